@@ -1,0 +1,1 @@
+"""The supervisor of one node: starts workers, watches them, decides, reports. Never imports torch."""

@@ -1,0 +1,124 @@
+"""The one frozen description of a job that flags, YAML and environment are turned into.
+
+Everything below the command line reads this and nothing else. Values are already checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntFlag
+from pathlib import Path
+
+
+class UsageError(Exception):
+    """"You": something given to msrun is wrong. One clear sentence that says what to do; exit 2."""
+
+
+class Std(IntFlag):
+    """Which of a worker's streams, with torchrun's numbers for ``--redirects`` and ``--tee``."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+
+class ProgramKind(Enum):
+    """How a worker's command line is built from the program's name."""
+
+    SCRIPT = "script"  # python -u NAME ARGS
+    MODULE = "module"  # python -u -m NAME ARGS
+    PROGRAM = "program"  # NAME ARGS (--no-python)
+    RUN_PATH = "run_path"  # runpy.run_path(NAME) in a python of its own (--run-path)
+
+
+class StartMethod(Enum):
+    """How workers come to life."""
+
+    AUTO = "auto"  # fork from a warm interpreter where that is safe, else a fresh one
+    SPAWN = "spawn"  # always a fresh interpreter
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What every rank runs. ``args`` may still hold ``${local_rank}``."""
+
+    name: str
+    args: tuple[str, ...]
+    kind: ProgramKind
+    interpreter: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Bounds of the waiting states, in seconds; ``None`` means the user asked for no bound."""
+
+    start_s: float | None = 600.0  # --cluster_time_out
+    grace_s: float = 30.0  # --shutdown-timeout: from asking workers to stop to SIGKILL
+    kill_s: float = 30.0  # from SIGKILL to giving up on an unkillable worker
+
+
+@dataclass(frozen=True, slots=True)
+class LogSpec:
+    """Where output goes. Ranks are local ranks, but for ``tail`` (global ranks)."""
+
+    log_dir: Path | None = None  # None: under the run's record in the state folder
+    disabled: bool = False  # --log-dir /dev/null: no files, workers write to the console
+    redirects: Mapping[int, Std] = field(default_factory=dict)  # empty: no -r given
+    tee: Mapping[int, Std] = field(default_factory=dict)  # empty: no -t given
+    local_ranks_filter: frozenset[int] | None = None  # console shows only these; None: all
+    tail: frozenset[int] | None = None  # --tail_worker_log, console shows only these; None: all
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    worker_log_name: str = "worker"  # {ip} and {hostname} already filled in
+    prefix_template: str | None = None  # ${role_name} ${rank} ${local_rank}
+
+    @property
+    def torchrun_tree(self) -> bool:
+        """Whether ``-r``/``-t`` ask for torchrun's folder tree."""
+        return not self.disabled and bool(self.redirects or self.tee)
+
+
+@dataclass(frozen=True, slots=True)
+class BindSpec:
+    """CPU binding that was asked for; resolved against the machine by ``agent.affinity``."""
+
+    auto: bool = False  # --bind_core=True: an even, NUMA-aware share of the cores
+    cores: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # {0: ("0-3", "8")}
+    numa: str | None = None  # node | socket | exclusive | core-complex
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any binding was asked for."""
+        return self.auto or bool(self.cores) or self.numa is not None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A checked job: what to run, how many times, where, and what to do when it breaks."""
+
+    program: Program
+    nproc: int  # workers on this node
+    run_id: str  # TORCHELASTIC_RUN_ID
+    record_id: str  # unique name of this run on this host
+    nnodes: int = 1
+    node_rank: int = 0
+    role: str = "default"
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None  # None: a free port is taken
+    max_restarts: int = 0
+    start_method: StartMethod = StartMethod.AUTO
+    preload: tuple[str, ...] = ()
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    logs: LogSpec = field(default_factory=LogSpec)
+    bind: BindSpec = field(default_factory=BindSpec)
+    virtual_local_rank: bool = False
+    rank_table_file: str | None = None
+    event_log_handler: str = "null"  # null | console
+
+    @property
+    def world_size(self) -> int:
+        """All workers of the job."""
+        return self.nnodes * self.nproc

@@ -1,0 +1,123 @@
+"""What a worker is told: its environment, the only room that spells the variables' names.
+
+The first block is torchrun's contract (torch 2.13, ``local_elastic_agent``), the second is
+MindSpore's, so a script that reads either set works. Pure: mappings in, mappings out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+RUNS = "MSRUN_RUNS"
+"""Ids of the msrun runs a process belongs to, outermost first, joined by ``:``.
+
+It is how a process that left its worker's session and tree is still known to be ours."""
+
+PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+AGENT_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+PYTHON_EXEC = "PYTHON_EXEC"
+OMP_NUM_THREADS = "OMP_NUM_THREADS"
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+NCCL_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnv:
+    """What every worker of a job is told alike, for all of its attempts."""
+
+    run_id: str
+    world_size: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+    role: str
+    master_addr: str
+    master_port: int
+    max_restarts: int
+    signals: tuple[str, ...]
+    rank_table_file: str | None = None
+
+    def environ(self, inherited: Mapping[str, str], record_id: str) -> dict[str, str]:
+        """Variables that are the same on all ranks; ``inherited`` is the agent's environment."""
+        told = {
+            "GROUP_RANK": str(self.group_rank),
+            "GROUP_WORLD_SIZE": str(self.group_world_size),
+            "ROLE_NAME": self.role,
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+            "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
+            "TORCHELASTIC_RUN_ID": self.run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(self.signals),
+            NCCL_ASYNC_ERRORS: inherited.get(NCCL_ASYNC_ERRORS, "1"),
+            RUNS: ":".join(filter(None, (inherited.get(RUNS), record_id))),
+            "MS_ROLE": "MS_WORKER",
+            "MS_WORKER_NUM": str(self.world_size),
+            "MS_SCHED_HOST": self.master_addr,
+            "MS_SCHED_PORT": str(self.master_port),
+            "MS_NODE_RANK": str(self.group_rank),
+            "RANK_SIZE": str(self.world_size),
+        }
+        if self.rank_table_file is not None:
+            told["RANK_TABLE_FILE"] = self.rank_table_file
+        if sets_omp_threads(self.local_world_size, inherited):
+            told[OMP_NUM_THREADS] = "1"
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnv:
+    """What one worker of one attempt is told."""
+
+    rank: int
+    local_rank: int
+    restart_count: int
+    error_file: str
+    visible_device: str | None = None
+    """With ``--virtual-local-rank``: the one device this worker sees (LOCAL_RANK is then 0)."""
+
+    def environ(self) -> dict[str, str]:
+        """Variables that differ between ranks or attempts."""
+        shown_local_rank = self.local_rank if self.visible_device is None else 0
+        told = {
+            "RANK": str(self.rank),
+            "ROLE_RANK": str(self.rank),
+            "LOCAL_RANK": str(shown_local_rank),
+            "TORCHELASTIC_RESTART_COUNT": str(self.restart_count),
+            "TORCHELASTIC_ERROR_FILE": self.error_file,
+            "MS_NODE_ID": str(self.rank),
+            "RANK_ID": str(self.rank),
+            "DEVICE_ID": str(shown_local_rank),
+        }
+        if self.visible_device is not None:
+            told[CUDA_VISIBLE_DEVICES] = self.visible_device
+        return told
+
+
+def sets_omp_threads(local_world_size: int, inherited: Mapping[str, str]) -> bool:
+    """Whether OMP_NUM_THREADS=1 is exported, by torchrun's rule: many workers and unset."""
+    return local_world_size > 1 and OMP_NUM_THREADS not in inherited
+
+
+def visible_devices(local_world_size: int, inherited: Mapping[str, str]) -> tuple[str, ...]:
+    """The device each local rank sees under ``--virtual-local-rank``.
+
+    Raises:
+        ValueError: CUDA_VISIBLE_DEVICES lists fewer devices than there are workers.
+    """
+    listed = inherited.get(CUDA_VISIBLE_DEVICES)
+    if not listed:
+        return tuple(str(rank) for rank in range(local_world_size))
+    devices = tuple(device.strip() for device in listed.split(","))
+    if len(devices) < local_world_size:
+        message = (
+            f"--virtual-local-rank needs one device a worker: CUDA_VISIBLE_DEVICES={listed} lists "
+            f"{len(devices)} for {local_world_size} workers"
+        )
+        raise ValueError(message)
+    return devices[:local_world_size]

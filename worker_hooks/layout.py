@@ -1,0 +1,144 @@
+"""Where things are written: the only room that builds a path or replaces a file.
+
+A run's folder (``--log_dir``) holds::
+
+    worker_0.log ...            stdout and stderr of each rank, written by the rank itself
+    worker_0.attempt_0.log ...  the same of attempts before the last
+    scheduler.log               what msrun did and why
+    events.jsonl                every event and decision, one JSON object a line
+    status.json                 the present state, replaced at each change
+    failure.json                the failure report for programs; only after a failure
+    errors/attempt_0/0.json     error files the workers write (TORCHELASTIC_ERROR_FILE)
+    earlier/<record id>/        what a previous run left in the same folder
+
+With ``-r``/``-t`` the workers' streams are in torchrun's tree beside these:
+``<run id>_<record id>/attempt_0/0/{stdout.log,stderr.log,error.json}``.
+
+Run records live in ``$XDG_STATE_HOME/msrun/runs/<record id>/``: ``record.json``, and the run's
+folder itself when no ``--log_dir`` was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+SCHEDULER_LOG = "scheduler.log"
+EVENTS = "events.jsonl"
+STATUS = "status.json"
+FAILURE = "failure.json"
+RECORD = "record.json"
+LOCK = ".msrun.lock"
+EARLIER = "earlier"
+
+
+@dataclass(frozen=True, slots=True)
+class RunLayout:
+    """Every path of one run. ``folder`` is ``None`` when files are switched off (/dev/null)."""
+
+    folder: Path
+    record_id: str
+    run_id: str
+    stem: str = "worker"
+    torchrun_tree: bool = False
+
+    @property
+    def scheduler_log(self) -> Path:
+        """What msrun itself says."""
+        return self.folder / SCHEDULER_LOG
+
+    @property
+    def events(self) -> Path:
+        """One JSON object a line."""
+        return self.folder / EVENTS
+
+    @property
+    def status(self) -> Path:
+        """The present state."""
+        return self.folder / STATUS
+
+    @property
+    def failure(self) -> Path:
+        """The failure report for programs."""
+        return self.folder / FAILURE
+
+    @property
+    def lock(self) -> Path:
+        """Held by the msrun that writes into this folder."""
+        return self.folder / LOCK
+
+    def worker_log(self, rank: int) -> Path:
+        """Both streams of a rank's present attempt."""
+        return self.folder / f"{self.stem}_{rank}.log"
+
+    def earlier_worker_log(self, rank: int, attempt: int) -> Path:
+        """Both streams of a rank's past attempt."""
+        return self.folder / f"{self.stem}_{rank}.attempt_{attempt}.log"
+
+    def attempt(self, attempt: int) -> Path:
+        """torchrun's folder of an attempt."""
+        return self.folder / f"{self.run_id}_{self.record_id}" / f"attempt_{attempt}"
+
+    def stream(self, attempt: int, local_rank: int, name: str) -> Path:
+        """A redirected stream in torchrun's tree; ``name`` is stdout or stderr."""
+        return self.attempt(attempt) / str(local_rank) / f"{name}.log"
+
+    def filtered(self, attempt: int, name: str) -> Path:
+        """The lines of all ranks that a duplicate filter picked."""
+        return self.attempt(attempt) / f"filtered_{name}.log"
+
+    def error_file(self, attempt: int, local_rank: int) -> Path:
+        """Where a worker describes its own exception (torch's ``@record`` does)."""
+        if self.torchrun_tree:
+            return self.attempt(attempt) / str(local_rank) / "error.json"
+        return self.folder / "errors" / f"attempt_{attempt}" / f"{local_rank}.json"
+
+
+def runs_folder(environ: Mapping[str, str], uid: int) -> Iterator[Path]:
+    """Candidate folders for run records, best first; the caller takes the first it can write to.
+
+    XDG base directory specification: ``$XDG_STATE_HOME``, else ``~/.local/state``. Without a
+    usable home, a private folder under the system's temporary folder.
+    """
+    state_home = environ.get("XDG_STATE_HOME", "")
+    if state_home.startswith("/"):
+        yield Path(state_home) / "msrun" / "runs"
+    home = environ.get("HOME", "")
+    if home.startswith("/"):
+        yield Path(home) / ".local" / "state" / "msrun" / "runs"
+    yield Path(tempfile.gettempdir()) / f"msrun-{uid}" / "runs"
+
+
+def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace ``path`` by ``content`` so that a reader or a crash sees the old or the new, whole.
+
+    Args:
+        path: the file to replace; its folder must exist.
+        content: all of the new bytes.
+        durable: also survive a power cut (fsync of the file and of its folder).
+
+    Raises:
+        OSError: nothing was replaced; the temporary file is gone.
+    """
+    handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", suffix="_tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
