@@ -1,0 +1,173 @@
+"""The agent's end of the forkserver: start it, order workers, hear what became of them.
+
+Its death is an event like any other: what it owed is answered with ForkFailed, and the next order
+starts a new one. Running workers do not depend on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker_hooks import protocol
+
+_ROOT = Path(__file__).parents[1]
+_WARM = Path(__file__).parent / "warm"
+_COLD_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from agent.warm import server; server.serve_cold(sys.argv[2])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Warmth:
+    """What a warm forkserver needs to know of the script."""
+
+    argv: tuple[str, ...]  # the interpreter's command line, exactly as a cold worker's
+    preload: tuple[str, ...]  # imported before the first fork
+    later: tuple[str, ...]  # imported after it, so that a restart finds it warm
+    search_path: str  # what will be sys.path[0] for the script
+
+
+class Forkserver:
+    """One forkserver process and the link to it."""
+
+    def __init__(
+        self,
+        warmth: Warmth | None,
+        environ: Mapping[str, str],
+        record_id: str,
+        log: Path | None,
+    ) -> None:
+        """``warmth`` None: cold. ``log``: where its own output goes; None: msrun's streams."""
+        self.warmth = warmth
+        self._environ = dict(environ)
+        self._record_id = record_id
+        self._log = log
+        self._owed: set[tuple[int, int]] = set()  # (rank, attempt)
+        self.link: socket.socket | None = None
+        self.pid = 0
+        self.ready = False
+
+    def start(self) -> None:
+        """Start the process; Ready arrives on the link.
+
+        Raises:
+            OSError: no process, socket or memory could be had.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        orders: dict[str, object] = {
+            "fd": theirs.fileno(),
+            "agent_pid": os.getpid(),
+            "record_id": self._record_id,
+            "preload": [],
+        }
+        environ = dict(self._environ)
+        if self.warmth is None:
+            root = str(_ROOT)
+            argv = [sys.executable, "-I", "-S", "-c", _COLD_START, root, json.dumps(orders)]
+        else:
+            argv = list(self.warmth.argv)
+            orders["preload"] = self.warmth.preload
+            orders["search_path"] = self.warmth.search_path
+            orders["pythonpath"] = environ.get("PYTHONPATH")
+            environ["MSRUN_FORKSERVER"] = json.dumps(orders)
+            environ["PYTHONPATH"] = os.pathsep.join(
+                filter(None, (str(_WARM), environ.get("PYTHONPATH")))
+            )
+        try:
+            self.pid = self._spawn(argv, environ, theirs)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)  # noqa: FBT003
+        self.link = ours
+        self.ready = False
+
+    def _spawn(self, argv: list[str], environ: dict[str, str], link: socket.socket) -> int:
+        log = None if self._log is None else os.open(self._log, os.O_WRONLY | os.O_APPEND)
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=environ,
+                stdout=log,
+                stderr=log,
+                pass_fds=(link.fileno(),),
+                start_new_session=True,
+            )
+        finally:
+            if log is not None:
+                os.close(log)
+        process.returncode = 0  # reaped with all other children; Popen must not try
+        return process.pid
+
+    def order(self, attempt: int, workers: Sequence[protocol.WorkerOrder]) -> None:
+        """Order workers; each is answered by Forked or ForkFailed.
+
+        Raises:
+            OSError: the forkserver is gone.
+        """
+        self._owed |= {(worker.rank, attempt) for worker in workers}
+        for first in range(0, len(workers), protocol.BATCH):
+            batch = tuple(workers[first : first + protocol.BATCH])
+            self._send(protocol.StartWorkers(attempt, batch))
+
+    def warm_up(self) -> None:
+        """Import what a restart will want, while nobody waits."""
+        if self.warmth is not None and self.warmth.later:
+            self._send(protocol.Preload(self.warmth.later))
+
+    def order_store(self, attempt: int, listener: socket.socket) -> None:
+        """Hand a listening socket to a new store host; answered by StoreForked.
+
+        Raises:
+            OSError: the forkserver is gone.
+        """
+        host, port = listener.getsockname()[:2]
+        self._send(protocol.StartStore(attempt, host, port), [listener.fileno()])
+
+    def _send(self, message: protocol.Message, fds: Sequence[int] = ()) -> None:
+        if self.link is None:
+            raise BrokenPipeError("the forkserver is not running")
+        self.link.setblocking(True)  # noqa: FBT003  a full socket buffer: it reads soon or dies
+        self.link.settimeout(60)
+        try:
+            protocol.send(self.link, message, fds)
+        finally:
+            self.link.setblocking(False)  # noqa: FBT003
+
+    def hear(self, deliver: Callable[[protocol.Message], None]) -> bool:
+        """Deliver every message that has arrived; False when the forkserver is gone."""
+        while self.link is not None:
+            try:
+                message, _ = protocol.receive(self.link)
+            except BlockingIOError:
+                return True
+            if message is None:
+                return False
+            match message:
+                case protocol.Forked() | protocol.ForkFailed():
+                    self._owed.discard((message.rank, message.attempt))
+                case protocol.Ready():
+                    self.ready = True
+                case _:
+                    pass
+            deliver(message)
+        return False
+
+    def forget(self) -> tuple[tuple[int, int], ...]:
+        """Close the link and return the (rank, attempt) pairs that will never be answered."""
+        if self.link is not None:
+            self.link.close()
+            self.link = None
+        self.ready = False
+        owed, self._owed = tuple(sorted(self._owed)), set()
+        return owed

@@ -1,0 +1,208 @@
+"""What a script will import, found by parsing it and its local modules, never by running them.
+
+The rule of a warm start: nothing is preloaded that the script would not import itself, and nothing
+is preloaded early whose import the script prepares (by setting an environment variable that is
+read at import). When in doubt, the answer is a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.forkserver import Warmth
+from agent.spec import JobSpec, ProgramKind, StartMethod
+from worker_hooks.env import sets_omp_threads
+
+MAX_FILES = 300  # local modules looked at
+MAX_BYTES = 2_000_000  # of one file
+DYNAMO = "torch._dynamo"  # imported by the first optimizer or torch.compile; 0.9-1.5 s
+OPTIMIZERS = ("torch.optim", "torch.compile")
+
+# Set before `import torch`, these change what the import does; any other variable is read later.
+READ_AT_IMPORT = ("OMP", "MKL", "KMP", "GOMP", "OPENBLAS", "TORCH", "PYTORCH", "ATEN", "LD_", "PYTHON")
+READ_LATER = ("TORCH_NCCL", "TORCHELASTIC", "TORCH_DISTRIBUTED_DEBUG")
+
+# Import torch themselves; a script that uses them may never name torch.
+TORCH_USERS = frozenset(
+    {"accelerate", "deepspeed", "lightning", "pytorch_lightning", "torchvision", "torchaudio", "timm"}
+)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the sources say."""
+
+    modules: set[str] = field(default_factory=set)  # dotted names that are imported
+    names: set[str] = field(default_factory=set)  # dotted names that are used
+    early_environ: str | None = None  # a variable set that an import reads
+    files: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Warm or cold, with the reason in words."""
+
+    warmth: Warmth | None
+    reason: str
+
+
+def choose(spec: JobSpec, argv: tuple[str, ...], environ: Mapping[str, str]) -> Choice:
+    """Decide how this job's workers start.
+
+    Args:
+        spec: the job.
+        argv: a worker's command line.
+        environ: the agent's environment.
+    """
+    program = spec.program
+    if spec.start_method is StartMethod.SPAWN:
+        return Choice(None, "--start-method spawn")
+    if program.kind not in {ProgramKind.SCRIPT, ProgramKind.MODULE}:
+        return Choice(None, "the program is not a Python script or module")
+    if program.interpreter != sys.executable:
+        return Choice(None, f"the workers' interpreter is {program.interpreter}")
+    if spec.bind.wanted and not ("OMP_NUM_THREADS" in environ or sets_omp_threads(spec.nproc, environ)):
+        return Choice(None, "with bound cores the thread count is read at import")
+    source = _entry(spec)
+    if source is None:
+        return Choice(None, f"no Python source was found for {program.name}")
+    search_path = str(source.parent) if program.kind is ProgramKind.SCRIPT else os.getcwd()
+    found = look(source, Path(search_path))
+    wanted = tuple(spec.preload)
+    if not wanted and not _imports_torch(found):
+        return Choice(None, "the script does not import torch")
+    if found.early_environ is not None and not wanted:
+        return Choice(None, f"the script sets {found.early_environ}, which torch reads at import")
+    modules = _torch_modules(found)
+    optimizes = any(name.startswith(OPTIMIZERS) for name in found.modules | found.names)
+    later = (DYNAMO,) if modules and not optimizes else ()
+    if modules and optimizes:
+        modules = (*modules, DYNAMO)
+    warmth = Warmth(argv, (*modules, *wanted), later, search_path)
+    return Choice(warmth, "imports " + ", ".join(warmth.preload))
+
+
+def _entry(spec: JobSpec) -> Path | None:
+    """The source file that will be ``__main__``."""
+    name = spec.program.name
+    if spec.program.kind is ProgramKind.SCRIPT:
+        path = Path(os.path.realpath(name))
+        return path / "__main__.py" if path.is_dir() else path
+    for folder in (os.getcwd(), *sys.path):
+        base = Path(folder, *name.split("."))
+        for path in (base.parent / f"{base.name}.py", base / "__main__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _imports_torch(found: Findings) -> bool:
+    tops = {module.split(".")[0] for module in found.modules}
+    return "torch" in tops or bool(tops & TORCH_USERS)
+
+
+def _torch_modules(found: Findings) -> tuple[str, ...]:
+    if not _imports_torch(found):
+        return ()
+    named = {module for module in found.modules if module.startswith("torch.")}
+    return ("torch", *sorted(named))
+
+
+def look(entry: Path, search_path: Path) -> Findings:
+    """Walk ``entry`` and the local modules it imports."""
+    found = Findings()
+    seen: set[Path] = set()
+    queue = [entry]
+    while queue and found.files < MAX_FILES:
+        path = queue.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        tree = _parse(path)
+        if tree is None:
+            continue
+        found.files += 1
+        imported = set(_imports(tree))
+        found.modules |= imported
+        found.names |= set(_used_names(tree))
+        found.early_environ = found.early_environ or _early_environ(tree)
+        for module in imported:
+            queue += _local(module, search_path, path.parent)
+    return found
+
+
+def _parse(path: Path) -> ast.Module | None:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return None
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # Python will say it better, with a traceback
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = "." * node.level + (node.module or "")
+            if node.module:
+                yield package
+            # `from torch import optim` may name a module, `from . import model` too
+            joint = "." if node.module else ""
+            yield from (f"{package}{joint}{alias.name}" for alias in node.names)
+
+
+def _used_names(tree: ast.Module) -> Iterator[str]:
+    """Dotted names as they are written; `import torch as t` is not followed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}"
+
+
+def _early_environ(tree: ast.Module) -> str | None:
+    """A variable that the module sets at its top level and that an import reads."""
+    for node in ast.walk(tree):
+        for name in _environ_names(node):
+            if name.startswith(READ_AT_IMPORT) and not name.startswith(READ_LATER):
+                return name
+    return None
+
+
+def _environ_names(node: ast.AST) -> Iterable[str]:
+    """Names that a node sets: os.environ[X] = ..., .setdefault(X, ..), .update(..), putenv(X, ..)."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        if _says_environ(node.value) and isinstance(node.slice, ast.Constant):
+            yield str(node.slice.value)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        sets = _says_environ(node.func.value) and node.func.attr in {"setdefault", "update"}
+        if sets or node.func.attr == "putenv":
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+            for argument in node.args:
+                if isinstance(argument, ast.Constant):
+                    yield str(argument.value)
+                elif isinstance(argument, ast.Dict):
+                    yield from (str(k.value) for k in argument.keys if isinstance(k, ast.Constant))
+
+
+def _says_environ(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return name == "environ"
+
+
+def _local(module: str, search_path: Path, folder: Path) -> Iterator[Path]:
+    """Source files that ``module`` may mean: beside the script, or relative to ``folder``."""
+    dots = len(module) - len(module.lstrip("."))
+    base = search_path if dots == 0 else folder
+    for _ in range(dots - 1):
+        base = base.parent
+    for part in module[dots:].split("."):
+        base = base / part
+        yield from (
+            path for path in (base.with_name(part + ".py"), base / "__init__.py") if path.is_file()
+        )

@@ -1,0 +1,115 @@
+"""What a forked process does to become a worker: the same a fresh one would find, nothing more."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+
+from worker_hooks.protocol import WorkerOrder
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_NAME = 15
+MPOL_BIND = 2  # linux/mempolicy.h
+SYS_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def rename(name: str) -> str:
+    """Set this thread's short name (``ps -o comm``) and return the old one."""
+    with open("/proc/self/comm") as file:
+        old = file.read().rstrip("\n")
+    _libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+    return old
+
+
+def detach(agent_pid: int) -> None:
+    """Lead a session of one's own, as a child of the agent, and die with it.
+
+    Raises nothing: without an agent this process ends here.
+    """
+    _await_adoption(agent_pid)
+    os.setsid()
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != agent_pid:  # it died before the kernel was told
+        os._exit(1)
+
+
+def _await_adoption(agent_pid: int) -> None:
+    """Wait until the middle process is gone and the kernel made the agent our parent."""
+    middle = os.getppid()
+    if middle == agent_pid:
+        return
+    try:
+        fd = os.pidfd_open(middle)
+    except ProcessLookupError:
+        return
+    select.select([fd], [], [], 60)
+    os.close(fd)
+
+
+def become(order: WorkerOrder, agent_pid: int) -> None:
+    """Take the order's place in the job: session, processors, streams.
+
+    Raises:
+        OSError: a log file cannot be opened, or the processors cannot be had.
+    """
+    detach(agent_pid)
+    if order.cpus:
+        os.sched_setaffinity(0, order.cpus)
+    if order.memory_nodes:
+        _bind_memory(order.memory_nodes)
+    _open_streams(order)
+
+
+def _open_streams(order: WorkerOrder) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    if order.stdout:
+        fd = os.open(order.stdout, flags, 0o644)
+        os.dup2(fd, 1)
+        os.close(fd)
+    if order.stderr == order.stdout:
+        if order.stdout:
+            os.dup2(1, 2)  # one open file: the two streams keep their order
+    elif order.stderr:
+        fd = os.open(order.stderr, flags, 0o644)
+        os.dup2(fd, 2)
+        os.close(fd)
+
+
+def _bind_memory(nodes: tuple[int, ...]) -> None:
+    number = SYS_SET_MEMPOLICY.get(os.uname().machine)
+    if number is not None:
+        mask = ctypes.c_ulong(sum(1 << node for node in nodes))
+        _libc.syscall(number, MPOL_BIND, ctypes.byref(mask), ctypes.c_ulong(64))
+
+
+def adopt(order: WorkerOrder) -> None:
+    """In a warm worker: take over what a fresh interpreter would have read for itself."""
+    os.environ.update(order.environ)
+    extra = len(sys.argv) - 1
+    if extra:
+        sys.argv[1:] = order.argv[-extra:]
+        sys.orig_argv[-extra:] = order.argv[-extra:]
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # the fork copied numpy's global state; the random module sees to itself
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        processes.current_process().authkey = os.urandom(32)
+
+
+def revive_blas_threads() -> None:
+    """Start OpenBLAS's idle threads again, which it ended before the fork."""
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
+    for path in paths:
+        library = ctypes.CDLL(path)
+        for prefix in ("scipy_openblas", "openblas"):
+            for suffix in ("64_", ""):
+                count = getattr(library, f"{prefix}_get_num_threads{suffix}", None)
+                if count is not None:
+                    getattr(library, f"{prefix}_set_num_threads{suffix}")(count())

@@ -1,0 +1,42 @@
+"""A quick way out for a warm worker: skip taking apart what was only ever shared.
+
+Taking torch apart at exit costs 0.1-0.2 s of CPU a worker, nearly all of it copying pages that the
+fork shared, only to throw them away. Everything that can be seen stays: threads are joined,
+``atexit`` runs, ``__main__`` and every module the script imported are torn down (an open file is
+flushed), process groups are destroyed, C's stdio is flushed, later C exit functions run. Left out:
+the dictionaries of modules that were preloaded, and the C++ static destructors of their libraries.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import sys
+
+# Their module state holds process groups, whose end is visible to other ranks.
+TORN_DOWN = "torch.distributed"
+
+_kept: dict[str, object] = {}
+
+
+def prepare() -> None:
+    """Register before anything is imported: exit functions run last-in, first-out."""
+    atexit.register(_forget)
+
+
+def arm(preloaded: set[str]) -> None:
+    """In a worker: remember what was preloaded, and end the process once Python is done."""
+    _kept.update({name: sys.modules[name] for name in preloaded if not name.startswith(TORN_DOWN)})
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
+    libc = ctypes.CDLL(None)
+    # Last-in, first-out: flush C's streams, then end with the very status exit() was given.
+    libc.on_exit(libc._exit, None)
+    libc.on_exit(libc.fcloseall, None)
+
+
+def _forget() -> None:
+    """Hide preloaded modules from the interpreter's end, as it would itself: name to None."""
+    modules: dict[str, object] = sys.modules  # type: ignore[assignment]  # None is allowed here
+    for name, module in _kept.items():
+        if modules.get(name) is module:
+            modules[name] = None

@@ -1,0 +1,145 @@
+"""A worker as the agent sees it: a process, its group, and the way it ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agent.controller import describe_exit
+from agent.state import RankState
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+@dataclass(slots=True)
+class Worker:
+    """One rank's process in one attempt. Times are wall clock, for people."""
+
+    rank: int
+    local_rank: int
+    attempt: int
+    pid: int = 0
+    state: RankState = RankState.PENDING
+    exit_code: int | None = None  # 0-255, or negative for a signal
+    started_at: float | None = None
+    ended_at: float | None = None
+    order: int = 0  # of ending, within the attempt
+    told: bool = False  # msrun signalled it to stop before it ended
+    why: str = ""  # why it could not be started
+
+    def exit_words(self) -> str:
+        """How it ended, in words; empty while it has not."""
+        if self.why:
+            return f"not started: {self.why}"
+        return "" if self.exit_code is None else describe_exit(self.exit_code)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A child of the agent that is dead and not yet reaped: its pid is still its own."""
+
+    pid: int
+    exit_code: int
+
+
+def become_subreaper() -> None:
+    """Adopt every orphan below this process, so that none escapes and all can be reaped.
+
+    Raises:
+        OSError: the kernel refused (Linux before 3.4).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def ended_children() -> Iterator[Ended]:
+    """Every dead child, oldest first as the kernel lists them; each is reaped after its turn.
+
+    While a child is looked at it is a zombie, so its pid and its group's id cannot belong to
+    anybody else: that is the moment to signal the group.
+    """
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None:
+            return
+        exited = found.si_code == os.CLD_EXITED
+        yield Ended(found.si_pid, found.si_status if exited else -found.si_status)
+        os.waitid(os.P_PID, found.si_pid, os.WEXITED)
+
+
+def signal_group(pid: int, signum: int) -> None:
+    """Signal the group that ``pid`` leads, or ``pid`` alone while it leads none yet.
+
+    Must only be called while ``pid`` is an unreaped child of ours. ESRCH is harmless then: the
+    group is empty. EPERM: it changed its user; nothing can be done.
+    """
+    try:
+        os.killpg(pid, signum)
+    except ProcessLookupError:
+        try:
+            os.kill(pid, signum)
+        except (ProcessLookupError, PermissionError):
+            return
+    except PermissionError:
+        return
+
+
+def adopted(spared: frozenset[int]) -> list[int]:
+    """Children of this process but ``spared``: what workers left behind."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [pid for pid in map(int, file.read().split()) if pid not in spared]
+
+
+def end_adopted(spared: frozenset[int], within_s: float) -> list[int]:
+    """Kill all children but ``spared``, and the children they leave, until there are none.
+
+    Returns:
+        The pids that were killed. A process in uninterruptible sleep may outlast ``within_s``.
+    """
+    killed: list[int] = []
+    deadline = time.monotonic() + within_s
+    while left := adopted(spared):
+        for pid in left:
+            signal_group_or_process(pid)
+            if pid not in killed:
+                killed.append(pid)
+        for pid in left:
+            _reap_until(pid, deadline)
+        if time.monotonic() > deadline:
+            break
+    return killed
+
+
+def signal_group_or_process(pid: int) -> None:
+    """SIGKILL a child of ours, with its group if it leads one."""
+    try:
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return  # already dead, or no longer ours to kill
+
+
+def _reap_until(pid: int, deadline: float) -> None:
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        import select
+
+        timeout_s = max(0.0, deadline - time.monotonic())
+        if select.select([fd], [], [], timeout_s)[0]:
+            os.waitid(os.P_PID, pid, os.WEXITED)
+    except ChildProcessError:
+        return  # reaped elsewhere
+    finally:
+        os.close(fd)
