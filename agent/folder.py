@@ -1,0 +1,71 @@
+"""Makes a run's folder ready: exists, can be written, is nobody else's, holds no old run's files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from pathlib import Path
+
+from agent.spec import UsageError
+from worker_hooks.layout import EARLIER, EVENTS, FAILURE, SCHEDULER_LOG, STATUS, RunLayout
+
+
+def open_run_folder(layout: RunLayout) -> int:
+    """Make the folder and hold its lock.
+
+    Returns:
+        The lock's descriptor; the folder is ours while it is open.
+
+    Raises:
+        UsageError: the folder cannot be made or written, or a live msrun writes there.
+    """
+    try:
+        layout.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(
+            f"--log_dir {layout.folder} is not a folder: name one, it is made if missing"
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"--log_dir {layout.folder} cannot be written ({error.strerror}): name another folder"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise UsageError(
+            f"--log_dir {layout.folder} is in use by another msrun: name another folder"
+        ) from error
+    _set_earlier_run_aside(layout)
+    return lock
+
+
+def _set_earlier_run_aside(layout: RunLayout) -> None:
+    """Move what a previous run left into ``earlier/<its id>/``: nothing is overwritten."""
+    names = [SCHEDULER_LOG, EVENTS, STATUS, FAILURE, "errors"]
+    found = [layout.folder / name for name in names if (layout.folder / name).exists()]
+    found += sorted(layout.folder.glob(f"{layout.stem}_*.log"))
+    if not found:
+        return
+    aside = layout.folder / EARLIER / _earlier_id(layout)
+    with contextlib.suppress(OSError):  # a full disk: the old files are appended to instead
+        aside.mkdir(parents=True, exist_ok=True)
+        for path in found:
+            os.rename(path, aside / path.name)
+
+
+def _earlier_id(layout: RunLayout) -> str:
+    try:
+        name = str(json.loads(layout.status.read_bytes())["record_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        name = "unknown"
+    folder = layout.folder / EARLIER
+    taken = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    candidate, count = name, 1
+    while candidate in taken:
+        count += 1
+        candidate = f"{name}.{count}"
+    return Path(candidate).name

@@ -1,0 +1,87 @@
+"""What msrun writes about a run: events, its own log, the present state. Never fails the job.
+
+``events.jsonl`` and ``scheduler.log`` grow, ``status.json`` is replaced. A full disk is said once
+and costs lines here, never a worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from worker_hooks.layout import RunLayout, write_atomic
+
+
+class Journal:
+    """The open files of one run."""
+
+    def __init__(self, layout: RunLayout | None, say: Callable[[str], None], *, echo: bool) -> None:
+        """``layout`` None: nothing is written. ``echo``: events go to stderr as JSON, too."""
+        self._layout = layout
+        self._say = say
+        self._echo = echo
+        self._trouble = False
+        self._files: dict[Path, int] = {}
+
+    def event(self, what: str, **fields: object) -> None:
+        """One event or decision."""
+        entry = {"time": round(time.time(), 6), "event": what, **fields}
+        line = json.dumps(entry, default=str)
+        if self._echo:
+            print(line, file=sys.stderr, flush=True)
+        if self._layout is not None:
+            self._append(self._layout.events, line)
+            words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
+            self._append(self._layout.scheduler_log, f"{_stamp()} {what} {words}")
+
+    def log(self, text: str) -> None:
+        """Lines for people in ``scheduler.log`` only."""
+        if self._layout is not None:
+            for line in text.splitlines():
+                self._append(self._layout.scheduler_log, f"{_stamp()} {line}")
+
+    def replace(self, path: Path, content: dict[str, object], *, durable: bool = False) -> None:
+        """Replace a small JSON file."""
+        try:
+            write_atomic(path, json.dumps(content, indent=1).encode() + b"\n", durable=durable)
+        except OSError as error:
+            self._complain(path, error)
+
+    def trouble(self, path: Path, error: OSError) -> None:
+        """Say once that log files cannot be written."""
+        self._complain(path, error)
+
+    def _append(self, path: Path, line: str) -> None:
+        try:
+            fd = self._files.get(path)
+            if fd is None:
+                fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._files[path] = fd
+            os.write(fd, line.encode(errors="backslashreplace") + b"\n")
+        except OSError as error:
+            self._complain(path, error)
+
+    def _complain(self, path: Path, error: OSError) -> None:
+        if not self._trouble:
+            self._trouble = True
+            self._say(f"cannot write {path} ({error.strerror}): the job goes on, logs may lack lines")
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+
+def _stamp() -> str:
+    now = time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
+
+
+def _word(value: object) -> str:
+    text = str(value)
+    return json.dumps(text) if " " in text or not text else text

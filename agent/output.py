@@ -1,0 +1,121 @@
+"""The workers' output: their files are made before they start and shown on the console behind them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from string import Template
+
+from agent.journal import Journal
+from agent.spec import JobSpec, Std
+from agent.tail import Tail, View
+from worker_hooks.layout import RunLayout
+from worker_hooks.protocol import WorkerOrder
+
+TORCHRUN_PREFIX = "[${role_name}${local_rank}]:"
+PREFIX = "[rank ${rank}]: "
+STREAMS = (("stdout", Std.OUT, 1), ("stderr", Std.ERR, 2))
+
+
+class Output:
+    """Files and views of one run."""
+
+    def __init__(
+        self, spec: JobSpec, layout: RunLayout, journal: Journal, progress: Callable[[str], None]
+    ) -> None:
+        """``progress`` shows a passing word on a terminal."""
+        self._spec = spec
+        self._layout = layout
+        self._journal = journal
+        self._tail = Tail()
+        self.progress = progress
+
+    def begin(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:
+        """Keep the past attempt's files, make the new ones and show them as they grow."""
+        if self._spec.logs.disabled:
+            return
+        if attempt > 0:
+            self._keep(attempt - 1, orders)
+        views: dict[Path, View] = {}
+        for local_rank, order in enumerate(orders):
+            self._make(Path(order.environ["TORCHELASTIC_ERROR_FILE"]).parent)
+            for name, stream, fd in STREAMS:
+                path = Path(getattr(order, name))
+                self._make(path.parent)
+                self._touch(path)
+                for view in self._views(attempt, local_rank, order.rank, name, stream, fd, path):
+                    views.setdefault(path, view)
+        self._tail.follow(list(views.values()))
+
+    def _keep(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:
+        for order in orders:
+            with contextlib.suppress(OSError):  # the folder vanished: there is nothing to keep
+                kept = self._layout.earlier_worker_log(order.rank, attempt)
+                os.rename(self._layout.worker_log(order.rank), kept)
+
+    def _make(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._journal.trouble(folder, error)
+
+    def _touch(self, path: Path) -> None:
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        except OSError as error:
+            self._journal.trouble(path, error)
+
+    def _views(
+        self,
+        attempt: int,
+        local_rank: int,
+        rank: int,
+        name: str,
+        stream: Std,
+        fd: int,
+        path: Path,
+    ) -> list[View]:
+        logs = self._spec.logs
+        teed = bool(logs.tee.get(local_rank, Std.NONE) & stream)
+        redirected = bool(logs.redirects.get(local_rank, Std.NONE) & stream)
+        words = logs.duplicate_stdout_filters if fd == 1 else logs.duplicate_stderr_filters
+        filtered = self._layout.filtered(attempt, name) if words and logs.torchrun_tree else None
+        if filtered is not None:
+            self._make(filtered.parent)
+            self._touch(filtered)
+        shown = (teed or not redirected) and self._is_shown(local_rank, rank)
+        if not shown and not (teed and filtered):
+            return []
+        in_tree = teed or redirected
+        return [
+            View(
+                path=path,
+                fd=(fd if in_tree else 1) if shown else -1,
+                prefix=self._prefix(local_rank, rank, teed=teed),
+                filters=tuple(word.encode() for word in words) if teed and filtered else (),
+                filtered=filtered if teed else None,
+            )
+        ]
+
+    def _is_shown(self, local_rank: int, rank: int) -> bool:
+        logs = self._spec.logs
+        by_filter = logs.local_ranks_filter is None or local_rank in logs.local_ranks_filter
+        return by_filter and (logs.tail is None or rank in logs.tail)
+
+    def _prefix(self, local_rank: int, rank: int, *, teed: bool) -> bytes | None:
+        template = self._spec.logs.prefix_template
+        if template is None:
+            if teed:
+                template = TORCHRUN_PREFIX
+            elif self._spec.nproc == 1:
+                return None  # one worker: its output as it is, prompts and progress bars too
+            else:
+                template = PREFIX
+        told = {"role_name": self._spec.role, "rank": rank, "local_rank": local_rank}
+        return Template(template).safe_substitute(told).encode()
+
+    def close(self, patience_s: float) -> bool:
+        """Show what is left; False if the console took nothing for ``patience_s``."""
+        return self._tail.close(patience_s)

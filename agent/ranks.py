@@ -1,0 +1,121 @@
+"""The launch plan: what each rank of an attempt runs, with which environment, into which files.
+
+Pure: the same plan is started by the supervisor and printed by a dry run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import Template
+
+from agent.spec import JobSpec, ProgramKind, Std
+from worker_hooks.env import JobEnv, WorkerEnv, visible_devices
+from worker_hooks.layout import RunLayout
+from worker_hooks.protocol import WorkerOrder
+
+_RUN_PATH = (
+    "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Processors and memory nodes of one rank; empty: any."""
+
+    cpus: tuple[int, ...] = ()
+    memory_nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Paths a rank's streams are appended to; empty: msrun's own stream."""
+
+    stdout: str
+    stderr: str
+
+
+def job_env(spec: JobSpec, port: int) -> JobEnv:
+    """What all workers are told alike."""
+    return JobEnv(
+        run_id=spec.run_id,
+        world_size=spec.world_size,
+        local_world_size=spec.nproc,
+        group_rank=spec.node_rank,
+        group_world_size=spec.nnodes,
+        role=spec.role,
+        master_addr=spec.master_addr,
+        master_port=port,
+        max_restarts=spec.max_restarts,
+        signals=spec.signals,
+        rank_table_file=spec.rank_table_file,
+    )
+
+
+def command(spec: JobSpec, local_rank: int) -> tuple[str, ...]:
+    """A rank's command line, with ``${local_rank}`` filled in as torchrun does."""
+    program = spec.program
+    told = {"local_rank": str(local_rank)}
+    args = tuple(Template(arg).safe_substitute(told) for arg in program.args)
+    match program.kind:
+        case ProgramKind.SCRIPT:
+            return (program.interpreter, "-u", program.name, *args)
+        case ProgramKind.MODULE:
+            return (program.interpreter, "-u", "-m", program.name, *args)
+        case ProgramKind.RUN_PATH:
+            return (program.interpreter, "-u", "-c", _RUN_PATH, program.name, *args)
+        case ProgramKind.PROGRAM:
+            return (program.name, *args)
+
+
+def streams(spec: JobSpec, layout: RunLayout, attempt: int, local_rank: int) -> Streams:
+    """Where a rank's output goes: torchrun's tree for what -r/-t name, else the worker log."""
+    if spec.logs.disabled:
+        return Streams("", "")
+    rank = spec.node_rank * spec.nproc + local_rank
+    plain = str(layout.worker_log(rank))
+    filed = spec.logs.redirects.get(local_rank, Std.NONE) | spec.logs.tee.get(local_rank, Std.NONE)
+    return Streams(
+        str(layout.stream(attempt, local_rank, "stdout")) if filed & Std.OUT else plain,
+        str(layout.stream(attempt, local_rank, "stderr")) if filed & Std.ERR else plain,
+    )
+
+
+def plan(
+    spec: JobSpec,
+    layout: RunLayout,
+    attempt: int,
+    inherited: Mapping[str, str],
+    bindings: Sequence[Binding],
+) -> tuple[WorkerOrder, ...]:
+    """The orders of one attempt, by local rank.
+
+    Raises:
+        ValueError: ``--virtual-local-rank`` with too few visible devices.
+    """
+    devices = visible_devices(spec.nproc, inherited) if spec.virtual_local_rank else None
+    orders = []
+    for local_rank in range(spec.nproc):
+        error_file = "" if spec.logs.disabled else str(layout.error_file(attempt, local_rank))
+        rank = spec.node_rank * spec.nproc + local_rank
+        told = WorkerEnv(
+            rank=rank,
+            local_rank=local_rank,
+            restart_count=attempt,
+            error_file=error_file,
+            visible_device=None if devices is None else devices[local_rank],
+        )
+        out = streams(spec, layout, attempt, local_rank)
+        binding = bindings[local_rank] if bindings else Binding()
+        orders.append(
+            WorkerOrder(
+                rank=rank,
+                argv=command(spec, local_rank),
+                environ=told.environ(),
+                stdout=out.stdout,
+                stderr=out.stderr,
+                cpus=binding.cpus,
+                memory_nodes=binding.memory_nodes,
+            )
+        )
+    return tuple(orders)

@@ -1,0 +1,132 @@
+"""Run records: how ``msrun status``, ``stop`` and ``logs`` find a run. Small files anyone can read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agent.spec import UsageError
+from worker_hooks.layout import RECORD, runs_folder, write_atomic
+
+KEPT = 100  # records of ended runs; the oldest go first
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Who runs what, and where its files are."""
+
+    record_id: str
+    run_id: str
+    pid: int
+    born: int  # the process's start in clock ticks since boot: tells a reused pid
+    log_dir: str
+    argv: tuple[str, ...]
+    cwd: str
+    started: float  # seconds since the epoch
+
+    def is_alive(self) -> bool:
+        """Whether the msrun of this record still runs."""
+        return birth(self.pid) == self.born
+
+
+def birth(pid: int) -> int | None:
+    """When a process was started, in clock ticks since boot; ``None`` when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # the name in parentheses may hold anything; field 22 is the 20th after it
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def writable_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of run records, made if missing.
+
+    Raises:
+        UsageError: no candidate can be written to.
+    """
+    for folder in runs_folder(environ, os.getuid()):
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if _is_ours(folder) and os.access(folder, os.W_OK):
+                return folder
+    raise UsageError("no folder for run records can be written: set XDG_STATE_HOME to one that can")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Against a folder somebody else laid ready under /tmp."""
+    found = folder.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & stat.S_IWOTH
+
+
+def write(folder: Path, record: Record) -> None:
+    """Write a record into ``folder/<record id>/``; ended records beyond the kept number go.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    own = folder / record.record_id
+    own.mkdir(mode=0o700, exist_ok=True)
+    content = json.dumps(asdict(record), indent=1).encode() + b"\n"
+    write_atomic(own / RECORD, content, durable=False)
+    _prune(folder)
+
+
+def _prune(folder: Path) -> None:
+    for old in sorted(path for path in folder.iterdir() if path.is_dir())[:-KEPT]:
+        record = _read(old)
+        if record is None or not record.is_alive():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _read(folder: Path) -> Record | None:
+    try:
+        fields = json.loads((folder / RECORD).read_bytes())
+        return Record(**{**fields, "argv": tuple(fields["argv"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def records(environ: Mapping[str, str]) -> Iterator[Record]:
+    """All readable records, newest first."""
+    folders = {
+        path.name: path
+        for folder in runs_folder(environ, os.getuid())
+        if folder.is_dir() and _is_ours(folder)
+        for path in folder.iterdir()
+    }
+    for name in sorted(folders, reverse=True):
+        record = _read(folders[name])
+        if record is not None:
+            yield record
+
+
+def find(environ: Mapping[str, str], name: str | None) -> Record:
+    """The record called ``name`` (run id, record id, or the unique beginning of one).
+
+    Without a name: the newest run that is alive, else the newest.
+
+    Raises:
+        UsageError: there is none, or more than one.
+    """
+    known = list(records(environ))
+    if not known:
+        raise UsageError("no run is recorded for this user on this host")
+    if name is None:
+        return next((record for record in known if record.is_alive()), known[0])
+    for exact in known:
+        if name in {exact.record_id, exact.run_id}:
+            return exact
+    fitting = [record for record in known if record.record_id.startswith(name)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        listed = ", ".join(record.record_id for record in fitting[:5])
+        raise UsageError(f"{name} fits {len(fitting)} runs ({listed}): give more of the id")
+    raise UsageError(f"no run is called {name}: `msrun status --all` lists them")

@@ -1,0 +1,47 @@
+"""The present state of a run as one small JSON object: what ``msrun status`` reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from agent.controller import Job
+from agent.spec import JobSpec
+from agent.worker import Worker
+from worker_hooks.layout import RunLayout
+
+
+def status(
+    spec: JobSpec, layout: RunLayout, host: str, started: float, job: Job, workers: Sequence[Worker]
+) -> dict[str, object]:
+    """Everything known; times in seconds since the epoch."""
+    ended = time.time() if job.state.is_end else None
+    return {
+        "record_id": spec.record_id,
+        "run_id": spec.run_id,
+        "host": host,
+        "state": job.state.value,
+        "attempt": job.attempt,
+        "max_restarts": spec.max_restarts,
+        "reason": job.failure,
+        "started": started,
+        "updated": time.time(),
+        "ended": ended,
+        "log_dir": str(layout.folder),
+        "workers": [_worker(layout, worker) for worker in workers],
+    }
+
+
+def _worker(layout: RunLayout, worker: Worker) -> dict[str, object]:
+    return {
+        "rank": worker.rank,
+        "local_rank": worker.local_rank,
+        "pid": worker.pid or None,
+        "state": worker.state.value,
+        "attempt": worker.attempt,
+        "started": worker.started_at,
+        "ended": worker.ended_at,
+        "exit_code": worker.exit_code,
+        "exit": worker.exit_words(),
+        "log": str(layout.worker_log(worker.rank)),
+    }

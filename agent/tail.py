@@ -1,0 +1,199 @@
+"""Shows the workers' log files on the console, whole lines only, while they are being written.
+
+The workers write their files themselves; this thread only reads behind them, so a slow or stuck
+terminal holds up nothing but the view. The kernel says when a file grew (inotify): no polling.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+IN_MODIFY = 0x2  # linux/inotify.h
+IN_NONBLOCK = 0o4000
+CHUNK_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 20  # a longer line is shown in pieces of this size
+POLL_S = 0.2  # only where the kernel has no inotify watch left to give
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How one file is shown."""
+
+    path: Path
+    fd: int  # 1 or 2: where it is shown; -1: not shown
+    prefix: bytes | None  # before each line; None: bytes pass as they come
+    filters: tuple[bytes, ...] = ()  # a line with one of these is copied ...
+    filtered: Path | None = None  # ... to this file
+
+
+class Follower:
+    """One file, read up to its present end again and again."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self._file = os.open(view.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._partial = b""
+
+    def read(self, write: Callable[[int, bytes], None]) -> bool:
+        """Show one chunk; False when there was nothing new."""
+        chunk = os.read(self._file, CHUNK_BYTES)
+        if not chunk:
+            return False
+        if self.view.prefix is None:
+            write(self.view.fd, chunk)
+            return True
+        lines = _lines(self._partial + chunk)
+        self._partial = b""
+        if lines and not lines[-1].endswith(b"\n") and len(lines[-1]) < MAX_LINE_BYTES:
+            self._partial = lines.pop()
+        self._show(lines, write)
+        return True
+
+    def finish(self, write: Callable[[int, bytes], None]) -> None:
+        """Show a last line that has no end."""
+        if self._partial:
+            self._show([self._partial], write)
+        os.close(self._file)
+
+    def _show(self, lines: list[bytes], write: Callable[[int, bytes], None]) -> None:
+        prefix = self.view.prefix or b""
+        ended = [line if line.endswith(b"\n") else line + b"\n" for line in lines]
+        if self.view.fd >= 0 and ended:
+            write(self.view.fd, b"".join(prefix + line for line in ended))
+        if self.view.filtered is not None:
+            picked = [line for line in ended if any(word in line for word in self.view.filters)]
+            if picked:
+                with self.view.filtered.open("ab") as file:
+                    file.write(b"".join(picked))
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Lines end at a newline only: a progress bar's carriage returns stay within their line."""
+    pieces = data.split(b"\n")
+    lines = [piece + b"\n" for piece in pieces[:-1]]
+    return [*lines, pieces[-1]] if pieces[-1] else lines
+
+
+class Tail:
+    """The thread that follows files."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted: list[View] = []
+        self._followers: dict[Follower, None] = {}
+        self._stopping = False
+        self._closed = False  # the console is gone
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._inotify = _Inotify()
+        self._thread: threading.Thread | None = None
+        self.progress = time.monotonic()
+
+    def follow(self, views: list[View]) -> None:
+        """Follow these files from their beginning; those followed so far are shown to their end."""
+        with self._lock:
+            self._wanted += views
+        if self._thread is None and views:
+            self._thread = threading.Thread(target=self._run, name="msrun-tail", daemon=True)
+            self._thread.start()
+        self._wake()
+
+    def close(self, patience_s: float) -> bool:
+        """Show what is left and stop; False if the console took nothing for ``patience_s``."""
+        self._stopping = True
+        self._wake()
+        thread = self._thread
+        while thread is not None and thread.is_alive():
+            thread.join(max(0.01, self.progress + patience_s - time.monotonic()))
+            if thread.is_alive() and time.monotonic() - self.progress > patience_s:
+                return False
+        return True
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"x")
+        except BlockingIOError:
+            return  # it is about to wake anyway
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        poll.register(self._inotify.fd, select.POLLIN)
+        while True:
+            poll.poll(int(POLL_S * 1000) if self._inotify.blind else None)
+            for fd in (self._wake_read, self._inotify.fd):
+                _drain(fd)
+            stopping = self._stopping  # before reading: what was written by now is shown
+            self._read_all()
+            self._take_wanted()
+            if stopping:
+                self._end_all()
+                return
+
+    def _take_wanted(self) -> None:
+        with self._lock:
+            wanted, self._wanted = self._wanted, []
+        if not wanted:
+            return
+        self._end_all()
+        for view in wanted:
+            try:
+                follower = Follower(view)
+                self._inotify.watch(view.path)
+            except OSError:
+                continue  # the file is gone or was never made: nothing to show
+            self._followers[follower] = None
+        self._read_all()
+
+    def _read_all(self) -> None:
+        busy = list(self._followers)
+        while busy:
+            busy = [follower for follower in busy if follower.read(self._write)]
+
+    def _end_all(self) -> None:
+        self._read_all()
+        for follower in self._followers:
+            follower.finish(self._write)
+        self._followers.clear()
+
+    def _write(self, fd: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view and fd >= 0 and not self._closed:
+            try:
+                view = view[os.write(fd, view) :]
+                self.progress = time.monotonic()
+            except BlockingIOError:
+                select.select([], [fd], [])
+            except OSError as error:
+                if error.errno != errno.EINTR:
+                    self._closed = True  # `msrun ... | head`: nobody reads, the job goes on
+
+
+class _Inotify:
+    """The kernel's word that a file was written to."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = self._libc.inotify_init1(IN_NONBLOCK | os.O_CLOEXEC)
+        self.blind = self.fd < 0  # max_user_instances reached: poll instead
+        if self.blind:
+            self.fd, _ = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def watch(self, path: Path) -> None:
+        if not self.blind and self._libc.inotify_add_watch(self.fd, os.fsencode(path), IN_MODIFY) < 0:
+            self.blind = True
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, CHUNK_BYTES):
+            pass
+    except BlockingIOError:
+        return
