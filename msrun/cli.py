@@ -1,0 +1,50 @@
+"""The entry: subcommands, or a job to launch. Two error families leave here with their exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from agent.spec import UsageError
+
+USAGE_EXIT = 2
+SUBCOMMANDS = ("status", "stop", "logs")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run msrun with these arguments; the exit code."""
+    try:
+        if argv and argv[0] in SUBCOMMANDS:
+            from msrun.commands import run
+
+            return run(argv)
+        return _launch(argv)
+    except UsageError as error:
+        print(f"msrun: error: {error}", file=sys.stderr)
+        return USAGE_EXIT
+    except KeyboardInterrupt:
+        return 130
+
+
+def _launch(argv: Sequence[str]) -> int:
+    from msrun.parse import parse
+
+    request = parse(argv, os.environ)
+    from msrun.console import CONSOLE
+
+    for warning in request.warnings:
+        CONSOLE.say(f"warning: {warning}")
+    if request.dry_run:
+        from msrun.dry_run import show
+
+        return show(request, os.environ)
+    from agent import launch
+
+    prepared = launch.prepare(request.job, os.environ)
+    if not request.join:
+        from msrun.detach import detach
+
+        if not detach(prepared):
+            return 0
+    return launch.run(prepared, os.environ, CONSOLE)
