@@ -1,0 +1,30 @@
+"""Every test leaves nothing behind: no process, no thread, no descriptor."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import Launcher
+
+
+@pytest.fixture
+def msrun(tmp_path: Path) -> Iterator[Launcher]:
+    """Starts msrun; fails the test if a process of a job outlives it."""
+    launcher = Launcher(tmp_path)
+    yield launcher
+    left = launcher.end()
+    assert not left, f"processes outlived their job: {left}"
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Threads and descriptors of the test process itself are back to what they were."""
+    threads, fds = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    yield
+    assert threading.active_count() <= threads, threading.enumerate()
+    assert len(os.listdir("/proc/self/fd")) <= fds
