@@ -1,1 +1,1 @@
-"""The supervisor of one node: starts workers, watches them, decides, reports. Never imports torch."""
+"""The supervisor of one node: starts workers, watches, decides, reports. Never imports torch."""

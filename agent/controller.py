@@ -21,6 +21,7 @@ from agent.state import Condition, JobState, RankState, next_state
 
 FAILED_EXIT = 1
 SIGNAL_EXIT_BASE = 128  # the shell's convention: 128 + signal
+LISTED = 8  # ranks named in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,9 @@ def _stop_requested(job: Job, event: ev.StopRequested) -> Decision:
             moved = _move(job, event, Condition.FIRST_REQUEST)
             return Decision(replace(moved, stop_signal=event.signum))
         case JobState.STOPPING:
-            return _kill(_move(job, event, Condition.SECOND_REQUEST), f"msrun received {name} again")
+            return _kill(
+                _move(job, event, Condition.SECOND_REQUEST), f"msrun received {name} again"
+            )
         case _:
             moved = _move(job, event, Condition.ALWAYS)
             first = event.signum if job.stop_signal is None else job.stop_signal
@@ -255,7 +258,8 @@ def _name(signum: int) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    words = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
+    more = ", ..." if len(ranks) > LISTED else ""
+    words = ", ".join(str(rank) for rank in ranks[:LISTED]) + more
     return f"rank{'s' if len(ranks) != 1 else ''} {words}"
 
 

@@ -2,53 +2,95 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from agent.cause import Cause, find_cause
+from agent.cause import find_cause
 from agent.evidence import WorkerEnd, gather
 from agent.hints import hint
+from agent.journal import Journal
 from agent.oom import OomCounters, read_counters
-from agent.report import Report
+from agent.report import Report, as_json, headline, outer_error, render
+from agent.spec import JobSpec
 from agent.worker import Worker
+from worker_hooks.env import AGENT_ERROR_FILE
+from worker_hooks.layout import RunLayout, write_atomic
 from worker_hooks.protocol import WorkerOrder
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change during a run."""
+
+    spec: JobSpec
+    layout: RunLayout
+    host: str
+    plan: Callable[[int], tuple[WorkerOrder, ...]]
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """The run's names."""
+        return {"run_id": self.spec.run_id, "record_id": self.spec.record_id}
+
+
 class Coroner:
-    """Looks at what an attempt left, before the next attempt or the end."""
+    """Looks at what an attempt left before the next one begins, and tells the last one's story."""
 
-    def __init__(self, host: str, script: str, interpreter: str, ids: dict[str, str]) -> None:
-        self._host = host
-        self._script = script
-        self._interpreter = interpreter
-        self._ids = ids
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
         self._counters: OomCounters = read_counters()
+        self._report: Report | None = None
 
-    def examine(self, workers: Sequence[Worker], orders: Sequence[WorkerOrder]) -> Report | None:
-        """The report of a failed attempt; ``None`` if no process failed by itself."""
+    def examine(self, workers: tuple[Worker, ...]) -> str | None:
+        """Find the root cause of an attempt; one sentence, if a process failed by itself."""
         now = read_counters()
         kills, self._counters = now.kills_since(self._counters), now
-        ended = [
+        orders = self._facts.plan(workers[0].attempt)
+        ends = [
             gather(self._end(worker, order), kills)
             for worker, order in zip(workers, orders, strict=True)
             if worker.pid and worker.exit_code not in {None, 0}
         ]
-        cause: Cause | None = find_cause(ended)
+        cause = find_cause(ends)
+        self._report = None
         if cause is None:
             return None
-        return Report(cause, self._script, hint(cause.root, self._interpreter), self._ids)
+        program = self._facts.spec.program
+        why = hint(cause.root, program.interpreter)
+        self._report = Report(cause, program.name, why, self._facts.ids)
+        return headline(cause.root.end).removeprefix("msrun: ")
+
+    def tell(self, reason: str, environ: Mapping[str, str], journal: Journal) -> str:
+        """Write the failure down for programs and return it for people.
+
+        Args:
+            reason: the controller's, for when no process failed by itself.
+            environ: msrun's own: under another launcher its error file is filled, too.
+            journal: keeps both.
+        """
+        if self._report is None:
+            text, content = f"msrun: {reason}", {**self._facts.ids, "root": None, "reason": reason}
+        else:
+            text, content = render(self._report), as_json(self._report)
+            _write_outer_error(environ.get(AGENT_ERROR_FILE), outer_error(self._report.cause))
+        journal.log(text)
+        journal.replace(self._facts.layout.failure, content, durable=True)
+        return text
 
     def _end(self, worker: Worker, order: WorkerOrder) -> WorkerEnd:
         assert worker.exit_code is not None
         assert worker.ended_at is not None
         code = worker.exit_code
-        error_file = order.environ["TORCHELASTIC_ERROR_FILE"]
+        error_file = order.environ[AGENT_ERROR_FILE]
         return WorkerEnd(
             rank=worker.rank,
             local_rank=worker.local_rank,
             pid=worker.pid,
-            host=self._host,
+            host=self._facts.host,
             exit_code=code if code >= 0 else None,
             signal=signal.Signals(-code) if code < 0 else None,
             at_epoch_s=worker.ended_at,
@@ -58,3 +100,11 @@ class Coroner:
             log=Path(order.stderr) if order.stderr else None,
             attempt=worker.attempt,
         )
+
+
+def _write_outer_error(path: str | None, content: dict[str, Any]) -> None:
+    if path:
+        try:
+            write_atomic(Path(path), json.dumps(content).encode(), durable=False)
+        except OSError:
+            return  # the outer launcher reports without it

@@ -1,4 +1,4 @@
-"""Makes a run's folder ready: exists, can be written, is nobody else's, holds no old run's files."""
+"""Makes a run's folder ready: it exists, can be written, is ours, holds no old run's files."""
 
 from __future__ import annotations
 

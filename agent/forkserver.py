@@ -1,7 +1,7 @@
 """The agent's end of the forkserver: start it, order workers, hear what became of them.
 
-Its death is an event like any other: what it owed is answered with ForkFailed, and the next order
-starts a new one. Running workers do not depend on it.
+Its death is an event like any other (``agent.starter`` says what follows); running workers do not
+depend on it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class Forkserver:
         self._environ = dict(environ)
         self._record_id = record_id
         self._log = log
-        self._owed: set[tuple[int, int]] = set()  # (rank, attempt)
         self.link: socket.socket | None = None
         self.pid = 0
         self.ready = False
@@ -88,7 +87,7 @@ class Forkserver:
             raise
         finally:
             theirs.close()
-        ours.setblocking(False)  # noqa: FBT003
+        ours.setblocking(False)
         self.link = ours
         self.ready = False
 
@@ -115,7 +114,6 @@ class Forkserver:
         Raises:
             OSError: the forkserver is gone.
         """
-        self._owed |= {(worker.rank, attempt) for worker in workers}
         for first in range(0, len(workers), protocol.BATCH):
             batch = tuple(workers[first : first + protocol.BATCH])
             self._send(protocol.StartWorkers(attempt, batch))
@@ -137,12 +135,12 @@ class Forkserver:
     def _send(self, message: protocol.Message, fds: Sequence[int] = ()) -> None:
         if self.link is None:
             raise BrokenPipeError("the forkserver is not running")
-        self.link.setblocking(True)  # noqa: FBT003  a full socket buffer: it reads soon or dies
+        self.link.setblocking(True)
         self.link.settimeout(60)
         try:
             protocol.send(self.link, message, fds)
         finally:
-            self.link.setblocking(False)  # noqa: FBT003
+            self.link.setblocking(False)
 
     def hear(self, deliver: Callable[[protocol.Message], None]) -> bool:
         """Deliver every message that has arrived; False when the forkserver is gone."""
@@ -153,21 +151,13 @@ class Forkserver:
                 return True
             if message is None:
                 return False
-            match message:
-                case protocol.Forked() | protocol.ForkFailed():
-                    self._owed.discard((message.rank, message.attempt))
-                case protocol.Ready():
-                    self.ready = True
-                case _:
-                    pass
+            self.ready = self.ready or isinstance(message, protocol.Ready)
             deliver(message)
         return False
 
-    def forget(self) -> tuple[tuple[int, int], ...]:
-        """Close the link and return the (rank, attempt) pairs that will never be answered."""
+    def forget(self) -> None:
+        """Close the link: the process, if it lives, takes that as its end."""
         if self.link is not None:
             self.link.close()
             self.link = None
         self.ready = False
-        owed, self._owed = tuple(sorted(self._owed)), set()
-        return owed

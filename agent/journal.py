@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from worker_hooks.layout import RunLayout, write_atomic
@@ -44,7 +44,7 @@ class Journal:
             for line in text.splitlines():
                 self._append(self._layout.scheduler_log, f"{_stamp()} {line}")
 
-    def replace(self, path: Path, content: dict[str, object], *, durable: bool = False) -> None:
+    def replace(self, path: Path, content: Mapping[str, object], *, durable: bool = False) -> None:
         """Replace a small JSON file."""
         try:
             write_atomic(path, json.dumps(content, indent=1).encode() + b"\n", durable=durable)
@@ -68,7 +68,9 @@ class Journal:
     def _complain(self, path: Path, error: OSError) -> None:
         if not self._trouble:
             self._trouble = True
-            self._say(f"cannot write {path} ({error.strerror}): the job goes on, logs may lack lines")
+            self._say(
+                f"cannot write {path} ({error.strerror}): the job goes on, logs may lack lines"
+            )
 
     def close(self) -> None:
         """Close the files."""

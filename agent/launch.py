@@ -6,7 +6,6 @@ one core, the agent imports what it needs on another.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent import ranks, records
+from agent.controller import Job
 from agent.folder import open_run_folder
 from agent.forkserver import Forkserver
 from agent.journal import Journal
@@ -23,9 +23,9 @@ from agent.listener import listen
 from agent.output import Output
 from agent.preload import choose
 from agent.spec import JobSpec, UsageError
-from agent.worker import become_subreaper
-from worker_hooks.env import AGENT_ERROR_FILE
-from worker_hooks.layout import RunLayout, write_atomic
+from agent.worker import Worker, become_subreaper
+from worker_hooks.layout import RunLayout
+from worker_hooks.protocol import WorkerOrder
 
 CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
 
@@ -96,13 +96,14 @@ def run(prepared: Prepared, environ: Mapping[str, str], console: Console) -> int
     told = ranks.job_env(spec, prepared.port).environ(environ, spec.record_id)
     worker_environ = {**environ, **told}
 
-    def plan(attempt: int) -> tuple[ranks.WorkerOrder, ...]:
+    def plan(attempt: int) -> tuple[WorkerOrder, ...]:
         return ranks.plan(spec, layout, attempt, environ, prepared.bindings)
 
     become_subreaper()
-    journal = Journal(layout, console.say, echo=spec.event_log_handler == "console")
-    journal.log(f"msrun {spec.record_id} starts {spec.nproc} workers: {sys.argv}")
+    kept = None if spec.logs.disabled else layout
+    journal = Journal(kept, console.say, echo=spec.event_log_handler == "console")
     choice = choose(spec, plan(0)[0].argv, environ)
+    journal.log(f"msrun {spec.record_id}: {sys.argv}")
     journal.log(f"workers start {'warm' if choice.warmth else 'cold'}: {choice.reason}")
     log = None if spec.logs.disabled else layout.scheduler_log
     forkserver = Forkserver(choice.warmth, worker_environ, spec.record_id, log)
@@ -110,59 +111,39 @@ def run(prepared: Prepared, environ: Mapping[str, str], console: Console) -> int
     _write_record(prepared, started, journal)
 
     # Imported only now: the forkserver is at work meanwhile.
-    from agent.failure import Coroner
-    from agent.report import Report, as_json, headline, outer_error, render
+    from agent.failure import Coroner, Facts
+    from agent.starter import Starter
     from agent.state import JobState
     from agent.status import status
     from agent.supervisor import Supervisor
-    from agent.worker import Worker
 
-    host = socket.gethostname()
-    ids = {"run_id": spec.run_id, "record_id": spec.record_id}
-    coroner = Coroner(host, spec.program.name, spec.program.interpreter, ids)
-    found: list[Report] = []
+    facts = Facts(spec, layout, socket.gethostname(), plan)
+    coroner = Coroner(facts)
+    output = Output(spec, layout, journal, console.progress)
 
-    def changed(job: object, workers: tuple[Worker, ...]) -> None:
-        journal.replace(layout.status, status(spec, layout, host, started, job, workers))  # type: ignore[arg-type]
+    def changed(job: Job, workers: tuple[Worker, ...]) -> None:
+        journal.replace(layout.status, status(facts, started, job, workers))
 
     def attempt_ended(state: JobState, workers: tuple[Worker, ...]) -> None:
-        found.clear()
-        if state in {JobState.SUCCEEDED, JobState.STOPPED}:
-            return
-        report = coroner.examine(workers, plan(workers[0].attempt))
-        if report is not None:
-            found.append(report)
-            if state is not JobState.FAILED:
-                console.say(headline(report.cause.root.end).removeprefix("msrun: "))
+        failed = None if state is JobState.SUCCEEDED else coroner.examine(workers)
+        if failed is not None:
+            journal.log(failed)
 
+    def cold() -> Forkserver:
+        return Forkserver(None, worker_environ, spec.record_id, log)
+
+    starter = Starter(forkserver, cold, prepared.listener, journal, console.say)
     supervisor = Supervisor(
-        spec=spec,
-        plan=plan,
-        forkserver=forkserver,
-        cold=lambda: Forkserver(None, worker_environ, spec.record_id, log),
-        listener=prepared.listener,
-        output=(output := Output(spec, layout, journal, console.progress)),
-        journal=journal,
-        say=console.say,
-        changed=changed,
-        attempt_ended=attempt_ended,
+        spec, plan, starter, output, journal, console.say, changed, attempt_ended
     )
     ending = supervisor.run()
     if not output.close(CONSOLE_PATIENCE_S):
         console.say(f"the console takes no more output; all of it is in {layout.folder}")
-    journal.log(f"the job {ending.state.value}: {ending.reason}")
     if ending.state is JobState.FAILED:
-        if found:
-            text = render(found[0])
-            journal.replace(layout.failure, as_json(found[0]), durable=True)
-            _write_outer_error(environ, outer_error(found[0].cause))
-        else:
-            text = f"msrun: {ending.reason}"
-            journal.replace(layout.failure, {**ids, "root": None, "message": ending.reason})
-        journal.log(text)
-        console.report(text)
+        console.report(coroner.tell(ending.reason, environ, journal))
     elif ending.state is JobState.STOPPED:
         console.say(ending.reason)
+    journal.log(f"exit {ending.exit_code}: {ending.reason}")
     journal.close()
     prepared.listener.close()
     os.close(prepared.lock)
@@ -194,13 +175,3 @@ def _write_record(prepared: Prepared, started: float, journal: Journal) -> None:
         records.write(prepared.records_folder, record)
     except OSError as error:
         journal.trouble(prepared.records_folder, error)
-
-
-def _write_outer_error(environ: Mapping[str, str], content: dict[str, object]) -> None:
-    """Under another launcher msrun is itself a worker: tell it the root cause as torchrun would."""
-    path = environ.get(AGENT_ERROR_FILE)
-    if path:
-        try:
-            write_atomic(Path(path), json.dumps(content).encode(), durable=False)
-        except OSError:
-            return  # the outer launcher reports without it

@@ -1,4 +1,4 @@
-"""The socket on MASTER_PORT: bound by the agent before anything starts, so no port is lost to a race.
+"""The socket on MASTER_PORT: bound by the agent before anything starts, so no race loses a port.
 
 It stays the agent's for the whole job. A store host gets a copy when the first worker knocks; a new
 attempt gives the same socket to a new store host.
@@ -52,7 +52,7 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"--master_addr {host} does not resolve ({error}): give a name or address of this machine"
+            f"--master_addr {host} does not resolve ({error}): give a name or address of this host"
         ) from error
     # IPv4 first: what `localhost` means to most scripts
     family, _, _, _, address = min(found, key=lambda info: info[0] is not socket.AF_INET)

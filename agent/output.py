@@ -1,4 +1,4 @@
-"""The workers' output: their files are made before they start and shown on the console behind them."""
+"""The workers' output: files made before they start, and shown on the console while they grow."""
 
 from __future__ import annotations
 

@@ -24,12 +24,31 @@ DYNAMO = "torch._dynamo"  # imported by the first optimizer or torch.compile; 0.
 OPTIMIZERS = ("torch.optim", "torch.compile")
 
 # Set before `import torch`, these change what the import does; any other variable is read later.
-READ_AT_IMPORT = ("OMP", "MKL", "KMP", "GOMP", "OPENBLAS", "TORCH", "PYTORCH", "ATEN", "LD_", "PYTHON")
+READ_AT_IMPORT = (
+    "OMP",
+    "MKL",
+    "KMP",
+    "GOMP",
+    "OPENBLAS",
+    "TORCH",
+    "PYTORCH",
+    "ATEN",
+    "LD_",
+    "PYTHON",
+)
 READ_LATER = ("TORCH_NCCL", "TORCHELASTIC", "TORCH_DISTRIBUTED_DEBUG")
 
 # Import torch themselves; a script that uses them may never name torch.
 TORCH_USERS = frozenset(
-    {"accelerate", "deepspeed", "lightning", "pytorch_lightning", "torchvision", "torchaudio", "timm"}
+    {
+        "accelerate",
+        "deepspeed",
+        "lightning",
+        "pytorch_lightning",
+        "torchvision",
+        "torchaudio",
+        "timm",
+    }
 )
 
 
@@ -66,7 +85,9 @@ def choose(spec: JobSpec, argv: tuple[str, ...], environ: Mapping[str, str]) -> 
         return Choice(None, "the program is not a Python script or module")
     if program.interpreter != sys.executable:
         return Choice(None, f"the workers' interpreter is {program.interpreter}")
-    if spec.bind.wanted and not ("OMP_NUM_THREADS" in environ or sets_omp_threads(spec.nproc, environ)):
+    if spec.bind.wanted and not (
+        "OMP_NUM_THREADS" in environ or sets_omp_threads(spec.nproc, environ)
+    ):
         return Choice(None, "with bound cores the thread count is read at import")
     source = _entry(spec)
     if source is None:
@@ -175,7 +196,7 @@ def _early_environ(tree: ast.Module) -> str | None:
 
 
 def _environ_names(node: ast.AST) -> Iterable[str]:
-    """Names that a node sets: os.environ[X] = ..., .setdefault(X, ..), .update(..), putenv(X, ..)."""
+    """Names a node sets: os.environ[X] = .., .setdefault(X, ..), .update(..), putenv(X, ..)."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
         if _says_environ(node.value) and isinstance(node.slice, ast.Constant):
             yield str(node.slice.value)

@@ -1,4 +1,4 @@
-"""Run records: how ``msrun status``, ``stop`` and ``logs`` find a run. Small files anyone can read."""
+"""Run records: small files by which ``msrun status``, ``stop`` and ``logs`` find a run."""
 
 from __future__ import annotations
 

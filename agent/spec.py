@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class UsageError(Exception):
-    """"You": something given to msrun is wrong. One clear sentence that says what to do; exit 2."""
+    """Something given to msrun is wrong: one clear sentence that says what to do; exit code 2."""
 
 
 class Std(IntFlag):

@@ -6,20 +6,19 @@ import time
 from collections.abc import Sequence
 
 from agent.controller import Job
-from agent.spec import JobSpec
+from agent.failure import Facts
 from agent.worker import Worker
 from worker_hooks.layout import RunLayout
 
 
-def status(
-    spec: JobSpec, layout: RunLayout, host: str, started: float, job: Job, workers: Sequence[Worker]
-) -> dict[str, object]:
+def status(facts: Facts, started: float, job: Job, workers: Sequence[Worker]) -> dict[str, object]:
     """Everything known; times in seconds since the epoch."""
+    spec, layout = facts.spec, facts.layout
     ended = time.time() if job.state.is_end else None
     return {
         "record_id": spec.record_id,
         "run_id": spec.run_id,
-        "host": host,
+        "host": facts.host,
         "state": job.state.value,
         "attempt": job.attempt,
         "max_restarts": spec.max_restarts,

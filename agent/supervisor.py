@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from agent import events as ev
 from agent import worker as processes
 from agent.controller import Job, Rules, decide
-from agent.forkserver import Forkserver
 from agent.journal import Journal
 from agent.output import Output
 from agent.spec import JobSpec
+from agent.starter import Starter
 from agent.state import JobState, RankState
-from agent.store import Store
 from agent.worker import Worker
 from worker_hooks import protocol
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 SLOW_START_S = 2.0  # after that a terminal is told who is awaited
-FORKSERVER_DEATHS = 5  # after so many, starts fail instead of being tried again
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -52,9 +49,7 @@ class Supervisor:
         self,
         spec: JobSpec,
         plan: Callable[[int], tuple[protocol.WorkerOrder, ...]],
-        forkserver: Forkserver,
-        cold: Callable[[], Forkserver],
-        listener: socket.socket,
+        starter: Starter,
         output: Output,
         journal: Journal,
         say: Callable[[str], None],
@@ -66,9 +61,7 @@ class Supervisor:
         Args:
             spec: the job.
             plan: the orders of an attempt.
-            forkserver: started already, so that it imports while the agent does, too.
-            cold: makes a forkserver that preloads nothing, for when warmth is no use.
-            listener: the socket on MASTER_PORT.
+            starter: its forkserver started already, to import while the agent does, too.
             output: the workers' files and their view on the console.
             journal: what is written about the run.
             say: tells people one sentence.
@@ -77,8 +70,7 @@ class Supervisor:
         """
         self._spec = spec
         self._plan = plan
-        self._forkserver = forkserver
-        self._cold = cold
+        self._starter = starter
         self._output = output
         self._journal = journal
         self._say = say
@@ -97,31 +89,36 @@ class Supervisor:
         self._ranks_by_pid: dict[int, int] = {}
         self._unclaimed: dict[int, int] = {}  # pid -> exit code: ended before it was announced
         self._events: deque[ev.Event] = deque()
-        self._orders: tuple[protocol.WorkerOrder, ...] = ()  # waiting for forkserver or store
-        self._forkserver_deaths = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._ended = 0
         self._ending: Ending | None = None
         self._deciding = False
+        self._bug: BaseException | None = None
         self._loop = asyncio.new_event_loop()
-        self._store = Store(listener, self._loop, self._on_knock)
+        self._loop.set_exception_handler(self._on_bug)
 
     def run(self) -> Ending:
         """Run the job to its end."""
         loop = self._loop
         self._listen_to_signals()
         try:
-            self._watch_forkserver()
+            self._starter.attach(loop, self._on_answer)
             self._post(ev.LaunchRequested())
             slow = loop.call_later(SLOW_START_S, self._say_who_is_awaited)
             if self._ending is None:
                 loop.run_forever()
             slow.cancel()
-            assert self._ending is not None
+            if self._ending is None:
+                raise RuntimeError("the supervisor stopped without an end") from self._bug
             return self._ending
         finally:
             self._end_processes()
             loop.close()
+
+    def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception in a callback is ours: end everything rather than go on half blind."""
+        self._bug = context.get("exception")
+        loop.stop()
 
     # --- events in -----------------------------------------------------------------------------
 
@@ -144,7 +141,7 @@ class Supervisor:
 
     def _on_child(self) -> None:
         """Some children are dead: their groups are signalled before their pids are given back."""
-        self._hear_forkserver()  # a worker may be announced and dead at once
+        self._starter.hear()  # a worker may be announced and dead at once
         exited: list[ev.Event] = []
         for ended in processes.ended_children():
             rank = self._ranks_by_pid.pop(ended.pid, None)
@@ -152,10 +149,9 @@ class Supervisor:
                 if ended.exit_code != 0:
                     processes.signal_group(ended.pid, signal.SIGKILL)
                 exited.append(self._worker_ended(rank, ended.exit_code))
-            elif ended.pid == self._store.pid:
-                self._journal.event("StoreHostExited", exit_code=ended.exit_code)
-                self._store.on_exit()
-            elif ended.pid != self._forkserver.pid:
+            elif self._starter.is_store(ended.pid):
+                self._starter.on_store_exit(ended.exit_code)
+            else:
                 self._unclaimed[ended.pid] = ended.exit_code
         for event in exited:
             self._post(event)
@@ -168,28 +164,12 @@ class Supervisor:
         worker.order = self._ended
         return ev.WorkerExited(rank, worker.attempt, exit_code)
 
-    def _hear_forkserver(self) -> None:
-        if self._forkserver.link is not None and not self._forkserver.hear(self._on_message):
-            self._on_forkserver_gone()
-
-    def _on_message(self, message: protocol.Message) -> None:
-        match message:
-            case protocol.Ready():
-                self._journal.event("ForkserverReady", **asdict(message))
-                if message.problem:
-                    self._replace_forkserver(message.problem)
-                else:
-                    self._send_orders()
+    def _on_answer(self, answer: protocol.Forked | protocol.ForkFailed) -> None:
+        match answer:
             case protocol.Forked():
-                self._on_forked(message)
+                self._on_forked(answer)
             case protocol.ForkFailed():
-                self._on_fork_failed(message)
-            case protocol.StoreForked():
-                self._journal.event("StoreForked", **asdict(message))
-                self._store.on_forked(message)
-                self._send_orders()
-            case _:
-                raise protocol.ProtocolError(f"not for an agent: {message}")
+                self._on_fork_failed(answer)
 
     def _on_forked(self, message: protocol.Forked) -> None:
         worker = self._workers[message.rank]
@@ -240,8 +220,9 @@ class Supervisor:
         for action in decision.actions:
             self._journal.event(type(action).__name__, **asdict(action))
             self._act(action)
-        if before is JobState.STARTING and self._job.state is JobState.RUNNING:
-            self._forkserver_may_warm_up()
+        has_all_started = before is JobState.STARTING and self._job.state is JobState.RUNNING
+        if has_all_started and self._job.attempt < self._spec.max_restarts:
+            self._starter.warm_up()
 
     # --- actions out ---------------------------------------------------------------------------
 
@@ -250,7 +231,7 @@ class Supervisor:
             case ev.StartAttempt():
                 self._start_attempt(action)
             case ev.CancelStarts():
-                self._cancel_starts(action.reason)
+                self._starter.cancel(action.reason)
             case ev.SignalRanks():
                 self._signal(action)
             case ev.SetDeadline():
@@ -263,29 +244,14 @@ class Supervisor:
     def _start_attempt(self, action: ev.StartAttempt) -> None:
         if action.attempt > 0:
             self._say(action.reason)
-        self._orders = self._plan(action.attempt)
+        orders = self._plan(action.attempt)
         self._workers = {
             order.rank: Worker(order.rank, local_rank, action.attempt)
-            for local_rank, order in enumerate(self._orders)
+            for local_rank, order in enumerate(orders)
         }
         self._ended = 0
-        self._output.begin(action.attempt, self._orders)
-        self._store.begin()
-        self._send_orders()
-
-    def _send_orders(self) -> None:
-        """Order the waiting workers, once the forkserver is ready and no old store can answer."""
-        if not self._orders or not self._forkserver.ready or self._store.is_changing:
-            return
-        orders, self._orders = self._orders, ()
-        with contextlib.suppress(OSError):  # it is gone: its link says so and the orders are owed
-            self._forkserver.order(self._job.attempt, orders)
-
-    def _cancel_starts(self, reason: str) -> None:
-        cancelled, self._orders = self._orders, ()
-        for order in cancelled:
-            why = f"called off: {reason}"
-            self._on_fork_failed(protocol.ForkFailed(order.rank, self._job.attempt, why))
+        self._output.begin(action.attempt, orders)
+        self._starter.start(action.attempt, orders)
 
     def _signal(self, action: ev.SignalRanks) -> None:
         stopping = self._job.state in {JobState.STOPPING, JobState.KILLING}
@@ -307,9 +273,8 @@ class Supervisor:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        self._store.end()
-        spared = frozenset({self._forkserver.pid} if self._forkserver.link is not None else ())
-        killed = processes.end_adopted(spared, SWEEP_S)
+        self._starter.end_attempt()
+        killed = processes.end_adopted(self._starter.spared, SWEEP_S)
         if killed:
             self._journal.event("LeftoversKilled", pids=killed)
         self._unclaimed.clear()
@@ -322,74 +287,17 @@ class Supervisor:
         )
         self._loop.stop()
 
-    # --- forkserver and store ------------------------------------------------------------------
-
-    def _watch_forkserver(self) -> None:
-        assert self._forkserver.link is not None
-        self._loop.add_reader(self._forkserver.link.fileno(), self._hear_forkserver)
-
-    def _on_forkserver_gone(self) -> None:
-        """Its link closed: whoever it had not forked yet is forked by the next one."""
-        assert self._forkserver.link is not None
-        self._loop.remove_reader(self._forkserver.link.fileno())
-        owed = {rank for rank, _ in self._forkserver.forget()}
-        self._journal.event("ForkserverExited", owed=sorted(owed))
-        self._store.on_forkserver_gone()
-        if self._ending is not None:
-            return
-        again = tuple(order for order in self._plan(self._job.attempt) if order.rank in owed)
-        self._orders += again
-        self._forkserver_deaths += 1
-        was_warming = not self._forkserver.ready and self._forkserver.warmth is not None
-        if was_warming or self._forkserver_deaths > 1:
-            self._forkserver = self._cold()
-        self._restart_forkserver("the forkserver died")
-
-    def _replace_forkserver(self, problem: str) -> None:
-        """Its warmth cannot be used: a cold one takes over."""
-        self._say(f"workers start cold: {problem}")
-        assert self._forkserver.link is not None
-        self._loop.remove_reader(self._forkserver.link.fileno())
-        os.kill(self._forkserver.pid, signal.SIGKILL)
-        self._forkserver.forget()
-        self._forkserver = self._cold()
-        self._restart_forkserver(problem)
-
-    def _restart_forkserver(self, why: str) -> None:
-        try:
-            if self._forkserver_deaths > FORKSERVER_DEATHS:
-                raise OSError(0, f"{why}, {self._forkserver_deaths} times")
-            self._forkserver.start()
-        except OSError as error:
-            failed, self._orders = self._orders, ()
-            for order in failed:
-                reason = f"no forkserver: {error.strerror}"
-                self._on_fork_failed(protocol.ForkFailed(order.rank, self._job.attempt, reason))
-        else:
-            self._journal.event("ForkserverStarted", pid=self._forkserver.pid, reason=why)
-            self._watch_forkserver()
-
-    def _forkserver_may_warm_up(self) -> None:
-        if self._spec.max_restarts > 0:
-            with contextlib.suppress(OSError):  # gone: its link says so
-                self._forkserver.warm_up()
-
-    def _on_knock(self) -> None:
-        """The first worker of an attempt connects to MASTER_PORT."""
-        try:
-            self._forkserver.order_store(self._job.attempt, self._store.listener)
-        except OSError:
-            self._store.on_forkserver_gone()
-
     def _say_who_is_awaited(self) -> None:
         awaited = self._job.having(RankState.PENDING)
         if awaited and self._job.state is JobState.STARTING:
-            doing = "" if self._forkserver.ready else "; the forkserver is still importing"
-            self._output.progress(f"waiting for {len(awaited)} of {len(self._workers)} ranks{doing}")
+            doing = "" if self._starter.is_ready else "; the forkserver is still importing"
+            self._output.progress(
+                f"waiting for {len(awaited)} of {len(self._workers)} ranks{doing}"
+            )
 
     def _end_processes(self) -> None:
         """Nothing of the job outlives this call but what the kernel cannot kill."""
-        self._forkserver.forget()
+        self._starter.close()
         for signum in (*map(signal.Signals.__getitem__, self._spec.signals), *PASSED_ON):
             with contextlib.suppress(ValueError, RuntimeError):
                 self._loop.remove_signal_handler(signum)

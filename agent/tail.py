@@ -187,7 +187,10 @@ class _Inotify:
             self.fd, _ = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def watch(self, path: Path) -> None:
-        if not self.blind and self._libc.inotify_add_watch(self.fd, os.fsencode(path), IN_MODIFY) < 0:
+        if (
+            not self.blind
+            and self._libc.inotify_add_watch(self.fd, os.fsencode(path), IN_MODIFY) < 0
+        ):
             self.blind = True
 
 

@@ -1,4 +1,4 @@
-"""The entry: subcommands, or a job to launch. Two error families leave here with their exit codes."""
+"""The entry: subcommands, or a job to launch. Wrong usage leaves here with exit code 2."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class RunLayout:
         return self.folder / f"{self.stem}_{rank}.attempt_{attempt}.log"
 
     def attempt(self, attempt: int) -> Path:
-        """torchrun's folder of an attempt."""
+        """Torchrun's folder of an attempt."""
         return self.folder / f"{self.run_id}_{self.record_id}" / f"attempt_{attempt}"
 
     def stream(self, attempt: int, local_rank: int, name: str) -> Path:

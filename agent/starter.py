@@ -1,0 +1,195 @@
+"""Brings an attempt's workers to life: the forkserver and the store host, whatever becomes of them.
+
+The forkserver may be late, unfit or killed; who was ordered and not forked is then forked by the
+next one. Nobody is ordered while a store host of an earlier attempt could still answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import asdict
+
+from agent.forkserver import Forkserver
+from agent.journal import Journal
+from agent.store import Store
+from worker_hooks import protocol
+
+DEATHS = 5  # of forkservers; then starts fail instead of being tried again
+
+Answer = protocol.Forked | protocol.ForkFailed
+
+
+class Starter:
+    """The forkserver, the store host, and the orders that wait for them."""
+
+    def __init__(
+        self,
+        forkserver: Forkserver,
+        cold: Callable[[], Forkserver],
+        listener: socket.socket,
+        journal: Journal,
+        say: Callable[[str], None],
+    ) -> None:
+        """``cold`` makes a forkserver that preloads nothing, for when warmth is no use."""
+        self._forkserver = forkserver
+        self._cold = cold
+        self._listener = listener
+        self._journal = journal
+        self._say = say
+        self._orders: tuple[protocol.WorkerOrder, ...] = ()  # waiting
+        self._sent: dict[int, protocol.WorkerOrder] = {}  # not answered yet, by rank
+        self._attempt = 0
+        self._deaths = 0
+        self._closed = False
+
+    def attach(self, loop: asyncio.AbstractEventLoop, answer: Callable[[Answer], None]) -> None:
+        """Listen on ``loop``; ``answer`` hears of every ordered worker once, alive or not."""
+        self._loop = loop
+        self._answer = answer
+        self._store = Store(self._listener, loop, self._on_knock)
+        self._watch()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the forkserver has imported what it was told to."""
+        return self._forkserver.ready
+
+    @property
+    def spared(self) -> frozenset[int]:
+        """Our children that a sweep must leave alone."""
+        return frozenset({self._forkserver.pid} if self._forkserver.link is not None else ())
+
+    def start(self, attempt: int, orders: tuple[protocol.WorkerOrder, ...]) -> None:
+        """Order an attempt's workers, with a fresh store for them."""
+        self._attempt = attempt
+        self._orders = orders
+        self._store.begin()
+        self._send()
+
+    def cancel(self, why: str) -> None:
+        """Call off what waits; what was sent already will be answered by the forkserver."""
+        self._refuse(f"called off: {why}")
+
+    def end_attempt(self) -> None:
+        """End the store host and wait until it is gone."""
+        self._store.end()
+
+    def warm_up(self) -> None:
+        """Nobody waits now: import what a restart will want."""
+        with contextlib.suppress(OSError):  # it is gone: its link says so
+            self._forkserver.warm_up()
+
+    def close(self) -> None:
+        """The job is over: the forkserver hears it from the closed link."""
+        self._closed = True
+        self._unwatch()
+        self._forkserver.forget()
+
+    def is_store(self, pid: int) -> bool:
+        """Whether ``pid`` is the store host."""
+        return pid == self._store.pid
+
+    def on_store_exit(self, exit_code: int) -> None:
+        """The store host died and is being reaped."""
+        self._journal.event("StoreHostExited", exit_code=exit_code)
+        self._store.on_exit()
+
+    def hear(self) -> None:
+        """Take in all that the forkserver has said."""
+        heard = self._forkserver
+        if heard.link is None or heard.hear(self._on_message):
+            return
+        if heard is self._forkserver:  # else it was replaced for what it said
+            self._on_gone()
+
+    def _on_message(self, message: protocol.Message) -> None:
+        match message:
+            case protocol.Ready():
+                self._journal.event("ForkserverReady", **asdict(message))
+                if message.problem:
+                    self._replace(message.problem)
+                else:
+                    self._send()
+            case protocol.Forked() | protocol.ForkFailed():
+                self._sent.pop(message.rank, None)
+                self._answer(message)
+            case protocol.StoreForked():
+                self._journal.event("StoreForked", **asdict(message))
+                if message.why:
+                    self._say(f"no store for the workers on MASTER_PORT: {message.why}")
+                self._store.on_forked(message)
+                self._send()
+            case _:
+                raise protocol.ProtocolError(f"not for an agent: {message}")
+
+    def _send(self) -> None:
+        """Order who waits, once the forkserver is ready and no old store can answer."""
+        if not self._orders or not self._forkserver.ready or self._store.is_changing:
+            return
+        orders, self._orders = self._orders, ()
+        self._sent.update({order.rank: order for order in orders})
+        with contextlib.suppress(OSError):  # it is gone: its link says so, and they stay owed
+            self._forkserver.order(self._attempt, orders)
+
+    def _on_gone(self) -> None:
+        """Its link closed: whoever it had not forked is forked by the next one."""
+        self._unwatch()
+        self._forkserver.forget()
+        owed, self._sent = tuple(self._sent.values()), {}
+        self._journal.event("ForkserverExited", owed=[order.rank for order in owed])
+        self._store.on_forkserver_gone()
+        if self._closed:
+            return
+        self._orders += owed
+        self._deaths += 1
+        died_warming = self._forkserver.warmth is not None and not self._forkserver.ready
+        if died_warming or self._deaths > 1:
+            self._forkserver = self._cold()
+        self._restart("the forkserver died")
+
+    def _replace(self, problem: str) -> None:
+        """Its warmth cannot be used: a cold one takes over."""
+        self._say(f"workers start cold: {problem}")
+        self._unwatch()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._forkserver.pid, signal.SIGKILL)
+        self._forkserver.forget()
+        self._forkserver = self._cold()
+        self._restart(problem)
+
+    def _restart(self, why: str) -> None:
+        if self._deaths > DEATHS:
+            self._refuse(f"{why}, {self._deaths} times")
+            return
+        try:
+            self._forkserver.start()
+        except OSError as error:
+            self._refuse(f"no forkserver: {error.strerror}")
+            return
+        self._journal.event("ForkserverStarted", pid=self._forkserver.pid, reason=why)
+        self._watch()
+
+    def _refuse(self, why: str) -> None:
+        refused, self._orders = self._orders, ()
+        for order in refused:
+            self._answer(protocol.ForkFailed(order.rank, self._attempt, why))
+
+    def _on_knock(self) -> None:
+        """The first worker of an attempt connects to MASTER_PORT."""
+        try:
+            self._forkserver.order_store(self._attempt, self._listener)
+        except OSError:
+            self._store.on_forkserver_gone()
+
+    def _watch(self) -> None:
+        if self._forkserver.link is not None:
+            self._loop.add_reader(self._forkserver.link.fileno(), self.hear)
+
+    def _unwatch(self) -> None:
+        if self._forkserver.link is not None:
+            self._loop.remove_reader(self._forkserver.link.fileno())
