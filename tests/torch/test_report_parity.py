@@ -14,7 +14,12 @@ pytestmark = pytest.mark.torch
 errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
 
 STACK = 'Traceback (most recent call last):\n  File "train.py", line 8, in <module>\nValueError: a rather long message that goes beyond sixty characters\n'
-RECORDED = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": STACK, "timestamp": "1700000000"}}}
+RECORDED = {
+    "message": {
+        "message": "ValueError: x",
+        "extraInfo": {"py_callstack": STACK, "timestamp": "1700000000"},
+    }
+}
 NO_STACK = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1700000000"}}}
 SHORT = {"message": "boom\nline two", "timestamp": 1700000000}
 EMPTY = {"message": "", "timestamp": "1700000000"}
@@ -26,7 +31,11 @@ def evidence(tmp_path, rank, exitcode, written):
         path.write_text(json.dumps(written))
     code, signal = (exitcode, None) if exitcode >= 0 else (None, -exitcode)
     at = 1_700_000_000.0 + rank
-    return gather(WorkerEnd(rank, rank % 4, 100 + rank, socket.getfqdn(), code, signal, at, rank, error_file=path))
+    return gather(
+        WorkerEnd(
+            rank, rank % 4, 100 + rank, socket.getfqdn(), code, signal, at, rank, error_file=path
+        )
+    )
 
 
 def torchs(script, found: tuple[Evidence, ...]):

@@ -11,9 +11,32 @@ GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]
 TIMEOUT = "RuntimeError: [gloo/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation to complete"
 
 
-def told(rank, said=None, *, code=1, signal=None, at=100.0, order=None, ours=False, tail=(), origin=None, written=None, oom=0):
+def told(
+    rank,
+    said=None,
+    *,
+    code=1,
+    signal=None,
+    at=100.0,
+    order=None,
+    ours=False,
+    tail=(),
+    origin=None,
+    written=None,
+    oom=0,
+):
     """Evidence of one rank: ``said`` is its exception, ``written`` the time in its error file."""
-    end = WorkerEnd(rank, rank, 1000 + rank, "node", None if signal else code, signal, at, rank if order is None else order, ours)
+    end = WorkerEnd(
+        rank,
+        rank,
+        1000 + rank,
+        "node",
+        None if signal else code,
+        signal,
+        at,
+        rank if order is None else order,
+        ours,
+    )
     logged = None if said is None else Traceback(f"Traceback\n{said}", said, origin or said, 0)
     error = None if written is None else ErrorFile(said or "", None, written, {})
     return Evidence(end=end, error=error, logged=logged, log_tail=tuple(tail), oom_kills=oom)
@@ -53,7 +76,13 @@ def test_without_a_failure_there_is_no_cause(evidence):
 
 
 def test_every_rank_is_in_exactly_one_place():
-    ends = [told(0, GLOO), told(1, "KeyError: b", at=120.0), told(2, signal=15, ours=True), told(3, signal=9), told(4, code=0, ours=True)]
+    ends = [
+        told(0, GLOO),
+        told(1, "KeyError: b", at=120.0),
+        told(2, signal=15, ours=True),
+        told(3, signal=9),
+        told(4, code=0, ours=True),
+    ]
     cause = find_cause(ends)
     assert cause is not None
     assert [each.end.rank for each in cause.failures] == [0, 1, 3]
@@ -111,7 +140,9 @@ WATCHDOG = "[E1120 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective
 
 def test_a_watchdogs_abort_is_a_consequence_with_and_without_faulthandler():
     assert is_consequence(told(0, signal=6, tail=[WATCHDOG, "terminate called"]))
-    fatal = find_fatal([WATCHDOG, "terminate called", "Fatal Python error: Aborted", "", "Current thread 0x1"])
+    fatal = find_fatal(
+        [WATCHDOG, "terminate called", "Fatal Python error: Aborted", "", "Current thread 0x1"]
+    )
     assert is_consequence(Evidence(told(0, signal=6).end, logged=fatal))
 
 
@@ -167,7 +198,11 @@ def test_a_known_cause_has_its_hint(evidence, words):
 @pytest.mark.parametrize(
     "evidence",
     [
-        told(0, "ValueError: boom", tail=["OSError: [Errno 98] Address already in use", "ValueError: boom"]),
+        told(
+            0,
+            "ValueError: boom",
+            tail=["OSError: [Errno 98] Address already in use", "ValueError: boom"],
+        ),
         told(0, "ValueError: boom", oom=3),
         told(0, code=1),
         told(0, code=2, tail=["usage: train.py [-h] --lr LR"]),
@@ -184,8 +219,15 @@ def test_no_hint_is_better_than_a_wrong_one(evidence):
 
 
 def test_words_of_the_worker_cannot_break_a_hint():
-    said = told(0, code=2, tail=["python: can't open file '{0.__class__}{local_rank}': [Errno 2] No such file"])
-    assert hint(said, "/opt/{x}") == "there is no script {0.__class__}{local_rank}: look at its name and at the folder msrun was started in"
+    said = told(
+        0,
+        code=2,
+        tail=["python: can't open file '{0.__class__}{local_rank}': [Errno 2] No such file"],
+    )
+    assert (
+        hint(said, "/opt/{x}")
+        == "there is no script {0.__class__}{local_rank}: look at its name and at the folder msrun was started in"
+    )
 
 
 def test_every_hint_is_one_short_sentence():

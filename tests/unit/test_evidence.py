@@ -11,12 +11,28 @@ from agent.excerpt import log_lines
 from agent.oom import OomCounters, read_counters
 
 STACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\nValueError: boom'
-FATAL = 'Fatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n  File "t.py"'
-RECORDED = {"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": STACK, "timestamp": "1700000000"}}}
+FATAL = (
+    'Fatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n  File "t.py"'
+)
+RECORDED = {
+    "message": {
+        "message": "ValueError: boom",
+        "extraInfo": {"py_callstack": STACK, "timestamp": "1700000000"},
+    }
+}
 
 
 def end(**changes):
-    facts = {"rank": 3, "local_rank": 3, "pid": 123, "host": "node", "exit_code": 1, "signal": None, "at_epoch_s": 1.7e9, "order": 0}
+    facts = {
+        "rank": 3,
+        "local_rank": 3,
+        "pid": 123,
+        "host": "node",
+        "exit_code": 1,
+        "signal": None,
+        "at_epoch_s": 1.7e9,
+        "order": 0,
+    }
     return WorkerEnd(**facts | changes)
 
 
@@ -74,7 +90,9 @@ def test_a_huge_error_file_a_folder_and_a_pipe_are_named_not_read(tmp_path):
         assert evidence.log_tail == ()
 
 
-@pytest.mark.parametrize("path", [None, Path("/nowhere/error.json"), Path("a\0b"), Path("x" * 9999)])
+@pytest.mark.parametrize(
+    "path", [None, Path("/nowhere/error.json"), Path("a\0b"), Path("x" * 9999)]
+)
 def test_a_missing_file_is_no_evidence_and_no_exception(path):
     evidence = gather(end(error_file=path, log=path))
     assert (evidence.error, evidence.traceback, evidence.message) == (None, None, None)

@@ -119,7 +119,10 @@ def test_what_is_no_whole_traceback_is_none(log):
 def test_a_chained_traceback_names_its_first_exception_too():
     found = find_traceback(lines(f"{CHAINED}\n\n{DURING}\n\n{PLAIN}"))
     assert found is not None
-    assert (found.message, found.origin) == ("ValueError: boom", "ZeroDivisionError: division by zero")
+    assert (found.message, found.origin) == (
+        "ValueError: boom",
+        "ZeroDivisionError: division by zero",
+    )
 
 
 def test_an_incomplete_traceback_does_not_hide_the_whole_one_before_it():

@@ -12,7 +12,9 @@ from agent.excerpt import Traceback
 from agent.report import Report, as_json, ending, outer_error, render, shortened
 from agent.torchrun_block import block, local_time
 
-STACK = 'Traceback (most recent call last):\n  File "train.py", line 8, in <module>\nValueError: boom'
+STACK = (
+    'Traceback (most recent call last):\n  File "train.py", line 8, in <module>\nValueError: boom'
+)
 FOUND = Traceback(STACK, "ValueError: boom", "ValueError: boom", 0)
 END = WorkerEnd(3, 3, 123, "node", 1, None, 1.7e9, 1, log=Path("/logs/worker_3.log"))
 KILLED = replace(END, rank=0, local_rank=0, pid=120, exit_code=None, signal=9, order=0)
@@ -70,7 +72,10 @@ def test_consequences_are_one_line():
     cause = Cause(ROOT, "why", lost, (Evidence(replace(KILLED, rank=7)),), (6,))
     lines = written(cause)
     assert "  why this rank: why" in lines
-    assert "msrun stopped rank 6 (1 worker); ranks 4-5 failed in consequence; rank 7 failed, too" in lines
+    assert (
+        "msrun stopped rank 6 (1 worker); ranks 4-5 failed in consequence; rank 7 failed, too"
+        in lines
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,10 @@ def test_a_multi_line_error_is_indented_in_the_block():
     error = ErrorFile("x", STACK, 10, content)
     end = replace(END, error_file=Path("/e.json"))
     text = block(Cause(Evidence(end, error=error), ""), "t.py")
-    assert '  error_file: /e.json\n  traceback : Traceback (most recent call last):\n    File "train' in text
+    assert (
+        '  error_file: /e.json\n  traceback : Traceback (most recent call last):\n    File "train'
+        in text
+    )
     assert f"  time      : {local_time(10)}\n" in text
 
 
@@ -113,7 +121,9 @@ def test_a_time_no_calendar_knows_is_not_available(epoch_s):
 
 def test_an_unreadable_error_file_is_named_in_both_parts():
     end = replace(END, error_file=Path("/e\x1b.json"))
-    lines = written(Cause(Evidence(end, error_problem="unreadable error file /e\x1b.json: not JSON"), ""))
+    lines = written(
+        Cause(Evidence(end, error_problem="unreadable error file /e\x1b.json: not JSON"), "")
+    )
     assert "  unreadable error file /e\\x1b.json: not JSON" in lines
     assert "  error_file: /e\\x1b.json" in lines
 
@@ -122,7 +132,10 @@ def test_nothing_a_worker_prints_reaches_the_terminal_raw():
     evil = "\x1b]0;x\x07\x9b2J\r\x00"
     end = replace(END, host=f"h{evil}", log=Path(f"/l{evil}"), error_file=Path(f"/e{evil}"))
     error = ErrorFile(evil, f"{STACK}{evil}", 10, {"message": {"message": evil, "extraInfo": {}}})
-    for evidence in (Evidence(end, error=error), Evidence(end, log_tail=(evil,), error_problem=evil)):
+    for evidence in (
+        Evidence(end, error=error),
+        Evidence(end, log_tail=(evil,), error_problem=evil),
+    ):
         text = render(Report(Cause(evidence, ""), f"s{evil}", hint=evil))
         assert not [char for char in text if ord(char) < 32 and char != "\n"]
         assert "\x9b" not in text
@@ -153,7 +166,10 @@ def test_the_report_for_programs_is_plain_json():
 
 
 def test_an_outer_error_file_gets_the_roots_error_and_code():
-    content = {"message": {"message": "x", "extraInfo": {"timestamp": "10"}, "more": 1}, "kept": True}
+    content = {
+        "message": {"message": "x", "extraInfo": {"timestamp": "10"}, "more": 1},
+        "kept": True,
+    }
     killed = Evidence(KILLED, error=ErrorFile("x", None, 10, content))
     assert outer_error(Cause(killed, "")) == {
         "message": {"message": "x", "extraInfo": {"timestamp": "10"}, "more": 1, "errorCode": -9},
@@ -165,6 +181,8 @@ def test_an_outer_error_file_gets_the_roots_error_and_code():
 
 def test_an_outer_error_file_is_filled_from_the_log_when_there_is_no_inner_one():
     extra = {"py_callstack": STACK, "timestamp": "1700000000"}
-    assert outer_error(ALONE) == {"message": {"message": "ValueError: boom", "extraInfo": extra, "errorCode": 1}}
+    assert outer_error(ALONE) == {
+        "message": {"message": "ValueError: boom", "extraInfo": extra, "errorCode": 1}
+    }
     said = outer_error(Cause(Evidence(KILLED), ""))["message"]["message"]
     assert said == "rank 0 on node (pid 120, attempt 0) was killed by SIGKILL"
