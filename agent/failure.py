@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +52,7 @@ class Coroner:
         ends = [
             gather(self._end(worker, order), kills)
             for worker, order in zip(workers, orders, strict=True)
-            if worker.pid and worker.exit_code not in {None, 0}
+            if worker.pid and worker.exit_code is not None
         ]
         cause = find_cause(ends)
         self._report = None
@@ -92,7 +91,7 @@ class Coroner:
             pid=worker.pid,
             host=self._facts.host,
             exit_code=code if code >= 0 else None,
-            signal=signal.Signals(-code) if code < 0 else None,
+            signal=-code if code < 0 else None,
             at_epoch_s=worker.ended_at,
             order=worker.order,
             stopped_by_us=worker.told,

@@ -24,6 +24,7 @@ from agent.output import Output
 from agent.preload import choose
 from agent.spec import JobSpec, UsageError
 from agent.worker import Worker, become_subreaper
+from worker_hooks.env import CUDA_VISIBLE_DEVICES
 from worker_hooks.layout import RunLayout
 from worker_hooks.protocol import WorkerOrder
 
@@ -62,7 +63,7 @@ def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
     Raises:
         UsageError: one sentence on what is wrong.
     """
-    bindings = _bindings(spec)
+    bindings = _bindings(spec, environ)
     listener = listen(spec.master_addr, spec.master_port)
     records_folder = records.writable_folder(environ)
     folder = spec.logs.log_dir or records_folder / spec.record_id
@@ -81,12 +82,13 @@ def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
     return Prepared(spec, layout, listener, lock, records_folder, bindings)
 
 
-def _bindings(spec: JobSpec) -> tuple[ranks.Binding, ...]:
+def _bindings(spec: JobSpec, environ: Mapping[str, str]) -> tuple[ranks.Binding, ...]:
     if not spec.bind.wanted:
         return ()
     from agent import affinity, topology
 
-    return affinity.bindings(topology.read_topology(), spec.bind, spec.nproc)
+    machine = topology.read_topology(visible_devices=environ.get(CUDA_VISIBLE_DEVICES))
+    return affinity.bindings(machine, spec.bind, spec.nproc)
 
 
 def run(prepared: Prepared, environ: Mapping[str, str], console: Console) -> int:

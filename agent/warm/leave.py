@@ -30,7 +30,7 @@ def arm(preloaded: set[str]) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
     libc = ctypes.CDLL(None)
     # Last-in, first-out: flush C's streams, then end with the very status exit() was given.
-    libc.on_exit(libc._exit, None)
+    libc.on_exit(libc._exit, None)  # noqa: SLF001  C's name for it
     libc.on_exit(libc.fcloseall, None)
 
 

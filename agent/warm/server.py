@@ -155,9 +155,7 @@ def _fork_workers(
     os._exit(0)
 
 
-def _fork_store(
-    link: socket.socket, message: protocol.StartStore, fd: int, agent_pid: int
-) -> None:
+def _fork_store(link: socket.socket, message: protocol.StartStore, fd: int, agent_pid: int) -> None:
     try:
         middle = os.fork()
     except OSError as error:

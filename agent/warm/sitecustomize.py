@@ -38,4 +38,4 @@ if "MSRUN_FORKSERVER" in os.environ:
 # A user's own sitecustomize gets its turn now, under its own name; without one, Python sees the
 # same "no such module" that it would see without msrun.
 sys.modules.pop("sitecustomize", None)
-import sitecustomize  # noqa: E402, F401, PLW0406
+import sitecustomize  # noqa: E402, F401

@@ -32,7 +32,7 @@ def serve(fd: int, host: str, port: int) -> None:
         host: the address the socket is bound to.
         port: its port.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public by its docs
 
     kept = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=fd)
     while kept is not None:
