@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
 
 from worker_hooks.layout import RunLayout, write_atomic
@@ -30,7 +31,7 @@ class Journal:
     def event(self, what: str, **fields: object) -> None:
         """One event or decision."""
         entry = {"time": round(time.time(), 6), "event": what, **fields}
-        line = json.dumps(entry, default=str)
+        line = json.dumps(entry, default=_plain)
         if self._echo:
             print(line, file=sys.stderr, flush=True)
         if self._layout is not None:
@@ -84,6 +85,10 @@ def _stamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
 
 
+def _plain(value: object) -> object:
+    return value.value if isinstance(value, Enum) else str(value)
+
+
 def _word(value: object) -> str:
-    text = str(value)
+    text = str(_plain(value))
     return json.dumps(text) if " " in text or not text else text

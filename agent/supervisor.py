@@ -212,11 +212,7 @@ class Supervisor:
         for rank, state in self._job.ranks.items():
             if rank in self._workers and self._workers[rank].attempt == self._job.attempt:
                 self._workers[rank].state = state
-        self._journal.event(
-            type(event).__name__,
-            **asdict(event),
-            state=self._job.state.value if self._job.state is not before else before.value,
-        )
+        self._journal.event(type(event).__name__, **asdict(event), job=self._job.state.value)
         for action in decision.actions:
             self._journal.event(type(action).__name__, **asdict(action))
             self._act(action)
