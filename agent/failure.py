@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agent.cause import find_cause
 from agent.evidence import WorkerEnd, gather
+from agent.facts import Facts
 from agent.hints import hint
 from agent.journal import Journal
 from agent.oom import OomCounters, read_counters
 from agent.report import Report, as_json, headline, outer_error, render
-from agent.spec import JobSpec
 from agent.worker import Worker
 from worker_hooks.env import AGENT_ERROR_FILE
-from worker_hooks.layout import RunLayout, write_atomic
+from worker_hooks.layout import write_atomic
 from worker_hooks.protocol import WorkerOrder
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What does not change during a run."""
-
-    spec: JobSpec
-    layout: RunLayout
-    host: str
-    plan: Callable[[int], tuple[WorkerOrder, ...]]
-
-    @property
-    def ids(self) -> dict[str, str]:
-        """The run's names."""
-        return {"run_id": self.spec.run_id, "record_id": self.spec.record_id}
 
 
 class Coroner:
     """Looks at what an attempt left before the next one begins, and tells the last one's story."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, counters: OomCounters) -> None:
+        """``counters``: the kernel's, when the run began."""
         self._facts = facts
-        self._counters: OomCounters = read_counters()
+        self._counters = counters
         self._report: Report | None = None
 
     def examine(self, workers: tuple[Worker, ...]) -> str | None:

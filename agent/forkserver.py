@@ -54,6 +54,10 @@ class Forkserver:
         self.pid = 0
         self.ready = False
 
+    def cooled(self) -> Forkserver:
+        """One that preloads nothing, for when warmth is no use."""
+        return Forkserver(None, self._environ, self._record_id, self._log)
+
     def start(self) -> None:
         """Start the process; Ready arrives on the link.
 

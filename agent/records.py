@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -82,6 +81,8 @@ def _prune(folder: Path) -> None:
     for old in sorted(path for path in folder.iterdir() if path.is_dir())[:-KEPT]:
         record = _read(old)
         if record is None or not record.is_alive():
+            import shutil  # slow to import, rarely needed
+
             shutil.rmtree(old, ignore_errors=True)
 
 

@@ -30,14 +30,11 @@ class Starter:
     def __init__(
         self,
         forkserver: Forkserver,
-        cold: Callable[[], Forkserver],
         listener: socket.socket,
         journal: Journal,
         say: Callable[[str], None],
     ) -> None:
-        """``cold`` makes a forkserver that preloads nothing, for when warmth is no use."""
         self._forkserver = forkserver
-        self._cold = cold
         self._listener = listener
         self._journal = journal
         self._say = say
@@ -149,7 +146,7 @@ class Starter:
         self._deaths += 1
         died_warming = self._forkserver.warmth is not None and not self._forkserver.ready
         if died_warming or self._deaths > 1:
-            self._forkserver = self._cold()
+            self._forkserver = self._forkserver.cooled()
         self._restart("the forkserver died")
 
     def _replace(self, problem: str) -> None:
@@ -159,7 +156,7 @@ class Starter:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._forkserver.pid, signal.SIGKILL)
         self._forkserver.forget()
-        self._forkserver = self._cold()
+        self._forkserver = self._forkserver.cooled()
         self._restart(problem)
 
     def _restart(self, why: str) -> None:

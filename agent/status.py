@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 
 from agent.controller import Job
-from agent.failure import Facts
+from agent.facts import Facts
 from agent.worker import Worker
 from worker_hooks.layout import RunLayout
 
 
-def status(facts: Facts, started: float, job: Job, workers: Sequence[Worker]) -> dict[str, object]:
+def status(facts: Facts, job: Job, workers: Sequence[Worker]) -> dict[str, object]:
     """Everything known; times in seconds since the epoch."""
     spec, layout = facts.spec, facts.layout
     ended = time.time() if job.state.is_end else None
@@ -23,7 +23,7 @@ def status(facts: Facts, started: float, job: Job, workers: Sequence[Worker]) ->
         "attempt": job.attempt,
         "max_restarts": spec.max_restarts,
         "reason": job.failure,
-        "started": started,
+        "started": facts.started,
         "updated": time.time(),
         "ended": ended,
         "log_dir": str(layout.folder),

@@ -93,6 +93,7 @@ class Supervisor:
         self._ended = 0
         self._ending: Ending | None = None
         self._deciding = False
+        self._untold = False
         self._bug: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._on_bug)
@@ -203,6 +204,14 @@ class Supervisor:
                 self._decide(self._events.popleft())
         finally:
             self._deciding = False
+        if self._job.state.is_end:
+            self._tell_change()
+        elif not self._untold:
+            self._untold = True
+            self._loop.call_soon(self._tell_change)  # once for all events of this turn
+
+    def _tell_change(self) -> None:
+        self._untold = False
         self._changed(self._job, tuple(self._workers.values()))
 
     def _decide(self, event: ev.Event) -> None:

@@ -23,6 +23,9 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         print(f"msrun: error: {error}", file=sys.stderr)
         return USAGE_EXIT
+    except BrokenPipeError:  # `msrun --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return 130
 
@@ -31,20 +34,22 @@ def _launch(argv: Sequence[str]) -> int:
     from msrun.parse import parse
 
     request = parse(argv, os.environ)
-    from msrun.console import CONSOLE
-
     for warning in request.warnings:
-        CONSOLE.say(f"warning: {warning}")
+        print(f"msrun: warning: {warning}", file=sys.stderr)
     if request.dry_run:
         from msrun.dry_run import show
 
         return show(request, os.environ)
-    from agent import launch
+    from agent.launch import ignite, prepare
 
-    prepared = launch.prepare(request.job, os.environ)
+    prepared = prepare(request.job, os.environ)
     if not request.join:
         from msrun.detach import detach
 
         if not detach(prepared):
             return 0
-    return launch.run(prepared, os.environ, CONSOLE)
+    ignited = ignite(prepared, os.environ)
+    from agent.run import run  # while the forkserver starts
+    from msrun.console import CONSOLE
+
+    return run(prepared, ignited, os.environ, CONSOLE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from agent.launch import Console
+from agent.run import Console
 
 
 def say(text: str) -> None:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +109,7 @@ def runs_folder(environ: Mapping[str, str], uid: int) -> Iterator[Path]:
     home = environ.get("HOME", "")
     if home.startswith("/"):
         yield Path(home) / ".local" / "state" / "msrun" / "runs"
-    yield Path(tempfile.gettempdir()) / f"msrun-{uid}" / "runs"
+    yield Path(environ.get("TMPDIR") or "/tmp", f"msrun-{uid}", "runs")  # noqa: S108  see records
 
 
 def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -124,9 +123,9 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
     Raises:
         OSError: nothing was replaced; the temporary file is gone.
     """
-    handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", suffix="_tmp", dir=path.parent)
+    aside = path.parent / f".{path.name}.{os.getpid()}_tmp"  # one writer a process
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(aside, "wb") as file:
             file.write(content)
             if durable:
                 file.flush()
