@@ -97,9 +97,9 @@ def _is_stale(job: Job, event: ev.Event) -> bool:
     match event:
         case ev.DeadlinePassed():
             return event.attempt != job.attempt or event.state is not job.state
-        case ev.WorkerStarted():
+        case ev.WorkerStarted() | ev.StartFailed():
             return event.attempt != job.attempt or job.ranks[event.rank] is not RankState.PENDING
-        case ev.StartFailed() | ev.WorkerExited():
+        case ev.WorkerExited():
             return event.attempt != job.attempt or not job.ranks[event.rank].is_alive
         case _:
             return False
@@ -148,6 +148,8 @@ def _start_failed(job: Job, event: ev.StartFailed) -> Decision:
 
 
 def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
+    if job.ranks[event.rank] is RankState.PENDING:  # dead before it was announced
+        job = _worker_started(job, ev.WorkerStarted(event.rank, event.attempt, 0)).job
     told = job.state in {JobState.STOPPING, JobState.KILLING}
     if event.exit_code == 0:
         ended = RankState.SUCCEEDED

@@ -43,6 +43,15 @@ def open_run_folder(layout: RunLayout) -> int:
     return lock
 
 
+def abandon_run_folder(layout: RunLayout, lock: int) -> None:
+    """Give the folder back as it was found: nothing was started."""
+    with contextlib.suppress(OSError):
+        os.unlink(layout.scheduler_log)
+        os.unlink(layout.lock)
+        os.rmdir(layout.folder)  # unless it holds what others put there
+    os.close(lock)
+
+
 def _set_earlier_run_aside(layout: RunLayout) -> None:
     """Move what a previous run left into ``earlier/<its id>/``: nothing is overwritten."""
     names = [SCHEDULER_LOG, EVENTS, STATUS, FAILURE, "errors"]

@@ -6,9 +6,9 @@ and costs lines here, never a worker.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -20,20 +20,25 @@ from worker_hooks.layout import RunLayout, write_atomic
 class Journal:
     """The open files of one run."""
 
-    def __init__(self, layout: RunLayout | None, say: Callable[[str], None], *, echo: bool) -> None:
-        """``layout`` None: nothing is written. ``echo``: events go to stderr as JSON, too."""
+    def __init__(
+        self,
+        layout: RunLayout | None,
+        say: Callable[[str], None],
+        echo: Callable[[str], None] | None = None,
+    ) -> None:
+        """``layout`` None: nothing is written. ``echo``: takes the events as lines of JSON, too."""
         self._layout = layout
         self._say = say
         self._echo = echo
-        self._trouble = False
+        self._said = False  # of troubles only the first
         self._files: dict[Path, int] = {}
 
     def event(self, what: str, **fields: object) -> None:
         """One event or decision."""
         entry = {"time": round(time.time(), 6), "event": what, **fields}
         line = json.dumps(entry, default=_plain)
-        if self._echo:
-            print(line, file=sys.stderr, flush=True)
+        if self._echo is not None:
+            self._echo(line)
         if self._layout is not None:
             self._append(self._layout.events, line)
             words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
@@ -50,11 +55,16 @@ class Journal:
         try:
             write_atomic(path, json.dumps(content, indent=1).encode() + b"\n", durable=durable)
         except OSError as error:
-            self._complain(path, error)
+            self.trouble(path, error)
 
-    def trouble(self, path: Path, error: OSError) -> None:
-        """Say once that log files cannot be written."""
-        self._complain(path, error)
+    def trouble(self, path: Path, error: OSError, doing: str = "write") -> None:
+        """Say once that files cannot be written, or shown."""
+        if not self._said:
+            self._said = True
+            self._say(
+                f"cannot {doing} {path} ({error.strerror}): the job goes on, "
+                "logs and console may lack lines"
+            )
 
     def _append(self, path: Path, line: str) -> None:
         try:
@@ -62,16 +72,13 @@ class Journal:
             if fd is None:
                 fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 self._files[path] = fd
-            os.write(fd, line.encode(errors="backslashreplace") + b"\n")
+            data = line.encode(errors="backslashreplace") + b"\n"
+            written = os.write(fd, data)
+            if written < len(data):  # the disk became full within the line: whole lines only
+                os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR) - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301
         except OSError as error:
-            self._complain(path, error)
-
-    def _complain(self, path: Path, error: OSError) -> None:
-        if not self._trouble:
-            self._trouble = True
-            self._say(
-                f"cannot write {path} ({error.strerror}): the job goes on, logs may lack lines"
-            )
+            self.trouble(path, error)
 
     def close(self) -> None:
         """Close the files."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent import ranks, records
-from agent.folder import open_run_folder
+from agent.folder import abandon_run_folder, open_run_folder
 from agent.forkserver import Forkserver
 from agent.listener import listen
 from agent.preload import Choice, choose
@@ -22,6 +23,8 @@ from agent.spec import JobSpec, UsageError
 from agent.worker import become_subreaper
 from worker_hooks.env import CUDA_VISIBLE_DEVICES
 from worker_hooks.layout import RunLayout
+
+FILES_NEEDED = 30  # 12 for long, 10 more for moments, some to spare; views of logs on top
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +58,39 @@ def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
     Raises:
         UsageError: one sentence on what is wrong.
     """
-    bindings = _bindings(spec, environ)
+    _check_limits()
+    bound = bindings(spec, environ)
     listener = listen(spec.master_addr, spec.master_port)
     records_folder = records.writable_folder(environ)
-    folder = spec.logs.log_dir or records_folder / spec.record_id
-    layout = RunLayout(
-        folder=Path(os.path.abspath(folder)),
-        record_id=spec.record_id,
-        run_id=spec.run_id,
-        stem=spec.logs.worker_log_name,
-        torchrun_tree=spec.logs.torchrun_tree,
-    )
-    try:
-        ranks.plan(spec, layout, 0, environ, bindings)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    layout = ranks.run_layout(spec, records_folder)
+    ranks.plan(spec, layout, 0, environ, bound)  # what is wrong with it is said now
     lock = open_run_folder(layout)
-    return Prepared(spec, layout, listener, lock, records_folder, bindings)
+    return Prepared(spec, layout, listener, lock, records_folder, bound)
 
 
-def _bindings(spec: JobSpec, environ: Mapping[str, str]) -> tuple[ranks.Binding, ...]:
+def abandon(prepared: Prepared) -> None:
+    """Give back what was taken for a run that did not start."""
+    prepared.listener.close()
+    abandon_run_folder(prepared.layout, prepared.lock)
+
+
+def _check_limits() -> None:
+    """Refuse at once what would fail somewhere in the middle."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    free = limit - len(os.listdir("/proc/self/fd"))
+    if limit != resource.RLIM_INFINITY and free < FILES_NEEDED:
+        raise UsageError(
+            f"too few files can be opened ({limit} in all, {free} left, {FILES_NEEDED} needed): "
+            "raise ulimit -n"
+        )
+
+
+def bindings(spec: JobSpec, environ: Mapping[str, str]) -> tuple[ranks.Binding, ...]:
+    """The processors of each local rank on this machine; empty when none were asked for.
+
+    Raises:
+        UsageError: this machine cannot give them.
+    """
     if not spec.bind.wanted:
         return ()
     from agent import affinity, topology

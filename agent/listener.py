@@ -50,9 +50,10 @@ def loopback_host(listener: socket.socket) -> str:
 def _resolve(host: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no host has such a name"
         raise UsageError(
-            f"--master_addr {host} does not resolve ({error}): give a name or address of this host"
+            f"--master_addr {host!r} does not resolve ({why}): give a name or address of this host"
         ) from error
     # IPv4 first: what `localhost` means to most scripts
     family, _, _, _, address = min(found, key=lambda info: info[0] is not socket.AF_INET)

@@ -29,7 +29,7 @@ class Output:
         self._spec = spec
         self._layout = layout
         self._journal = journal
-        self._tail = Tail()
+        self._tail = Tail(journal.trouble)
         self.progress = progress
 
     def begin(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:
@@ -88,11 +88,10 @@ class Output:
         shown = (teed or not redirected) and self._is_shown(local_rank, rank)
         if not shown and not (teed and filtered):
             return []
-        in_tree = teed or redirected
         return [
             View(
                 path=path,
-                fd=(fd if in_tree else 1) if shown else -1,
+                fd=fd if shown else -1,
                 prefix=self._prefix(local_rank, rank, teed=teed),
                 filters=tuple(word.encode() for word in words) if teed and filtered else (),
                 filtered=filtered if teed else None,

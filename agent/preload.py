@@ -10,7 +10,8 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +37,8 @@ READ_AT_IMPORT = (
     "LD_",
     "PYTHON",
 )
-READ_LATER = ("TORCH_NCCL", "TORCHELASTIC", "TORCH_DISTRIBUTED_DEBUG")
+READ_LATER = ("TORCH_NCCL", "TORCHELASTIC")
+LOOKS = frozenset({"get", "copy", "items", "keys", "values"})  # methods that change nothing
 
 # Import torch themselves; a script that uses them may never name torch.
 TORCH_USERS = frozenset(
@@ -138,7 +140,8 @@ def look(entry: Path, search_path: Path) -> Findings:
     """Walk ``entry`` and the local modules it imports."""
     found = Findings()
     seen: set[Path] = set()
-    queue = [entry]
+    # `-m pkg.train` imports pkg first
+    queue = [entry, *(folder / "__init__.py" for folder in _packages(entry, search_path))]
     while queue and found.files < MAX_FILES:
         path = queue.pop()
         if path in seen:
@@ -157,11 +160,20 @@ def look(entry: Path, search_path: Path) -> Findings:
     return found
 
 
+def _packages(entry: Path, search_path: Path) -> Iterator[Path]:
+    if search_path in entry.parents:
+        for folder in entry.parents:
+            if folder == search_path:
+                return
+            yield folder
+
+
 def _parse(path: Path) -> ast.Module | None:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            return None
-        return ast.parse(path.read_bytes())
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:
+            return None  # what a pipe holds is the worker's to read
+        with warnings.catch_warnings(action="ignore"):  # they are the worker's to give
+            return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None  # Python will say it better, with a traceback
 
@@ -187,28 +199,34 @@ def _used_names(tree: ast.Module) -> Iterator[str]:
 
 
 def _early_environ(tree: ast.Module) -> str | None:
-    """A variable that the module sets at its top level and that an import reads."""
+    """A variable that the module changes anywhere and that an import reads."""
     for node in ast.walk(tree):
-        for name in _environ_names(node):
-            if name.startswith(READ_AT_IMPORT) and not name.startswith(READ_LATER):
-                return name
+        if _changes_environ(node):
+            for name in _words(node):
+                if name.startswith(READ_AT_IMPORT) and not name.startswith(READ_LATER):
+                    return name
     return None
 
 
-def _environ_names(node: ast.AST) -> Iterable[str]:
-    """Names a node sets: os.environ[X] = .., .setdefault(X, ..), .update(..), putenv(X, ..)."""
-    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-        if _says_environ(node.value) and isinstance(node.slice, ast.Constant):
-            yield str(node.slice.value)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        sets = _says_environ(node.func.value) and node.func.attr in {"setdefault", "update"}
-        if sets or node.func.attr == "putenv":
-            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
-            for argument in node.args:
-                if isinstance(argument, ast.Constant):
-                    yield str(argument.value)
-                elif isinstance(argument, ast.Dict):
-                    yield from (str(k.value) for k in argument.keys if isinstance(k, ast.Constant))
+def _changes_environ(node: ast.AST) -> bool:
+    """os.environ[X] = .., del, |=, any method but those that only look, putenv, unsetenv."""
+    match node:
+        case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
+            return _says_environ(value)
+        case ast.AugAssign(target=target):
+            return _says_environ(target)
+        case ast.Call(func=ast.Attribute(value=value, attr=method)):
+            changes = _says_environ(value) and method not in LOOKS
+            return changes or method in {"putenv", "unsetenv"}
+        case _:
+            return False
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    for part in ast.walk(node):
+        match part:
+            case ast.Constant(value=str(word)) | ast.keyword(arg=str(word)):
+                yield word
 
 
 def _says_environ(node: ast.AST) -> bool:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from string import Template
 
-from agent.spec import JobSpec, ProgramKind, Std
+from agent.spec import JobSpec, ProgramKind, Std, UsageError
 from worker_hooks.env import JobEnv, WorkerEnv, visible_devices
 from worker_hooks.layout import RunLayout
 from worker_hooks.protocol import WorkerOrder
@@ -21,10 +22,9 @@ _RUN_PATH = (
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Processors and memory nodes of one rank; empty: any."""
+    """Processors of one rank; empty: any."""
 
     cpus: tuple[int, ...] = ()
-    memory_nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,18 @@ class Streams:
 
     stdout: str
     stderr: str
+
+
+def run_layout(spec: JobSpec, records_folder: Path) -> RunLayout:
+    """Every path of the run: under ``--log_dir``, else under its record."""
+    folder = spec.logs.log_dir or records_folder / spec.record_id
+    return RunLayout(
+        folder=folder.absolute(),
+        record_id=spec.record_id,
+        run_id=spec.run_id,
+        stem=spec.logs.worker_log_name,
+        torchrun_tree=spec.logs.torchrun_tree,
+    )
 
 
 def job_env(spec: JobSpec, port: int) -> JobEnv:
@@ -91,9 +103,9 @@ def plan(
     """The orders of one attempt, by local rank.
 
     Raises:
-        ValueError: ``--virtual-local-rank`` with too few visible devices.
+        UsageError: ``--virtual-local-rank`` with too few visible devices.
     """
-    devices = visible_devices(spec.nproc, inherited) if spec.virtual_local_rank else None
+    devices = _devices(spec, inherited)
     orders = []
     for local_rank in range(spec.nproc):
         error_file = "" if spec.logs.disabled else str(layout.error_file(attempt, local_rank))
@@ -115,7 +127,15 @@ def plan(
                 stdout=out.stdout,
                 stderr=out.stderr,
                 cpus=binding.cpus,
-                memory_nodes=binding.memory_nodes,
             )
         )
     return tuple(orders)
+
+
+def _devices(spec: JobSpec, inherited: Mapping[str, str]) -> tuple[str, ...] | None:
+    if not spec.virtual_local_rank:
+        return None
+    try:
+        return visible_devices(spec.nproc, inherited)
+    except ValueError as error:
+        raise UsageError(str(error)) from error

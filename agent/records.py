@@ -35,11 +35,13 @@ class Record:
 
 
 def birth(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot; ``None`` when there is none."""
+    """When a process was started, in clock ticks since boot; ``None`` when there is none alive."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # the name in parentheses may hold anything; field 22 is the 20th after it
-            return int(file.read().rpartition(b")")[2].split()[19])
+            # the name in parentheses may hold anything; state is the first field after it,
+            # and field 22, the start, the 20th
+            fields = file.read().rpartition(b")")[2].split()
+            return None if fields[0] in {b"Z", b"X"} else int(fields[19])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -96,16 +98,14 @@ def _read(folder: Path) -> Record | None:
 
 def records(environ: Mapping[str, str]) -> Iterator[Record]:
     """All readable records, newest first."""
-    folders = {
-        path.name: path
+    found = [
+        _read(path)
         for folder in runs_folder(environ, os.getuid())
         if folder.is_dir() and _is_ours(folder)
         for path in folder.iterdir()
-    }
-    for name in sorted(folders, reverse=True):
-        record = _read(folders[name])
-        if record is not None:
-            yield record
+    ]
+    known = {record.record_id: record for record in found if record is not None}
+    yield from sorted(known.values(), key=lambda record: record.started, reverse=True)
 
 
 def find(environ: Mapping[str, str], name: str | None) -> Record:

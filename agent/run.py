@@ -17,6 +17,7 @@ from agent.journal import Journal
 from agent.launch import Ignited, Prepared
 from agent.oom import read_counters
 from agent.output import Output
+from agent.spec import JobSpec
 from agent.starter import Starter
 from agent.state import JobState
 from agent.status import status
@@ -48,7 +49,7 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
 
     facts = Facts(spec, layout, socket.gethostname(), time.time(), plan)
     kept = None if spec.logs.disabled else layout
-    journal = Journal(kept, console.say, echo=spec.event_log_handler == "console")
+    journal = Journal(kept, console.say, _echo(spec, console))
     warm = "warm" if forkserver.warmth else "cold"
     journal.log(f"msrun {spec.record_id}: {sys.argv}")
     journal.log(f"workers start {warm}: {ignited.choice.reason}")
@@ -79,6 +80,10 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
     prepared.listener.close()
     os.close(prepared.lock)
     return ending.exit_code
+
+
+def _echo(spec: JobSpec, console: Console) -> Callable[[str], None] | None:
+    return console.report if spec.event_log_handler == "console" else None
 
 
 class Verdict:

@@ -22,6 +22,8 @@ def status(facts: Facts, job: Job, workers: Sequence[Worker]) -> dict[str, objec
         "state": job.state.value,
         "attempt": job.attempt,
         "max_restarts": spec.max_restarts,
+        "grace_s": spec.timeouts.grace_s,
+        "kill_s": spec.timeouts.kill_s,
         "reason": job.failure,
         "started": facts.started,
         "updated": time.time(),

@@ -9,17 +9,19 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 IN_MODIFY = 0x2  # linux/inotify.h
 IN_NONBLOCK = 0o4000
 CHUNK_BYTES = 1 << 16
-MAX_LINE_BYTES = 1 << 20  # a longer line is shown in pieces of this size
+MAX_LINE_BYTES = 1 << 20  # a longer line is shown in pieces of about this size
+SPARED_FILES = 16  # descriptors that are left to the rest of the process
 POLL_S = 0.2  # only where the kernel has no inotify watch left to give
 
 
@@ -34,16 +36,40 @@ class View:
     filtered: Path | None = None  # ... to this file
 
 
+def append(path: Path, data: bytes) -> None:
+    """Add to a file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with path.open("ab", buffering=0) as file:
+        file.write(data)
+
+
 class Follower:
     """One file, read up to its present end again and again."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, copy: Callable[[Path, bytes], None] = append) -> None:
+        """Open the file; ``copy`` takes the lines that the filters pick.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
         self.view = view
+        self._copy = copy
         self._file = os.open(view.path, os.O_RDONLY | os.O_CLOEXEC)
         self._partial = b""
 
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._file
+
     def read(self, write: Callable[[int, bytes], None]) -> bool:
-        """Show one chunk; False when there was nothing new."""
+        """Show one chunk; False when there was nothing new.
+
+        Raises:
+            OSError: it cannot be read.
+        """
         chunk = os.read(self._file, CHUNK_BYTES)
         if not chunk:
             return False
@@ -58,7 +84,7 @@ class Follower:
         return True
 
     def finish(self, write: Callable[[int, bytes], None]) -> None:
-        """Show a last line that has no end."""
+        """Show a last line that has no end, and read no more."""
         if self._partial:
             self._show([self._partial], write)
         os.close(self._file)
@@ -71,8 +97,7 @@ class Follower:
         if self.view.filtered is not None:
             picked = [line for line in ended if any(word in line for word in self.view.filters)]
             if picked:
-                with self.view.filtered.open("ab") as file:
-                    file.write(b"".join(picked))
+                self._copy(self.view.filtered, b"".join(picked))
 
 
 def _lines(data: bytes) -> list[bytes]:
@@ -82,31 +107,60 @@ def _lines(data: bytes) -> list[bytes]:
     return [*lines, pieces[-1]] if pieces[-1] else lines
 
 
+def _unheard(path: Path, error: OSError, doing: str) -> None:
+    """Say nothing: for files that others made."""
+
+
 class Tail:
     """The thread that follows files."""
 
-    def __init__(self) -> None:
+    def __init__(self, trouble: Callable[[Path, OSError, str], None] = _unheard) -> None:
+        """``trouble`` is told, mostly by the thread, what cannot be shown or written, and why."""
+        self._trouble = trouble
         self._lock = threading.Lock()
-        self._wanted: list[View] = []
-        self._followers: dict[Follower, None] = {}
+        self._wanted: list[list[Follower]] = []
+        self._followers: list[Follower] = []
         self._stopping = False
-        self._closed = False  # the console is gone
+        self._closed: set[int] = set()  # who read there is gone
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._files_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._inotify = _Inotify()
         self._thread: threading.Thread | None = None
         self.progress = time.monotonic()
 
     def follow(self, views: list[View]) -> None:
         """Follow these files from their beginning; those followed so far are shown to their end."""
+        # opened here and now: the next attempt renames them, however late the thread is
+        followers = list(self._open(views))
         with self._lock:
-            self._wanted += views
-        if self._thread is None and views:
-            self._thread = threading.Thread(target=self._run, name="msrun-tail", daemon=True)
-            self._thread.start()
+            self._wanted.append(followers)
+        if self._thread is None and followers:
+            thread = threading.Thread(target=self._run, name="msrun-tail", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads for this user
+                error = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+                self._trouble(views[0].path, error, "show")
+                return
+            self._thread = thread
         self._wake()
+
+    def _open(self, views: Iterable[View]) -> Iterator[Follower]:
+        for view in views:
+            try:
+                follower = Follower(view, self._copy)
+                if 0 <= self._files_limit - SPARED_FILES <= follower.fileno():
+                    follower.finish(self._write)
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # noqa: TRY301
+                yield follower
+            except FileNotFoundError:
+                continue  # it is gone or was never made: nothing to show
+            except OSError as error:
+                self._trouble(view.path, error, "show")
 
     def close(self, patience_s: float) -> bool:
         """Show what is left and stop; False if the console took nothing for ``patience_s``."""
+        self.progress = time.monotonic()
         self._stopping = True
         self._wake()
         thread = self._thread
@@ -140,32 +194,41 @@ class Tail:
     def _take_wanted(self) -> None:
         with self._lock:
             wanted, self._wanted = self._wanted, []
-        if not wanted:
-            return
-        self._end_all()
-        for view in wanted:
-            try:
-                follower = Follower(view)
-                self._inotify.watch(view.path)
-            except OSError:
-                continue  # the file is gone or was never made: nothing to show
-            self._followers[follower] = None
-        self._read_all()
+        for followers in wanted:
+            self._end_all()
+            self._followers = followers
+            for follower in followers:
+                self._inotify.watch(follower.fileno())
+            self._read_all()
 
     def _read_all(self) -> None:
-        busy = list(self._followers)
+        """Show what there is, in turns: one that never stops must not starve the others."""
+        busy = True
         while busy:
-            busy = [follower for follower in busy if follower.read(self._write)]
+            busy = any([self._read(follower) for follower in self._followers])  # noqa: C419  all
+
+    def _read(self, follower: Follower) -> bool:
+        try:
+            return follower.read(self._write)
+        except OSError as error:
+            self._trouble(follower.view.path, error, "show")
+            return False
 
     def _end_all(self) -> None:
         self._read_all()
         for follower in self._followers:
             follower.finish(self._write)
-        self._followers.clear()
+        self._followers = []
+
+    def _copy(self, path: Path, data: bytes) -> None:
+        try:
+            append(path, data)
+        except OSError as error:
+            self._trouble(path, error, "write")
 
     def _write(self, fd: int, data: bytes) -> None:
         view = memoryview(data)
-        while view and fd >= 0 and not self._closed:
+        while view and fd >= 0 and fd not in self._closed:
             try:
                 view = view[os.write(fd, view) :]
                 self.progress = time.monotonic()
@@ -173,7 +236,7 @@ class Tail:
                 select.select([], [fd], [])
             except OSError as error:
                 if error.errno != errno.EINTR:
-                    self._closed = True  # `msrun ... | head`: nobody reads, the job goes on
+                    self._closed.add(fd)  # `msrun ... | head`: nobody reads, the job goes on
 
 
 class _Inotify:
@@ -186,11 +249,9 @@ class _Inotify:
         if self.blind:
             self.fd, _ = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
-    def watch(self, path: Path) -> None:
-        if (
-            not self.blind
-            and self._libc.inotify_add_watch(self.fd, os.fsencode(path), IN_MODIFY) < 0
-        ):
+    def watch(self, fd: int) -> None:
+        path = f"/proc/self/fd/{fd}".encode()
+        if not self.blind and self._libc.inotify_add_watch(self.fd, path, IN_MODIFY) < 0:
             self.blind = True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -9,11 +10,14 @@ from collections.abc import Sequence
 from agent.spec import UsageError
 
 USAGE_EXIT = 2
+STDERR = 2
+LAST_WORDS_S = 10.0  # for a stderr that takes nothing: the words are in scheduler.log
 SUBCOMMANDS = ("status", "stop", "logs")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run msrun with these arguments; the exit code."""
+    _open_standard_streams()
     try:
         if argv and argv[0] in SUBCOMMANDS:
             from msrun.commands import run
@@ -21,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
             return run(argv)
         return _launch(argv)
     except UsageError as error:
-        print(f"msrun: error: {error}", file=sys.stderr)
+        _say(f"error: {error}")
         return USAGE_EXIT
     except BrokenPipeError:  # `msrun --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -30,17 +34,40 @@ def main(argv: Sequence[str]) -> int:
         return 130
 
 
+def _open_standard_streams() -> None:
+    """What was started with a closed stdout must not open a log file as its descriptor 1."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+def _say(text: str) -> None:
+    """One sentence on stderr, before anything runs."""
+    with contextlib.suppress(OSError):  # nobody listens
+        os.write(STDERR, f"msrun: {text}\n".encode(errors="backslashreplace"))
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the present folder cannot be found ({error.strerror}): go to one that exists"
+        ) from error
+
+
 def _launch(argv: Sequence[str]) -> int:
     from msrun.parse import parse
 
+    _check_folder()
     request = parse(argv, os.environ)
     for warning in request.warnings:
-        print(f"msrun: warning: {warning}", file=sys.stderr)
+        _say(f"warning: {warning}")
     if request.dry_run:
         from msrun.dry_run import show
 
         return show(request, os.environ)
-    from agent.launch import ignite, prepare
+    from agent.launch import abandon, ignite, prepare
 
     prepared = prepare(request.job, os.environ)
     if not request.join:
@@ -48,8 +75,16 @@ def _launch(argv: Sequence[str]) -> int:
 
         if not detach(prepared):
             return 0
-    ignited = ignite(prepared, os.environ)
+    try:
+        ignited = ignite(prepared, os.environ)
+    except UsageError:
+        if request.join:  # else its log is the only place where it is said
+            abandon(prepared)
+        raise
     from agent.run import run  # while the forkserver starts
-    from msrun.console import CONSOLE
+    from msrun.console import CONSOLE, VOICE
 
-    return run(prepared, ignited, os.environ, CONSOLE)
+    try:
+        return run(prepared, ignited, os.environ, CONSOLE)
+    finally:
+        VOICE.close(LAST_WORDS_S)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from agent.launch import Prepared
+from agent.launch import Prepared, abandon
+from agent.spec import UsageError
 
 
 def detach(prepared: Prepared) -> bool:
@@ -12,9 +13,20 @@ def detach(prepared: Prepared) -> bool:
 
     Called before any thread or loop exists. The caller leaves only when the job's process leads
     its own session, so a closing terminal cannot reach it.
+
+    Raises:
+        UsageError: no process can be started, or its log cannot be written.
     """
     ready, told = os.pipe()
-    pid = os.fork()
+    try:
+        log = os.open(prepared.layout.scheduler_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        pid = os.fork()
+    except OSError as error:
+        abandon(prepared)
+        raise UsageError(
+            f"the job cannot be detached ({error.strerror}): raise the limits (ulimit -u), or name "
+            "another --log_dir"
+        ) from error
     if pid:
         os.close(told)
         os.read(ready, 1)
@@ -28,7 +40,6 @@ def detach(prepared: Prepared) -> bool:
     os.close(ready)
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
-    log = os.open(prepared.layout.scheduler_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.dup2(log, 2)  # what msrun says to people belongs into its log now

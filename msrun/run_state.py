@@ -138,7 +138,7 @@ def _folder(record: Record) -> Path:
     """A later run with the same ``--log_dir`` has set the files of this one aside."""
     folder = Path(record.log_dir)
     aside = folder / EARLIER / record.record_id
-    return aside if aside.is_dir() else folder
+    return aside if os.path.isdir(aside) else folder
 
 
 def last_word(folder: Path, record_id: str) -> LastWord | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-from pathlib import Path
+import sys
 
 from agent.spec import UsageError
-from agent.tail import Follower, Tail
+from agent.tail import Follower, Tail, View
 from msrun.log_files import STDOUT, Wanted, checked_attempt, views
-from msrun.run_state import RunState, last_word, look, open_process
+from msrun.run_state import RunState, look, open_process
 from msrun.stdout import put_bytes
 
 POLL_S = 0.2  # for the next attempt; lines of the present one come as they are written
@@ -23,14 +23,18 @@ def show(run: RunState, wanted: Wanted) -> None:
         UsageError: no such rank or attempt, or the files are gone.
     """
     found = views(run, wanted, checked_attempt(run, wanted))
-    existing = [view for view in found if view.path.is_file()]
+    existing = [view for view in found if os.path.isfile(view.path)]
     if not existing:
         raise UsageError(_why_none(run, wanted))
     for view in existing:
-        _show(Follower(view))
+        _show(view)
 
 
-def _show(follower: Follower) -> None:
+def _show(view: View) -> None:
+    try:
+        follower = Follower(view)
+    except OSError as error:
+        raise UsageError(f"{view.path} cannot be read ({error.strerror})") from error
     while follower.read(put_bytes):
         pass
     follower.finish(put_bytes)
@@ -38,12 +42,14 @@ def _show(follower: Follower) -> None:
 
 def _why_none(run: RunState, wanted: Wanted) -> str:
     name = f"run {run.record.record_id}"
-    if not run.folder.is_dir():
+    if not os.path.isdir(run.folder):
         return f"the log folder of {name} is gone: {run.folder}"
     if run.word is None and run.alive and not wanted.scheduler:
         return f"{name} is still starting: it has no worker logs yet"
     what = "scheduler.log" if wanted.scheduler else "worker logs"
-    return f"{name} has no {what} in {run.folder}: removed, or switched off with --log-dir /dev/null"
+    return (
+        f"{name} has no {what} in {run.folder}: removed, or switched off with --log-dir /dev/null"
+    )
 
 
 def follow(run: RunState, wanted: Wanted) -> None:
@@ -52,6 +58,8 @@ def follow(run: RunState, wanted: Wanted) -> None:
     Raises:
         UsageError: no such rank or attempt, or the files are gone.
     """
+    if sys.stdout is None:  # closed
+        return
     process = open_process(run.record)
     if process is None:
         show(look(run.record), wanted)
@@ -63,17 +71,33 @@ def follow(run: RunState, wanted: Wanted) -> None:
 
 
 def _follow(run: RunState, wanted: Wanted, process: int) -> None:
-    tail, shown = Tail(), -1
+    tail = Tail()
+    shown = _follow_new(tail, run, wanted, None)
     waiting = select.poll()
     waiting.register(process, select.POLLIN)
     waiting.register(STDOUT, 0)  # only its hang-up: the reader left
     ended = False
-    while True:
-        run = look(run.record)
-        newest = checked_attempt(run, wanted) if run.word or wanted.scheduler else -1
-        first = newest if shown < 0 or wanted.attempt is not None else shown + 1
-        for attempt in range(first, newest + 1):
-            if attempt > shown:
-                ...
-        if ended:
-            break
+    while not ended:
+        happened = dict(waiting.poll(int(POLL_S * 1000)))
+        if STDOUT in happened:
+            return
+        ended = process in happened
+        shown = _follow_new(tail, look(run.record), wanted, shown)
+    while not tail.close(PATIENCE_S):
+        pass  # a pager may pause for as long as its reader likes
+
+
+def _follow_new(tail: Tail, run: RunState, wanted: Wanted, shown: int | None) -> int | None:
+    """Follow the attempts after ``shown``; the newest that is followed, ``None`` before the first.
+
+    A last word that names an attempt was written after that attempt's files were made.
+    """
+    if run.word is None and not wanted.scheduler:
+        return shown
+    newest = checked_attempt(run, wanted)
+    for attempt in range(newest if shown is None else shown + 1, newest + 1):
+        existing = [view for view in views(run, wanted, attempt) if os.path.isfile(view.path)]
+        if not existing and shown is None:
+            raise UsageError(_why_none(run, wanted))
+        tail.follow(existing)
+    return newest

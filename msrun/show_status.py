@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import sys
 import time
@@ -37,6 +38,7 @@ STYLES = {
 }
 RUN_COLUMNS = ("run", "state", "pid", "workers", "started", "script", "logs")
 RANK_COLUMNS = ("rank", "pid", "state", "attempt", "uptime", "exit")
+LONG = frozenset({"script", "logs", "exit"})  # on a narrow terminal these are wrapped first
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
@@ -71,7 +73,7 @@ def facts(run: RunState, now: float) -> Iterable[tuple[str, str]]:
     yield "uptime", f"{uptime(run, now)} (started {moment(record.started)})"
     if word and word.reason:
         yield "reason", word.reason
-    gone = "" if run.folder.is_dir() else " (gone)"
+    gone = "" if os.path.isdir(run.folder) else " (gone)"
     yield "logs", f"{run.folder}{gone}"
     yield "command", shlex.join(record.argv)
 
@@ -151,7 +153,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, styled: str)
     )
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        grid.add_column(column, overflow="fold")
+        grid.add_column(column, overflow="fold", no_wrap=column not in LONG)
     at = columns.index(styled)
     for row in rows:
         cells = [Text(harmless(cell)) for cell in row]

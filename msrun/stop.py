@@ -29,7 +29,9 @@ FAILED_EXIT = 1
 STOPPING = frozenset({JobState.STOPPING.value, JobState.KILLING.value})
 
 
-def stop(environ: Mapping[str, str], name: str | None, timeout_s: float | None, *, now: bool) -> int:
+def stop(
+    environ: Mapping[str, str], name: str | None, timeout_s: float | None, *, now: bool
+) -> int:
     """Stop the run called ``name`` and say what became of it.
 
     Args:
@@ -150,5 +152,9 @@ def _end(run: RunState) -> str:
 
 
 def _left(run: RunState) -> str:
-    pids = [f"rank {w.rank} (pid {w.pid})" for w in run.word.workers if w.state == "running"] if run.word else []
+    pids = (
+        [f"rank {w.rank} (pid {w.pid})" for w in run.word.workers if w.state == "running"]
+        if run.word
+        else []
+    )
     return f", still there: {', '.join(pids)}" if pids else ""

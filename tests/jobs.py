@@ -98,7 +98,9 @@ class Job:
         return {path.name: path.read_text(errors="replace") for path in self.folder.glob("*_*.log")}
 
     def events(self) -> list[dict]:
-        return [json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()
+        ]
 
 
 @dataclass

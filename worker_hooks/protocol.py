@@ -33,7 +33,6 @@ class WorkerOrder:
     stdout: str  # a path to append to; empty: the forkserver's own stream
     stderr: str
     cpus: tuple[int, ...] = ()  # empty: no binding
-    memory_nodes: tuple[int, ...] = ()  # NUMA nodes to allocate from; empty: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ def decode(packet: bytes) -> Message:
         if kind is Preload:
             return Preload(tuple(fields["modules"]))
         message: Message = kind(**fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"unreadable message {packet[:80]!r}: {error!r}") from error
     return message
 
@@ -143,7 +142,6 @@ def _order(fields: dict[str, object]) -> WorkerOrder:
         order.stdout,
         order.stderr,
         tuple(order.cpus),
-        tuple(order.memory_nodes),
     )
 
 

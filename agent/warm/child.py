@@ -7,13 +7,14 @@ import os
 import select
 import signal
 import sys
+import threading
+from types import ModuleType
+from typing import Any
 
 from worker_hooks.protocol import WorkerOrder
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_NAME = 15
-MPOL_BIND = 2  # linux/mempolicy.h
-SYS_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -60,8 +61,6 @@ def become(order: WorkerOrder, agent_pid: int) -> None:
     detach(agent_pid)
     if order.cpus:
         os.sched_setaffinity(0, order.cpus)
-    if order.memory_nodes:
-        _bind_memory(order.memory_nodes)
     _open_streams(order)
 
 
@@ -80,13 +79,6 @@ def _open_streams(order: WorkerOrder) -> None:
         os.close(fd)
 
 
-def _bind_memory(nodes: tuple[int, ...]) -> None:
-    number = SYS_SET_MEMPOLICY.get(os.uname().machine)
-    if number is not None:
-        mask = ctypes.c_ulong(sum(1 << node for node in nodes))
-        _libc.syscall(number, MPOL_BIND, ctypes.byref(mask), ctypes.c_ulong(64))
-
-
 def adopt(order: WorkerOrder) -> None:
     """In a warm worker: take over what a fresh interpreter would have read for itself."""
     os.environ.update(order.environ)
@@ -94,12 +86,30 @@ def adopt(order: WorkerOrder) -> None:
     if extra:
         sys.argv[1:] = order.argv[-extra:]
         sys.orig_argv[-extra:] = order.argv[-extra:]
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()  # the fork copied numpy's global state; the random module sees to itself
-    processes = sys.modules.get("multiprocessing.process")
-    if processes is not None:
+    _renew_main()
+    _diverge()
+
+
+def _renew_main() -> None:
+    """Make a ``__main__`` that the collector looks at: the one there was frozen with all else.
+
+    Else a cycle through the script's globals, as every function makes one, would never be freed.
+    """
+    old, new = sys.modules["__main__"], ModuleType("__main__")
+    vars(new).update(vars(old))
+    sys.modules["__main__"] = new
+
+
+def _diverge() -> None:
+    """Draw anew what the fork copied and a process has of its own; ``random`` does so itself."""
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()  # not torch.seed(): that would queue a call for CUDA, too
+    if (processes := sys.modules.get("multiprocessing.process")) is not None:
         processes.current_process().authkey = os.urandom(32)
+    main_thread: Any = threading.main_thread()
+    main_thread._set_native_id()  # noqa: SLF001  Python keeps the parent's
 
 
 def revive_blas_threads() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import sys
+import threading
 
 # Their module state holds process groups, whose end is visible to other ranks.
 TORN_DOWN = "torch.distributed"
@@ -36,6 +37,8 @@ def arm(preloaded: set[str]) -> None:
 
 def _forget() -> None:
     """Hide preloaded modules from the interpreter's end, as it would itself: name to None."""
+    if threading.main_thread().is_alive():
+        return  # somebody ran the exit functions early
     modules: dict[str, object] = sys.modules  # type: ignore[assignment]  # None is allowed here
     for name, module in _kept.items():
         if modules.get(name) is module:

@@ -25,6 +25,7 @@ from agent.warm import child, leave, store
 from worker_hooks import protocol
 from worker_hooks.env import RUNS
 
+OURS = {"agent", "worker_hooks"}
 SWEEPS = 50  # rounds of looking for processes left over, 20 ms apart: one second
 
 
@@ -65,20 +66,44 @@ def serve_warm(text: str, root: str) -> None:
     leave.prepare()
     started = time.monotonic()
     before = set(sys.modules)
-    _import(orders.preload, orders.search_path)
+    problem = _hidden(orders.search_path) or _import(orders.preload, orders.search_path)
     gc.freeze()
     threads = _threads()
-    problem = _why_not_fork() if threads > 1 or "torch" in sys.modules else ""
+    problem = problem or _why_not_fork()
     protocol.send(link, protocol.Ready(time.monotonic() - started, problem))
     order, _ = _serve(link, orders)
     child.rename(comm)
     link.close()
     if threads > 1:
         child.revive_blas_threads()
-    leave.arm(set(sys.modules) - before)
+    if not os.environ.get("LD_PRELOAD"):  # a profiler or allocator there reports as it is unloaded
+        leave.arm(set(sys.modules) - before)
     child.adopt(order)
-    for name in [name for name in sys.modules if name.split(".")[0] in {"agent", "worker_hooks"}]:
+    _vanish(root)
+
+
+def _hidden(search_path: str | None) -> str:
+    """Why our imports hide the user's: a file beside the script may shadow a module of Python.
+
+    A fresh interpreter finds that file first; here Python's own is loaded already.
+    """
+    loaded = list(sys.modules)
+    for name in loaded[loaded.index("agent") :]:
+        place = os.path.join(search_path or "", name)
+        if name.split(".")[0] in OURS or "." in name:
+            continue
+        if os.path.isfile(f"{place}.py") or os.path.isfile(f"{place}/__init__.py"):
+            return f"{place} hides Python's own {name}"
+    return ""
+
+
+def _vanish(root: str) -> None:
+    """Leave no trace of our packages: the user may have an ``agent`` of their own."""
+    for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
         del sys.modules[name]
+    for place in list(sys.path_importer_cache):
+        if place.startswith(root) and place not in sys.path:
+            del sys.path_importer_cache[place]
 
 
 def serve_cold(text: str) -> None:
@@ -88,6 +113,8 @@ def serve_cold(text: str) -> None:
     link = _link(orders)
     protocol.send(link, protocol.Ready(0.0))
     order, attempt = _serve(link, orders)
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)  # ignored by Python, and exec would pass that on
     try:
         os.execvpe(order.argv[0], order.argv, {**os.environ, **order.environ})
     except OSError as error:
@@ -114,8 +141,10 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
                 _fork_store(link, message, fds[0], orders.agent_pid)
                 os.close(fds[0])
             case protocol.Preload():
-                _import(message.modules, orders.search_path)
+                problem = _import(message.modules, orders.search_path) or _why_not_fork()
                 gc.freeze()
+                if problem:
+                    protocol.send(link, protocol.Ready(0.0, problem))
             case None:
                 end_leftovers(orders.record_id)
                 os._exit(0)
@@ -182,10 +211,11 @@ def _fork_store(link: socket.socket, message: protocol.StartStore, fd: int, agen
     os._exit(0)
 
 
-def _import(modules: tuple[str, ...], search_path: str | None) -> None:
+def _import(modules: tuple[str, ...], search_path: str | None) -> str:
     """Import what the script will import, found as the script would find it.
 
-    A module that fails to import fails again, with its traceback, in the script.
+    Returns why this process must not be forked, else nothing: a module that fails half-way leaves
+    others behind, and would fail differently when the script imports it again.
     """
     if search_path is not None:
         sys.path.insert(0, search_path)
@@ -194,10 +224,12 @@ def _import(modules: tuple[str, ...], search_path: str | None) -> None:
         for module in modules:
             try:
                 importlib.import_module(module)
-            except ModuleNotFoundError:
-                continue  # `from torch import no_grad` looks like a module to a parser
             except Exception as error:  # noqa: BLE001  the user's modules may raise anything
-                print(f"msrun: preload of {module}: {error!r}", file=sys.stderr)
+                # `from torch import no_grad` looks like a module to a parser
+                absent = error.name if isinstance(error, ModuleNotFoundError) else None
+                if absent is None or not f"{module}.".startswith(f"{absent}."):
+                    return f"importing {module} failed: {error!r}"
+        return ""
     finally:
         gc.enable()
         if search_path is not None and sys.path and sys.path[0] == search_path:

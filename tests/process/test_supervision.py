@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from jobs import WORKERS, Job, Launcher, poll
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -47,7 +46,9 @@ def test_a_failing_rank_fails_the_job_with_1_and_is_named(msrun: Launcher, code:
     assert states == ["stopped", "failed", "stopped"]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGRTMIN + 3])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGRTMIN + 3]
+)
 def test_a_killed_rank_is_named_with_its_signal(msrun: Launcher, signum: int) -> None:
     job = msrun.start("--nproc-per-node=2", WORKERS / "leave.py", f"0=-{int(signum)}")
     ended = job.wait()
@@ -57,7 +58,9 @@ def test_a_killed_rank_is_named_with_its_signal(msrun: Launcher, signum: int) ->
 
 
 @pytest.mark.parametrize("signum", STOPS)
-def test_a_stop_signal_is_forwarded_and_named_by_the_exit_code(msrun: Launcher, signum: int) -> None:
+def test_a_stop_signal_is_forwarded_and_named_by_the_exit_code(
+    msrun: Launcher, signum: int
+) -> None:
     job = ready(msrun.start("--nproc-per-node=2", WORKERS / "wait.py"), 2)
     job.signal(signum)
     ended = job.wait()
@@ -79,7 +82,9 @@ def test_a_stop_before_the_first_fork_starts_nothing(msrun: Launcher) -> None:
     slow.write_text("import time; time.sleep(30)")
     script = msrun.tmp / "train.py"
     script.write_text("import torch, slow")
-    job = msrun.start("--preload=slow", script, PYTHONPATH=f"{msrun.tmp}:{msrun.env()['PYTHONPATH']}")
+    job = msrun.start(
+        "--preload=slow", script, PYTHONPATH=f"{msrun.tmp}:{msrun.env()['PYTHONPATH']}"
+    )
     job.await_state("starting")
     job.signal(signal.SIGTERM)
     assert job.wait(10).code == 143
@@ -130,7 +135,10 @@ def test_user_signals_reach_the_workers_and_mean_nothing_to_msrun(msrun: Launche
 
 def test_a_user_signal_that_is_listed_as_handled_stops_the_job(msrun: Launcher) -> None:
     job = msrun.start(
-        "--nproc-per-node=1", "--signals-to-handle=SIGUSR1", "--shutdown-timeout=1", WORKERS / "wait.py"
+        "--nproc-per-node=1",
+        "--signals-to-handle=SIGUSR1",
+        "--shutdown-timeout=1",
+        WORKERS / "wait.py",
     )
     ready(job, 1)
     job.signal(signal.SIGUSR1)
@@ -181,7 +189,9 @@ def test_no_worker_outlives_a_kill_of_msrun(msrun: Launcher, also_forkserver: bo
 
 def forkserver(job: Job) -> int:
     children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    return next(int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "msrun-fork\n")
+    return next(
+        int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "msrun-fork\n"
+    )
 
 
 def test_a_killed_forkserver_is_replaced_and_restarts_still_work(msrun: Launcher) -> None:
@@ -208,14 +218,20 @@ def test_restarts_are_counted_job_wide_and_end_with_the_budget(msrun: Launcher) 
 
 
 def test_a_restart_that_succeeds_is_a_success(msrun: Launcher) -> None:
-    job = msrun.start("--nproc-per-node=2", "--max-restarts=3", WORKERS / "leave.py", "0=5@0", "rest=0@1")
+    job = msrun.start(
+        "--nproc-per-node=2", "--max-restarts=3", WORKERS / "leave.py", "0=5@0", "rest=0@1"
+    )
     assert job.wait().code == 0
     assert job.status()["attempt"] == 1
 
 
 def test_a_stop_while_a_failure_is_cleared_away_prevents_the_restart(msrun: Launcher) -> None:
     job = msrun.start(
-        "--nproc-per-node=2", "--max-restarts=5", "--shutdown-timeout=2", WORKERS / "wait.py", "deaf"
+        "--nproc-per-node=2",
+        "--max-restarts=5",
+        "--shutdown-timeout=2",
+        WORKERS / "wait.py",
+        "deaf",
     )
     ready(job, 2)
     os.kill(job.pids()[0], signal.SIGKILL)

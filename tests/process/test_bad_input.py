@@ -1,0 +1,389 @@
+"""Bad input and a bad place to run in: one clear sentence and nothing started, or a clean survival."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from jobs import ROOT, WORKERS, Ended, poll
+
+HELLO = "import os; print('hello from', os.environ['RANK'])\n"
+MOUNT_FULL = """
+mount -t tmpfs -o size=64k tmpfs "$DISK" || exit 77
+head -c 65536 /dev/zero > "$DISK/filler" 2> filler.err
+"""
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path):
+    path = tmp_path / "hello.py"
+    path.write_text(HELLO)
+    return path
+
+
+def files(folder):
+    """Everything in ``folder`` but empty folders."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+
+def refused(ended):
+    """Exit code 2 and one sentence; the sentence."""
+    assert ended.code == 2, ended
+    assert ended.out == ""
+    lines = ended.err.splitlines()
+    assert len(lines) == 1, ended.err
+    assert lines[0].startswith("msrun: error: ")
+    return lines[0].removeprefix("msrun: error: ")
+
+
+def shell(msrun, prelude, *args, before=(), **environ):
+    """`msrun ARGS` by a shell that first does ``prelude``."""
+    command = [*before, "sh", "-c", f'{prelude}\nexec "$@"', "sh"]
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "msrun", *map(str, args)],
+        env=msrun.env(**environ),
+        cwd=msrun.tmp,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@functools.cache
+def can_mount():
+    """Whether this user may mount in a namespace of its own."""
+    script = 'mount -t tmpfs -o ro tmpfs "$1" && ! touch "$1/x"'
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(OSError):
+        tried = ["unshare", "-m", "sh", "-c", script, "sh", folder]
+        return subprocess.run(tried, capture_output=True, check=False).returncode == 0
+    return False
+
+
+@pytest.fixture
+def mounts():
+    if not can_mount():
+        pytest.skip("needs the right to mount in a namespace of its own")
+
+
+# --- what to run ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args, told",
+    [
+        ([], "no script was given"),
+        (["--worker_num=2"], "no script was given"),
+        ([""], "there is no script ''"),
+        (["missing.py"], "there is no script 'missing.py'"),
+        (["folder"], "'folder' is a directory without __main__.py"),
+        (["--no-python", "./hello.py"], "./hello.py has no exec permission"),
+        (["--no-python", "./missing"], "there is no program './missing'"),
+        (["--no-python", "./folder"], "'./folder' is a directory"),
+        (["--worker_num=0", "hello.py"], "--worker_num=0 must be at least 1"),
+        (["--worker_num=-1", "hello.py"], "--worker_num=-1 must be at least 1"),
+        (["--worker_num=1000000000", "hello.py"], "--worker_num=1000000000: a node runs at most"),
+        (["--worker_num=1e9", "hello.py"], "--worker_num=1e9 is not a whole number"),
+        (["--nnodes=2", "hello.py"], "2 nodes are not supported yet"),
+        (["--rdzv-backend=etcd", "hello.py"], "etcd"),
+        (["--master_port=65536", "hello.py"], "--master_port=65536 must be at most 65535"),
+        (["--master_port=-1", "hello.py"], "--master_port=-1 must be at least 0"),
+        (["--master_addr=nohost.invalid", "hello.py"], "'nohost.invalid' does not resolve"),
+        (["--master_addr=192.0.2.1", "hello.py"], "192.0.2.1 is not an address of this machine"),
+        (["--master_addr=" + 300 * "a", "hello.py"], "does not resolve"),
+        (["--config=missing.yaml", "hello.py"], "missing.yaml cannot be read"),
+        (["--config=folder", "hello.py"], "folder cannot be read"),
+        (["--config=malformed.yaml", "hello.py"], "malformed.yaml is malformed YAML at line 1"),
+        (["--config=unknown.yaml", "hello.py"], "unknown key 'worker_nun'"),
+        (["--config=binary.yaml", "hello.py"], "binary.yaml is not UTF-8 text"),
+        (["--log_dir=hello.py", "hello.py"], "--log_dir=hello.py is not a folder"),
+        (["--log_dir=hello.py/sub", "hello.py"], "--log_dir=hello.py/sub is not a folder"),
+        (["--log_dir=" + 300 * "a", "hello.py"], "cannot be written (File name too long)"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence_and_leaves_nothing(msrun, tmp_path, args, told):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "malformed.yaml").write_text("worker_num: [")
+    (tmp_path / "unknown.yaml").write_text("worker_nun: 3\n")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    before = files(tmp_path)
+    assert told in refused(shell(msrun, ":", *args))
+    assert files(tmp_path) == before
+
+
+def test_an_empty_script_is_a_job_that_succeeds(msrun, script):
+    script.write_text("")
+    ended = msrun.run("--worker_num=2", script)
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+
+
+def test_a_binary_script_fails_with_pythons_own_words(msrun, script):
+    script.write_bytes(b"\x7fELF\xff\x00\xb8" * 50)
+    ended = msrun.run("--worker_num=2", script)
+    assert ended.code == 1
+    assert "SyntaxError" in ended.err
+    assert "Traceback" not in ended.err.replace("traceback :", "")
+
+
+def test_a_script_that_is_a_pipe_is_read_by_the_worker_alone(msrun, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    job = msrun.start(pipe)
+    poll(lambda: job.pids().get(0))  # msrun itself did not get stuck on it
+    writer = os.open(pipe, os.O_WRONLY)
+    os.write(writer, HELLO.encode())
+    os.close(writer)
+    ended = job.wait()
+    assert (ended.code, ended.out) == (0, "hello from 0\n")
+
+
+def test_a_pipe_that_nobody_fills_can_be_stopped(msrun, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    job = msrun.start(tmp_path / "pipe")
+    poll(lambda: job.pids().get(0))
+    job.signal(signal.SIGTERM)
+    assert job.wait().code == 128 + signal.SIGTERM
+
+
+# --- the port ------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_one_sentence(msrun, tmp_path, script):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = msrun.run(f"--master_port={port}", script)
+    assert f"port {port} on 127.0.0.1 is already in use" in refused(ended)
+    assert files(tmp_path) == {"hello.py"}
+
+
+# --- the folders ---------------------------------------------------------------------------------
+
+
+def test_a_log_dir_in_use_by_another_msrun_is_refused_and_left_alone(msrun, tmp_path, script):
+    job = msrun.start("--worker_num=2", WORKERS / "speak_and_wait.py", tmp_path / "go")
+    job.await_lines("hello from", 2)
+    before = files(tmp_path)
+    assert "is in use by another msrun" in refused(msrun.run(script))
+    assert files(tmp_path) == before
+    (tmp_path / "go").touch()
+    ended = job.wait()
+    assert ended.code == 0
+    assert ended.out.count("bye from") == 2
+
+
+@pytest.mark.usefixtures("mounts")
+def test_a_read_only_log_dir_is_one_sentence(msrun, tmp_path, script):
+    (tmp_path / "logs").mkdir()
+    ended = shell(
+        msrun,
+        "mount -t tmpfs -o ro tmpfs logs || exit 77",
+        "--log_dir=logs",
+        script,
+        before=("unshare", "-m"),
+    )
+    assert "logs cannot be written (Read-only file system)" in refused(ended)
+
+
+def test_a_working_folder_that_was_deleted_is_one_sentence(msrun, tmp_path, script):
+    (tmp_path / "gone").mkdir()
+    ended = shell(msrun, "cd gone && rmdir ../gone", "--log_dir=logs", script)
+    assert "the present folder cannot be found" in refused(ended)
+    assert files(tmp_path) == {"hello.py"}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"HOME": "", "XDG_STATE_HOME": ""},
+        {"HOME": "/proc/nowhere", "XDG_STATE_HOME": ""},
+        {"HOME": "", "XDG_STATE_HOME": "/dev/null/state"},
+        {"HOME": "relative", "XDG_STATE_HOME": "relative"},
+    ],
+)
+def test_without_a_usable_home_records_go_to_the_temporary_folder(msrun, tmp_path, script, environ):
+    ended = shell(msrun, ":", script, TMPDIR=str(tmp_path), **environ)
+    assert (ended.code, ended.out, ended.err) == (0, "hello from 0\n", "")
+    assert [path.name for path in tmp_path.glob("msrun-*/runs/*/worker_0.log")] == ["worker_0.log"]
+    assert not (tmp_path / "relative").exists()
+
+
+def test_without_any_place_for_records_nothing_starts(msrun, tmp_path, script):
+    nowhere = dict.fromkeys(("HOME", "XDG_STATE_HOME", "TMPDIR"), "/dev/null/nowhere")
+    assert "set XDG_STATE_HOME" in refused(shell(msrun, ":", "--log_dir=logs", script, **nowhere))
+    assert files(tmp_path) == {"hello.py"}
+
+
+# --- the disk ------------------------------------------------------------------------------------
+
+
+def full_disk(msrun, tmp_path, *args):
+    (tmp_path / "disk").mkdir()
+    ended = shell(
+        msrun,
+        MOUNT_FULL,
+        "--log_dir=disk/logs",
+        *args,
+        before=("unshare", "-m"),
+        DISK=str(tmp_path / "disk"),
+    )
+    assert ended.code != 77, "no mount"
+    return ended
+
+
+@pytest.mark.usefixtures("mounts")
+def test_a_full_disk_is_said_once_and_the_job_goes_on(msrun, tmp_path, script):
+    script.write_text("open('done', 'a').write('x')\n")
+    ended = full_disk(msrun, tmp_path, "--worker_num=2", script)
+    assert ended.code == 0, ended
+    assert (tmp_path / "done").read_text() == "xx"
+    (line,) = ended.err.splitlines()
+    assert "(No space left on device): the job goes on" in line
+
+
+@pytest.mark.usefixtures("mounts")
+def test_a_failure_on_a_full_disk_is_still_told(msrun, tmp_path, script):
+    script.write_text("import os; os._exit(7)")
+    ended = full_disk(msrun, tmp_path, "--worker_num=2", script)
+    assert ended.code == 1
+    assert ended.err.count("the job goes on") == 1
+    assert "exited with code 7" in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.usefixtures("mounts")
+@pytest.mark.xfail(
+    strict=False, reason="a worker's own write meets ENOSPC; streams that survive it come next"
+)
+def test_a_worker_that_prints_onto_a_full_disk_goes_on(msrun, tmp_path, script):
+    script.write_text(
+        "import sys\n"
+        "for _ in range(100):\n"
+        "    print(80 * 'x'); print(80 * 'y', file=sys.stderr, flush=True)\n"
+        "sys.stdout.buffer.write(b'raw'); sys.stdout.flush()\n"
+        "open('done', 'a').write('x')\n"
+    )
+    ended = full_disk(msrun, tmp_path, "--worker_num=2", script)
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "done").read_text() == "xx"
+    assert ended.err.count("the job goes on") == 1
+
+
+def test_a_log_dir_deleted_under_a_job_costs_logs_only(msrun, tmp_path):
+    job = msrun.start("--worker_num=2", WORKERS / "speak_and_wait.py", tmp_path / "go")
+    job.await_lines("hello from", 2)
+    shutil.rmtree(job.folder)
+    (tmp_path / "go").touch()
+    ended = job.wait()
+    assert ended.code == 0
+    assert ended.out.count("bye from") == 2
+    assert ended.err.count("msrun: ") == ended.err.count("the job goes on") == 1
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def test_too_few_open_files_are_refused_at_once(msrun, tmp_path, script):
+    ended = shell(msrun, "ulimit -n 20", "--worker_num=8", "--log_dir=logs", script)
+    assert "raise ulimit -n" in refused(ended)
+    assert files(tmp_path) == {"hello.py"}
+
+
+@pytest.mark.parametrize("limit", [36, 44])
+def test_with_few_open_files_only_the_view_suffers(msrun, tmp_path, limit):
+    """Many ranks, one fails and all are restarted, and the report is complete."""
+    ended = shell(
+        msrun,
+        f"ulimit -n {limit}",
+        "--worker_num=24",
+        "--max-restarts=1",
+        "--log_dir=logs",
+        WORKERS / "fails_at.py",
+        5,
+    )
+    assert ended.code == 1, ended
+    assert "RuntimeError: rank 5 had enough" in ended.err
+    assert "restart 1 of 1" in ended.err
+    assert ended.err.count("(Too many open files): the job goes on") == 1
+    logs = [(tmp_path / f"logs/worker_{rank}.log").read_text() for rank in range(24)]
+    assert all("begins" in log for log in logs)
+
+
+def test_with_enough_open_files_every_rank_is_shown(msrun):
+    ended = shell(msrun, "ulimit -n 80", "--worker_num=24", "hello.py")
+    assert (ended.code, ended.err) == (0, "")
+    assert len(ended.out.splitlines()) == 24
+
+
+@functools.cache
+def foreign_python():
+    """A Python that a stranger may run, or none."""
+    if os.getuid() != 0:
+        return None
+    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        test = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import agent, sys; sys.exit(sys.version_info < (3, 11))"
+        with contextlib.suppress(OSError):
+            done = subprocess.run(
+                [python, "-c", test], user=54321, cwd="/", capture_output=True, check=False
+            )
+            if done.returncode == 0:
+                return python
+    return None
+
+
+@pytest.fixture
+def crowded(msrun):
+    """Runs msrun as a user who may have so many processes: ``(processes, args) -> (Ended, files)``."""
+    python = foreign_python()
+    if python is None:
+        pytest.skip("needs root, to become another user, and a Python that user may run")
+    uid = 40000 + os.getpid() % 20000
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        (folder / "hello.py").write_text(HELLO)
+
+        def run(processes, *args):
+            done = subprocess.run(
+                [python, "-m", "msrun", "--log_dir=logs", *args, "hello.py"],
+                env=msrun.env(PYTHONDONTWRITEBYTECODE="1", XDG_STATE_HOME=f"{name}/state"),
+                cwd=name,
+                user=uid,
+                group=uid,
+                extra_groups=[],
+                preexec_fn=lambda: resource.setrlimit(
+                    resource.RLIMIT_NPROC, (processes, processes)
+                ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+            return Ended(done.returncode, done.stdout.decode(), done.stderr.decode()), files(folder)
+
+        yield run
+
+
+@pytest.mark.parametrize("join", ["--join=True", "--join=False"])
+def test_no_process_at_all_is_one_sentence_and_leaves_nothing(crowded, join):
+    ended, left = crowded(1, "--worker_num=2", join)
+    assert "(Resource temporarily unavailable)" in refused(ended)
+    assert left == {"hello.py"}
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4, 5])
+def test_a_fork_that_fails_halfway_fails_the_job_in_words(crowded, processes):
+    ended, _ = crowded(processes, "--worker_num=4")
+    assert ended.code == 1, ended
+    assert "could not be started: fork: Resource temporarily unavailable" in ended.err
+    assert "Traceback" not in ended.err

@@ -1,0 +1,189 @@
+"""The controller's promises, checked at every step of a simulated schedule.
+
+Kept in the plainest way, not in the controller's: what it was told so far, and what a person who saw it
+all would expect. Not a test itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from signal import SIGKILL, SIGUSR1, SIGUSR2
+from typing import TYPE_CHECKING, Any
+
+from agent import events as ev
+from agent.controller import Job
+from agent.state import JobState
+
+if TYPE_CHECKING:
+    from simulator import Node
+
+WAITING = (JobState.STARTING, JobState.STOPPING, JobState.KILLING)
+LONGEST_ATTEMPT_S = 100.0  # starting and living; grace and kill come on top
+
+
+class BrokenPromiseError(AssertionError):
+    """The controller broke a promise; `simulate(seed)` shows it again."""
+
+
+class Watch:
+    """The promises, checked at every step."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.starts = 0
+        self.asked: int | None = None  # the first signal that asked for a stop
+        self.told_to_stop = False  # this attempt's ranks, by anyone
+        self.state_since = 0.0
+        self.waited_s = 0.0  # in the state before this one
+        self.first_failed: int | None = None
+        self.running: set[int] = set()  # ranks the controller was told are alive
+        self.exits: dict[int, int] = {}
+        self.heard_of: set[int] = set()  # ranks whose start was answered
+        self.finish: ev.Finish | None = None
+
+    def broken(self, promise: str) -> None:
+        story = self.node.story
+        raise BrokenPromiseError(
+            f"simulate({story.seed}) at {self.node.now:.3f} s: {promise}\n  rules: {story.rules}\n"
+            + "\n".join(f"  {each}" for each in (*story.events[-8:], *story.actions[-8:]))
+        )
+
+    def heard(self, before: Job, event: ev.Event, actions: Sequence[ev.Action]) -> None:
+        """Keep, in the plainest way, what the controller must now know."""
+        if self.finish is not None:
+            if self.node.job != before:
+                self.broken("something changed after the end")
+            return
+        match event:
+            case ev.StopRequested():
+                self.asked = self.asked or event.signum
+            case ev.WorkerStarted() if self.is_news(event, self.heard_of):
+                self.heard_of.add(event.rank)
+                self.running.add(event.rank)
+            case ev.StartFailed() if self.is_news(event, self.heard_of):
+                self.heard_of.add(event.rank)
+                self.failed(event.rank)
+            case ev.WorkerExited() if self.is_news(event, self.exits):
+                self.running.discard(event.rank)
+                self.exits[event.rank] = event.exit_code
+                if event.exit_code != 0:
+                    self.failed(event.rank)
+        self.moved(before.state, self.node.job.state)
+        self.left_out(before, event, actions)
+
+    def left_out(self, before: Job, event: ev.Event, actions: Sequence[ev.Action]) -> None:
+        """Nobody is forgotten: whoever exists when the job is stopped or killed hears of it."""
+        now = self.node.job.state
+        if now not in {JobState.STOPPING, JobState.KILLING}:
+            return
+        entered = now is not before.state
+        expected = self.running if entered else set()
+        if isinstance(event, ev.WorkerStarted) and before != self.node.job:
+            expected = {event.rank}
+        signals = [each for each in actions if isinstance(each, ev.SignalRanks)]
+        missed = expected - {rank for each in signals for rank in each.ranks}
+        if missed:
+            self.broken(f"ranks {sorted(missed)} do not hear that the job is {now.value}")
+        awaited = len(self.heard_of) < len(self.node.rules.ranks)
+        called_off = any(isinstance(each, ev.CancelStarts) for each in actions)
+        if entered and now is JobState.STOPPING and awaited and not called_off:
+            self.broken("starts go on while the job is stopping")
+
+    def is_news(self, event: Any, known: Any) -> bool:
+        return event.attempt == self.starts - 1 and event.rank not in known
+
+    def failed(self, rank: int) -> None:
+        if self.first_failed is None and not self.told_to_stop:
+            self.first_failed = rank
+
+    def moved(self, old: JobState, new: JobState) -> None:
+        if old is new:
+            return
+        if new is JobState.STOPPING:
+            self.told_to_stop = True
+        elif new is JobState.KILLING:
+            waited_s = self.node.now - self.state_since
+            asked = [each for each in self.node.story.events if isinstance(each, ev.StopRequested)]
+            if waited_s < self.node.rules.grace_s - 1e-6 and len(asked) < 2:
+                self.broken(f"killed after {waited_s} s of grace")
+        self.waited_s, self.state_since = self.node.now - self.state_since, self.node.now
+
+    def ordered(self, action: ev.Action) -> None:
+        if self.finish is not None:
+            self.broken(f"{action} after the end")
+        match action:
+            case ev.StartAttempt():
+                self.start(action)
+            case ev.SignalRanks():
+                self.signal(action)
+            case ev.CancelStarts():
+                if len(self.heard_of) == len(self.node.rules.ranks):
+                    self.broken("starts are called off, but none is awaited")
+            case ev.SetDeadline():
+                job = self.node.job
+                if (action.state, action.attempt) != (job.state, job.attempt):
+                    self.broken(f"{action} does not belong to {job.state} of {job.attempt}")
+                if action.state not in WAITING:
+                    self.broken(f"{action}: nothing is awaited there")
+            case ev.Finish():
+                self.finish = action
+                self.end(action)
+
+    def start(self, action: ev.StartAttempt) -> None:
+        if action.attempt != self.starts:
+            self.broken(f"attempt {action.attempt} begins after {self.starts} attempts")
+        if self.starts > self.node.rules.max_restarts:
+            self.broken("the restart budget is exceeded")
+        if self.asked is not None:
+            self.broken("an attempt begins after a stop was asked for")
+        if self.node.alive() or self.node.owed:
+            self.broken("an attempt begins while ranks of an earlier one are alive")
+        self.starts += 1
+        self.told_to_stop = False
+        self.first_failed = None
+        self.running.clear()
+        self.exits.clear()
+        self.heard_of.clear()
+
+    def signal(self, action: ev.SignalRanks) -> None:
+        dead = set(action.ranks) - self.running
+        if dead or not action.ranks:
+            self.broken(f"ranks {sorted(dead)} are not alive, yet: {action}")
+        state = self.node.job.state
+        if action.signum == SIGKILL and state is not JobState.KILLING:
+            self.broken(f"SIGKILL while {state}")
+        if state is JobState.KILLING and action.signum not in {SIGKILL, SIGUSR1, SIGUSR2}:
+            self.broken(f"signal {action.signum} while {state}")
+
+    def end(self, finish: ev.Finish) -> None:
+        """The exit code is what a person would say who saw it all."""
+        ranks = self.node.rules.ranks
+        succeeded = len(self.exits) == len(ranks) and not any(self.exits.values())
+        stuck = len(self.exits.keys() | (self.heard_of - self.running)) < len(ranks)
+        if succeeded and not self.told_to_stop:
+            expected = (JobState.SUCCEEDED, 0)
+        elif stuck or self.asked is None:
+            expected = (JobState.FAILED, 1)
+        else:
+            expected = (JobState.STOPPED, 128 + self.asked)
+        if (finish.state, finish.exit_code) != expected or finish.state is not self.node.job.state:
+            self.broken(f"{finish}, but what happened is {expected}")
+        if stuck and (not self.told_to_stop or "cannot be killed" not in finish.reason):
+            self.broken(f"{finish} while ranks are alive")
+        if stuck and self.waited_s < self.node.rules.kill_s - 1e-6:
+            self.broken(f"{finish} only {self.waited_s} s after SIGKILL")
+        first = self.first_failed
+        blamed = first is None or finish.reason.startswith(f"rank {first} ")
+        if finish.state is JobState.FAILED and not blamed:
+            self.broken(f"{finish} does not blame rank {first}, the first that failed")
+
+    def over(self) -> None:
+        """Nothing will happen any more."""
+        rules = self.node.rules
+        ended_at = self.node.story.ended_at
+        if self.finish is None or ended_at is None:
+            self.broken(f"the job waits for ever in {self.node.job.state}")
+            return
+        attempt_s = LONGEST_ATTEMPT_S + rules.grace_s + rules.kill_s
+        if ended_at > attempt_s * (rules.max_restarts + 1):
+            self.broken(f"the end took {ended_at} s")

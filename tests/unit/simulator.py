@@ -1,0 +1,250 @@
+"""One node in a virtual clock: it does what the controller orders, and everything that can go wrong does.
+
+A schedule is a seed: `simulate(seed)` plays it to its end and raises `BrokenPromiseError`, which names the
+seed, as soon as a promise of the controller does not hold. What the node knows to be true (which processes
+really exist) and what the controller was told (messages that arrived) are kept apart; the promises are
+checked against both. Not a test itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
+from typing import Any
+
+from promises import Watch
+
+from agent import events as ev
+from agent.controller import Decision, Job, Rules, decide
+
+CRASHES = (1, 1, 2, 3, 137, 255, -6, -9, -11)
+LONGEST_START_S = 30.0
+LONGEST_LIFE_S = 60.0
+LONGEST_DELAY_S = 1.0  # of a message
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How bad things are in one schedule: probabilities."""
+
+    crash: float  # a worker ends with something else than 0
+    no_start: float  # a start fails
+    lost: float  # a start is never answered
+    slow: float  # a start takes long
+    deaf: float  # a worker ignores signals that ask it to stop
+    immortal: float  # a worker survives SIGKILL
+    noise: float  # a message arrives again, later
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """What is true about a worker, whatever the controller was told."""
+
+    rank: int
+    attempt: int
+    announced_at: float
+    deaf: bool
+    immortal: bool
+    alive: bool = True
+
+
+@dataclass(slots=True)
+class Story:
+    """What happened in one schedule."""
+
+    seed: int
+    rules: Rules
+    events: list[ev.Event] = field(default_factory=list)
+    actions: list[ev.Action] = field(default_factory=list)
+    job: Job | None = None
+    ended_at: float | None = None
+
+
+def simulate(seed: int, decide: Callable[[Job, ev.Event], Decision] = decide) -> Story:
+    """Play one schedule.
+
+    Raises:
+        BrokenPromiseError: a promise does not hold; the message names it and the seed.
+    """
+    return Node(seed, decide).run()
+
+
+class Node:
+    """Performs actions, in a clock that jumps from one happening to the next."""
+
+    def __init__(self, seed: int, decide: Callable[[Job, ev.Event], Decision]) -> None:
+        self.rng = rng = Random(seed)
+        self.decide = decide
+        self.weather = _weather(rng)
+        lost = self.weather.lost > 0
+        self.rules = Rules(
+            ranks=tuple(range(rng.choice((1, 2, 2, 3, 4, 6)))),
+            max_restarts=rng.choice((0, 1, 1, 2, 3)),
+            start_s=rng.choice((5.0, 20.0) if lost else (5.0, 20.0, None)),
+            grace_s=rng.choice((0.0, 3.0, 30.0)),
+            kill_s=rng.choice((0.5, 5.0)),
+        )
+        self.story = Story(seed, self.rules)
+        self.job = Job(self.rules)
+        self.watch = Watch(self)
+        self.now = 0.0
+        self.count = 0
+        self.queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.owed: dict[
+            int, int
+        ] = {}  # rank -> attempt of a start that is ordered and did not happen
+        self.processes: dict[int, Process] = {}
+        self.timer = 0
+
+    def run(self) -> Story:
+        """To the last happening; many come after the end and must change nothing."""
+        self.post(ev.LaunchRequested())
+        self.outside()
+        while self.queue:
+            self.now, _, happens, told = heapq.heappop(self.queue)
+            happens(*told)
+        self.watch.over()
+        self.story.job = self.job
+        return self.story
+
+    def after(self, delay_s: float, happens: Callable[..., None], *told: Any) -> None:
+        """Let something happen later."""
+        self.at(self.now + delay_s, happens, *told)
+
+    def at(self, time_s: float, happens: Callable[..., None], *told: Any) -> None:
+        """Let something happen; of two at the same time the one that was foreseen first."""
+        self.count += 1
+        heapq.heappush(self.queue, (time_s, self.count, happens, told))
+
+    def outside(self) -> None:
+        """People and batch systems send signals at any time."""
+        rng = self.rng
+        if rng.random() < 0.35:
+            time_s = 0.0
+            for _ in range(rng.choice((1, 1, 2, 3))):
+                time_s += rng.random() * rng.choice((1.0, 5.0, LONGEST_LIFE_S))
+                self.at(time_s, self.post, ev.StopRequested(rng.choice((SIGTERM, SIGINT, SIGHUP))))
+        if rng.random() < 0.3:
+            signum = rng.choice((SIGUSR1, SIGUSR2))
+            self.after(rng.random() * LONGEST_LIFE_S, self.post, ev.SignalReceived(signum))
+
+    def post(self, event: ev.Event) -> None:
+        """The controller hears of it; what it orders is done at once."""
+        before = self.job
+        try:
+            decision = self.decide(before, event)
+        except KeyError as error:
+            self.watch.broken(f"no row for {error} in {before.state}, at {event}")
+        self.story.events.append(event)
+        self.job = decision.job
+        self.watch.heard(before, event, decision.actions)
+        for action in decision.actions:
+            self.story.actions.append(action)
+            self.watch.ordered(action)
+            self.perform(action)
+
+    def tell(self, event: ev.Event, arrives_at: float) -> None:
+        """A message is on its way, and perhaps arrives once more."""
+        self.at(arrives_at, self.post, event)
+        if self.rng.random() < self.weather.noise:
+            late_s = self.rng.random() * self.rng.choice((1.0, LONGEST_LIFE_S))
+            self.at(arrives_at + late_s, self.post, event)
+
+    def perform(self, action: ev.Action) -> None:
+        match action:
+            case ev.StartAttempt():
+                for rank in self.rules.ranks:
+                    self.start(rank, action.attempt)
+            case ev.CancelStarts():
+                self.call_off()
+            case ev.SignalRanks():
+                for rank in action.ranks:
+                    self.signal(self.processes[rank], action.signum)
+            case ev.SetDeadline():
+                self.wind(action)
+            case ev.Sweep():
+                self.timer += 1
+            case ev.Finish():
+                self.story.ended_at = self.now
+
+    def wind(self, action: ev.SetDeadline) -> None:
+        self.timer += 1
+        if action.after_s is not None:
+            passed = ev.DeadlinePassed(action.state, action.attempt)
+            self.after(action.after_s, self.pass_deadline, passed, self.timer)
+
+    def pass_deadline(self, passed: ev.DeadlinePassed, timer: int) -> None:
+        """A timer that was replaced still fires now and then: it was already on its way."""
+        if timer == self.timer or self.rng.random() < self.weather.noise:
+            self.post(passed)
+
+    def start(self, rank: int, attempt: int) -> None:
+        rng, weather = self.rng, self.weather
+        self.owed[rank] = attempt
+        if rng.random() < weather.lost:
+            return
+        longest_s = LONGEST_START_S if rng.random() < weather.slow else 0.5
+        self.after(rng.random() * longest_s, self.fork, rank, attempt)
+
+    def call_off(self) -> None:
+        for rank in list(self.owed):
+            if self.rng.random() < 0.7:  # else it is too late
+                self.tell(ev.StartFailed(rank, self.owed.pop(rank), "called off"), self.now)
+
+    def fork(self, rank: int, attempt: int) -> None:
+        rng, weather = self.rng, self.weather
+        if self.owed.get(rank) != attempt:
+            return
+        del self.owed[rank]
+        arrives_at = self.now + rng.random() * LONGEST_DELAY_S
+        if rng.random() < weather.no_start:
+            self.tell(ev.StartFailed(rank, attempt, "no memory"), arrives_at)
+            return
+        deaf = rng.random() < weather.deaf
+        process = Process(rank, attempt, arrives_at, deaf, rng.random() < weather.immortal)
+        self.processes[rank] = process
+        self.tell(ev.WorkerStarted(rank, attempt, 1000 + rank), arrives_at)
+        exit_code = rng.choice(CRASHES) if rng.random() < weather.crash else 0
+        life_s = rng.random() * rng.choice((0.1, 5.0, LONGEST_LIFE_S))
+        self.after(life_s, self.die, process, exit_code)
+
+    def signal(self, process: Process, signum: int) -> None:
+        """A worker answers in its own way; a dead one does not answer."""
+        if signum == SIGKILL:
+            if not process.immortal:
+                self.after(self.rng.random() * 0.1, self.die, process, -SIGKILL)
+        elif signum in {SIGUSR1, SIGUSR2}:
+            if self.rng.random() < 0.1:
+                self.after(0.0, self.die, process, -signum)
+        elif not process.deaf:
+            exit_code = self.rng.choice((-signum, -signum, 0, 1, 128 + signum))
+            self.after(self.rng.random() * 6.0, self.die, process, exit_code)
+
+    def die(self, process: Process, exit_code: int) -> None:
+        """However many reasons to die, the first counts; the news never overtake its birth's."""
+        if process.alive:
+            process.alive = False
+            arrives_at = self.now + self.rng.random() * self.rng.choice((0.0, LONGEST_DELAY_S))
+            exited = ev.WorkerExited(process.rank, process.attempt, exit_code)
+            self.tell(exited, max(arrives_at, process.announced_at))
+
+    def alive(self) -> list[Process]:
+        """Processes that really exist."""
+        return [process for process in self.processes.values() if process.alive]
+
+
+def _weather(rng: Random) -> Weather:
+    """Most schedules are dominated by one or two kinds of trouble."""
+    draw = rng.random
+    return Weather(
+        crash=rng.choice((0.0, 0.1, 0.5)),
+        no_start=rng.choice((0.0, 0.0, 0.3)) * draw(),
+        lost=rng.choice((0.0, 0.0, 0.0, 0.1)),
+        slow=rng.choice((0.0, 0.3)),
+        deaf=rng.choice((0.0, 0.3)),
+        immortal=rng.choice((0.0, 0.0, 0.1)),
+        noise=rng.choice((0.0, 0.4)),
+    )

@@ -1,0 +1,135 @@
+"""The table of moves: complete, without dead rows, and drawn in the README as it is."""
+
+import re
+from pathlib import Path
+
+import pytest
+from simulator import simulate
+from test_controller import HISTORIES
+
+from agent import controller, state
+from agent import events as ev
+from agent.state import MOVES, Condition, JobState, RankState, diagram, next_state
+
+ROWS = {
+    (at, event, condition)
+    for at, events in MOVES.items()
+    for event, conditions in events.items()
+    for condition in conditions
+}
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Rows of the table that were used."""
+    rows = set()
+
+    def noted(at, event, condition):
+        rows.add((at, event, condition))
+        return next_state(at, event, condition)
+
+    monkeypatch.setattr(controller, "next_state", noted)
+    return rows
+
+
+def replay(rules, steps):
+    job = controller.Job(rules)
+    for event, *_ in steps:
+        job = controller.decide(job, event).job
+
+
+def test_every_move_is_taken_by_a_history(taken):
+    for _, rules, steps in HISTORIES:
+        replay(rules, steps)
+    assert ROWS - taken == set()
+
+
+def test_every_move_is_taken_by_chance(taken):
+    for seed in range(10_000):
+        simulate(seed)
+        if taken == ROWS:
+            return
+    assert ROWS - taken == set()
+
+
+def reachable(start):
+    found, queue = {start}, [start]
+    while queue:
+        for conditions in MOVES.get(queue.pop(), {}).values():
+            new = set(conditions.values()) - found
+            found |= new
+            queue += new
+    return found
+
+
+def test_every_state_can_be_reached():
+    assert reachable(JobState.NEW) == set(JobState)
+
+
+@pytest.mark.parametrize("at", [each for each in JobState if not each.is_end])
+def test_every_state_has_a_way_to_an_end(at):
+    assert any(each.is_end for each in reachable(at))
+
+
+def test_the_ends_are_the_states_without_moves():
+    assert {each for each in JobState if each.is_end} == set(JobState) - set(MOVES)
+
+
+def test_every_waiting_state_has_a_deadline_that_leads_out_of_it():
+    for at in (JobState.STARTING, JobState.STOPPING, JobState.KILLING):
+        assert at not in MOVES[at]["DeadlinePassed"].values()
+
+
+def test_only_waiting_states_have_a_deadline():
+    with_deadline = {at for at, events in MOVES.items() if "DeadlinePassed" in events}
+    assert with_deadline == {JobState.STARTING, JobState.STOPPING, JobState.KILLING}
+
+
+def test_a_stop_can_be_asked_for_in_every_state_that_lasts():
+    lasting = set(MOVES) - {JobState.NEW}
+    assert all({"StopRequested", "SignalReceived"} <= MOVES[at].keys() for at in lasting)
+
+
+def test_the_table_names_real_events():
+    named = {event for events in MOVES.values() for event in events}
+    assert named == {each.__name__ for each in ev.Event.__args__}
+
+
+def test_an_absent_row_raises():
+    with pytest.raises(KeyError):
+        next_state(JobState.RUNNING, "DeadlinePassed", Condition.ALWAYS)
+    with pytest.raises(KeyError):
+        next_state(JobState.FAILED, "WorkerExited", Condition.BUDGET_LEFT)
+
+
+@pytest.mark.parametrize(
+    ("rank", "alive"),
+    [
+        (RankState.PENDING, True),
+        (RankState.RUNNING, True),
+        (RankState.SUCCEEDED, False),
+        (RankState.FAILED, False),
+        (RankState.STOPPED, False),
+    ],
+)
+def test_which_ranks_are_alive(rank, alive):
+    assert rank.is_alive is alive
+
+
+def test_the_table_imports_nothing_of_ours():
+    imports = re.findall(r"^(?:from|import) (\S+)", Path(state.__file__).read_text(), re.MULTILINE)
+    assert set(imports) == {"__future__", "enum"}
+
+
+def test_the_diagram_draws_every_move_to_another_state_once():
+    arrows = [line for line in diagram().splitlines() if ": " in line]
+    moves = [row for row in ROWS if next_state(*row) is not row[0]]
+    assert len(arrows) == len(set(arrows)) == len(moves)
+    assert "    running --> succeeded: WorkerExited [every rank left with 0]" in arrows
+
+
+@pytest.mark.skipif(not README.exists(), reason="README.md is not there")
+def test_the_readme_shows_the_table_as_it_is():
+    drawn = re.findall(r"```mermaid\n(.*?)\n```", README.read_text(), re.DOTALL)
+    assert drawn == [diagram()]
