@@ -97,7 +97,7 @@ class Follower:
         if self.view.filtered is not None:
             picked = [line for line in ended if any(word in line for word in self.view.filters)]
             if picked:
-                self._copy(self.view.filtered, b"".join(picked))
+                self._copy(self.view.filtered, b"".join(prefix + line for line in picked))
 
 
 def _lines(data: bytes) -> list[bytes]:

@@ -242,7 +242,7 @@ def test_every_way_out_is_the_same(msrun, tmp_path, table, preload):
     assert not different(warm, cold)
     for name, (code, _log) in warm.items():
         kind, _, number = name.partition(" ")
-        if number.isdigit():
+        if len(number) < 4 and number.isdigit():
             assert code == {"exit": int(number) % 256, "signal": -int(number)}[kind], name
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.ranks import Binding, command, job_env, plan, streams
-from agent.spec import JobSpec, LogSpec, Program, ProgramKind, Std
+from agent.spec import JobSpec, LogSpec, Program, ProgramKind, Std, UsageError
 from worker_hooks.layout import RunLayout
 
 
@@ -137,7 +137,7 @@ def test_with_a_virtual_local_rank_the_arguments_still_tell_the_ranks_apart():
 
 
 def test_too_few_devices_for_virtual_local_ranks_are_refused():
-    with pytest.raises(ValueError, match="lists 1 for 2 workers"):
+    with pytest.raises(UsageError, match="lists 1 for 2 workers"):
         plan(spec(virtual_local_rank=True), layout(), 0, {"CUDA_VISIBLE_DEVICES": "4"}, ())
 
 

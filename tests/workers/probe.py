@@ -35,7 +35,7 @@ AT_START = sorted(vars())
 FILTERS_AT_START = len(warnings.filters)
 OUT = Path(os.environ["PROBE_OUT"])
 LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-STATUS = ("Umask", "Uid", "Gid", "Groups", "NSpgid", "NSsid", "Threads", "SigQ", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed", "CoreDumping", "THP_enabled")  # fmt: skip
+STATUS = ("Umask", "Uid", "Gid", "Groups", "NSpgid", "NSsid", "Threads", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed", "CoreDumping", "THP_enabled")  # fmt: skip
 
 
 def main_module():

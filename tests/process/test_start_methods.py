@@ -1,0 +1,169 @@
+"""How workers come to life: forked warm, started cold, and what the forkserver's death changes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import poll
+
+WARM = "--preload=queue"
+SLOW = "import time; time.sleep(2)"  # a module that takes its time to import
+THREAD = (
+    "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+)
+WAITS = "import os, pathlib, sys, time\nprint('runs', flush=True)\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+
+
+def write(folder, source, name="script.py"):
+    path = folder / name
+    path.write_text(source)
+    return path
+
+
+def started(job):
+    """How the workers started, as the scheduler's log says."""
+    log = (job.folder / "scheduler.log").read_text()
+    return next(
+        line.partition(" workers start ")[2]
+        for line in log.splitlines()
+        if " workers start " in line
+    )
+
+
+def forkservers(job):
+    """The pids of msrun's children that are forkservers."""
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    return [int(pid) for pid in children if "msrun-fork" in Path(f"/proc/{pid}/comm").read_text()]
+
+
+@pytest.mark.parametrize("method", ["auto", "fork", "forkserver", "spawn"])
+def test_a_workers_parent_is_msrun(msrun, tmp_path, method):
+    script = write(
+        tmp_path, "import os; print('parent', os.getppid(), os.getsid(0) == os.getpid())"
+    )
+    job = msrun.start(WARM, f"--start-method={method}", "--nproc-per-node=2", script)
+    assert job.wait().code == 0
+    assert set(job.logs().values()) == {f"parent {job.pid} True\n"}
+    assert started(job).startswith("cold" if method == "spawn" else "warm")
+
+
+PROGRAMS = {  # flags, name of the program, source, the reason in the log
+    "a script without torch": ((), "script.py", "print('ran')", "does not import torch"),
+    "no python": (
+        ("--no-python", WARM),
+        "script.sh",
+        "#!/bin/sh\necho ran\n",
+        "not a Python script",
+    ),
+    "run path": (("--run-path", WARM), "script.py", "print('ran')", "not a Python script"),
+}
+
+
+@pytest.mark.parametrize(("flags", "name", "source", "reason"), PROGRAMS.values(), ids=PROGRAMS)
+def test_what_is_no_warm_program_starts_cold(msrun, tmp_path, flags, name, source, reason):
+    script = write(tmp_path, source, name)
+    script.chmod(0o755)
+    job = msrun.start(*flags, "--nproc-per-node=2", script)
+    assert job.wait().code == 0
+    assert set(job.logs().values()) == {"ran\n"}
+    assert started(job).startswith("cold: ")
+    assert reason in started(job)
+
+
+def test_another_interpreter_starts_cold(msrun, tmp_path):
+    python = tmp_path / "otherpython"
+    python.write_text(f'#!/bin/sh\necho other\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    script = write(tmp_path, "print('ran')")
+    job = msrun.start(WARM, script, PYTHON_EXEC=str(python))
+    assert job.wait().code == 0
+    assert job.logs() == {"worker_0.log": "other\nran\n"}
+    assert str(python) in started(job)
+
+
+def test_a_program_inherits_no_ignored_signal(msrun, tmp_path):
+    script = write(tmp_path, "#!/bin/sh\ngrep SigIgn /proc/self/status\n", "script.sh")
+    script.chmod(0o755)
+    job = msrun.start("--no-python", script)
+    assert job.wait().code == 0
+    assert int(job.logs()["worker_0.log"].split()[1], 16) == 0
+
+
+UNFIT = {  # a module to preload that must not be forked, and what is said about it
+    "starts a thread": (THREAD, "a preloaded module started 1 thread"),
+    "raises": ("raise RuntimeError('no')", "importing heavy failed: RuntimeError('no')"),
+    "exits": ("raise SystemExit(3)", ""),
+}
+
+
+@pytest.mark.parametrize(("source", "said"), UNFIT.values(), ids=UNFIT)
+def test_an_unfit_forkserver_is_replaced_by_a_cold_one(msrun, tmp_path, source, said):
+    write(tmp_path, source, "heavy.py")
+    script = write(tmp_path, "import sys; print('heavy' in sys.modules)")
+    job = msrun.start("--preload=heavy", "--nproc-per-node=2", script)
+    ended = job.wait()
+    assert ended.code == 0, ended.err
+    assert said in ended.err
+    assert set(job.logs().values()) == {"False\n"}
+
+
+def test_the_forkserver_is_killed_while_it_imports(msrun, tmp_path):
+    write(tmp_path, SLOW, "heavy.py")
+    job = msrun.start("--preload=heavy", "--nproc-per-node=2", write(tmp_path, "print('ran')"))
+    os.kill(
+        poll(lambda: job.status()["state"] == "starting" and forkservers(job))[0], signal.SIGKILL
+    )
+    ended = job.wait()
+    assert ended.code == 0, ended.err
+    assert set(job.logs().values()) == {"ran\n"}
+
+
+def test_the_forkserver_is_killed_after_the_ranks_run(msrun, tmp_path):
+    job = msrun.start(WARM, "--nproc-per-node=2", write(tmp_path, WAITS))
+    job.await_lines("runs", 2)
+    (first,) = forkservers(job)
+    os.kill(first, signal.SIGKILL)
+    poll(lambda: forkservers(job) not in ([], [first]))
+    write(tmp_path, "", "go")
+    ended = job.wait()
+    assert ended.code == 0, ended.err
+
+
+def test_a_restart_works_after_the_forkserver_was_killed(msrun, tmp_path):
+    script = write(tmp_path, WAITS + "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')")
+    job = msrun.start(WARM, "--max-restarts=1", "--nproc-per-node=2", script)
+    job.await_lines("runs", 2)
+    os.kill(forkservers(job)[0], signal.SIGKILL)
+    write(tmp_path, "", "go")
+    ended = job.wait()
+    assert ended.code == 0, ended.err
+    assert job.status()["attempt"] == 1
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or not shutil.which("setpriv"),
+    reason="needs root, to become a user of its own",
+)
+@pytest.mark.parametrize("limit", [1, 2, 3, 5])
+@pytest.mark.parametrize("method", ["auto", "spawn"])
+def test_no_process_left_for_a_worker_is_said(msrun, tmp_path, limit, method):
+    """With RLIMIT_NPROC a fork of the forkserver, of its helper or of a worker fails."""
+    user = ("setpriv", "--reuid=54321", "--inh-caps=+dac_override", "--ambient-caps=+dac_override")
+    words = (f"--log_dir={tmp_path}/logs", WARM, f"--start-method={method}", "--nproc-per-node=4")
+    program = ("-m", "timeit", "-n1", "-r1", "import time; time.sleep(30)")
+    ended = subprocess.run(
+        ["prlimit", f"--nproc={limit}", *user, sys.executable, "-m", "msrun", *words, *program],
+        env=msrun.env(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode in {1, 2}
+    assert "Resource temporarily unavailable" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "limit" in ended.stderr
