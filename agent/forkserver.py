@@ -44,19 +44,30 @@ class Forkserver:
         environ: Mapping[str, str],
         record_id: str,
         log: Path | None,
+        *,
+        is_ours: bool,
     ) -> None:
-        """``warmth`` None: cold. ``log``: where its own output goes; None: msrun's streams."""
+        """Describe it; nothing starts yet.
+
+        Args:
+            warmth: what it preloads; ``None``: nothing, it starts fresh processes.
+            environ: of the workers, as far as it is the same for all.
+            record_id: the run's.
+            log: where its own output goes; ``None``: msrun's streams.
+            is_ours: fresh workers run this very interpreter.
+        """
         self.warmth = warmth
         self._environ = dict(environ)
         self._record_id = record_id
         self._log = log
+        self._is_ours = is_ours
         self.link: socket.socket | None = None
         self.pid = 0
         self.ready = False
 
     def cooled(self) -> Forkserver:
         """One that preloads nothing, for when warmth is no use."""
-        return Forkserver(None, self._environ, self._record_id, self._log)
+        return Forkserver(None, self._environ, self._record_id, self._log, is_ours=self._is_ours)
 
     def start(self) -> None:
         """Start the process; Ready arrives on the link.
@@ -74,6 +85,7 @@ class Forkserver:
         environ = dict(self._environ)
         if self.warmth is None:
             root = str(_ROOT)
+            orders["site"] = str(_WARM) if self._is_ours else None
             argv = [sys.executable, "-I", "-S", "-c", _COLD_START, root, json.dumps(orders)]
         else:
             argv = list(self.warmth.argv)
@@ -96,7 +108,7 @@ class Forkserver:
         self.ready = False
 
     def _spawn(self, argv: list[str], environ: dict[str, str], link: socket.socket) -> int:
-        log = None if self._log is None else os.open(self._log, os.O_WRONLY | os.O_APPEND)
+        log = None if self._log is None else _open_log(self._log)
         try:
             process = subprocess.Popen(
                 argv,
@@ -165,3 +177,10 @@ class Forkserver:
             self.link.close()
             self.link = None
         self.ready = False
+
+
+def _open_log(path: Path) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:  # a full disk: the journal says so
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

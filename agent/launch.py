@@ -18,7 +18,7 @@ from agent import ranks, records
 from agent.folder import abandon_run_folder, open_run_folder
 from agent.forkserver import Forkserver
 from agent.listener import listen
-from agent.preload import Choice, choose
+from agent.preload import Choice, choose, is_python_of_ours
 from agent.spec import JobSpec, UsageError
 from agent.worker import become_subreaper
 from worker_hooks.env import CUDA_VISIBLE_DEVICES
@@ -114,7 +114,13 @@ def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
     become_subreaper()
     order = ranks.plan(spec, prepared.layout, 0, environ, prepared.bindings)[0]
     choice = choose(spec, order.argv, environ)
-    forkserver = Forkserver(choice.warmth, {**environ, **told}, spec.record_id, log)
+    forkserver = Forkserver(
+        choice.warmth,
+        {**environ, **told},
+        spec.record_id,
+        log,
+        is_ours=is_python_of_ours(spec),
+    )
     try:
         forkserver.start()
     except OSError as error:

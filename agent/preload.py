@@ -110,6 +110,12 @@ def choose(spec: JobSpec, argv: tuple[str, ...], environ: Mapping[str, str]) -> 
     return Choice(warmth, "imports " + ", ".join(warmth.preload))
 
 
+def is_python_of_ours(spec: JobSpec) -> bool:
+    """Whether the workers run the very interpreter that runs msrun."""
+    program = spec.program
+    return program.kind is not ProgramKind.PROGRAM and program.interpreter == sys.executable
+
+
 def _entry(spec: JobSpec) -> Path | None:
     """The source file that will be ``__main__``."""
     name = spec.program.name

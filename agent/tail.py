@@ -132,8 +132,6 @@ class Tail:
         """Follow these files from their beginning; those followed so far are shown to their end."""
         # opened here and now: the next attempt renames them, however late the thread is
         followers = list(self._open(views))
-        with self._lock:
-            self._wanted.append(followers)
         if self._thread is None and followers:
             thread = threading.Thread(target=self._run, name="msrun-tail", daemon=True)
             try:
@@ -141,8 +139,12 @@ class Tail:
             except RuntimeError:  # no more threads for this user
                 error = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
                 self._trouble(views[0].path, error, "show")
+                for follower in followers:
+                    follower.finish(self._write)
                 return
             self._thread = thread
+        with self._lock:
+            self._wanted.append(followers)
         self._wake()
 
     def _open(self, views: Iterable[View]) -> Iterator[Follower]:

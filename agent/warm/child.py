@@ -56,7 +56,7 @@ def become(order: WorkerOrder, agent_pid: int) -> None:
     """Take the order's place in the job: session, processors, streams.
 
     Raises:
-        OSError: a log file cannot be opened, or the processors cannot be had.
+        OSError: the processors cannot be had.
     """
     detach(agent_pid)
     if order.cpus:
@@ -65,18 +65,22 @@ def become(order: WorkerOrder, agent_pid: int) -> None:
 
 
 def _open_streams(order: WorkerOrder) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     if order.stdout:
-        fd = os.open(order.stdout, flags, 0o644)
-        os.dup2(fd, 1)
-        os.close(fd)
+        _append_to(order.stdout, 1)
     if order.stderr == order.stdout:
         if order.stdout:
             os.dup2(1, 2)  # one open file: the two streams keep their order
     elif order.stderr:
-        fd = os.open(order.stderr, flags, 0o644)
-        os.dup2(fd, 2)
-        os.close(fd)
+        _append_to(order.stderr, 2)
+
+
+def _append_to(path: str, stream: int) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError:  # a full disk or a vanished folder: the agent says so, the job goes on
+        fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(fd, stream)
+    os.close(fd)
 
 
 def adopt(order: WorkerOrder) -> None:

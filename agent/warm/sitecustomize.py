@@ -1,4 +1,4 @@
-"""Turns an interpreter that was started as ``python -u train.py`` into a forkserver.
+"""Turns an interpreter that was started as ``python -u train.py`` into a forkserver or a worker.
 
 Python imports ``sitecustomize`` after it is set up and before it runs the script. The agent puts
 this folder first on PYTHONPATH, so here the process stops, imports torch and waits for orders. A
@@ -17,14 +17,12 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_HERE))
 
 
-def _serve() -> None:
-    orders = os.environ.pop("MSRUN_FORKSERVER")
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
-    sys.path.insert(0, _ROOT)
+def _serve(orders: str) -> None:
+    """Be a forkserver; return in a forked worker, and only there."""
     try:
         from agent.warm import server
 
-        server.serve_warm(orders, _ROOT)  # returns in a forked worker, and only there
+        server.serve_warm(orders, _ROOT)
     except BaseException:  # noqa: BLE001  whatever it is, the script must not run
         import traceback
 
@@ -32,8 +30,26 @@ def _serve() -> None:
         os._exit(70)
 
 
-if "MSRUN_FORKSERVER" in os.environ:
-    _serve()
+def _start_cold(pythonpath: str) -> None:
+    """In a fresh worker: only its streams are msrun's business."""
+    if pythonpath:
+        os.environ["PYTHONPATH"] = pythonpath
+    else:
+        del os.environ["PYTHONPATH"]
+    from agent.warm import imports, streams
+
+    streams.forgive()
+    sys.path.remove(_ROOT)
+    imports.vanish(_ROOT)
+
+
+if "MSRUN_FORKSERVER" in os.environ or "MSRUN_STREAMS" in os.environ:
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
+    sys.path.insert(0, _ROOT)
+    if "MSRUN_FORKSERVER" in os.environ:
+        _serve(os.environ.pop("MSRUN_FORKSERVER"))
+    else:
+        _start_cold(os.environ.pop("MSRUN_STREAMS"))
 
 # A user's own sitecustomize gets its turn now, under its own name; without one, Python sees the
 # same "no such module" that it would see without msrun.

@@ -274,9 +274,8 @@ def test_a_run_without_failure_leaves_no_failure_json(msrun):
 
 @pytest.mark.parametrize(
     "kind",
-    ["", "not json", r"\xff\xfe\x00", "[]", "null", '"text"', "{}", '{"message": {}}', '{"message": {"message": {"a": 1}}}',
+    ["", r"\xff\xfe\x00", "[]", '{"message": {"message": {"a": 1}}}',
      '{"message": {"message": "x", "extraInfo": {"py_callstack": 3, "timestamp": "never"}}}',
-     '{"message": {"message": "x", "extraInfo": {"timestamp": "99999999999999999999"}}}',
      '{"message": "\\\\ud800 half a pair \\\\u001b[2J"}', "folder", "pipe", "loop", "device", "huge"],
 )  # fmt: skip
 def test_whatever_stands_in_an_error_file_the_report_is_written(msrun, kind):
@@ -291,7 +290,7 @@ def test_whatever_stands_in_an_error_file_the_report_is_written(msrun, kind):
     failure = json.loads((msrun.tmp / "logs/failure.json").read_bytes())
     assert failure["root"]["rank"] == 1
     json.loads(outer.read_bytes())
-    if kind in {"", "not json", "[]", "{}", "pipe", "device", "huge"}:
+    if not kind.startswith("{"):
         assert "unreadable error file" in ended.err
         assert "ValueError: what the log says" in ended.err
 

@@ -1,0 +1,83 @@
+"""What a forkserver imports for its workers, and whether a fork of it is like a fresh process."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+
+OURS = {"agent", "worker_hooks"}
+
+
+def hidden(search_path: str | None) -> str:
+    """Why our imports hide the user's: a file beside the script may shadow a module of Python.
+
+    A fresh interpreter finds that file first; here Python's own is loaded already.
+    """
+    loaded = list(sys.modules)
+    for name in loaded[loaded.index("agent") :]:
+        place = os.path.join(search_path or "", name)
+        if name.split(".")[0] in OURS or "." in name:
+            continue
+        if os.path.isfile(f"{place}.py") or os.path.isfile(f"{place}/__init__.py"):
+            return f"{place} hides Python's own {name}"
+    return ""
+
+
+def vanish(root: str) -> None:
+    """Leave no trace of our packages: the user may have an ``agent`` of their own."""
+    for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
+        del sys.modules[name]
+    for place in list(sys.path_importer_cache):
+        if place.startswith(root) and place not in sys.path:
+            del sys.path_importer_cache[place]
+
+
+def load(modules: tuple[str, ...], search_path: str | None) -> str:
+    """Import what the script will import, found as the script would find it.
+
+    Returns why this process must not be forked, else nothing: a module that fails half-way leaves
+    others behind, and would fail differently when the script imports it again.
+    """
+    if search_path is not None:
+        sys.path.insert(0, search_path)
+    gc.disable()  # nothing is garbage yet; collecting would only walk what grows
+    try:
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except Exception as error:  # noqa: BLE001  the user's modules may raise anything
+                # `from torch import no_grad` looks like a module to a parser
+                absent = error.name if isinstance(error, ModuleNotFoundError) else None
+                if absent is None or not f"{module}.".startswith(f"{absent}."):
+                    return f"importing {module} failed: {error!r}"
+        return ""
+    finally:
+        gc.enable()
+        if search_path is not None and sys.path and sys.path[0] == search_path:
+            del sys.path[0]
+
+
+def threads() -> int:
+    """How many threads this process has, C's too."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def why_not_fork() -> str:
+    """Why a fork of this process would not be like a fresh one; empty if it would be.
+
+    OpenBLAS (numpy) keeps idle threads, ends them before a fork and makes them anew, so a fork
+    that does nothing comes first. Any other thread may hold a lock that no fork would release.
+    """
+    if threads() > 1:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        if threads() > 1:
+            return f"a preloaded module started {threads() - 1} threads"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "a preloaded module initialised CUDA"
+    return ""

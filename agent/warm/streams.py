@@ -1,0 +1,60 @@
+"""A worker's stdout and stderr that survive a full disk: lines are lost, training goes on.
+
+The worker writes its log file itself, so a full disk would meet its ``print`` as an OSError and end
+days of work for a line of text. Everything else about the streams is as Python made them.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import sys
+
+LOST = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class FileIO(io.FileIO):  # the name that Python's own has
+    """A raw file that takes what the disk does not."""
+
+    def write(self, data: bytes, /) -> int:  # type: ignore[override]
+        """Write, or lose, ``data``; its length in bytes."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+            return memoryview(data).nbytes
+
+
+FileIO.__module__ = "_io"
+
+
+def forgive() -> None:
+    """Replace the streams that are regular files; in a worker, before the user's first line."""
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        if isinstance(old, io.TextIOWrapper) and _is_file(old.fileno()):
+            new = _forgiving(old)
+            setattr(sys, name, new)
+            setattr(sys, f"__{name}__", new)
+
+
+def _is_file(fd: int) -> bool:
+    return stat.S_ISREG(os.fstat(fd).st_mode)
+
+
+def _forgiving(old: io.TextIOWrapper) -> io.TextIOWrapper:
+    raw = FileIO(old.fileno(), "wb", closefd=False)
+    raw.name = old.name
+    new = io.TextIOWrapper(
+        raw,  # unbuffered, as with python -u
+        encoding=old.encoding,
+        errors=old.errors,
+        newline="\n",
+        line_buffering=old.line_buffering,
+        write_through=old.write_through,
+    )
+    new.mode = "w"  # type: ignore[misc]  # Python sets it, too
+    return new
