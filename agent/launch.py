@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,6 +100,17 @@ def bindings(spec: JobSpec, environ: Mapping[str, str]) -> tuple[ranks.Binding, 
     return affinity.bindings(machine, spec.bind, spec.nproc)
 
 
+def _hear_signals(spec: JobSpec) -> None:
+    """Workers inherit what is ignored: give what msrun will handle its default meaning back.
+
+    A shell starts a job in the background with SIGINT ignored; SIGHUP ignored is nohup's wish.
+    """
+    for name in spec.signals:
+        signum = signal.Signals[name]
+        if signum is not signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+
+
 def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
     """Start the forkserver: from here on time is not lost.
 
@@ -112,6 +124,7 @@ def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
         with contextlib.suppress(OSError):  # a full disk: said when the journal meets it
             log.touch()
     become_subreaper()
+    _hear_signals(spec)
     order = ranks.plan(spec, prepared.layout, 0, environ, prepared.bindings)[0]
     choice = choose(spec, order.argv, environ)
     forkserver = Forkserver(

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 
-OURS = {"agent", "worker_hooks"}
+from agent.warm.traces import OURS
 
 
 def hidden(search_path: str | None) -> str:
@@ -23,15 +23,6 @@ def hidden(search_path: str | None) -> str:
         if os.path.isfile(f"{place}.py") or os.path.isfile(f"{place}/__init__.py"):
             return f"{place} hides Python's own {name}"
     return ""
-
-
-def vanish(root: str) -> None:
-    """Leave no trace of our packages: the user may have an ``agent`` of their own."""
-    for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
-        del sys.modules[name]
-    for place in list(sys.path_importer_cache):
-        if place.startswith(root) and place not in sys.path:
-            del sys.path_importer_cache[place]
 
 
 def load(modules: tuple[str, ...], search_path: str | None) -> str:
@@ -50,7 +41,8 @@ def load(modules: tuple[str, ...], search_path: str | None) -> str:
             except Exception as error:  # noqa: BLE001  the user's modules may raise anything
                 # `from torch import no_grad` looks like a module to a parser
                 absent = error.name if isinstance(error, ModuleNotFoundError) else None
-                if absent is None or not f"{module}.".startswith(f"{absent}."):
+                guessed = module.startswith("torch.") and absent != "torch"
+                if not guessed or absent is None or not f"{module}.".startswith(f"{absent}."):
                     return f"importing {module} failed: {error!r}"
         return ""
     finally:

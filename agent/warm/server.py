@@ -20,7 +20,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from agent.warm import child, imports, leave, store, streams
+from agent.warm import child, imports, leave, store, streams, traces
 from agent.warm.leftovers import end_leftovers
 from worker_hooks import protocol
 
@@ -78,7 +78,7 @@ def serve_warm(text: str, root: str) -> None:
     child.adopt(order)
     if order.stdout or order.stderr:
         streams.forgive()
-    imports.vanish(root)
+    traces.vanish(root)
 
 
 def serve_cold(text: str) -> None:
@@ -92,8 +92,8 @@ def serve_cold(text: str) -> None:
         signal.signal(signum, signal.SIG_DFL)  # ignored by Python, and exec would pass that on
     environ = {**os.environ, **order.environ}
     if orders.site is not None and (order.stdout or order.stderr):
-        pythonpath = environ.get("PYTHONPATH", "")
-        environ["MSRUN_STREAMS"] = pythonpath
+        pythonpath = environ.get("PYTHONPATH")
+        environ["MSRUN_STREAMS"] = "" if pythonpath is None else f"={pythonpath}"
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (orders.site, pythonpath)))
     try:
         os.execvpe(order.argv[0], order.argv, environ)

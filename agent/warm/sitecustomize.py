@@ -31,16 +31,19 @@ def _serve(orders: str) -> None:
 
 
 def _start_cold(pythonpath: str) -> None:
-    """In a fresh worker: only its streams are msrun's business."""
+    """In a fresh worker: only its streams are msrun's business.
+
+    ``pythonpath`` is the user's after a ``=``, or empty if it was not set.
+    """
     if pythonpath:
-        os.environ["PYTHONPATH"] = pythonpath
+        os.environ["PYTHONPATH"] = pythonpath[1:]
     else:
         del os.environ["PYTHONPATH"]
-    from agent.warm import imports, streams
+    from agent.warm import streams, traces
 
     streams.forgive()
     sys.path.remove(_ROOT)
-    imports.vanish(_ROOT)
+    traces.vanish(_ROOT)
 
 
 if "MSRUN_FORKSERVER" in os.environ or "MSRUN_STREAMS" in os.environ:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import resource
 import shutil
@@ -262,9 +263,6 @@ def test_a_failure_on_a_full_disk_is_still_told(msrun, tmp_path, script):
 
 
 @pytest.mark.usefixtures("mounts")
-@pytest.mark.xfail(
-    strict=False, reason="a worker's own write meets ENOSPC; streams that survive it come next"
-)
 def test_a_worker_that_prints_onto_a_full_disk_goes_on(msrun, tmp_path, script):
     script.write_text(
         "import sys\n"
@@ -387,3 +385,29 @@ def test_a_fork_that_fails_halfway_fails_the_job_in_words(crowded, processes):
     assert ended.code == 1, ended
     assert "could not be started: fork: Resource temporarily unavailable" in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_a_privileged_port_is_one_sentence(crowded):
+    if int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text()) <= 1:
+        pytest.skip("no port is privileged here")
+    ended, left = crowded(100, "--master_port=1")
+    assert "port 1 needs privileges to bind" in refused(ended)
+    assert left == {"hello.py"}
+
+
+@pytest.mark.xfail(
+    strict=False, reason="a batch of orders may exceed a packet of the forkserver's link"
+)
+def test_long_arguments_reach_every_one_of_many_ranks(msrun, script):
+    script.write_text("import sys; print(len(sys.argv[1]))")
+    ended = msrun.run("--worker_num=8", script, 100_000 * "x")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.count(": 100000\n") == 8
+
+
+@pytest.mark.xfail(strict=False, reason="a NUL, which YAML can spell, is not refused yet")
+@pytest.mark.parametrize("key", ["log_dir", "role", "args", "script"])
+def test_a_nul_in_yaml_is_one_sentence(msrun, tmp_path, key):
+    values = {"script": "hello.py"} | {key: ["a\0b"] if key == "args" else "a\0b"}
+    (tmp_path / "job.yaml").write_text(json.dumps(values))
+    refused(shell(msrun, ":", "--config=job.yaml"))

@@ -130,7 +130,9 @@ def test_dev_null_writes_no_file(msrun, script_of):
         "--nproc-per-node=2",
         "-t",
         "0:3",
-        script_of("import os; print(repr(os.environ['TORCHELASTIC_ERROR_FILE']))"),
+        script_of(
+            "import os; os.write(1, repr(os.environ['TORCHELASTIC_ERROR_FILE']).encode() + b'\\n')"
+        ),
     )
     assert (ended.code, ended.out) == (0, "''\n''\n")
     assert not (msrun.tmp / "logs").exists()
