@@ -12,9 +12,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from agent.listener import loopback_host
 from worker_hooks import protocol
 
 _ROOT = Path(__file__).parents[1]
@@ -25,8 +26,7 @@ _COLD_START = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Warmth:
+class Warmth(NamedTuple):
     """What a warm forkserver needs to know of the script."""
 
     argv: tuple[str, ...]  # the interpreter's command line, exactly as a cold worker's
@@ -145,8 +145,8 @@ class Forkserver:
         Raises:
             OSError: the forkserver is gone.
         """
-        host, port = listener.getsockname()[:2]
-        self._send(protocol.StartStore(attempt, host, port), [listener.fileno()])
+        order = protocol.StartStore(attempt, loopback_host(listener), listener.getsockname()[1])
+        self._send(order, [listener.fileno()])
 
     def _send(self, message: protocol.Message, fds: Sequence[int] = ()) -> None:
         if self.link is None:

@@ -12,10 +12,10 @@ import resource
 import signal
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from agent import ranks, records
+from agent import files, ranks, records
 from agent.folder import abandon_run_folder, open_run_folder
 from agent.forkserver import Forkserver
 from agent.listener import listen
@@ -24,12 +24,12 @@ from agent.spec import JobSpec, UsageError
 from agent.worker import become_subreaper
 from worker_hooks.env import CUDA_VISIBLE_DEVICES
 from worker_hooks.layout import RunLayout
+from worker_hooks.protocol import WorkerOrder
 
 FILES_NEEDED = 30  # 12 for long, 10 more for moments, some to spare; views of logs on top
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A run that may start: everything that can be wrong with the request was found right."""
 
     spec: JobSpec
@@ -45,12 +45,12 @@ class Prepared:
         return int(self.listener.getsockname()[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Ignited:
+class Ignited(NamedTuple):
     """The forkserver at work, and why it is warm or cold."""
 
     forkserver: Forkserver
     choice: Choice
+    ordered: tuple[WorkerOrder, ...] = ()  # workers of attempt 0 that are on their way already
 
 
 def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
@@ -111,6 +111,10 @@ def _hear_signals(spec: JobSpec) -> None:
             signal.signal(signum, signal.SIG_DFL)
 
 
+def _later(path: Path, error: OSError) -> None:
+    """The journal, which is not there yet, meets the same trouble and says it."""
+
+
 def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
     """Start the forkserver: from here on time is not lost.
 
@@ -125,8 +129,8 @@ def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
             log.touch()
     become_subreaper()
     _hear_signals(spec)
-    order = ranks.plan(spec, prepared.layout, 0, environ, prepared.bindings)[0]
-    choice = choose(spec, order.argv, environ)
+    orders = ranks.plan(spec, prepared.layout, 0, environ, prepared.bindings)
+    choice = choose(spec, orders[0].argv, environ)
     forkserver = Forkserver(
         choice.warmth,
         {**environ, **told},
@@ -134,8 +138,13 @@ def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
         log,
         is_ours=is_python_of_ours(spec),
     )
+    if choice.warmth is None and log is not None:
+        files.make(orders, _later)
     try:
         forkserver.start()
+        if choice.warmth is None:  # whether a warm one may fork is only known when it is ready
+            forkserver.order(0, orders)
+            return Ignited(forkserver, choice, orders)
     except OSError as error:
         raise UsageError(
             f"no process can be started ({error.strerror}): raise the limits (ulimit -u, ulimit -n)"

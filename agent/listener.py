@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import socket
 
 from agent.spec import UsageError
@@ -32,7 +31,7 @@ def listen(host: str, port: int | None) -> socket.socket:
     family, address = _resolve(host)
     wanted = port or 0
     try:
-        if ipaddress.ip_address(address[0]).is_loopback:
+        if _is_loopback(address[0]):
             return _bind(family, address[0], wanted)
         with contextlib.closing(_bind(family, address[0], 0)):  # proves that it is ours
             pass
@@ -43,8 +42,12 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 def loopback_host(listener: socket.socket) -> str:
     """An address at which this machine itself reaches the socket."""
-    bound = ipaddress.ip_address(listener.getsockname()[0])
-    return "127.0.0.1" if bound.is_unspecified else str(bound)
+    address = str(listener.getsockname()[0])
+    return "127.0.0.1" if address in {"::", "0.0.0.0"} else address  # noqa: S104  not bound here
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
 
 
 def _resolve(host: str) -> tuple[socket.AddressFamily, tuple[str, int]]:

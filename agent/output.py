@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import Template
 
+from agent import files
 from agent.journal import Journal
 from agent.spec import JobSpec, Std
 from agent.tail import Tail, View
@@ -37,35 +36,15 @@ class Output:
         if self._spec.logs.disabled:
             return
         if attempt > 0:
-            self._keep(attempt - 1, orders)
+            files.keep(self._layout, attempt - 1, orders)
+        files.make(orders, self._journal.trouble)
         views: dict[Path, View] = {}
         for local_rank, order in enumerate(orders):
-            self._make(Path(order.environ["TORCHELASTIC_ERROR_FILE"]).parent)
             for name, stream, fd in STREAMS:
                 path = Path(getattr(order, name))
-                self._make(path.parent)
-                self._touch(path)
                 for view in self._views(attempt, local_rank, order.rank, name, stream, fd, path):
                     views.setdefault(path, view)
         self._tail.follow(list(views.values()))
-
-    def _keep(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:
-        for order in orders:
-            with contextlib.suppress(OSError):  # the folder vanished: there is nothing to keep
-                kept = self._layout.earlier_worker_log(order.rank, attempt)
-                os.rename(self._layout.worker_log(order.rank), kept)
-
-    def _make(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            self._journal.trouble(folder, error)
-
-    def _touch(self, path: Path) -> None:
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        except OSError as error:
-            self._journal.trouble(path, error)
 
     def _views(
         self,
@@ -83,8 +62,7 @@ class Output:
         words = logs.duplicate_stdout_filters if fd == 1 else logs.duplicate_stderr_filters
         filtered = self._layout.filtered(attempt, name) if words and logs.torchrun_tree else None
         if filtered is not None:
-            self._make(filtered.parent)
-            self._touch(filtered)
+            files.make_file(filtered, self._journal.trouble)
         shown = (teed or not redirected) and self._is_shown(local_rank, rank)
         if not shown and not (teed and filtered):
             return []

@@ -12,8 +12,8 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from agent.forkserver import Warmth
 from agent.spec import JobSpec, ProgramKind, StartMethod
@@ -54,18 +54,17 @@ TORCH_USERS = frozenset(
 )
 
 
-@dataclass(slots=True)
 class Findings:
     """What the sources say."""
 
-    modules: set[str] = field(default_factory=set)  # dotted names that are imported
-    names: set[str] = field(default_factory=set)  # dotted names that are used
-    early_environ: str | None = None  # a variable set that an import reads
-    files: int = 0
+    def __init__(self) -> None:
+        self.modules: set[str] = set()  # dotted names that are imported
+        self.names: set[str] = set()  # dotted names that are used
+        self.early_environ: str | None = None  # a variable set that an import reads
+        self.files = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Warm or cold, with the reason in words."""
 
     warmth: Warmth | None

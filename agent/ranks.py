@@ -6,9 +6,9 @@ Pure: the same plan is started by the supervisor and printed by a dry run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import NamedTuple
 
 from agent.spec import JobSpec, ProgramKind, Std, UsageError
 from worker_hooks.env import JobEnv, WorkerEnv, visible_devices
@@ -20,15 +20,13 @@ _RUN_PATH = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(NamedTuple):
     """Processors of one rank; empty: any."""
 
     cpus: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
+class Streams(NamedTuple):
     """Paths a rank's streams are appended to; empty: msrun's own stream."""
 
     stdout: str

@@ -7,8 +7,8 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from agent.spec import UsageError
 from worker_hooks.layout import RECORD, runs_folder, write_atomic
@@ -16,8 +16,7 @@ from worker_hooks.layout import RECORD, runs_folder, write_atomic
 KEPT = 100  # records of ended runs; the oldest go first
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """Who runs what, and where its files are."""
 
     record_id: str
@@ -74,7 +73,7 @@ def write(folder: Path, record: Record) -> None:
     """
     own = folder / record.record_id
     own.mkdir(mode=0o700, exist_ok=True)
-    content = json.dumps(asdict(record), indent=1).encode() + b"\n"
+    content = json.dumps(record._asdict(), indent=1).encode() + b"\n"
     write_atomic(own / RECORD, content, durable=False)
     _prune(folder)
 

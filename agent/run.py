@@ -56,7 +56,7 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
     _write_record(prepared, facts, journal)
     verdict = Verdict(facts)
     output = Output(spec, layout, journal, console.progress)
-    starter = Starter(forkserver, prepared.listener, journal, console.say)
+    starter = Starter(forkserver, prepared.listener, journal, console.say, ignited.ordered)
 
     def changed(job: Job, workers: tuple[Worker, ...]) -> None:
         journal.replace(layout.status, status(facts, job, workers))

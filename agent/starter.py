@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import asdict
 
 from agent.forkserver import Forkserver
 from agent.journal import Journal
@@ -33,11 +32,14 @@ class Starter:
         listener: socket.socket,
         journal: Journal,
         say: Callable[[str], None],
+        ordered: tuple[protocol.WorkerOrder, ...] = (),
     ) -> None:
+        """``ordered``: workers of attempt 0 that the forkserver was told to start already."""
         self._forkserver = forkserver
         self._listener = listener
         self._journal = journal
         self._say = say
+        self._ordered = ordered
         self._orders: tuple[protocol.WorkerOrder, ...] = ()  # waiting
         self._sent: dict[int, protocol.WorkerOrder] = {}  # not answered yet, by rank
         self._attempt = 0
@@ -64,9 +66,13 @@ class Starter:
     def start(self, attempt: int, orders: tuple[protocol.WorkerOrder, ...]) -> None:
         """Order an attempt's workers, with a fresh store for them."""
         self._attempt = attempt
-        self._orders = orders
         self._store.begin()
-        self._send()
+        if self._ordered:
+            self._sent = {order.rank: order for order in self._ordered}
+            self._ordered = ()
+        else:
+            self._orders = orders
+            self._send()
 
     def cancel(self, why: str) -> None:
         """Call off what waits; what was sent already will be answered by the forkserver."""
@@ -107,7 +113,7 @@ class Starter:
     def _on_message(self, message: protocol.Message) -> None:
         match message:
             case protocol.Ready():
-                self._journal.event("ForkserverReady", **asdict(message))
+                self._journal.event("ForkserverReady", **message._asdict())
                 if message.problem:
                     self._replace(message.problem)
                 else:
@@ -116,7 +122,7 @@ class Starter:
                 self._sent.pop(message.rank, None)
                 self._answer(message)
             case protocol.StoreForked():
-                self._journal.event("StoreForked", **asdict(message))
+                self._journal.event("StoreForked", **message._asdict())
                 if message.why:
                     self._say(f"no store for the workers on MASTER_PORT: {message.why}")
                 self._store.on_forked(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from agent.controller import Job
+from agent.controller import Job, describe_exit
 from agent.facts import Facts
 from agent.worker import Worker
 from worker_hooks.layout import RunLayout
@@ -43,6 +43,13 @@ def _worker(layout: RunLayout, worker: Worker) -> dict[str, object]:
         "started": worker.started_at,
         "ended": worker.ended_at,
         "exit_code": worker.exit_code,
-        "exit": worker.exit_words(),
+        "exit": _exit_words(worker),
         "log": str(layout.worker_log(worker.rank)),
     }
+
+
+def _exit_words(worker: Worker) -> str:
+    """How it ended; empty while it has not."""
+    if worker.why:
+        return f"not started: {worker.why}"
+    return "" if worker.exit_code is None else describe_exit(worker.exit_code)

@@ -105,6 +105,7 @@ class Supervisor:
         try:
             self._starter.attach(loop, self._on_answer)
             self._post(ev.LaunchRequested())
+            self._on_child()  # a worker that was ordered early may have ended already
             slow = loop.call_later(SLOW_START_S, self._say_who_is_awaited)
             if self._ending is None:
                 loop.run_forever()

@@ -7,39 +7,31 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from agent.controller import describe_exit
 from agent.state import RankState
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-@dataclass(slots=True)
 class Worker:
     """One rank's process in one attempt. Times are wall clock, for people."""
 
-    rank: int
-    local_rank: int
-    attempt: int
-    pid: int = 0
-    state: RankState = RankState.PENDING
-    exit_code: int | None = None  # 0-255, or negative for a signal
-    started_at: float | None = None
-    ended_at: float | None = None
-    order: int = 0  # of ending, within the attempt
-    told: bool = False  # msrun signalled it to stop before it ended
-    why: str = ""  # why it could not be started
-
-    def exit_words(self) -> str:
-        """How it ended, in words; empty while it has not."""
-        if self.why:
-            return f"not started: {self.why}"
-        return "" if self.exit_code is None else describe_exit(self.exit_code)
+    def __init__(self, rank: int, local_rank: int, attempt: int) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.attempt = attempt
+        self.pid = 0
+        self.state = RankState.PENDING
+        self.exit_code: int | None = None  # 0-255, or negative for a signal
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.order = 0  # of ending, within the attempt
+        self.told = False  # msrun signalled it to stop before it ended
+        self.why = ""  # why it could not be started
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A child of the agent that is dead and not yet reaped: its pid is still its own."""
 
     pid: int

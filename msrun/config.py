@@ -7,6 +7,7 @@ Scalars are kept as the text they were written in (YAML 1.1 would turn ``nnodes:
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,8 @@ def read_config(path: str) -> ConfigFile:
         elif isinstance(value, str) and value in _UNSET:
             continue
         else:
-            given[_known(dest, path)] = Setting(_text(dest, value, path), str(key), path)
+            text = _passable(_text(_known(dest, path), value, path), str(key), path)
+            given[dest] = Setting(text, str(key), path)
     return ConfigFile(given, _script(program, path), _args(program, path))
 
 
@@ -122,22 +124,36 @@ def _text(dest: str, value: Any, path: str) -> str:
     raise UsageError(f"{path}: {dest} cannot be a {shape}")
 
 
+def _passable(text: str, key: str, path: str) -> str:
+    """``text`` when it can be an argument or a path: YAML's escapes can spell what cannot."""
+    if "\0" in text:
+        raise UsageError(f"{path}: {key} contains a NUL character, which no argument can: remove it")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        odd = f"U+{ord(text[error.start]):04X}"
+        raise UsageError(
+            f"{path}: {key} contains {odd}, which cannot be encoded: remove it"
+        ) from None
+    return text
+
+
 def _script(program: dict[str, Any], path: str) -> str | None:
     """The training script."""
     script = program.get("script", "")
     if not isinstance(script, str):
         raise UsageError(f"{path}: script must be one path")
-    return None if script in _UNSET else script
+    return None if script in _UNSET else _passable(script, "script", path)
 
 
 def _args(program: dict[str, Any], path: str) -> tuple[str, ...]:
     """The script's arguments: a list, or one line that is split as a shell would."""
     args = program.get("args", [])
     if isinstance(args, str):
-        return _split(args, path)
+        return _split(_passable(args, "args", path), path)
     if not isinstance(args, list) or not all(isinstance(item, str) for item in args):
         raise UsageError(f"{path}: args must be a list of words or one line")
-    return tuple(args)
+    return tuple(_passable(arg, "args", path) for arg in args)
 
 
 def _split(line: str, path: str) -> tuple[str, ...]:

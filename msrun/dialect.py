@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.spec import BindSpec, UsageError
 from msrun import maps
@@ -22,16 +22,14 @@ _BACKENDS = ("static", "c10d")
 _ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>.*))?", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(NamedTuple):
     """How many nodes, and workers on this one."""
 
     nnodes: int
     nproc: int
 
 
-@dataclass(frozen=True, slots=True)
-class Master:
+class Master(NamedTuple):
     """Where the workers' store listens; port ``None`` is a free one."""
 
     addr: str

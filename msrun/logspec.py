@@ -25,7 +25,8 @@ def logs(
     """
     log_dir, nproc = settings.of("log_dir"), size.nproc
     for dest in ("redirects", "tee", "local_ranks_filter"):
-        _warn_beyond(settings.of(dest), nproc, warnings)
+        if dest == "local_ranks_filter" or ":" in settings.of(dest).text:  # -t 3 names no rank
+            _warn_beyond(settings.of(dest), nproc, warnings)
     return LogSpec(
         log_dir=_folder(log_dir),
         disabled=log_dir.text == os.devnull,

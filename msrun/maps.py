@@ -40,7 +40,8 @@ def streams(setting: Setting, nproc: int) -> dict[int, Std]:
 
 def beyond(setting: Setting, nproc: int) -> list[int]:
     """The local ranks a map or list names that this node does not have."""
-    ranks = (int(word) for word in re.findall(r"(?:^|,)([0-9]+)(?=:|,|$)", setting.text))
+    text = setting.text.replace(" ", "")
+    ranks = (int(word) for word in re.findall(r"(?:^|,)([0-9]+)(?=:|,|$)", text))
     return [rank for rank in ranks if rank >= nproc]
 
 

@@ -6,8 +6,8 @@ The command line (`scan`), the YAML keys (`config`), the environment (`settings`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Section(Enum):
@@ -42,8 +42,7 @@ class Origin(Enum):
     MSRUN = "msrun"
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One option. ``default`` is text as it would be typed; empty when there is none."""
 
     name: str  # words joined by dashes
@@ -87,8 +86,7 @@ class Option:
         return self.unset or self.default or "none"
 
 
-@dataclass(frozen=True, slots=True)
-class FlagRow:
+class FlagRow(NamedTuple):
     """One line of the README's flag table."""
 
     name: str

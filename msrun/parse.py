@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.spec import JobSpec, StartMethod, Timeouts, UsageError
 from msrun import __version__, dialect
@@ -23,8 +23,7 @@ _UNFORWARDABLE = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD"})
 _DEFAULT_GRACE_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What the user asked for: a job, and what to do with it."""
 
     job: JobSpec
@@ -34,8 +33,7 @@ class Request:
     warnings: tuple[str, ...]  # sentences to print before anything starts
 
 
-@dataclass(frozen=True, slots=True)
-class _Layers:
+class _Layers(NamedTuple):
     """All layers merged."""
 
     settings: Settings

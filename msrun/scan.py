@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.spec import UsageError
 from msrun.options import OPTIONS, SPELLINGS, Kind, Option, Origin
@@ -19,8 +19,7 @@ from msrun.settings import Setting
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
-@dataclass(frozen=True, slots=True)
-class CommandLine:
+class CommandLine(NamedTuple):
     """What was typed: the options by dest, the script and what belongs to it."""
 
     given: Mapping[str, Setting]

@@ -7,7 +7,7 @@ same rules and a wrong one is named by where it came from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.spec import UsageError
 from msrun.options import BY_DEST, OPTIONS, Kind, Option
@@ -17,8 +17,7 @@ _FALSE = frozenset({"false", "0", "no", "off"})
 _SHOWN_LENGTH = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """A value as text, the name it was given under, and the file if it came from one."""
 
     text: str
@@ -36,8 +35,7 @@ class Setting:
         return f"{self.name}{where}" if self.flag else f"{self.name}={text}{where}"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """What was given in any layer, by dest; the rest is defaults."""
 
     given: Mapping[str, Setting]

@@ -131,7 +131,7 @@ def script(record: Record) -> str:
 def as_json(run: RunState) -> dict[str, Any]:
     """Everything known about a run."""
     return {
-        **asdict(run.record),
+        **run.record._asdict(),
         "state": run.state,
         "state_words": run.state_words,
         "alive": run.alive,

@@ -7,7 +7,7 @@ MindSpore's, so a script that reads either set works. Pure: mappings in, mapping
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 RUNS = "MSRUN_RUNS"
 """Ids of the msrun runs a process belongs to, outermost first, joined by ``:``.
@@ -23,8 +23,7 @@ CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 NCCL_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnv:
+class JobEnv(NamedTuple):
     """What every worker of a job is told alike, for all of its attempts."""
 
     run_id: str
@@ -70,8 +69,7 @@ class JobEnv:
         return told
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEnv:
+class WorkerEnv(NamedTuple):
     """What one worker of one attempt is told."""
 
     rank: int

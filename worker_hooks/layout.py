@@ -23,8 +23,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 SCHEDULER_LOG = "scheduler.log"
 EVENTS = "events.jsonl"
@@ -35,8 +35,7 @@ LOCK = ".msrun.lock"
 EARLIER = "earlier"
 
 
-@dataclass(frozen=True, slots=True)
-class RunLayout:
+class RunLayout(NamedTuple):
     """Every path of one run. ``folder`` is ``None`` when files are switched off (/dev/null)."""
 
     folder: Path

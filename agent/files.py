@@ -1,0 +1,47 @@
+"""The files that workers write: made before they start, kept when they are started anew."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from worker_hooks.env import AGENT_ERROR_FILE
+from worker_hooks.layout import RunLayout
+from worker_hooks.protocol import WorkerOrder
+
+Trouble = Callable[[Path, OSError], None]
+
+
+def make(orders: Sequence[WorkerOrder], trouble: Trouble) -> None:
+    """Make every file and folder the orders name; what is there stays as it is."""
+    for folder in {Path(order.environ[AGENT_ERROR_FILE]).parent for order in orders}:
+        make_folder(folder, trouble)
+    for path in {Path(stream) for order in orders for stream in (order.stdout, order.stderr)}:
+        make_file(path, trouble)
+
+
+def make_folder(folder: Path, trouble: Trouble) -> None:
+    """Make a folder and those it is in."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        trouble(folder, error)
+
+
+def make_file(path: Path, trouble: Trouble) -> None:
+    """Make an empty file unless it is there."""
+    make_folder(path.parent, trouble)
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    except OSError as error:
+        trouble(path, error)
+
+
+def keep(layout: RunLayout, attempt: int, orders: Sequence[WorkerOrder]) -> None:
+    """Give the worker logs of a past attempt their lasting names."""
+    for order in orders:
+        with contextlib.suppress(OSError):  # the folder vanished: there is nothing to keep
+            kept = layout.earlier_worker_log(order.rank, attempt)
+            os.rename(layout.worker_log(order.rank), kept)
