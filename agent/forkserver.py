@@ -6,11 +6,13 @@ depend on it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -64,6 +66,8 @@ class Forkserver:
         self.link: socket.socket | None = None
         self.pid = 0
         self.ready = False
+        self._waiting: deque[protocol.StartWorkers] = deque()
+        self._unanswered: set[int] = set()  # ranks of the batch that was sent
 
     def cooled(self) -> Forkserver:
         """One that preloads nothing, for when warmth is no use."""
@@ -127,12 +131,25 @@ class Forkserver:
     def order(self, attempt: int, workers: Sequence[protocol.WorkerOrder]) -> None:
         """Order workers; each is answered by Forked or ForkFailed.
 
+        One batch at a time: with thousands of ranks both sides would fill the link and wait.
+
         Raises:
             OSError: the forkserver is gone.
         """
-        for first in range(0, len(workers), protocol.BATCH):
-            batch = tuple(workers[first : first + protocol.BATCH])
-            self._send(protocol.StartWorkers(attempt, batch))
+        self._waiting.extend(protocol.batches(attempt, workers))
+        self._order_next()
+
+    def recall(self) -> tuple[protocol.WorkerOrder, ...]:
+        """Take back the orders that were not sent yet."""
+        recalled = tuple(order for batch in self._waiting for order in batch.workers)
+        self._waiting.clear()
+        return recalled
+
+    def _order_next(self) -> None:
+        if self._waiting and not self._unanswered:
+            batch = self._waiting.popleft()
+            self._unanswered = {order.rank for order in batch.workers}
+            self._send(batch)
 
     def warm_up(self) -> None:
         """Import what a restart will want, while nobody waits."""
@@ -167,7 +184,15 @@ class Forkserver:
                 return True
             if message is None:
                 return False
-            self.ready = self.ready or isinstance(message, protocol.Ready)
+            match message:
+                case protocol.Ready():
+                    self.ready = True
+                case protocol.Forked() | protocol.ForkFailed():
+                    self._unanswered.discard(message.rank)
+                    with contextlib.suppress(OSError):  # it is gone: the next receive says so
+                        self._order_next()
+                case _:
+                    pass
             deliver(message)
         return False
 
@@ -177,6 +202,8 @@ class Forkserver:
             self.link.close()
             self.link = None
         self.ready = False
+        self._waiting.clear()
+        self._unanswered.clear()
 
 
 def _open_log(path: Path) -> int:

@@ -64,7 +64,8 @@ def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
     listener = listen(spec.master_addr, spec.master_port)
     records_folder = records.writable_folder(environ)
     layout = ranks.run_layout(spec, records_folder)
-    ranks.plan(spec, layout, 0, environ, bound)  # what is wrong with it is said now
+    last = ranks.plan(spec, layout, spec.max_restarts, environ, bound)  # no other is longer
+    ranks.check_orders(last)  # what is wrong with it is said now
     lock = open_run_folder(layout)
     return Prepared(spec, layout, listener, lock, records_folder, bound)
 
@@ -138,15 +139,16 @@ def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
         log,
         is_ours=is_python_of_ours(spec),
     )
-    if choice.warmth is None and log is not None:
-        files.make(orders, _later)
     try:
         forkserver.start()
-        if choice.warmth is None:  # whether a warm one may fork is only known when it is ready
-            forkserver.order(0, orders)
-            return Ignited(forkserver, choice, orders)
     except OSError as error:
         raise UsageError(
             f"no process can be started ({error.strerror}): raise the limits (ulimit -u, ulimit -n)"
         ) from error
-    return Ignited(forkserver, choice)
+    if choice.warmth is not None:  # whether it may fork is only known when it is ready
+        return Ignited(forkserver, choice)
+    if log is not None:
+        files.make(orders, _later)
+    with contextlib.suppress(OSError):  # it is gone: its link says so, and they stay owed
+        forkserver.order(0, orders)
+    return Ignited(forkserver, choice, orders)

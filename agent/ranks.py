@@ -13,11 +13,13 @@ from typing import NamedTuple
 from agent.spec import JobSpec, ProgramKind, Std, UsageError
 from worker_hooks.env import JobEnv, WorkerEnv, visible_devices
 from worker_hooks.layout import RunLayout
-from worker_hooks.protocol import WorkerOrder
+from worker_hooks.protocol import PACKET_BYTES, WorkerOrder, order_bytes
 
 _RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
+
+ORDER_BYTES = PACKET_BYTES - 1000  # beside one order a message says little
 
 
 class Binding(NamedTuple):
@@ -128,6 +130,21 @@ def plan(
             )
         )
     return tuple(orders)
+
+
+def check_orders(orders: Sequence[WorkerOrder]) -> None:
+    """Refuse what does not fit a message to the forkserver.
+
+    Raises:
+        UsageError: one order alone is too large.
+    """
+    for order in orders:
+        size = order_bytes(order)
+        if size > ORDER_BYTES:
+            raise UsageError(
+                f"the command line of rank {order.rank} is too long ({size} bytes as JSON, at most "
+                f"{ORDER_BYTES}): pass long arguments in a file"
+            )
 
 
 def _devices(spec: JobSpec, inherited: Mapping[str, str]) -> tuple[str, ...] | None:

@@ -76,6 +76,10 @@ class Starter:
 
     def cancel(self, why: str) -> None:
         """Call off what waits; what was sent already will be answered by the forkserver."""
+        recalled = self._forkserver.recall()
+        for order in recalled:
+            del self._sent[order.rank]
+        self._orders += recalled
         self._refuse(f"called off: {why}")
 
     def end_attempt(self) -> None:

@@ -127,7 +127,9 @@ def _text(dest: str, value: Any, path: str) -> str:
 def _passable(text: str, key: str, path: str) -> str:
     """``text`` when it can be an argument or a path: YAML's escapes can spell what cannot."""
     if "\0" in text:
-        raise UsageError(f"{path}: {key} contains a NUL character, which no argument can: remove it")
+        raise UsageError(
+            f"{path}: {key} contains a NUL character, which no program takes: remove it"
+        )
     try:
         os.fsencode(text)
     except UnicodeEncodeError as error:

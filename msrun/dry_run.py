@@ -69,10 +69,12 @@ def make(
         records_folder: where the run's record would be.
 
     Raises:
-        UsageError: fewer visible devices than ``--virtual-local-rank`` needs.
+        UsageError: fewer visible devices than ``--virtual-local-rank`` needs, or a command line
+            that is too long.
     """
     layout = ranks.run_layout(spec, records_folder)
     orders = ranks.plan(spec, layout, 0, environ, bound)
+    ranks.check_orders(orders)
     told = ranks.job_env(spec, spec.master_port or 0).environ(environ, spec.record_id)
     if not spec.master_port:
         told.update(dict.fromkeys(PORT_NAMES, FREE_PORT))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -175,3 +175,35 @@ class Launcher:
                 os.kill(pid, 9)
             return left
         return {}
+
+
+def files(folder: Path) -> set[str]:
+    """Everything in ``folder`` but empty folders."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+
+def refused(ended: Ended) -> str:
+    """Exit code 2 and one sentence; the sentence."""
+    assert ended.code == 2, ended
+    assert ended.out == ""
+    lines = ended.err.splitlines()
+    assert len(lines) == 1, ended.err
+    assert lines[0].startswith("msrun: error: ")
+    return lines[0].removeprefix("msrun: error: ")
+
+
+def shell(
+    msrun: Launcher, prelude: str, *args: object, before: Sequence[str] = (), **environ: str
+) -> Ended:
+    """`msrun ARGS` by a shell that first does ``prelude``."""
+    command = [*before, "sh", "-c", f'{prelude}\nexec "$@"', "sh"]
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "msrun", *map(str, args)],
+        env=msrun.env(**environ),
+        cwd=msrun.tmp,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())

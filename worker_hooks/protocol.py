@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 PACKET_BYTES = 200_000  # below Linux's default socket buffer (net.core.wmem_default, 212,992)
-BATCH = 32  # workers in one StartWorkers, at most: a kernel's buffer holds all their answers
+BATCH = 32  # workers in one StartWorkers, at most: ordinary ones stay well below a packet
 
 
 class ProtocolError(Exception):
@@ -110,13 +110,13 @@ def encode(message: Message) -> bytes:
 
 
 def order_bytes(order: WorkerOrder) -> int:
-    """What one order takes of a packet."""
-    return len(json.dumps(asdict(order)))
+    """What one order takes of a packet (JSON spells in ASCII, so characters are bytes)."""
+    return len(json.dumps(order._asdict()))
 
 
 def batches(attempt: int, workers: Sequence[WorkerOrder]) -> Iterator[StartWorkers]:
-    """The messages that order these workers: each fits a packet, unless one order alone does not."""
-    empty = len(encode(StartWorkers(attempt, ())))
+    """Messages that order these workers; each fits a packet, unless one order alone does not."""
+    empty = len(encode(StartWorkers(attempt, ()))) - len(", ")
     batch: list[WorkerOrder] = []
     size = empty
     for order in workers:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 
 from agent.warm.traces import OURS
 
@@ -31,10 +33,7 @@ def load(modules: tuple[str, ...], search_path: str | None) -> str:
     Returns why this process must not be forked, else nothing: a module that fails half-way leaves
     others behind, and would fail differently when the script imports it again.
     """
-    if search_path is not None:
-        sys.path.insert(0, search_path)
-    gc.disable()  # nothing is garbage yet; collecting would only walk what grows
-    try:
+    with found_from(search_path):
         for module in modules:
             try:
                 importlib.import_module(module)
@@ -44,7 +43,20 @@ def load(modules: tuple[str, ...], search_path: str | None) -> str:
                 guessed = module.startswith("torch.") and absent != "torch"
                 if not guessed or absent is None or not f"{module}.".startswith(f"{absent}."):
                     return f"importing {module} failed: {error!r}"
-        return ""
+    return ""
+
+
+@contextlib.contextmanager
+def found_from(search_path: str | None) -> Iterator[None]:
+    """Import as the script will: its folder leads ``sys.path``.
+
+    Without the collector: nothing is garbage yet, it would only walk what grows.
+    """
+    if search_path is not None:
+        sys.path.insert(0, search_path)
+    gc.disable()
+    try:
+        yield
     finally:
         gc.enable()
         if search_path is not None and sys.path and sys.path[0] == search_path:

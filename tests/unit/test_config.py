@@ -79,6 +79,13 @@ def test_script_and_args_may_stand_in_the_file(job, text, script, args):
         ('args: "\'a"', "args cannot be split"),
         ("script: [a]", "script must be one path"),
         ("? [a]\n: b", "malformed YAML"),
+        ('role: "a\\0"', "role contains a NUL character"),
+        ('tee: {"0\\0": 3}', "tee contains a NUL character"),
+        ('signals_to_handle: ["a", "\\0"]', "signals_to_handle contains a NUL character"),
+        ('script: "\\0"', "script contains a NUL character"),
+        ('args: ["a", "\\0"]', "args contains a NUL character"),
+        ('args: "a \\0"', "args contains a NUL character"),
+        ('log-dir: "a\\ud800"', "log-dir contains U+D800"),
     ],
 )
 def test_a_wrong_file_is_one_sentence_that_names_it(job, text, said):

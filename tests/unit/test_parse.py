@@ -259,6 +259,8 @@ def test_devices_size_the_job(monkeypatch):
         ("--node-rank 2", "--node-rank=2 is ignored"),
         ("--standalone --master-port 7", "--standalone overrides --master-port=7"),
         ("-r 0:3,5:3", "-r=0:3,5:3: local rank 5 is ignored"),
+        ("-t 1:3", "-t=1:3: local rank 1 is ignored"),
+        ("--local-ranks-filter 9", "local rank 9 is ignored"),
         ("--local-ranks-filter 0,9", "local rank 9 is ignored"),
         ("--sim_rank_id 0", "is ignored without --dry_run"),
     ],
@@ -267,6 +269,11 @@ def test_what_torchrun_lets_pass_is_a_warning(line, said):
     (warning,) = parse([*line.split(), "t.py"], {}).warnings
     assert said in warning
     assert warning.endswith(".")
+
+
+@pytest.mark.parametrize("line", ["-t 3", "-r 3", "-r 0:3", "-r 2 -t 1", "--local-ranks-filter 0"])
+def test_streams_of_all_ranks_and_of_ranks_that_are_there_are_no_warning(line):
+    assert parse([*line.split(), "t.py"], {}).warnings == ()
 
 
 @pytest.mark.parametrize(("flag", "said"), [("--help", "usage: msrun"), ("--version", "msrun 0.")])

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.ranks import Binding, command, job_env, plan, streams
+from agent.ranks import ORDER_BYTES, Binding, check_orders, command, job_env, plan, streams
 from agent.spec import JobSpec, LogSpec, Program, ProgramKind, Std, UsageError
 from worker_hooks.layout import RunLayout
+from worker_hooks.protocol import PACKET_BYTES, StartWorkers, encode, order_bytes
 
 
 def spec(*args, kind=ProgramKind.SCRIPT, name="train.py", python="/usr/bin/python3", **changes):
@@ -190,3 +191,17 @@ def test_attempts_differ_only_in_what_they_are_told_about_themselves():
     changed = {name for name in first.environ if first.environ[name] != second.environ[name]}
     assert changed == {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"}
     assert second._replace(environ=first.environ) == first
+
+
+def test_an_order_that_fits_no_message_is_refused_by_rank():
+    short, long = plan(spec("x"), layout(), 0, {}, ())
+    check_orders([short, long._replace(argv=("x" * (ORDER_BYTES - 2000),))])
+    with pytest.raises(UsageError, match=r"command line of rank 1 is too long .*in a file$"):
+        check_orders([short, long._replace(argv=("x" * ORDER_BYTES,))])
+
+
+def test_an_order_that_is_not_refused_fits_a_message():
+    order = plan(spec(), layout(), 0, {}, ())[0]
+    full = order._replace(argv=("x" * (ORDER_BYTES - order_bytes(order._replace(argv=("",)))),))
+    check_orders([full])
+    assert len(encode(StartWorkers(10**100, (full,)))) <= PACKET_BYTES
