@@ -17,11 +17,10 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from typing import NamedTuple
 
-from agent.warm import child, imports, leave, libraries, store, streams, traces
+from agent.warm import child, imports, leave, store, streams, traces
 from agent.warm.leftovers import end_leftovers
 from worker_hooks import protocol
 
@@ -45,13 +44,12 @@ def read_orders(text: str) -> Orders:
     return Orders(**fields)
 
 
-def serve_warm(text: str, root: str, mapping: threading.Thread | None) -> None:
+def serve_warm(text: str, root: str) -> None:
     """Be the forkserver; return only in a forked worker, ready to run the user's script.
 
     Args:
         text: orders as JSON.
         root: the folder of our packages, at the front of ``sys.path``; it is taken out again.
-        mapping: the thread that maps torch's libraries, if torch is to be imported.
     """
     orders = read_orders(text)
     if orders.pythonpath is None:
@@ -64,12 +62,7 @@ def serve_warm(text: str, root: str, mapping: threading.Thread | None) -> None:
     leave.prepare()
     started = time.monotonic()
     before = set(sys.modules)
-    problem = imports.hidden(orders.search_path)
-    if mapping is not None:
-        with imports.found_from(orders.search_path):
-            libraries.import_beside()
-        mapping.join()
-    problem = problem or imports.load(orders.preload, orders.search_path)
+    problem = imports.hidden(orders.search_path) or imports.load(orders.preload, orders.search_path)
     gc.freeze()
     threads = imports.threads()
     problem = problem or imports.why_not_fork()

@@ -20,12 +20,9 @@ _ROOT = os.path.dirname(os.path.dirname(_HERE))
 def _serve(orders: str) -> None:
     """Be a forkserver; return in a forked worker, and only there."""
     try:
-        from agent.warm import libraries
-
-        mapping = libraries.start() if '"torch"' in orders else None
         from agent.warm import server
 
-        server.serve_warm(orders, _ROOT, mapping)
+        server.serve_warm(orders, _ROOT)
     except BaseException:  # noqa: BLE001  whatever it is, the script must not run
         import traceback
 
