@@ -224,8 +224,10 @@ def _stop(job: Job, signum: int, reason: str) -> Decision:
 
 def _kill(job: Job, reason: str) -> Decision:
     deadline = ev.SetDeadline(JobState.KILLING, job.attempt, job.rules.kill_s)
-    kills = _signal(job.having(RankState.RUNNING), signals.SIGKILL, reason)
-    return Decision(job, (*kills, deadline))
+    actions: tuple[ev.Action, ...] = _signal(job.having(RankState.RUNNING), signals.SIGKILL, reason)
+    if job.having(RankState.PENDING):
+        actions += (ev.CancelStarts(reason, now=True),)
+    return Decision(job, (*actions, deadline))
 
 
 def _all_gone(job: Job, event: ev.Event) -> Decision:

@@ -86,9 +86,13 @@ class StartAttempt:
 
 @dataclass(frozen=True, slots=True)
 class CancelStarts:
-    """Call off the starts that were ordered and have not happened; each answers StartFailed."""
+    """Call off the starts that were ordered and have not happened; each answers StartFailed.
+
+    ``now``: do not wait for those that are on their way.
+    """
 
     reason: str
+    now: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,11 @@ class Coroner:
         self._report = Report(cause, program.name, why, self._facts.ids)
         return headline(cause.root.end).removeprefix("msrun: ")
 
+    @property
+    def found(self) -> bool:
+        """Whether the last attempt has a root cause."""
+        return self._report is not None
+
     def tell(self, reason: str, environ: Mapping[str, str], journal: Journal) -> str:
         """Write the failure down for programs and return it for people.
 

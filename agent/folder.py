@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 from pathlib import Path
@@ -54,27 +55,33 @@ def abandon_run_folder(layout: RunLayout, lock: int) -> None:
 
 def _set_earlier_run_aside(layout: RunLayout) -> None:
     """Move what a previous run left into ``earlier/<its id>/``: nothing is overwritten."""
-    names = [SCHEDULER_LOG, EVENTS, STATUS, FAILURE, "errors"]
+    earlier = _earlier_id(layout)
+    names = [SCHEDULER_LOG, EVENTS, STATUS, FAILURE]
+    if earlier is not None:  # else a folder of this name is the user's, and is only added to
+        names.append("errors")
     found = [layout.folder / name for name in names if (layout.folder / name).exists()]
-    found += sorted(layout.folder.glob(f"{layout.stem}_*.log"))
+    found += sorted(layout.folder.glob(f"{glob.escape(layout.stem)}_*.log"))
     if not found:
         return
-    aside = layout.folder / EARLIER / _earlier_id(layout)
+    aside = _free_name(layout.folder / EARLIER, earlier or "unknown")
     with contextlib.suppress(OSError):  # a full disk: the old files are appended to instead
         aside.mkdir(parents=True, exist_ok=True)
         for path in found:
             os.rename(path, aside / path.name)
 
 
-def _earlier_id(layout: RunLayout) -> str:
+def _earlier_id(layout: RunLayout) -> str | None:
+    """The record id of the run that wrote here; ``None`` if no run of msrun did."""
     try:
-        name = str(json.loads(layout.status.read_bytes())["record_id"])
+        return Path(str(json.loads(layout.status.read_bytes())["record_id"])).name
     except (OSError, ValueError, KeyError, TypeError):
-        name = "unknown"
-    folder = layout.folder / EARLIER
+        return None
+
+
+def _free_name(folder: Path, name: str) -> Path:
     taken = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     candidate, count = name, 1
     while candidate in taken:
         count += 1
         candidate = f"{name}.{count}"
-    return Path(candidate).name
+    return folder / candidate

@@ -86,6 +86,8 @@ def choose(spec: JobSpec, argv: tuple[str, ...], environ: Mapping[str, str]) -> 
         return Choice(None, "the program is not a Python script or module")
     if program.interpreter != sys.executable:
         return Choice(None, f"the workers' interpreter is {program.interpreter}")
+    if "$" in program.name:
+        return Choice(None, "each rank has a script of its own")
     if spec.bind.wanted and not (
         "OMP_NUM_THREADS" in environ or sets_omp_threads(spec.nproc, environ)
     ):

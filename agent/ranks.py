@@ -68,16 +68,16 @@ def command(spec: JobSpec, local_rank: int) -> tuple[str, ...]:
     """A rank's command line, with ``${local_rank}`` filled in as torchrun does."""
     program = spec.program
     told = {"local_rank": str(local_rank)}
-    args = tuple(Template(arg).safe_substitute(told) for arg in program.args)
+    name, *args = (Template(word).safe_substitute(told) for word in (program.name, *program.args))
     match program.kind:
         case ProgramKind.SCRIPT:
-            return (program.interpreter, "-u", program.name, *args)
+            return (program.interpreter, "-u", name, *args)
         case ProgramKind.MODULE:
-            return (program.interpreter, "-u", "-m", program.name, *args)
+            return (program.interpreter, "-u", "-m", name, *args)
         case ProgramKind.RUN_PATH:
-            return (program.interpreter, "-u", "-c", _RUN_PATH, program.name, *args)
+            return (program.interpreter, "-u", "-c", _RUN_PATH, name, *args)
         case ProgramKind.PROGRAM:
-            return (program.name, *args)
+            return (name, *args)
 
 
 def streams(spec: JobSpec, layout: RunLayout, attempt: int, local_rank: int) -> Streams:

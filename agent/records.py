@@ -53,16 +53,22 @@ def writable_folder(environ: Mapping[str, str]) -> Path:
     """
     for folder in runs_folder(environ, os.getuid()):
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for level in (folder.parent, folder):
+                level.mkdir(parents=True, exist_ok=True, mode=0o700)
             if _is_ours(folder) and os.access(folder, os.W_OK):
                 return folder
     raise UsageError("no folder for run records can be written: set XDG_STATE_HOME to one that can")
 
 
 def _is_ours(folder: Path) -> bool:
-    """Against a folder somebody else laid ready under /tmp."""
-    found = folder.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & stat.S_IWOTH
+    """Against what somebody else laid ready, under /tmp above all: both levels must be ours."""
+    found = (os.lstat(level) for level in (folder.parent, folder))
+    return all(
+        stat.S_ISDIR(level.st_mode)
+        and level.st_uid == os.getuid()
+        and not level.st_mode & (stat.S_IWOTH | stat.S_IWGRP)
+        for level in found
+    )
 
 
 def write(folder: Path, record: Record) -> None:
@@ -81,7 +87,7 @@ def write(folder: Path, record: Record) -> None:
 def _prune(folder: Path) -> None:
     for old in sorted(path for path in folder.iterdir() if path.is_dir())[:-KEPT]:
         record = _read(old)
-        if record is None or not record.is_alive():
+        if record is not None and not record.is_alive():
             import shutil  # slow to import, rarely needed
 
             shutil.rmtree(old, ignore_errors=True)

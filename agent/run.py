@@ -71,9 +71,9 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
     ending = supervisor.run()
     if not output.close(CONSOLE_PATIENCE_S):
         console.say(f"the console takes no more output; all of it is in {layout.folder}")
-    if ending.state is JobState.FAILED:
+    if ending.state is JobState.FAILED or verdict.found_failure:
         console.report(verdict.tell(ending.reason, environ, journal))
-    elif ending.state is JobState.STOPPED:
+    if ending.state is JobState.STOPPED:
         console.say(ending.reason)
     journal.log(f"exit {ending.exit_code}: {ending.reason}")
     journal.close()
@@ -101,6 +101,11 @@ class Verdict:
 
             self._coroner = Coroner(self._facts, self._counters)
         return self._coroner.examine(workers) or "no process failed by itself"
+
+    @property
+    def found_failure(self) -> bool:
+        """Whether a process of the last attempt failed by itself."""
+        return self._coroner is not None and self._coroner.found
 
     def tell(self, reason: str, environ: Mapping[str, str], journal: Journal) -> str:
         """Write the last attempt's failure down; the text for people."""

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
 from collections.abc import Callable
 
 from agent.forkserver import Forkserver
 from agent.journal import Journal
 from agent.store import Store
+from agent.worker import end_child
 from worker_hooks import protocol
 
-DEATHS = 5  # of forkservers; then starts fail instead of being tried again
+DEATHS = 5  # of forkservers in one attempt; then starts fail instead of being tried again
+END_S = 2.0  # for SIGKILL, which needs milliseconds
+WARM_UP_S = 3.0  # after the last rank's start: the workers' own beginnings come first
 
 Answer = protocol.Forked | protocol.ForkFailed
 
@@ -32,19 +33,18 @@ class Starter:
         listener: socket.socket,
         journal: Journal,
         say: Callable[[str], None],
-        ordered: tuple[protocol.WorkerOrder, ...] = (),
+        sent: tuple[protocol.WorkerOrder, ...] = (),
     ) -> None:
-        """``ordered``: workers of attempt 0 that the forkserver was told to start already."""
+        """``sent``: workers of attempt 0 that the forkserver was told to start already."""
         self._forkserver = forkserver
         self._listener = listener
         self._journal = journal
         self._say = say
-        self._ordered = ordered
         self._orders: tuple[protocol.WorkerOrder, ...] = ()  # waiting
-        self._sent: dict[int, protocol.WorkerOrder] = {}  # not answered yet, by rank
+        self._sent = {order.rank: order for order in sent}  # not answered yet
         self._attempt = 0
         self._deaths = 0
-        self._closed = False
+        self._warming: asyncio.TimerHandle | None = None
 
     def attach(self, loop: asyncio.AbstractEventLoop, answer: Callable[[Answer], None]) -> None:
         """Listen on ``loop``; ``answer`` hears of every ordered worker once, alive or not."""
@@ -66,34 +66,45 @@ class Starter:
     def start(self, attempt: int, orders: tuple[protocol.WorkerOrder, ...]) -> None:
         """Order an attempt's workers, with a fresh store for them."""
         self._attempt = attempt
+        self._deaths = 0
         self._store.begin()
-        if self._ordered:
-            self._sent = {order.rank: order for order in self._ordered}
-            self._ordered = ()
-        else:
-            self._orders = orders
-            self._send()
+        if self._sent:
+            return  # the first attempt's were on their way before we were
+        self._orders = orders
+        if self._forkserver.link is None:
+            self._restart("it was given up in the attempt before")
+        self._send()
 
-    def cancel(self, why: str) -> None:
-        """Call off what waits; what was sent already will be answered by the forkserver."""
-        recalled = self._forkserver.recall()
-        for order in recalled:
-            del self._sent[order.rank]
-        self._orders += recalled
+    def cancel(self, why: str, *, now: bool) -> None:
+        """Call off the starts that have not happened.
+
+        What was sent is answered by the forkserver in milliseconds, unless it is stuck: with
+        ``now`` it is ended, and whoever it has not forked never starts.
+        """
+        for order in self._forkserver.recall():
+            self._orders += (self._sent.pop(order.rank),)
+        if now and self._sent:
+            self._orders += tuple(self._sent.values())
+            self._sent = {}
+            self._over(f"called off: {why}", kill=True)
         self._refuse(f"called off: {why}")
 
     def end_attempt(self) -> None:
         """End the store host and wait until it is gone."""
+        if self._warming is not None:
+            self._warming.cancel()
         self._store.end()
 
     def warm_up(self) -> None:
-        """Nobody waits now: import what a restart will want."""
+        """Import what a restart will want, once the workers had their time to begin."""
+        self._warming = self._loop.call_later(WARM_UP_S, self._warm_up)
+
+    def _warm_up(self) -> None:
         with contextlib.suppress(OSError):  # it is gone: its link says so
             self._forkserver.warm_up()
 
     def close(self) -> None:
         """The job is over: the forkserver hears it from the closed link."""
-        self._closed = True
         self._unwatch()
         self._forkserver.forget()
 
@@ -111,17 +122,20 @@ class Starter:
         heard = self._forkserver
         if heard.link is None or heard.hear(self._on_message):
             return
-        if heard is self._forkserver:  # else it was replaced for what it said
-            self._on_gone()
+        if heard.link is not None:  # else it was given up for what it said
+            self._over("the forkserver died", kill=False)
+            self._restart("the forkserver died")
+            self._send()
 
     def _on_message(self, message: protocol.Message) -> None:
         match message:
             case protocol.Ready():
                 self._journal.event("ForkserverReady", **message._asdict())
                 if message.problem:
-                    self._replace(message.problem)
-                else:
-                    self._send()
+                    self._say(f"workers start cold: {message.problem}")
+                    self._over(message.problem, kill=True)
+                    self._restart(message.problem)
+                self._send()
             case protocol.Forked() | protocol.ForkFailed():
                 self._sent.pop(message.rank, None)
                 self._answer(message)
@@ -143,31 +157,21 @@ class Starter:
         with contextlib.suppress(OSError):  # it is gone: its link says so, and they stay owed
             self._forkserver.order(self._attempt, orders)
 
-    def _on_gone(self) -> None:
-        """Its link closed: whoever it had not forked is forked by the next one."""
+    def _over(self, why: str, *, kill: bool) -> None:
+        """Give the forkserver up: what it owed waits for the next, which may have to be cold."""
+        useless = kill or not self._forkserver.ready or self._deaths > 0
         self._unwatch()
+        if kill:
+            end_child(self._forkserver.pid, END_S)
         self._forkserver.forget()
-        owed, self._sent = tuple(self._sent.values()), {}
-        self._journal.event("ForkserverExited", owed=[order.rank for order in owed])
-        self._store.on_forkserver_gone()
-        if self._closed:
-            return
-        self._orders += owed
+        self._orders += tuple(self._sent.values())
+        self._sent = {}
         self._deaths += 1
-        died_warming = self._forkserver.warmth is not None and not self._forkserver.ready
-        if died_warming or self._deaths > 1:
+        owed = [order.rank for order in self._orders]
+        self._journal.event("ForkserverEnded", reason=why, owed=owed)
+        self._store.on_forkserver_gone()
+        if useless and self._forkserver.warmth is not None:
             self._forkserver = self._forkserver.cooled()
-        self._restart("the forkserver died")
-
-    def _replace(self, problem: str) -> None:
-        """Its warmth cannot be used: a cold one takes over."""
-        self._say(f"workers start cold: {problem}")
-        self._unwatch()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._forkserver.pid, signal.SIGKILL)
-        self._forkserver.forget()
-        self._forkserver = self._forkserver.cooled()
-        self._restart(problem)
 
     def _restart(self, why: str) -> None:
         if self._deaths > DEATHS:

@@ -7,16 +7,16 @@ the attempt before is gone, so no worker can ever be answered by an old one.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 from collections.abc import Callable
 from enum import Enum
 
+from agent.worker import end_child
 from worker_hooks import protocol
 
 DEATHS = 3  # of store hosts in one attempt; then workers are left to their own time-outs
 RETRY_S = 1.0
+END_S = 2.0  # for SIGKILL, which needs milliseconds
 
 
 class Phase(Enum):
@@ -25,6 +25,7 @@ class Phase(Enum):
     CLOSED = "closed"  # nobody answers
     LISTENING = "listening"  # the agent waits for the first worker
     ORDERED = "ordered"  # the forkserver was asked
+    OUTDATED = "outdated"  # it was asked for an attempt that is over; its answer comes first
     SERVING = "serving"
 
 
@@ -40,24 +41,23 @@ class Store:
         self._loop = loop
         self._knock = knock
         self._phase = Phase.CLOSED
-        self._outdated = False  # ordered for an attempt that is over
         self._deaths = 0
+        self._retry: asyncio.TimerHandle | None = None
 
     @property
     def is_changing(self) -> bool:
         """Whether the store host of an earlier attempt may still come up."""
-        return self._outdated
+        return self._phase is Phase.OUTDATED
 
     def begin(self) -> None:
         """Let a new attempt's workers knock."""
         self._deaths = 0
         if self._phase is Phase.ORDERED:
-            self._outdated = True  # it will answer first, and is ended then
+            self._phase = Phase.OUTDATED
         else:
             self._listen()
 
     def _listen(self) -> None:
-        self._outdated = False
         self._phase = Phase.LISTENING
         self._loop.add_reader(self.listener.fileno(), self._on_readable)
 
@@ -67,12 +67,12 @@ class Store:
         self._knock()
 
     def on_forked(self, message: protocol.StoreForked) -> None:
-        """The forkserver answered: the store host exists, or ``message.why``."""
-        self.pid = message.pid
-        if self._outdated:
-            self.end()
+        """The forkserver answered: the store host exists and is our child, or ``message.why``."""
+        if self._phase is Phase.OUTDATED:
+            end_child(message.pid, END_S)
             self._listen()
-        elif self.pid:
+        elif message.pid:
+            self.pid = message.pid
             self._phase = Phase.SERVING
         else:
             self._lost()
@@ -84,31 +84,28 @@ class Store:
 
     def on_forkserver_gone(self) -> None:
         """An order on its way is lost with it."""
-        if self._phase is Phase.ORDERED:
+        if self._phase is Phase.OUTDATED:
+            self._listen()
+        elif self._phase is Phase.ORDERED:
             self._lost()
 
     def _lost(self) -> None:
         """Who knocks from now on gets a new store host, unless they all die."""
         self._phase = Phase.CLOSED
         self._deaths += 1
-        if self._outdated:
-            self._listen()
-        elif self._deaths <= DEATHS:
+        if self._deaths <= DEATHS:
             # not at once: whoever waits in the queue makes the socket readable all the time
-            self._loop.call_later(RETRY_S, self._listen_again)
-
-    def _listen_again(self) -> None:
-        if self._phase is Phase.CLOSED and self._deaths:
-            self._listen()
+            self._retry = self._loop.call_later(RETRY_S, self._listen)
 
     def end(self) -> None:
-        """Stop listening; end the store host and wait until it is gone."""
+        """End the store host and wait until it is gone; an order on its way stays ordered."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
         if self._phase is Phase.LISTENING:
             self._loop.remove_reader(self.listener.fileno())
         if self.pid:
-            os.kill(self.pid, signal.SIGKILL)  # our unreaped child: the pid is its own
-            os.waitid(os.P_PID, self.pid, os.WEXITED)
+            end_child(self.pid, END_S)
             self.pid = 0
-        if self._phase is not Phase.ORDERED or self._outdated:
-            self._phase = Phase.CLOSED
-        self._deaths = 0
+        awaited = self._phase in {Phase.ORDERED, Phase.OUTDATED}
+        self._phase = Phase.ORDERED if awaited else Phase.CLOSED

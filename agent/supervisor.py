@@ -153,7 +153,7 @@ class Supervisor:
                 exited.append(self._worker_ended(rank, ended.exit_code))
             elif self._starter.is_store(ended.pid):
                 self._starter.on_store_exit(ended.exit_code)
-            else:
+            elif self._job.having(RankState.PENDING):
                 self._unclaimed[ended.pid] = ended.exit_code
         for event in exited:
             self._post(event)
@@ -237,7 +237,7 @@ class Supervisor:
             case ev.StartAttempt():
                 self._start_attempt(action)
             case ev.CancelStarts():
-                self._starter.cancel(action.reason)
+                self._starter.cancel(action.reason, now=action.now)
             case ev.SignalRanks():
                 self._signal(action)
             case ev.SetDeadline():
@@ -265,7 +265,10 @@ class Supervisor:
             worker = self._workers[rank]
             if worker.pid in self._ranks_by_pid:
                 worker.told = worker.told or stopping
-                processes.signal_group(worker.pid, action.signum)
+                if stopping:
+                    processes.signal_group(worker.pid, action.signum)
+                else:  # for the rank, not for the programs it started
+                    processes.signal_one(worker.pid, action.signum)
 
     def _set_deadline(self, action: ev.SetDeadline) -> None:
         if self._deadline is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -76,11 +77,16 @@ def signal_group(pid: int, signum: int) -> None:
     try:
         os.killpg(pid, signum)
     except ProcessLookupError:
-        try:
-            os.kill(pid, signum)
-        except (ProcessLookupError, PermissionError):
-            return
+        signal_one(pid, signum)
     except PermissionError:
+        return
+
+
+def signal_one(pid: int, signum: int) -> None:
+    """Signal an unreaped child of ours. EPERM: it changed its user; nothing can be done."""
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
         return
 
 
@@ -120,16 +126,25 @@ def signal_group_or_process(pid: int) -> None:
         return  # already dead, or no longer ours to kill
 
 
+def end_child(pid: int, within_s: float) -> None:
+    """SIGKILL a process and wait until it is gone, if it is an unreaped child of ours."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.kill(pid, signal.SIGKILL)
+    except (ChildProcessError, ProcessLookupError):
+        return  # reaped already: the pid is not its own any more
+    _reap_until(pid, time.monotonic() + within_s)
+
+
 def _reap_until(pid: int, deadline: float) -> None:
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        import select
-
-        timeout_s = max(0.0, deadline - time.monotonic())
-        if select.select([fd], [], [], timeout_s)[0]:
+        waiting = select.poll()  # not select(): a descriptor may be above 1023
+        waiting.register(fd, select.POLLIN)
+        if waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
             os.waitid(os.P_PID, pid, os.WEXITED)
     except ChildProcessError:
         return  # reaped elsewhere

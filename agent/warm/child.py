@@ -48,7 +48,9 @@ def _await_adoption(agent_pid: int) -> None:
         fd = os.pidfd_open(middle)
     except ProcessLookupError:
         return
-    select.select([fd], [], [], 60)
+    waiting = select.poll()  # not select(): a descriptor may be above 1023
+    waiting.register(fd, select.POLLIN)
+    waiting.poll(60_000)
     os.close(fd)
 
 

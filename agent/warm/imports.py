@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from agent.warm.traces import OURS
 
 
-def hidden(search_path: str | None) -> str:
+def hidden(search_path: str | None, before: set[str]) -> str:
     """Why our imports hide the user's: a file beside the script may shadow a module of Python.
 
     A fresh interpreter finds that file first; here Python's own is loaded already.
+
+    Args:
+        search_path: the script's folder.
+        before: names of modules that were loaded before ours.
     """
-    loaded = list(sys.modules)
-    for name in loaded[loaded.index("agent") :]:
+    for name in sys.modules.keys() - before:
         place = os.path.join(search_path or "", name)
         if name.split(".")[0] in OURS or "." in name:
             continue

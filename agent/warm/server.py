@@ -1,9 +1,5 @@
 """The forkserver: waits for orders and forks workers that become children of the agent.
 
-A worker is forked twice: a short-lived middle process forks it and leaves, so the kernel hands the
-worker to the nearest subreaper, the agent, which then reaps it itself and knows its true exit
-status. One middle process serves a whole order, so eight workers cost nine forks.
-
 Two ways of life: *warm* (inside ``sitecustomize`` of an interpreter started as the user's script,
 everything heavy imported) and *cold* (a bare interpreter that forks and execs).
 When the agent dies the link closes, and this process ends what is left of the job.
@@ -20,9 +16,12 @@ import sys
 import time
 from typing import NamedTuple
 
-from agent.warm import child, imports, leave, store, streams, traces
+from agent.warm import adoption, child, imports, leave, store, streams, traces
 from agent.warm.leftovers import end_leftovers
 from worker_hooks import protocol
+
+# A batch system may signal every process of a job: ranks need the store while they save.
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Orders(NamedTuple):
@@ -62,7 +61,9 @@ def serve_warm(text: str, root: str) -> None:
     leave.prepare()
     started = time.monotonic()
     before = set(sys.modules)
-    problem = imports.hidden(orders.search_path) or imports.load(orders.preload, orders.search_path)
+    problem = imports.hidden(orders.search_path, _before_us()) or imports.load(
+        orders.preload, orders.search_path
+    )
     gc.freeze()
     threads = imports.threads()
     problem = problem or imports.why_not_fork()
@@ -78,6 +79,12 @@ def serve_warm(text: str, root: str) -> None:
     if order.stdout or order.stderr:
         streams.forgive()
     traces.vanish(root)
+
+
+def _before_us() -> set[str]:
+    """Modules that were loaded before the first of ours."""
+    loaded = list(sys.modules)
+    return set(loaded[: loaded.index("agent")])
 
 
 def serve_cold(text: str) -> None:
@@ -109,90 +116,75 @@ def _link(orders: Orders) -> socket.socket:
 
 def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, int]:
     """Follow orders until the agent is gone; return only in a worker, with its attempt."""
+    meant = {signum: signal.signal(signum, signal.SIG_IGN) for signum in STOPS}
+    sessions: dict[int, int] = {}  # of the present attempt's workers: id -> attempt
     while True:
         message, fds = protocol.receive(link)
         match message:
             case protocol.StartWorkers():
-                order = _fork_workers(link, message, orders.agent_pid)
-                if order is not None:
+                forked = adoption.fork_adopted(len(message.workers))
+                if isinstance(forked, int):
+                    for signum, disposition in meant.items():
+                        signal.signal(signum, disposition)
+                    order = message.workers[forked]
+                    _become(link, order, message.attempt, orders.agent_pid)
                     return order, message.attempt
+                _announce(link, message, forked)
+                sessions = {pid: at for pid, at in sessions.items() if at == message.attempt}
+                sessions.update({outcome.pid: message.attempt for outcome in forked})
             case protocol.StartStore():
                 _fork_store(link, message, fds[0], orders.agent_pid)
                 os.close(fds[0])
             case protocol.Preload():
-                problem = (
-                    imports.load(message.modules, orders.search_path) or imports.why_not_fork()
-                )
-                gc.freeze()
-                if problem:
-                    protocol.send(link, protocol.Ready(0.0, problem))
+                _warm_up(link, message.modules, orders.search_path)
             case None:
-                end_leftovers(orders.record_id)
+                end_leftovers(orders.record_id, frozenset(sessions) - {0})
                 os._exit(0)
             case _:
                 raise protocol.ProtocolError(f"not for a forkserver: {message}")
 
 
-def _fork_workers(
-    link: socket.socket, message: protocol.StartWorkers, agent_pid: int
-) -> protocol.WorkerOrder | None:
+def _announce(
+    link: socket.socket, message: protocol.StartWorkers, forked: tuple[adoption.Outcome, ...]
+) -> None:
+    for order, (pid, why) in zip(message.workers, forked, strict=True):
+        if pid:
+            protocol.send(link, protocol.Forked(order.rank, message.attempt, pid))
+        else:
+            protocol.send(link, protocol.ForkFailed(order.rank, message.attempt, why))
+
+
+def _become(link: socket.socket, order: protocol.WorkerOrder, attempt: int, agent_pid: int) -> None:
     try:
-        middle = os.fork()
+        child.become(order, agent_pid)
     except OSError as error:
-        for order in message.workers:
-            why = _why_no_fork(error)
-            protocol.send(link, protocol.ForkFailed(order.rank, message.attempt, why))
-        return None
-    if middle:
-        os.waitpid(middle, 0)
-        return None
-    for order in message.workers:
-        try:
-            pid = os.fork()
-        except OSError as error:
-            why = _why_no_fork(error)
-            protocol.send(link, protocol.ForkFailed(order.rank, message.attempt, why))
-            continue
-        if pid == 0:
-            try:
-                child.become(order, agent_pid)
-            except OSError as error:
-                why = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-                protocol.send(link, protocol.ForkFailed(order.rank, message.attempt, why))
-                os._exit(126)
-            return order
-        protocol.send(link, protocol.Forked(order.rank, message.attempt, pid))
-    os._exit(0)
-
-
-def _why_no_fork(error: OSError) -> str:
-    return f"fork: {error.strerror}; raise the limit of processes (ulimit -u) or free memory"
+        why = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        protocol.send(link, protocol.ForkFailed(order.rank, attempt, why))
+        os._exit(126)
 
 
 def _fork_store(link: socket.socket, message: protocol.StartStore, fd: int, agent_pid: int) -> None:
-    try:
-        middle = os.fork()
-    except OSError as error:
-        protocol.send(link, protocol.StoreForked(message.attempt, 0, _why_no_fork(error)))
-        return
-    if middle:
-        os.waitpid(middle, 0)
+    forked = adoption.fork_adopted(1)
+    if not isinstance(forked, int):
+        protocol.send(link, protocol.StoreForked(message.attempt, *forked[0]))
         return
     try:
-        pid = os.fork()
-    except OSError as error:
-        protocol.send(link, protocol.StoreForked(message.attempt, 0, _why_no_fork(error)))
+        child.detach(agent_pid)
+        link.close()
+        child.rename("msrun-store")
+        store.become(fd, message.host, message.port)
+    finally:
         os._exit(1)
-    if pid == 0:
-        try:
-            child.detach(agent_pid)
-            link.close()
-            child.rename("msrun-store")
-            store.become(fd, message.host, message.port)
-        finally:
-            os._exit(1)
-    protocol.send(link, protocol.StoreForked(message.attempt, pid))
-    os._exit(0)
+
+
+def _warm_up(link: socket.socket, modules: tuple[str, ...], search_path: str | None) -> None:
+    """Import for a restart; found without the script's folder, whose code is not ours to run."""
+    before = set(sys.modules)
+    problem = imports.load(modules, None)
+    problem = problem or imports.hidden(search_path, before) or imports.why_not_fork()
+    gc.freeze()
+    if problem:
+        protocol.send(link, protocol.Ready(0.0, problem))
 
 
 if __name__ == "__main__":

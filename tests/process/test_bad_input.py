@@ -248,6 +248,7 @@ def test_a_worker_that_prints_onto_a_full_disk_goes_on(msrun, tmp_path, script):
 def test_a_log_dir_deleted_under_a_job_costs_logs_only(msrun, tmp_path):
     job = msrun.start("--worker_num=2", WORKERS / "speak_and_wait.py", tmp_path / "go")
     job.await_lines("hello from", 2)
+    job.await_state("running")
     shutil.rmtree(job.folder)
     (tmp_path / "go").touch()
     ended = job.wait()

@@ -58,7 +58,7 @@ def short(action):
         case ev.StartAttempt(attempt=attempt):
             return f"start {attempt}"
         case ev.CancelStarts():
-            return "cancel"
+            return "cancel now" if action.now else "cancel"
         case ev.SignalRanks(ranks=ranks, signum=signum):
             return f"{Signals(signum).name[3:]} {','.join(map(str, ranks))}"
         case ev.SetDeadline(state=state, after_s=after_s):
@@ -149,7 +149,7 @@ HISTORIES = [
         (gone(1, -15), "failed", "sweep; finish failed 1", "ranks 0, 2 did not start within 600 s")]),
     ("a start that is never answered ends, too", ONE, [
         BEGIN, (late("starting"), "stopping", "cancel; deadline stopping 30", "rank 0 did not start within 600 s"),
-        (late("stopping"), "killing", "deadline killing 10", "rank 0 still alive 30 s"),
+        (late("stopping"), "killing", "cancel now; deadline killing 10", "rank 0 still alive 30 s"),
         (late("killing"), "failed", "sweep; finish failed 1", "rank 0 did not start within 600 s (--cluster_time_out); rank 0 cannot be killed")]),
     ("without --cluster_time_out starts may take for ever", rules(ranks=(0,), start_s=None), [
         (launch(), "starting", "start 0; deadline starting -", "the job begins"), (up(0), "running")]),
@@ -159,7 +159,7 @@ HISTORIES = [
         (gone(1, -2), "stopped", "sweep; finish stopped 130", "stopped by SIGINT")]),
     ("a late start while killing is killed", TWO, [
         BEGIN, (up(0), "starting"), (ask(SIGTERM), "stopping", "TERM 0; cancel; deadline stopping 30", "msrun received SIGTERM"),
-        (ask(SIGTERM), "killing", "KILL 0; deadline killing 10", "msrun received SIGTERM again"),
+        (ask(SIGTERM), "killing", "KILL 0; cancel now; deadline killing 10", "msrun received SIGTERM again"),
         (up(1), "killing", "KILL 1", "rank 1 came to life while the job is killing"), (gone(1, -9), "killing"),
         (gone(0, -9), "stopped", "sweep; finish stopped 143", "stopped by SIGTERM")]),
     ("after a failed attempt the late start is stopped politely", TWO_AGAIN, [
@@ -198,13 +198,13 @@ HISTORIES = [
     # --- what is killed after its start was never answered, or answered late
     ("a start is called off only while the others are killed, and the budget is left", TWO_AGAIN, [
         BEGIN, (up(0), "starting"), (gone(0, 1), "stopping", "cancel; deadline stopping 30", "rank 0 exited with code 1"),
-        (late("stopping"), "killing", "deadline killing 10", "rank 1 still alive 30 s"), (no_start(1), "starting", AGAIN, "restart 1 of 1: rank 0 exited")]),
+        (late("stopping"), "killing", "cancel now; deadline killing 10", "rank 1 still alive 30 s"), (no_start(1), "starting", AGAIN, "restart 1 of 1: rank 0 exited")]),
     ("a start is called off only while the others are killed, and the budget is spent", TWO, [
         BEGIN, (up(0), "starting"), (gone(0, 1), "stopping", "cancel; deadline stopping 30", "rank 0 exited with code 1"),
-        (late("stopping"), "killing", "deadline killing 10", "rank 1 still alive 30 s"), (no_start(1), "failed", "sweep; finish failed 1", "rank 0 exited with code 1")]),
+        (late("stopping"), "killing", "cancel now; deadline killing 10", "rank 1 still alive 30 s"), (no_start(1), "failed", "sweep; finish failed 1", "rank 0 exited with code 1")]),
     ("starts are called off only while killing by request", TWO, [
         BEGIN, (ask(SIGTERM), "stopping", "cancel; deadline stopping 30", "msrun received SIGTERM"),
-        (ask(SIGTERM), "killing", "deadline killing 10", "msrun received SIGTERM again"), (no_start(0), "killing"),
+        (ask(SIGTERM), "killing", "cancel now; deadline killing 10", "msrun received SIGTERM again"), (no_start(0), "killing"),
         (no_start(1), "stopped", "sweep; finish stopped 143", "stopped by SIGTERM")]),
     # --- signals that are for the workers
     ("SIGUSR1 is passed on, and nothing else", TWO, [

@@ -69,8 +69,8 @@ def test_the_local_rank_is_filled_in_as_torchrun_does(given, local_rank, shown):
     assert command(spec(given), local_rank)[-1] == shown
 
 
-def test_the_programs_name_is_left_alone():
-    assert command(spec(name="${local_rank}.py"), 1)[-1] == "${local_rank}.py"
+def test_the_programs_name_may_tell_the_ranks_apart():
+    assert command(spec(name="${local_rank}.py"), 1)[-1] == "1.py"
 
 
 def test_every_rank_of_a_node_is_planned_in_both_dialects():

@@ -1,0 +1,81 @@
+"""Forks processes that become the agent's children.
+
+A short-lived middle process forks them and leaves, so the kernel hands them to the nearest
+subreaper, the agent, which then reaps them itself and knows their true exit status. One middle
+process serves a whole order: eight workers cost nine forks.
+
+Nobody runs unannounced: a child waits for a word that the middle process gives only after it told
+the forkserver about all of them; if it is killed before, the kernel closes the pipe and they leave.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+TOLD_BYTES = 65_536
+
+
+class Outcome(NamedTuple):
+    """What became of one fork: a process id, or 0 and why not."""
+
+    pid: int
+    why: str = ""
+
+
+def fork_adopted(count: int) -> int | tuple[Outcome, ...]:
+    """Fork ``count`` processes: the outcomes here, and in each child its index.
+
+    When this returns here, every process with an outcome is the agent's child.
+    """
+    told, tell = os.pipe()
+    go, say_go = os.pipe()
+    try:
+        middle = os.fork()
+    except OSError as error:
+        for fd in (told, tell, go, say_go):
+            os.close(fd)
+        return (Outcome(0, _why(error)),) * count
+    if middle == 0:
+        return _fork_all(count, tell, go, say_go)
+    for fd in (tell, go, say_go):
+        os.close(fd)
+    outcomes = _hear(told)
+    os.close(told)
+    os.waitpid(middle, 0)
+    if len(outcomes) < count:
+        return (Outcome(0, "the process that forks it was killed"),) * count
+    return outcomes
+
+
+def _fork_all(count: int, tell: int, go: int, say_go: int) -> int:
+    """In the middle process; returns in the children only."""
+    for index in range(count):
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.write(tell, f"0 {_why(error)}\n".encode())
+            continue
+        if pid == 0:
+            os.close(tell)
+            os.close(say_go)
+            if not os.read(go, 1):
+                os._exit(1)
+            os.close(go)
+            return index
+        os.write(tell, f"{pid} \n".encode())
+    os.write(say_go, b"." * count)
+    os._exit(0)
+
+
+def _hear(told: int) -> tuple[Outcome, ...]:
+    text = b""
+    while chunk := os.read(told, TOLD_BYTES):
+        text += chunk
+    lines = text.decode().split("\n")[:-1]  # what has no end was cut off by a death
+    words = (line.split(" ", 1) for line in lines)
+    return tuple(Outcome(int(pid), why) for pid, why in words)
+
+
+def _why(error: OSError) -> str:
+    return f"fork: {error.strerror}; raise the limit of processes (ulimit -u) or free memory"
