@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -14,7 +15,11 @@ def main() -> None:
         sys.path.insert(0, root)
     from msrun.cli import main as run
 
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads
+            stream.flush()
+    os._exit(code)  # everything is closed and told: taking the interpreter apart takes 25 ms
 
 
 if __name__ == "__main__":

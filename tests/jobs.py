@@ -81,7 +81,7 @@ class Job:
         try:
             return json.loads((self.folder / "status.json").read_bytes())
         except FileNotFoundError:
-            return {"state": "none", "workers": []}
+            return {"state": "none", "attempt": -1, "workers": []}
 
     def await_state(self, state: str, within_s: float = DEADLINE_S) -> dict:
         return poll(lambda: (now := self.status())["state"] == state and now, within_s)
