@@ -4,7 +4,8 @@ Taking torch apart at exit costs 0.1-0.2 s of CPU a worker, nearly all of it cop
 fork shared, only to throw them away. Everything that can be seen stays: threads are joined,
 ``atexit`` runs, ``__main__`` and every module the script imported are torn down (an open file is
 flushed), process groups are destroyed, C's stdio is flushed, later C exit functions run. Left out:
-the dictionaries of modules that were preloaded, and the C++ static destructors of their libraries.
+the dictionaries of modules that were preloaded, the operators they registered with torch, and the
+C++ static destructors of their libraries.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import atexit
 import ctypes
 import sys
 import threading
+import weakref
+from typing import Any
 
 # Their module state holds process groups, whose end is visible to other ranks.
 TORN_DOWN = "torch.distributed"
@@ -23,6 +26,19 @@ _kept: dict[str, object] = {}
 def prepare() -> None:
     """Register before anything is imported: exit functions run last-in, first-out."""
     atexit.register(_forget)
+
+
+def spare_registrations() -> None:
+    """Before the first fork: torch's operators need not be taken out of a table that dies anyway.
+
+    ``torch.library`` asks for that with a finalizer for each of its libraries, 60 ms in all.
+    """
+    library = sys.modules.get("torch.library")
+    registry: dict[Any, object] = getattr(weakref.finalize, "_registry", {})
+    for finalizer in list(registry):
+        alive = finalizer.peek()
+        if library is not None and alive and alive[1] is getattr(library, "_del_library", None):
+            finalizer.atexit = False
 
 
 def arm(preloaded: set[str]) -> None:

@@ -64,6 +64,7 @@ def serve_warm(text: str, root: str) -> None:
     problem = imports.hidden(orders.search_path, _before_us()) or imports.load(
         orders.preload, orders.search_path
     )
+    leave.spare_registrations()
     gc.freeze()
     threads = imports.threads()
     problem = problem or imports.why_not_fork()
@@ -181,6 +182,7 @@ def _warm_up(link: socket.socket, modules: tuple[str, ...], search_path: str | N
     """Import for a restart; found without the script's folder, whose code is not ours to run."""
     before = set(sys.modules)
     problem = imports.load(modules, None)
+    leave.spare_registrations()
     problem = problem or imports.hidden(search_path, before) or imports.why_not_fork()
     gc.freeze()
     if problem:

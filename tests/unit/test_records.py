@@ -157,6 +157,59 @@ def test_a_folder_that_others_may_write_is_not_trusted(environ, tmp_path):
     assert records.writable_folder(environ).is_relative_to(tmp_path / "home")
 
 
+def planted_link(runs, elsewhere):
+    runs.parent.mkdir(mode=0o700)
+    runs.symlink_to(elsewhere)
+
+
+def planted_parent_link(runs, elsewhere):
+    (elsewhere / "runs").mkdir()
+    runs.parent.symlink_to(elsewhere)
+
+
+def planted_by_another(runs, _):
+    runs.mkdir(parents=True, mode=0o700)
+    os.chown(runs, 12345, 12345)
+
+
+def planted_in_another_s(runs, _):
+    runs.mkdir(parents=True, mode=0o700)
+    os.chown(runs.parent, 12345, 12345)
+
+
+@pytest.mark.parametrize(
+    "plant", [planted_link, planted_parent_link, planted_by_another, planted_in_another_s]
+)
+def test_a_fallback_folder_that_somebody_laid_ready_is_not_used(tmp_path, plant):
+    if os.getuid() != 0 and plant in {planted_by_another, planted_in_another_s}:
+        pytest.skip("needs root, to give a folder to another user")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    fallback = {"TMPDIR": str(tmp_path)}
+    runs = tmp_path / f"msrun-{os.getuid()}" / "runs"
+    plant(runs, elsewhere)
+    with pytest.raises(UsageError, match="no folder for run records can be written"):
+        records.writable_folder(fallback)
+    records.write(runs, record("a"))
+    assert not list(records.records(fallback))
+
+
+def test_only_folders_that_hold_a_record_are_forgotten(environ, monkeypatch, tmp_path):
+    monkeypatch.setattr(records, "KEPT", 1)
+    folder = records.writable_folder(environ)
+    for name in ("0", "1", "2"):
+        (folder / name).mkdir()
+        (folder / name / "thesis.tex").write_text("mine")
+    (folder / "3").mkdir()
+    places = tmp_path / "elsewhere"
+    places.mkdir()
+    records.write(places, record("away"))
+    (folder / "4").symlink_to(places / "away")
+    written(environ, record("5"), record("6"))
+    assert sorted(path.name for path in folder.iterdir()) == ["0", "1", "2", "3", "4", "6"]
+    assert (places / "away" / "record.json").exists()
+
+
 # --- the state of a recorded run ---------------------------------------------------------------
 
 
