@@ -37,6 +37,7 @@ def fork_adopted(count: int) -> int | tuple[Outcome, ...]:
             os.close(fd)
         return (Outcome(0, _why(error)),) * count
     if middle == 0:
+        os.close(told)
         return _fork_all(count, tell, go, say_go)
     for fd in (tell, go, say_go):
         os.close(fd)

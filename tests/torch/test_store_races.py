@@ -24,8 +24,7 @@ def attempts(job: Job) -> list[int]:
 @pytest.mark.parametrize(
     ("ranks", "children", "restarts"),
     [
-        (1, 0, 20),  # the store host is ordered, or has just come, at the restart
-        (2, 0, 20),
+        (2, 0, 20),  # the store host is ordered, or has just come, at the restart
         (2, 2, 4),  # it is one of many, and large, processes that a sweep ends
     ],
 )
