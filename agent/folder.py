@@ -57,8 +57,8 @@ def _set_earlier_run_aside(layout: RunLayout) -> None:
     """Move what a previous run left into ``earlier/<its id>/``: nothing is overwritten."""
     earlier = _earlier_id(layout)
     names = [SCHEDULER_LOG, EVENTS, STATUS, FAILURE]
-    if earlier is not None:  # else a folder of this name is the user's, and is only added to
-        names.append("errors")
+    if earlier is not None:  # else what has such a name is the user's, and is only added to
+        names += [f"errors/{path.name}" for path in layout.folder.glob("errors/attempt_*")]
     found = [layout.folder / name for name in names if (layout.folder / name).exists()]
     found += sorted(layout.folder.glob(f"{glob.escape(layout.stem)}_*.log"))
     if not found:
@@ -67,7 +67,10 @@ def _set_earlier_run_aside(layout: RunLayout) -> None:
     with contextlib.suppress(OSError):  # a full disk: the old files are appended to instead
         aside.mkdir(parents=True, exist_ok=True)
         for path in found:
-            os.rename(path, aside / path.name)
+            kept = aside / path.relative_to(layout.folder)
+            kept.parent.mkdir(exist_ok=True)
+            os.rename(path, kept)
+        os.rmdir(layout.folder / "errors")  # unless it holds what is the user's
 
 
 def _earlier_id(layout: RunLayout) -> str | None:

@@ -20,6 +20,7 @@ from agent import worker as processes
 from agent.controller import Job, Rules, decide
 from agent.journal import Journal
 from agent.output import Output
+from agent.ranges import format_ranges
 from agent.spec import JobSpec
 from agent.starter import Starter
 from agent.state import JobState, RankState
@@ -300,9 +301,8 @@ class Supervisor:
         awaited = self._job.having(RankState.PENDING)
         if awaited and self._job.state is JobState.STARTING:
             doing = "" if self._starter.is_ready else "; the forkserver is still importing"
-            self._output.progress(
-                f"waiting for {len(awaited)} of {len(self._workers)} ranks{doing}"
-            )
+            ranks = f"rank{'s' if len(awaited) > 1 else ''} {format_ranges(awaited)}"
+            self._output.progress(f"waiting for {ranks} to start{doing}")
 
     def _end_processes(self) -> None:
         """Nothing of the job outlives this call but what the kernel cannot kill."""

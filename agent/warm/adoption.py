@@ -10,6 +10,7 @@ the forkserver about all of them; if it is killed before, the kernel closes the 
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import NamedTuple
 
@@ -28,14 +29,16 @@ def fork_adopted(count: int) -> int | tuple[Outcome, ...]:
 
     When this returns here, every process with an outcome is the agent's child.
     """
-    told, tell = os.pipe()
-    go, say_go = os.pipe()
+    pipes: list[int] = []
     try:
+        pipes += os.pipe()
+        pipes += os.pipe()
         middle = os.fork()
     except OSError as error:
-        for fd in (told, tell, go, say_go):
+        for fd in pipes:
             os.close(fd)
         return (Outcome(0, _why(error)),) * count
+    told, tell, go, say_go = pipes
     if middle == 0:
         os.close(told)
         return _fork_all(count, tell, go, say_go)
@@ -79,4 +82,6 @@ def _hear(told: int) -> tuple[Outcome, ...]:
 
 
 def _why(error: OSError) -> str:
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return f"fork: {error.strerror}; raise the limit of open files (ulimit -n)"
     return f"fork: {error.strerror}; raise the limit of processes (ulimit -u) or free memory"

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import sys
 import threading
+import time
 import weakref
 from typing import Any
 
 # Their module state holds process groups, whose end is visible to other ranks.
 TORN_DOWN = "torch.distributed"
+PATIENCE_S = 0.05  # for threads of others
 
 _kept: dict[str, object] = {}
 
@@ -51,10 +54,37 @@ def arm(preloaded: set[str]) -> None:
     libc.on_exit(libc.fcloseall, None)
 
 
+def _let_threads_finish() -> None:
+    """Wait, for a moment, until no thread but this one has anything to do.
+
+    A process group's thread that wants the GIL for its last tensor while the interpreter ends
+    aborts the process (torch 2.13: pytorch PR 179291); our end is quick enough to meet it. No event
+    tells when such a thread is done; asleep it is harmless.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < deadline:
+        time.sleep(0.001)  # whoever waits for the GIL has it now
+        if not _is_anybody_busy():
+            return
+
+
+def _is_anybody_busy() -> bool:
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/stat", "rb") as file:
+                state = file.read().rpartition(b")")[2].split()[0]
+        except OSError:
+            continue  # it ended
+        if state == b"R" and int(thread) != os.getpid():
+            return True
+    return False
+
+
 def _forget() -> None:
     """Hide preloaded modules from the interpreter's end, as it would itself: name to None."""
     if threading.main_thread().is_alive():
         return  # somebody ran the exit functions early
+    _let_threads_finish()
     modules: dict[str, object] = sys.modules  # type: ignore[assignment]  # None is allowed here
     for name, module in _kept.items():
         if modules.get(name) is module:

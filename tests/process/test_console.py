@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -238,3 +239,22 @@ def test_events_are_echoed_as_json_lines_on_stderr_when_asked(msrun):
     assert events.count("WorkerExited") == 2
     assert events[0] == "LaunchRequested"
     assert events[-1] == "Finish"
+
+
+def test_a_terminal_is_told_who_is_awaited_when_a_start_takes_long(msrun):
+    (msrun.tmp / "slow.py").write_text("import time; time.sleep(3)")
+    script = msrun.tmp / "train.py"
+    script.write_text("import slow")
+    ours, theirs = pty.openpty()
+    try:
+        path = f"{msrun.tmp}:{msrun.env()['PYTHONPATH']}"
+        job = start(
+            msrun, "--worker_num=3", "--preload=slow", script,
+            out=subprocess.DEVNULL, err=theirs, PYTHONPATH=path,
+        )  # fmt: skip
+        assert job.process.wait(60) == 0
+        shown = os.read(ours, 4096).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "waiting for ranks 0-2 to start; the forkserver is still importing" in shown

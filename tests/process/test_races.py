@@ -135,10 +135,7 @@ def test_more_than_a_thousand_inherited_descriptors_do_no_harm(msrun: Launcher) 
     assert not msrun.marked()
 
 
-AGAIN = pytest.mark.xfail(reason="a second run sets all of errors/ aside, the user's files too")
-
-
-@pytest.mark.parametrize("runs", [1, pytest.param(2, marks=AGAIN)])
+@pytest.mark.parametrize("runs", [1, 2])
 def test_a_user_s_own_errors_folder_stays_where_it_is(msrun: Launcher, runs: int) -> None:
     own = msrun.tmp / "errors" / "mine.txt"
     own.parent.mkdir()

@@ -109,7 +109,6 @@ def test_no_descriptor_is_left_here():
     assert played(PLAIN, count=3)["fds"] == played("end(())")["fds"]
 
 
-@pytest.mark.xfail(reason="a child keeps the end of the pipe on which the middle process is heard")
 def test_no_descriptor_is_left_in_a_child():
     (_, _, here), *_ = played(
         "os.write(run, b'0 0 %d\\n' % (len(os.listdir('/proc/self/fd')) - 1)); end(())"
@@ -146,7 +145,6 @@ def test_a_fork_that_fails_says_why_and_the_others_run():
 
 
 @pytest.mark.parametrize("free", [1, 3])
-@pytest.mark.xfail(reason="os.pipe() is outside the try: the forkserver dies of it")
 def test_too_few_descriptors_are_a_reason_not_an_exception(free):
     seen = played(NO_PIPE, count=2, free=free)
     assert [pid for pid, _ in seen["outcomes"]] == [0, 0]
