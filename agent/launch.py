@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import signal
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from agent import files, ranks, records
+from agent import files, ranks, records, signals
 from agent.folder import abandon_run_folder, open_run_folder
 from agent.forkserver import Forkserver
 from agent.listener import listen
@@ -101,17 +100,6 @@ def bindings(spec: JobSpec, environ: Mapping[str, str]) -> tuple[ranks.Binding, 
     return affinity.bindings(machine, spec.bind, spec.nproc)
 
 
-def _hear_signals(spec: JobSpec) -> None:
-    """Workers inherit what is ignored: give what msrun will handle its default meaning back.
-
-    A shell starts a job in the background with SIGINT ignored; SIGHUP ignored is nohup's wish.
-    """
-    for name in spec.signals:
-        signum = signal.Signals[name]
-        if signum is not signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
-            signal.signal(signum, signal.SIG_DFL)
-
-
 def _later(path: Path, error: OSError) -> None:
     """The journal, which is not there yet, meets the same trouble and says it."""
 
@@ -129,7 +117,7 @@ def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
         with contextlib.suppress(OSError):  # a full disk: said when the journal meets it
             log.touch()
     become_subreaper()
-    _hear_signals(spec)
+    signals.take_from_shell(spec)
     orders = ranks.plan(spec, prepared.layout, 0, environ, prepared.bindings)
     choice = choose(spec, orders[0].argv, environ)
     forkserver = Forkserver(
@@ -145,6 +133,7 @@ def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
         raise UsageError(
             f"no process can be started ({error.strerror}): raise the limits (ulimit -u, ulimit -n)"
         ) from error
+    signals.hold(spec)  # only now: the forkserver and its children must not inherit the mask
     if choice.warmth is not None:  # whether it may fork is only known when it is ready
         return Ignited(forkserver, choice)
     if log is not None:

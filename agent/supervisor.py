@@ -7,7 +7,6 @@ an idle job causes no wake-up. What to do is never decided here.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent import events as ev
+from agent import signals
 from agent import worker as processes
 from agent.controller import Job, Rules, decide
 from agent.journal import Journal
@@ -29,7 +29,6 @@ from worker_hooks import protocol
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 SLOW_START_S = 2.0  # after that a terminal is told who is awaited
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +126,11 @@ class Supervisor:
 
     def _listen_to_signals(self) -> None:
         self._loop.add_signal_handler(signal.SIGCHLD, self._on_child)
-        for name in self._spec.signals:
-            signum = getattr(signal, name)
-            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
-                continue  # nohup: it asked to outlive its terminal
+        for signum in signals.stops(self._spec):
             self._loop.add_signal_handler(signum, self._on_stop_signal, signum)
-        for signum in PASSED_ON:
-            if signum.name not in self._spec.signals:
-                self._loop.add_signal_handler(signum, self._on_passed_signal, signum)
+        for signum in signals.passed_on(self._spec):
+            self._loop.add_signal_handler(signum, self._on_passed_signal, signum)
+        signals.release(self._spec)
 
     def _on_stop_signal(self, signum: int) -> None:
         self._post(ev.StopRequested(signum))
@@ -307,8 +303,8 @@ class Supervisor:
     def _end_processes(self) -> None:
         """Nothing of the job outlives this call but what the kernel cannot kill."""
         self._starter.close()
-        for signum in (*map(signal.Signals.__getitem__, self._spec.signals), *PASSED_ON):
-            with contextlib.suppress(ValueError, RuntimeError):
-                self._loop.remove_signal_handler(signum)
+        for signum in signals.stops(self._spec) | signals.passed_on(self._spec):
+            self._loop.remove_signal_handler(signum)
+            signal.signal(signum, signal.SIG_IGN)  # the job is over; its report is not cut off
         self._loop.remove_signal_handler(signal.SIGCHLD)
         processes.end_adopted(frozenset(), SWEEP_S)

@@ -28,7 +28,7 @@ def test_all_ranks_leave_with_0_and_so_does_msrun(msrun: Launcher) -> None:
 
 def test_a_rank_that_leaves_early_with_0_is_no_failure(msrun: Launcher) -> None:
     job = msrun.start("--nproc-per-node=2", WORKERS / "leave.py", "1=0")
-    job.await_lines("ready")
+    ready(job, 1)
     poll(lambda: job.status()["workers"][1]["state"] == "succeeded")
     assert job.status()["state"] == "running"
     job.signal(signal.SIGTERM)
