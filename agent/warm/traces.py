@@ -11,6 +11,6 @@ def vanish(root: str) -> None:
     """Forget our modules, and that they were looked for under ``root``."""
     for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
         del sys.modules[name]
-    for place in list(sys.path_importer_cache):
-        if place.startswith(root) and place not in sys.path:
-            del sys.path_importer_cache[place]
+    for place in (root, f"{root}/agent", f"{root}/agent/warm", f"{root}/worker_hooks"):
+        if place not in sys.path:
+            sys.path_importer_cache.pop(place, None)

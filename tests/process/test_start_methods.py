@@ -1,6 +1,7 @@
 """How workers come to life: forked warm, started cold, and what the forkserver's death changes."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -76,7 +77,7 @@ def test_what_is_no_warm_program_starts_cold(msrun, tmp_path, flags, name, sourc
 
 def test_another_interpreter_starts_cold(msrun, tmp_path):
     python = tmp_path / "otherpython"
-    python.write_text(f'#!/bin/sh\necho other\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\necho other\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
     script = write(tmp_path, "print('ran')")
     job = msrun.start(WARM, script, PYTHON_EXEC=str(python))
