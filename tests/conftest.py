@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from jobs import Launcher
+
+
+# Under nohup or in a shell's background these are ignored, and every job would inherit that.
+for signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    signal.signal(signum, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
