@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from jobs import Launcher
 
-
 # Under nohup or in a shell's background these are ignored, and every job would inherit that.
 for signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     signal.signal(signum, signal.SIG_DFL)
