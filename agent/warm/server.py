@@ -187,7 +187,3 @@ def _warm_up(link: socket.socket, modules: tuple[str, ...], search_path: str | N
     gc.freeze()
     if problem:
         protocol.send(link, protocol.Ready(0.0, problem))
-
-
-if __name__ == "__main__":
-    serve_cold(sys.argv[1])
