@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -154,6 +157,24 @@ class Launcher:
 
     def run(self, *args: object, within_s: float = DEADLINE_S, **kwargs: object) -> Ended:
         return self.start(*args, **kwargs).wait(within_s)
+
+    def run_with_descriptors(self, count: int, *program: object) -> subprocess.CompletedProcess:
+        """Two ranks of a program, by an msrun that inherited ``count`` open descriptors."""
+        if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < count + 200:
+            pytest.skip("this user may not open that many files")
+        args = ("--nproc-per-node=2", "--log_dir=logs", *program)
+        return subprocess.run(
+            [
+                *(sys.executable, WORKERS / "many_files.py", str(count)),
+                *(sys.executable, "-m", "msrun", *args),
+            ],
+            env=self.env(),
+            cwd=self.tmp,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
 
     def marked(self) -> dict[int, str]:
         return marked(self.mark)

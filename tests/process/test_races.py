@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -116,21 +113,7 @@ def test_hundreds_of_ranks_start_and_end(msrun: Launcher) -> None:
 
 def test_more_than_a_thousand_inherited_descriptors_do_no_harm(msrun: Launcher) -> None:
     """Above 1023 no descriptor fits into select(): leftovers have to be awaited in another way."""
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < INHERITED + 200:
-        pytest.skip("this user may not open that many files")
-    args = ("--nproc-per-node=2", "--log_dir=logs", WORKERS / "family.py", "exit")
-    done = subprocess.run(
-        [
-            *(sys.executable, WORKERS / "many_files.py", str(INHERITED)),
-            *(sys.executable, "-m", "msrun", *args),
-        ],
-        env=msrun.env(),
-        cwd=msrun.tmp,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    done = msrun.run_with_descriptors(INHERITED, WORKERS / "family.py", "exit")
     assert (done.returncode, done.stderr) == (0, b"")
     assert not msrun.marked()
 

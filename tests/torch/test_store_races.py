@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,20 +59,6 @@ def test_the_store_answers_after_a_sigterm_to_every_process_of_the_run(msrun: La
 
 
 def test_more_than_a_thousand_inherited_descriptors_do_no_harm_to_a_group(msrun: Launcher) -> None:
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < INHERITED + 200:
-        pytest.skip("this user may not open that many files")
-    args = ("--nproc-per-node=2", "--log_dir=logs", WORKERS / "allreduce.py")
-    done = subprocess.run(
-        [
-            *(sys.executable, WORKERS / "many_files.py", str(INHERITED)),
-            *(sys.executable, "-m", "msrun", *args),
-        ],
-        env=msrun.env(),
-        cwd=msrun.tmp,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    done = msrun.run_with_descriptors(INHERITED, WORKERS / "allreduce.py")
     assert (done.returncode, done.stderr) == (0, b"")
     assert not msrun.marked()
