@@ -36,11 +36,15 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """A rank's process ended: ``exit_code`` 0-255, or negative for the signal that ended it."""
+    """A rank's process ended: ``exit_code`` 0-255, or negative for the signal that ended it.
+
+    ``step``: its newest commit, if it had a status page.
+    """
 
     rank: int
     attempt: int
     exit_code: int
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,96 @@ class DeadlinePassed:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class RankRegistered:
+    """A rank's state can be saved from now on; ``step`` is its newest commit, often resumed."""
+
+    rank: int
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankRaised:
+    """A rank's main thread is held at its top with an exception, its state still in memory."""
+
+    rank: int
+    attempt: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankUnreachable:
+    """A rank closed its link without ending: finished training, or its hooks stepped aside."""
+
+    rank: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankFrozen:
+    """A rank begins no update any more; it is whole as of ``step``, or torn and says why."""
+
+    rank: int
+    dump_id: int
+    step: int
+    is_whole: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWritten:
+    """A rank's part of the dump is on disk; ``digest`` is of the whole replicated state."""
+
+    rank: int
+    dump_id: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateDigested:
+    """A rank that does not write says what it holds."""
+
+    rank: int
+    dump_id: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """A rank could not write or digest; ``is_place``: the folder is at fault, not the rank."""
+
+    rank: int
+    dump_id: int
+    why: str
+    is_place: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DumpProgressed:
+    """Some bytes of a dump are done."""
+
+    rank: int
+    dump_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DumpCommitted:
+    """A dump is complete, under its final name."""
+
+    dump_id: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFailed:
+    """The shards are there, the manifest or the rename failed."""
+
+    dump_id: int
+    why: str
+    is_place: bool
+
+
 Event = (
     LaunchRequested
     | WorkerStarted
@@ -73,15 +167,26 @@ Event = (
     | StopRequested
     | SignalReceived
     | DeadlinePassed
+    | RankRegistered
+    | RankRaised
+    | RankUnreachable
+    | RankFrozen
+    | ShardWritten
+    | StateDigested
+    | SaveFailed
+    | DumpProgressed
+    | DumpCommitted
+    | CommitFailed
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StartAttempt:
-    """Start every rank with a fresh store."""
+    """Start every rank with a fresh store; ``resume``: the checkpoint folder to go on from."""
 
     attempt: int
     reason: str
+    resume: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +234,72 @@ class Finish:
     reason: str
 
 
-Action = StartAttempt | CancelStarts | SignalRanks | SetDeadline | Sweep | Finish
+@dataclass(frozen=True, slots=True)
+class FreezeRanks:
+    """Let these ranks begin no update; each answers RankFrozen."""
+
+    ranks: tuple[int, ...]
+    dump_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRanks:
+    """Let ``writers`` write the replicated state as of ``step``, split evenly between them.
+
+    ``digesters`` only say what they hold. ``place``: 0 the script's folder, 1 the fallback.
+    """
+
+    dump_id: int
+    step: int
+    writers: tuple[int, ...]
+    digesters: tuple[int, ...]
+    place: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitDump:
+    """Add every rank's private state and the manifest, then rename: the dump is complete.
+
+    ``variants``: who wrote each distinct state; the first is the one to go on from, more than one
+    means that the replicas disagreed without a majority. ``odd``: ranks that differ from it.
+    """
+
+    dump_id: int
+    step: int
+    place: int
+    variants: tuple[tuple[int, ...], ...]
+    odd: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonDump:
+    """Give a dump up; what was written of it is removed."""
+
+    dump_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRanks:
+    """Let ranks that are held at their top go on leaving."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
+Action = (
+    StartAttempt
+    | CancelStarts
+    | SignalRanks
+    | SetDeadline
+    | Sweep
+    | Finish
+    | FreezeRanks
+    | SaveRanks
+    | CommitDump
+    | AbandonDump
+    | ReleaseRanks
+)

@@ -14,6 +14,12 @@ RUNS = "MSRUN_RUNS"
 
 It is how a process that left its worker's session and tree is still known to be ours."""
 
+HOOKS = "MSRUN_HOOKS"
+"""Name of the agent's socket for hooks, in Linux's abstract namespace (without the leading NUL)."""
+
+DRILL = "MSRUN_DRILL"
+"""JSON: the faults a drill injects, and where ranks witness what they computed."""
+
 PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 AGENT_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"

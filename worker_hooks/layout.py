@@ -96,6 +96,42 @@ class RunLayout(NamedTuple):
         return self.folder / "errors" / f"attempt_{attempt}" / f"{local_rank}.json"
 
 
+DUMP = "tft_saved_checkpoints-step_"
+"""MindSpore's folder name of a power-off checkpoint; the global step follows."""
+
+UNFINISHED = "_tmp"
+MANIFEST = "manifest.json"
+
+
+class DumpLayout(NamedTuple):
+    """Every path of one dump or checkpoint folder.
+
+    A dump is written into ``folder`` with ``_tmp`` at its end; the rename is its commit.
+    """
+
+    folder: Path  # where it is or will be, once complete
+
+    @property
+    def unfinished(self) -> Path:
+        """The folder while it is written."""
+        return self.folder.parent / (self.folder.name + UNFINISHED)
+
+    @staticmethod
+    def of_step(ckpt_save_path: Path, step: int) -> DumpLayout:
+        """The dump of a global step."""
+        return DumpLayout(ckpt_save_path / f"{DUMP}{step}")
+
+    @staticmethod
+    def shard(rank: int, epoch: int, batch: int) -> str:
+        """The file of the rank that wrote replicated state, relative to the folder."""
+        return f"rank_{rank}/ttp_rank_{rank}-{epoch}_{batch}.safetensors"
+
+    @staticmethod
+    def private(rank: int) -> str:
+        """A rank's private state, relative to the folder."""
+        return f"rank_{rank}/private_rank_{rank}.safetensors"
+
+
 def runs_folder(environ: Mapping[str, str], uid: int) -> Iterator[Path]:
     """Candidate folders for run records, best first; the caller takes the first it can write to.
 

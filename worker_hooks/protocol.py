@@ -5,8 +5,11 @@ the borders, several writers do not mix, and a reader never waits for the rest o
 pickle: what arrives can be trusted to be data. File descriptors travel beside a message. Messages
 are named tuples, not dataclasses: a forkserver is up 20 ms earlier without that import.
 
-    agent -> forkserver    StartWorkers, StartStore, Preload
+    agent -> forkserver    StartWorkers, StartStore, Preload, Spare
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
+    hooks -> agent         Hello, Registered, Raised, Leaving, Finished,
+                           Frozen, Written, Digested, SaveFailed, Progress
+    agent -> hooks         Welcome, Freeze, Save, Release
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 PACKET_BYTES = 200_000  # below Linux's default socket buffer (net.core.wmem_default, 212,992)
 BATCH = 32  # workers in one StartWorkers, at most: ordinary ones stay well below a packet
@@ -87,11 +90,164 @@ class StoreForked(NamedTuple):
     why: str = ""
 
 
-Message = StartWorkers | StartStore | Preload | Ready | Forked | ForkFailed | StoreForked
-_KINDS = {
-    kind.__name__: kind
-    for kind in (StartWorkers, StartStore, Preload, Ready, Forked, ForkFailed, StoreForked)
-}
+class Spare(NamedTuple):
+    """If the agent dies, leave this worker its time to save what it guards and end by itself."""
+
+    pid: int
+
+
+class Hello(NamedTuple):
+    """A training script made its TrainState."""
+
+    rank: int
+    attempt: int
+    pid: int
+    ckpt_save_path: str  # absolute; empty: it saves nothing
+    wants_resume: bool  # the script itself asks to go on from the newest checkpoint
+
+
+class Welcome(NamedTuple):
+    """The agent guards this rank; ``resume``: the folder to go on from, or empty."""
+
+    resume: str
+    refusal: str = ""  # why the rank must leave with exit code 2
+    fallback: str = ""  # where to save when ckpt_save_path cannot be written
+    update_grace_s: float = 10.0
+    stall_s: float = 20.0  # a dump without progress for so long is given up
+
+
+class Registered(NamedTuple):
+    """The state can be saved from now on; the status page's descriptor travels beside."""
+
+    rank: int
+    attempt: int
+    step: int
+
+
+class Raised(NamedTuple):
+    """The main thread is held at its top with an exception (or a failing exit) in its hands."""
+
+    rank: int
+    attempt: int
+    error: str  # its last line
+
+
+class Leaving(NamedTuple):
+    """The process is about to exit by itself; it waits for Release."""
+
+    rank: int
+    attempt: int
+
+
+class Finished(NamedTuple):
+    """Training is over: nothing of this rank is guarded any more."""
+
+    rank: int
+    attempt: int
+
+
+class Freeze(NamedTuple):
+    """Begin no update; let one that is under way come to its commit, so long at most."""
+
+    dump_id: int
+    update_grace_s: float
+
+
+class Frozen(NamedTuple):
+    """The rank's state stands still: whole as of ``step``, or torn for the reason in ``why``."""
+
+    rank: int
+    attempt: int
+    dump_id: int
+    step: int
+    is_whole: bool
+    why: str = ""
+
+
+class Save(NamedTuple):
+    """Digest the replicated state as of ``step``; ``parts`` > 0: write part ``part`` of it, too.
+
+    ``folder`` is the dump's folder while it is written (``..._tmp``), made by the agent.
+    """
+
+    dump_id: int
+    step: int
+    folder: str
+    part: int = 0
+    parts: int = 0
+
+
+class Written(NamedTuple):
+    """The shard is on disk, fsynced. ``file`` is relative to the dump's folder."""
+
+    rank: int
+    attempt: int
+    dump_id: int
+    file: str
+    nbytes: int
+    sha256: str
+    digest: str  # of the whole replicated state: equal on all replicas
+
+
+class Digested(NamedTuple):
+    """The digest of the whole replicated state."""
+
+    rank: int
+    attempt: int
+    dump_id: int
+    digest: str
+
+
+class SaveFailed(NamedTuple):
+    """The shard or the digest could not be made; ``is_place``: the folder's fault, not ours."""
+
+    rank: int
+    attempt: int
+    dump_id: int
+    why: str
+    is_place: bool
+
+
+class Progress(NamedTuple):
+    """So many bytes are done: a dump is slow, not stuck."""
+
+    rank: int
+    attempt: int
+    dump_id: int
+    nbytes: int
+
+
+class Release(NamedTuple):
+    """Nothing is to be saved any more: go on leaving."""
+
+    reason: str
+
+
+Message = (
+    StartWorkers
+    | StartStore
+    | Preload
+    | Spare
+    | Ready
+    | Forked
+    | ForkFailed
+    | StoreForked
+    | Hello
+    | Welcome
+    | Registered
+    | Raised
+    | Leaving
+    | Finished
+    | Freeze
+    | Frozen
+    | Save
+    | Written
+    | Digested
+    | SaveFailed
+    | Progress
+    | Release
+)
+_KINDS = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:

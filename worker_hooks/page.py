@@ -1,0 +1,201 @@
+"""The status page: where a rank keeps what would die with it, in memory that outlives it.
+
+One small anonymous file in shared memory per rank and attempt. The worker writes it with plain
+stores and no system call; the agent holds the same file open, so kill -9 of the worker loses
+nothing. Layout, little endian::
+
+    0     magic, rank, attempt, sizes         written once
+    64    the heartbeat: step, epoch, batch, phase, time of the last change
+    128   JSON: what the payload of a record is made of
+    ...   three records: two commits by turns, and one of the step that is under way
+
+A record is valid when the numbers at its two ends agree: a writer that is killed in the middle
+leaves them different. The record under way is written as backward begins, before the rank can have
+contributed a gradient; so when its peers finish the step without it, its private state after that
+step is known, though it died before its own commit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = b"MSRUNPG1"
+META_BYTES = 16 << 10  # room for a record's JSON: data position, states of loaders
+
+_HEAD = struct.Struct("<8sIIQQQ")  # magic, rank, attempt, description, record, meta bytes
+_BEAT_AT = 64
+_BEAT = struct.Struct("<QIIQI")  # step, epoch, batch, monotonic ns, phase
+_TEXT_AT = 128
+_RECORD = struct.Struct("<QQQIIQ")  # number, step, epoch, batch, meta bytes, monotonic ns
+_END = struct.Struct("<Q")
+_RECORDS = 3
+
+
+class Phase(IntEnum):
+    """What a rank's main thread is doing."""
+
+    IDLE = 0  # between epochs, before and after training
+    DATA = 1  # from a commit until the next batch is there
+    FORWARD = 2  # until backward begins
+    BACKWARD = 3  # until an optimizer begins its update
+    UPDATE = 4  # inside an optimizer's step: the state is torn
+    UPDATED = 5  # after it, until the commit
+
+
+class Entry(NamedTuple):
+    """One tensor of a record's payload; ``dtype`` is safetensors' name, ``nbytes`` its size."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Beat(NamedTuple):
+    """How far a rank is. ``at_ns`` is monotonic."""
+
+    step: int
+    epoch: int
+    batch: int
+    at_ns: int
+    phase: Phase
+
+
+class Record(NamedTuple):
+    """Private state as of a step. ``payload`` is the entries' bytes one after the other."""
+
+    step: int
+    epoch: int
+    batch: int
+    at_ns: int
+    meta: bytes
+    payload: bytes
+    is_commit: bool
+
+
+class Page:
+    """One rank's page; the worker writes it, the agent (or an heir) reads it."""
+
+    def __init__(self, fd: int) -> None:
+        """Map a page that exists; ``fd`` stays the caller's.
+
+        Raises:
+            ValueError: this is no page of this version.
+        """
+        size = os.fstat(fd).st_size
+        if size < _TEXT_AT:
+            raise ValueError("not a status page")
+        self._map = mmap.mmap(fd, size)
+        magic, self.rank, self.attempt, text, record, meta = _HEAD.unpack_from(self._map)
+        if magic != MAGIC:
+            raise ValueError("not a status page")
+        self._record_bytes, self._meta_bytes = record, meta
+        self._records_at = _aligned(_TEXT_AT + text)
+        described = json.loads(self._map[_TEXT_AT : _TEXT_AT + text])
+        self.entries = tuple(Entry(n, d, tuple(s), b) for n, d, s, b in described)
+        self._payload_bytes = sum(entry.nbytes for entry in self.entries)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._number = 0
+
+    def beat(self, step: int, epoch: int, batch: int, phase: Phase) -> None:
+        """Say how far the rank is."""
+        _BEAT.pack_into(self._map, _BEAT_AT, step, epoch, batch, time.monotonic_ns(), phase)
+
+    def heartbeat(self) -> Beat:
+        """How far the rank is."""
+        step, epoch, batch, at_ns, phase = _BEAT.unpack_from(self._map, _BEAT_AT)
+        return Beat(step, epoch, batch, at_ns, Phase(phase))
+
+    def write(
+        self,
+        step: int,
+        epoch: int,
+        batch: int,
+        meta: bytes,
+        fill: Callable[[int], None],
+        *,
+        is_commit: bool,
+    ) -> None:
+        """Write the record of a commit, or of the step that would be committed next.
+
+        Args:
+            step: global step, counted from 1.
+            epoch: as the script counts.
+            batch: batches consumed in this epoch.
+            meta: JSON.
+            fill: writes the payload to the address it is given.
+            is_commit: whether the step is committed.
+
+        Raises:
+            ValueError: ``meta`` is larger than the page has room for.
+        """
+        if len(meta) > self._meta_bytes:
+            raise ValueError(f"{len(meta)} bytes of JSON, room for {self._meta_bytes}")
+        at = self._records_at + (step % 2 if is_commit else 2) * self._record_bytes
+        self._number += 1
+        end = at + self._record_bytes - _END.size
+        _END.pack_into(self._map, end, 0)
+        now = time.monotonic_ns()
+        _RECORD.pack_into(self._map, at, self._number, step, epoch, batch, len(meta), now)
+        at += _RECORD.size
+        self._map[at : at + len(meta)] = meta
+        fill(self._address + at + self._meta_bytes)
+        _END.pack_into(self._map, end, self._number)
+
+    def record(self, step: int) -> Record | None:
+        """The private state as of ``step``: of its commit, else of the step under way."""
+        commit = self._read(step % 2)
+        if commit is not None and commit.step == step:
+            return commit
+        under_way = self._read(2)
+        return under_way if under_way is not None and under_way.step == step else None
+
+    def newest(self) -> Record | None:
+        """The newest commit."""
+        found = [record for slot in (0, 1) if (record := self._read(slot)) is not None]
+        return max(found, key=lambda record: record.step, default=None)
+
+    def _read(self, slot: int) -> Record | None:
+        at = self._records_at + slot * self._record_bytes
+        number, step, epoch, batch, size, at_ns = _RECORD.unpack_from(self._map, at)
+        (end,) = _END.unpack_from(self._map, at + self._record_bytes - _END.size)
+        if number == 0 or number != end or size > self._meta_bytes:
+            return None
+        at += _RECORD.size
+        meta = self._map[at : at + size]
+        at += self._meta_bytes
+        payload = self._map[at : at + self._payload_bytes]
+        return Record(step, epoch, batch, at_ns, meta, payload, is_commit=slot < 2)  # noqa: PLR2004
+
+
+def create(rank: int, attempt: int, entries: Sequence[Entry], meta_bytes: int = META_BYTES) -> int:
+    """Make a page in anonymous shared memory; its file descriptor.
+
+    Raises:
+        OSError: no memory or no descriptor can be had.
+    """
+    text = json.dumps(entries).encode()
+    meta_bytes = _aligned(meta_bytes)
+    payload = sum(entry.nbytes for entry in entries)
+    record = _aligned(_RECORD.size + meta_bytes + payload) + _END.size
+    fd = os.memfd_create(f"msrun-page-{rank}", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, _aligned(_TEXT_AT + len(text)) + _RECORDS * record)
+        os.pwrite(fd, _HEAD.pack(MAGIC, rank, attempt, len(text), record, meta_bytes), 0)
+        os.pwrite(fd, text, _TEXT_AT)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64
