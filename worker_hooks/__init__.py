@@ -1,6 +1,44 @@
 """What a training script imports, and the contract between it and the agent.
 
-The contract has three faces: :mod:`worker_hooks.env` (what a worker is told),
-:mod:`worker_hooks.protocol` (what it says) and :mod:`worker_hooks.layout` (where it writes).
-This package imports nothing of ``agent`` or ``msrun`` and needs only the standard library.
+The script's side: ``TrainState``, ``run``, and MindSpore's names for callbacks. They are looked up
+when they are asked for, because they import torch and the agent, which imports the contract, must
+not. The contract has four faces: :mod:`worker_hooks.env` (what a worker is told),
+:mod:`worker_hooks.protocol` (what it says), :mod:`worker_hooks.page` (what outlives it) and
+:mod:`worker_hooks.layout` (where it writes); they need only the standard library.
+This package imports nothing of ``agent`` or ``msrun``.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from worker_hooks.callbacks import LossMonitor, TimeMonitor
+    from worker_hooks.entry import run
+    from worker_hooks.state import TrainState
+    from worker_hooks.tft import OptTFTWrapper, TFTRegister, TrainFaultTolerance
+
+__all__ = [
+    "LossMonitor",
+    "OptTFTWrapper",
+    "TFTRegister",
+    "TimeMonitor",
+    "TrainFaultTolerance",
+    "TrainState",
+    "run",
+]
+
+_HOMES = {
+    "LossMonitor": "callbacks",
+    "TimeMonitor": "callbacks",
+    "OptTFTWrapper": "tft",
+    "TFTRegister": "tft",
+    "TrainFaultTolerance": "tft",
+    "TrainState": "state",
+    "run": "entry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

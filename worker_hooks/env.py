@@ -20,6 +20,12 @@ HOOKS = "MSRUN_HOOKS"
 DRILL = "MSRUN_DRILL"
 """JSON: the faults a drill injects, and where ranks witness what they computed."""
 
+ENABLE_TFT = "MS_ENABLE_TFT"
+"""MindSpore's switches of fault tolerance; ``{TTP:0}`` switches the power-off checkpoint off."""
+
+_TFT_FORM = "must be like {TTP:1,UCE:0}: names with 1 or 0"
+_SWITCHES = {"1": True, "true": True, "0": False, "false": False}
+
 PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 AGENT_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -43,6 +49,8 @@ class JobEnv(NamedTuple):
     max_restarts: int
     signals: tuple[str, ...]
     rank_table_file: str | None = None
+    hooks: str = ""
+    """Name of the agent's socket for hooks; empty: a dry run."""
 
     def environ(self, inherited: Mapping[str, str], record_id: str) -> dict[str, str]:
         """Variables that are the same on all ranks; ``inherited`` is the agent's environment."""
@@ -68,6 +76,8 @@ class JobEnv(NamedTuple):
             "MS_NODE_RANK": str(self.group_rank),
             "RANK_SIZE": str(self.world_size),
         }
+        if self.hooks:
+            told[HOOKS] = self.hooks
         if self.rank_table_file is not None:
             told["RANK_TABLE_FILE"] = self.rank_table_file
         if sets_omp_threads(self.local_world_size, inherited):
@@ -103,6 +113,36 @@ class WorkerEnv(NamedTuple):
         return told
 
 
+class Told(NamedTuple):
+    """What a training process reads back from its environment."""
+
+    rank: int
+    world_size: int
+    attempt: int
+    record_id: str  # empty: no msrun
+    hooks: str  # the agent's socket; empty: nobody guards this process
+    drill: str  # empty: no drill
+
+    @staticmethod
+    def read(environ: Mapping[str, str]) -> Told:
+        """From the environment; without a launcher: one rank of one."""
+
+        def number(name: str, default: int) -> int:
+            try:
+                return int(environ.get(name, default))
+            except ValueError:
+                return default
+
+        return Told(
+            rank=number("RANK", 0),
+            world_size=number("WORLD_SIZE", 1),
+            attempt=number("TORCHELASTIC_RESTART_COUNT", 0),
+            record_id=environ.get(RUNS, "").rpartition(":")[2],
+            hooks=environ.get(HOOKS, ""),
+            drill=environ.get(DRILL, ""),
+        )
+
+
 def sets_omp_threads(local_world_size: int, inherited: Mapping[str, str]) -> bool:
     """Whether OMP_NUM_THREADS=1 is exported, by torchrun's rule: many workers and unset."""
     return local_world_size > 1 and OMP_NUM_THREADS not in inherited
@@ -125,3 +165,26 @@ def visible_devices(local_world_size: int, inherited: Mapping[str, str]) -> tupl
         )
         raise ValueError(message)
     return devices[:local_world_size]
+
+
+def tft_features(text: str) -> dict[str, bool]:
+    """What MindSpore's ``MS_ENABLE_TFT`` switches on and off, by name: ``{TTP:1, UCE:0}``.
+
+    Spaces, quotes and case do not matter; empty text says nothing.
+
+    Raises:
+        ValueError: it is written in another way.
+    """
+    bare = "".join(char for char in text if char not in " \t\r\n'\"")
+    if not bare:
+        return {}
+    if not (bare.startswith("{") and bare.endswith("}")):
+        raise ValueError(_TFT_FORM)
+    features = {}
+    items = bare[1:-1].removesuffix(",")
+    for item in items.split(",") if items else ():
+        name, _, switch = item.partition(":")
+        if not name.isidentifier() or switch.lower() not in _SWITCHES:
+            raise ValueError(_TFT_FORM)
+        features[name.upper()] = _SWITCHES[switch.lower()]
+    return features

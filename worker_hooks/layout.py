@@ -33,6 +33,8 @@ FAILURE = "failure.json"
 RECORD = "record.json"
 LOCK = ".msrun.lock"
 EARLIER = "earlier"
+FALLBACK = "dumps"
+"""Below a run's folder: where dumps go when the script's own folder cannot be written."""
 
 
 class RunLayout(NamedTuple):
@@ -132,6 +134,29 @@ class DumpLayout(NamedTuple):
         return f"rank_{rank}/private_rank_{rank}.safetensors"
 
 
+class DrillLayout(NamedTuple):
+    """What ranks write for a drill to compare."""
+
+    folder: Path
+
+    @property
+    def launcher(self) -> Path:
+        """Which process is msrun; the drill writes it."""
+        return self.folder / "launcher.pid"
+
+    def struck(self, number: int) -> Path:
+        """The mark of the plan's fault ``number``: made before it strikes, so it strikes once."""
+        return self.folder / f"struck_{number}.json"
+
+    def lines(self, rank: int) -> Path:
+        """What a rank computed and when, over all attempts."""
+        return self.folder / f"rank_{rank}.jsonl"
+
+    def final(self, rank: int) -> Path:
+        """What a rank held when training was over."""
+        return self.folder / f"final_rank_{rank}.json"
+
+
 def runs_folder(environ: Mapping[str, str], uid: int) -> Iterator[Path]:
     """Candidate folders for run records, best first; the caller takes the first it can write to.
 
@@ -147,20 +172,27 @@ def runs_folder(environ: Mapping[str, str], uid: int) -> Iterator[Path]:
     yield Path(environ.get("TMPDIR") or "/tmp", f"msrun-{uid}", "runs")  # noqa: S108  see records
 
 
-def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_atomic(
+    path: Path, content: bytes, *, durable: bool = True, private: bool = False
+) -> None:
     """Replace ``path`` by ``content`` so that a reader or a crash sees the old or the new, whole.
 
     Args:
         path: the file to replace; its folder must exist.
         content: all of the new bytes.
         durable: also survive a power cut (fsync of the file and of its folder).
+        private: only the user may read it.
 
     Raises:
         OSError: nothing was replaced; the temporary file is gone.
     """
     aside = path.parent / f".{path.name}.{os.getpid()}_tmp"  # one writer a process
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600 if private else 0o666)
+
     try:
-        with open(aside, "wb") as file:
+        with open(aside, "wb", opener=opener) as file:
             file.write(content)
             if durable:
                 file.flush()
@@ -171,8 +203,17 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
             os.unlink(aside)
         raise
     if durable:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        fsync_folder(path.parent)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Let the folder's names, new, renamed and removed ones, survive a power cut.
+
+    Raises:
+        OSError: they may not.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -18,6 +18,7 @@ step is known, though it died before its own commit.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import mmap
 import os
@@ -158,18 +159,29 @@ class Page:
         under_way = self._read(2)
         return under_way if under_way is not None and under_way.step == step else None
 
+    def newest_step(self) -> int | None:
+        """The step of the newest commit, without its payload."""
+        heads = [head for slot in (0, 1) if (head := self._head(slot)) is not None]
+        return max((head[1] for head in heads), default=None)
+
     def newest(self) -> Record | None:
         """The newest commit."""
         found = [record for slot in (0, 1) if (record := self._read(slot)) is not None]
         return max(found, key=lambda record: record.step, default=None)
 
-    def _read(self, slot: int) -> Record | None:
+    def _head(self, slot: int) -> tuple[int, int, int, int, int, int] | None:
+        """Number, step, epoch, batch, meta bytes and time of a record that is valid."""
         at = self._records_at + slot * self._record_bytes
-        number, step, epoch, batch, size, at_ns = _RECORD.unpack_from(self._map, at)
+        head: tuple[int, int, int, int, int, int] = _RECORD.unpack_from(self._map, at)
         (end,) = _END.unpack_from(self._map, at + self._record_bytes - _END.size)
-        if number == 0 or number != end or size > self._meta_bytes:
+        return head if 0 != head[0] == end and head[4] <= self._meta_bytes else None
+
+    def _read(self, slot: int) -> Record | None:
+        head = self._head(slot)
+        if head is None:
             return None
-        at += _RECORD.size
+        _, step, epoch, batch, size, at_ns = head
+        at = self._records_at + slot * self._record_bytes + _RECORD.size
         meta = self._map[at : at + size]
         at += self._meta_bytes
         payload = self._map[at : at + self._payload_bytes]
@@ -186,9 +198,11 @@ def create(rank: int, attempt: int, entries: Sequence[Entry], meta_bytes: int = 
     meta_bytes = _aligned(meta_bytes)
     payload = sum(entry.nbytes for entry in entries)
     record = _aligned(_RECORD.size + meta_bytes + payload) + _END.size
-    fd = os.memfd_create(f"msrun-page-{rank}", os.MFD_CLOEXEC)
+    fd = os.memfd_create(f"msrun-page-{rank}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, _aligned(_TEXT_AT + len(text)) + _RECORDS * record)
+        # a page that is cut short would kill, by SIGBUS, the agent that reads it
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         os.pwrite(fd, _HEAD.pack(MAGIC, rank, attempt, len(text), record, meta_bytes), 0)
         os.pwrite(fd, text, _TEXT_AT)
     except BaseException:

@@ -15,9 +15,11 @@ are named tuples, not dataclasses: a forkserver is up 20 ms earlier without that
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, get_args
+from functools import cache
+from typing import NamedTuple, get_args, get_type_hints
 
 PACKET_BYTES = 200_000  # below Linux's default socket buffer (net.core.wmem_default, 212,992)
 BATCH = 32  # workers in one StartWorkers, at most: ordinary ones stay well below a packet
@@ -301,9 +303,22 @@ def decode(packet: bytes) -> Message:
         if kind is Preload:
             return Preload(tuple(fields["modules"]))
         message: Message = kind(**fields)
+        _check(message)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"unreadable message {packet[:80]!r}: {error!r}") from error
     return message
+
+
+def _check(message: Message) -> None:
+    """Refuse fields of another type than declared: what arrives is used as it is."""
+    for declared, value in zip(_declared(type(message)), message, strict=True):
+        if type(value) is not declared and (declared, type(value)) != (float, int):
+            raise TypeError(f"{value!r:.40} is no {declared.__name__}")
+
+
+@cache
+def _declared(kind: type[Message]) -> tuple[type, ...]:
+    return tuple(get_type_hints(kind).values())
 
 
 def _order(fields: dict[str, object]) -> WorkerOrder:
@@ -338,4 +353,9 @@ def receive(link: socket.socket) -> tuple[Message | None, list[int]]:
         packet, fds, _flags, _address = socket.recv_fds(link, PACKET_BYTES, 4)
     except ConnectionError:
         return None, []
-    return (decode(packet) if packet else None), fds
+    try:
+        return (decode(packet) if packet else None), fds
+    except ProtocolError:
+        for fd in fds:
+            os.close(fd)
+        raise

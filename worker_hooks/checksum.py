@@ -1,0 +1,178 @@
+"""The checksum of a long stream of bytes, taken by threads beside whoever moves the bytes.
+
+One core's sha256 is slower than a good disk, so a stream is hashed in blocks, each by itself. The
+checksum of a file is
+
+* of a file of at most one block: its sha256, as ``sha256sum`` prints it;
+* of a longer one: the sha256 of the sha256s of its head (the header of a safetensors file, with
+  the eight bytes before it) and of each block of 4 MiB after it, the last one as long as it is.
+
+The head stands apart so that files with equal data under different headers share the blocks'
+hashes: a replica's digest costs nothing where its file is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Semaphore, Thread
+from types import TracebackType
+from typing import Self
+
+BLOCK = 4 << 20  # bytes
+_THREADS = 4  # more than a disk can follow
+_AHEAD = 5  # blocks in memory that wait for their hash
+
+Bytes = bytes | bytearray | memoryview
+
+
+class Blocks:
+    """sha256 of each block of a stream, in a ``with``; its threads end with it.
+
+    Keeps what it is given until it is hashed: 24 MiB at most.
+    """
+
+    def __init__(self, sink: Callable[[list[memoryview]], None] | None = None) -> None:
+        """Begin.
+
+        Args:
+            sink: is given each block, too, by the thread that adds; a list of its pieces.
+        """
+        self.nbytes = 0  # of the stream so far
+        self._sink = sink
+        self._pieces: list[memoryview] = []  # of the block that is not full yet
+        self._size = 0
+        self._count = 0
+        self._hashes: dict[int, bytes] = {}
+        self._jobs: SimpleQueue[tuple[int, list[memoryview]] | None] = SimpleQueue()
+        self._room = Semaphore(_AHEAD)
+        self._threads: list[Thread] = []  # started with the first full block
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def pending(self) -> list[memoryview]:
+        """What was added after the last full block."""
+        return self._pieces
+
+    def add(self, chunk: Bytes) -> None:
+        """Go on with the stream; the bytes must stay as they are until the end.
+
+        Raises:
+            OSError: the sink's.
+        """
+        left = memoryview(chunk)
+        self.nbytes += len(left)
+        while left:
+            piece = left[: BLOCK - self._size]
+            self._pieces.append(piece)
+            self._size += len(piece)
+            left = left[len(piece) :]
+            if self._size == BLOCK:
+                self.flush()
+
+    def flush(self) -> None:
+        """End the block, however short it is; only the stream's last may be.
+
+        Raises:
+            OSError: the sink's.
+        """
+        if self._pieces:
+            if self._size == BLOCK and self._count == 0:
+                self._start()
+            pieces, self._pieces, self._size = self._pieces, [], 0
+            if self._threads:
+                self._room.acquire()
+                self._jobs.put((self._count, pieces))
+            else:
+                self._hashes[self._count] = sha256(pieces)
+            self._count += 1
+            if self._sink is not None:
+                self._sink(pieces)
+
+    def hashes(self) -> bytes:
+        """The hashes of all blocks so far, also of one that is not full, one after the other."""
+        for _ in range(_AHEAD):
+            self._room.acquire()
+        for _ in range(_AHEAD):
+            self._room.release()
+        whole = b"".join(self._hashes[number] for number in range(self._count))
+        return whole + (sha256(self._pieces) if self._pieces else b"")
+
+    def _start(self) -> None:
+        cores = len(os.sched_getaffinity(0))
+        for _ in range(min(_THREADS, cores)):
+            thread = Thread(target=self._work, name="msrun-hash", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads, or the interpreter is about to end
+                return
+            self._threads.append(thread)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            number, pieces = job
+            try:
+                self._hashes[number] = sha256(pieces)
+            finally:
+                del job, pieces  # before the next one is waited for
+                self._room.release()
+
+
+def sha256(pieces: list[memoryview]) -> bytes:
+    """The hash of the pieces, one after the other."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
+
+
+def of_file(path: Path, advance: Callable[[int], None]) -> str:
+    """The checksum of a file, in hexadecimal digits.
+
+    Args:
+        path: any file.
+        advance: told of each few bytes more that were read.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file, Blocks() as blocks:
+        size = os.fstat(file.fileno()).st_size
+        if size <= BLOCK:
+            content = file.read()
+            advance(len(content))
+            return hashlib.sha256(content).hexdigest()
+        count = file.read(8)
+        head = min(size, 8 + int.from_bytes(count, "little"))
+        advance(len(count))
+        digest = hashlib.sha256(count)
+        left = head - len(count)
+        while left and (chunk := file.read(min(left, BLOCK))):
+            digest.update(chunk)
+            left -= len(chunk)
+            advance(len(chunk))
+        while chunk := file.read(BLOCK):
+            blocks.add(chunk)
+            advance(len(chunk))
+        return combined(digest.digest(), blocks.hashes())
+
+
+def combined(head: bytes, blocks: bytes) -> str:
+    """The checksum of what is longer than a block, from the hashes of its parts."""
+    return hashlib.sha256(head + blocks).hexdigest()

@@ -1,0 +1,243 @@
+"""DistributedDataParallel after a resume: gradients are summed in the same order, bit for bit.
+
+DDP reduces gradients in flat buckets, and in which order gloo and NCCL add up an element depends on
+where it stands in its bucket. DDP learns in its first backward in which order gradients become
+ready and lays its buckets out anew, once, before the forward that follows. So an undisturbed run
+reduces with the new layout from its second step on, and a resumed process would reduce its first
+step with the old one: other sums in the last bits.
+
+The cure has two halves. While training, :func:`learn` sees the order that the layout was
+made from; it goes into the dump. After a resume, :func:`rehearse` has the reducer lay its buckets
+out from that order before its first step. Nothing is computed, reduced or hooked for it: the
+reducer is told that all gradients have been ready and asked to rebuild. As always it then takes the
+layout that rank 0 broadcasts, and rank 0 broadcasts the recorded one.
+
+The reducer's interface is private to torch. Where it is missing, training goes on without the
+promise, and the log says so once. Not covered, each for one step after the resume:
+
+* ``static_graph=True`` when resumed after step 1, or 2 with unused parameters (torch itself knows
+  the order a step later);
+* ``gradient_as_bucket_view=True`` with gradients that ``zero_grad(set_to_none=False)`` keeps, on a
+  number of ranks that is no power of two (torch then divides instead of multiplying);
+* a communication hook with a state of its own that the script does not save.
+"""
+
+# ruff: noqa: SLF001  what is used here is torch's own business
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+log = logging.getLogger("msrun")
+
+_orders: WeakKeyDictionary[DistributedDataParallel, list[int]] = WeakKeyDictionary()
+_settled: WeakSet[DistributedDataParallel] = WeakSet()  # those whose order can change no more
+_said: set[str] = set()
+
+
+def find(module: nn.Module) -> DistributedDataParallel | None:
+    """The DDP that reduces the module's gradients, or ``None``. See :func:`find_all`."""
+    return next(iter(find_all([module])), None)
+
+
+def find_all(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
+    """Every DDP that reduces gradients of these modules, in the order of their parameters.
+
+    A DDP belongs to a module when they share a parameter: whether it is the module, wraps it, is a
+    part of it, and whatever ``torch.compile`` has put in between, does not matter. Looks through
+    all objects of the process (up to 20 ms): for once, not for every step.
+    """
+    places: dict[int, int] = {}
+    for module in modules:
+        for parameter in module.parameters():
+            places.setdefault(id(parameter), len(places))
+    found: dict[int, DistributedDataParallel] = {}
+    kinds = _kinds(DistributedDataParallel)
+    for thing in gc.get_referrers(*kinds):  # an object refers to its class
+        if type(thing) in kinds and _is_alive(thing):
+            shared = [places[id(p)] for p in thing.parameters() if id(p) in places]
+            if shared:
+                found[min(shared)] = thing
+    return [found[place] for place in sorted(found)]
+
+
+def learn(ddp: DistributedDataParallel) -> None:
+    """Look in which order gradients become ready: at every commit, by the thread that trains.
+
+    Costs a look-up (0.3 us) once the order can change no more: after the third step, as a rule. No
+    other thread may do this, as the reducer is locked while backward waits for a peer.
+    """
+    if ddp in _settled:
+        return
+    try:
+        if _rebuilds(ddp):
+            order = _rebuilt_order(ddp) if ddp._has_rebuilt_buckets else _first_order(ddp)
+            if order is not None:
+                _orders[ddp] = order
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        _give_up(str(error))
+
+
+def ready_order(ddp: DistributedDataParallel) -> list[int] | None:
+    """Indices of the reducer's parameters in the order that its next step's layout is made of.
+
+    As of the last :func:`learn`; any thread may ask. ``None``: the next step uses the layout that
+    DDP starts with, or torch does not tell.
+    """
+    return _orders.get(ddp)
+
+
+def rehearse(ddp: DistributedDataParallel, order: Sequence[int] | None) -> bool:
+    """Lay the buckets out as they were; whether that was done.
+
+    A collective of the DDP's group: every rank calls it with the same order, before the first step
+    after a resume. Parameters, gradients, buffers, generators and hooks are not touched.
+
+    Args:
+        ddp: not trained yet in this process.
+        order: what :func:`ready_order` told at the step that is resumed from.
+
+    Raises:
+        RuntimeError: a peer is gone, as in any collective.
+    """
+    try:
+        if not _rebuilds(ddp) or ddp._has_rebuilt_buckets:
+            return False
+        if order is None:
+            return _give_up("no order of gradients was recorded")
+        reducer: Any = ddp.reducer
+        push, rebuild = reducer._push_all_rebuilt_params, reducer._rebuild_buckets
+        enter = reducer._update_process_group
+        prompter = _prompter(ddp.process_group, _layout(ddp, order))
+    except (AttributeError, TypeError, ValueError) as error:
+        return _give_up(str(error))
+    push()
+    enter(prompter)
+    try:
+        done = bool(rebuild())
+    finally:
+        enter(ddp.process_group)
+    if done:
+        ddp._has_rebuilt_buckets = True  # what DDP itself notes here
+        _orders[ddp] = list(order)
+        _settled.add(ddp)
+    return done
+
+
+def _prompter(group: dist.ProcessGroup, layout: list[list[int]]) -> dist.ProcessGroup:
+    """A process group that broadcasts ``layout`` when the reducer broadcasts one.
+
+    The reducer sends two tensors from rank 0: all indices with the number of buckets behind them,
+    then the buckets' sizes.
+    """
+    indices = [index for bucket in layout for index in bucket]
+    said = iter(([*indices, len(layout)], [len(bucket) for bucket in layout]))
+
+    class Prompter(dist.ProcessGroup):  # the only way that torch offers to implement one
+        def broadcast(self, tensors: list[Tensor], options: Any) -> Any:  # type: ignore[override]
+            if group.rank() == 0:
+                tensors[0].copy_(tensors[0].new_tensor(next(said)))
+            return group.broadcast(tensors, options)
+
+    return Prompter(group.rank(), group.size())  # type: ignore[call-arg]  # its stub lacks this one
+
+
+def _layout(ddp: DistributedDataParallel, order: Sequence[int]) -> list[list[int]]:
+    """The buckets that the reducer makes of gradients that become ready in this order."""
+    private: Any = ddp
+    parameters, is_sparse = private._build_params_for_reducer()
+    if sorted(order) != list(range(len(parameters))):
+        raise ValueError(f"it reduces {len(parameters)} parameters, {len(order)} were recorded")
+    config = private._bucket_config
+    limits = config.per_bucket_bytes_caps or (
+        config.first_bucket_bytes_cap,
+        config.bucket_bytes_cap,
+    )
+    is_last_small = _is_last_small()
+    order = order[::-1] if is_last_small else order
+    buckets: list[list[int]] = dist._compute_bucket_assignment_by_size(  # type: ignore[attr-defined]
+        [parameters[index] for index in order], list(limits), is_sparse, list(order)
+    )[0]
+    return buckets[::-1] if is_last_small else buckets
+
+
+def _first_order(ddp: DistributedDataParallel) -> list[int] | None:
+    """By the times of the one backward there was; none without one that reduced everything."""
+    times: list[int] = ddp.reducer.get_backward_stats()
+    if not times or min(times) <= 0:
+        return None
+    if ddp.static_graph and _facts(ddp)["unused_parameter_size"]:
+        return None  # those were reduced first and will be laid out last, and which is not told
+    return sorted(range(len(times)), key=times.__getitem__)
+
+
+def _rebuilt_order(ddp: DistributedDataParallel) -> list[int] | None:
+    """By torch's own log, which knows the layout from the forward after it was made."""
+    facts = _facts(ddp)
+    text = facts.get("rebuilt_per_bucket_param_indices")
+    if text:
+        buckets = [[int(word) for word in bucket.split()] for bucket in text.split(",")]
+        if _is_last_small():
+            buckets = [bucket[::-1] for bucket in buckets]
+        order = [index for bucket in buckets for index in bucket]
+        _settled.add(ddp)
+        return order
+    text = facts["prev_iteration_grad_ready_order_indices"]
+    # Of a parameter that was ready several times (in a static graph) the last time counts.
+    order = list(dict.fromkeys(int(word) for word in reversed(text.split(","))))[::-1]
+    missing = set(range(int(facts["num_parameter_tensors"]))).difference(order)
+    return order + sorted(missing)
+
+
+def _facts(ddp: DistributedDataParallel) -> dict[str, Any]:
+    """What torch logs of a DDP; brought up to date in its forward."""
+    facts: dict[str, Any] = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return facts
+
+
+def _rebuilds(ddp: DistributedDataParallel) -> bool:
+    """Whether this DDP lays its buckets out anew at all, and all ranks go step by step."""
+    if ddp._use_python_reducer or ddp._join_config.enable or ddp._delay_all_reduce_all_params:
+        return False
+    return ddp.static_graph or not ddp.find_unused_parameters
+
+
+def _is_last_small() -> bool:
+    """Torch's own switch: fill the buckets from the order's end, so that the last is the small."""
+    return os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1"
+
+
+def _kinds(kind: type) -> set[type]:
+    """A class and all that are derived from it."""
+    kinds: Iterable[set[type]] = map(_kinds, kind.__subclasses__())
+    return {kind}.union(*kinds)
+
+
+def _is_alive(ddp: DistributedDataParallel) -> bool:
+    """Whether its group still exists: one of before a new group may await collection."""
+    try:
+        dist.get_process_group_ranks(ddp.process_group)
+    except (AttributeError, KeyError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _give_up(reason: str) -> bool:
+    """Say once for each reason that the promise is not kept; always false."""
+    if reason not in _said:
+        _said.add(reason)
+        log.warning(
+            "DDP's buckets cannot be laid out as before the resume (%s): results may differ from "
+            "an undisturbed run's in the last bits",
+            reason,
+        )
+    return False

@@ -1,0 +1,227 @@
+"""Reads a dump back: tensors one at a time, wherever their parts are, and puts them in place.
+
+The folder was verified before; nothing in it is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from worker_hooks import jsonable, safetensor
+from worker_hooks.jsonable import Json
+from worker_hooks.manifest import Manifest
+from worker_hooks.mismatch import listed
+from worker_hooks.octets import from_bytes, to_bytes, torch_dtype
+from worker_hooks.pieces import Piece
+from worker_hooks.shard import GLOBAL_SHAPE, OFFSETS, REST, SHARDING
+
+OBJECTS = "objects"  # in a file's metadata: values of pieces that are their writer's own
+
+
+class Span(NamedTuple):
+    """Bytes of a tensor that lie in a file."""
+
+    start: int  # in the tensor
+    nbytes: int
+    path: Path
+    offset: int  # in the file
+
+
+class Stored(NamedTuple):
+    """A tensor of a dump."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    spans: dict[int, Span]  # by start
+
+    def read(self) -> Tensor:
+        """The tensor, in new memory.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: bytes are missing.
+        """
+        tensor = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        memory = to_bytes(tensor)
+        at = 0
+        for start, span in sorted(self.spans.items()):
+            with open(span.path, "rb", buffering=0) as file:
+                file.seek(span.offset)
+                while at < start + span.nbytes:
+                    count = file.readinto(memory[at : start + span.nbytes])
+                    if not count:
+                        raise ValueError(f"{span.path} ends too early")
+                    at += count
+        return tensor
+
+
+class Tensors(Mapping[str, Tensor]):
+    """The tensors of a dump by name; each is read when it is asked for."""
+
+    def __init__(self, stored: Mapping[str, Stored]) -> None:
+        self._stored = stored
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._stored[name].read()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def like(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Tensors without data, of the same shapes and dtypes."""
+        found = ((name, self._stored[name]) for name in names)
+        return {
+            name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in found
+        }
+
+
+class Saved(NamedTuple):
+    """A dump that is to be gone on from."""
+
+    folder: Path
+    manifest: Manifest
+    tensors: Tensors
+    values: dict[str, Json]  # what the pieces have besides tensors, by their names
+    metadata: dict[str, str]  # of the file that has what its writer alone had
+
+    def private(self, rank: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+        """What the dump has of a rank's own; ``None``: nothing.
+
+        Returns:
+            ``step``, ``epoch``, ``batch`` and ``meta``, the record's JSON; and its contents.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it was not written by msrun.
+        """
+        for shard in self.manifest.shards:
+            if shard.kind == "private" and shard.rank == rank:
+                return _private(self.folder / shard.file)
+        return None
+
+
+def load(folder: Path, manifest: Manifest) -> Saved:
+    """Open a verified dump; tensors stay on the disk until they are asked for.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: the files do not make up a state; the sentence says why.
+    """
+    stored: dict[str, Stored] = {}
+    best, metadata = -1, {}
+    for shard in manifest.shards:
+        if shard.kind != "replicated" or shard.variant != 0:
+            continue
+        path = folder / shard.file
+        header = safetensor.read_header(path)
+        try:
+            _note(stored, path, header)
+            asked = jsonable.names_in(_json(header.metadata, OBJECTS))
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path} was not written by msrun: {error}") from error
+        had = len(asked & {entry.name for entry in header.entries})
+        if had > best:
+            best, metadata = had, header.metadata
+    if cut := [name for name, each in stored.items() if not _is_whole(each)]:
+        raise ValueError(f"{folder} lacks parts of {listed(cut)}")
+    try:
+        values = {**_json(metadata, OBJECTS), **_json(metadata, REST)["pieces"]}
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder} holds no state that msrun wrote: {error!r}") from error
+    return Saved(folder, manifest, Tensors(stored), values, metadata)
+
+
+def restore(pieces: Sequence[Piece], saved: Saved) -> None:
+    """Put the replicated state back, bit for bit; nothing is touched if it does not fit.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: it does not fit what is registered; the sentence names all that does not.
+    """
+    names = {piece.name for piece in pieces}
+    found = []
+    if missing := names - saved.values.keys():
+        found.append(f"it has no {listed(missing)}")
+    if unexpected := saved.values.keys() - names:
+        found.append(f"it has {listed(unexpected)}, which is not registered")
+    mine = _owned(saved.tensors, names | saved.values.keys())
+    for piece in pieces:
+        if piece.name in saved.values:
+            like = saved.tensors.like(mine[piece.name])
+            found += piece.mismatches(like, saved.values[piece.name])
+    if found:
+        raise ValueError(f"{saved.folder} does not fit this script: {'; '.join(found)}")
+    for piece in pieces:  # each tensor is read anew, so the largest is all the memory that it takes
+        piece.restore(saved.tensors, saved.values[piece.name])
+
+
+def _owned(names: Collection[str], owners: Collection[str]) -> dict[str, list[str]]:
+    """Names of tensors by the piece they belong to: that of the longest name they begin with."""
+    owned: dict[str, list[str]] = {owner: [] for owner in owners}
+    for name in names:
+        owner = name
+        while owner not in owned and owner:
+            owner = owner.rpartition(".")[0]
+        if owner:
+            owned[owner].append(name)
+    return owned
+
+
+def _json(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
+    value = json.loads(metadata.get(key, "{}"))
+    if not isinstance(value, dict):
+        raise TypeError(f"its {key} is no object")
+    return value
+
+
+def _note(stored: dict[str, Stored], path: Path, header: safetensor.Header) -> None:
+    """Note where the tensors of a file are; a part of one begins at the offsets it tells."""
+    sharding = _json(header.metadata, SHARDING)
+    at = header.data_offset
+    for name, dtype, shape, nbytes in header.entries:
+        place = sharding.get(name, {})
+        whole = tuple(place.get(GLOBAL_SHAPE, shape))
+        offsets = tuple(place.get(OFFSETS, ()))[: len(whole)]
+        each = stored.setdefault(name, Stored(torch_dtype(dtype), whole, {}))
+        if (each.dtype, each.shape) != (torch_dtype(dtype), whole):
+            raise ValueError(f"parts of {name} differ in their types or shapes")
+        start = 0
+        if whole != shape:  # rows, contiguous: what is before their dimension has one element
+            dim = next(dim for dim, size in enumerate(whole) if size > 1)
+            if shape[:dim] + shape[dim + 1 :] != whole[:dim] + whole[dim + 1 :]:
+                raise ValueError(f"{name} was cut in a way that is unknown")
+            start = offsets[dim] * nbytes // shape[dim]
+        each.spans.setdefault(start, Span(start, nbytes, path, at))
+        at += nbytes
+
+
+def _is_whole(stored: Stored) -> bool:
+    """Whether the parts follow each other without a hole, to the end."""
+    at = 0
+    for start, span in sorted(stored.spans.items()):
+        if start != at:
+            return False
+        at += span.nbytes
+    return at == math.prod(stored.shape) * stored.dtype.itemsize
+
+
+def _private(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    header = safetensor.read_header(path)
+    with open(path, "rb") as file:
+        file.seek(header.data_offset)
+        held = {entry.name: from_bytes(entry, file.read(entry.nbytes)) for entry in header.entries}
+    try:
+        record = {key: int(header.metadata[key]) for key in ("step", "epoch", "batch")}
+        return {**record, "meta": json.loads(header.metadata["record"])}, held
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{path} was not written by msrun: {error!r}") from error

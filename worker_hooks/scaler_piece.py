@@ -1,0 +1,67 @@
+"""A registered gradient scaler: remembered without waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+
+from worker_hooks.jsonable import Json
+from worker_hooks.snapshot import version
+
+
+class ScalerPiece:
+    """A gradient scaler of torch's. One that is switched off has no state."""
+
+    is_compared = True
+    modules: tuple[torch.nn.Module, ...] = ()
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+
+    def __init__(self, name: str, scaler: GradScaler) -> None:
+        self.name = name
+        self._scaler: Any = scaler  # its tensors are private to it, and state_dict() waits for them
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None that are live: the scaler changes them even when it skips an update."""
+        return {}
+
+    def snapshot(self) -> Any:
+        """Its values; copies of those that are on the device."""
+        scaler = self._scaler
+        if not scaler.is_enabled():
+            return {}
+        scale, tracker = scaler._scale, scaler._growth_tracker  # noqa: SLF001
+        return {
+            "scale": scaler._init_scale if scale is None else scale.clone(),  # noqa: SLF001
+            "growth_factor": scaler.get_growth_factor(),
+            "backoff_factor": scaler.get_backoff_factor(),
+            "growth_interval": scaler.get_growth_interval(),
+            "_growth_tracker": (
+                scaler._init_growth_tracker if tracker is None else tracker.clone()  # noqa: SLF001
+            ),
+        }
+
+    def marks(self) -> Any:
+        """How often the scale was set, to the same value or another."""
+        scale = self._scaler._scale if self._scaler.is_enabled() else None  # noqa: SLF001
+        return 0 if scale is None else version(scale)
+
+    def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
+        """What ``state_dict()`` would have been."""
+        plain = {
+            key: value.item() if isinstance(value, Tensor) else value
+            for key, value in snapshot.items()
+        }
+        return plain, {}
+
+    def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:  # noqa: ARG002
+        """Nothing: a scaler has no shape."""
+        return []
+
+    def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:  # noqa: ARG002
+        """Put the values back, unless the scaler is, or was, switched off."""
+        if value:
+            self._scaler.load_state_dict(value)

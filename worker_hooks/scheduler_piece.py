@@ -1,0 +1,73 @@
+"""A registered learning rate scheduler: counters and rates, all of it small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from worker_hooks import jsonable
+from worker_hooks.jsonable import Json
+from worker_hooks.snapshot import copied
+
+
+class SchedulerPiece:
+    """A scheduler of torch's kind; functions among its attributes stay as the script made them."""
+
+    is_compared = True
+    modules: tuple[torch.nn.Module, ...] = ()
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+
+    def __init__(self, name: str, scheduler: LRScheduler) -> None:
+        self.name = name
+        self._scheduler = scheduler
+        state = scheduler.state_dict()
+        self._functions = [key for key, value in state.items() if callable(value)]
+        self._counters = [
+            (each, key)
+            for each in _chain(scheduler)
+            for key in ("last_epoch", "_step_count")
+            if hasattr(each, key)
+        ]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None that are live."""
+        return {}
+
+    def snapshot(self) -> Any:
+        """A copy of its state."""
+        state = self._scheduler.state_dict()
+        for key in self._functions:
+            state.pop(key, None)
+        return copied(state)
+
+    def marks(self) -> Any:
+        """Its counters."""
+        return [getattr(each, key) for each, key in self._counters]
+
+    def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
+        """The state as JSON, and its tensors, if a learning rate is one.
+
+        Raises:
+            TypeError: something cannot be saved without pickle.
+        """
+        return jsonable.encode(snapshot, self.name)
+
+    def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
+        """Why this cannot be restored."""
+        missing = sorted(jsonable.names_in(value) - like.keys())
+        return [f"missing in it: {', '.join(missing)}"] if missing else []
+
+    def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
+        """Put the state back."""
+        self._scheduler.load_state_dict(jsonable.decode(value, tensors))
+
+
+def _chain(scheduler: LRScheduler) -> Iterator[LRScheduler]:
+    """The scheduler and those it is made of."""
+    yield scheduler
+    for each in getattr(scheduler, "_schedulers", ()):
+        yield from _chain(each)

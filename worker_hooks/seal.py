@@ -1,0 +1,101 @@
+"""Completes a dump: every rank's private state, the manifest, and the rename that makes it true.
+
+Used by the agent, and by workers whose agent is dead; so it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from worker_hooks import manifest as manifests
+from worker_hooks import safetensor
+from worker_hooks.layout import MANIFEST, DumpLayout, fsync_folder
+from worker_hooks.manifest import Manifest, Shard
+from worker_hooks.page import Entry, Record
+
+REPLACED = "_replaced_"
+
+
+def make_folder(layout: DumpLayout) -> None:
+    """Make the unfinished folder, without what an interrupted dump left in it.
+
+    Raises:
+        OSError: the place cannot be written to.
+    """
+    folder = layout.unfinished
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def write_private(
+    folder: Path,
+    rank: int,
+    entries: Sequence[Entry],
+    record: Record,
+    advance: Callable[[int], None],
+) -> Shard:
+    """Write a rank's private state, the payload of its page as it is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file = DumpLayout.private(rank)
+    (folder / file).parent.mkdir(exist_ok=True)
+    metadata = {
+        "record": record.meta.decode(),
+        "step": str(record.step),
+        "epoch": str(record.epoch),
+        "batch": str(record.batch),
+        "is_commit": str(int(record.is_commit)),
+    }
+    header = safetensor.header(entries, metadata)
+    done = safetensor.write(folder / file, header, [record.payload], advance)
+    return Shard(file, rank, "private", done.nbytes, done.sha256)
+
+
+def seal(layout: DumpLayout, manifest: Manifest) -> None:
+    """Make an unfinished folder complete, with its manifest, under its final name.
+
+    Files that the manifest does not name are removed. What has the final name already is moved
+    aside, not deleted.
+
+    Raises:
+        OSError: nothing was completed.
+    """
+    folder = layout.unfinished
+    _remove_others(folder, {shard.file for shard in manifest.shards})
+    for shard in manifest.shards:
+        if shard.kind == "replicated" and shard.variant == 0:
+            # torch's reader of safetensors folders looks at one level only
+            with contextlib.suppress(FileExistsError, PermissionError):
+                (folder / Path(shard.file).name).symlink_to(shard.file)
+    for path in {(folder / shard.file).parent for shard in manifest.shards}:
+        fsync_folder(path)
+    manifests.write(folder, manifest)
+    fsync_folder(folder)
+    if layout.folder.exists():
+        os.rename(layout.folder, _aside(layout.folder))
+    os.rename(folder, layout.folder)
+    fsync_folder(layout.folder.parent)
+
+
+def _remove_others(folder: Path, named: Collection[str]) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        name = str(path.relative_to(folder))
+        if path.is_symlink() or (path.is_file() and name not in named and name != MANIFEST):
+            path.unlink()
+        elif path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _aside(folder: Path) -> Path:
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}{REPLACED}{number}")).exists():
+        number += 1
+    return aside

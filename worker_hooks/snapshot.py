@@ -1,0 +1,57 @@
+"""Copies of small nested state, quick enough to be made at every step."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, OrderedDict, defaultdict
+from typing import Any
+
+from torch import Tensor
+
+FIXED = frozenset({float, int, bool, str, bytes, complex, type(None)})
+"""What never changes in place."""
+
+
+def copied(value: Any, *, clone: bool = True) -> Any:
+    """A copy that no later change in place reaches.
+
+    Args:
+        value: nested containers.
+        clone: copy tensors, too; else the copy holds the tensors themselves.
+    """
+    kind = value.__class__
+    if kind in FIXED:
+        return value
+    if kind in {dict, OrderedDict, Counter, defaultdict}:
+        pairs = value.copy()
+        for key, each in pairs.items():
+            if each.__class__ not in FIXED:
+                pairs[key] = copied(each, clone=clone)
+        return pairs
+    if kind is list:
+        return [each if each.__class__ in FIXED else copied(each, clone=clone) for each in value]
+    if kind is tuple:
+        return tuple([copied(each, clone=clone) for each in value])
+    if isinstance(value, Tensor):
+        return value.detach().clone() if clone else value
+    return copy.deepcopy(value)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    found: list[Tensor] = []
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, dict):
+            waiting += [inner for inner in each.values() if inner.__class__ not in FIXED]
+        elif isinstance(each, list | tuple):
+            waiting += [inner for inner in each if inner.__class__ not in FIXED]
+    return found
+
+
+def version(tensor: Tensor) -> int:
+    """How often torch has changed the tensor in place; writes through ``.data`` do not count."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  it has no other name

@@ -1,0 +1,77 @@
+"""Watches what the training script does through torch's own hooks; no line of it changes.
+
+Optimizers have step hooks. The start of backward has none, so ``torch.autograd.backward``, through
+which every ``loss.backward()`` goes, is wrapped once: before it returns control to autograd, a
+rank's private state is on its page, and only after it can a gradient of this rank reach a peer.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_watchers: list[Callable[[torch.Tensor], None]] = []
+_depth = 0
+
+
+def watch_backward(began: Callable[[torch.Tensor], None]) -> None:
+    """Call ``began`` with the first root tensor whenever backward begins in the main thread.
+
+    A backward inside a backward (reentrant checkpointing) is a part of it and is not told.
+    """
+    if not _watchers:
+        torch.autograd.backward = _watched(torch.autograd.backward)
+    _watchers.append(began)
+
+
+def unwatch_backward(began: Callable[[torch.Tensor], None]) -> None:
+    """Undo :func:`watch_backward`; the wrapper stays, and finds nobody to tell."""
+    _watchers.remove(began)
+
+
+def _watched(backward: Callable[..., None]) -> Callable[..., None]:
+    main = threading.main_thread()
+
+    @functools.wraps(backward)
+    def watched(tensors: torch.Tensor | Sequence[Any], *args: Any, **options: Any) -> None:
+        global _depth  # noqa: PLW0603  only the main thread counts, and it is one
+        if _depth or threading.current_thread() is not main:
+            backward(tensors, *args, **options)
+            return
+        root = tensors if isinstance(tensors, torch.Tensor) else _first(tensors)
+        if root is not None:
+            for began in _watchers:
+                began(root)
+        _depth += 1
+        try:
+            backward(tensors, *args, **options)
+        finally:
+            _depth -= 1
+
+    return watched
+
+
+def _first(tensors: Sequence[Any]) -> torch.Tensor | None:
+    roots = [root for root in tensors if isinstance(root, torch.Tensor)]
+    return roots[0] if roots else None
+
+
+def watch_optimizer(
+    optimizer: torch.optim.Optimizer, begins: Callable[[], None], ended: Callable[[], None]
+) -> tuple[Any, Any]:
+    """Call ``begins`` before and ``ended`` after each of its updates; the handles that undo it."""
+
+    def before(_optimizer: Any, _args: Any, _options: Any) -> None:
+        begins()
+
+    def after(_optimizer: Any, _args: Any, _options: Any) -> None:
+        ended()
+
+    return (
+        optimizer.register_step_pre_hook(before),
+        optimizer.register_step_post_hook(after),
+    )
