@@ -1,10 +1,12 @@
 """Decides for the job: events in, actions with a reason out.
 
 Pure: no I/O, no clock, no randomness; the job is a value and every decision returns a new one. That
-is why a recorded history can be replayed and random schedules simulated. Theory in four lines:
+is why a recorded history can be replayed and random schedules simulated. Theory in five lines:
 
-* the first failure is the reason for everything after it; the others are consequences;
-* stop (signal, grace) -> kill (SIGKILL) -> gone; then restart if the budget allows, else fail;
+* the first failure is the reason for everything after it; the others are consequences. Only an
+  exception yields to a death that is heard of a little later: it may be its consequence;
+* after a failure the ranks that hold the state save it, then: stop (signal, grace) -> kill
+  (SIGKILL) -> gone; then restart if the budget allows, else fail;
 * the first request to stop is polite, the second means now;
 * nothing is ever ordered for a rank that is not alive, and no attempt starts before the last one
   has no rank alive.
@@ -13,55 +15,16 @@ is why a recorded history can be replayed and random schedules simulated. Theory
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from agent import dumping
 from agent import events as ev
-from agent.state import Condition, JobState, RankState, next_state
-
-FAILED_EXIT = 1
-SIGNAL_EXIT_BASE = 128  # the shell's convention: 128 + signal
-LISTED = 8  # ranks named in a sentence
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the user asked for, as far as decisions need it. Seconds; ``None``: no bound."""
-
-    ranks: tuple[int, ...]
-    max_restarts: int
-    start_s: float | None
-    grace_s: float
-    kill_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Everything the controller remembers."""
-
-    rules: Rules
-    state: JobState = JobState.NEW
-    attempt: int = 0
-    ranks: dict[int, RankState] = field(default_factory=dict)
-    stop_signal: int | None = None  # the first signal that asked for a stop
-    sent_signal: int = signals.SIGTERM  # what ranks that start late are stopped with
-    failure: str | None = None  # why the present attempt failed, in words
-
-    def alive(self) -> tuple[int, ...]:
-        """Ranks that exist or may come to exist."""
-        return tuple(rank for rank, state in self.ranks.items() if state.is_alive)
-
-    def having(self, state: RankState) -> tuple[int, ...]:
-        """Ranks in ``state``."""
-        return tuple(rank for rank, now in self.ranks.items() if now is state)
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The job after an event, what to do, and whether the event was only noted."""
-
-    job: Job
-    actions: tuple[ev.Action, ...] = ()
+from agent.draining import DRAINING, dump_went_on, rank_lost, take
+from agent.job import NEVER, Job
+from agent.restarts import fate
+from agent.state import Condition, JobState, RankState
+from agent.stopping import FAILED_EXIT, Decision, all_gone, begin, kill, move, signal_ranks, stop
+from agent.words import describe_exit, listed, signal_name
 
 
 def decide(job: Job, event: ev.Event) -> Decision:
@@ -76,7 +39,7 @@ def decide(job: Job, event: ev.Event) -> Decision:
         return Decision(job)
     match event:
         case ev.LaunchRequested():
-            return _begin(_move(job, event, Condition.ALWAYS), "the job begins")
+            return begin(move(job, event, Condition.ALWAYS), "the job begins")
         case ev.WorkerStarted():
             return _worker_started(job, event)
         case ev.StartFailed():
@@ -86,11 +49,15 @@ def decide(job: Job, event: ev.Event) -> Decision:
         case ev.StopRequested():
             return _stop_requested(job, event)
         case ev.SignalReceived():
-            moved = _move(job, event, Condition.ALWAYS)
-            why = f"msrun received {_name(event.signum)}, which is for the workers"
-            return Decision(moved, _signal(moved.having(RankState.RUNNING), event.signum, why))
+            moved = move(job, event, Condition.ALWAYS)
+            why = f"msrun received {signal_name(event.signum)}, which is for the workers"
+            return Decision(moved, signal_ranks(moved.having(RankState.RUNNING), event.signum, why))
         case ev.DeadlinePassed():
             return _deadline_passed(job, event)
+        case ev.RankRegistered() | ev.RankRaised() | ev.RankUnreachable():
+            return _rank_told(job, event)
+        case _:
+            return dump_went_on(job, event)
 
 
 def _is_stale(job: Job, event: ev.Event) -> bool:
@@ -99,176 +66,179 @@ def _is_stale(job: Job, event: ev.Event) -> bool:
             return event.attempt != job.attempt or event.state is not job.state
         case ev.WorkerStarted() | ev.StartFailed():
             return event.attempt != job.attempt or job.ranks[event.rank] is not RankState.PENDING
-        case ev.WorkerExited():
+        case ev.RankRaised(rank=rank) if rank in job.raised:
+            return True
+        case ev.WorkerExited() | ev.RankRegistered() | ev.RankRaised() | ev.RankUnreachable():
             return event.attempt != job.attempt or not job.ranks[event.rank].is_alive
-        case _:
+        case ev.LaunchRequested() | ev.StopRequested() | ev.SignalReceived():
             return False
-
-
-def _move(job: Job, event: ev.Event, condition: Condition) -> Job:
-    return replace(job, state=next_state(job.state, type(event).__name__, condition))
-
-
-def _with_rank(job: Job, rank: int, state: RankState) -> Job:
-    return replace(job, ranks={**job.ranks, rank: state})
-
-
-def _begin(job: Job, reason: str) -> Decision:
-    ranks = dict.fromkeys(job.rules.ranks, RankState.PENDING)
-    begun = replace(job, ranks=ranks, failure=None)
-    deadline = ev.SetDeadline(JobState.STARTING, job.attempt, job.rules.start_s)
-    return Decision(begun, (ev.StartAttempt(job.attempt, reason), deadline))
+        case _:
+            return not dumping.is_news(job, event)
 
 
 def _worker_started(job: Job, event: ev.WorkerStarted) -> Decision:
-    job = _with_rank(job, event.rank, RankState.RUNNING)
+    job = job.with_rank(event.rank, RankState.RUNNING)
     if job.state is JobState.STARTING:
         awaited = bool(job.having(RankState.PENDING))
         return Decision(
-            _move(job, event, Condition.RANKS_AWAITED if awaited else Condition.ALL_STARTED)
+            move(job, event, Condition.RANKS_AWAITED if awaited else Condition.ALL_STARTED)
         )
     # its start was on the way when the stop was decided
-    moved = _move(job, event, Condition.ALWAYS)
+    moved = move(job, event, Condition.ALWAYS)
     late = signals.SIGKILL if job.state is JobState.KILLING else job.sent_signal
     why = f"rank {event.rank} came to life while the job is {job.state.value}"
-    return Decision(moved, _signal((event.rank,), late, why))
+    return Decision(moved, signal_ranks((event.rank,), late, why))
 
 
 def _start_failed(job: Job, event: ev.StartFailed) -> Decision:
-    job = _with_rank(job, event.rank, RankState.FAILED)
+    job = job.with_rank(event.rank, RankState.FAILED)
     reason = f"rank {event.rank} could not be started: {event.why}"
     if job.state is JobState.STARTING:
         job = replace(job, failure=reason)
         if job.alive():
-            return _stop(_move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
-        return _all_gone(job, event)
+            return stop(move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
+        return all_gone(job, event)
     if job.alive():
-        return Decision(_move(job, event, Condition.RANKS_ALIVE))
-    return _all_gone(job, event)
+        return Decision(move(job, event, Condition.RANKS_ALIVE))
+    return all_gone(job, event)
 
 
 def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
-    if job.ranks[event.rank] is RankState.PENDING:  # dead before it was announced
-        job = _worker_started(job, ev.WorkerStarted(event.rank, event.attempt, 0)).job
-    told = job.state in {JobState.STOPPING, JobState.KILLING}
-    if event.exit_code == 0:
-        ended = RankState.SUCCEEDED
-    else:
-        ended = RankState.STOPPED if told else RankState.FAILED
-    job = _with_rank(job, event.rank, ended)
-    if told:
-        if job.alive():
-            return Decision(_move(job, event, Condition.RANKS_ALIVE))
-        return _all_gone(job, event)
-    if ended is RankState.FAILED:
-        reason = f"rank {event.rank} {describe_exit(event.exit_code)}"
-        job = replace(job, failure=reason)
-        if job.alive():
-            return _stop(_move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
-        return _all_gone(job, event)
-    if job.state is JobState.STARTING:
-        return Decision(_move(job, event, Condition.RANKS_AWAITED))
+    job = _known_alive(job, event.rank, event.attempt)
+    told = job.state in {JobState.STOPPING, JobState.KILLING} and event.rank not in job.raised
+    ended = RankState.STOPPED if told else RankState.FAILED
+    job = job.with_rank(event.rank, ended if event.exit_code else RankState.SUCCEEDED)
+    if event.step is not None:
+        job = job.with_step(event.rank, event.step)
+    match job.state:
+        case JobState.STOPPING | JobState.KILLING:
+            if job.alive():
+                return Decision(move(job, event, Condition.RANKS_ALIVE))
+            return all_gone(job, event)
+        case JobState.STARTING | JobState.RUNNING if event.exit_code:
+            reason = f"rank {event.rank} {describe_exit(event.exit_code)}"
+            return _rank_failed(replace(job, failure=reason), event, reason)
+        case JobState.STARTING:
+            return Decision(move(job, event, Condition.RANKS_AWAITED))
+        case JobState.RUNNING:
+            return _rank_done(job, event)
+        case _:
+            return rank_lost(job, event)
+
+
+def _known_alive(job: Job, rank: int, attempt: int) -> Job:
+    """It was heard of before its start was announced."""
+    if job.ranks[rank] is RankState.PENDING:
+        return _worker_started(job, ev.WorkerStarted(rank, attempt, 0)).job
+    return job
+
+
+def _rank_done(job: Job, event: ev.WorkerExited) -> Decision:
     if job.alive():
-        return Decision(_move(job, event, Condition.RANKS_ALIVE))
+        return Decision(move(job, event, Condition.RANKS_ALIVE))
     reason = "every rank left with 0"
-    done = _move(job, event, Condition.ALL_SUCCEEDED)
+    done = move(job, event, Condition.ALL_SUCCEEDED)
     return Decision(done, (ev.Sweep(reason), ev.Finish(done.state, 0, reason)))
 
 
+def _rank_failed(job: Job, event: ev.WorkerExited | ev.RankRaised, reason: str) -> Decision:
+    """The first failure: save what the others hold, or stop them."""
+    if job.state is JobState.RUNNING and job.reachable():
+        return take(event, dumping.freeze(job, reason))
+    if job.state is JobState.RUNNING and job.newest_step() > max(job.saved_step, 0):
+        job = dumping.mourn(job)
+    if job.alive():
+        return stop(move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
+    return all_gone(job, event)
+
+
+def _rank_told(job: Job, event: ev.RankRegistered | ev.RankRaised | ev.RankUnreachable) -> Decision:
+    """What a rank with hooks says without being asked."""
+    match event:
+        case ev.RankRegistered():
+            if job.attempt == 0 and job.resume is not None and not job.guarded:
+                saved = event.step if job.saved_step == NEVER else job.saved_step
+                job = replace(job, saved_step=saved, best_step=max(saved, job.best_step))
+            return Decision(job.with_step(event.rank, event.step))
+        case ev.RankRaised():
+            return _rank_raised(job, event)
+        case ev.RankUnreachable():
+            job = replace(job, unreachable=job.unreachable | {event.rank})
+            if job.state is JobState.FREEZING:
+                return take(event, dumping.choose(job))
+            if job.state is JobState.DUMPING:
+                return take(event, dumping.lose(job, event.rank, "let go of its state"))
+            return Decision(job)
+
+
+def _rank_raised(job: Job, event: ev.RankRaised) -> Decision:
+    reason = f"rank {event.rank} raised {event.error}"
+    if job.state in {JobState.STOPPING, JobState.KILLING}:  # nothing is saved any more
+        moved = move(job, event, Condition.ALWAYS)
+        return Decision(moved, (ev.ReleaseRanks((event.rank,), reason),))
+    job = _known_alive(job, event.rank, event.attempt)
+    job = replace(job, raised=job.raised | {event.rank})
+    if job.state in DRAINING:
+        return Decision(move(job, event, Condition.ALWAYS))
+    return _rank_failed(replace(job, failure=reason, is_failure_raised=True), event, reason)
+
+
 def _stop_requested(job: Job, event: ev.StopRequested) -> Decision:
-    name = _name(event.signum)
+    name = signal_name(event.signum)
     match job.state:
         case JobState.STARTING | JobState.RUNNING:
             reason = f"msrun received {name}"
             job = replace(job, stop_signal=event.signum)
-            return _stop(_move(job, event, Condition.RANKS_ALIVE), event.signum, reason)
-        case JobState.STOPPING if job.stop_signal is None:
-            # a failure is being cleared away: no restart any more, and the same grace goes on
-            moved = _move(job, event, Condition.FIRST_REQUEST)
-            return Decision(replace(moved, stop_signal=event.signum))
-        case JobState.STOPPING:
-            return _kill(
-                _move(job, event, Condition.SECOND_REQUEST), f"msrun received {name} again"
-            )
-        case _:
-            moved = _move(job, event, Condition.ALWAYS)
+            return stop(move(job, event, Condition.RANKS_ALIVE), event.signum, reason)
+        case JobState.KILLING:
+            moved = move(job, event, Condition.ALWAYS)
             first = event.signum if job.stop_signal is None else job.stop_signal
             return Decision(replace(moved, stop_signal=first))
+        case _ if job.stop_signal is None:
+            # a failure is being cleared away: no restart any more, and what is under way goes on
+            moved = move(job, event, Condition.FIRST_REQUEST)
+            return Decision(replace(moved, stop_signal=event.signum))
+        case _:
+            return _stop_now(job, event, f"msrun received {name} again")
+
+
+def _stop_now(job: Job, event: ev.StopRequested, reason: str) -> Decision:
+    """The second request: what was not saved by now is lost."""
+    actions: tuple[ev.Action, ...] = ()
+    if job.state in DRAINING:
+        job, _, actions = dumping.abandon(job, reason)
+    if job.alive():
+        after = kill(move(job, event, Condition.SECOND_REQUEST), reason)
+    else:  # only the commit was awaited
+        after = all_gone(job, event)
+    return Decision(after.job, actions + after.actions)
 
 
 def _deadline_passed(job: Job, event: ev.DeadlinePassed) -> Decision:
-    moved = _move(job, event, Condition.ALWAYS)
+    match event.state:
+        case JobState.FREEZING:
+            return take(event, dumping.choose(job, is_late=True))
+        case JobState.DUMPING:
+            return take(event, dumping.lose_patience(job))
+        case JobState.COMMITTING:
+            return take(event, dumping.give_up_commit(job))
+        case _:
+            return _wait_ended(job, event)
+
+
+def _wait_ended(job: Job, event: ev.DeadlinePassed) -> Decision:
+    moved = move(job, event, Condition.ALWAYS)
     match event.state:
         case JobState.STARTING:
-            late = _listed(job.having(RankState.PENDING))
+            late = listed(job.having(RankState.PENDING))
             reason = f"{late} did not start within {job.rules.start_s:g} s (--cluster_time_out)"
-            return _stop(replace(moved, failure=reason), signals.SIGTERM, reason)
+            return stop(replace(moved, failure=reason), signals.SIGTERM, reason)
         case JobState.STOPPING:
-            left = f"{_listed(job.alive())} still alive {job.rules.grace_s:g} s after the signal"
-            return _kill(moved, left)
+            left = f"{listed(job.alive())} still alive {job.rules.grace_s:g} s after the signal"
+            return kill(moved, left)
         case _:
-            stuck = f"{_listed(job.alive())} cannot be killed (waited {job.rules.kill_s:g} s)"
+            stuck = f"{listed(job.alive())} cannot be killed (waited {job.rules.kill_s:g} s)"
             reason = stuck if job.failure is None else f"{job.failure}; {stuck}"
-            actions = (ev.Sweep(reason), ev.Finish(moved.state, FAILED_EXIT, reason))
+            told = f"{reason}{fate(job)}"
+            actions = (ev.Sweep(told), ev.Finish(moved.state, FAILED_EXIT, told))
             return Decision(replace(moved, failure=reason), actions)
-
-
-def _stop(job: Job, signum: int, reason: str) -> Decision:
-    job = replace(job, sent_signal=signum)
-    actions: tuple[ev.Action, ...] = _signal(job.having(RankState.RUNNING), signum, reason)
-    if job.having(RankState.PENDING):
-        actions += (ev.CancelStarts(reason),)
-    deadline = ev.SetDeadline(JobState.STOPPING, job.attempt, job.rules.grace_s)
-    return Decision(job, (*actions, deadline))
-
-
-def _kill(job: Job, reason: str) -> Decision:
-    deadline = ev.SetDeadline(JobState.KILLING, job.attempt, job.rules.kill_s)
-    actions: tuple[ev.Action, ...] = _signal(job.having(RankState.RUNNING), signals.SIGKILL, reason)
-    if job.having(RankState.PENDING):
-        actions += (ev.CancelStarts(reason, now=True),)
-    return Decision(job, (*actions, deadline))
-
-
-def _all_gone(job: Job, event: ev.Event) -> Decision:
-    """No rank is alive: restart, fail, or stay stopped."""
-    if job.stop_signal is not None:
-        reason = f"stopped by {_name(job.stop_signal)}"
-        done = _move(job, event, Condition.STOP_WANTED)
-        exit_code = SIGNAL_EXIT_BASE + job.stop_signal
-        return Decision(done, (ev.Sweep(reason), ev.Finish(done.state, exit_code, reason)))
-    failure = job.failure or "unknown"
-    if job.attempt < job.rules.max_restarts:
-        again = replace(_move(job, event, Condition.BUDGET_LEFT), attempt=job.attempt + 1)
-        reason = f"restart {again.attempt} of {job.rules.max_restarts}: {failure}"
-        begun = _begin(again, reason)
-        return Decision(begun.job, (ev.Sweep(reason), *begun.actions))
-    reason = failure
-    if job.rules.max_restarts:
-        reason += f" (all {job.rules.max_restarts} restarts are spent)"
-    done = _move(job, event, Condition.BUDGET_SPENT)
-    return Decision(done, (ev.Sweep(reason), ev.Finish(done.state, FAILED_EXIT, reason)))
-
-
-def _signal(ranks: Sequence[int], signum: int, reason: str) -> tuple[ev.Action, ...]:
-    return (ev.SignalRanks(tuple(ranks), signum, reason),) if ranks else ()
-
-
-def _name(signum: int) -> str:
-    try:
-        return signals.Signals(signum).name
-    except ValueError:  # a real-time signal
-        return f"signal {signum}"
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    more = ", ..." if len(ranks) > LISTED else ""
-    words = ", ".join(str(rank) for rank in ranks[:LISTED]) + more
-    return f"rank{'s' if len(ranks) != 1 else ''} {words}"
-
-
-def describe_exit(exit_code: int) -> str:
-    """An exit code in words: ``was killed by SIGKILL``, ``exited with code 3``."""
-    if exit_code < 0:
-        return f"was killed by {_name(-exit_code)}"
-    return f"exited with code {exit_code}"

@@ -108,11 +108,15 @@ class RankFrozen:
 
 @dataclass(frozen=True, slots=True)
 class ShardWritten:
-    """A rank's part of the dump is on disk; ``digest`` is of the whole replicated state."""
+    """A rank's part of the dump is on disk; ``digest`` is of the whole replicated state.
+
+    ``round``: of the order that it answers.
+    """
 
     rank: int
     dump_id: int
     digest: str
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +130,16 @@ class StateDigested:
 
 @dataclass(frozen=True, slots=True)
 class SaveFailed:
-    """A rank could not write or digest; ``is_place``: the folder is at fault, not the rank."""
+    """A rank could not write or digest; ``is_place``: the folder is at fault, not the rank.
+
+    ``round``: of the order that it answers.
+    """
 
     rank: int
     dump_id: int
     why: str
     is_place: bool
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +152,18 @@ class DumpProgressed:
 
 @dataclass(frozen=True, slots=True)
 class DumpCommitted:
-    """A dump is complete, under its final name."""
+    """A dump is complete, under its final name. ``nbytes`` of all files, and the seconds taken."""
 
     dump_id: int
     path: str
+    nbytes: int = 0
+    write_s: float = 0.0  # from the order to save to the order to commit
+    commit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CommitFailed:
-    """The shards are there, the manifest or the rename failed."""
+    """The shards are there, the manifest or the rename failed. Exactly one answer to an order."""
 
     dump_id: int
     why: str
@@ -247,7 +258,9 @@ class FreezeRanks:
 class SaveRanks:
     """Let ``writers`` write the replicated state as of ``step``, split evenly between them.
 
-    ``digesters`` only say what they hold. ``place``: 0 the script's folder, 1 the fallback.
+    ``digesters`` only say what they hold. ``place``: 0 the script's folder, 1 the fallback. A
+    higher ``round`` of the same dump replaces the orders to write before it: what was written for
+    those no longer counts, unless it is complete and named by ``CommitDump``.
     """
 
     dump_id: int
@@ -256,6 +269,7 @@ class SaveRanks:
     digesters: tuple[int, ...]
     place: int
     reason: str
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +290,7 @@ class CommitDump:
 
 @dataclass(frozen=True, slots=True)
 class AbandonDump:
-    """Give a dump up; what was written of it is removed."""
+    """Give a dump up, perhaps before anything was written; what was written of it is removed."""
 
     dump_id: int
     reason: str

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.cause import find_cause
+from agent.closing import Closing
+from agent.closing import as_json as closing_json
 from agent.evidence import WorkerEnd, gather
 from agent.facts import Facts
 from agent.hints import hint
@@ -53,19 +55,28 @@ class Coroner:
         """Whether the last attempt has a root cause."""
         return self._report is not None
 
-    def tell(self, reason: str, environ: Mapping[str, str], journal: Journal) -> str:
+    def tell(
+        self,
+        reason: str,
+        environ: Mapping[str, str],
+        journal: Journal,
+        closing: Closing | None = None,
+    ) -> str:
         """Write the failure down for programs and return it for people.
 
         Args:
             reason: the controller's, for when no process failed by itself.
             environ: msrun's own: under another launcher its error file is filled, too.
             journal: keeps both.
+            closing: what remains of the job; ``None`` when nothing was ever to be saved.
         """
         if self._report is None:
             text, content = f"msrun: {reason}", {**self._facts.ids, "root": None, "reason": reason}
         else:
             text, content = render(self._report), as_json(self._report)
             _write_outer_error(environ.get(AGENT_ERROR_FILE), outer_error(self._report.cause))
+        if closing is not None:
+            content |= closing_json(closing)
         journal.log(text)
         journal.replace(self._facts.layout.failure, content, durable=True)
         return text

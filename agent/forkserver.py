@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -63,6 +64,7 @@ class Forkserver:
         self._record_id = record_id
         self._log = log
         self._is_ours = is_ours
+        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)  # the agent may raise its own
         self.link: socket.socket | None = None
         self.pid = 0
         self.ready = False
@@ -71,7 +73,9 @@ class Forkserver:
 
     def cooled(self) -> Forkserver:
         """One that preloads nothing, for when warmth is no use."""
-        return Forkserver(None, self._environ, self._record_id, self._log, is_ours=self._is_ours)
+        cold = Forkserver(None, self._environ, self._record_id, self._log, is_ours=self._is_ours)
+        cold._files = self._files
+        return cold
 
     def start(self) -> None:
         """Start the process; Ready arrives on the link.
@@ -125,6 +129,8 @@ class Forkserver:
         finally:
             if log is not None:
                 os.close(log)
+        with contextlib.suppress(OSError):  # it is dead already: its link says so
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, self._files)
         process.returncode = 0  # reaped with all other children; Popen must not try
         return process.pid
 
@@ -164,6 +170,17 @@ class Forkserver:
         """
         order = protocol.StartStore(attempt, loopback_host(listener), listener.getsockname()[1])
         self._send(order, [listener.fileno()])
+
+    def spare(self, pid: int) -> None:
+        """Let a worker live on for a while if the agent dies.
+
+        Raises:
+            BlockingIOError: the link is full; its writability tells when to try again.
+            OSError: the forkserver is gone.
+        """
+        if self.link is None:
+            raise BrokenPipeError("the forkserver is not running")
+        protocol.send(self.link, protocol.Spare(pid))
 
     def _send(self, message: protocol.Message, fds: Sequence[int] = ()) -> None:
         if self.link is None:

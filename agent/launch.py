@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent import files, ranks, records, signals
+from agent.door import name_of, open_door
 from agent.folder import abandon_run_folder, open_run_folder
 from agent.forkserver import Forkserver
 from agent.listener import listen
@@ -49,6 +50,7 @@ class Ignited(NamedTuple):
 
     forkserver: Forkserver
     choice: Choice
+    door: socket.socket  # where hooks connect to
     ordered: tuple[WorkerOrder, ...] = ()  # workers of attempt 0 that are on their way already
 
 
@@ -63,7 +65,8 @@ def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
     listener = listen(spec.master_addr, spec.master_port)
     records_folder = records.writable_folder(environ)
     layout = ranks.run_layout(spec, records_folder)
-    last = ranks.plan(spec, layout, spec.max_restarts, environ, bound)  # no other is longer
+    restarts = spec.max_restarts
+    last = ranks.plan(spec, layout, restarts, environ, bound, resumes=True)  # no other is longer
     ranks.check_orders(last)  # what is wrong with it is said now
     lock = open_run_folder(layout)
     return Prepared(spec, layout, listener, lock, records_folder, bound)
@@ -111,14 +114,20 @@ def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
         UsageError: no process can be started.
     """
     spec = prepared.spec
-    told = ranks.job_env(spec, prepared.port).environ(environ, spec.record_id)
+    try:
+        door = open_door(spec.record_id)
+    except OSError as error:
+        raise UsageError(f"no socket can be opened ({error.strerror}): raise ulimit -n") from error
+    job = ranks.job_env(spec, prepared.port, name_of(door))
+    told = job.environ(environ, spec.record_id)
     log = None if spec.logs.disabled else prepared.layout.scheduler_log
     if log is not None:
         with contextlib.suppress(OSError):  # a full disk: said when the journal meets it
             log.touch()
     become_subreaper()
     signals.take_from_shell(spec)
-    orders = ranks.plan(spec, prepared.layout, 0, environ, prepared.bindings)
+    resumes = spec.dump.resume is not None
+    orders = ranks.plan(spec, prepared.layout, 0, environ, prepared.bindings, resumes=resumes)
     choice = choose(spec, orders[0].argv, environ)
     forkserver = Forkserver(
         choice.warmth,
@@ -130,14 +139,15 @@ def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
     try:
         forkserver.start()
     except OSError as error:
+        door.close()
         raise UsageError(
             f"no process can be started ({error.strerror}): raise the limits (ulimit -u, ulimit -n)"
         ) from error
     signals.hold(spec)  # only now: the forkserver and its children must not inherit the mask
     if choice.warmth is not None:  # whether it may fork is only known when it is ready
-        return Ignited(forkserver, choice)
+        return Ignited(forkserver, choice, door)
     if log is not None:
         files.make(orders, _later)
     with contextlib.suppress(OSError):  # it is gone: its link says so, and they stay owed
         forkserver.order(0, orders)
-    return Ignited(forkserver, choice, orders)
+    return Ignited(forkserver, choice, door, orders)

@@ -47,8 +47,8 @@ def run_layout(spec: JobSpec, records_folder: Path) -> RunLayout:
     )
 
 
-def job_env(spec: JobSpec, port: int) -> JobEnv:
-    """What all workers are told alike."""
+def job_env(spec: JobSpec, port: int, hooks: str = "") -> JobEnv:
+    """What all workers are told alike; ``hooks``: the agent's socket for them."""
     return JobEnv(
         run_id=spec.run_id,
         world_size=spec.world_size,
@@ -61,14 +61,20 @@ def job_env(spec: JobSpec, port: int) -> JobEnv:
         max_restarts=spec.max_restarts,
         signals=spec.signals,
         rank_table_file=spec.rank_table_file,
+        hooks=hooks,
     )
 
 
-def command(spec: JobSpec, local_rank: int) -> tuple[str, ...]:
-    """A rank's command line, with ``${local_rank}`` filled in as torchrun does."""
+def command(spec: JobSpec, local_rank: int, *, resumes: bool = False) -> tuple[str, ...]:
+    """A rank's command line, with ``${local_rank}`` filled in as torchrun does.
+
+    ``resumes``: it goes on from a checkpoint, and is told so once.
+    """
     program = spec.program
     told = {"local_rank": str(local_rank)}
     name, *args = (Template(word).safe_substitute(told) for word in (program.name, *program.args))
+    if resumes and spec.dump.recover_arg and spec.dump.recover_arg not in args:
+        args.append(spec.dump.recover_arg)
     match program.kind:
         case ProgramKind.SCRIPT:
             return (program.interpreter, "-u", name, *args)
@@ -99,8 +105,10 @@ def plan(
     attempt: int,
     inherited: Mapping[str, str],
     bindings: Sequence[Binding],
+    *,
+    resumes: bool = False,
 ) -> tuple[WorkerOrder, ...]:
-    """The orders of one attempt, by local rank.
+    """The orders of one attempt, by local rank; ``resumes``: it goes on from a checkpoint.
 
     Raises:
         UsageError: ``--virtual-local-rank`` with too few visible devices.
@@ -122,7 +130,7 @@ def plan(
         orders.append(
             WorkerOrder(
                 rank=rank,
-                argv=command(spec, local_rank),
+                argv=command(spec, local_rank, resumes=resumes),
                 environ=told.environ(),
                 stdout=out.stdout,
                 stderr=out.stderr,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.spec import UsageError
-from worker_hooks.layout import RECORD, runs_folder, write_atomic
+from worker_hooks.layout import DUMP, RECORD, runs_folder, write_atomic
 
 KEPT = 100  # records of ended runs; the oldest go first
 
@@ -27,6 +27,9 @@ class Record(NamedTuple):
     argv: tuple[str, ...]
     cwd: str
     started: float  # seconds since the epoch
+    checkpoints: tuple[str, ...] = ()  # folders that this run saves into, absolute
+    environ: Mapping[str, str] = {}  # what agent.remembered keeps of the launch's
+    lineage: tuple[str, ...] = ()  # record ids of the runs that this one goes on from, newest first
 
     def is_alive(self) -> bool:
         """Whether the msrun of this record still runs."""
@@ -80,23 +83,39 @@ def write(folder: Path, record: Record) -> None:
     own = folder / record.record_id
     own.mkdir(mode=0o700, exist_ok=True)
     content = json.dumps(record._asdict(), indent=1).encode() + b"\n"
-    write_atomic(own / RECORD, content, durable=False)
+    write_atomic(own / RECORD, content, durable=False, private=True)
     _prune(folder)
+
+
+def add_checkpoints(folder: Path, record: Record, path: str) -> Record:
+    """Note a folder that the run saves into, so that a resume finds it; the record as it is then.
+
+    Raises:
+        OSError: the record cannot be written.
+    """
+    if path in record.checkpoints:
+        return record
+    added = record._replace(checkpoints=(*record.checkpoints, path))
+    write(folder, added)
+    return added
 
 
 def _prune(folder: Path) -> None:
     for old in sorted(path for path in folder.iterdir() if path.is_dir())[:-KEPT]:
-        record = _read(old)
-        if record is not None and not record.is_alive():
+        record = read(old)
+        if record is not None and not record.is_alive() and not any(old.glob(f"*/{DUMP}*")):
             import shutil  # slow to import, rarely needed
 
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _read(folder: Path) -> Record | None:
+def read(folder: Path) -> Record | None:
+    """The record in a run's own folder; ``None`` if there is none that can be read."""
     try:
         fields = json.loads((folder / RECORD).read_bytes())
-        return Record(**{**fields, "argv": tuple(fields["argv"])})
+        for name in ("argv", "checkpoints", "lineage"):
+            fields[name] = tuple(fields.get(name, ()))
+        return Record(**fields)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -104,7 +123,7 @@ def _read(folder: Path) -> Record | None:
 def records(environ: Mapping[str, str]) -> Iterator[Record]:
     """All readable records, newest first."""
     found = [
-        _read(path)
+        read(path)
         for folder in runs_folder(environ, os.getuid())
         if folder.is_dir() and _is_ours(folder)
         for path in folder.iterdir()

@@ -10,24 +10,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agent import ranks, records
-from agent.controller import Job
+from agent import ladder, limits, ranks, records
 from agent.facts import Facts
+from agent.job import Job
 from agent.journal import Journal
 from agent.launch import Ignited, Prepared
 from agent.oom import read_counters
 from agent.output import Output
+from agent.remembered import remembered
+from agent.safeguard import Safeguard
 from agent.spec import JobSpec
 from agent.starter import Starter
 from agent.state import JobState
 from agent.status import status
-from agent.supervisor import Supervisor
+from agent.supervisor import Ending, Supervisor
 from agent.worker import Worker
+from worker_hooks.layout import FALLBACK
 from worker_hooks.protocol import WorkerOrder
 
 if TYPE_CHECKING:
+    from agent.closing import Closing
     from agent.failure import Coroner  # what a failure needs is imported when there is one
 
+FILES_PER_RANK = 2  # its line and its status page
 CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
 
 
@@ -44,8 +49,8 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
     """Run a job whose forkserver is at work to its end; the exit code."""
     spec, layout, forkserver = prepared.spec, prepared.layout, ignited.forkserver
 
-    def plan(attempt: int) -> tuple[WorkerOrder, ...]:
-        return ranks.plan(spec, layout, attempt, environ, prepared.bindings)
+    def plan(attempt: int, resumes: bool = False) -> tuple[WorkerOrder, ...]:
+        return ranks.plan(spec, layout, attempt, environ, prepared.bindings, resumes=resumes)
 
     facts = Facts(spec, layout, socket.gethostname(), time.time(), plan)
     kept = None if spec.logs.disabled else layout
@@ -53,10 +58,14 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
     warm = "warm" if forkserver.warmth else "cold"
     journal.log(f"msrun {spec.record_id}: {sys.argv}")
     journal.log(f"workers start {warm}: {ignited.choice.reason}")
-    _write_record(prepared, facts, journal)
+    journal.log(ladder.words(spec))
+    keep_place = _write_record(prepared, facts, environ, journal)
     verdict = Verdict(facts)
     output = Output(spec, layout, journal, console.progress)
     starter = Starter(forkserver, prepared.listener, journal, console.say, ignited.ordered)
+    fallback = spec.dump.fallback or layout.folder / FALLBACK
+    safeguard = Safeguard(spec, fallback, ignited.door, journal, console.say, keep_place)
+    limits.allow_files(FILES_PER_RANK * spec.nproc)
 
     def changed(job: Job, workers: tuple[Worker, ...]) -> None:
         journal.replace(layout.status, status(facts, job, workers))
@@ -66,18 +75,23 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
             journal.log(verdict.examine(workers))
 
     supervisor = Supervisor(
-        spec, plan, starter, output, journal, console.say, changed, attempt_ended
+        spec, plan, starter, safeguard, output, journal, console.say, changed, attempt_ended
     )
     ending = supervisor.run()
     if not output.close(CONSOLE_PATIENCE_S):
         console.say(f"the console takes no more output; all of it is in {layout.folder}")
+    closing = _closing(ending, prepared, environ)
     if ending.state is JobState.FAILED or verdict.found_failure:
-        console.report(verdict.tell(ending.reason, environ, journal))
+        console.report(verdict.tell(ending.reason, environ, journal, closing))
     if ending.state is JobState.STOPPED:
         console.say(ending.reason)
+    if closing is not None and closing.text:
+        console.report(closing.text)
+        journal.log(closing.text)
     journal.log(f"exit {ending.exit_code}: {ending.reason}")
     journal.close()
     prepared.listener.close()
+    ignited.door.close()
     os.close(prepared.lock)
     return ending.exit_code
 
@@ -107,25 +121,56 @@ class Verdict:
         """Whether a process of the last attempt failed by itself."""
         return self._coroner is not None and self._coroner.found
 
-    def tell(self, reason: str, environ: Mapping[str, str], journal: Journal) -> str:
+    def tell(
+        self,
+        reason: str,
+        environ: Mapping[str, str],
+        journal: Journal,
+        closing: Closing | None,
+    ) -> str:
         """Write the last attempt's failure down; the text for people."""
         assert self._coroner is not None
-        return self._coroner.tell(reason, environ, journal)
+        return self._coroner.tell(reason, environ, journal, closing)
 
 
-def _write_record(prepared: Prepared, facts: Facts, journal: Journal) -> None:
+def _closing(ending: Ending, prepared: Prepared, environ: Mapping[str, str]) -> Closing | None:
+    """What is saved of a job that did not succeed; ``None`` if nothing was ever to be."""
     spec = prepared.spec
+    guarded = ending.has_hooks or spec.dump.resume is not None
+    record = records.read(prepared.records_folder / spec.record_id)
+    if ending.state is JobState.SUCCEEDED or not guarded or record is None:
+        return None
+    from agent.closing import closing
+
+    return closing(ending.saved, ending.lost, record, environ, is_away=spec.is_away)
+
+
+def _write_record(
+    prepared: Prepared, facts: Facts, environ: Mapping[str, str], journal: Journal
+) -> Callable[[str], None]:
+    """Tell other msruns of this one; the answer adds a folder that the run saves into."""
+    spec = prepared.spec
+    resume = spec.dump.resume
     record = records.Record(
         record_id=spec.record_id,
         run_id=spec.run_id,
         pid=os.getpid(),
         born=records.birth(os.getpid()) or 0,
         log_dir=str(prepared.layout.folder),
-        argv=tuple(sys.argv),
+        argv=(sys.argv[0], *spec.argv),
         cwd=os.getcwd(),
         started=facts.started,
+        checkpoints=() if resume is None else (str(resume.parent),),
+        environ=remembered(environ),
+        lineage=spec.dump.lineage,
     )
     try:
         records.write(prepared.records_folder, record)
     except OSError as error:
         journal.trouble(prepared.records_folder, error)
+    kept = [record]
+
+    def keep_place(path: str) -> None:
+        kept[0] = records.add_checkpoints(prepared.records_folder, kept[0], path)
+
+    return keep_place

@@ -56,6 +56,7 @@ class Timeouts(NamedTuple):
     start_s: float | None = 600.0  # --cluster_time_out
     grace_s: float = 30.0  # --shutdown-timeout: from asking workers to stop to SIGKILL
     kill_s: float = 30.0  # from SIGKILL to giving up on an unkillable worker
+    scheduler_s: float | None = None  # --scheduler_grace: what the cluster gives msrun to end
 
 
 class LogSpec(NamedTuple):
@@ -78,6 +79,24 @@ class LogSpec(NamedTuple):
         return not self.disabled and bool(self.redirects or self.tee)
 
 
+class DumpSpec(NamedTuple):
+    """How a power-off checkpoint is made and what a run goes on from. Times in seconds.
+
+    ``agent.ladder`` derives the times from what the user gave.
+    """
+
+    update_grace_s: float = 10.0  # --update_grace: for an optimizer update that is under way
+    freeze_s: float = 5.0  # --freeze_timeout: until ranks outside an update say they stand still
+    stall_s: float = 20.0  # --dump_timeout: without a byte of progress
+    split: bool = False  # --dump_split: all survivors write a part each
+    fallback: Path | None = None  # --dump_fallback; None: dumps/ in the log folder
+    resume: Path | None = None  # the verified checkpoint folder that attempt 0 goes on from
+    lineage: tuple[str, ...] = ()  # record ids of the runs that this one goes on from, newest first
+    recover_arg: str = "--is_recover=1"  # --recover_arg: appended at a resume; empty: nothing
+    restarts_explicit: bool = False  # whether --max-restarts was given, in whatever way
+    ttp: bool = True  # MS_ENABLE_TFT='{TTP:0}' switches the feature off
+
+
 class BindSpec(NamedTuple):
     """CPU binding that was asked for; resolved against the machine by ``agent.affinity``."""
 
@@ -98,6 +117,8 @@ class JobSpec(NamedTuple):
     nproc: int  # workers on this node
     run_id: str  # TORCHELASTIC_RUN_ID
     record_id: str  # unique name of this run on this host
+    argv: tuple[str, ...] = ()  # the words after msrun that start this job again
+    is_away: bool = False  # --resume took msrun to the run's folder from another one
     nnodes: int = 1
     node_rank: int = 0
     role: str = "default"
@@ -110,6 +131,7 @@ class JobSpec(NamedTuple):
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     logs: LogSpec = LogSpec()
     bind: BindSpec = BindSpec()
+    dump: DumpSpec = DumpSpec()
     virtual_local_rank: bool = False
     rank_table_file: str | None = None
     event_log_handler: str = "null"  # null | console
@@ -118,3 +140,8 @@ class JobSpec(NamedTuple):
     def world_size(self) -> int:
         """All workers of the job."""
         return self.nnodes * self.nproc
+
+    @property
+    def ranks_here(self) -> tuple[int, ...]:
+        """The ranks of this node."""
+        return tuple(range(self.node_rank * self.nproc, (self.node_rank + 1) * self.nproc))

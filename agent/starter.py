@@ -44,6 +44,8 @@ class Starter:
         self._sent = {order.rank: order for order in sent}  # not answered yet
         self._attempt = 0
         self._deaths = 0
+        self._guarded: list[int] = []  # processes that must have time to save if the agent dies
+        self._told = 0  # how many of them the forkserver knows
         self._warming: asyncio.TimerHandle | None = None
 
     def attach(self, loop: asyncio.AbstractEventLoop, answer: Callable[[Answer], None]) -> None:
@@ -67,6 +69,8 @@ class Starter:
         """Order an attempt's workers, with a fresh store for them."""
         self._attempt = attempt
         self._deaths = 0
+        self._guarded.clear()  # the forkserver forgets them with the first order of a new attempt
+        self._told = 0
         self._store.begin()
         if self._sent:
             return  # the first attempt's were on their way before we were
@@ -102,6 +106,26 @@ class Starter:
     def _warm_up(self) -> None:
         with contextlib.suppress(OSError):  # it is gone: its link says so
             self._forkserver.warm_up()
+
+    def spare(self, pid: int) -> None:
+        """If the agent dies, leave this process its time to save."""
+        self._guarded.append(pid)
+        self._tell_guarded()
+
+    def _tell_guarded(self) -> None:
+        link = self._forkserver.link
+        if link is None:
+            return
+        try:
+            while self._told < len(self._guarded):
+                self._forkserver.spare(self._guarded[self._told])
+                self._told += 1
+        except BlockingIOError:
+            self._loop.add_writer(link, self._tell_guarded)  # it imports, and reads later
+            return
+        except OSError:
+            pass  # it is gone: its link says so, and the next one is told
+        self._loop.remove_writer(link)
 
     def close(self) -> None:
         """The job is over: the forkserver hears it from the closed link."""
@@ -184,6 +208,8 @@ class Starter:
             return
         self._journal.event("ForkserverStarted", pid=self._forkserver.pid, reason=why)
         self._watch()
+        self._told = 0
+        self._tell_guarded()
 
     def _refuse(self, why: str) -> None:
         refused, self._orders = self._orders, ()
@@ -204,3 +230,4 @@ class Starter:
     def _unwatch(self) -> None:
         if self._forkserver.link is not None:
             self._loop.remove_reader(self._forkserver.link.fileno())
+            self._loop.remove_writer(self._forkserver.link.fileno())

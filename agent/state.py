@@ -4,8 +4,8 @@ Rules: what changes a job's state stands in ``MOVES`` and nowhere else; an absen
 raises; this file imports nothing of ours. ``diagram`` draws the README's picture from the table.
 
 A job moves on three facts: the state it is in, what happened, and a *condition*, the one question
-that the controller has to answer about the ranks. ``STOPPING`` is the place where the later rungs
-of the ladder put their *drain* before it: freeze, dump, then stop.
+that the controller has to answer about the ranks. After a failure the ranks that hold the state are
+*drained* before they are stopped: freeze, dump, commit. Events without a row only tell a fact.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ class JobState(Enum):
     NEW = "new"
     STARTING = "starting"
     RUNNING = "running"
+    FREEZING = "freezing"
+    DUMPING = "dumping"
+    COMMITTING = "committing"
     STOPPING = "stopping"
     KILLING = "killing"
     SUCCEEDED = "succeeded"
@@ -49,14 +52,20 @@ class RankState(Enum):
 class Condition(Enum):
     """The answer that decides between the moves of one state and event."""
 
-    ALWAYS = "always"
+    ALWAYS = ""
     RANKS_AWAITED = "ranks are still awaited"
     ALL_STARTED = "every rank has started"
     RANKS_ALIVE = "other ranks are alive"
     ALL_SUCCEEDED = "every rank left with 0"
     RANK_FAILED = "a rank failed, others are alive"
+    STATE_HELD = "a rank failed, ranks that hold the state are alive"
+    ANSWERS_AWAITED = "answers are still awaited"
+    WHOLE = "a step that is not saved yet is whole"
+    WRITTEN = "the whole state is written"
+    GIVEN_UP = "nothing is to be saved or can be, ranks are alive"
     BUDGET_LEFT = "no rank is alive, the restart budget allows another attempt"
     BUDGET_SPENT = "no rank is alive, the restart budget is spent"
+    HOPELESS = "no rank is alive, another attempt would meet the same"
     STOP_WANTED = "no rank is alive, a stop was asked for"
     FIRST_REQUEST = "first request to stop"
     SECOND_REQUEST = "second request to stop"
@@ -64,11 +73,23 @@ class Condition(Enum):
 
 _S = JobState
 _C = Condition
+_GONE = "no rank is alive"
 
 _ALL_GONE = {
     _C.BUDGET_LEFT: _S.STARTING,
     _C.BUDGET_SPENT: _S.FAILED,
+    _C.HOPELESS: _S.FAILED,
     _C.STOP_WANTED: _S.STOPPED,
+}
+_FROZEN = {
+    _C.ANSWERS_AWAITED: _S.FREEZING,
+    _C.WHOLE: _S.DUMPING,
+    _C.GIVEN_UP: _S.STOPPING,
+}
+_SAVED = {
+    _C.ANSWERS_AWAITED: _S.DUMPING,
+    _C.WRITTEN: _S.COMMITTING,
+    _C.GIVEN_UP: _S.STOPPING,
 }
 
 # state -> event's name -> condition -> next state
@@ -86,7 +107,9 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
             _C.RANK_FAILED: _S.STOPPING,
             _C.BUDGET_LEFT: _S.STARTING,
             _C.BUDGET_SPENT: _S.FAILED,
+            _C.HOPELESS: _S.FAILED,
         },
+        "RankRaised": {_C.RANK_FAILED: _S.STOPPING},
         "StopRequested": {_C.RANKS_ALIVE: _S.STOPPING},
         "SignalReceived": {_C.ALWAYS: _S.STARTING},
         "DeadlinePassed": {_C.ALWAYS: _S.STOPPING},
@@ -96,16 +119,59 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
             _C.RANKS_ALIVE: _S.RUNNING,
             _C.ALL_SUCCEEDED: _S.SUCCEEDED,
             _C.RANK_FAILED: _S.STOPPING,
+            _C.STATE_HELD: _S.FREEZING,
             _C.BUDGET_LEFT: _S.STARTING,
             _C.BUDGET_SPENT: _S.FAILED,
+            _C.HOPELESS: _S.FAILED,
         },
+        "RankRaised": {_C.RANK_FAILED: _S.STOPPING, _C.STATE_HELD: _S.FREEZING},
         "StopRequested": {_C.RANKS_ALIVE: _S.STOPPING},
         "SignalReceived": {_C.ALWAYS: _S.RUNNING},
+    },
+    _S.FREEZING: {
+        "RankFrozen": _FROZEN,
+        "RankUnreachable": _FROZEN,
+        "WorkerExited": {**_FROZEN, **_ALL_GONE},
+        "RankRaised": {_C.ALWAYS: _S.FREEZING},
+        "StopRequested": {_C.FIRST_REQUEST: _S.FREEZING, _C.SECOND_REQUEST: _S.KILLING},
+        "SignalReceived": {_C.ALWAYS: _S.FREEZING},
+        "DeadlinePassed": {_C.WHOLE: _S.DUMPING, _C.GIVEN_UP: _S.STOPPING},
+    },
+    _S.DUMPING: {
+        "ShardWritten": _SAVED,
+        "StateDigested": _SAVED,
+        "SaveFailed": _SAVED,
+        "RankUnreachable": _SAVED,
+        "WorkerExited": {**_SAVED, **_ALL_GONE},
+        "DumpProgressed": {_C.ALWAYS: _S.DUMPING},
+        "RankRaised": {_C.ALWAYS: _S.DUMPING},
+        "StopRequested": {_C.FIRST_REQUEST: _S.DUMPING, _C.SECOND_REQUEST: _S.KILLING},
+        "SignalReceived": {_C.ALWAYS: _S.DUMPING},
+        "DeadlinePassed": _SAVED,
+    },
+    _S.COMMITTING: {  # nobody needs to be alive any more
+        "DumpCommitted": {_C.RANKS_ALIVE: _S.STOPPING, **_ALL_GONE},
+        "CommitFailed": {
+            _C.ANSWERS_AWAITED: _S.DUMPING,
+            _C.GIVEN_UP: _S.STOPPING,
+            **_ALL_GONE,
+        },
+        "WorkerExited": {_C.ALWAYS: _S.COMMITTING},
+        "DumpProgressed": {_C.ALWAYS: _S.COMMITTING},
+        "RankRaised": {_C.ALWAYS: _S.COMMITTING},
+        "StopRequested": {
+            _C.FIRST_REQUEST: _S.COMMITTING,
+            _C.SECOND_REQUEST: _S.KILLING,
+            _C.STOP_WANTED: _S.STOPPED,
+        },
+        "SignalReceived": {_C.ALWAYS: _S.COMMITTING},
+        "DeadlinePassed": {_C.GIVEN_UP: _S.STOPPING, **_ALL_GONE},
     },
     _S.STOPPING: {
         "WorkerStarted": {_C.ALWAYS: _S.STOPPING},
         "WorkerExited": {_C.RANKS_ALIVE: _S.STOPPING, **_ALL_GONE},
         "StartFailed": {_C.RANKS_ALIVE: _S.STOPPING, **_ALL_GONE},
+        "RankRaised": {_C.ALWAYS: _S.STOPPING},
         "StopRequested": {_C.FIRST_REQUEST: _S.STOPPING, _C.SECOND_REQUEST: _S.KILLING},
         "SignalReceived": {_C.ALWAYS: _S.STOPPING},
         "DeadlinePassed": {_C.ALWAYS: _S.KILLING},
@@ -114,6 +180,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "WorkerStarted": {_C.ALWAYS: _S.KILLING},
         "WorkerExited": {_C.RANKS_ALIVE: _S.KILLING, **_ALL_GONE},
         "StartFailed": {_C.RANKS_ALIVE: _S.KILLING, **_ALL_GONE},
+        "RankRaised": {_C.ALWAYS: _S.KILLING},
         "StopRequested": {_C.ALWAYS: _S.KILLING},
         "SignalReceived": {_C.ALWAYS: _S.KILLING},
         "DeadlinePassed": {_C.ALWAYS: _S.FAILED},
@@ -131,13 +198,27 @@ def next_state(state: JobState, event: str, condition: Condition) -> JobState:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram; moves that stay where they are, are left out."""
-    lines = ["stateDiagram-v2", "    [*] --> new"]
+    """The table as a Mermaid state diagram; moves that stay where they are, are left out.
+
+    Events that do the same share an arrow. What follows when no rank is alive is drawn once.
+    """
+    arrows: dict[tuple[str, str, str], list[str]] = {}
     for state, events in MOVES.items():
         for event, conditions in events.items():
             for condition, target in conditions.items():
-                if target is not state:
-                    words = "" if condition is Condition.ALWAYS else f" [{condition.value}]"
-                    lines.append(f"    {state.value} --> {target.value}: {event}{words}")
+                if condition in _ALL_GONE:
+                    arrow = (state.value, "gone", _GONE)
+                else:
+                    arrow = (state.value, target.value, condition.value)
+                named = arrows.setdefault(arrow, [])
+                if target is not state and event not in named:
+                    named.append(event)
+    lines = ["stateDiagram-v2", "    state gone <<choice>>", "    [*] --> new"]
+    for (start, end, condition_words), named in arrows.items():
+        if named:
+            words = f" [{condition_words}]" if condition_words else ""
+            lines.append(f"    {start} --> {end}: {', '.join(named)}{words}")
+    for condition, target in _ALL_GONE.items():
+        lines.append(f"    gone --> {target.value}: {condition.value.removeprefix(_GONE + ', ')}")
     lines += [f"    {state.value} --> [*]" for state in JobState if state.is_end]
     return "\n".join(lines)

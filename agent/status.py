@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from agent.controller import Job, describe_exit
 from agent.facts import Facts
+from agent.job import Job
+from agent.words import describe_exit
 from agent.worker import Worker
 from worker_hooks.layout import RunLayout
 
@@ -44,8 +45,18 @@ def _worker(layout: RunLayout, worker: Worker) -> dict[str, object]:
         "ended": worker.ended_at,
         "exit_code": worker.exit_code,
         "exit": _exit_words(worker),
+        **_progress(worker),
         "log": str(layout.worker_log(worker.rank)),
     }
+
+
+def _progress(worker: Worker) -> dict[str, object]:
+    """How far a guarded rank is: its newest commit, epoch and batch as the script counts."""
+    beat = worker.beat
+    if beat is None:
+        return {}
+    phase = beat.phase.name.lower()
+    return {"step": beat.step, "epoch": beat.epoch, "batch": beat.batch, "phase": phase}
 
 
 def _exit_words(worker: Worker) -> str:

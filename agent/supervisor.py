@@ -17,10 +17,13 @@ from typing import Any
 from agent import events as ev
 from agent import signals
 from agent import worker as processes
-from agent.controller import Job, Rules, decide
+from agent.controller import decide
+from agent.job import Job, Rules
 from agent.journal import Journal
 from agent.output import Output
 from agent.ranges import format_ranges
+from agent.restarts import lost
+from agent.safeguard import Safeguard
 from agent.spec import JobSpec
 from agent.starter import Starter
 from agent.state import JobState, RankState
@@ -40,6 +43,26 @@ class Ending:
     reason: str
     attempt: int
     workers: tuple[Worker, ...]
+    saved: str | None = None  # the newest checkpoint folder, if any is known
+    lost: str = ""  # why the newest step is not in it, in words
+    has_hooks: bool = False  # some rank's state could be saved
+
+
+def first_job(spec: JobSpec) -> Job:
+    """The job before anything happened."""
+    dump, resume = spec.dump, spec.dump.resume
+    rules = Rules(
+        ranks=spec.ranks_here,
+        max_restarts=spec.max_restarts,
+        start_s=spec.timeouts.start_s,
+        grace_s=spec.timeouts.grace_s,
+        kill_s=spec.timeouts.kill_s,
+        freeze_s=dump.freeze_s + dump.update_grace_s,
+        dump_s=dump.stall_s,
+        split=dump.split,
+        restarts_explicit=dump.restarts_explicit,
+    )
+    return Job(rules, resume=None if resume is None else str(resume))
 
 
 class Supervisor:
@@ -48,8 +71,9 @@ class Supervisor:
     def __init__(
         self,
         spec: JobSpec,
-        plan: Callable[[int], tuple[protocol.WorkerOrder, ...]],
+        plan: Callable[[int, bool], tuple[protocol.WorkerOrder, ...]],
         starter: Starter,
+        safeguard: Safeguard,
         output: Output,
         journal: Journal,
         say: Callable[[str], None],
@@ -60,8 +84,9 @@ class Supervisor:
 
         Args:
             spec: the job.
-            plan: the orders of an attempt.
+            plan: the orders of an attempt, and whether it goes on from a checkpoint.
             starter: its forkserver started already, to import while the agent does, too.
+            safeguard: hears the ranks' hooks.
             output: the workers' files and their view on the console.
             journal: what is written about the run.
             say: tells people one sentence.
@@ -71,20 +96,13 @@ class Supervisor:
         self._spec = spec
         self._plan = plan
         self._starter = starter
+        self._safeguard = safeguard
         self._output = output
         self._journal = journal
         self._say = say
         self._changed = changed
         self._attempt_ended = attempt_ended
-        self._job = Job(
-            Rules(
-                ranks=tuple(spec.node_rank * spec.nproc + i for i in range(spec.nproc)),
-                max_restarts=spec.max_restarts,
-                start_s=spec.timeouts.start_s,
-                grace_s=spec.timeouts.grace_s,
-                kill_s=spec.timeouts.kill_s,
-            )
-        )
+        self._job = first_job(spec)
         self._workers: dict[int, Worker] = {}
         self._ranks_by_pid: dict[int, int] = {}
         self._unclaimed: dict[int, int] = {}  # pid -> exit code: ended before it was announced
@@ -104,8 +122,9 @@ class Supervisor:
         self._listen_to_signals()
         try:
             self._starter.attach(loop, self._on_answer)
-            self._post(ev.LaunchRequested())
-            self._on_child()  # a worker that was ordered early may have ended already
+            self._safeguard.attach(loop, self)
+            self.post(ev.LaunchRequested())
+            self.settle()  # a worker that was ordered early may have ended already
             slow = loop.call_later(SLOW_START_S, self._say_who_is_awaited)
             if self._ending is None:
                 loop.run_forever()
@@ -125,7 +144,7 @@ class Supervisor:
     # --- events in -----------------------------------------------------------------------------
 
     def _listen_to_signals(self) -> None:
-        self._loop.add_signal_handler(signal.SIGCHLD, self._on_child)
+        self._loop.add_signal_handler(signal.SIGCHLD, self.settle)
         for signum in signals.stops(self._spec):
             self._loop.add_signal_handler(signum, self._on_stop_signal, signum)
         for signum in signals.passed_on(self._spec):
@@ -133,15 +152,15 @@ class Supervisor:
         signals.release(self._spec)
 
     def _on_stop_signal(self, signum: int) -> None:
-        self._post(ev.StopRequested(signum))
+        self.post(ev.StopRequested(signum))
 
     def _on_passed_signal(self, signum: int) -> None:
-        self._post(ev.SignalReceived(signum))
+        self.post(ev.SignalReceived(signum))
 
-    def _on_child(self) -> None:
+    def settle(self) -> None:
         """Some children are dead: their groups are signalled before their pids are given back."""
         self._starter.hear()  # a worker may be announced and dead at once
-        exited: list[ev.Event] = []
+        exited: list[Worker] = []
         for ended in processes.ended_children():
             rank = self._ranks_by_pid.pop(ended.pid, None)
             if rank is not None:
@@ -152,16 +171,29 @@ class Supervisor:
                 self._starter.on_store_exit(ended.exit_code)
             elif self._job.having(RankState.PENDING):
                 self._unclaimed[ended.pid] = ended.exit_code
-        for event in exited:
-            self._post(event)
+        for worker in exited:
+            self._post_exit(worker)
 
-    def _worker_ended(self, rank: int, exit_code: int) -> ev.Event:
+    def _worker_ended(self, rank: int, exit_code: int) -> Worker:
         worker = self._workers[rank]
         worker.exit_code = exit_code
         worker.ended_at = time.time()
         self._ended += 1
         worker.order = self._ended
-        return ev.WorkerExited(rank, worker.attempt, exit_code)
+        return worker
+
+    def _post_exit(self, worker: Worker) -> None:
+        assert worker.exit_code is not None
+        step = self._safeguard.hear_out(worker.rank)
+        self.post(ev.WorkerExited(worker.rank, worker.attempt, worker.exit_code, step))
+
+    def worker(self, rank: int) -> Worker:
+        """A rank of the present attempt."""
+        return self._workers[rank]
+
+    def spare(self, pid: int) -> None:
+        """If this process dies, ``pid`` is left its time to save."""
+        self._starter.spare(pid)
 
     def _on_answer(self, answer: protocol.Forked | protocol.ForkFailed) -> None:
         match answer:
@@ -175,10 +207,10 @@ class Supervisor:
         worker.pid = message.pid
         worker.started_at = time.time()
         self._ranks_by_pid[message.pid] = message.rank
-        self._post(ev.WorkerStarted(message.rank, message.attempt, message.pid))
+        self.post(ev.WorkerStarted(message.rank, message.attempt, message.pid))
         if message.pid in self._unclaimed:
             del self._ranks_by_pid[message.pid]
-            self._post(self._worker_ended(message.rank, self._unclaimed.pop(message.pid)))
+            self._post_exit(self._worker_ended(message.rank, self._unclaimed.pop(message.pid)))
 
     def _on_fork_failed(self, message: protocol.ForkFailed) -> None:
         worker = self._workers[message.rank]
@@ -189,9 +221,9 @@ class Supervisor:
         self._ended += 1
         worker.order = self._ended
         worker.ended_at = time.time()
-        self._post(ev.StartFailed(message.rank, message.attempt, message.why))
+        self.post(ev.StartFailed(message.rank, message.attempt, message.why))
 
-    def _post(self, event: ev.Event) -> None:
+    def post(self, event: ev.Event) -> None:
         """Decide on an event and act; events that acting causes are decided afterwards."""
         self._events.append(event)
         if self._deciding:
@@ -210,6 +242,7 @@ class Supervisor:
 
     def _tell_change(self) -> None:
         self._untold = False
+        self._safeguard.refresh(self._workers)
         self._changed(self._job, tuple(self._workers.values()))
 
     def _decide(self, event: ev.Event) -> None:
@@ -219,10 +252,12 @@ class Supervisor:
         for rank, state in self._job.ranks.items():
             if rank in self._workers and self._workers[rank].attempt == self._job.attempt:
                 self._workers[rank].state = state
-        self._journal.event(type(event).__name__, **asdict(event), job=self._job.state.value)
+        if not isinstance(event, ev.DumpProgressed):  # a large dump makes many
+            self._journal.event(type(event).__name__, **asdict(event), job=self._job.state.value)
         for action in decision.actions:
             self._journal.event(type(action).__name__, **asdict(action))
             self._act(action)
+        self._safeguard.decided(self._job.state)
         has_all_started = before is JobState.STARTING and self._job.state is JobState.RUNNING
         if has_all_started and self._job.attempt < self._spec.max_restarts:
             self._starter.warm_up()
@@ -243,11 +278,14 @@ class Supervisor:
                 self._sweep()
             case ev.Finish():
                 self._finish(action)
+            case _:
+                self._safeguard.act(action)
 
     def _start_attempt(self, action: ev.StartAttempt) -> None:
         if action.attempt > 0:
             self._say(action.reason)
-        orders = self._plan(action.attempt)
+        orders = self._plan(action.attempt, action.resume is not None)
+        self._safeguard.begin(action.attempt, action.resume or "")
         self._workers = {
             order.rank: Worker(order.rank, local_rank, action.attempt)
             for local_rank, order in enumerate(orders)
@@ -261,7 +299,7 @@ class Supervisor:
         for rank in action.ranks:
             worker = self._workers[rank]
             if worker.pid in self._ranks_by_pid:
-                worker.told = worker.told or stopping
+                worker.told = worker.told or (stopping and not worker.is_released)
                 if stopping:
                     processes.signal_group(worker.pid, action.signum)
                 else:  # for the rank, not for the programs it started
@@ -273,13 +311,14 @@ class Supervisor:
             self._deadline = None
         if action.after_s is not None:
             passed = ev.DeadlinePassed(action.state, action.attempt)
-            self._deadline = self._loop.call_later(action.after_s, self._post, passed)
+            self._deadline = self._loop.call_later(action.after_s, self.post, passed)
 
     def _sweep(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
         self._starter.end_attempt()
+        self._safeguard.end_attempt()
         killed = processes.end_adopted(self._starter.spared, SWEEP_S)
         if killed:
             self._journal.event("LeftoversKilled", pids=killed)
@@ -288,8 +327,16 @@ class Supervisor:
 
     def _finish(self, action: ev.Finish) -> None:
         workers = tuple(self._workers.values())
+        job = self._job
         self._ending = Ending(
-            action.state, action.exit_code, action.reason, self._job.attempt, workers
+            action.state,
+            action.exit_code,
+            action.reason,
+            job.attempt,
+            workers,
+            job.resume,
+            lost(job),
+            job.has_hooks,
         )
         self._loop.stop()
 
@@ -303,6 +350,7 @@ class Supervisor:
     def _end_processes(self) -> None:
         """Nothing of the job outlives this call but what the kernel cannot kill."""
         self._starter.close()
+        self._safeguard.close()
         for signum in signals.stops(self._spec) | signals.passed_on(self._spec):
             self._loop.remove_signal_handler(signum)
             signal.signal(signum, signal.SIG_IGN)  # the job is over; its report is not cut off

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from agent.state import RankState
+from worker_hooks.page import Beat
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PF_EXITING = 0x4  # linux/sched.h
 
 
 class Worker:
@@ -29,6 +31,8 @@ class Worker:
         self.ended_at: float | None = None
         self.order = 0  # of ending, within the attempt
         self.told = False  # msrun signalled it to stop before it ended
+        self.is_released = False  # it was held with an exception, and ends by that
+        self.beat: Beat | None = None  # how far it was when last looked at
         self.why = ""  # why it could not be started
 
 
@@ -66,6 +70,15 @@ def ended_children() -> Iterator[Ended]:
         exited = found.si_code == os.CLD_EXITED
         yield Ended(found.si_pid, found.si_status if exited else -found.si_status)
         os.waitid(os.P_PID, found.si_pid, os.WEXITED)
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the kernel is taking this process apart: its descriptors close before it is dead."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return bool(int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING)
+    except (OSError, ValueError, IndexError):
+        return True  # it is gone
 
 
 def signal_group(pid: int, signum: int) -> None:

@@ -12,7 +12,7 @@ from agent.spec import UsageError
 USAGE_EXIT = 2
 STDERR = 2
 LAST_WORDS_S = 10.0  # for a stderr that takes nothing: the words are in scheduler.log
-SUBCOMMANDS = ("status", "stop", "logs")
+SUBCOMMANDS = ("status", "stop", "logs", "drill")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,12 +57,21 @@ def _check_folder() -> None:
 
 
 def _launch(argv: Sequence[str]) -> int:
+    from agent.ladder import words
     from msrun.parse import parse
 
     _check_folder()
     request = parse(argv, os.environ)
     for warning in request.warnings:
         _say(f"warning: {warning}")
+    os.environ.update(request.environ)
+    if request.origin is not None:
+        from msrun.origin import go_on
+
+        dump = go_on(request.job.dump, request.origin, _say)
+        request = request._replace(job=request.job._replace(dump=dump))
+    if request.verbose:
+        _say(words(request.job))
     if request.dry_run:
         from msrun.dry_run import show
 

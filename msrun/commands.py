@@ -1,4 +1,4 @@
-"""``msrun status``, ``stop`` and ``logs``: they read what a run has written about itself."""
+"""``msrun status``, ``stop`` and ``logs`` read what a run wrote; ``drill`` tries a job."""
 
 from __future__ import annotations
 
@@ -93,6 +93,57 @@ def logs(
         )
     show = show_logs.follow if follow else show_logs.show
     show(look(records.find(os.environ, run)), Wanted(rank, attempt, scheduler))
+
+
+@commands.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--kill",
+    multiple=True,
+    metavar="FAULT",
+    help="rank=R,step=S[,phase=data|forward|backward|update|commit|dump|any]"
+    "[,signal=SEGV|exit=N|raise][,attempt=N][,delay=0..1]; rank=launcher is msrun itself; "
+    "+ joins several faults into one drill.",
+)
+@click.option("--stop", multiple=True, metavar="FAULT", help="rank=R,step=S[,for=SECONDS].")
+@click.option("--random", "number", type=click.IntRange(min=1), help="So many random drills.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the random drills.")
+@click.option("--faults", multiple=True, metavar="FILE", help="YAML: a list of drills.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--keep", is_flag=True, help="Keep all logs and checkpoints.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Of each run (default: 10 times the undisturbed one, and 60).",
+)
+@click.argument("job", nargs=-1, type=click.UNPROCESSED)
+def drill(  # one parameter an option
+    *,
+    kill: tuple[str, ...],
+    stop: tuple[str, ...],
+    number: int | None,
+    seed: int,
+    faults: tuple[str, ...],
+    as_json: bool,
+    keep: bool,
+    timeout: float | None,
+    job: tuple[str, ...],
+) -> int:
+    """Kill and stop ranks of a job on purpose, and prove that nothing was lost.
+
+    JOB is what follows `msrun` to train, with a `--` in front. It runs once undisturbed and once
+    for each drill, in folders of its own, and every rank's results are compared bit by bit.
+    """
+    from msrun import drill as drills
+    from msrun.drill_faults import Lots, read_file, read_words
+
+    orders = [
+        *(read_words(words, "kill") for words in kill),
+        *(read_words(words, "stop") for words in stop),
+        *(order for path in faults for order in read_file(path)),
+        *([Lots(number, seed)] if number is not None else []),
+    ]
+    return drills.drill(drills.Asked(tuple(orders), job, timeout, as_json, keep), os.environ)
 
 
 def run(argv: Sequence[str]) -> int:

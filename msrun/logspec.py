@@ -28,7 +28,7 @@ def logs(
         if dest == "local_ranks_filter" or ":" in settings.of(dest).text:  # -t 3 names no rank
             _warn_beyond(settings.of(dest), nproc, warnings)
     return LogSpec(
-        log_dir=_folder(log_dir),
+        log_dir=folder(log_dir),
         disabled=log_dir.text == os.devnull,
         redirects=maps.streams(settings.of("redirects"), nproc),
         tee=maps.streams(settings.of("tee"), nproc),
@@ -41,8 +41,8 @@ def logs(
     )
 
 
-def _folder(setting: Setting) -> Path | None:
-    """The log folder, absolute because a detached msrun may leave the present folder."""
+def folder(setting: Setting) -> Path | None:
+    """A folder, absolute because a detached msrun may leave the present one."""
     if setting.text in {"", os.devnull}:
         return None
     path = Path(setting.text).absolute()

@@ -28,6 +28,7 @@ class Kind(Enum):
     """What an option's value is; `settings` checks it, whichever layer it came from."""
 
     FLAG = "flag"  # no value on the command line; a boolean in YAML and environment
+    MAYBE = "maybe"  # a value or none
     BOOL = "bool"
     INT = "int"
     FLOAT = "float"
@@ -172,6 +173,36 @@ OPTIONS: tuple[Option, ...] = (
     Option("shutdown-timeout", _S.RECOVERY,
            "Seconds from asking workers to stop to SIGKILL, on every path.",
            unset="$TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30", kind=_K.INT, metavar="SECONDS", low=0),
+    Option("resume", _S.RECOVERY,
+           "Go on from the newest whole checkpoint: of the newest run, of RUN, or in FOLDER; "
+           "without a script the run's own command is started again.",
+           unset="off", kind=_K.MAYBE, metavar="[RUN|FOLDER]", origin=_OUR),
+    Option("is-recover", _S.RECOVERY, "1 before the script means --resume.",
+           default="0", kind=_K.BOOL, metavar="0|1", origin=_MS),
+    Option("recover-arg", _S.RECOVERY,
+           "Added to the script's arguments when it goes on from a checkpoint; empty for nothing.",
+           default="--is_recover=1", origin=_OUR),
+    Option("dump-fallback", _S.RECOVERY,
+           "Where the power-off checkpoint goes when the script's own folder cannot be written.",
+           unset="dumps in the log folder", metavar="DIR", origin=_OUR),
+    _flag("dump-split", _S.RECOVERY,
+          "All survivors write a part of the power-off checkpoint each, instead of one all of it.",
+          origin=_OUR),
+    Option("freeze-timeout", _S.RECOVERY,
+           "Seconds until survivors must stand still for the power-off checkpoint.",
+           unset="5, less with a short --shutdown-timeout", kind=_K.FLOAT, metavar="SECONDS",
+           origin=_OUR),
+    Option("update-grace", _S.RECOVERY,
+           "Seconds for an optimizer update that is under way to end before it.",
+           unset="10, less with a short --shutdown-timeout", kind=_K.FLOAT, metavar="SECONDS",
+           origin=_OUR),
+    Option("dump-timeout", _S.RECOVERY,
+           "Seconds without a byte of progress after which a rank's part of it is given up.",
+           unset="20, less with a short --shutdown-timeout", kind=_K.FLOAT, metavar="SECONDS",
+           origin=_OUR),
+    Option("scheduler-grace", _S.RECOVERY,
+           "Seconds the cluster gives msrun between SIGTERM and SIGKILL; the others fit into it.",
+           unset="unknown", kind=_K.FLOAT, metavar="SECONDS", origin=_OUR),
     Option("signals-to-handle", _S.RECOVERY, "Signals that are forwarded to the workers.",
            default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", metavar="SIG,..."),
 
@@ -226,6 +257,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("config", _S.GENERAL,
            "YAML file with any of these options by name, and script and args.",
            metavar="FILE", origin=_OUR),
+    _flag("verbose", _S.GENERAL, "Print the derived timeouts at the start.", short="-v",
+          origin=_OUR),
     _flag("version", _S.GENERAL, "Print the version and leave.", origin=_OUR, has_env=False),
     _flag("help", _S.GENERAL, "Print this text and leave.", short="-h", has_env=False),
 )

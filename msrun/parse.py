@@ -9,18 +9,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from agent.spec import JobSpec, StartMethod, Timeouts, UsageError
+from agent.spec import JobSpec, StartMethod, UsageError
 from msrun import __version__, dialect
+from msrun.dumpspec import guard
 from msrun.logspec import logs
 from msrun.options import BY_DEST
+from msrun.origin import Origin
 from msrun.program import build_program
-from msrun.scan import scan
-from msrun.settings import Setting, Settings, bounded, from_environ
+from msrun.scan import CommandLine, scan
+from msrun.settings import Setting, Settings, from_environ, is_truth, truth
 from msrun.usage import USAGE, help_text
 from worker_hooks import env
 
 _UNFORWARDABLE = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD"})
-_DEFAULT_GRACE_S = 30.0
 
 
 class Request(NamedTuple):
@@ -31,40 +32,52 @@ class Request(NamedTuple):
     dry_run: bool
     sim_rank_id: int | None  # a dry run of this rank only
     warnings: tuple[str, ...]  # sentences to print before anything starts
+    verbose: bool = False
+    origin: Origin | None = None  # None: the job begins anew
+    environ: Mapping[str, str] = {}  # of the run gone on with: to be set before anything starts
 
 
 class _Layers(NamedTuple):
     """All layers merged."""
 
     settings: Settings
-    script: str
+    script: str | None
     script_args: tuple[str, ...]
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Turn the words after ``msrun`` and the environment into a request.
 
+    With ``--resume`` and no script the present folder becomes that of the run gone on with.
+
     Raises:
         UsageError: one sentence on what is wrong and where it was given.
         SystemExit: 0, after ``--help`` or ``--version`` was printed.
     """
-    layers, warnings = _layers(argv, environ), list[str]()
-    settings = layers.settings
-    job = _job(layers, environ, warnings)
-    return Request(
-        job=job,
-        join=settings.boolean("join"),
-        dry_run=_dry_run(settings),
-        sim_rank_id=_sim_rank(settings, job.world_size, warnings),
-        warnings=tuple(warnings),
-    )
-
-
-def _layers(argv: Sequence[str], environ: Mapping[str, str]) -> _Layers:
-    """Defaults < YAML < environment < flags. A script typed brings its own arguments."""
-    line = scan(argv)
+    line = scan(argv, lambda words: _names_origin(words, environ))
     if line.asked is not None:
         _answer(line.asked)
+    layers = _layers(line, environ)
+    resumed = _resumed(layers.settings)
+    if resumed is None:
+        return _request(layers, environ, tuple(argv))
+    from msrun.resume import again, words
+
+    once_more = again(resumed, line, layers.script, environ)
+    layers = _layers(once_more.line, {**environ, **once_more.environ})
+    request = _request(layers, {**environ, **once_more.environ}, words(once_more.line))
+    job = request.job._replace(is_away=once_more.is_away)
+    return request._replace(job=job, origin=once_more.origin, environ=once_more.environ)
+
+
+def _names_origin(following: Sequence[str], environ: Mapping[str, str]) -> bool:
+    from msrun.resume import names_origin
+
+    return names_origin(following, environ)
+
+
+def _layers(line: CommandLine, environ: Mapping[str, str]) -> _Layers:
+    """Defaults < YAML < environment < flags. A script typed brings its own arguments."""
     typed = from_environ(environ) | dict(line.given)
     given, script, script_args = typed, line.script, line.script_args
     if "config" in typed and typed["config"].text:
@@ -74,9 +87,31 @@ def _layers(argv: Sequence[str], environ: Mapping[str, str]) -> _Layers:
         given = config.given | typed
         if script is None:
             script, script_args = config.script, config.script_args
-    if script is None:
-        raise UsageError(f"no script was given ({USAGE}); msrun --help lists the options")
     return _Layers(Settings(given), script, script_args)
+
+
+def _resumed(settings: Settings) -> str | None:
+    """The run or folder to go on from, empty for the newest; ``None`` to begin anew."""
+    if "resume" in settings.given:
+        setting = settings.of("resume")
+        if not is_truth(setting):
+            return setting.text
+        return "" if setting.text == "" or truth(setting) else None
+    return "" if settings.boolean("is_recover") else None
+
+
+def _request(layers: _Layers, environ: Mapping[str, str], argv: tuple[str, ...]) -> Request:
+    """The checked request; ``argv`` starts the job again."""
+    settings, warnings = layers.settings, list[str]()
+    job = _job(layers, environ, warnings)._replace(argv=argv)
+    return Request(
+        job=job,
+        join=settings.boolean("join"),
+        dry_run=_dry_run(settings),
+        sim_rank_id=_sim_rank(settings, job.world_size, warnings),
+        warnings=tuple(warnings),
+        verbose=settings.boolean("verbose"),
+    )
 
 
 def _answer(asked: str) -> None:
@@ -88,10 +123,13 @@ def _answer(asked: str) -> None:
 def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> JobSpec:
     """The checked job."""
     settings = layers.settings
+    if layers.script is None:
+        raise UsageError(f"no script was given ({USAGE}); msrun --help lists the options")
     size = dialect.size(settings, environ)
     master = dialect.master(settings, warnings)
     _check_unused(settings)
     record = record_id()
+    timeouts, dump = guard(settings, environ)
     job = JobSpec(
         program=build_program(settings, layers.script, layers.script_args, environ),
         nproc=size.nproc,
@@ -103,10 +141,11 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
         max_restarts=settings.integer("max_restarts") or 0,
         start_method=_start_method(settings),
         preload=_preload(settings.of("preload")),
-        timeouts=_timeouts(settings, environ),
+        timeouts=timeouts,
         signals=_signals(settings.of("signals_to_handle"), warnings),
         logs=logs(settings, size, environ, warnings),
         bind=dialect.bind(settings, size.nproc),
+        dump=dump,
         virtual_local_rank=_virtual(settings, size.nproc, environ),
         rank_table_file=_rank_table(settings.of("rank_table_file")),
         event_log_handler=settings.text("event_log_handler"),
@@ -158,21 +197,6 @@ def _preload(setting: Setting) -> tuple[str, ...]:
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"{setting.shown}: {name!r} is no module's name")
     return names
-
-
-def _timeouts(settings: Settings, environ: Mapping[str, str]) -> Timeouts:
-    """Bounds of waiting, in seconds."""
-    start, grace = settings.integer("cluster_time_out"), settings.integer("shutdown_timeout")
-    if start == 0:
-        shown = settings.of("cluster_time_out").shown
-        raise UsageError(f"{shown} must be above 0, or negative for no bound")
-    inherited = environ.get(env.SHUTDOWN_TIMEOUT)
-    if grace is None and inherited:
-        grace = bounded(Setting(inherited, env.SHUTDOWN_TIMEOUT), BY_DEST["shutdown_timeout"])
-    return Timeouts(
-        start_s=None if start is None or start < 0 else float(start),
-        grace_s=_DEFAULT_GRACE_S if grace is None else float(grace),
-    )
 
 
 def _signals(setting: Setting, warnings: list[str]) -> tuple[str, ...]:

@@ -38,6 +38,8 @@ class WorkerState:
     ended: float | None
     exit: str
     log: str
+    step: int | None = None  # its newest commit, if its state is guarded
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +180,14 @@ def _worker(said: Mapping[str, Any]) -> WorkerState:
         ended=_maybe(said["ended"]),
         exit=str(said["exit"]),
         log=str(said["log"]),
+        step=_maybe_number(said.get("step")),
+        epoch=_maybe_number(said.get("epoch")),
     )
 
 
 def _maybe(seconds: object) -> float | None:
     return None if seconds is None else float(seconds)  # type: ignore[arg-type]  # TypeError is caught
+
+
+def _maybe_number(value: object) -> int | None:
+    return None if value is None else int(value)  # type: ignore[call-overload]

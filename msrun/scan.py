@@ -9,7 +9,7 @@ abbreviations. ``tests/torch/test_parser_parity.py`` holds the two against each 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from agent.spec import UsageError
@@ -28,8 +28,15 @@ class CommandLine(NamedTuple):
     asked: str | None = None  # "help" or "version": print that and do nothing else
 
 
-def scan(argv: Sequence[str]) -> CommandLine:
+def scan(
+    argv: Sequence[str], takes: Callable[[Sequence[str]], bool] = lambda _: False
+) -> CommandLine:
     """Read ``argv`` (without the program's name). Of a repeated option the last one counts.
+
+    Args:
+        argv: the words.
+        takes: whether an option whose value may be missing takes the first of these words, which
+            follow it, or none.
 
     Raises:
         UsageError: an unknown or ambiguous option, a value missing or one too many.
@@ -38,6 +45,12 @@ def scan(argv: Sequence[str]) -> CommandLine:
     rest = list(argv)
     while rest and rest[0] != "--" and _is_option(rest[0]):
         option, spelling, value = _match(rest.pop(0))
+        if option.kind is Kind.MAYBE and value is None:
+            takes_it = bool(rest) and not _is_option(rest[0]) and rest[0] != "--" and takes(rest)
+            given[option.dest] = Setting(
+                rest.pop(0) if takes_it else "", spelling, flag=not takes_it
+            )
+            continue
         if option.kind is not Kind.FLAG:
             given[option.dest] = Setting(_value(spelling, value, rest), spelling)
             continue

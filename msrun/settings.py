@@ -67,6 +67,16 @@ class Settings(NamedTuple):
         except ValueError:
             raise UsageError(f"{setting.shown} is not a number") from None
 
+    def seconds(self, dest: str) -> float | None:
+        """A time above 0; ``None`` when none is given."""
+        setting = self.of(dest)
+        if not setting.text:
+            return None
+        value = self.number(dest)
+        if not 0 < value < float("inf"):
+            raise UsageError(f"{setting.shown} must be above 0")
+        return value
+
     def boolean(self, dest: str) -> bool:
         """A flag or a True/False option, in any case; also 1/0, yes/no, on/off."""
         return truth(self.of(dest))
@@ -91,6 +101,11 @@ def truth(setting: Setting) -> bool:
     if word not in _TRUE | _FALSE:
         raise UsageError(f"{setting.shown} must be True or False")
     return word in _TRUE
+
+
+def is_truth(setting: Setting) -> bool:
+    """Whether a setting says a boolean; no text at all counts as one."""
+    return setting.text.strip().lower() in _TRUE | _FALSE | {""}
 
 
 def from_environ(environ: Mapping[str, str]) -> dict[str, Setting]:

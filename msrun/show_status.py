@@ -38,6 +38,7 @@ STYLES = {
 }
 RUN_COLUMNS = ("run", "state", "pid", "workers", "started", "script", "logs")
 RANK_COLUMNS = ("rank", "pid", "state", "attempt", "uptime", "exit")
+PROGRESS_COLUMNS = ("step", "epoch")  # where ranks tell
 LONG = frozenset({"script", "logs", "exit"})  # on a narrow terminal these are wrapped first
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
@@ -48,7 +49,12 @@ def show_run(run: RunState, now: float) -> None:
     put("\n".join(lines) + "\n")
     if run.word and run.word.workers:
         rows = [rank_row(run, worker, now) for worker in run.word.workers]
-        put("\n" + table(RANK_COLUMNS, rows, styled="state"))
+        columns: tuple[str, ...] = RANK_COLUMNS
+        if any(worker.step is not None for worker in run.word.workers):
+            columns += PROGRESS_COLUMNS
+            steps = [progress(worker) for worker in run.word.workers]
+            rows = [(*row, *step) for row, step in zip(rows, steps, strict=True)]
+        put("\n" + table(columns, rows, styled="state"))
 
 
 def show_runs(runs: Iterable[RunState]) -> None:
@@ -104,6 +110,12 @@ def rank_row(run: RunState, worker: WorkerState, now: float) -> tuple[str, ...]:
     )
 
 
+def progress(worker: WorkerState) -> tuple[str, ...]:
+    """How far a rank is."""
+    known = (worker.step, worker.epoch)
+    return tuple(UNKNOWN if number is None else str(number) for number in known)
+
+
 def run_row(run: RunState) -> tuple[str, ...]:
     """A run's cells in the list of all."""
     return (
@@ -130,8 +142,10 @@ def script(record: Record) -> str:
 
 def as_json(run: RunState) -> dict[str, Any]:
     """Everything known about a run."""
+    shown = run.record._asdict()
+    del shown["environ"]  # what a resume needs is nobody's news
     return {
-        **run.record._asdict(),
+        **shown,
         "state": run.state,
         "state_words": run.state_words,
         "alive": run.alive,

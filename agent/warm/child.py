@@ -88,10 +88,9 @@ def _append_to(path: str, stream: int) -> None:
 def adopt(order: WorkerOrder) -> None:
     """In a warm worker: take over what a fresh interpreter would have read for itself."""
     os.environ.update(order.environ)
-    extra = len(sys.argv) - 1
-    if extra:
-        sys.argv[1:] = order.argv[-extra:]
-        sys.orig_argv[-extra:] = order.argv[-extra:]
+    own = len(sys.orig_argv) - len(sys.argv) + 1  # the interpreter's words, up to the script
+    sys.argv[1:] = order.argv[own:]
+    sys.orig_argv[own:] = order.argv[own:]
     _renew_main()
     _diverge()
 

@@ -119,6 +119,7 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
     """Follow orders until the agent is gone; return only in a worker, with its attempt."""
     meant = {signum: signal.signal(signum, signal.SIG_IGN) for signum in STOPS}
     sessions: dict[int, int] = {}  # of the present attempt's workers: id -> attempt
+    spared: set[int] = set()  # of them, those that save by themselves if the agent dies
     while True:
         message, fds = protocol.receive(link)
         match message:
@@ -131,6 +132,8 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
                     _become(link, order, message.attempt, orders.agent_pid)
                     return order, message.attempt
                 _announce(link, message, forked)
+                if any(at != message.attempt for at in sessions.values()):
+                    spared.clear()  # their attempt is over
                 sessions = {pid: at for pid, at in sessions.items() if at == message.attempt}
                 sessions.update({outcome.pid: message.attempt for outcome in forked})
             case protocol.StartStore():
@@ -138,8 +141,10 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
                 os.close(fds[0])
             case protocol.Preload():
                 _warm_up(link, message.modules, orders.search_path)
+            case protocol.Spare():
+                spared.add(message.pid)
             case None:
-                end_leftovers(orders.record_id, frozenset(sessions) - {0})
+                end_leftovers(orders.record_id, frozenset(sessions) - {0}, frozenset(spared))
                 os._exit(0)
             case _:
                 raise protocol.ProtocolError(f"not for a forkserver: {message}")

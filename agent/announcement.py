@@ -1,0 +1,51 @@
+"""What people are told of a dump that is complete. Pure."""
+
+from __future__ import annotations
+
+from agent import events as ev
+from agent.dump import Saved
+from agent.words import listed
+
+KB = 1000
+
+
+def sentences(action: ev.CommitDump, saved: Saved, seconds: float) -> list[str]:
+    """What people are told of a dump that is complete; trouble comes first."""
+    told = []
+    if len(action.variants) > 1:
+        kept = " and ".join(listed(ranks) for ranks in action.variants)
+        told.append(
+            f"the replicas disagree at step {action.step} and there is no majority: the states of "
+            f"{kept} are all kept, that of {listed(action.variants[0])} is gone on from; "
+            "some memory or processor corrupts data silently"
+        )
+    elif action.odd:
+        differ = "differ" if len(action.odd) > 1 else "differs"
+        told.append(
+            f"{listed(action.odd)} {differ} from the other replicas at step {action.step}: memory "
+            "or a processor corrupts data silently there; the majority's state is saved"
+        )
+    if saved.without_private:
+        told.append(
+            f"the random numbers and data position of {listed(saved.without_private)} are lost"
+        )
+    if saved.stale_private:
+        told.append(
+            f"the random numbers and data position of {listed(saved.stale_private)} are of a step "
+            f"before {action.step}"
+        )
+    told.append(
+        f"step {action.step} saved by {listed(action.variants[0])} in {seconds:.2f} s "
+        f"({_size(saved.nbytes)}): {saved.path}"
+    )
+    return told
+
+
+def _size(nbytes: float) -> str:
+    if nbytes < KB:
+        return f"{nbytes:.0f} bytes"
+    for unit in ("kB", "MB"):
+        nbytes /= KB
+        if nbytes < KB:
+            return f"{nbytes:.3g} {unit}"
+    return f"{nbytes / KB:.3g} GB"

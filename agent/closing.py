@@ -1,0 +1,91 @@
+"""The last words of a job that did not succeed: what is saved of it, and the line to type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agent import records
+from agent.excerpt import harmless
+from agent.records import Record
+from worker_hooks.manifest import Manifest, candidates_of, read, verify
+
+
+class Kept(NamedTuple):
+    """A checkpoint that can be gone on from."""
+
+    step: int
+    world_size: int
+    path: str
+
+
+class Closing(NamedTuple):
+    """What to say; ``lost``: why the newest step is not in ``kept``, empty if it is."""
+
+    kept: Kept | None
+    lost: str
+    command: str  # to go on
+
+    @property
+    def text(self) -> str:
+        """For people; the last line is what to type."""
+        return "\n".join(_lines(self))
+
+
+def closing(
+    saved: str | None, lost: str, record: Record, environ: Mapping[str, str], *, is_away: bool
+) -> Closing:
+    """Look at what remains.
+
+    Args:
+        saved: the checkpoint folder that is known to be the newest, if any.
+        lost: why the newest step is not in it, in words.
+        record: the run's.
+        environ: msrun's environment.
+        is_away: the person who typed the command is in another folder than the run's.
+    """
+    kept = (_kept(saved) if saved else None) or _older(record)
+    return Closing(kept, lost, _command(record, environ, is_away=is_away) if kept else "")
+
+
+def _kept(path: str) -> Kept | None:
+    try:
+        manifest = read(Path(path))
+    except ValueError:
+        return None
+    return Kept(manifest.step, manifest.world_size, path)
+
+
+def _older(record: Record) -> Kept | None:
+    """The newest checkpoint in the run's folders, whoever saved it; its bytes are not read."""
+    for path, found in candidates_of(Path(place) for place in record.checkpoints):
+        if isinstance(found, Manifest) and not verify(path, found, quick=True):
+            return Kept(found.step, found.world_size, str(path))
+    return None
+
+
+def _command(record: Record, environ: Mapping[str, str], *, is_away: bool) -> str:
+    """``msrun --resume``, with the run's name where that alone would mean another run."""
+    is_newest = all(
+        other.started <= record.started or other.cwd != record.cwd
+        for other in records.records(environ)
+    )
+    return "msrun --resume" if is_newest and not is_away else f"msrun --resume {record.record_id}"
+
+
+def _lines(closing: Closing) -> Iterator[str]:
+    kept = closing.kept
+    if closing.lost:
+        yield f"lost: {harmless(closing.lost)}"
+    if kept is not None:
+        ranks = "1 rank" if kept.world_size == 1 else f"{kept.world_size} ranks"
+        name = "older checkpoint" if closing.lost else "saved"
+        yield f"{name}: step {kept.step}, {ranks}, {harmless(kept.path)}"
+        yield closing.command
+
+
+def as_json(closing: Closing) -> dict[str, Any]:
+    """For programs: a part of ``failure.json``."""
+    kept = None if closing.kept is None else {**closing.kept._asdict(), "command": closing.command}
+    return {"saved": kept, "lost": closing.lost or None}

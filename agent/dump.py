@@ -1,0 +1,164 @@
+"""One dump in the making: the agent's share of the files, and the commit. All of it is file work.
+
+The ranks write the replicated state; from here come every rank's private state, the manifest, and
+the rename that makes the dump true. Called in the scribe's thread only, but for ``abandon``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from agent.pages import record
+from worker_hooks import seal
+from worker_hooks.layout import DumpLayout
+from worker_hooks.manifest import Manifest, Shard
+from worker_hooks.page import Page
+from worker_hooks.protocol import Written
+
+
+class Order(NamedTuple):
+    """What a complete dump is made of, and why it was made."""
+
+    written: Mapping[int, Written]  # by rank; those of no variant are left out
+    variants: tuple[tuple[int, ...], ...]
+    odd: tuple[int, ...]
+    world_size: int
+    attempt: int
+    record_id: str
+    reason: str
+
+
+class Saved(NamedTuple):
+    """A complete dump."""
+
+    path: str
+    nbytes: int
+    without_private: tuple[int, ...]
+    stale_private: tuple[int, ...]
+
+
+class AbandonedError(Exception):
+    """The dump was given up meanwhile."""
+
+
+class Draft:
+    """The dump of one step in one place, until it is complete or given up."""
+
+    def __init__(
+        self, layout: DumpLayout, step: int, ranks: Sequence[int], pages: Mapping[int, Page]
+    ) -> None:
+        """``ranks``: everyone whose private state belongs into it; ``pages`` hold that state."""
+        self.layout = layout
+        self.step = step
+        self._ranks = ranks
+        self._pages = pages
+        self._private: list[Shard] = []
+        self._stale: list[int] = []
+        self._failure: OSError | AbandonedError | None = None
+        self._is_begun = False
+        self._is_abandoned = False
+
+    def begin(self) -> None:
+        """Make the folder; what an interrupted dump left there is removed.
+
+        Raises:
+            OSError: the place cannot be written to.
+        """
+        seal.make_folder(self.layout)
+        self._is_begun = True
+
+    def write_private(self, advance: Callable[[int], None]) -> None:
+        """Write every rank's private state, the dead ones' too, from their pages.
+
+        Meanwhile the ranks write theirs; what goes wrong here is said at the commit.
+        """
+        try:
+            for rank in self._ranks:
+                self._check()
+                self._write_private(rank, advance)
+        except (OSError, AbandonedError) as error:
+            self._failure = error.with_traceback(None)  # whose frames hold pages
+
+    def _write_private(self, rank: int, advance: Callable[[int], None]) -> None:
+        page = self._pages.get(rank)
+        found = record(page, self.step)
+        if page is None or found is None:
+            return
+        folder = self.layout.unfinished
+        try:
+            shard = seal.write_private(folder, rank, page.entries, found, advance)
+        except (ValueError, TypeError, KeyError):
+            return  # a page that describes itself wrongly is as good as none
+        self._private.append(shard)
+        if found.step != self.step:
+            self._stale.append(rank)
+
+    def commit(self, order: Order) -> Saved:
+        """Complete the dump.
+
+        Raises:
+            OSError: the place cannot be written to, or lost what was written there.
+            AbandonedError: the dump was given up.
+        """
+        if self._failure is not None:
+            raise self._failure
+        shards = [*self._private, *self._replicated(order)]
+        private = {shard.rank for shard in self._private}
+        writer = order.variants[0][0]
+        position = record(self._pages.get(writer), self.step)
+        manifest = Manifest(
+            kind="dump",
+            step=self.step,
+            epoch=0 if position is None else position.epoch,
+            batch=0 if position is None else position.batch,
+            world_size=order.world_size,
+            attempt=order.attempt,
+            record_id=order.record_id,
+            reason=order.reason,
+            saved_at=time.time(),
+            shards=tuple(shards),
+            digest=order.written[writer].digest,
+            odd=order.odd,
+            without_private=tuple(rank for rank in self._ranks if rank not in private),
+            stale_private=tuple(self._stale),
+        )
+        self._check()
+        seal.seal(self.layout, manifest)
+        nbytes = sum(shard.nbytes for shard in shards)
+        path = str(self.layout.folder)
+        return Saved(path, nbytes, manifest.without_private, manifest.stale_private)
+
+    def abandon(self) -> None:
+        """Let nothing more be written; called in the loop, before :meth:`remove` is ordered."""
+        self._is_abandoned = True
+
+    def remove(self) -> None:
+        """Remove what was written."""
+        if self._is_begun:
+            shutil.rmtree(self.layout.unfinished, ignore_errors=True)
+
+    def _check(self) -> None:
+        if self._is_abandoned:
+            raise AbandonedError
+
+    def _replicated(self, order: Order) -> list[Shard]:
+        shards = []
+        for variant, writers in enumerate(order.variants):
+            for rank in writers:
+                done = order.written[rank]
+                self._look_at(done)
+                shards.append(
+                    Shard(done.file, rank, "replicated", done.nbytes, done.sha256, variant)
+                )
+        return shards
+
+    def _look_at(self, done: Written) -> None:
+        path = self.layout.unfinished / done.file
+        nbytes = os.lstat(path).st_size
+        if nbytes != done.nbytes:
+            raise OSError(errno.EIO, f"{nbytes} bytes instead of {done.nbytes}", str(path))

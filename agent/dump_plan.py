@@ -1,0 +1,164 @@
+"""What a dump needs next: wait, have it written by others, compare, commit, or give up.
+
+Pure functions of the job and its dump. A writer that fails is replaced by another holder and never
+asked again, a folder that fails by the next place; both are finite, so a dump ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from agent import events as ev
+from agent.job import Dump, Job
+from agent.state import Condition, JobState
+from agent.words import described, listed
+
+
+class Turn(NamedTuple):
+    """The job after an event of the dump, the answer for the table of moves, and what to do."""
+
+    job: Job
+    condition: Condition
+    actions: tuple[ev.Action, ...] = ()
+
+
+def advance(job: Job, dump: Dump) -> Turn:
+    """Wait, have the state written by others, compare what was written, or commit."""
+    if dump.writing or (dump.writers and dump.digesting):
+        return Turn(replace(job, dump=dump), Condition.ANSWERS_AWAITED, (renew(job),))
+    if dump.digesting:
+        able = holders(job, dump)  # at least those that are digesting
+        writers = able if job.rules.split else able[:1]
+        return order(job, dump, writers, trouble(dump))
+    return _compare(job, dump)
+
+
+def _compare(job: Job, dump: Dump) -> Turn:
+    """No more digests are awaited: what they agree on must be written, else all that differs."""
+    groups: dict[str, list[int]] = {}
+    for rank, digest in sorted(dump.digests.items()):
+        groups.setdefault(digest, []).append(rank)
+    ranked = sorted(groups, key=lambda digest: (-len(groups[digest]), groups[digest][0]))
+    is_settled = bool(ranked) and 2 * len(groups[ranked[0]]) > len(dump.digests)
+    wanted = ranked[:1] if is_settled else ranked
+    able = holders(job, dump)
+    for digest in wanted:
+        alike = tuple(rank for rank in able if dump.digests.get(rank) == digest)
+        if alike and digest not in dump.written:
+            writers = alike if is_settled and job.rules.split else alike[:1]
+            why = f"what {listed(groups[digest])} said to hold is not written yet"
+            return order(job, dump, writers, why)
+    complete = [digest for digest in wanted if digest in dump.written]
+    if complete:
+        return _commit(job, dump, complete, [groups[digest] for digest in ranked], is_settled)
+    unknown = tuple(rank for rank in able if rank not in dump.digests)
+    if unknown:
+        return order(job, dump, unknown[:1], trouble(dump))
+    lost = "those that held the majority's state are gone; " if dump.written else ""
+    return give_up(job, dump, f"{lost}{trouble(dump)}")
+
+
+def _commit(
+    job: Job, dump: Dump, complete: Sequence[str], groups: Sequence[list[int]], is_settled: bool
+) -> Turn:
+    variants = tuple(dump.written[digest] for digest in complete)
+    odd: tuple[int, ...] = ()
+    if len(variants) == 1:
+        mine = complete[0]
+        odd = tuple(sorted(rank for rank, digest in dump.digests.items() if digest != mine))
+    remark = ""
+    if is_settled and odd:
+        remark = f"; {listed(odd)} held another state than the majority"
+    elif odd or len(variants) > 1:
+        sides = " against ".join(listed(group) for group in groups)
+        kept = "each state is kept" if not odd else f"only that of {listed(variants[0])} is kept"
+        remark = f"; the replicas differ without a majority ({sides}): {kept}"
+    dump = replace(dump, is_ordered=True, remark=remark)
+    why = (
+        f"step {dump.step} is written by {' and '.join(listed(each) for each in variants)}{remark}"
+    )
+    commit = ev.CommitDump(dump.id, dump.step, dump.place, variants, odd, why)
+    return Turn(
+        replace(job, dump=dump), Condition.WRITTEN, (commit, renew(job, JobState.COMMITTING))
+    )
+
+
+def order(
+    job: Job,
+    dump: Dump,
+    writers: tuple[int, ...],
+    reason: str,
+    digesters: tuple[int, ...] = (),
+) -> Turn:
+    """Let them write; what was ordered to be written before counts no more."""
+    dump = replace(
+        dump,
+        round=dump.round + 1,
+        writers=writers,
+        writing=frozenset(writers),
+        digesting=(dump.digesting | frozenset(digesters)) - frozenset(writers),
+    )
+    save = ev.SaveRanks(
+        dump.id, dump.step, writers, digesters, dump.place, reason, round=dump.round
+    )
+    return Turn(replace(job, dump=dump), Condition.ANSWERS_AWAITED, (save, renew(job)))
+
+
+def renew(job: Job, state: JobState = JobState.DUMPING) -> ev.SetDeadline:
+    """Something moved: the dump is slow, not stuck."""
+    return ev.SetDeadline(state, job.attempt, job.rules.dump_s)
+
+
+def give_up(job: Job, dump: Dump, why: str) -> Turn:
+    """The newest step is lost, for the reason in ``why``."""
+    return end(job, dump, lament(job, max(dump.step, job.newest_step()), why))
+
+
+def lament(job: Job, step: int, why: str) -> str:
+    """That ``step`` is lost and why, and what remains."""
+    kept = job.kept()
+    lost = "no newer step is saved" if kept else "no step is saved"
+    if step > max(job.saved_step, 0):
+        lost = f"step {step} is not saved"
+    return "; ".join(words for words in (f"{lost}: {why}", kept) if words)
+
+
+def end(job: Job, dump: Dump, outcome: str) -> Turn:
+    """No more of this dump; ``outcome``: what became of the attempt's state, in words."""
+    job = replace(job, dump=dump, outcome=outcome)
+    return Turn(job, Condition.GIVEN_UP, (ev.AbandonDump(dump.id, outcome),))
+
+
+def holders(job: Job, dump: Dump) -> tuple[int, ...]:
+    """Ranks that can write the dump's step, the quickest first, the busy ones last."""
+    reachable = job.reachable()
+    able = [
+        rank
+        for rank, answer in dump.answers.items()
+        if answer.is_whole
+        and answer.step == dump.step
+        and rank in reachable
+        and rank not in dump.failed
+    ]
+    return tuple(sorted(able, key=dump.digesting.__contains__))
+
+
+def without(dump: Dump, ranks: Iterable[int], why: str) -> Dump:
+    """These ranks do no more of it; if one of them was to write, the order to write has failed."""
+    out = frozenset(ranks)
+    failed = {**dump.failed, **dict.fromkeys(sorted(out), why)}
+    dump = replace(dump, failed=failed, digesting=dump.digesting - out)
+    return replace(dump, writers=(), writing=frozenset()) if out & dump.writing else dump
+
+
+def next_place(dump: Dump) -> Dump:
+    """Nothing is written in the next place, yet."""
+    return replace(dump, place=dump.place + 1, written={}, writers=(), writing=frozenset())
+
+
+def trouble(dump: Dump) -> str:
+    """What went wrong so far."""
+    failed = described(dump.failed.items())
+    return "; ".join(words for words in (*dump.full, failed) if words) or "nobody is left to write"

@@ -1,0 +1,208 @@
+"""The dump's part of the decisions: freeze, choose a step, write, compare, commit.
+
+Pure, like the controller, which asks here and moves the job by the answer. Theory in five lines:
+
+* only ranks that said they are whole at one step write it, and all of a dump is of that step;
+* every holder's digest is compared before the commit: the majority is right; without one, all
+  that differs is kept;
+* a writer that fails is replaced by another holder and never asked again, a folder that fails by
+  the next place; both are finite, so a dump ends;
+* an order to write replaces the one before it, answers to which no longer count;
+* a dump that was begun is either committed or abandoned, with the reason in words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent import events as ev
+from agent.dump_plan import (
+    Turn,
+    advance,
+    end,
+    give_up,
+    holders,
+    lament,
+    next_place,
+    order,
+    trouble,
+    without,
+)
+from agent.job import Dump, Job
+from agent.state import Condition, JobState, RankState
+from agent.words import described
+
+CHANGED = "said two different things about one step"
+
+
+def freeze(job: Job, reason: str) -> Turn:
+    """Begin: whoever can be asked stands still. Somebody must be reachable."""
+    ranks = job.reachable()
+    dump = Dump(1 if job.dump is None else job.dump.id + 1, ranks)
+    actions = (
+        ev.FreezeRanks(ranks, dump.id, reason),
+        ev.SetDeadline(JobState.FREEZING, job.attempt, job.rules.freeze_s),
+    )
+    return Turn(replace(job, dump=dump), Condition.STATE_HELD, actions)
+
+
+def note_frozen(job: Job, event: ev.RankFrozen) -> Job:
+    """A rank stands still. One that says so late may still stand in for another."""
+    dump = _dump(job)
+    return replace(job, dump=replace(dump, answers={**dump.answers, event.rank: event}))
+
+
+def choose(job: Job, *, is_late: bool = False) -> Turn:
+    """While freezing: once all have answered, or it is too late, the newest whole step."""
+    dump = _dump(job)
+    reachable = job.reachable()
+    if not is_late and any(rank in reachable and rank not in dump.answers for rank in dump.asked):
+        return Turn(job, Condition.ANSWERS_AWAITED)
+    answers = [dump.answers[rank] for rank in reachable if rank in dump.answers]
+    whole = [answer.step for answer in answers if answer.is_whole]
+    if not whole:
+        return give_up(job, dump, f"no rank holds it whole: {why_not_whole(job, dump)}")
+    step = max(whole)
+    if step <= max(job.saved_step, 0):
+        return end(job, dump, job.kept() or "no step was committed yet, there is nothing to save")
+    dump = replace(dump, step=step)
+    able = holders(job, dump)
+    writers = able if job.rules.split else able[:1]
+    digesters = able[len(writers) :]
+    why = f"step {step} is the newest that a rank holds whole"
+    return order(job, dump, writers, why, digesters)._replace(condition=Condition.WHOLE)
+
+
+def hear(job: Job, event: ev.ShardWritten | ev.StateDigested) -> Turn:
+    """While dumping: a rank wrote its part, or says what it holds."""
+    dump = _dump(job)
+    rank, digest = event.rank, event.digest
+    is_writer = isinstance(event, ev.ShardWritten)
+    if dump.digests.get(rank, digest) != digest:
+        return advance(job, without(dump, (rank,), CHANGED))
+    digests = {**dump.digests, rank: digest}
+    if not is_writer:
+        return advance(job, replace(dump, digests=digests, digesting=dump.digesting - {rank}))
+    dump = replace(dump, digests=digests, writing=dump.writing - {rank})
+    if not dump.writing and all(digests[writer] == digest for writer in dump.writers):
+        dump = replace(dump, written={**dump.written, digest: dump.writers})
+    return advance(job, dump)
+
+
+def hear_failure(job: Job, event: ev.SaveFailed) -> Turn:
+    """While dumping: a rank could not; another one can, or another place."""
+    dump = _dump(job)
+    if event.is_place and event.rank in dump.writing:
+        full = replace(dump, full=(*dump.full, event.why))
+        if dump.place + 1 < job.rules.places:
+            return advance(job, next_place(full))
+        if not dump.written:  # else what is complete is kept
+            return give_up(job, full, trouble(full))
+    return advance(job, without(dump, (event.rank,), f"failed ({event.why})"))
+
+
+def lose(job: Job, rank: int, why: str) -> Turn:
+    """While dumping: a rank is gone, or cannot be reached any more."""
+    return advance(job, without(_dump(job), (rank,), why))
+
+
+def lose_patience(job: Job) -> Turn:
+    """While dumping: nothing moved for too long. The writers are to blame, or else the others."""
+    dump = _dump(job)
+    why = f"made no progress in {job.rules.dump_s:g} s"
+    return advance(job, without(dump, dump.writing or dump.digesting, why))
+
+
+def note_commit(job: Job, event: ev.DumpCommitted) -> Job:
+    """The dump is complete, even if that is heard after it was given up."""
+    dump = replace(_dump(job), is_committed=True)
+    job = replace(job, dump=dump, resume=event.path, saved_step=dump.step)
+    if job.state in {JobState.COMMITTING, JobState.STOPPING, JobState.KILLING}:
+        return replace(job, outcome=f"{job.kept()}{dump.remark}")
+    return job  # the next attempt has begun
+
+
+def hear_commit_failure(job: Job, event: ev.CommitFailed) -> Turn:
+    """While committing: everything again in the next place, or the end of it."""
+    dump = replace(_dump(job), is_ordered=False)
+    if not event.is_place:
+        return give_up(job, dump, f"its manifest failed ({event.why})")
+    dump = replace(dump, full=(*dump.full, event.why))
+    if dump.place + 1 < job.rules.places:
+        return advance(job, next_place(dump))
+    return give_up(job, dump, trouble(dump))
+
+
+def give_up_commit(job: Job) -> Turn:
+    """While committing: nothing moved for too long."""
+    return give_up(job, _dump(job), f"its commit made no progress in {job.rules.dump_s:g} s")
+
+
+def abandon(job: Job, why: str) -> Turn:
+    """At any time: no more of it."""
+    return give_up(job, _dump(job), why)
+
+
+def mourn(job: Job) -> Job:
+    """Nobody can be asked: say so before the ranks' ends hide why."""
+    why = f"no rank can be asked: {why_not_whole(job)}"
+    return replace(job, outcome=lament(job, job.newest_step(), why))
+
+
+def why_not_whole(job: Job, dump: Dump | None = None) -> str:
+    """Every rank with the reason why it cannot save the state; ``dump``: the answers it got."""
+
+    def fact(rank: int) -> str:
+        answer = None if dump is None else dump.answers.get(rank)
+        if job.ranks[rank] is not RankState.RUNNING:
+            return "ended"
+        if rank not in job.guarded:
+            return "registered no state"
+        if rank in job.unreachable:
+            return "let go of its state"
+        if answer is None:
+            return f"did not answer within {job.rules.freeze_s:g} s"
+        return f"cannot save it ({answer.why or 'torn'})"
+
+    return described((rank, fact(rank)) for rank in job.ranks)
+
+
+def is_news(job: Job, event: DumpEvent) -> bool:
+    """Whether an event is about the present dump, awaited, and was not heard before."""
+    dump, state = job.dump, job.state
+    if dump is None or event.dump_id != dump.id:
+        return False
+    match event:
+        case ev.DumpCommitted():  # after the dump was given up it is as complete as any
+            return dump.is_ordered and not dump.is_committed
+        case ev.CommitFailed():
+            return state is JobState.COMMITTING
+        case ev.RankFrozen(rank=rank):
+            is_due = state in {JobState.FREEZING, JobState.DUMPING}  # late, it may still help out
+            return is_due and rank in dump.asked and rank not in dump.answers
+        case ev.DumpProgressed() if state is JobState.COMMITTING:
+            return True
+        case ev.ShardWritten(rank=rank) | ev.SaveFailed(rank=rank) if rank in dump.writing:
+            return state is JobState.DUMPING and event.round == dump.round
+        case ev.StateDigested(rank=rank) | ev.SaveFailed(rank=rank):
+            return state is JobState.DUMPING and rank in dump.digesting
+        case ev.DumpProgressed(rank=rank):
+            return state is JobState.DUMPING and rank in dump.writing | dump.digesting
+        case _:
+            return False
+
+
+DumpEvent = (
+    ev.RankFrozen
+    | ev.ShardWritten
+    | ev.StateDigested
+    | ev.SaveFailed
+    | ev.DumpProgressed
+    | ev.DumpCommitted
+    | ev.CommitFailed
+)
+
+
+def _dump(job: Job) -> Dump:
+    assert job.dump is not None
+    return job.dump

@@ -1,0 +1,68 @@
+"""Whether a failed attempt is followed by another one: the budget, and no crash loops. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from agent.job import Job
+from agent.state import Condition
+from agent.words import signal_name
+
+
+class Verdict(NamedTuple):
+    """The job with its attempt counted, the answer for the table, and why."""
+
+    job: Job
+    condition: Condition
+    reason: str
+
+
+def judge(job: Job) -> Verdict:
+    """After an attempt's last rank is gone: stay stopped, try again, or fail."""
+    if job.stop_signal is not None:
+        reason = f"stopped by {signal_name(job.stop_signal)}{fate(job)}"
+        return Verdict(job, Condition.STOP_WANTED, reason)
+    job, told = _counted(job), fate(job)
+    failure, rules = job.failure or "unknown", job.rules
+    if job.stalled >= rules.stalls:
+        after = f" after step {job.best_step}" if job.best_step > 0 else ""
+        why = f"{job.stalled} attempts in a row reached no commit{after}"
+        return Verdict(job, Condition.HOPELESS, f"{failure}: {why}{told}")
+    if job.attempt >= rules.max_restarts:
+        spent = f" (all {rules.max_restarts} restarts are spent)" if rules.max_restarts else ""
+        return Verdict(job, Condition.BUDGET_SPENT, f"{failure}{spent}{told}")
+    if job.has_hooks and not rules.restarts_explicit and job.attempt == 0 and job.best_step == 0:
+        why = "before the first commit, so a restart would meet the same"
+        reason = f"{failure}, {why}: give --max-restarts to try nevertheless"
+        return Verdict(job, Condition.HOPELESS, reason)
+    reason = f"restart {job.attempt + 1} of {rules.max_restarts}: {failure}{told}"
+    return Verdict(job, Condition.BUDGET_LEFT, reason)
+
+
+def _counted(job: Job) -> Job:
+    """An attempt reached something new, or one more in a row did not."""
+    newest = job.newest_step()
+    if not job.has_hooks:
+        return job
+    if newest > job.best_step:
+        return replace(job, best_step=newest, stalled=0)
+    return replace(job, stalled=job.stalled + 1)
+
+
+def fate(job: Job) -> str:
+    """What became of the state, as the end of a reason; empty if nothing ever was to be saved."""
+    told = job.outcome
+    if not told:
+        newest, kept = job.newest_step(), job.kept()
+        lost = f"step {newest} is not saved" if newest > max(job.saved_step, 0) else ""
+        if not lost and not kept and job.has_hooks:
+            lost = "no step was committed"
+        told = "; ".join(words for words in (lost, kept) if words)
+    return f"; {told}" if told else ""
+
+
+def lost(job: Job) -> str:
+    """Why the newest step that the last attempt reached is not saved; empty if it is."""
+    told, kept = fate(job).removeprefix("; "), job.kept()
+    return "" if kept and told.startswith(kept) else told.removesuffix(f"; {kept}")

@@ -1,0 +1,201 @@
+"""Guards the state of a job's ranks: what their hooks say becomes events, decisions become words.
+
+The lines are ``agent.links``, greetings ``agent.greeting``, dumps ``agent.saving``. Nothing is
+decided here but one thing: a rank that wants to leave is let go, unless a dump may need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from agent import events as ev
+from agent.greeting import Greeting
+from agent.journal import Journal
+from agent.links import Links, Said
+from agent.pages import Pages
+from agent.saving import Saving
+from agent.scribe import Scribe
+from agent.spec import JobSpec
+from agent.state import JobState
+from agent.worker import Worker, is_exiting
+from worker_hooks import protocol
+
+HOLDING = frozenset({JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING})
+CLOSE_S = 5.0  # for file work that nobody waits for any more
+
+Action = ev.FreezeRanks | ev.SaveRanks | ev.CommitDump | ev.AbandonDump | ev.ReleaseRanks
+
+
+class Ward(Protocol):
+    """The supervisor, as far as it is needed here."""
+
+    def post(self, event: ev.Event) -> None:
+        """Decide on an event."""
+
+    def settle(self) -> None:
+        """Take in every start and death that has happened already."""
+
+    def worker(self, rank: int) -> Worker:
+        """A rank of the present attempt."""
+
+    def spare(self, pid: int) -> None:
+        """If the agent dies, this process is to be left its time to save."""
+
+
+class Safeguard:
+    """The agent's side of the hooks, for a whole job."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        fallback: Path,
+        door: socket.socket,
+        journal: Journal,
+        say: Callable[[str], None],
+        keep_place: Callable[[str], None],
+    ) -> None:
+        """Take the parts; nothing is heard before :meth:`attach`.
+
+        Args:
+            spec: the job.
+            fallback: where dumps go when the script's folder cannot be written.
+            door: where hooks connect to.
+            journal: what is written about the run.
+            say: tells people one sentence.
+            keep_place: remembers a folder that the run saves into; does file work.
+        """
+        self._is_off = not spec.dump.ttp
+        self._links = Links(door, spec.ranks_here, journal)
+        self._pages = Pages()
+        self._greeting = Greeting(spec.dump, fallback, self._links, say, keep_place)
+        self._saving = Saving(spec, fallback, self._links, self._pages, self._greeting, say)
+        self._state = JobState.NEW
+        self._attempt = 0
+        self._steps: dict[int, int] = {}  # rank -> its step when it registered
+        self._leaving: set[int] = set()
+        self._raised: set[int] = set()
+
+    def attach(self, loop: asyncio.AbstractEventLoop, ward: Ward) -> None:
+        """Listen on ``loop``."""
+        self._ward = ward
+        self._scribe = Scribe(loop.call_soon_threadsafe)
+        self._saving.attach(self._scribe, ward.post)
+        self._links.attach(loop, self._on_message, self._on_lost)
+
+    def begin(self, attempt: int, resume: str) -> None:
+        """An attempt begins; ``resume``: the checkpoint it goes on from, or empty."""
+        self._attempt = attempt
+        self._links.begin(attempt)
+        self._greeting.begin(attempt, resume)
+        self._saving.begin(attempt)
+
+    def end_attempt(self) -> None:
+        """Every rank is gone."""
+        self._links.begin(-1)
+        self._pages.clear()
+        self._steps.clear()
+        self._leaving.clear()
+        self._raised.clear()
+
+    def close(self) -> None:
+        """The job is over."""
+        self._links.close()
+        self._scribe.close(CLOSE_S)
+
+    def decided(self, state: JobState) -> None:
+        """The job is in this state now."""
+        self._state = state
+        if self._leaving and state not in HOLDING:
+            leaving, self._leaving = sorted(self._leaving), set()
+            for rank in leaving:
+                self._links.send(rank, protocol.Release(f"the job is {state.value}"))
+
+    def hear_out(self, rank: int) -> int | None:
+        """Take in what a dead rank said last; its newest commit, if it had any."""
+        self._links.hear_out(rank)
+        self.refresh({rank: self._ward.worker(rank)})
+        step = self._pages.newest_step(rank)
+        return self._steps.get(rank) if step is None else step
+
+    def refresh(self, workers: Mapping[int, Worker]) -> None:
+        """Note in ``workers`` how far they are."""
+        for rank, beat in self._pages.beats(workers).items():
+            workers[rank].beat = beat
+
+    def act(self, action: Action) -> None:
+        """Do what was decided."""
+        match action:
+            case ev.FreezeRanks():
+                self._saving.freeze(action)
+            case ev.SaveRanks():
+                self._saving.save(action)
+            case ev.CommitDump():
+                self._saving.commit(action)
+            case ev.AbandonDump():
+                self._saving.abandon()
+            case ev.ReleaseRanks():
+                for rank in action.ranks:
+                    self._ward.worker(rank).is_released = rank in self._raised
+                    self._links.send(rank, protocol.Release(action.reason))
+
+    # --- what ranks say -------------------------------------------------------------------------
+
+    def _on_message(self, message: Said, fds: list[int]) -> None:
+        if isinstance(message, protocol.Registered):
+            self._register(message, fds)
+            return
+        for fd in fds:
+            os.close(fd)
+        match message:
+            case protocol.Hello():
+                self._greeting.greet(message, self._scribe)
+            case protocol.Raised(rank, attempt, error):
+                self._ward.settle()
+                self._raised.add(rank)
+                text = error.encode(errors="replace").decode()  # JSON spells half surrogates, too
+                self._ward.post(ev.RankRaised(rank, attempt, text))
+            case protocol.Leaving(rank):
+                self._leave(rank)
+            case protocol.Finished(rank, attempt):
+                self._ward.settle()
+                self._ward.post(ev.RankUnreachable(rank, attempt))
+            case _:
+                self._saving.hear(message)
+
+    def _register(self, message: protocol.Registered, fds: list[int]) -> None:
+        rank = message.rank
+        try:
+            if len(fds) != 1:
+                raise ValueError(f"rank {rank} sent {len(fds)} pages")  # noqa: TRY301
+            self._pages.keep(rank, message.attempt, fds.pop())
+        except (ValueError, OSError) as error:
+            self._links.drop(rank, str(error))
+            return
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if self._is_off:
+            return
+        self._ward.settle()  # its start may not have been announced yet
+        self._steps[rank] = message.step
+        self._ward.spare(self._links.pid(rank))
+        self._ward.post(ev.RankRegistered(rank, message.attempt, message.step))
+
+    def _leave(self, rank: int) -> None:
+        self._ward.settle()  # a death that happened before may make its state the last one
+        if self._state in HOLDING:
+            self._leaving.add(rank)
+        else:
+            self._links.send(rank, protocol.Release("nothing is to be saved"))
+
+    def _on_lost(self, rank: int, pid: int) -> None:
+        self._leaving.discard(rank)
+        self._ward.settle()
+        worker = self._ward.worker(rank)
+        if worker.exit_code is None and not (pid == worker.pid and is_exiting(pid)):
+            self._ward.post(ev.RankUnreachable(rank, self._attempt))

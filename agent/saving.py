@@ -1,0 +1,261 @@
+"""Carries out a dump that was decided: orders to the ranks, their answers as events, the commit."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from agent import events as ev
+from agent.announcement import sentences
+from agent.dump import Draft, Order, Saved
+from agent.greeting import Greeting
+from agent.links import Links
+from agent.pages import Pages
+from agent.scribe import Scribe
+from agent.spec import JobSpec
+from worker_hooks import protocol
+from worker_hooks.layout import DumpLayout
+
+PROGRESS_S = 0.5  # between two signs of life of the scribe
+_FILE = re.compile(r"rank_(\d+)/[\w.-]+\.safetensors")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Answer = (
+    protocol.Frozen | protocol.Written | protocol.Digested | protocol.SaveFailed | protocol.Progress
+)
+
+
+class _Dump(NamedTuple):
+    """A dump under way in one place."""
+
+    action: ev.SaveRanks  # the first order
+    draft: Draft
+    began_s: float  # monotonic
+
+
+class Saving:
+    """At most one dump at a time."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        fallback: Path,
+        links: Links,
+        pages: Pages,
+        greeting: Greeting,
+        say: Callable[[str], None],
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            spec: the job.
+            fallback: where dumps go when the script's folder cannot be written.
+            links: carry the orders.
+            pages: hold the ranks' private state.
+            greeting: knows where ranks save to.
+            say: tells people one sentence.
+        """
+        self._spec = spec
+        self._fallback = fallback
+        self._links = links
+        self._pages = pages
+        self._greeting = greeting
+        self._say = say
+        self._attempt = 0
+        self._dump_id = -1
+        self._dump: _Dump | None = None
+        self._is_begun = False  # its folder is there
+        self._frozen_s = 0.0  # monotonic: the order to freeze
+        self._order: ev.SaveRanks | None = None  # the newest
+        self._owed: defaultdict[int, deque[int]] = defaultdict(deque)  # rank -> rounds to answer
+        self._written: dict[int, protocol.Written] = {}
+
+    def attach(self, scribe: Scribe, post: Callable[[ev.Event], None]) -> None:
+        """``scribe`` does the file work, ``post`` decides on events."""
+        self._scribe = scribe
+        self._post = post
+
+    def begin(self, attempt: int) -> None:
+        """An attempt begins."""
+        self._attempt = attempt
+
+    # --- what is decided ------------------------------------------------------------------------
+
+    def freeze(self, action: ev.FreezeRanks) -> None:
+        """Order ranks to begin no update."""
+        if action.dump_id != self._dump_id:
+            self._dump_id = action.dump_id
+            self._frozen_s = time.monotonic()
+            self._owed.clear()
+            self._written.clear()
+        for rank in action.ranks:
+            grace_s = self._spec.dump.update_grace_s
+            self._links.send(rank, protocol.Freeze(action.dump_id, grace_s))
+
+    def save(self, action: ev.SaveRanks) -> None:
+        """Order ranks to write or digest, once the folder is there."""
+        dump = self._dump
+        if dump is not None and _place(dump.action) == _place(action):
+            self._order = action
+            if self._is_begun:
+                self._tell(dump.draft)
+            return
+        self.abandon()
+        self._order = action
+        place = str(self._fallback) if action.place else self._greeting.place(action.writers)
+        if not place:
+            self._fail(action, "the script names no ckpt_save_path")
+            return
+        layout = DumpLayout.of_step(Path(place), action.step)
+        draft = Draft(layout, action.step, self._spec.ranks_here, self._pages.all())
+        self._is_begun = False
+        begun = self._dump = _Dump(action, draft, time.monotonic())
+        self._scribe.do(draft.begin, lambda done: self._on_begun(begun, done))
+
+    def _on_begun(self, dump: _Dump, done: Exception | None) -> None:
+        if self._dump is not dump or self._order is None:
+            return
+        if done is not None:
+            self._fail(self._order, _words(done))
+            return
+        self._is_begun = True
+        self._tell(dump.draft)
+        pace = _Pace(self._scribe, self._advance)
+        self._scribe.do(lambda: dump.draft.write_private(pace), lambda _: None)
+
+    def _advance(self) -> None:
+        if self._order is not None:
+            self._post(ev.DumpProgressed(self._order.writers[0], self._order.dump_id))
+
+    def _fail(self, action: ev.SaveRanks, why: str) -> None:
+        self._post(ev.SaveFailed(action.writers[0], action.dump_id, why, True, action.round))
+
+    def _tell(self, draft: Draft) -> None:
+        action = self._order
+        assert action is not None
+        order = protocol.Save(action.dump_id, action.step, str(draft.layout.unfinished))
+        for rank in action.digesters:
+            self._owed[rank].append(action.round)
+            self._links.send(rank, order)
+        for part, rank in enumerate(action.writers):
+            self._owed[rank].append(action.round)
+            self._links.send(rank, order._replace(part=part, parts=len(action.writers)))
+
+    def commit(self, action: ev.CommitDump) -> None:
+        """Complete the dump; answered by exactly one DumpCommitted or CommitFailed."""
+        dump = self._dump
+        if dump is None:
+            self._post(ev.CommitFailed(action.dump_id, "it was given up", is_place=False))
+            return
+        order = Order(
+            written=dict(self._written),
+            variants=action.variants,
+            odd=action.odd,
+            world_size=self._spec.world_size,
+            attempt=self._attempt,
+            record_id=self._spec.record_id,
+            reason=action.reason,
+        )
+        began_s = time.monotonic()
+        self._scribe.do(
+            lambda: dump.draft.commit(order),
+            lambda done: self._on_committed(dump, action, began_s, done),
+        )
+
+    def _on_committed(
+        self, dump: _Dump, action: ev.CommitDump, began_s: float, done: Saved | Exception
+    ) -> None:
+        if isinstance(done, Exception):
+            is_place = isinstance(done, OSError)
+            self._post(ev.CommitFailed(action.dump_id, _words(done), is_place))
+            return
+        if self._dump is dump:
+            self._dump = None
+        now_s = time.monotonic()
+        for sentence in sentences(action, done, now_s - self._frozen_s):
+            self._say(sentence)
+        self._post(
+            ev.DumpCommitted(
+                action.dump_id,
+                done.path,
+                nbytes=done.nbytes,
+                write_s=round(began_s - dump.began_s, 4),
+                commit_s=round(now_s - began_s, 4),
+            )
+        )
+
+    def abandon(self) -> None:
+        """Give up the dump under way, if any, and remove what was written of it."""
+        self._order = None
+        if self._dump is not None:
+            draft, self._dump = self._dump.draft, None
+            draft.abandon()
+            self._scribe.do(draft.remove, lambda _: None)
+
+    # --- what ranks answer ----------------------------------------------------------------------
+
+    def hear(self, answer: Answer) -> None:
+        """Turn an answer into an event, if it is of the present dump.
+
+        A rank answers its orders to save one after the other, each once.
+        """
+        if answer.dump_id != self._dump_id:
+            return
+        match answer:
+            case protocol.Frozen(rank, _, dump_id, step, is_whole, why):
+                self._post(ev.RankFrozen(rank, dump_id, step, is_whole, _clean(why)))
+            case protocol.Progress(rank, _, dump_id):
+                self._post(ev.DumpProgressed(rank, dump_id))
+            case _ if not self._owed[answer.rank]:
+                self._links.drop(answer.rank, f"nobody asked: {answer}"[:300])
+            case protocol.Written():
+                self._on_written(answer, self._owed[answer.rank].popleft())
+            case protocol.Digested(rank, _, dump_id, digest):
+                self._owed[rank].popleft()
+                self._post(ev.StateDigested(rank, dump_id, digest))
+            case protocol.SaveFailed(rank, _, dump_id, why, is_place):
+                number = self._owed[rank].popleft()
+                self._post(ev.SaveFailed(rank, dump_id, _clean(why), is_place, number))
+
+    def _on_written(self, written: protocol.Written, number: int) -> None:
+        file = _FILE.fullmatch(written.file)
+        is_ours = file is not None and int(file[1]) == written.rank
+        if not is_ours or not _SHA256.fullmatch(written.sha256) or written.nbytes < 0:
+            self._links.drop(written.rank, f"it wrote what cannot be: {written}"[:300])
+            return
+        self._written[written.rank] = written
+        self._post(ev.ShardWritten(written.rank, written.dump_id, written.digest, number))
+
+
+class _Pace:
+    """Tells of progress now and then; called in the scribe's thread."""
+
+    def __init__(self, scribe: Scribe, tell: Callable[[], None]) -> None:
+        self._scribe = scribe
+        self._tell = tell
+        self._next_s = time.monotonic() + PROGRESS_S
+
+    def __call__(self, _nbytes: int) -> None:
+        if time.monotonic() > self._next_s:
+            self._next_s = time.monotonic() + PROGRESS_S
+            self._scribe.tell(self._tell)
+
+
+def _place(action: ev.SaveRanks) -> tuple[int, int, int]:
+    return action.dump_id, action.step, action.place
+
+
+def _clean(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON may spell and no stream can encode."""
+    return text.encode(errors="replace").decode()
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError):
+        where = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror or error}{where}"
+    return repr(error)

@@ -1,0 +1,95 @@
+"""An attempt begins, is stopped, is killed; and what follows when no rank is alive.
+
+Pure. Every move goes through the table; nothing is ordered for a rank that is not alive.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agent import events as ev
+from agent.job import Job
+from agent.restarts import judge
+from agent.state import Condition, JobState, RankState, next_state
+
+FAILED_EXIT = 1
+SIGNAL_EXIT_BASE = 128  # the shell's convention: 128 + signal
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The job after an event, what to do, and whether the event was only noted."""
+
+    job: Job
+    actions: tuple[ev.Action, ...] = ()
+
+
+def move(job: Job, event: ev.Event, condition: Condition) -> Job:
+    """The job in the state that the table names.
+
+    Raises:
+        KeyError: it names none.
+    """
+    return replace(job, state=next_state(job.state, type(event).__name__, condition))
+
+
+def begin(job: Job, reason: str) -> Decision:
+    """Start every rank; what the last attempt's ranks told is forgotten."""
+    begun = replace(
+        job,
+        ranks=dict.fromkeys(job.rules.ranks, RankState.PENDING),
+        failure=None,
+        is_failure_raised=False,
+        guarded={},
+        raised=frozenset(),
+        unreachable=frozenset(),
+        outcome="",
+    )
+    deadline = ev.SetDeadline(JobState.STARTING, job.attempt, job.rules.start_s)
+    return Decision(begun, (ev.StartAttempt(job.attempt, reason, job.resume), deadline))
+
+
+def stop(job: Job, signum: int, reason: str) -> Decision:
+    """Ask ranks to leave; those held at their top leave with their own traceback and code."""
+    job = replace(job, sent_signal=signum)
+    running = job.having(RankState.RUNNING)
+    asked = [rank for rank in running if rank not in job.raised]
+    held = tuple(rank for rank in running if rank in job.raised)
+    actions: tuple[ev.Action, ...] = signal_ranks(asked, signum, reason)
+    if held:
+        actions += (ev.ReleaseRanks(held, reason),)
+    if job.having(RankState.PENDING):
+        actions += (ev.CancelStarts(reason),)
+    deadline = ev.SetDeadline(JobState.STOPPING, job.attempt, job.rules.grace_s)
+    return Decision(job, (*actions, deadline))
+
+
+def kill(job: Job, reason: str) -> Decision:
+    """No more asking."""
+    deadline = ev.SetDeadline(JobState.KILLING, job.attempt, job.rules.kill_s)
+    actions: tuple[ev.Action, ...] = signal_ranks(
+        job.having(RankState.RUNNING), signals.SIGKILL, reason
+    )
+    if job.having(RankState.PENDING):
+        actions += (ev.CancelStarts(reason, now=True),)
+    return Decision(job, (*actions, deadline))
+
+
+def all_gone(job: Job, event: ev.Event) -> Decision:
+    """No rank is alive: restart, fail, or stay stopped."""
+    job, condition, reason = judge(job)
+    moved = move(job, event, condition)
+    if condition is Condition.BUDGET_LEFT:
+        begun = begin(replace(moved, attempt=job.attempt + 1), reason)
+        return Decision(begun.job, (ev.Sweep(reason), *begun.actions))
+    exit_code = FAILED_EXIT
+    if job.stop_signal is not None:
+        exit_code = SIGNAL_EXIT_BASE + job.stop_signal
+    return Decision(moved, (ev.Sweep(reason), ev.Finish(moved.state, exit_code, reason)))
+
+
+def signal_ranks(ranks: Sequence[int], signum: int, reason: str) -> tuple[ev.Action, ...]:
+    """The action, unless there is nobody to signal."""
+    return (ev.SignalRanks(tuple(ranks), signum, reason),) if ranks else ()

@@ -1,0 +1,216 @@
+"""Holds a drill's history against the undisturbed run's and judges it. Pure: facts in, words out.
+
+What is promised: the faults strike, the job ends well by itself, no step is lost, and what every
+rank computed is the same to the last bit. A stop, moreover, must disturb nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent.ranges import format_ranges
+from msrun.drill_history import History, Life, Strike
+from worker_hooks.fault import Deed, Fault
+
+_NOTICED = frozenset({"WorkerExited", "RankRaised", "RankUnreachable"})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A drill's line. Seconds after the first strike; ``None``: it did not happen."""
+
+    fault: str
+    noticed_s: float | None = None
+    frozen_s: float | None = None
+    dump_s: float | None = None  # from the order to save to the rename
+    dump_bytes: int | None = None
+    step_saved: int | None = None
+    steps_lost: int | None = None
+    training_s: float | None = None  # until every rank has committed its next step
+    weights_equal: bool = False
+    runs: int = 1  # of msrun: more than one when it had to be resumed
+    took_s: float = 0.0
+    broken: tuple[str, ...] = ()  # promises, in words
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        return "; ".join(self.broken) or "nothing lost"
+
+
+def judge(
+    faults: Sequence[Fault],
+    reference: History,
+    history: History,
+    *,
+    exit_code: int | None,
+    runs: int = 1,
+    left: int = 0,
+    took_s: float = 0.0,
+) -> Outcome:
+    """The outcome of a drill.
+
+    Args:
+        faults: what was to strike.
+        reference: the undisturbed run.
+        history: the disturbed one.
+        exit_code: of its last msrun; ``None`` when it was called off.
+        runs: how often msrun was started.
+        left: processes that outlived the job.
+        took_s: how long it took in all.
+    """
+    lost = steps_lost(history)
+    odd = tuple(_differing(reference, history))
+    broken = [
+        *_unstruck(faults, history),
+        *_ending(history, exit_code, left, took_s),
+        *_disturbed(faults, history),
+        *([f"{lost} step{'s' if lost > 1 else ''} lost"] if lost else []),
+    ]
+    if exit_code == 0:  # else it did not get to an end that could be compared
+        broken += [*odd, *_curves(reference, history)]
+    return Outcome(
+        fault=" + ".join(fault.words for fault in faults),
+        **_timings(faults, history),
+        steps_lost=lost,
+        weights_equal=exit_code == 0 and not odd,
+        runs=runs,
+        took_s=took_s,
+        broken=tuple(broken),
+    )
+
+
+def check_reference(history: History, exit_code: int | None, world_size: int) -> str:
+    """Why the undisturbed run is nothing to compare with; empty if it is."""
+    if exit_code is None:
+        return "the undisturbed run did not end in time"
+    if exit_code != 0:
+        return f"the undisturbed run failed with exit code {exit_code}"
+    silent = [rank for rank in range(world_size) if rank not in history.finals]
+    if silent:
+        who = f"rank{'s' if len(silent) > 1 else ''} {format_ranges(tuple(silent))}"
+        return f"{who} of the undisturbed run did not train to an end with worker_hooks.TrainState"
+    return ""
+
+
+def steps_lost(history: History) -> int | None:
+    """Steps that were committed by any rank and had to be trained again, over all restarts.
+
+    ``None`` when nobody committed anything.
+    """
+    rounds = [lives for lives in history.rounds() if any(life.commits for life in lives)]
+    if not rounds:
+        return None
+    lost, newest = 0, 0
+    for lives in rounds:
+        first = min(min(life.commits) for life in lives if life.commits)
+        lost += max(0, newest + 1 - first)
+        newest = max(max(life.commits) for life in lives if life.commits)
+    return lost
+
+
+def _unstruck(faults: Sequence[Fault], history: History) -> Iterator[str]:
+    struck = {strike.number for strike in history.strikes}
+    for index, fault in enumerate(faults):
+        if index not in struck:
+            which = "the fault" if len(faults) == 1 else f"fault {index + 1} of {len(faults)}"
+            beyond = f": training ended with step {history.last_step}" if history.finals else ""
+            yield f"broken drill, {which} never struck ({fault.words}{beyond})"
+
+
+def _ending(history: History, exit_code: int | None, left: int, took_s: float) -> Iterator[str]:
+    if exit_code is None:
+        yield f"called off after {took_s:.0f} s without an end"
+    elif exit_code != 0:
+        ends = [event["reason"] for event in history.events if event["event"] == "Finish"]
+        why = f": {ends[-1]}" if ends else ""
+        yield f"the job failed with exit code {exit_code}{why}"
+    elif left:
+        yield f"{left} process{'es' if left > 1 else ''} outlived the job"
+
+
+def _disturbed(faults: Sequence[Fault], history: History) -> Iterator[str]:
+    """A stop is no death: nobody may be restarted for it."""
+    if all(fault.deed is Deed.STOP for fault in faults) and len(history.rounds()) > 1:
+        yield "a rank that only stood still was taken for dead"
+
+
+def _differing(reference: History, history: History) -> Iterator[str]:
+    for rank, expected in reference.finals.items():
+        found = history.finals.get(rank)
+        if found is None:
+            yield f"rank {rank} did not train to its end"
+        elif found.step != expected.step:
+            yield f"rank {rank} ended with step {found.step} instead of {expected.step}"
+        elif found.digest != expected.digest:
+            yield f"weights differ on rank {rank}"
+        elif found.private_digest != expected.private_digest:
+            yield f"random state or buffers differ on rank {rank}"
+
+
+def _curves(reference: History, history: History) -> Iterator[str]:
+    """The first step at which a rank's loss differs.
+
+    A rank that died before its own commit of a step that its peers could save says nothing of it.
+    """
+    for rank in reference.lives:
+        expected, found = reference.curve(rank), history.curve(rank)
+        committed = {step for life in history.lives.get(rank, ()) for step in life.commits}
+        for step, losses in sorted(expected.items()):
+            if found.get(step) != losses and (step in found or step in committed):
+                yield f"the loss of rank {rank} differs at step {step}"
+                break
+
+
+def _timings(faults: Sequence[Fault], history: History) -> dict[str, Any]:
+    """What happened when, counted from the first strike."""
+    if not history.strikes:
+        return {}
+    strike = history.strikes[0]
+    fault = faults[strike.number]
+    after = [event for event in history.events if event["time"] >= strike.time]
+    bad = [event for event in after if event.get("exit_code") != 0]  # 0: it left in peace
+    is_death = fault.deed is not Deed.STOP
+    noticed = _first(bad, _NOTICED, rank=fault.rank) if is_death else None
+    times: dict[str, Any] = {
+        "noticed_s": None if noticed is None else noticed - strike.time,
+        "training_s": _training_again(history, strike),
+    }
+    saved = [dump for dump in history.dumps if dump.time >= strike.time]
+    if saved:
+        times |= {"step_saved": saved[-1].step, "dump_bytes": saved[-1].nbytes}
+    committed = [event for event in after if event["event"] == "DumpCommitted"]
+    if committed:
+        dump_id = committed[-1]["dump_id"]
+        of_dump = [event for event in after if event.get("dump_id") == dump_id]
+        frozen = [event["time"] for event in of_dump if event["event"] == "RankFrozen"]
+        ordered = _first(of_dump, {"SaveRanks"})
+        times["frozen_s"] = max(frozen) - strike.time if frozen else None
+        times["dump_s"] = committed[-1]["time"] - ordered if ordered is not None else None
+    return times
+
+
+def _first(
+    events: Sequence[Mapping[str, Any]], names: frozenset[str] | set[str], **fields: object
+) -> float | None:
+    """When the first event with one of these names and all of these fields was."""
+    for event in events:
+        if event["event"] in names and event.items() >= fields.items():
+            return float(event["time"])
+    return None
+
+
+def _training_again(history: History, strike: Strike) -> float | None:
+    """When every rank of the last attempt had committed a step after the strike."""
+    trained = [lives for lives in history.rounds() if any(life.commits for life in lives)]
+    if not trained or len(trained[-1]) < len(history.lives):
+        return None
+    firsts = [_next_commit(life, strike.at) for life in trained[-1]]
+    return max(firsts) - strike.at if all(firsts) else None
+
+
+def _next_commit(life: Life, after: float) -> float:
+    """The first commit after a moment; 0 if there is none."""
+    return min((at for at in life.commits.values() if at > after), default=0.0)
