@@ -10,15 +10,18 @@ from collections.abc import Sequence
 from signal import SIGKILL, SIGUSR1, SIGUSR2
 from typing import TYPE_CHECKING, Any
 
+from dump_promises import BUSY, DumpWatch
+
 from agent import events as ev
-from agent.controller import Job
+from agent.job import Job
 from agent.state import JobState
 
 if TYPE_CHECKING:
     from simulator import Node
 
-WAITING = (JobState.STARTING, JobState.STOPPING, JobState.KILLING)
+WAITING = (JobState.STARTING, *BUSY, JobState.STOPPING, JobState.KILLING)
 LONGEST_ATTEMPT_S = 100.0  # starting and living; grace and kill come on top
+LONGEST_DUMP = 10.0  # times the patience, for each rank
 
 
 class BrokenPromiseError(AssertionError):
@@ -36,10 +39,14 @@ class Watch:
         self.state_since = 0.0
         self.waited_s = 0.0  # in the state before this one
         self.first_failed: int | None = None
+        self.is_first_raised = False
+        self.requests = 0  # to stop
         self.running: set[int] = set()  # ranks the controller was told are alive
         self.exits: dict[int, int] = {}
         self.heard_of: set[int] = set()  # ranks whose start was answered
         self.finish: ev.Finish | None = None
+        self.actions: Sequence[ev.Action] = ()  # the answer to what was heard last
+        self.dump = DumpWatch(self)
 
     def broken(self, promise: str) -> None:
         story = self.node.story
@@ -54,9 +61,15 @@ class Watch:
             if self.node.job != before:
                 self.broken("something changed after the end")
             return
+        self.actions = actions
+        self.dump.heard(before, event)
         match event:
             case ev.StopRequested():
                 self.asked = self.asked or event.signum
+                self.requests += 1
+            case ev.RankRaised() if event.rank in self.dump.held:
+                if self.first_failed is None and not self.told_to_stop:
+                    self.first_failed, self.is_first_raised = event.rank, True
             case ev.WorkerStarted() if self.is_news(event, self.heard_of):
                 self.heard_of.add(event.rank)
                 self.running.add(event.rank)
@@ -67,7 +80,7 @@ class Watch:
                 self.running.discard(event.rank)
                 self.exits[event.rank] = event.exit_code
                 if event.exit_code != 0:
-                    self.failed(event.rank)
+                    self.failed(event.rank, may_have_raised=event.rank in self.dump.held)
         self.moved(before.state, self.node.job.state)
         self.left_out(before, event, actions)
 
@@ -80,8 +93,13 @@ class Watch:
         expected = self.running if entered else set()
         if isinstance(event, ev.WorkerStarted) and before != self.node.job:
             expected = {event.rank}
-        signals = [each for each in actions if isinstance(each, ev.SignalRanks)]
-        missed = expected - {rank for each in signals for rank in each.ranks}
+        heard = {
+            rank
+            for each in actions
+            if isinstance(each, ev.SignalRanks | ev.ReleaseRanks)
+            for rank in each.ranks
+        }
+        missed = expected - heard
         if missed:
             self.broken(f"ranks {sorted(missed)} do not hear that the job is {now.value}")
         awaited = len(self.heard_of) < len(self.node.rules.ranks)
@@ -92,27 +110,35 @@ class Watch:
     def is_news(self, event: Any, known: Any) -> bool:
         return event.attempt == self.starts - 1 and event.rank not in known
 
-    def failed(self, rank: int) -> None:
-        if self.first_failed is None and not self.told_to_stop:
-            self.first_failed = rank
+    def failed(self, rank: int, may_have_raised: bool = False) -> None:
+        """The first is to blame; but an exception may be a consequence of a death not known yet."""
+        overrules = self.is_first_raised and not may_have_raised
+        if (self.first_failed is None or overrules) and not self.told_to_stop:
+            self.first_failed, self.is_first_raised = rank, False
 
     def moved(self, old: JobState, new: JobState) -> None:
         if old is new:
             return
-        if new is JobState.STOPPING:
+        waited_s = self.node.now - self.state_since
+        if old is JobState.FREEZING and waited_s > self.node.rules.freeze_s + 1e-6:
+            self.broken(f"frozen for {waited_s} s")
+        if new in {JobState.STOPPING, JobState.KILLING}:
             self.told_to_stop = True
-        elif new is JobState.KILLING:
-            waited_s = self.node.now - self.state_since
-            asked = [each for each in self.node.story.events if isinstance(each, ev.StopRequested)]
-            if waited_s < self.node.rules.grace_s - 1e-6 and len(asked) < 2:
+            closes = any(isinstance(each, ev.AbandonDump) for each in self.actions)
+            if self.dump.open and not closes:
+                self.broken(f"{new} while a dump is open")
+        if new is JobState.KILLING:
+            if waited_s < self.node.rules.grace_s - 1e-6 and self.requests < 2:
                 self.broken(f"killed after {waited_s} s of grace")
         self.waited_s, self.state_since = self.node.now - self.state_since, self.node.now
 
     def ordered(self, action: ev.Action) -> None:
         if self.finish is not None:
             self.broken(f"{action} after the end")
+        self.dump.ordered(action)
         match action:
             case ev.StartAttempt():
+                self.dump.start(action)
                 self.start(action)
             case ev.SignalRanks():
                 self.signal(action)
@@ -128,6 +154,7 @@ class Watch:
             case ev.Finish():
                 self.finish = action
                 self.end(action)
+                self.dump.end(action)
 
     def start(self, action: ev.StartAttempt) -> None:
         if action.attempt != self.starts:
@@ -141,6 +168,7 @@ class Watch:
         self.starts += 1
         self.told_to_stop = False
         self.first_failed = None
+        self.is_first_raised = False
         self.running.clear()
         self.exits.clear()
         self.heard_of.clear()
@@ -150,6 +178,8 @@ class Watch:
         if dead or not action.ranks:
             self.broken(f"ranks {sorted(dead)} are not alive, yet: {action}")
         state = self.node.job.state
+        if action.signum not in {SIGKILL, SIGUSR1, SIGUSR2} and self.dump.held & {*action.ranks}:
+            self.broken(f"{action}: a rank that is held would not leave with its own code")
         if action.signum == SIGKILL and state is not JobState.KILLING:
             self.broken(f"SIGKILL while {state}")
         if state is JobState.KILLING and action.signum not in {SIGKILL, SIGUSR1, SIGUSR2}:
@@ -158,9 +188,10 @@ class Watch:
     def end(self, finish: ev.Finish) -> None:
         """The exit code is what a person would say who saw it all."""
         ranks = self.node.rules.ranks
+        first = self.first_failed
         succeeded = len(self.exits) == len(ranks) and not any(self.exits.values())
         stuck = len(self.exits.keys() | (self.heard_of - self.running)) < len(ranks)
-        if succeeded and not self.told_to_stop:
+        if succeeded and not self.told_to_stop and first is None:
             expected = (JobState.SUCCEEDED, 0)
         elif stuck or self.asked is None:
             expected = (JobState.FAILED, 1)
@@ -172,7 +203,6 @@ class Watch:
             self.broken(f"{finish} while ranks are alive")
         if stuck and self.waited_s < self.node.rules.kill_s - 1e-6:
             self.broken(f"{finish} only {self.waited_s} s after SIGKILL")
-        first = self.first_failed
         blamed = first is None or finish.reason.startswith(f"rank {first} ")
         if finish.state is JobState.FAILED and not blamed:
             self.broken(f"{finish} does not blame rank {first}, the first that failed")
@@ -184,6 +214,8 @@ class Watch:
         if self.finish is None or ended_at is None:
             self.broken(f"the job waits for ever in {self.node.job.state}")
             return
-        attempt_s = LONGEST_ATTEMPT_S + rules.grace_s + rules.kill_s
+        self.dump.over()
+        dump_s = rules.freeze_s + LONGEST_DUMP * len(rules.ranks) * rules.dump_s
+        attempt_s = LONGEST_ATTEMPT_S + dump_s + rules.grace_s + rules.kill_s
         if ended_at > attempt_s * (rules.max_restarts + 1):
             self.broken(f"the end took {ended_at} s")

@@ -16,9 +16,12 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import Any
 
 from promises import Watch
+from replicas import OLD_PATH, OLD_STEP, Replicas
 
 from agent import events as ev
-from agent.controller import Decision, Job, Rules, decide
+from agent.controller import decide
+from agent.job import Job, Rules
+from agent.stopping import Decision
 
 CRASHES = (1, 1, 2, 3, 137, 255, -6, -9, -11)
 LONGEST_START_S = 30.0
@@ -49,6 +52,15 @@ class Process:
     deaf: bool
     immortal: bool
     alive: bool = True
+    # --- with hooks
+    has_hooks: bool = False
+    is_registered: bool = False
+    is_linked: bool = False
+    is_held: bool = False  # with an exception, until it is released
+    step: int | None = None  # what it holds, once nobody gets any further
+    is_torn: bool = False
+    flip: int = 0
+    busy_until: float = 0.0
 
 
 @dataclass(slots=True)
@@ -86,9 +98,17 @@ class Node:
             start_s=rng.choice((5.0, 20.0) if lost else (5.0, 20.0, None)),
             grace_s=rng.choice((0.0, 3.0, 30.0)),
             kill_s=rng.choice((0.5, 5.0)),
+            freeze_s=rng.choice((0.5, 2.0)),
+            dump_s=rng.choice((1.0, 3.0)),
+            split=rng.random() < 0.3,
+            places=rng.choice((1, 2, 2)),
+            restarts_explicit=rng.random() < 0.7,
         )
         self.story = Story(seed, self.rules)
+        self.replicas = Replicas(self)
         self.job = Job(self.rules)
+        if rng.random() < 0.2:
+            self.job = Job(self.rules, resume=OLD_PATH, saved_step=rng.choice((-1, OLD_STEP)))
         self.watch = Watch(self)
         self.now = 0.0
         self.count = 0
@@ -156,6 +176,7 @@ class Node:
     def perform(self, action: ev.Action) -> None:
         match action:
             case ev.StartAttempt():
+                self.replicas.begin(action)
                 for rank in self.rules.ranks:
                     self.start(rank, action.attempt)
             case ev.CancelStarts():
@@ -169,6 +190,8 @@ class Node:
                 self.timer += 1
             case ev.Finish():
                 self.story.ended_at = self.now
+            case _:
+                self.replicas.perform(action)
 
     def wind(self, action: ev.SetDeadline) -> None:
         self.timer += 1
@@ -207,9 +230,10 @@ class Node:
         process = Process(rank, attempt, arrives_at, deaf, rng.random() < weather.immortal)
         self.processes[rank] = process
         self.tell(ev.WorkerStarted(rank, attempt, 1000 + rank), arrives_at)
+        self.replicas.born(process)
         exit_code = rng.choice(CRASHES) if rng.random() < weather.crash else 0
         life_s = rng.random() * rng.choice((0.1, 5.0, LONGEST_LIFE_S))
-        self.after(life_s, self.die, process, exit_code)
+        self.after(life_s, self.replicas.die, process, exit_code)
 
     def signal(self, process: Process, signum: int) -> None:
         """A worker answers in its own way; a dead one does not answer."""
@@ -221,14 +245,16 @@ class Node:
                 self.after(0.0, self.die, process, -signum)
         elif not process.deaf:
             exit_code = self.rng.choice((-signum, -signum, 0, 1, 128 + signum))
-            self.after(self.rng.random() * 6.0, self.die, process, exit_code)
+            self.after(self.rng.random() * 6.0, self.replicas.die, process, exit_code)
 
     def die(self, process: Process, exit_code: int) -> None:
         """However many reasons to die, the first counts; the news never overtake its birth's."""
         if process.alive:
             process.alive = False
             arrives_at = self.now + self.rng.random() * self.rng.choice((0.0, LONGEST_DELAY_S))
-            exited = ev.WorkerExited(process.rank, process.attempt, exit_code)
+            self.replicas.died(process, exit_code)
+            step = process.step if process.is_registered else None
+            exited = ev.WorkerExited(process.rank, process.attempt, exit_code, step)
             self.tell(exited, max(arrives_at, process.announced_at))
 
     def alive(self) -> list[Process]:

@@ -12,6 +12,10 @@ ROOT = Path(__file__).parents[2]
 FLOORS = {"worker_hooks": 0, "agent": 1, "msrun": 2}
 HEAVY = {"torch", "numpy", "rich", "yaml", "click", "asyncio", "psutil"}
 EFFECTS = {"os", "time", "random", "socket", "asyncio", "subprocess", "threading"}
+SHARED = tuple(
+    f"worker_hooks.{name}"
+    for name in ("env", "protocol", "layout", "page", "manifest", "safetensor", "seal", "fault")
+)
 PURE = (
     "agent.state",
     "agent.events",
@@ -80,13 +84,25 @@ def test_the_supervisor_loads_no_torch():
 
 def test_the_hooks_import_in_a_bare_training_image():
     names = ", ".join(name for name in FILES if name.startswith("worker_hooks"))
-    assert loaded(f"import {names}") & (HEAVY | {"agent", "msrun"}) == set()
+    loaded_by_all = loaded(f"import {names}")
+    assert loaded_by_all & {"agent", "msrun", "rich", "yaml", "click", "psutil", "asyncio"} == set()
 
 
-def test_the_hooks_need_only_the_standard_library():
-    hooks = [name for name in FILES if name.startswith("worker_hooks")]
-    named = {top(each) for name in hooks for each in imports(name)}
+def test_what_hooks_and_agent_share_needs_only_the_standard_library():
+    assert loaded(f"import {', '.join(SHARED)}") & HEAVY == set()
+    named = {top(each) for name in SHARED for each in imports(name)}
     assert named - {"worker_hooks", "__future__"} <= sys.stdlib_module_names
+
+
+def test_the_agent_and_the_command_line_import_only_what_is_shared():
+    others = {
+        (name, each)
+        for name in FILES
+        if top(name) != "worker_hooks"
+        for each in ours(name)
+        if top(each) == "worker_hooks" and each not in {*SHARED, "worker_hooks"}
+    }
+    assert others == set()
 
 
 @pytest.mark.parametrize("module", PURE)
@@ -109,9 +125,8 @@ def test_only_the_supervisors_rooms_know_asyncio():
 
 
 def test_only_what_is_forked_knows_torch():
-    assert {name for name in FILES if any(top(each) == "torch" for each in imports(name))} <= {
-        "agent.warm.store"
-    }
+    knowing = {name for name in FILES if any(top(each) == "torch" for each in imports(name))}
+    assert {name for name in knowing if top(name) != "worker_hooks"} <= {"agent.warm.store"}
 
 
 def test_no_import_goes_upstairs():

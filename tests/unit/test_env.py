@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker_hooks.env import JobEnv, WorkerEnv, sets_omp_threads, visible_devices
+from worker_hooks.env import JobEnv, WorkerEnv, sets_omp_threads, tft_features, visible_devices
 
 JOB = JobEnv(
     run_id="job7",
@@ -124,3 +124,27 @@ def test_which_device_each_worker_sees(nproc, listed, devices):
 def test_too_few_devices_are_named():
     with pytest.raises(ValueError, match=r"CUDA_VISIBLE_DEVICES=3,5 lists 2 for 3 workers"):
         visible_devices(3, {"CUDA_VISIBLE_DEVICES": "3,5"})
+
+
+@pytest.mark.parametrize(
+    ("text", "features"),
+    [
+        ("", {}),
+        (" {} ", {}),
+        ("{TTP:1}", {"TTP": True}),
+        ("'{TTP:1,UCE:0}'", {"TTP": True, "UCE": False}),
+        ('{ "ttp" : 0 , "Arf": true,}', {"TTP": False, "ARF": True}),
+        ("\t{TTP:False}\n", {"TTP": False}),
+    ],
+)
+def test_mindspore_s_switches_are_read_in_any_spelling(text, features):
+    assert tft_features(text) == features
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["TTP:1", "{TTP}", "{TTP:2}", "{TTP=1}", "{:1}", "{TTP:1", "1", "{TTP:1;UCE:1}", "{,,}"],
+)
+def test_what_are_no_switches_is_refused(text):
+    with pytest.raises(ValueError, match="must be like"):
+        tft_features(text)

@@ -89,6 +89,8 @@ def test_help_imports_nothing_heavy():
         # ambiguous with an option of our own: torchrun's wins
         (["--m", "s"], None),
         (["--v", "s"], {"virtual_local_rank": "1"}),
+        (["-v", "--re", "1", "s"], {"verbose": "1", "redirects": "1"}),
+        (["-vr3", "s"], {"verbose": "1", "redirects": "3"}),
         (["--s", "s"], None),
         (["--l", "s"], None),
         (["--ro", "x", "s"], {"role": "x"}),
@@ -154,6 +156,24 @@ def test_a_wrong_option_is_one_sentence(argv, said):
         scan(argv)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "given", "script"),
+    [
+        (["--resume"], "", None),
+        (["--resume", "run"], "run", None),
+        (["--resume=run", "t.py"], "run", "t.py"),
+        (["--resume=", "run"], "", "run"),
+        (["--resume", "t.py"], "", "t.py"),
+        (["--resume", "--", "run"], "", "run"),
+        (["--resume", "--role", "run"], "", None),
+        (["--res", "run", "t.py", "--resume"], "run", "t.py"),
+    ],
+)
+def test_an_option_whose_value_may_be_missing_takes_only_what_fits(argv, given, script):
+    line = scan(argv, lambda words: words[0] == "run")
+    assert (line.given["resume"].text, line.script) == (given, script)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from agent.spec import BindSpec, ProgramKind, StartMethod, Std
+from agent.spec import BindSpec, DumpSpec, ProgramKind, StartMethod, Std
 from msrun.maps import words
 from msrun.parse import parse, record_id
 from msrun.settings import Setting
@@ -231,6 +232,43 @@ def test_the_environment_sets_defaults(environ, line, field, value):
 )
 def test_grace_comes_from_flag_then_variable(environ, line, grace_s):
     assert _job(line, environ).timeouts.grace_s == grace_s
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "field", "value"),
+    [
+        ("", {}, "", DumpSpec()),
+        ("--freeze_timeout 1.5", {}, "freeze_s", 1.5),
+        ("--update-grace 12", {}, "update_grace_s", 12),
+        ("--dump_timeout 25", {}, "stall_s", 25),
+        ("--shutdown-timeout 15", {}, "stall_s", 10),
+        ("--shutdown-timeout 1", {}, "stall_s", 10),
+        ("--scheduler_grace 18", {}, "freeze_s", 2.5),
+        ("--dump_split", {}, "split", True),
+        ("--dump_fallback /a/b", {}, "fallback", Path("/a/b")),
+        ("--recover_arg=--again", {}, "recover_arg", "--again"),
+        ("--recover_arg=", {}, "recover_arg", ""),
+        ("--max-restarts 0", {}, "restarts_explicit", True),
+        ("", {"PET_MAX_RESTARTS": "3"}, "restarts_explicit", True),
+        ("", {"MS_ENABLE_TFT": "{TTP:0}"}, "ttp", False),
+        ("", {"MS_ENABLE_TFT": "'{UCE:1, TTP:1}'", "MINDIO_FOR_MINDSPORE": "1"}, "ttp", True),
+        ("", {"MS_ENABLE_TFT": "{UCE:1}"}, "ttp", True),
+    ],
+)
+def test_an_option_of_the_power_off_checkpoint_reaches_its_field(line, environ, field, value):
+    found = _job(line, environ).dump
+    assert (getattr(found, field) if field else found) == value
+
+
+def test_a_relative_fallback_is_absolute_and_a_stop_fits_the_scheduler(folder):
+    job = _job("--dump_fallback d --scheduler_grace 36")
+    assert job.dump.fallback == folder / "d"
+    assert (job.timeouts.grace_s, job.timeouts.scheduler_s) == (30, 36)
+
+
+def test_a_command_line_is_kept_as_it_was_typed():
+    assert parse(["-r", "0", "t.py", "--lr", "1"], {}).job.argv == ("-r", "0", "t.py", "--lr", "1")
+    assert parse(["-v", "t.py"], {}).verbose
 
 
 def test_a_negative_cluster_time_out_is_no_bound():

@@ -10,7 +10,7 @@ from agent.records import Record
 from agent.spec import UsageError
 from msrun import run_state
 from msrun.log_files import Wanted, checked_attempt, views
-from msrun.show_status import duration
+from msrun.show_status import duration, show_run
 
 
 @pytest.fixture
@@ -257,6 +257,17 @@ def test_the_end_of_a_process_is_seen_even_before_it_is_reaped():
     assert run_state.open_process(zombie) is None
     os.waitpid(pid, 0)
     assert run_state.open_process(zombie) is None
+
+
+def test_a_rank_s_step_is_shown_where_ranks_tell(tmp_path, capfd):
+    worker = word()["workers"][0]
+    told = [worker | {"step": 412, "epoch": 3}, worker | {"rank": 1}]
+    show_run(run(tmp_path, workers=told), 5.0)
+    header, first, second = (line.split() for line in capfd.readouterr().out.splitlines()[-3:])
+    assert header[-2:] == ["step", "epoch"]
+    assert (first[-2:], second[-2:]) == (["412", "3"], ["-", "-"])
+    show_run(run(tmp_path), 5.0)
+    assert "step" not in capfd.readouterr().out.splitlines()[-2]
 
 
 # --- the files of a run ------------------------------------------------------------------------

@@ -23,6 +23,32 @@ def _job(line, environ=None):
     return parse([*line.split(), "t.py"], environ or {}).job
 
 
+UNORDERED = [
+    ("--freeze_timeout 9 --update_grace 9", {}, "--freeze_timeout=9", "--update_grace=9"),
+    ("--dump_timeout 9 --shutdown-timeout 8", {}, "--dump_timeout=9", "--shutdown-timeout=8"),
+    ("--freeze_timeout 30 --scheduler_grace 30", {}, "--freeze_timeout=30", "--scheduler_grace=30"),
+    (
+        "--dump_timeout 9",
+        {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"},
+        "--dump_timeout=9",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=9",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "environ", "one", "other"), UNORDERED)
+def test_times_out_of_order_are_both_named(line, environ, one, other):
+    with pytest.raises(UsageError) as raised:
+        _job(line, environ)
+    assert str(raised.value).startswith(f"{one} leaves no room within {other}: ")
+
+
+@pytest.mark.parametrize("text", ["TTP:1", "{TTP:yes}", "{TTP:1"])
+def test_switches_that_cannot_be_read_are_refused(text):
+    with pytest.raises(UsageError, match=r"MS_ENABLE_TFT=.* must be like \{TTP:1,UCE:0\}"):
+        _job("", {"MS_ENABLE_TFT": text})
+
+
 BOTH = [
     ("--worker_num 8 --nproc-per-node 3", "--worker_num=8", "--nproc-per-node=3"),
     ("--worker_num 8 --nproc-per-node 4 --nnodes 1", "--worker_num=8", "--nnodes=1"),
@@ -132,6 +158,12 @@ WRONG = [
     ("--dry_run --sim_rank_id 1", "the ranks are 0 to 0"),
     ("--cluster_time_out 0", "must be above 0, or negative for no bound"),
     ("--shutdown-timeout -1", "must be at least 0"),
+    ("--freeze_timeout 0", "--freeze_timeout=0 must be above 0"),
+    ("--update_grace nan", "--update_grace=nan must be above 0"),
+    ("--dump_timeout inf", "--dump_timeout=inf must be above 0"),
+    ("--scheduler_grace x", "--scheduler_grace=x is not a number"),
+    ("--dump_fallback plain/x", "--dump_fallback=plain/x is not a folder"),
+    ("--is_recover maybe", "--is_recover=maybe must be True or False"),
     ("--preload a-b", "'a-b' is no module's name"),
     ("--module --no-python", "exclude each other"),
     ("--config nope.yaml", "nope.yaml cannot be read"),

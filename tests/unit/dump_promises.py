@@ -1,0 +1,314 @@
+"""What the controller promises about saving, checked at every step of a simulated schedule.
+
+Kept in the plainest way: what was told so far, beside what is true on the simulated disk. Not a test itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from replicas import OLD_PATH
+
+from agent import events as ev
+from agent.job import Job
+from agent.state import JobState
+
+if TYPE_CHECKING:
+    from promises import Watch
+
+BUSY = (JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING)
+
+
+class DumpWatch:
+    """The promises about freezing, dumping, committing, resuming and crash loops."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.node = watch.node
+        self.broken = watch.broken
+        # --- of an attempt
+        self.registered: set[int] = set()
+        self.cut: set[int] = set()
+        self.held: set[int] = set()  # with an exception, as far as told
+        self.newest = -1
+        # --- of a dump
+        self.last_id = 0
+        self.open = False
+        self.frozen: dict[int, ev.RankFrozen] = {}
+        self.orders: list[ev.SaveRanks] = []
+        self.asked: set[int] = set()  # for a digest or a part
+        self.digests: dict[int, str] = {}
+        self.failed: set[int] = set()  # as they said, or out of patience
+        self.full: set[int] = set()  # places
+        self.commit: ev.CommitDump | None = None
+        self.gave_up_commit = False
+        # --- of the job
+        self.path = self.node.job.resume
+        self.saved = self.node.job.saved_step
+        self.best = 0
+        self.stalled = 0
+        self.ever_registered = False
+        self.paths: dict[int, str] = {}
+
+    def reachable(self) -> set[int]:
+        return self.watch.running & self.registered - self.cut
+
+    def holders(self) -> set[int]:
+        """Who can still write the step that is being saved."""
+        step = self.orders[0].step if self.orders else max(self.steps(), default=-1)
+        whole = {r for r, each in self.frozen.items() if each.is_whole and each.step == step}
+        return whole & self.reachable() - self.failed
+
+    def steps(self) -> list[int]:
+        alive = self.reachable()
+        return [each.step for r, each in self.frozen.items() if each.is_whole and r in alive]
+
+    # --- what the controller was told
+
+    def heard(self, before: Job, event: ev.Event) -> None:
+        rank = getattr(event, "rank", None)
+        match event:
+            case ev.WorkerExited():
+                self.reached(event.step)
+            case ev.RankRegistered() if self.is_alive(event):
+                self.registered.add(event.rank)
+                if self.watch.starts == 1 and self.path is not None and self.newest < 0:
+                    self.saved = event.step if self.saved < 0 else self.saved
+                    self.best = self.saved
+                self.reached(event.step)
+            case ev.RankUnreachable() if self.is_alive(event):
+                self.cut.add(event.rank)
+            case ev.RankRaised() if self.is_alive(event):
+                self.raised(before, event)
+            case ev.DumpCommitted() if event.dump_id == self.last_id and self.commit is not None:
+                self.committed(event)
+            case ev.DeadlinePassed() if event.state is before.state and self.is_now(event):
+                self.out_of_patience(event.state)
+            case _ if self.open and getattr(event, "dump_id", None) == self.last_id:
+                self.answered(before, event, rank)
+
+    def is_now(self, event: ev.DeadlinePassed) -> bool:
+        return event.attempt == self.watch.starts - 1
+
+    def is_alive(self, event: ev.RankRegistered | ev.RankUnreachable | ev.RankRaised) -> bool:
+        known = event.rank in self.watch.running or event.rank not in self.watch.heard_of
+        return self.is_now(event) and known and event.rank not in self.watch.exits
+
+    def raised(self, before: Job, event: ev.RankRaised) -> None:
+        state = self.node.job.state
+        if before.state in {JobState.STOPPING, JobState.KILLING} and event.rank not in self.held:
+            if not any(
+                isinstance(each, ev.ReleaseRanks) and event.rank in each.ranks
+                for each in self.watch.actions
+            ):
+                self.broken(f"rank {event.rank} is held for ever while the job is {state.value}")
+        else:
+            self.held.add(event.rank)
+
+    def answered(self, before: Job, event: ev.Event, rank: int | None) -> None:
+        match event:
+            case ev.RankFrozen() if before.state in BUSY[:2] and rank in self.watch.running:
+                self.frozen.setdefault(event.rank, event)
+                self.reached(event.step)
+            case ev.ShardWritten() if self.is_awaited(before, event.rank, event.round):
+                self.digests[event.rank] = event.digest
+            case ev.StateDigested() if before.state is JobState.DUMPING:
+                self.digests[event.rank] = event.digest
+            case ev.SaveFailed() if before.state is JobState.DUMPING:
+                order = self.orders[-1]
+                is_writer = event.rank in order.writers
+                if is_writer and event.round != order.round:
+                    return
+                if is_writer and event.is_place:
+                    self.full.add(order.place)
+                elif event.rank not in self.digests or is_writer:
+                    self.failed.add(event.rank)
+            case ev.CommitFailed() if before.state is JobState.COMMITTING and self.commit:
+                if event.is_place:
+                    self.full.add(self.commit.place)
+                else:
+                    self.gave_up_commit = True
+                self.commit = None
+
+    def is_awaited(self, before: Job, rank: int, number: int) -> bool:
+        order = self.orders[-1] if self.orders else None
+        is_due = order is not None and rank in order.writers and number == order.round
+        return before.state is JobState.DUMPING and is_due
+
+    def out_of_patience(self, state: JobState) -> None:
+        if state is JobState.DUMPING:
+            writing = set(self.orders[-1].writers) - self.done()
+            self.failed |= writing or self.asked - self.digests.keys()
+        elif state is JobState.COMMITTING:
+            self.gave_up_commit = True
+
+    def done(self) -> set[int]:
+        """Ranks that have said to have written for the newest order."""
+        order = self.orders[-1]
+        said = (each for each in self.node.story.events if isinstance(each, ev.ShardWritten))
+        return {
+            each.rank
+            for each in said
+            if each.dump_id == order.dump_id and each.round == order.round
+        }
+
+    def committed(self, event: ev.DumpCommitted) -> None:
+        if self.paths.setdefault(event.dump_id, event.path) != event.path:
+            self.broken(f"two dumps have the id {event.dump_id}")
+        assert self.commit is not None
+        self.path, self.saved, self.open = event.path, self.commit.step, False
+        if (self.node.job.resume, self.node.job.saved_step) != (self.path, self.saved):
+            self.broken(f"{event} is forgotten")
+
+    def reached(self, step: int | None) -> None:
+        if step is not None:
+            self.ever_registered = True
+            self.newest = max(self.newest, step)
+
+    # --- what the controller ordered
+
+    def ordered(self, action: ev.Action) -> None:
+        match action:
+            case ev.FreezeRanks():
+                self.freeze(action)
+            case ev.SaveRanks():
+                self.save(action)
+            case ev.CommitDump():
+                self.check_commit(action)
+            case ev.AbandonDump():
+                self.abandon(action)
+            case ev.ReleaseRanks():
+                loose = set(action.ranks) - self.watch.running - self.held
+                if loose or not action.ranks:
+                    self.broken(f"{action}: ranks {sorted(loose)} are not held")
+
+    def freeze(self, action: ev.FreezeRanks) -> None:
+        if self.open or action.dump_id <= self.last_id:
+            self.broken(f"{action} while dump {self.last_id} is open or known")
+        if not action.ranks or set(action.ranks) != self.reachable():
+            self.broken(f"{action}, but {sorted(self.reachable())} can be asked")
+        self.last_id, self.open = action.dump_id, True
+        self.frozen, self.orders, self.digests = {}, [], {}
+        self.asked, self.failed, self.full = set(), set(), set()
+        self.commit, self.gave_up_commit = None, False
+
+    def save(self, action: ev.SaveRanks) -> None:
+        ranks = {*action.writers, *action.digesters}
+        first = not self.orders
+        if not self.open or self.commit is not None or action.dump_id != self.last_id:
+            self.broken(f"{action}: no such dump is being written")
+        if not action.writers or len(ranks) < len(action.writers) + len(action.digesters):
+            self.broken(f"{action}: a rank twice, or nobody writes")
+        if action.step <= max(self.saved, 0) or (first and action.step != max(self.steps())):
+            self.broken(f"{action}: not the newest step, or a saved one")
+        if not first and action.step != self.orders[0].step:
+            self.broken(f"{action}: a dump of two steps")
+        if ranks - self.holders() or (first and ranks != self.holders()):
+            self.broken(f"{action}, but the holders are {sorted(self.holders())}")
+        if len(action.writers) > 1 and not self.node.rules.split:
+            self.broken(f"{action}: one is enough")
+        last = (self.orders[-1].place, self.orders[-1].round) if self.orders else (0, -1)
+        place = min({0, 1, 2} - self.full)
+        if action.round != last[1] + 1 or action.place != place < self.node.rules.places:
+            self.broken(f"{action} after {last}, places {self.full} are full")
+        self.orders.append(action)
+        self.asked |= ranks
+
+    def check_commit(self, action: ev.CommitDump) -> None:
+        if not self.open or self.commit is not None or action.dump_id != self.last_id:
+            self.broken(f"{action}: no such dump is being written")
+        writers = [rank for variant in action.variants for rank in variant]
+        if not action.variants or not all(action.variants) or len(writers) != len(set(writers)):
+            self.broken(f"{action}: nobody wrote it, or twice")
+        digests = [self.check_variant(action, variant) for variant in action.variants]
+        if len(set(digests)) != len(digests):
+            self.broken(f"{action}: the same state twice")
+        owing = self.asked & self.reachable() - self.digests.keys() - self.failed
+        if owing:
+            self.broken(f"{action}, but ranks {sorted(owing)} have not said what they hold")
+        self.check_vote(action, digests)
+        self.commit = action
+
+    def check_variant(self, action: ev.CommitDump, variant: tuple[int, ...]) -> str:
+        """Full coverage is what the disk says: every part, of one step and one state."""
+        disk = self.node.replicas.disk
+        files = [disk.files.get((action.dump_id, action.place, rank)) for rank in variant]
+        parts = {(each.step, each.parts, each.digest, each.round) for each in files if each}
+        expected = (action.step, len(variant))
+        if None in files or len(parts) != 1 or next(iter(parts))[:2] != expected:
+            self.broken(f"{action} without coverage: {files}")
+        return next(iter(parts))[2]
+
+    def check_vote(self, action: ev.CommitDump, digests: Sequence[str]) -> None:
+        votes = Counter(self.digests.values())
+        best, count = votes.most_common(1)[0]
+        differing = tuple(sorted(r for r, each in self.digests.items() if each != digests[0]))
+        if 2 * count > len(self.digests):
+            right = digests == [best] and action.odd == differing
+        else:
+            kept = {d for d in votes if any(self.digests.get(r) == d for r in self.holders())}
+            right = kept <= set(digests) and action.odd == (() if digests[1:] else differing)
+            right = right and list(digests) == sorted(digests, key=lambda d: -votes[d])
+        if not right:
+            self.broken(f"{action}, but they said {self.digests}")
+
+    def abandon(self, action: ev.AbandonDump) -> None:
+        if not self.open or action.dump_id != self.last_id:
+            self.broken(f"{action}: no such dump is open")
+        self.open = False
+        if self.watch.requests >= 2 or self.gave_up_commit:
+            return
+        if self.commit is not None:
+            self.broken(f"{action} in the middle of its commit")
+        if not self.orders:
+            lost = [step for step in self.steps() if step > max(self.saved, 0)]
+        else:
+            votes = Counter(self.digests.values()).most_common(1)
+            right = votes[0][0] if votes and 2 * votes[0][1] > len(self.digests) else None
+            lost = [r for r in self.holders() if right in {None, self.digests.get(r, right)}]
+        if lost and len(self.full) < self.node.rules.places:
+            self.broken(f"{action}, but {lost} could be saved")
+
+    # --- attempts and the end
+
+    def start(self, action: ev.StartAttempt) -> None:
+        if self.open:
+            self.broken(f"{action} while dump {self.last_id} is open")
+        if action.resume != self.path:
+            self.broken(f"{action}, but the newest dump is {self.path}")
+        if action.attempt > 0 and self.is_hopeless(action.attempt - 1):
+            self.broken(f"{action}: a crash loop")
+        self.registered, self.cut, self.held, self.newest = set(), set(), set(), -1
+
+    def is_hopeless(self, attempt: int) -> bool:
+        """At an attempt's end: whether another one would meet the same."""
+        rules, self_first = self.node.rules, attempt == 0
+        if not self.ever_registered:
+            return False
+        self.stalled = 0 if self.newest > self.best else self.stalled + 1
+        self.best = max(self.best, self.newest)
+        no_commit = self_first and self.best == 0 and not rules.restarts_explicit
+        return self.stalled >= rules.stalls or no_commit
+
+    def end(self, finish: ev.Finish) -> None:
+        if self.open:
+            self.broken(f"{finish} while dump {self.last_id} is open")
+        if finish.state is JobState.SUCCEEDED:
+            return
+        if self.path is not None and self.path not in finish.reason:
+            self.broken(f"{finish} does not name {self.path}")
+        if self.ever_registered and "step" not in finish.reason and "commit" not in finish.reason:
+            self.broken(f"{finish} does not say what became of the state")
+        last = self.watch.starts - 1
+        is_early = last < self.node.rules.max_restarts and self.watch.asked is None
+        if is_early and "cannot be killed" not in finish.reason and not self.is_hopeless(last):
+            self.broken(f"{finish} while the budget is left")
+
+    def over(self) -> None:
+        dumps = self.node.replicas.disk.dumps
+        if self.path not in {None, OLD_PATH} and dumps.get(self.path) != self.saved:
+            self.broken(f"{self.path} is not what it was said to be")
+        if len(dumps) > self.last_id:
+            self.broken(f"{len(dumps)} dumps of {self.last_id} ids")

@@ -1,0 +1,286 @@
+"""The part of the simulated node that has hooks: ranks train in lock-step, freeze, write, and a disk keeps it.
+
+What is true stands here: which step a rank's memory really holds, whether it is whole, which bits flipped,
+what a file on the disk is made of and which dumps are complete. The controller only hears of it. Not a test
+itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from agent import events as ev
+
+if TYPE_CHECKING:
+    from simulator import Node, Process
+
+PEER_GONE = "RuntimeError: Connection closed by peer"
+LONGEST_SAVE = 3.0  # times the patience with a dump that makes progress
+OLD_PATH, OLD_STEP = "/old", 7  # what `msrun --resume` found
+
+
+@dataclass(frozen=True, slots=True)
+class Climate:
+    """How bad things are for ranks with hooks in one schedule: probabilities."""
+
+    hooks: float  # a rank registers its state
+    raises: float  # a rank that fails does it with an exception
+    gloo: float  # a rank is thrown out of its collective when a peer dies
+    apart: float  # a rank has finished a step that its peers have not
+    torn: float  # a rank is in the middle of an update, for good
+    mute: float  # an order is never answered
+    late: float  # an order is answered late, with signs of progress
+    cut: float  # a rank's link breaks
+    failing: float  # a rank cannot write or digest
+    flip: float  # a bit flipped in a replica
+    bad: tuple[bool, bool]  # places that cannot be written
+    no_commit: float  # a manifest fails, for the place's fault or another
+
+
+@dataclass(slots=True)
+class Training:
+    """An attempt's lock-step: the step that all have reached, until somebody stops."""
+
+    base: int  # resumed from
+    rate: float  # steps a second
+    missing: int  # ranks that have not begun
+    began_at: float | None = None
+    stalled_at: float | None = None
+
+    def step(self, now: float) -> int:
+        if self.began_at is None:
+            return self.base
+        end = now if self.stalled_at is None else self.stalled_at
+        return self.base + int((end - self.began_at) * self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A rank's part of a dump, complete on disk."""
+
+    round: int
+    step: int
+    parts: int
+    digest: str
+
+
+@dataclass(slots=True)
+class Disk:
+    files: dict[tuple[int, int, int], File] = field(default_factory=dict)  # dump, place, rank
+    dumps: dict[str, int] = field(default_factory=dict)  # path -> step
+    committing: ev.CommitDump | None = None
+
+
+class Replicas:
+    """Ranks with hooks and the agent's disk, for one schedule."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.rng = node.rng
+        self.climate = climate(node.rng)
+        self.disk = Disk()
+        self.training = Training(0, 0.0, 0)
+
+    def begin(self, action: ev.StartAttempt) -> None:
+        base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
+        rate = self.rng.choice((0.0, 0.3, 1.0, 5.0))
+        self.training = Training(base, rate, len(self.node.rules.ranks))
+
+    # --- what ranks do by themselves
+
+    def born(self, process: Process) -> None:
+        """A rank registers a little later, and training begins when the last one is there."""
+        process.has_hooks = self.rng.random() < self.climate.hooks
+        self.node.after(self.rng.random(), self.join, process)
+
+    def join(self, process: Process) -> None:
+        training, node = self.training, self.node
+        if not process.alive or process.attempt != node.job.attempt:
+            return
+        if process.has_hooks:
+            process.is_registered = process.is_linked = True
+            self.say(process, ev.RankRegistered(process.rank, process.attempt, training.base))
+            if self.rng.random() < self.climate.cut:
+                node.after(self.rng.random() * 20.0, self.cut, process)
+        training.missing -= 1
+        if not training.missing and training.stalled_at is None:
+            training.began_at = node.now
+
+    def cut(self, process: Process) -> None:
+        if process.alive and process.is_linked:
+            process.is_linked = False
+            self.say(process, ev.RankUnreachable(process.rank, process.attempt))
+
+    def die(self, process: Process, exit_code: int) -> None:
+        """A rank's life ends by itself: at once, or held at its top with an exception."""
+        rng = self.rng
+        if not process.alive or process.is_held:
+            return
+        if exit_code > 0 and process.is_linked and rng.random() < self.climate.raises:
+            self.hold(process, "ValueError: bad value")
+        else:
+            self.node.die(process, exit_code)
+
+    def hold(self, process: Process, error: str) -> None:
+        """The main thread is held at its top; the hooks' thread still answers."""
+        self.stall(process)
+        process.is_held = True
+        self.say(process, ev.RankRaised(process.rank, process.attempt, error))
+
+    def died(self, process: Process, exit_code: int) -> None:
+        """Its peers can finish no further step, and some hear that at once."""
+        rng, node = self.rng, self.node
+        self.stall(process)
+        if process.is_linked and rng.random() < 0.5:  # the kernel closes its socket
+            process.is_linked = False
+            self.say(process, ev.RankUnreachable(process.rank, process.attempt))
+        for peer in node.processes.values():
+            if exit_code and peer.alive and peer.is_registered and rng.random() < self.climate.gloo:
+                node.after(rng.random() * 0.2, self.thrown_out, peer)
+
+    def thrown_out(self, process: Process) -> None:
+        if process.alive and not process.is_held:
+            if process.is_linked:
+                self.hold(process, PEER_GONE)
+            else:
+                self.node.die(process, 1)
+
+    def stall(self, process: Process) -> None:
+        """What this rank holds from now on, and that nobody gets further than one step more."""
+        training, rng = self.training, self.rng
+        if process.attempt != self.node.job.attempt:
+            return
+        if training.stalled_at is None:
+            training.stalled_at = self.node.now
+        if process.step is None:
+            is_ahead = training.began_at is not None and rng.random() < self.climate.apart
+            process.step = training.step(self.node.now) + is_ahead
+            process.is_torn = rng.random() < self.climate.torn
+            process.flip = rng.choice((1, 2)) if rng.random() < self.climate.flip else 0
+
+    def say(self, process: Process, event: ev.Event) -> None:
+        """News never overtake those of the rank's birth; one another they may."""
+        self.node.tell(event, max(self.node.now + self.rng.random() * 0.3, process.announced_at))
+
+    # --- what ranks are told
+
+    def perform(self, action: ev.Action) -> None:
+        node = self.node
+        match action:
+            case ev.FreezeRanks():
+                for rank in action.ranks:
+                    self.freeze(node.processes[rank], action.dump_id)
+            case ev.SaveRanks():
+                for rank in action.writers:
+                    self.save(node.processes[rank], action, len(action.writers))
+                for rank in action.digesters:
+                    self.save(node.processes[rank], action, 0)
+            case ev.CommitDump():
+                self.commit(action)
+            case ev.AbandonDump():
+                self.disk.committing = None
+            case ev.ReleaseRanks():
+                for rank in action.ranks:
+                    process = node.processes[rank]
+                    if process.is_held:
+                        node.after(self.rng.random(), node.die, process, 1)
+
+    def freeze(self, process: Process, dump_id: int) -> None:
+        if process.alive and process.is_linked:
+            self.stall(process)
+            if self.rng.random() >= self.climate.mute:
+                longest_s = 0.3
+                if self.rng.random() < self.climate.late:
+                    longest_s = 2.0 * self.node.rules.freeze_s
+                self.node.after(self.rng.random() * longest_s, self.frozen, process, dump_id)
+
+    def frozen(self, process: Process, dump_id: int) -> None:
+        if process.alive and process.is_linked and process.step is not None:
+            why = "the update did not end" if process.is_torn else ""
+            whole = not process.is_torn
+            self.say(process, ev.RankFrozen(process.rank, dump_id, process.step, whole, why))
+
+    def save(self, process: Process, order: ev.SaveRanks, parts: int) -> None:
+        """One order after the other: what the last one writes is what the file is."""
+        rng, node = self.rng, self.node
+        if rng.random() < self.climate.mute:
+            process.busy_until = float("inf")
+        took_s = rng.random() * 0.5
+        if rng.random() < self.climate.late:
+            took_s = rng.random() * LONGEST_SAVE * node.rules.dump_s
+        start = max(node.now, process.busy_until)
+        process.busy_until = end = start + took_s
+        if end == float("inf"):
+            return
+        pace_s = 0.6 * node.rules.dump_s
+        for tick in range(1, int(took_s / pace_s) + 1):
+            node.at(start + tick * pace_s, self.progress, process, order.dump_id)
+        node.at(end, self.saved, process, order, parts)
+
+    def progress(self, process: Process, dump_id: int) -> None:
+        if process.alive and process.is_linked:
+            self.node.post(ev.DumpProgressed(process.rank, dump_id))
+
+    def saved(self, process: Process, order: ev.SaveRanks, parts: int) -> None:
+        if not process.alive or not process.is_linked:
+            return
+        rank, dump_id = process.rank, order.dump_id
+        holds = process.step == order.step and not process.is_torn
+        if parts and self.climate.bad[order.place]:
+            event: ev.Event = ev.SaveFailed(rank, dump_id, "no space left", True, order.round)
+        elif not holds or self.rng.random() < self.climate.failing:
+            event = ev.SaveFailed(rank, dump_id, "out of memory", False, order.round)
+        else:
+            digest = f"{process.step}:{process.flip}"
+            event = ev.StateDigested(rank, dump_id, digest)
+            if parts:
+                file = File(order.round, order.step, parts, digest)
+                self.disk.files[dump_id, order.place, rank] = file
+                event = ev.ShardWritten(rank, dump_id, digest, order.round)
+        self.say(process, event)
+
+    def commit(self, action: ev.CommitDump) -> None:
+        rng, node = self.rng, self.node
+        self.disk.committing = action
+        if rng.random() < self.climate.mute:
+            return
+        took_s = rng.random() * 0.3
+        if rng.random() < self.climate.late:
+            took_s = rng.random() * 2.0 * node.rules.dump_s
+            node.after(took_s / 2, node.post, ev.DumpProgressed(-1, action.dump_id))
+        node.after(took_s, self.committed, action)
+
+    def committed(self, action: ev.CommitDump) -> None:
+        """The answer to an order of one's own is heard once; that it came may be noticed late."""
+        rng, node, disk = self.rng, self.node, self.disk
+        if disk.committing is not action:  # given up before the rename
+            return
+        disk.committing = None
+        if rng.random() < self.climate.no_commit:
+            node.post(ev.CommitFailed(action.dump_id, "no space left", rng.random() < 0.7))
+            return
+        path = f"/place{action.place}/{action.dump_id}"
+        disk.dumps[path] = action.step
+        longest_s = 1.0 if rng.random() < self.climate.late else 0.0
+        node.tell(ev.DumpCommitted(action.dump_id, path), node.now + rng.random() * longest_s)
+
+
+def climate(rng: Random) -> Climate:
+    """Most schedules are dominated by one or two kinds of trouble."""
+    pick: Any = rng.choice
+    return Climate(
+        hooks=pick((0.0, 0.8, 1.0, 1.0, 1.0)),
+        raises=pick((0.0, 0.5, 1.0)),
+        gloo=pick((0.0, 0.0, 0.5, 1.0)),
+        apart=pick((0.0, 0.0, 0.3)),
+        torn=pick((0.0, 0.0, 0.3, 1.0)),
+        mute=pick((0.0, 0.0, 0.0, 0.2)),
+        late=pick((0.0, 0.0, 0.3)),
+        cut=pick((0.0, 0.0, 0.0, 0.3)),
+        failing=pick((0.0, 0.0, 0.3)),
+        flip=pick((0.0, 0.0, 0.2, 0.5)),
+        bad=(rng.random() < 0.15, rng.random() < 0.3),
+        no_commit=pick((0.0, 0.0, 0.5)),
+    )

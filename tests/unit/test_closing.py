@@ -1,0 +1,72 @@
+"""The last words of a job that did not succeed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from checkpoints import OTHER, saved
+
+from agent import records
+from agent.closing import Closing, Kept, as_json, closing
+from agent.records import Record
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+def remember(places, name, started, cwd="/here", **fields) -> Record:
+    made = Record(name, "job", os.getpid(), 1, "/logs", ("msrun", "t.py"), cwd, started)
+    made = made._replace(**fields)
+    records.write(records.writable_folder(places), made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("others", "is_away", "command"),
+    [
+        ([], False, "msrun --resume"),
+        ([("old", 1, "/here"), ("far", 9, "/there")], False, "msrun --resume"),
+        ([("new", 9, "/here")], False, "msrun --resume mine"),
+        ([], True, "msrun --resume mine"),
+    ],
+)
+def test_the_last_line_is_what_to_type(environ, tmp_path, others, is_away, command):
+    record = remember(environ, "mine", 5)
+    for name, started, cwd in others:
+        remember(environ, name, started, cwd)
+    folder = saved(tmp_path, step=412)
+    found = closing(str(folder), "", record, environ, is_away=is_away)
+    assert found.text.split("\n") == [f"saved: step 412, 2 ranks, {folder}", command]
+    assert as_json(found) == {
+        "saved": {"step": 412, "world_size": 2, "path": str(folder), "command": command},
+        "lost": None,
+    }
+
+
+def test_what_was_lost_comes_first_and_the_older_checkpoint_is_named(environ, tmp_path):
+    good = saved(tmp_path, step=3)
+    (saved(tmp_path, step=4) / OTHER).unlink()
+    record = remember(environ, "mine", 5, checkpoints=("/nowhere", str(tmp_path)))
+    found = closing(None, "step 9 is not saved: \x1b[2J", record, environ, is_away=False)
+    assert found.text.split("\n") == [
+        "lost: step 9 is not saved: \\x1b[2J",
+        f"older checkpoint: step 3, 2 ranks, {good}",
+        "msrun --resume",
+    ]
+
+
+def test_without_any_checkpoint_there_is_nothing_to_type(environ, tmp_path):
+    record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
+    found = closing(None, "no step was committed", record, environ, is_away=False)
+    assert found.text == "lost: no step was committed"
+    assert as_json(found) == {"saved": None, "lost": "no step was committed"}
+    gone = closing(str(tmp_path / "gone"), "", record, environ, is_away=False)
+    assert gone == Closing(None, "", "")
+
+
+def test_one_rank_is_one_rank():
+    text = Closing(Kept(1, 1, "/c"), "", "msrun --resume").text
+    assert text == "saved: step 1, 1 rank, /c\nmsrun --resume"

@@ -1,0 +1,49 @@
+"""Plays a rank that trains, without torch: steps in lockstep, saboteur and witness, a file as dump.
+
+What it computes depends on the step alone, so a rank may go on from the newest step anybody
+committed. `lose=N` goes on N steps earlier, `forget=1` witnesses no end, `drift=1` ends differently
+after a restart.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from worker_hooks.fault import Plan
+from worker_hooks.page import Phase
+from worker_hooks.sabotage import Saboteur
+from worker_hooks.witness import Witness
+
+words = dict(word.split("=") for word in sys.argv[1:] if not word.startswith("-"))
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+ckpt = Path(Plan.decode(os.environ["MSRUN_DRILL"]).ckpt)
+life = os.environ["MSRUN_RUNS"].replace(":", "_") + f"_{attempt}"
+saboteur, witness = Saboteur.from_env(os.environ, rank, attempt), Witness.from_env(os.environ, rank)
+
+
+def meet(name):
+    """All ranks have come here."""
+    (ckpt / f"{name}_{life}_{rank}").touch()
+    while len(list(ckpt.glob(f"{name}_{life}_*"))) < world:
+        time.sleep(0.001)
+
+
+committed = [int(path.name.rpartition("_")[2]) for path in ckpt.glob("committed_*")]
+step = max(0, max(committed, default=0) - int(words.get("lose", 0)))
+meet("begin")
+while step < int(words["steps"]):
+    for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED):
+        if saboteur:
+            saboteur.at(phase, step + 1)
+        time.sleep(0.002)
+        if phase is Phase.FORWARD:
+            witness.loss(step + 1, 1 / (step + 1 + rank))
+            meet(f"step_{step + 1}")
+    step += 1
+    (ckpt / f"committed_{step}").touch()
+    witness.commit(step)
+if "forget" not in words:
+    drift = attempt if "drift" in words else 0
+    witness.finish(step, f"weights of {step + drift}", f"private of {rank}")

@@ -1,0 +1,63 @@
+"""A small training that exercises whatever must come back after a death, bit for bit.
+
+BatchNorm, Dropout, AdamW, a scheduler, a shuffling DistributedSampler, two backwards an update,
+DistributedDataParallel on gloo. `--steps N` stops after N updates, `--epochs N` counts loops over
+the data; `--pause S` makes a step slower.
+"""
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from worker_hooks import TrainState, run
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--steps", type=int, default=10**9)
+parser.add_argument("--pause", type=float, default=0.0)
+parser.add_argument("--ckpt", default="checkpoints")
+options, _ = parser.parse_known_args()
+
+ACCUMULATED = 2
+torch.set_num_threads(1)
+torch.manual_seed(3)
+inputs = torch.randn(256, 16)
+labels = (inputs[:, :4].sum(1) > 0).long()
+net = nn.Sequential(
+    nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+)  # fmt: skip
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+state = TrainState(model=net, optimizer=optimizer, scheduler=scheduler, ckpt_save_path=options.ckpt)
+dist.init_process_group("gloo")
+torch.manual_seed(100 + int(os.environ["RANK"]))  # Dropout differs between ranks
+world = dist.get_world_size()
+sampler = DistributedSampler(TensorDataset(inputs, labels), shuffle=True, seed=5)
+loader = DataLoader(sampler.dataset, batch_size=max(2, 256 // world // 16), sampler=sampler)
+
+
+def train(state):
+    model = DistributedDataParallel(net)
+    for _epoch in state.epochs(options.epochs):
+        for x, y in state.batches(loader):
+            if state.step >= options.steps:
+                break
+            time.sleep(options.pause)
+            loss = nn.functional.cross_entropy(model(x), y)
+            (loss / ACCUMULATED).backward()
+            if state.batch % ACCUMULATED == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+    del model
+
+
+run(train, state)
+print(f"trained to step {state.step}", flush=True)
+dist.destroy_process_group()
