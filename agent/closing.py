@@ -77,7 +77,8 @@ def _command(record: Record, environ: Mapping[str, str], *, is_away: bool) -> st
 def _lines(closing: Closing) -> Iterator[str]:
     kept = closing.kept
     if closing.lost:
-        yield f"lost: {harmless(closing.lost)}"
+        none = "" if kept else "; no older checkpoint remains"
+        yield f"lost: {harmless(closing.lost)}{none}"
     if kept is not None:
         ranks = "1 rank" if kept.world_size == 1 else f"{kept.world_size} ranks"
         name = "older checkpoint" if closing.lost else "saved"

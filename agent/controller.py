@@ -15,12 +15,11 @@ is why a recorded history can be replayed and random schedules simulated. Theory
 from __future__ import annotations
 
 import signal as signals
-from dataclasses import replace
 
 from agent import dumping
 from agent import events as ev
 from agent.draining import DRAINING, dump_went_on, rank_lost, take
-from agent.job import NEVER, Job
+from agent.job import Job
 from agent.restarts import fate
 from agent.state import Condition, JobState, RankState
 from agent.stopping import FAILED_EXIT, Decision, all_gone, begin, kill, move, signal_ranks, stop
@@ -39,6 +38,7 @@ def decide(job: Job, event: ev.Event) -> Decision:
         return Decision(job)
     match event:
         case ev.LaunchRequested():
+            job = job._replace(best_step=max(job.best_step, job.saved_step))
             return begin(move(job, event, Condition.ALWAYS), "the job begins")
         case ev.WorkerStarted():
             return _worker_started(job, event)
@@ -94,7 +94,7 @@ def _start_failed(job: Job, event: ev.StartFailed) -> Decision:
     job = job.with_rank(event.rank, RankState.FAILED)
     reason = f"rank {event.rank} could not be started: {event.why}"
     if job.state is JobState.STARTING:
-        job = replace(job, failure=reason)
+        job = job._replace(failure=reason)
         if job.alive():
             return stop(move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
         return all_gone(job, event)
@@ -117,7 +117,7 @@ def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
             return all_gone(job, event)
         case JobState.STARTING | JobState.RUNNING if event.exit_code:
             reason = f"rank {event.rank} {describe_exit(event.exit_code)}"
-            return _rank_failed(replace(job, failure=reason), event, reason)
+            return _rank_failed(job._replace(failure=reason), event, reason)
         case JobState.STARTING:
             return Decision(move(job, event, Condition.RANKS_AWAITED))
         case JobState.RUNNING:
@@ -156,14 +156,11 @@ def _rank_told(job: Job, event: ev.RankRegistered | ev.RankRaised | ev.RankUnrea
     """What a rank with hooks says without being asked."""
     match event:
         case ev.RankRegistered():
-            if job.attempt == 0 and job.resume is not None and not job.guarded:
-                saved = event.step if job.saved_step == NEVER else job.saved_step
-                job = replace(job, saved_step=saved, best_step=max(saved, job.best_step))
             return Decision(job.with_step(event.rank, event.step))
         case ev.RankRaised():
             return _rank_raised(job, event)
         case ev.RankUnreachable():
-            job = replace(job, unreachable=job.unreachable | {event.rank})
+            job = job._replace(unreachable=job.unreachable | {event.rank})
             if job.state is JobState.FREEZING:
                 return take(event, dumping.choose(job))
             if job.state is JobState.DUMPING:
@@ -177,10 +174,10 @@ def _rank_raised(job: Job, event: ev.RankRaised) -> Decision:
         moved = move(job, event, Condition.ALWAYS)
         return Decision(moved, (ev.ReleaseRanks((event.rank,), reason),))
     job = _known_alive(job, event.rank, event.attempt)
-    job = replace(job, raised=job.raised | {event.rank})
+    job = job._replace(raised=job.raised | {event.rank})
     if job.state in DRAINING:
         return Decision(move(job, event, Condition.ALWAYS))
-    return _rank_failed(replace(job, failure=reason, is_failure_raised=True), event, reason)
+    return _rank_failed(job._replace(failure=reason, is_failure_raised=True), event, reason)
 
 
 def _stop_requested(job: Job, event: ev.StopRequested) -> Decision:
@@ -188,16 +185,16 @@ def _stop_requested(job: Job, event: ev.StopRequested) -> Decision:
     match job.state:
         case JobState.STARTING | JobState.RUNNING:
             reason = f"msrun received {name}"
-            job = replace(job, stop_signal=event.signum)
+            job = job._replace(stop_signal=event.signum)
             return stop(move(job, event, Condition.RANKS_ALIVE), event.signum, reason)
         case JobState.KILLING:
             moved = move(job, event, Condition.ALWAYS)
             first = event.signum if job.stop_signal is None else job.stop_signal
-            return Decision(replace(moved, stop_signal=first))
+            return Decision(moved._replace(stop_signal=first))
         case _ if job.stop_signal is None:
             # a failure is being cleared away: no restart any more, and what is under way goes on
             moved = move(job, event, Condition.FIRST_REQUEST)
-            return Decision(replace(moved, stop_signal=event.signum))
+            return Decision(moved._replace(stop_signal=event.signum))
         case _:
             return _stop_now(job, event, f"msrun received {name} again")
 
@@ -232,7 +229,7 @@ def _wait_ended(job: Job, event: ev.DeadlinePassed) -> Decision:
         case JobState.STARTING:
             late = listed(job.having(RankState.PENDING))
             reason = f"{late} did not start within {job.rules.start_s:g} s (--cluster_time_out)"
-            return stop(replace(moved, failure=reason), signals.SIGTERM, reason)
+            return stop(moved._replace(failure=reason), signals.SIGTERM, reason)
         case JobState.STOPPING:
             left = f"{listed(job.alive())} still alive {job.rules.grace_s:g} s after the signal"
             return kill(moved, left)
@@ -241,4 +238,4 @@ def _wait_ended(job: Job, event: ev.DeadlinePassed) -> Decision:
             reason = stuck if job.failure is None else f"{job.failure}; {stuck}"
             told = f"{reason}{fate(job)}"
             actions = (ev.Sweep(told), ev.Finish(moved.state, FAILED_EXIT, told))
-            return Decision(replace(moved, failure=reason), actions)
+            return Decision(moved._replace(failure=reason), actions)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal as signals
-from dataclasses import replace
 
 from agent import dumping
 from agent import events as ev
@@ -22,7 +21,7 @@ def rank_lost(job: Job, event: ev.WorkerExited) -> Decision:
     words = describe_exit(event.exit_code)
     if event.exit_code and job.is_failure_raised and event.rank not in job.raised:
         failure = f"rank {event.rank} {words} ({job.failure})"
-        job = replace(job, failure=failure, is_failure_raised=False)
+        job = job._replace(failure=failure, is_failure_raised=False)
     match job.state:
         case JobState.FREEZING:
             return take(event, dumping.choose(job))

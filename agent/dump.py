@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from agent.pages import record
+from agent.scribe import side_by_side
 from worker_hooks import seal
 from worker_hooks.layout import DumpLayout
 from worker_hooks.manifest import Manifest, Shard
@@ -78,13 +79,12 @@ class Draft:
         Meanwhile the ranks write theirs; what goes wrong here is said at the commit.
         """
         try:
-            for rank in self._ranks:
-                self._check()
-                self._write_private(rank, advance)
+            side_by_side(lambda rank: self._write_private(rank, advance), self._ranks)
         except (OSError, AbandonedError) as error:
             self._failure = error.with_traceback(None)  # whose frames hold pages
 
     def _write_private(self, rank: int, advance: Callable[[int], None]) -> None:
+        self._check()
         page = self._pages.get(rank)
         found = record(page, self.step)
         if page is None or found is None:
@@ -125,7 +125,7 @@ class Draft:
             digest=order.written[writer].digest,
             odd=order.odd,
             without_private=tuple(rank for rank in self._ranks if rank not in private),
-            stale_private=tuple(self._stale),
+            stale_private=tuple(sorted(self._stale)),
         )
         self._check()
         seal.seal(self.layout, manifest)

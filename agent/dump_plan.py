@@ -7,7 +7,6 @@ asked again, a folder that fails by the next place; both are finite, so a dump e
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from agent import events as ev
@@ -24,10 +23,27 @@ class Turn(NamedTuple):
     actions: tuple[ev.Action, ...] = ()
 
 
+def relieve(job: Job, dump: Dump, ranks: Iterable[int], why: str) -> Turn:
+    """These ranks do no more of it; if one of them was to write, the order to write has failed."""
+    out = frozenset(ranks)
+    failed = {**dump.failed, **dict.fromkeys(sorted(out), why)}
+    dump = dump._replace(failed=failed, digesting=dump.digesting - out)
+    return again(job, dump) if out & dump.writing else advance(job, dump)
+
+
+def again(job: Job, dump: Dump) -> Turn:
+    """An order to write has failed: those that are left of it write, or else others."""
+    able = holders(job, dump)
+    left = tuple(rank for rank in dump.writers if rank in able)
+    if left:
+        return order(job, dump, left, trouble(dump))
+    return advance(job, dump._replace(writers=(), writing=frozenset()))
+
+
 def advance(job: Job, dump: Dump) -> Turn:
     """Wait, have the state written by others, compare what was written, or commit."""
     if dump.writing or (dump.writers and dump.digesting):
-        return Turn(replace(job, dump=dump), Condition.ANSWERS_AWAITED, (renew(job),))
+        return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (renew(job),))
     if dump.digesting:
         able = holders(job, dump)  # at least those that are digesting
         writers = able if job.rules.split else able[:1]
@@ -73,15 +89,17 @@ def _commit(
         remark = f"; {listed(odd)} held another state than the majority"
     elif odd or len(variants) > 1:
         sides = " against ".join(listed(group) for group in groups)
-        kept = "each state is kept" if not odd else f"only that of {listed(variants[0])} is kept"
+        kept = "each state is kept"
+        if len(variants) < len(groups):
+            kept = f"only what {' and '.join(map(listed, variants))} wrote is kept"
         remark = f"; the replicas differ without a majority ({sides}): {kept}"
-    dump = replace(dump, is_ordered=True, remark=remark)
+    dump = dump._replace(is_ordered=True, remark=remark)
     why = (
         f"step {dump.step} is written by {' and '.join(listed(each) for each in variants)}{remark}"
     )
     commit = ev.CommitDump(dump.id, dump.step, dump.place, variants, odd, why)
     return Turn(
-        replace(job, dump=dump), Condition.WRITTEN, (commit, renew(job, JobState.COMMITTING))
+        job._replace(dump=dump), Condition.WRITTEN, (commit, renew(job, JobState.COMMITTING))
     )
 
 
@@ -93,17 +111,16 @@ def order(
     digesters: tuple[int, ...] = (),
 ) -> Turn:
     """Let them write; what was ordered to be written before counts no more."""
-    dump = replace(
-        dump,
+    dump = dump._replace(
         round=dump.round + 1,
         writers=writers,
         writing=frozenset(writers),
-        digesting=(dump.digesting | frozenset(digesters)) - frozenset(writers),
+        digesting=dump.digesting | frozenset(digesters),
     )
     save = ev.SaveRanks(
         dump.id, dump.step, writers, digesters, dump.place, reason, round=dump.round
     )
-    return Turn(replace(job, dump=dump), Condition.ANSWERS_AWAITED, (save, renew(job)))
+    return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (save, renew(job)))
 
 
 def renew(job: Job, state: JobState = JobState.DUMPING) -> ev.SetDeadline:
@@ -127,7 +144,7 @@ def lament(job: Job, step: int, why: str) -> str:
 
 def end(job: Job, dump: Dump, outcome: str) -> Turn:
     """No more of this dump; ``outcome``: what became of the attempt's state, in words."""
-    job = replace(job, dump=dump, outcome=outcome)
+    job = job._replace(dump=dump, outcome=outcome)
     return Turn(job, Condition.GIVEN_UP, (ev.AbandonDump(dump.id, outcome),))
 
 
@@ -143,19 +160,6 @@ def holders(job: Job, dump: Dump) -> tuple[int, ...]:
         and rank not in dump.failed
     ]
     return tuple(sorted(able, key=dump.digesting.__contains__))
-
-
-def without(dump: Dump, ranks: Iterable[int], why: str) -> Dump:
-    """These ranks do no more of it; if one of them was to write, the order to write has failed."""
-    out = frozenset(ranks)
-    failed = {**dump.failed, **dict.fromkeys(sorted(out), why)}
-    dump = replace(dump, failed=failed, digesting=dump.digesting - out)
-    return replace(dump, writers=(), writing=frozenset()) if out & dump.writing else dump
-
-
-def next_place(dump: Dump) -> Dump:
-    """Nothing is written in the next place, yet."""
-    return replace(dump, place=dump.place + 1, written={}, writers=(), writing=frozenset())
 
 
 def trouble(dump: Dump) -> str:

@@ -13,20 +13,18 @@ Pure, like the controller, which asks here and moves the job by the answer. Theo
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from agent import events as ev
 from agent.dump_plan import (
     Turn,
     advance,
+    again,
     end,
     give_up,
     holders,
     lament,
-    next_place,
     order,
+    relieve,
     trouble,
-    without,
 )
 from agent.job import Dump, Job
 from agent.state import Condition, JobState, RankState
@@ -43,13 +41,13 @@ def freeze(job: Job, reason: str) -> Turn:
         ev.FreezeRanks(ranks, dump.id, reason),
         ev.SetDeadline(JobState.FREEZING, job.attempt, job.rules.freeze_s),
     )
-    return Turn(replace(job, dump=dump), Condition.STATE_HELD, actions)
+    return Turn(job._replace(dump=dump), Condition.STATE_HELD, actions)
 
 
 def note_frozen(job: Job, event: ev.RankFrozen) -> Job:
     """A rank stands still. One that says so late may still stand in for another."""
     dump = _dump(job)
-    return replace(job, dump=replace(dump, answers={**dump.answers, event.rank: event}))
+    return job._replace(dump=dump._replace(answers={**dump.answers, event.rank: event}))
 
 
 def choose(job: Job, *, is_late: bool = False) -> Turn:
@@ -65,7 +63,7 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     step = max(whole)
     if step <= max(job.saved_step, 0):
         return end(job, dump, job.kept() or "no step was committed yet, there is nothing to save")
-    dump = replace(dump, step=step)
+    dump = dump._replace(step=step)
     able = holders(job, dump)
     writers = able if job.rules.split else able[:1]
     digesters = able[len(writers) :]
@@ -79,13 +77,14 @@ def hear(job: Job, event: ev.ShardWritten | ev.StateDigested) -> Turn:
     rank, digest = event.rank, event.digest
     is_writer = isinstance(event, ev.ShardWritten)
     if dump.digests.get(rank, digest) != digest:
-        return advance(job, without(dump, (rank,), CHANGED))
+        return relieve(job, dump, (rank,), CHANGED)
     digests = {**dump.digests, rank: digest}
+    dump = dump._replace(digests=digests, digesting=dump.digesting - {rank})
     if not is_writer:
-        return advance(job, replace(dump, digests=digests, digesting=dump.digesting - {rank}))
-    dump = replace(dump, digests=digests, writing=dump.writing - {rank})
+        return advance(job, dump)
+    dump = dump._replace(writing=dump.writing - {rank})
     if not dump.writing and all(digests[writer] == digest for writer in dump.writers):
-        dump = replace(dump, written={**dump.written, digest: dump.writers})
+        dump = dump._replace(written={**dump.written, digest: dump.writers})
     return advance(job, dump)
 
 
@@ -93,43 +92,43 @@ def hear_failure(job: Job, event: ev.SaveFailed) -> Turn:
     """While dumping: a rank could not; another one can, or another place."""
     dump = _dump(job)
     if event.is_place and event.rank in dump.writing:
-        full = replace(dump, full=(*dump.full, event.why))
+        full = dump._replace(full=(*dump.full, event.why))
         if dump.place + 1 < job.rules.places:
-            return advance(job, next_place(full))
+            return again(job, full._replace(place=full.place + 1, written={}))
         if not dump.written:  # else what is complete is kept
             return give_up(job, full, trouble(full))
-    return advance(job, without(dump, (event.rank,), f"failed ({event.why})"))
+    return relieve(job, dump, (event.rank,), f"failed ({event.why})")
 
 
 def lose(job: Job, rank: int, why: str) -> Turn:
     """While dumping: a rank is gone, or cannot be reached any more."""
-    return advance(job, without(_dump(job), (rank,), why))
+    return relieve(job, _dump(job), (rank,), why)
 
 
 def lose_patience(job: Job) -> Turn:
     """While dumping: nothing moved for too long. The writers are to blame, or else the others."""
     dump = _dump(job)
     why = f"made no progress in {job.rules.dump_s:g} s"
-    return advance(job, without(dump, dump.writing or dump.digesting, why))
+    return relieve(job, dump, dump.writing or dump.digesting, why)
 
 
 def note_commit(job: Job, event: ev.DumpCommitted) -> Job:
     """The dump is complete, even if that is heard after it was given up."""
-    dump = replace(_dump(job), is_committed=True)
-    job = replace(job, dump=dump, resume=event.path, saved_step=dump.step)
+    dump = _dump(job)._replace(is_committed=True)
+    job = job._replace(dump=dump, resume=event.path, saved_step=dump.step)
     if job.state in {JobState.COMMITTING, JobState.STOPPING, JobState.KILLING}:
-        return replace(job, outcome=f"{job.kept()}{dump.remark}")
+        return job._replace(outcome=f"{job.kept()}{dump.remark}")
     return job  # the next attempt has begun
 
 
 def hear_commit_failure(job: Job, event: ev.CommitFailed) -> Turn:
     """While committing: everything again in the next place, or the end of it."""
-    dump = replace(_dump(job), is_ordered=False)
+    dump = _dump(job)._replace(is_ordered=False)
     if not event.is_place:
         return give_up(job, dump, f"its manifest failed ({event.why})")
-    dump = replace(dump, full=(*dump.full, event.why))
+    dump = dump._replace(full=(*dump.full, event.why))
     if dump.place + 1 < job.rules.places:
-        return advance(job, next_place(dump))
+        return again(job, dump._replace(place=dump.place + 1, written={}))
     return give_up(job, dump, trouble(dump))
 
 
@@ -146,7 +145,7 @@ def abandon(job: Job, why: str) -> Turn:
 def mourn(job: Job) -> Job:
     """Nobody can be asked: say so before the ranks' ends hide why."""
     why = f"no rank can be asked: {why_not_whole(job)}"
-    return replace(job, outcome=lament(job, job.newest_step(), why))
+    return job._replace(outcome=lament(job, job.newest_step(), why))
 
 
 def why_not_whole(job: Job, dump: Dump | None = None) -> str:

@@ -29,6 +29,7 @@ class Greeting:
         spec: DumpSpec,
         fallback: Path,
         links: Links,
+        scribe: Scribe,
         say: Callable[[str], None],
         keep_place: Callable[[str], None],
     ) -> None:
@@ -38,12 +39,14 @@ class Greeting:
             spec: the times that ranks are told.
             fallback: where dumps go when the script's folder cannot be written.
             links: carry the answers.
+            scribe: does the file work.
             say: tells people one sentence.
             keep_place: remembers a folder that the run saves into; does file work.
         """
         self._spec = spec
         self._fallback = fallback
         self._links = links
+        self._scribe = scribe
         self._say = say
         self._keep_place = keep_place
         self._kept: set[str] = set()
@@ -64,20 +67,20 @@ class Greeting:
         paths = (self._paths.get(rank, "") for rank in (*ranks, *self._paths))
         return next(filter(None, paths), "")
 
-    def greet(self, hello: protocol.Hello, scribe: Scribe) -> None:
+    def greet(self, hello: protocol.Hello) -> None:
         """Answer a rank, at once unless the newest checkpoint has to be found first."""
         path = hello.ckpt_save_path
         self._paths[hello.rank] = path
         if path and path not in self._kept:
             self._kept.add(path)
-            scribe.do(lambda: self._keep_place(path), lambda _: None)
+            self._scribe.do(lambda: self._keep_place(path), lambda _: None)
         if self._resume or not (path and hello.wants_resume):
             self._welcome(hello.rank, _Found(self._resume))
             return
         self._waiting.append(hello.rank)
         if len(self._waiting) == 1:
             attempt, folders = self._attempt, (Path(path), self._fallback)
-            scribe.do(lambda: _search(folders), lambda found: self._answer(attempt, found))
+            self._scribe.do(lambda: _search(folders), lambda found: self._answer(attempt, found))
 
     def _answer(self, attempt: int, found: _Found | Exception) -> None:
         """To ranks that ask by themselves for the newest checkpoint."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal as signals
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from agent.events import RankFrozen
 from agent.state import JobState, RankState
 
 NEVER = -1  # the step of what does not exist
+_EMPTY: Mapping[Any, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,49 +31,47 @@ class Rules:
     restarts_explicit: bool = True  # else a failure before the first commit is not retried
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
+class Dump(NamedTuple):
     """One attempt to save: who was asked, what each holds, who wrote it where."""
 
     id: int  # never used again in a job
     asked: tuple[int, ...]
-    answers: dict[int, RankFrozen] = field(default_factory=dict)  # the quickest first
+    answers: Mapping[int, RankFrozen] = _EMPTY  # the quickest first
     step: int = NEVER  # what is saved
     place: int = 0
     round: int = -1  # of the newest order to write
     writers: tuple[int, ...] = ()  # of that order; none: it failed
     writing: frozenset[int] = frozenset()  # those that have not finished
     digesting: frozenset[int] = frozenset()  # asked for a digest, not answered
-    digests: dict[int, str] = field(default_factory=dict)
-    written: dict[str, tuple[int, ...]] = field(default_factory=dict)  # in this place, by digest
-    failed: dict[int, str] = field(default_factory=dict)  # never asked again; why
+    digests: Mapping[int, str] = _EMPTY
+    written: Mapping[str, tuple[int, ...]] = _EMPTY  # in this place, by digest
+    failed: Mapping[int, str] = _EMPTY  # never asked again; why
     full: tuple[str, ...] = ()  # why places could not be written
     is_ordered: bool = False  # everything is written and its commit was ordered
     is_committed: bool = False
     remark: str = ""  # about replicas that differ
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """Everything the controller remembers."""
 
     rules: Rules
     state: JobState = JobState.NEW
     attempt: int = 0
-    ranks: dict[int, RankState] = field(default_factory=dict)
+    ranks: Mapping[int, RankState] = _EMPTY
     stop_signal: int | None = None  # the first signal that asked for a stop
     sent_signal: int = signals.SIGTERM  # what ranks that start late are stopped with
     failure: str | None = None  # why the present attempt failed, in words
     is_failure_raised: bool = False  # an exception, perhaps a consequence of what is not known yet
     # --- what ranks with hooks told in the present attempt
-    guarded: dict[int, int] = field(default_factory=dict)  # rank -> its newest commit known
+    guarded: Mapping[int, int] = _EMPTY  # rank -> its newest commit known
     raised: frozenset[int] = frozenset()  # held at their top
     unreachable: frozenset[int] = frozenset()
     outcome: str = ""  # what became of the attempt's state, once it is known
     # --- what lasts
     dump: Dump | None = None  # the newest
     resume: str | None = None  # the newest checkpoint folder to go on from
-    saved_step: int = NEVER  # what it holds
+    saved_step: int = NEVER  # what it holds; known whenever ``resume`` is
     best_step: int = 0  # the newest commit that an earlier attempt reached; 0: none
     stalled: int = 0  # attempts in a row that reached no newer one
     has_hooks: bool = False  # some rank's state could be saved, ever
@@ -93,12 +94,12 @@ class Job:
 
     def with_rank(self, rank: int, state: RankState) -> Job:
         """The job once a rank is in ``state``."""
-        return replace(self, ranks={**self.ranks, rank: state})
+        return self._replace(ranks={**self.ranks, rank: state})
 
     def with_step(self, rank: int, step: int) -> Job:
         """The job once a rank with hooks is known to have committed ``step``."""
         known = self.guarded.get(rank, NEVER)
-        return replace(self, guarded={**self.guarded, rank: max(step, known)}, has_hooks=True)
+        return self._replace(guarded={**self.guarded, rank: max(step, known)}, has_hooks=True)
 
     def newest_step(self) -> int:
         """The newest commit that a rank of this attempt is known to have reached."""
@@ -106,8 +107,4 @@ class Job:
 
     def kept(self) -> str:
         """The checkpoint to go on from, in words; empty: there is none."""
-        if self.resume is None:
-            return ""
-        if self.saved_step == NEVER:
-            return f"{self.resume} is the newest checkpoint"
-        return f"step {self.saved_step} is saved in {self.resume}"
+        return "" if self.resume is None else f"step {self.saved_step} is saved in {self.resume}"

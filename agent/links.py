@@ -17,6 +17,8 @@ from worker_hooks import protocol
 
 BURST = 32  # messages taken from one line before others have their turn
 RETRY_S = 1.0  # after descriptors ran out
+Loop = asyncio.AbstractEventLoop
+
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 Said = (
@@ -53,14 +55,14 @@ class Links:
         self._door = door
         self._ranks = frozenset(ranks)
         self._journal = journal
-        self._attempt = -1
+        self._attempt: int | None = None  # between attempts nobody is heard
         self._strangers: set[_Line] = set()  # no Hello yet
         self._lines: dict[int, _Line] = {}
         self._retry: asyncio.TimerHandle | None = None
 
     def attach(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: Loop,
         heard: Callable[[Said, list[int]], None],
         lost: Callable[[int, int], None],
     ) -> None:
@@ -78,14 +80,19 @@ class Links:
         self._watch_door()
 
     def begin(self, attempt: int) -> None:
-        """Close the lines of the attempt before; only ranks of this one are heard."""
+        """Hear the ranks of this attempt, and only them."""
+        self.end()
         self._attempt = attempt
+
+    def end(self) -> None:
+        """Close every line."""
+        self._attempt = None
         for line in (*self._strangers, *self._lines.values()):
             self._close(line)
 
     def close(self) -> None:
         """Close every line and stop listening."""
-        self.begin(-1)
+        self.end()
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._door.fileno())

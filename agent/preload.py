@@ -22,6 +22,7 @@ from worker_hooks.env import sets_omp_threads
 MAX_FILES = 300  # local modules looked at
 MAX_BYTES = 2_000_000  # of one file
 DYNAMO = "torch._dynamo"  # imported by the first optimizer or torch.compile; 0.9-1.5 s
+HOOKS_ENTRY = "worker_hooks.entry"  # what the names that worker_hooks offers are looked up in
 OPTIMIZERS = ("torch.optim", "torch.compile")
 
 # Set before `import torch`, these change what the import does; any other variable is read later.
@@ -102,7 +103,7 @@ def choose(spec: JobSpec, argv: tuple[str, ...], environ: Mapping[str, str]) -> 
         return Choice(None, "the script does not import torch")
     if found.early_environ is not None and not wanted:
         return Choice(None, f"the script sets {found.early_environ}, which torch reads at import")
-    modules = _torch_modules(found)
+    modules = _torch_modules(found, Path(search_path))
     optimizes = any(name.startswith(OPTIMIZERS) for name in found.modules | found.names)
     later = (DYNAMO,) if modules and not optimizes else ()
     if modules and optimizes:
@@ -132,15 +133,24 @@ def _entry(spec: JobSpec) -> Path | None:
 
 
 def _imports_torch(found: Findings) -> bool:
-    tops = {module.split(".")[0] for module in found.modules}
+    tops = {_top(module) for module in found.modules}
     return "torch" in tops or bool(tops & TORCH_USERS)
 
 
-def _torch_modules(found: Findings) -> tuple[str, ...]:
+def _top(module: str) -> str:
+    return module.split(".", maxsplit=1)[0]
+
+
+def _torch_modules(found: Findings, search_path: Path) -> tuple[str, ...]:
     if not _imports_torch(found):
         return ()
     named = {module for module in found.modules if module.startswith("torch.")}
-    return ("torch", *sorted(named))
+    hooks: tuple[str, ...] = ()
+    if any(_top(module) == "worker_hooks" for module in found.modules):
+        # a package of that name beside the script is the script's, and only it may import that
+        own = any((search_path / name).exists() for name in ("worker_hooks", "worker_hooks.py"))
+        hooks = () if own else (HOOKS_ENTRY,)
+    return ("torch", *sorted(named), *hooks)
 
 
 def look(entry: Path, search_path: Path) -> Findings:

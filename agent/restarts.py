@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from agent.job import Job
@@ -46,8 +45,8 @@ def _counted(job: Job) -> Job:
     if not job.has_hooks:
         return job
     if newest > job.best_step:
-        return replace(job, best_step=newest, stalled=0)
-    return replace(job, stalled=job.stalled + 1)
+        return job._replace(best_step=newest, stalled=0)
+    return job._replace(stalled=job.stalled + 1)
 
 
 def fate(job: Job) -> str:

@@ -81,11 +81,12 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
     if not output.close(CONSOLE_PATIENCE_S):
         console.say(f"the console takes no more output; all of it is in {layout.folder}")
     closing = _closing(ending, prepared, environ)
-    if ending.state is JobState.FAILED or verdict.found_failure:
+    is_told = ending.state is JobState.STOPPED and verdict.found_failure
+    if ending.state is JobState.FAILED or is_told:
         console.report(verdict.tell(ending.reason, environ, journal, closing))
     if ending.state is JobState.STOPPED:
         console.say(ending.reason)
-    if closing is not None and closing.text:
+    if closing is not None and (closing.kept or ending.state is JobState.FAILED):
         console.report(closing.text)
         journal.log(closing.text)
     journal.log(f"exit {ending.exit_code}: {ending.reason}")

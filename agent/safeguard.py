@@ -6,24 +6,25 @@ decided here but one thing: a rank that wants to leave is let go, unless a dump 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent import events as ev
-from agent.greeting import Greeting
 from agent.journal import Journal
-from agent.links import Links, Said
+from agent.links import Links, Loop, Said
 from agent.pages import Pages
-from agent.saving import Saving
 from agent.scribe import Scribe
 from agent.spec import JobSpec
 from agent.state import JobState
 from agent.worker import Worker, is_exiting
 from worker_hooks import protocol
+
+if TYPE_CHECKING:  # a job without hooks starts earlier without them
+    from agent.greeting import Greeting
+    from agent.saving import Saving
 
 HOLDING = frozenset({JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING})
 CLOSE_S = 5.0  # for file work that nobody waits for any more
@@ -69,34 +70,63 @@ class Safeguard:
             say: tells people one sentence.
             keep_place: remembers a folder that the run saves into; does file work.
         """
-        self._is_off = not spec.dump.ttp
+        self._spec = spec
+        self._fallback = fallback
+        self._say = say
+        self._keep_place = keep_place
         self._links = Links(door, spec.ranks_here, journal)
         self._pages = Pages()
-        self._greeting = Greeting(spec.dump, fallback, self._links, say, keep_place)
-        self._saving = Saving(spec, fallback, self._links, self._pages, self._greeting, say)
+        self._scribe: Scribe
+        self._greeting: Greeting | None = None  # nobody has hooks
+        self._saving: Saving | None = None
         self._state = JobState.NEW
         self._attempt = 0
+        self._resume = ""
         self._steps: dict[int, int] = {}  # rank -> its step when it registered
         self._leaving: set[int] = set()
         self._raised: set[int] = set()
 
-    def attach(self, loop: asyncio.AbstractEventLoop, ward: Ward) -> None:
+    def attach(self, loop: Loop, ward: Ward) -> None:
         """Listen on ``loop``."""
         self._ward = ward
         self._scribe = Scribe(loop.call_soon_threadsafe)
-        self._saving.attach(self._scribe, ward.post)
         self._links.attach(loop, self._on_message, self._on_lost)
 
     def begin(self, attempt: int, resume: str) -> None:
         """An attempt begins; ``resume``: the checkpoint it goes on from, or empty."""
-        self._attempt = attempt
+        self._attempt, self._resume = attempt, resume
         self._links.begin(attempt)
-        self._greeting.begin(attempt, resume)
-        self._saving.begin(attempt)
+        if self._greeting is not None and self._saving is not None:
+            self._greeting.begin(attempt, resume)
+            self._saving.begin(attempt)
+
+    def _wake(self) -> Greeting:
+        """The first script with hooks is there."""
+        from agent import failure  # noqa: F401  a restart must not wait for it
+        from agent.greeting import Greeting
+        from agent.saving import Saving
+
+        spec, fallback, links = self._spec, self._fallback, self._links
+        self._greeting = Greeting(
+            spec.dump, fallback, links, self._scribe, self._say, self._keep_place
+        )
+        self._saving = Saving(
+            spec,
+            fallback,
+            links,
+            self._pages,
+            self._greeting,
+            self._scribe,
+            self._ward.post,
+            self._say,
+        )
+        self._greeting.begin(self._attempt, self._resume)
+        self._saving.begin(self._attempt)
+        return self._greeting
 
     def end_attempt(self) -> None:
         """Every rank is gone."""
-        self._links.begin(-1)
+        self._links.end()
         self._pages.clear()
         self._steps.clear()
         self._leaving.clear()
@@ -128,7 +158,8 @@ class Safeguard:
             workers[rank].beat = beat
 
     def act(self, action: Action) -> None:
-        """Do what was decided."""
+        """Do what was decided; it was decided because of what hooks said."""
+        assert self._saving is not None
         match action:
             case ev.FreezeRanks():
                 self._saving.freeze(action)
@@ -153,7 +184,7 @@ class Safeguard:
             os.close(fd)
         match message:
             case protocol.Hello():
-                self._greeting.greet(message, self._scribe)
+                (self._greeting or self._wake()).greet(message)
             case protocol.Raised(rank, attempt, error):
                 self._ward.settle()
                 self._raised.add(rank)
@@ -164,7 +195,7 @@ class Safeguard:
             case protocol.Finished(rank, attempt):
                 self._ward.settle()
                 self._ward.post(ev.RankUnreachable(rank, attempt))
-            case _:
+            case _ if self._saving is not None:
                 self._saving.hear(message)
 
     def _register(self, message: protocol.Registered, fds: list[int]) -> None:
@@ -179,7 +210,7 @@ class Safeguard:
         finally:
             for fd in fds:
                 os.close(fd)
-        if self._is_off:
+        if not self._spec.dump.ttp:
             return
         self._ward.settle()  # its start may not have been announced yet
         self._steps[rank] = message.step

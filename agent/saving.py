@@ -47,6 +47,8 @@ class Saving:
         links: Links,
         pages: Pages,
         greeting: Greeting,
+        scribe: Scribe,
+        post: Callable[[ev.Event], None],
         say: Callable[[str], None],
     ) -> None:
         """Take the parts.
@@ -57,6 +59,8 @@ class Saving:
             links: carry the orders.
             pages: hold the ranks' private state.
             greeting: knows where ranks save to.
+            scribe: does the file work.
+            post: decides on an event.
             say: tells people one sentence.
         """
         self._spec = spec
@@ -64,6 +68,8 @@ class Saving:
         self._links = links
         self._pages = pages
         self._greeting = greeting
+        self._scribe = scribe
+        self._post = post
         self._say = say
         self._attempt = 0
         self._dump_id = -1
@@ -73,11 +79,6 @@ class Saving:
         self._order: ev.SaveRanks | None = None  # the newest
         self._owed: defaultdict[int, deque[int]] = defaultdict(deque)  # rank -> rounds to answer
         self._written: dict[int, protocol.Written] = {}
-
-    def attach(self, scribe: Scribe, post: Callable[[ev.Event], None]) -> None:
-        """``scribe`` does the file work, ``post`` decides on events."""
-        self._scribe = scribe
-        self._post = post
 
     def begin(self, attempt: int) -> None:
         """An attempt begins."""
@@ -97,12 +98,14 @@ class Saving:
             self._links.send(rank, protocol.Freeze(action.dump_id, grace_s))
 
     def save(self, action: ev.SaveRanks) -> None:
-        """Order ranks to write or digest, once the folder is there."""
+        """Order ranks to digest now, and to write once the folder is there."""
+        for rank in action.digesters:
+            self._tell(rank, action.round, protocol.Save(action.dump_id, action.step, ""))
         dump = self._dump
         if dump is not None and _place(dump.action) == _place(action):
             self._order = action
             if self._is_begun:
-                self._tell(dump.draft)
+                self._tell_writers(dump.draft, action)
             return
         self.abandon()
         self._order = action
@@ -123,7 +126,7 @@ class Saving:
             self._fail(self._order, _words(done))
             return
         self._is_begun = True
-        self._tell(dump.draft)
+        self._tell_writers(dump.draft, self._order)
         pace = _Pace(self._scribe, self._advance)
         self._scribe.do(lambda: dump.draft.write_private(pace), lambda _: None)
 
@@ -134,16 +137,15 @@ class Saving:
     def _fail(self, action: ev.SaveRanks, why: str) -> None:
         self._post(ev.SaveFailed(action.writers[0], action.dump_id, why, True, action.round))
 
-    def _tell(self, draft: Draft) -> None:
-        action = self._order
-        assert action is not None
-        order = protocol.Save(action.dump_id, action.step, str(draft.layout.unfinished))
-        for rank in action.digesters:
-            self._owed[rank].append(action.round)
-            self._links.send(rank, order)
+    def _tell_writers(self, draft: Draft, action: ev.SaveRanks) -> None:
+        folder, parts = str(draft.layout.unfinished), len(action.writers)
         for part, rank in enumerate(action.writers):
-            self._owed[rank].append(action.round)
-            self._links.send(rank, order._replace(part=part, parts=len(action.writers)))
+            order = protocol.Save(action.dump_id, action.step, folder, part, parts)
+            self._tell(rank, action.round, order)
+
+    def _tell(self, rank: int, number: int, order: protocol.Save) -> None:
+        self._owed[rank].append(number)
+        self._links.send(rank, order)
 
     def commit(self, action: ev.CommitDump) -> None:
         """Complete the dump; answered by exactly one DumpCommitted or CommitFailed."""

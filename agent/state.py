@@ -31,7 +31,7 @@ class JobState(Enum):
     @property
     def is_end(self) -> bool:
         """Whether nothing can happen any more."""
-        return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED}
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
 
 
 class RankState(Enum):
@@ -46,7 +46,7 @@ class RankState(Enum):
     @property
     def is_alive(self) -> bool:
         """Whether a process exists or may come to exist."""
-        return self in {RankState.PENDING, RankState.RUNNING}
+        return self in (RankState.PENDING, RankState.RUNNING)
 
 
 class Condition(Enum):

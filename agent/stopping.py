@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agent import events as ev
 from agent.job import Job
@@ -32,13 +32,12 @@ def move(job: Job, event: ev.Event, condition: Condition) -> Job:
     Raises:
         KeyError: it names none.
     """
-    return replace(job, state=next_state(job.state, type(event).__name__, condition))
+    return job._replace(state=next_state(job.state, type(event).__name__, condition))
 
 
 def begin(job: Job, reason: str) -> Decision:
     """Start every rank; what the last attempt's ranks told is forgotten."""
-    begun = replace(
-        job,
+    begun = job._replace(
         ranks=dict.fromkeys(job.rules.ranks, RankState.PENDING),
         failure=None,
         is_failure_raised=False,
@@ -53,7 +52,7 @@ def begin(job: Job, reason: str) -> Decision:
 
 def stop(job: Job, signum: int, reason: str) -> Decision:
     """Ask ranks to leave; those held at their top leave with their own traceback and code."""
-    job = replace(job, sent_signal=signum)
+    job = job._replace(sent_signal=signum)
     running = job.having(RankState.RUNNING)
     asked = [rank for rank in running if rank not in job.raised]
     held = tuple(rank for rank in running if rank in job.raised)
@@ -82,7 +81,7 @@ def all_gone(job: Job, event: ev.Event) -> Decision:
     job, condition, reason = judge(job)
     moved = move(job, event, condition)
     if condition is Condition.BUDGET_LEFT:
-        begun = begin(replace(moved, attempt=job.attempt + 1), reason)
+        begun = begin(moved._replace(attempt=job.attempt + 1), reason)
         return Decision(begun.job, (ev.Sweep(reason), *begun.actions))
     exit_code = FAILED_EXIT
     if job.stop_signal is not None:

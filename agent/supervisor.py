@@ -120,9 +120,9 @@ class Supervisor:
         """Run the job to its end."""
         loop = self._loop
         self._listen_to_signals()
+        self._safeguard.attach(loop, self)
         try:
             self._starter.attach(loop, self._on_answer)
-            self._safeguard.attach(loop, self)
             self.post(ev.LaunchRequested())
             self.settle()  # a worker that was ordered early may have ended already
             slow = loop.call_later(SLOW_START_S, self._say_who_is_awaited)

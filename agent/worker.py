@@ -8,10 +8,12 @@ import select
 import signal
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.state import RankState
-from worker_hooks.page import Beat
+
+if TYPE_CHECKING:
+    from worker_hooks.page import Beat
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 PF_EXITING = 0x4  # linux/sched.h

@@ -87,7 +87,7 @@ def check_reference(history: History, exit_code: int | None, world_size: int) ->
     if exit_code is None:
         return "the undisturbed run did not end in time"
     if exit_code != 0:
-        return f"the undisturbed run failed with exit code {exit_code}"
+        return f"the undisturbed run failed with exit code {exit_code}{_why(history)}"
     silent = [rank for rank in range(world_size) if rank not in history.finals]
     if silent:
         who = f"rank{'s' if len(silent) > 1 else ''} {format_ranges(tuple(silent))}"
@@ -124,11 +124,15 @@ def _ending(history: History, exit_code: int | None, left: int, took_s: float) -
     if exit_code is None:
         yield f"called off after {took_s:.0f} s without an end"
     elif exit_code != 0:
-        ends = [event["reason"] for event in history.events if event["event"] == "Finish"]
-        why = f": {ends[-1]}" if ends else ""
-        yield f"the job failed with exit code {exit_code}{why}"
+        yield f"the job failed with exit code {exit_code}{_why(history)}"
     elif left:
         yield f"{left} process{'es' if left > 1 else ''} outlived the job"
+
+
+def _why(history: History) -> str:
+    """The last end's reason, as msrun noted it."""
+    ends = [event["reason"] for event in history.events if event["event"] == "Finish"]
+    return f": {ends[-1]}" if ends else ""
 
 
 def _disturbed(faults: Sequence[Fault], history: History) -> Iterator[str]:
@@ -173,7 +177,7 @@ def _timings(faults: Sequence[Fault], history: History) -> dict[str, Any]:
     after = [event for event in history.events if event["time"] >= strike.time]
     bad = [event for event in after if event.get("exit_code") != 0]  # 0: it left in peace
     is_death = fault.deed is not Deed.STOP
-    noticed = _first(bad, _NOTICED, rank=fault.rank) if is_death else None
+    noticed = _first(bad, _NOTICED) if is_death else None  # often by the cry of a peer
     times: dict[str, Any] = {
         "noticed_s": None if noticed is None else noticed - strike.time,
         "training_s": _training_again(history, strike),
@@ -192,14 +196,9 @@ def _timings(faults: Sequence[Fault], history: History) -> dict[str, Any]:
     return times
 
 
-def _first(
-    events: Sequence[Mapping[str, Any]], names: frozenset[str] | set[str], **fields: object
-) -> float | None:
-    """When the first event with one of these names and all of these fields was."""
-    for event in events:
-        if event["event"] in names and event.items() >= fields.items():
-            return float(event["time"])
-    return None
+def _first(events: Sequence[Mapping[str, Any]], names: frozenset[str] | set[str]) -> float | None:
+    """When the first event with one of these names was."""
+    return next((float(event["time"]) for event in events if event["event"] in names), None)
 
 
 def _training_again(history: History, strike: Strike) -> float | None:

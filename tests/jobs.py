@@ -117,7 +117,7 @@ class Launcher:
 
     def env(self, **extra: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
-        for name in ("OMP_NUM_THREADS", "MSRUN_RUNS", "MASTER_ADDR", "MASTER_PORT"):
+        for name in ("OMP_NUM_THREADS", "MSRUN_RUNS", "MSRUN_HOOKS", "MASTER_ADDR", "MASTER_PORT"):
             kept.pop(name, None)
         paths = os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH", ""))))
         return {

@@ -94,8 +94,9 @@ class Buffers:
         self._runs: list[_Run] = []
         self._constants: list[_Constant] = []
         self._targets: dict[tuple[int, int], list[Tensor]] = {}
+        self._said: set[str] = set()
         self.unsaved: frozenset[str] = frozenset()
-        """Buffers that have changed their size since they were first written."""
+        """Buffers that at present are not of the size or type the page has room for."""
 
     @cached_property
     def _places(self) -> list[Place]:
@@ -199,9 +200,10 @@ class Buffers:
     def _note_unsaved(self, fitting: set[str]) -> None:
         there = {place.name for place in self._places} - {place.name for place in self._absent}
         unsaved = frozenset(there | {entry.name for entry in self.entries}) - fitting
-        for name in sorted(unsaved - self.unsaved):
+        for name in sorted(unsaved - self._said):
             log.warning("buffer %s changed its size or type in training and is not saved", name)
-        self.unsaved = self.unsaved | unsaved if unsaved else unsaved
+        self._said |= unsaved
+        self.unsaved = unsaved
 
 
 def _is_constant(place: Place, tensor: Tensor) -> bool:
@@ -242,7 +244,7 @@ def _runs(pairs: list[tuple[_Kept, Tensor]]) -> Iterator[_Run]:
 def _memory(address: int, nbytes: int) -> Tensor:
     """Bytes of the page as a tensor."""
     if not nbytes:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=torch.uint8)
 
 

@@ -159,6 +159,6 @@ class TimeMonitor:
             return
         epoch_ms = (time.perf_counter() - self._began_s) * 1000
         line = f"Train epoch time: {epoch_ms:.3f} ms, per step time: {epoch_ms / steps:.3f} ms"
-        if self._says_data_time:
+        if self._says_data_time and self._data_s:  # if step_begin was told
             line += f", per step data time: {self._data_s * 1000 / steps:.3f} ms"
         print(line, flush=True)

@@ -13,7 +13,6 @@ hashes: a replica's digest costs nothing where its file is written.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +135,8 @@ class Blocks:
 
 def sha256(pieces: list[memoryview]) -> bytes:
     """The hash of the pieces, one after the other."""
+    import hashlib  # loads OpenSSL, which a start of msrun does without
+
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -152,12 +153,14 @@ def of_file(path: Path, advance: Callable[[int], None]) -> str:
     Raises:
         OSError: it cannot be read.
     """
+    import hashlib
+
     with open(path, "rb", buffering=0) as file, Blocks() as blocks:
         size = os.fstat(file.fileno()).st_size
         if size <= BLOCK:
             content = file.read()
             advance(len(content))
-            return hashlib.sha256(content).hexdigest()
+            return sha256([memoryview(content)]).hex()
         count = file.read(8)
         head = min(size, 8 + int.from_bytes(count, "little"))
         advance(len(count))
@@ -175,4 +178,4 @@ def of_file(path: Path, advance: Callable[[int], None]) -> str:
 
 def combined(head: bytes, blocks: bytes) -> str:
     """The checksum of what is longer than a block, from the hashes of its parts."""
-    return hashlib.sha256(head + blocks).hexdigest()
+    return sha256([memoryview(head), memoryview(blocks)]).hex()

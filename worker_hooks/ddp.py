@@ -6,11 +6,11 @@ ready and lays its buckets out anew, once, before the forward that follows. So a
 reduces with the new layout from its second step on, and a resumed process would reduce its first
 step with the old one: other sums in the last bits.
 
-The cure has two halves. While training, :func:`learn` sees the order that the layout was
-made from; it goes into the dump. After a resume, :func:`rehearse` has the reducer lay its buckets
-out from that order before its first step. Nothing is computed, reduced or hooked for it: the
-reducer is told that all gradients have been ready and asked to rebuild. As always it then takes the
-layout that rank 0 broadcasts, and rank 0 broadcasts the recorded one.
+The cure has two halves. While training, :func:`learn` sees which order the layout was made from; it
+goes into the dump. After a resume, :func:`rehearse` has the reducer lay its buckets out from that
+order before its first step. Nothing is computed, reduced or hooked for it: the reducer is told that
+all gradients have been ready and asked to rebuild. As always it then takes the layout that rank 0
+broadcasts, and rank 0 broadcasts the recorded one.
 
 The reducer's interface is private to torch. Where it is missing, training goes on without the
 promise, and the log says so once. Not covered, each for one step after the resume:

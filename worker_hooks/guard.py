@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from worker_hooks import hold, orphan, protocol
+from worker_hooks import hold, protocol
+from worker_hooks.beacon import Beacon
 from worker_hooks.env import Told
 from worker_hooks.gate import Gate, Stand
 from worker_hooks.layout import DumpLayout
@@ -75,8 +76,13 @@ class Guard:
     """One rank's guard; without a line it guards nothing and costs nothing."""
 
     def __init__(
-        self, told: Told, source: Source, ckpt_save_path: str, at_dump: Callable[[], None]
-    ):
+        self,
+        told: Told,
+        source: Source,
+        ckpt_save_path: str,
+        at_dump: Callable[[], None],
+        alone: Callable[[Guard], None],
+    ) -> None:
         """Prepare; :meth:`greet` connects.
 
         Args:
@@ -84,6 +90,7 @@ class Guard:
             source: the state.
             ckpt_save_path: where it is saved, absolute; empty: nowhere.
             at_dump: called in the listener before anything is saved.
+            alone: called in the listener when the agent is dead; saves, and ends the process.
         """
         self.gate = Gate()
         self.welcome: protocol.Welcome | None = None
@@ -91,7 +98,9 @@ class Guard:
         self.source = source
         self.ckpt_save_path = ckpt_save_path
         self._at_dump = at_dump
+        self._alone = alone
         self._link: Link | None = None
+        self._beacon: Beacon | None = None
         self._listener: threading.Thread | None = None
         self._released = threading.Event()
         self.resumed_step = 0  # saved already, in the checkpoint this attempt began from
@@ -143,6 +152,7 @@ class Guard:
         if self._listener is None:
             # the kernel would kill this thread's process with msrun, before it could save
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+            self._beacon = Beacon(self.told)
             self._listener = threading.Thread(target=self._listen, name="msrun", daemon=True)
             self._listener.start()
             hold.install(self)
@@ -177,6 +187,8 @@ class Guard:
         if self._link is not None:
             self._link.forget()
             self._link = None
+        if self._beacon is not None:
+            self._beacon.close()
 
     # --- the listener ---------------------------------------------------------------------------
 
@@ -195,7 +207,7 @@ class Guard:
                     case _:
                         log.warning("msrun said what only a newer version understands: %s", message)
             if self._link.is_agent_dead(DYING_S):
-                orphan.end(self)
+                self._alone(self)
         except Exception:
             log.exception("the guard of rank %d failed", self.told.rank)
         finally:
@@ -250,8 +262,8 @@ class Guard:
             RuntimeError: the state changed meanwhile.
         """
         who = self.told.rank, self.told.attempt, order.dump_id
+        replica = self.source.replica(order.step)  # may still copy what is small
         version = self.source.version()
-        replica = self.source.replica(order.step)
         answer: protocol.Written | protocol.Digested
         if order.parts == 0:
             answer = protocol.Digested(*who, digest(replica, advance))

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from worker_hooks import page as pages
 from worker_hooks.buffers import Buffers
 from worker_hooks.octets import entry_of, to_bytes
@@ -50,6 +52,7 @@ class Commit(NamedTuple):
     step: int
     snapshots: tuple[Any, ...]
     marks: tuple[Any, ...]
+    ready: tuple[torch.Event, ...]  # passed by each accelerator when the state is as of the commit
 
 
 class Ledger:
@@ -71,6 +74,8 @@ class Ledger:
         self._extra = extra
         self._commit: Commit | None = None
         self._feed: Private | None = None
+        self._devices: tuple[torch.device, ...] = ()  # accelerators that hold some of the state
+        self._updated: tuple[torch.Event, ...] = ()  # the same after the last update
         self.page: Page | None = None
 
     def open(self, rank: int, attempt: int, feed: Private, position: Position) -> int:
@@ -85,6 +90,8 @@ class Ledger:
         meta_bytes = max(META_BYTES, 4 * len(position.meta))
         fd = pages.create(rank, attempt, entries, meta_bytes)
         self.page = Page(fd)
+        devices = {tensor.device for piece in self.pieces for tensor in piece.tensors().values()}
+        self._devices = tuple(device for device in devices if device.type != "cpu")
         self.buffers.forget()
         self._note(position)
         return fd
@@ -101,6 +108,12 @@ class Ledger:
         self.usual = usual
         self.updates = [0] * len(self.pieces)
 
+    def updated(self, index: int) -> None:
+        """A piece's optimizer has made an update."""
+        self.updates[index] += 1
+        if self._devices:
+            self._updated = tuple(_recorded(device) for device in self._devices)
+
     def under_way(self, position: Position) -> None:
         """Backward begins: write down what this rank's private state will be at the next commit."""
         self._write(self.step + 1, position, is_commit=False)
@@ -115,6 +128,7 @@ class Ledger:
             self.step,
             tuple(piece.snapshot() for piece in self.pieces),
             tuple(piece.marks() for piece in self.pieces),
+            tuple(_recorded(device) for device in self._devices),
         )
         self._write(self.step, position, is_commit=True)
 
@@ -179,8 +193,9 @@ class Ledger:
         commit = self._commit
         if commit is None or step not in {commit.step, commit.step + 1}:
             raise RuntimeError(f"rank holds step {self.step}, not step {step}")
-        snapshots = commit.snapshots
+        snapshots, ready = commit.snapshots, commit.ready
         if step != commit.step:
+            ready = self._updated
             snapshots = tuple(piece.snapshot() for piece in self.pieces)
         tensors = {}
         own = self.private(step)[: len(self.buffers.entries)]  # a page begins with them
@@ -196,9 +211,8 @@ class Ledger:
                 alike[piece.name] = value
         facts = {"step": step, "usual": self.usual, **self._extra()}
         rest = json.dumps({"pieces": replicated})
-        return Replica(
-            tensors, own, rest, {"objects": json.dumps(alike), "facts": json.dumps(facts)}
-        )
+        more = {"objects": json.dumps(alike), "facts": json.dumps(facts)}
+        return Replica(tensors, own, rest, more, ready)
 
     def private(self, step: int) -> list[tuple[Entry, memoryview]]:
         """What the page has of a step, entry by entry; nothing if it has none."""
@@ -210,3 +224,10 @@ class Ledger:
             found.append((entry, payload[at : at + entry.nbytes]))
             at += entry.nbytes
         return found
+
+
+def _recorded(device: torch.device) -> torch.Event:
+    """A mark in the device's work so far; costs no wait."""
+    event = torch.Event(device)
+    event.record(torch.accelerator.current_stream(device))
+    return event

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from worker_hooks.layout import DUMP, MANIFEST, UNFINISHED, write_atomic
+from worker_hooks.safetensor import sha256_of
 
 FORMAT = 1
-_BLOCK_BYTES = 1 << 20
 _THREADS = 8  # more do not make a disk faster
 _SHOWN = 3  # damages of one folder that are said
 _NAME = re.compile(rf"{DUMP}(\d+)(?:_replaced_\d+)?({UNFINISHED})?")
@@ -27,7 +27,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Shard(NamedTuple):
-    """One file. ``file`` is relative to the folder; ``kind`` is replicated or private."""
+    """One file. ``file`` is relative to the folder; ``kind`` is replicated or private.
+
+    ``sha256`` is the checksum of :mod:`worker_hooks.checksum`.
+    """
 
     file: str
     rank: int
@@ -200,22 +203,10 @@ def _misplaced(folder: Path, shard: Shard) -> str | None:
 def _altered(folder: Path, shard: Shard, advance: Callable[[int], None] | None) -> str | None:
     """Whether the bytes are others than those that were written."""
     try:
-        digest = _sha256(folder / shard.file, advance)
+        digest = sha256_of(folder / shard.file, advance or (lambda _nbytes: None))
     except OSError as error:
         return f"{shard.file} cannot be read ({error.strerror})"
     return None if digest == shard.sha256 else f"{shard.file} was altered (its checksum differs)"
-
-
-def _sha256(path: Path, advance: Callable[[int], None] | None) -> str:
-    import hashlib  # loads OpenSSL, which msrun's start does without
-
-    digest, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(block[:count])
-            if advance is not None:
-                advance(count)
-    return digest.hexdigest()
 
 
 def candidates(folder: Path) -> list[Found]:

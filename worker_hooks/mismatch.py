@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
+from worker_hooks import jsonable
+from worker_hooks.jsonable import Json
+
 
 def compared(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:
     """Differences in names, shapes and dtypes, in words; only those are looked at."""
     found = []
-    if missing := mine.keys() - saved.keys():
-        found.append(f"missing in it: {listed(missing)}")
+    if lost := mine.keys() - saved.keys():
+        found.append(f"missing in it: {listed(lost)}")
     if unexpected := saved.keys() - mine.keys():
         found.append(f"unknown to this script: {listed(unexpected)}")
     for name in sorted(mine.keys() & saved.keys()):
@@ -19,6 +22,12 @@ def compared(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[st
         if now != then:
             found.append(f"{name} is {then} there and {now} here")
     return found
+
+
+def missing(value: Json, saved: Mapping[str, Tensor]) -> list[str]:
+    """What an encoded value asks for in vain, in words."""
+    lost = jsonable.names_in(value) - saved.keys()
+    return [f"missing in it: {listed(lost)}"] if lost else []
 
 
 def listed(names: Iterable[str]) -> str:

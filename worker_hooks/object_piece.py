@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from worker_hooks import jsonable
 from worker_hooks.jsonable import Json
-from worker_hooks.mismatch import listed
+from worker_hooks.mismatch import missing
 from worker_hooks.snapshot import copied, tensors_in, version
 
 SMALL_BYTES = 64 << 10
@@ -70,8 +70,7 @@ class ObjectPiece:
 
     def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
         """Why this cannot be restored."""
-        missing = jsonable.names_in(value) - like.keys()
-        return [f"missing in it: {listed(missing)}"] if missing else []
+        return missing(value, like)
 
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
         """Put the state back, by the object's own means."""

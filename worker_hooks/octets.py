@@ -109,7 +109,7 @@ def from_bytes(entry: Entry, content: bytes | bytearray | memoryview) -> torch.T
         TypeError: torch has no such element type.
         ValueError: the bytes are too few or too many.
     """
-    tensor = torch.empty(entry.shape, dtype=torch_dtype(entry.dtype))
+    tensor = torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="cpu")
     if len(content) != tensor.nbytes:
         raise ValueError(f"{entry} cannot be made of {len(content)} bytes")
     if tensor.nbytes:

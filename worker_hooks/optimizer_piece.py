@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from worker_hooks import jsonable
 from worker_hooks.jsonable import Json
-from worker_hooks.mismatch import listed
+from worker_hooks.mismatch import missing
 from worker_hooks.snapshot import FIXED, copied
 
 _OWN = ("params", "param_names")  # of a group, what stays as this process has it
@@ -91,13 +91,7 @@ class OptimizerPiece:
         sizes = [len(group["params"]) for group in self._optimizer.param_groups]
         if sizes != value["sizes"]:
             return [f"{self.name} had groups of {value['sizes']} parameters and has {sizes}"]
-        named = jsonable.names_in(value)
-        found = []
-        if missing := named - like.keys():
-            found.append(f"missing in it: {listed(missing)}")
-        if unexpected := like.keys() - named:
-            found.append(f"unknown to {self.name}: {listed(unexpected)}")
-        return found
+        return missing(value, like)
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:

@@ -16,20 +16,19 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from worker_hooks import protocol, seal
+from worker_hooks import beacon, protocol, seal
+from worker_hooks.env import Told
+from worker_hooks.guard import Guard
 from worker_hooks.layout import DUMP, UNFINISHED, DumpLayout
 from worker_hooks.manifest import Manifest, Shard
 from worker_hooks.notes import Note, Notes
 
-if TYPE_CHECKING:
-    from worker_hooks.guard import Guard
-
 log = logging.getLogger("msrun")
 
 LOOK_S = 0.01  # between two looks at the notes: no event tells of a file's change everywhere
-LATE_S = 5.0  # for ranks that have not even said that they settled
+LATE_S = 20.0  # without any rank's word: those that did not settle by then never will
 EXIT = 1
 
 
@@ -57,7 +56,7 @@ def _save(guard: Guard) -> str | None:
     name = f"{DUMP}alone-{told.record_id}-{told.attempt}{UNFINISHED}"
     notes, place = _open_notes(guard, name)
     _settle(guard, notes, welcome.update_grace_s)
-    ranks = _await_all(notes, told.world_size)
+    ranks = _await_all(notes, told)
     whole = {rank: note for rank, note in ranks.items() if note.is_whole}
     step = max((note.step for note in whole.values()), default=0)
     if step <= guard.resumed_step:
@@ -96,6 +95,8 @@ def _settle(guard: Guard, notes: Notes, grace_s: float) -> None:
         others = [note for note in notes.read().values() if note.is_settled]
         if not gate.is_torn and any(note.step <= step for note in others):
             break  # that peer holds, so no collective after this commit can be finished
+        if not gate.is_torn and len(beacon.alight(guard.told)) < guard.told.world_size:
+            break  # a peer is dead: the same
         if step != notes.mine.step:
             notes.tell(step=step)
         time.sleep(LOOK_S)
@@ -103,16 +104,12 @@ def _settle(guard: Guard, notes: Notes, grace_s: float) -> None:
     notes.tell(step=step, is_settled=True, is_whole=is_whole, why=why)
 
 
-def _await_all(notes: Notes, world_size: int) -> dict[int, Note]:
-    """The settled notes of all ranks, or of those that are heard of in time."""
+def _await_all(notes: Notes, told: Told) -> dict[int, Note]:
+    """The settled notes of all ranks that exist, or of those that are heard of in time."""
     while True:
         ranks = notes.read()
         settled = {rank: note for rank, note in ranks.items() if note.is_settled}
-        if len(settled) == world_size:
-            return settled
-        if len(settled) == len(ranks) and notes.last_sign_s() > LATE_S:
-            return settled
-        if notes.last_sign_s() > 4 * LATE_S:
+        if settled.keys() >= beacon.alight(told) or notes.last_sign_s() > LATE_S:
             return settled
         time.sleep(LOOK_S)
 

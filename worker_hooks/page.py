@@ -106,6 +106,10 @@ class Page:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._number = 0
 
+    def close(self) -> None:
+        """Unmap it; only reading and writing are over."""
+        self._map.close()
+
     def beat(self, step: int, epoch: int, batch: int, phase: Phase) -> None:
         """Say how far the rank is."""
         _BEAT.pack_into(self._map, _BEAT_AT, step, epoch, batch, time.monotonic_ns(), phase)

@@ -18,7 +18,7 @@ from worker_hooks import jsonable, safetensor
 from worker_hooks.jsonable import Json
 from worker_hooks.manifest import Manifest
 from worker_hooks.mismatch import listed
-from worker_hooks.octets import from_bytes, to_bytes, torch_dtype
+from worker_hooks.octets import to_bytes, torch_dtype
 from worker_hooks.pieces import Piece
 from worker_hooks.shard import GLOBAL_SHAPE, OFFSETS, REST, SHARDING
 
@@ -217,9 +217,9 @@ def _is_whole(stored: Stored) -> bool:
 
 def _private(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     header = safetensor.read_header(path)
-    with open(path, "rb") as file:
-        file.seek(header.data_offset)
-        held = {entry.name: from_bytes(entry, file.read(entry.nbytes)) for entry in header.entries}
+    stored: dict[str, Stored] = {}
+    _note(stored, path, header)
+    held = {name: each.read() for name, each in stored.items()}
     try:
         record = {key: int(header.metadata[key]) for key in ("step", "epoch", "batch")}
         return {**record, "meta": json.loads(header.metadata["record"])}, held

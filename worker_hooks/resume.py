@@ -107,7 +107,9 @@ def reopen(point: Point, feed: Feed, epoch: int, ledger: Ledger, rank: int) -> B
     if not point.is_own:
         octets |= derive(octets, rank)
     batches = feed.open(point.batch, point.feed, octets)
-    ledger.buffers.restore(private.tensors)
+    unsaved = private.meta.get("unsaved", ())  # they changed their size after they were first seen
+    kept = {name: each for name, each in private.tensors.items() if name not in unsaved}
+    ledger.buffers.restore(kept)
     missed = Randomness().restore(octets)
     if missed:
         log.warning("randomness that was not saved begins anew: %s", ", ".join(missed))

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
+from worker_hooks import jsonable
 from worker_hooks.jsonable import Json
+from worker_hooks.mismatch import missing
 from worker_hooks.snapshot import version
 
 
@@ -50,18 +52,18 @@ class ScalerPiece:
         return 0 if scale is None else version(scale)
 
     def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
-        """What ``state_dict()`` would have been."""
-        plain = {
-            key: value.item() if isinstance(value, Tensor) else value
-            for key, value in snapshot.items()
-        }
-        return plain, {}
+        """What ``state_dict()`` would say; reading a number here could wait for a dead peer."""
+        return jsonable.encode(snapshot, self.name)
 
-    def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:  # noqa: ARG002
-        """Nothing: a scaler has no shape."""
-        return []
+    def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
+        """Why this cannot be restored."""
+        return missing(value, like)
 
-    def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:  # noqa: ARG002
+    def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
         """Put the values back, unless the scaler is, or was, switched off."""
         if value:
-            self._scaler.load_state_dict(value)
+            then = jsonable.decode(value, tensors)
+            for key in ("scale", "_growth_tracker"):
+                if isinstance(then[key], Tensor):
+                    then[key] = then[key].item()
+            self._scaler.load_state_dict(then)

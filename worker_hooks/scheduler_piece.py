@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from worker_hooks import jsonable
 from worker_hooks.jsonable import Json
+from worker_hooks.mismatch import missing
 from worker_hooks.snapshot import copied
 
 
@@ -58,8 +59,7 @@ class SchedulerPiece:
 
     def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
         """Why this cannot be restored."""
-        missing = sorted(jsonable.names_in(value) - like.keys())
-        return [f"missing in it: {', '.join(missing)}"] if missing else []
+        return missing(value, like)
 
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
         """Put the state back."""

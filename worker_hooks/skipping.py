@@ -47,14 +47,21 @@ class Skipping:
         self._passes += 1
         if self._passes > 1 and self._rewind is not None:
             self._rewind()
-        return self._rest(iter(self.sampler))  # some samplers draw as the pass begins, some later
+        # Some samplers draw as the pass begins, some with the first index.
+        return _rest(iter(self.sampler), self._dropped, self._blanks)
 
-    def _rest(self, indices: Iterator[Any]) -> Iterator[Any]:
-        for _ in islice(indices, self._dropped):
-            pass
-        for _ in islice(indices, self._blanks):
-            yield Blank.BATCH
-        yield from indices
+
+def _rest(indices: Iterator[Any], dropped: int, blanks: int) -> Iterator[Any]:
+    """Lives on in the loader's iterator; so it knows no more than it must.
+
+    If it led back to the loader, a loader nobody needs any more would wait for the garbage
+    collector, which ends its workers in no good order.
+    """
+    for _ in islice(indices, dropped):
+        pass
+    for _ in islice(indices, blanks):
+        yield Blank.BATCH
+    yield from indices
 
 
 @contextmanager

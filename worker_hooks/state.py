@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from worker_hooks import ddp, resume, shard, tft
+from worker_hooks import ddp, orphan, resume, shard, tft
 from worker_hooks.env import Told
 from worker_hooks.fault import Plan
 from worker_hooks.guard import Guard
@@ -81,7 +81,7 @@ class TrainState:
         self._witness = Witness.from_env(os.environ, told.rank)
         path = self._save_path(ckpt_save_path)
         self._ledger = Ledger(pieces_of(given), self._facts)
-        self._guard = Guard(told, self._ledger, path, self._at_dump)
+        self._guard = Guard(told, self._ledger, path, self._at_dump, orphan.end)
         self.rank, self.world_size = told.rank, told.world_size
         self.epoch = 0  # as the script counts, from 0
         self.batch = 0  # handed out in the present loop
@@ -184,6 +184,8 @@ class TrainState:
                 self.batch += 1
                 if feed.is_stateful:
                     self._set_meta(feed, loop, is_over=False)
+                for callback in self.callbacks:
+                    _call(callback, "step_begin", self)
                 self._enter(Phase.FORWARD)
                 yield batch
         finally:
@@ -259,6 +261,8 @@ class TrainState:
 
     def _set_meta(self, feed: Feed, loop: int, *, is_over: bool) -> None:
         said = {"loop": loop, "is_over": is_over, "feed": feed.meta()}
+        if self._ledger.buffers.unsaved:
+            said["unsaved"] = sorted(self._ledger.buffers.unsaved)
         self._meta = json.dumps(said).encode()
 
     def _position(self) -> Position:
@@ -299,7 +303,7 @@ class TrainState:
 
     def _ended_update(self, index: int) -> Callable[[], None]:
         def ended() -> None:
-            self._ledger.updates[index] += 1
+            self._ledger.updated(index)
             self._has_updated = True
             self._guard.gate.end_update()
             self._enter(Phase.UPDATED)

@@ -212,11 +212,13 @@ class Workers:
         """
         iterator._sampler_iter = iter(())  # noqa: SLF001  ask for no more
         iterator._IterableDataset_len_called = None  # noqa: SLF001  nobody is handed these
+        is_alive = True
         for _ in range((self._prefetch + 1) * self.count):
+            is_alive = all(worker.is_alive() for worker in iterator._workers)  # noqa: SLF001
             with contextlib.suppress(Exception):  # nobody would have seen it
-                if next(iterator, self) is self:
+                if not is_alive or next(iterator, self) is self:
                     break
-        if self._ring is None:  # others made these workers
+        if self._ring is None or not is_alive:  # others made these workers, or the loader will fail
             self._known = self._all(_LOST)
             return
         for worker in range(self.count):

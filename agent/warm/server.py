@@ -79,7 +79,7 @@ def serve_warm(text: str, root: str) -> None:
     child.adopt(order)
     if order.stdout or order.stderr:
         streams.forgive()
-    traces.vanish(root)
+    traces.vanish(root, orders.preload)
 
 
 def _before_us() -> set[str]:

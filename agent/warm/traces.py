@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
 OURS = frozenset({"agent", "worker_hooks"})
 
 
-def vanish(root: str) -> None:
-    """Forget our modules, and that they were looked for under ``root``."""
-    for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
+def vanish(root: str, preloaded: Collection[str] = ()) -> None:
+    """Forget our modules, and that they were looked for under ``root``.
+
+    Args:
+        root: the folder of our packages.
+        preloaded: modules the script imports itself; its own copy of the hooks stays.
+    """
+    kept = {name.split(".")[0] for name in preloaded}
+    for name in [name for name in sys.modules if name.split(".")[0] in OURS - kept]:
         del sys.modules[name]
     for place in (root, f"{root}/agent", f"{root}/agent/warm", f"{root}/worker_hooks"):
         if place not in sys.path:

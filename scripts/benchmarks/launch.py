@@ -12,38 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from importlib.metadata import version
-from math import inf
+from functools import partial
 from pathlib import Path
 
 import scenarios
-from rows import ROWS, Result, Row, Samples
-from trial import Side, TrialError
+from rows import ROWS, Result, pick
+from table import document, machine, table
+from trial import Side
+from turns import measure
 
 BIN = Path(sys.executable).parent
-WARM_UP = -1
-GIVE_UP = 3  # failures of a side in a scenario without one success: the rest would fail, too
-
-
-@dataclass(slots=True)
-class Measured:
-    """All figures of one scenario on one side."""
-
-    figures: list[scenarios.Figures] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-
-    def samples(self, row: Row) -> Samples:
-        """Pick one row's figures, in its unit."""
-        values = tuple(figures[row.key] * row.scale for figures in self.figures)
-        return Samples(values, len(self.failures))
 
 
 def main() -> int:
@@ -53,7 +35,8 @@ def main() -> int:
     results: list[Result] = []
     failures: list[str] = []
     for scenario in dict.fromkeys(row.scenario for row in options.rows):
-        measured = measure(scenario, sides, options)
+        most = options.restarts if scenario is scenarios.restart else options.runs
+        measured = measure(scenario, sides, options.nproc, (options.runs, most))
         left, right = (measured[one.name] for one in sides)
         results += (
             Result(row, left.samples(row), right.samples(row))
@@ -80,7 +63,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, help="turns of each side (5)")
     parser.add_argument("--restarts", type=int, default=20, help="right side's restarts (20)")
     parser.add_argument("--nproc", type=int, default=8, help="ranks (8)")
-    parser.add_argument("--rows", type=rows, default=ROWS, help="comma-separated (all)")
+    parser.add_argument("--rows", type=partial(pick, ROWS), default=ROWS, help="comma-separated (all)")
     parser.add_argument("--json", type=Path, help="write every figure to this file, too")
     parser.add_argument("--left", default=shlex.quote(str(BIN / "torchrun")), help="(torchrun)")
     parser.add_argument("--right", default=shlex.quote(str(BIN / "msrun")), help="(msrun)")
@@ -95,112 +78,12 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def rows(text: str) -> tuple[Row, ...]:
-    asked = text.split(",")
-    if unknown := set(asked) - {row.key for row in ROWS}:
-        raise argparse.ArgumentTypeError(
-            f"no row {', '.join(sorted(unknown))}; there are {', '.join(row.key for row in ROWS)}"
-        )
-    return tuple(row for row in ROWS if row.key in asked)
-
-
 def both(left: str, right: str) -> tuple[Side, Side]:
     """Name the sides after their programs, or by their place if that is the same program."""
     words = tuple(shlex.split(left)), tuple(shlex.split(right))
     names = tuple(Path(each[0]).name for each in words)
     first, second = names if names[0] != names[1] else ("left", "right")
     return Side(first, words[0]), Side(second, words[1])
-
-
-def measure(
-    scenario: scenarios.Scenario, sides: tuple[Side, Side], options: argparse.Namespace
-) -> dict[str, Measured]:
-    """Take turns: a warm-up of each side, then left, right, left, right ..."""
-    measured = {one.name: Measured() for one in sides}
-    for one, number in turns(scenario, sides, options):
-        mine = measured[one.name]
-        if len(mine.failures) >= GIVE_UP and not mine.figures:
-            continue
-        turn = scenarios.Turn(one, options.nproc, max(number, 0))
-        try:
-            figures = scenario(turn)
-        except TrialError as error:
-            figures = None
-            mine.failures.append(f"{label(scenario, one, number)}: {error}")
-        progress(label(scenario, one, number), figures)
-        if figures is not None and number != WARM_UP:
-            mine.figures.append(figures)
-    return measured
-
-
-def turns(
-    scenario: scenarios.Scenario, sides: tuple[Side, Side], options: argparse.Namespace
-) -> Iterator[tuple[Side, int]]:
-    left, right = sides
-    most = options.restarts if scenario is scenarios.restart else options.runs
-    for number in range(WARM_UP, max(most, options.runs)):
-        if number < options.runs:
-            yield left, number
-        if number < most:
-            yield right, number
-
-
-def label(scenario: scenarios.Scenario, one: Side, number: int) -> str:
-    turn = "warm-up" if number == WARM_UP else f"turn {number + 1}"
-    return f"{scenario.__name__}, {one.name}, {turn}"
-
-
-def progress(name: str, figures: scenarios.Figures | None) -> None:
-    said = ", ".join(f"{key} {value:.4g}" for key, value in (figures or {}).items())
-    print(f"{name}: {said or 'failed'}", file=sys.stderr, flush=True)
-
-
-def table(results: Iterable[Result], sides: tuple[Side, Side]) -> Iterator[str]:
-    """Build a Markdown table that is aligned for reading in a terminal, too."""
-    said = {True: "yes", False: "NO", None: "-"}
-    cells = [["what", "ratio", "goal", "reached", *(one.name for one in sides)]]
-    for result in results:
-        ratio = "-" if result.ratio is None else f"{result.ratio:.1f}x"
-        what = f"{result.row.what} ({result.row.unit})"
-        goal, reached = str(result.row.goal), said[result.reached]
-        cells.append([what, ratio, goal, reached, str(result.left), str(result.right)])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * width for width in widths])
-    for line in cells:
-        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        yield f"| {' | '.join(padded)} |"
-
-
-def machine() -> str:
-    return f"{os.cpu_count()} cores, Python {platform.python_version()}, torch {version('torch')}"
-
-
-def document(
-    results: Iterable[Result], failures: list[str], sides: tuple[Side, Side], load: float
-) -> dict[str, object]:
-    """Build what ``--json`` writes: every single figure."""
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "machine": machine(),
-        "load_before": load,
-        "sides": [one.name for one in sides],
-        "rows": [
-            {
-                "row": result.row.key,
-                "what": result.row.what,
-                "unit": result.row.unit,
-                "ratio": None if result.ratio == inf else result.ratio,
-                "goal": str(result.row.goal),
-                "reached": result.reached,
-                **{
-                    place: {"median": got.median, "values": got.values, "failed": got.failed}
-                    for place, got in (("left", result.left), ("right", result.right))
-                },
-            }
-            for result in results
-        ],
-        "failures": failures,
-    }
 
 
 if __name__ == "__main__":

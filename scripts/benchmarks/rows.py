@@ -1,7 +1,8 @@
-"""The table's rows: what each is called, its unit, the scenario that yields it, and its goal."""
+"""A table's rows: what each is called, its unit, the scenario that yields it, and its goal."""
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, inf, log10
@@ -19,11 +20,13 @@ class Goal:
     ratio: float | None = None  # left median / right median, at least
     below: float | None = None  # right median, less than (in the row's unit)
     always: bool = False  # no trial of the right side may fail
+    zero: bool = False  # every figure of the right side
 
     def __str__(self) -> str:
         said = [f">= {self.ratio:g}x"] if self.ratio else []
         said += [f"< {self.below:g}"] if self.below else []
         said += ["all succeed"] if self.always else []
+        said += ["all 0"] if self.zero else []
         return ", ".join(said) or "-"
 
 
@@ -57,6 +60,20 @@ ROWS = (
 )
 
 
+def pick(among: Sequence[Row], text: str) -> tuple[Row, ...]:
+    """Read what ``--rows`` says: keys with commas between them.
+
+    Raises:
+        ArgumentTypeError: there is no such row.
+    """
+    asked = text.split(",")
+    if unknown := set(asked) - {row.key for row in among}:
+        raise ArgumentTypeError(
+            f"no row {', '.join(sorted(unknown))}; there are {', '.join(row.key for row in among)}"
+        )
+    return tuple(row for row in among if row.key in asked)
+
+
 def three_digits(figure: float) -> str:
     """Write 0.0421, 4.52, 221: never an exponent for what is measured here."""
     digits = max(0, 2 - floor(log10(abs(figure)))) if figure else 0
@@ -81,6 +98,8 @@ class Samples:
         return len(self.values) + self.failed
 
     def __str__(self) -> str:
+        if not self.trials:
+            return "-"
         counts = f" {len(self.values)}/{self.trials} ok" if self.failed else f" n={self.trials}"
         if self.median is None:
             return counts.strip()
@@ -109,10 +128,11 @@ class Result:
         goal = self.row.goal
         if goal == Goal():
             return None
-        if self.ratio is None or self.right.median is None:
+        if self.right.median is None or (goal.ratio is not None and self.ratio is None):
             return False
         return (
-            self.ratio >= (goal.ratio or 0)
+            (goal.ratio is None or self.ratio >= goal.ratio)
             and (goal.below is None or self.right.median < goal.below)
             and not (goal.always and self.right.failed)
+            and not (goal.zero and any(self.right.values))
         )

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import WORKERS, Job, Launcher, poll
+from jobs import WORKERS, Job, Launcher, poll, shell
 
 from worker_hooks import manifest
 
@@ -16,11 +16,17 @@ STEP_5 = "tft_saved_checkpoints-step_5"
 
 
 def start(
-    msrun: Launcher, *how: str, ranks: int = 3, options: tuple = (), ready: int | None = None
+    msrun: Launcher,
+    *how: str,
+    ranks: int = 3,
+    options: tuple = (),
+    ready: int | None = None,
+    **environ: str,
 ):
     """Ranks that committed five steps and wait."""
     (msrun.tmp / "ckpt").mkdir(exist_ok=True)
-    job = msrun.start(f"--nproc-per-node={ranks}", *options, WORKERS / "guarded.py", "ckpt", *how)
+    words = (f"--nproc-per-node={ranks}", *options, WORKERS / "guarded.py", "ckpt", *how)
+    job = msrun.start(*words, **environ)
     job.await_lines("ready\n", ranks if ready is None else ready)
     job.await_state("running")
     poll(lambda: len(seen(job, "RankRegistered")) >= (ranks if ready is None else ready))
@@ -48,7 +54,7 @@ def writers(found: manifest.Manifest) -> set[int]:
 
 def test_a_killed_rank_is_followed_by_a_dump_and_a_restart_that_goes_on(msrun: Launcher) -> None:
     job = start(msrun, options=("--max-restarts=1",))
-    assert [worker["step"] for worker in job.status()["workers"]] == [5, 5, 5]
+    poll(lambda: [worker.get("step") for worker in job.status()["workers"]] == [5, 5, 5])
     kill(job, 2)
     ended = job.wait()
     folder = msrun.tmp / "ckpt" / STEP_5
@@ -99,7 +105,7 @@ def test_a_writer_that_dies_in_the_middle_is_replaced(msrun: Launcher) -> None:
 
 
 def test_a_writer_that_hangs_is_replaced(msrun: Launcher) -> None:
-    job = start(msrun, "0=hang", "1=hang", ranks=4, options=("--dump-timeout=1",))
+    job = start(msrun, "0=hang", "1=hang", "2=late", ranks=4, options=("--dump-timeout=1",))
     kill(job, 3)
     assert job.wait().code == 1
     assert writers(saved(msrun.tmp / "ckpt" / STEP_5)) == {2}
@@ -178,6 +184,7 @@ def test_a_rank_that_leaves_while_all_is_well_is_let_go_at_once(msrun: Launcher)
 
 def test_a_raised_rank_is_held_saved_and_counts_as_failed_by_itself(msrun: Launcher) -> None:
     job = start(msrun, "1=raise")
+    (msrun.tmp / "go").touch()
     ended = job.wait()
     assert ended.code == 1
     saved(msrun.tmp / "ckpt" / STEP_5)
@@ -280,6 +287,46 @@ def test_guarded_ranks_outlive_a_kill_of_msrun_and_their_children_go_with_them(
     (msrun.tmp / "stay").unlink()
     job.await_lines("leaves", 3)
     poll(lambda: not msrun.marked(), within_s=5)
+
+
+def test_a_new_forkserver_knows_whom_to_spare(msrun: Launcher) -> None:
+    (msrun.tmp / "stay").touch()
+    job = start(msrun, "all=alone")
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    (old,) = (pid for pid in children if Path(f"/proc/{pid}/comm").read_text() == "msrun-fork\n")
+    os.kill(int(old), signal.SIGKILL)
+    poll(lambda: seen(job, "ForkserverStarted"))
+    pids = job.pids()
+    job.signal(signal.SIGKILL)
+    job.await_lines("the line is closed", 3)
+    time.sleep(0.3)  # nothing can be awaited here: the claim is that nothing happens
+    assert set(pids.values()) <= set(msrun.marked())
+    (msrun.tmp / "stay").unlink()
+    poll(lambda: not msrun.marked(), within_s=5)
+
+
+def test_a_warm_worker_is_told_that_it_resumes(msrun: Launcher) -> None:
+    (msrun.tmp / "light.py").write_text("")
+    paths = f"{msrun.tmp}:{msrun.env()['PYTHONPATH']}"
+    options = ("--preload=light", "--max-restarts=1")
+    job = start(msrun, "rest=x", options=options, PYTHONPATH=paths)
+    kill(job, 1)
+    assert job.wait().code == 0
+    assert "workers start warm" in (job.folder / "scheduler.log").read_text()
+    for log in (job.folder / f"worker_{rank}.log" for rank in range(3)):
+        assert "arguments ['ckpt', 'rest=x', '--is_recover=1']\n" in log.read_text()
+
+
+def test_more_ranks_than_msrun_may_have_files_and_they_keep_their_limit(msrun: Launcher) -> None:
+    (msrun.tmp / "ckpt").mkdir()
+    words = ("--nproc-per-node=40", "--log_dir=logs", WORKERS / "guarded.py", "ckpt", "0=raise")
+    (msrun.tmp / "go").touch()
+    ended = shell(msrun, "ulimit -S -n 80", *words)
+    assert ended.code == 1
+    assert saved(msrun.tmp / "ckpt" / STEP_5).world_size == 40
+    logs = [path.read_text() for path in (msrun.tmp / "logs").glob("worker_*.log")]
+    assert len(logs) == 40
+    assert {log.partition("files ")[2].split()[0] for log in logs if "files" in log} == {"80"}
 
 
 def test_ranks_without_state_do_not_outlive_a_kill_of_msrun(msrun: Launcher) -> None:

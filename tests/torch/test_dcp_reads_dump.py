@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from worker_hooks.shard import Replica, entry_of, to_bytes, write
+from worker_hooks.shard import Replica, entry_of, tensors_of, to_bytes, write
 
 pytestmark = [
     pytest.mark.torch,
@@ -61,6 +61,9 @@ def dumped(folder: Path, parts: int) -> Path:
 @pytest.mark.parametrize("parts", [1, 3])
 def test_one_process_loads_it(tmp_path: Path, parts: int) -> None:
     folder = dumped(tmp_path / "dump", parts)
+    stored = [each for file in folder.glob("*.safetensors") for each in tensors_of(file)]
+    cut = {each.name for each in stored if tuple(each.tensor.shape) != each.global_shape}
+    assert len(cut) == parts - 1
     wanted = {**state(), "model.mean": torch.arange(4.0)}
     target = {
         name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in wanted.items()
@@ -68,15 +71,6 @@ def test_one_process_loads_it(tmp_path: Path, parts: int) -> None:
     dcp.load(target, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     for name, tensor in wanted.items():
         assert bytes(to_bytes(target[name])) == bytes(to_bytes(tensor)), name
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-def test_a_missing_part_is_noticed(tmp_path: Path, parts: int) -> None:
-    folder = dumped(tmp_path / "dump", parts)
-    next(folder.glob(f"*rank_{2 * parts - 2}-*")).unlink()
-    target = {"model.table": torch.zeros(1, 600, 700), "model.weight": torch.zeros(1200, 500)}
-    with pytest.raises(Exception, match="Missing key|Size mismatch|RuntimeError|ValueError"):
-        dcp.load(target, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
 
 
 RANK = (

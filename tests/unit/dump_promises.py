@@ -47,7 +47,7 @@ class DumpWatch:
         # --- of the job
         self.path = self.node.job.resume
         self.saved = self.node.job.saved_step
-        self.best = 0
+        self.best = max(self.saved, 0)
         self.stalled = 0
         self.ever_registered = False
         self.paths: dict[int, str] = {}
@@ -74,9 +74,6 @@ class DumpWatch:
                 self.reached(event.step)
             case ev.RankRegistered() if self.is_alive(event):
                 self.registered.add(event.rank)
-                if self.watch.starts == 1 and self.path is not None and self.newest < 0:
-                    self.saved = event.step if self.saved < 0 else self.saved
-                    self.best = self.saved
                 self.reached(event.step)
             case ev.RankUnreachable() if self.is_alive(event):
                 self.cut.add(event.rank)
@@ -115,16 +112,10 @@ class DumpWatch:
             case ev.ShardWritten() if self.is_awaited(before, event.rank, event.round):
                 self.digests[event.rank] = event.digest
             case ev.StateDigested() if before.state is JobState.DUMPING:
-                self.digests[event.rank] = event.digest
+                if rank in self.asked & self.reachable() - self.failed:
+                    self.digests[event.rank] = event.digest
             case ev.SaveFailed() if before.state is JobState.DUMPING:
-                order = self.orders[-1]
-                is_writer = event.rank in order.writers
-                if is_writer and event.round != order.round:
-                    return
-                if is_writer and event.is_place:
-                    self.full.add(order.place)
-                elif event.rank not in self.digests or is_writer:
-                    self.failed.add(event.rank)
+                self.said_to_fail(event)
             case ev.CommitFailed() if before.state is JobState.COMMITTING and self.commit:
                 if event.is_place:
                     self.full.add(self.commit.place)
@@ -132,13 +123,25 @@ class DumpWatch:
                     self.gave_up_commit = True
                 self.commit = None
 
+    def said_to_fail(self, event: ev.SaveFailed) -> None:
+        order = self.orders[-1] if self.orders else self.broken(f"{event}: nobody was asked")
+        is_writer = event.rank in order.writers
+        if is_writer and event.round != order.round:
+            return
+        if is_writer and event.is_place:
+            self.full.add(order.place)
+        elif event.rank not in self.digests or is_writer:
+            self.failed.add(event.rank)
+
     def is_awaited(self, before: Job, rank: int, number: int) -> bool:
         order = self.orders[-1] if self.orders else None
         is_due = order is not None and rank in order.writers and number == order.round
         return before.state is JobState.DUMPING and is_due
 
     def out_of_patience(self, state: JobState) -> None:
-        if state is JobState.DUMPING:
+        if state is JobState.DUMPING and not self.orders:
+            self.broken("nobody was asked to write")
+        elif state is JobState.DUMPING:
             writing = set(self.orders[-1].writers) - self.done()
             self.failed |= writing or self.asked - self.digests.keys()
         elif state is JobState.COMMITTING:
@@ -201,7 +204,9 @@ class DumpWatch:
             self.broken(f"{action}: no such dump is being written")
         if not action.writers or len(ranks) < len(action.writers) + len(action.digesters):
             self.broken(f"{action}: a rank twice, or nobody writes")
-        if action.step <= max(self.saved, 0) or (first and action.step != max(self.steps())):
+        if action.step <= max(self.saved, 0) or (
+            first and action.step != max(self.steps(), default=-1)
+        ):
             self.broken(f"{action}: not the newest step, or a saved one")
         if not first and action.step != self.orders[0].step:
             self.broken(f"{action}: a dump of two steps")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from signal import SIGKILL, SIGUSR1, SIGUSR2
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dump_promises import BUSY, DumpWatch
 
@@ -48,7 +48,7 @@ class Watch:
         self.actions: Sequence[ev.Action] = ()  # the answer to what was heard last
         self.dump = DumpWatch(self)
 
-    def broken(self, promise: str) -> None:
+    def broken(self, promise: str) -> NoReturn:
         story = self.node.story
         raise BrokenPromiseError(
             f"simulate({story.seed}) at {self.node.now:.3f} s: {promise}\n  rules: {story.rules}\n"
@@ -127,9 +127,9 @@ class Watch:
             closes = any(isinstance(each, ev.AbandonDump) for each in self.actions)
             if self.dump.open and not closes:
                 self.broken(f"{new} while a dump is open")
-        if new is JobState.KILLING:
-            if waited_s < self.node.rules.grace_s - 1e-6 and self.requests < 2:
-                self.broken(f"killed after {waited_s} s of grace")
+        is_early = waited_s < self.node.rules.grace_s - 1e-6 and self.requests < 2
+        if new is JobState.KILLING and is_early:
+            self.broken(f"killed after {waited_s} s of grace")
         self.waited_s, self.state_since = self.node.now - self.state_since, self.node.now
 
     def ordered(self, action: ev.Action) -> None:

@@ -27,6 +27,7 @@ class Climate:
 
     hooks: float  # a rank registers its state
     raises: float  # a rank that fails does it with an exception
+    chain: float  # a rank dies soon after another one
     gloo: float  # a rank is thrown out of its collective when a peer dies
     apart: float  # a rank has finished a step that its peers have not
     torn: float  # a rank is in the middle of an update, for good
@@ -85,7 +86,7 @@ class Replicas:
 
     def begin(self, action: ev.StartAttempt) -> None:
         base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
-        rate = self.rng.choice((0.0, 0.3, 1.0, 5.0))
+        rate = self.rng.choice((0.05, 1.0, 2.0, 5.0))
         self.training = Training(base, rate, len(self.node.rules.ranks))
 
     # --- what ranks do by themselves
@@ -113,8 +114,14 @@ class Replicas:
             process.is_linked = False
             self.say(process, ev.RankUnreachable(process.rank, process.attempt))
 
-    def die(self, process: Process, exit_code: int) -> None:
-        """A rank's life ends by itself: at once, or held at its top with an exception."""
+    def end(self, process: Process, exit_code: int) -> None:
+        """A rank's life ends by itself; one that is blocked in a collective does not come so far."""
+        is_blocked = process.has_hooks and self.training.stalled_at is not None
+        if exit_code != 0 or not is_blocked or self.rng.random() < 0.1:
+            self.fail(process, exit_code)
+
+    def fail(self, process: Process, exit_code: int) -> None:
+        """It leaves at once, or is held at its top with an exception."""
         rng = self.rng
         if not process.alive or process.is_held:
             return
@@ -132,12 +139,15 @@ class Replicas:
     def died(self, process: Process, exit_code: int) -> None:
         """Its peers can finish no further step, and some hear that at once."""
         rng, node = self.rng, self.node
+        if exit_code == 0 and self.training.stalled_at is None:
+            process.step = self.training.step(node.now)
+            return  # trained to the end
         self.stall(process)
         if process.is_linked and rng.random() < 0.5:  # the kernel closes its socket
             process.is_linked = False
             self.say(process, ev.RankUnreachable(process.rank, process.attempt))
         for peer in node.processes.values():
-            if exit_code and peer.alive and peer.is_registered and rng.random() < self.climate.gloo:
+            if peer.alive and peer.is_registered and rng.random() < self.climate.gloo:
                 node.after(rng.random() * 0.2, self.thrown_out, peer)
 
     def thrown_out(self, process: Process) -> None:
@@ -154,11 +164,21 @@ class Replicas:
             return
         if training.stalled_at is None:
             training.stalled_at = self.node.now
+            self.spread()
         if process.step is None:
             is_ahead = training.began_at is not None and rng.random() < self.climate.apart
             process.step = training.step(self.node.now) + is_ahead
             process.is_torn = rng.random() < self.climate.torn
             process.flip = rng.choice((1, 2)) if rng.random() < self.climate.flip else 0
+
+    def spread(self) -> None:
+        """Failures come in groups: a node's memory is short, a switch breaks, people lose patience."""
+        rng, node = self.rng, self.node
+        if rng.random() < 0.15:
+            node.stop_soon((1.0, 3.0))
+        for peer in node.processes.values():
+            if peer.alive and rng.random() < self.climate.chain:
+                node.after(rng.random() * 3.0, node.die, peer, -9)
 
     def say(self, process: Process, event: ev.Event) -> None:
         """News never overtake those of the rank's birth; one another they may."""
@@ -172,18 +192,16 @@ class Replicas:
             case ev.FreezeRanks():
                 for rank in action.ranks:
                     self.freeze(node.processes[rank], action.dump_id)
-            case ev.SaveRanks():
-                for rank in action.writers:
-                    self.save(node.processes[rank], action, len(action.writers))
-                for rank in action.digesters:
-                    self.save(node.processes[rank], action, 0)
+            case ev.SaveRanks(writers=writers):
+                for rank in (*writers, *action.digesters):
+                    parts = len(writers) if rank in writers else 0
+                    self.save(node.processes[rank], action, parts)
             case ev.CommitDump():
                 self.commit(action)
             case ev.AbandonDump():
                 self.disk.committing = None
             case ev.ReleaseRanks():
-                for rank in action.ranks:
-                    process = node.processes[rank]
+                for process in (node.processes[rank] for rank in action.ranks):
                     if process.is_held:
                         node.after(self.rng.random(), node.die, process, 1)
 
@@ -271,16 +289,17 @@ def climate(rng: Random) -> Climate:
     """Most schedules are dominated by one or two kinds of trouble."""
     pick: Any = rng.choice
     return Climate(
-        hooks=pick((0.0, 0.8, 1.0, 1.0, 1.0)),
+        hooks=pick((0.0, 0.8, 1.0, 1.0, 1.0, 1.0)),
         raises=pick((0.0, 0.5, 1.0)),
+        chain=pick((0.0, 0.0, 0.0, 0.3, 1.0)),
         gloo=pick((0.0, 0.0, 0.5, 1.0)),
         apart=pick((0.0, 0.0, 0.3)),
-        torn=pick((0.0, 0.0, 0.3, 1.0)),
+        torn=pick((0.0, 0.0, 0.0, 0.3, 1.0)),
         mute=pick((0.0, 0.0, 0.0, 0.2)),
         late=pick((0.0, 0.0, 0.3)),
         cut=pick((0.0, 0.0, 0.0, 0.3)),
         failing=pick((0.0, 0.0, 0.3)),
-        flip=pick((0.0, 0.0, 0.2, 0.5)),
+        flip=pick((0.0, 0.0, 0.3, 0.5)),
         bad=(rng.random() < 0.15, rng.random() < 0.3),
         no_commit=pick((0.0, 0.0, 0.5)),
     )

@@ -4,11 +4,17 @@ A schedule is a seed: `simulate(seed)` plays it to its end and raises `BrokenPro
 seed, as soon as a promise of the controller does not hold. What the node knows to be true (which processes
 really exist) and what the controller was told (messages that arrived) are kept apart; the promises are
 checked against both. Not a test itself.
+
+    python tests/unit/simulator.py FIRST COUNT      plays so many seeds and prints what they came to
 """
 
 from __future__ import annotations
 
 import heapq
+import json
+import sys
+import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -90,10 +96,11 @@ class Node:
     def __init__(self, seed: int, decide: Callable[[Job, ev.Event], Decision]) -> None:
         self.rng = rng = Random(seed)
         self.decide = decide
-        self.weather = _weather(rng)
+        self.replicas = Replicas(self)
+        self.weather = _weather(rng, calm=self.replicas.climate.hooks > 0 and rng.random() < 0.8)
         lost = self.weather.lost > 0
         self.rules = Rules(
-            ranks=tuple(range(rng.choice((1, 2, 2, 3, 4, 6)))),
+            ranks=tuple(range(rng.choice((1, 2, 2, 3, 4, 5)))),
             max_restarts=rng.choice((0, 1, 1, 2, 3)),
             start_s=rng.choice((5.0, 20.0) if lost else (5.0, 20.0, None)),
             grace_s=rng.choice((0.0, 3.0, 30.0)),
@@ -102,13 +109,13 @@ class Node:
             dump_s=rng.choice((1.0, 3.0)),
             split=rng.random() < 0.3,
             places=rng.choice((1, 2, 2)),
+            stalls=rng.choice((1, 2, 3)),
             restarts_explicit=rng.random() < 0.7,
         )
         self.story = Story(seed, self.rules)
-        self.replicas = Replicas(self)
         self.job = Job(self.rules)
         if rng.random() < 0.2:
-            self.job = Job(self.rules, resume=OLD_PATH, saved_step=rng.choice((-1, OLD_STEP)))
+            self.job = Job(self.rules, resume=OLD_PATH, saved_step=OLD_STEP)
         self.watch = Watch(self)
         self.now = 0.0
         self.count = 0
@@ -142,14 +149,19 @@ class Node:
     def outside(self) -> None:
         """People and batch systems send signals at any time."""
         rng = self.rng
-        if rng.random() < 0.35:
-            time_s = 0.0
-            for _ in range(rng.choice((1, 1, 2, 3))):
-                time_s += rng.random() * rng.choice((1.0, 5.0, LONGEST_LIFE_S))
-                self.at(time_s, self.post, ev.StopRequested(rng.choice((SIGTERM, SIGINT, SIGHUP))))
+        if rng.random() < 0.2:
+            self.stop_soon((1.0, 5.0, LONGEST_LIFE_S))
         if rng.random() < 0.3:
             signum = rng.choice((SIGUSR1, SIGUSR2))
             self.after(rng.random() * LONGEST_LIFE_S, self.post, ev.SignalReceived(signum))
+
+    def stop_soon(self, longest_s: tuple[float, ...]) -> None:
+        """Somebody asks, and perhaps is impatient."""
+        rng, delay_s = self.rng, 0.0
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            delay_s += rng.random() * rng.choice(longest_s)
+            asked = ev.StopRequested(rng.choice((SIGTERM, SIGINT, SIGHUP)))
+            self.after(delay_s, self.post, asked)
 
     def post(self, event: ev.Event) -> None:
         """The controller hears of it; what it orders is done at once."""
@@ -232,8 +244,12 @@ class Node:
         self.tell(ev.WorkerStarted(rank, attempt, 1000 + rank), arrives_at)
         self.replicas.born(process)
         exit_code = rng.choice(CRASHES) if rng.random() < weather.crash else 0
-        life_s = rng.random() * rng.choice((0.1, 5.0, LONGEST_LIFE_S))
-        self.after(life_s, self.replicas.die, process, exit_code)
+        if process.has_hooks and exit_code == 0:
+            life_s = 20.0 + rng.random()  # trained to the end, all about the same time
+        else:
+            longest_s = rng.choice((0.1, 5.0, LONGEST_LIFE_S))
+            life_s = rng.random() * (20.0 if process.has_hooks else longest_s)
+        self.after(life_s, self.replicas.end, process, exit_code)
 
     def signal(self, process: Process, signum: int) -> None:
         """A worker answers in its own way; a dead one does not answer."""
@@ -245,7 +261,7 @@ class Node:
                 self.after(0.0, self.die, process, -signum)
         elif not process.deaf:
             exit_code = self.rng.choice((-signum, -signum, 0, 1, 128 + signum))
-            self.after(self.rng.random() * 6.0, self.replicas.die, process, exit_code)
+            self.after(self.rng.random() * 6.0, self.replicas.fail, process, exit_code)
 
     def die(self, process: Process, exit_code: int) -> None:
         """However many reasons to die, the first counts; the news never overtake its birth's."""
@@ -262,9 +278,14 @@ class Node:
         return [process for process in self.processes.values() if process.alive]
 
 
-def _weather(rng: Random) -> Weather:
-    """Most schedules are dominated by one or two kinds of trouble."""
+def _weather(rng: Random, calm: bool) -> Weather:
+    """Most schedules are dominated by one or two kinds of trouble; when calm, all ranks start."""
     draw = rng.random
+    if calm:
+        crash, noise = rng.choice((0.3, 0.5, 0.8)), rng.choice((0.0, 0.4))
+        return Weather(
+            crash, no_start=0, lost=0, slow=0, deaf=draw() < 0.2, immortal=0, noise=noise
+        )
     return Weather(
         crash=rng.choice((0.0, 0.1, 0.5)),
         no_start=rng.choice((0.0, 0.0, 0.3)) * draw(),
@@ -274,3 +295,31 @@ def _weather(rng: Random) -> Weather:
         immortal=rng.choice((0.0, 0.0, 0.1)),
         noise=rng.choice((0.0, 0.4)),
     )
+
+
+def census(first: int, count: int) -> Counter[str]:
+    """How many of the schedules came to what, and the seconds of processor time they took."""
+    began_s = time.process_time()
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        story = simulate(seed)
+        assert story.job is not None
+        seen[story.job.state.value] += 1
+        seen["restarted"] += story.job.attempt > 0
+        seen.update({type(each).__name__ for each in (*story.events, *story.actions)})
+        for each in story.actions:
+            match each:
+                case ev.SaveRanks(round=number, place=place):
+                    seen["written again"] += number > 0
+                    seen["elsewhere"] += place > 0
+                case ev.CommitDump(variants=variants, odd=odd):
+                    seen["no majority"] += len(variants) > 1
+                    seen["odd"] += bool(odd)
+                case ev.Finish(reason=reason):
+                    seen["crash loop"] += "attempts in a row" in reason
+    seen["seconds"] = round(time.process_time() - began_s)
+    return seen
+
+
+if __name__ == "__main__":
+    print(json.dumps(census(*map(int, sys.argv[1:]))))

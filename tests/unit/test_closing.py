@@ -61,7 +61,7 @@ def test_what_was_lost_comes_first_and_the_older_checkpoint_is_named(environ, tm
 def test_without_any_checkpoint_there_is_nothing_to_type(environ, tmp_path):
     record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
     found = closing(None, "no step was committed", record, environ, is_away=False)
-    assert found.text == "lost: no step was committed"
+    assert found.text == "lost: no step was committed; no older checkpoint remains"
     assert as_json(found) == {"saved": None, "lost": "no step was committed"}
     gone = closing(str(tmp_path / "gone"), "", record, environ, is_away=False)
     assert gone == Closing(None, "", "")

@@ -10,8 +10,10 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, 
 import pytest
 
 from agent import events as ev
-from agent.controller import Job, Rules, decide, describe_exit
+from agent.controller import decide
+from agent.job import Job, Rules
 from agent.state import JobState, RankState
+from agent.words import describe_exit
 
 RULES = {"ranks": (0, 1), "max_restarts": 0, "start_s": 600.0, "grace_s": 30.0, "kill_s": 10.0}
 
@@ -55,18 +57,40 @@ def late(state, attempt=0):
 def short(action):
     """An action without its reason."""
     match action:
-        case ev.StartAttempt(attempt=attempt):
-            return f"start {attempt}"
+        case ev.StartAttempt(attempt=attempt, resume=resume):
+            return f"start {attempt}" + (f" from {resume}" if resume else "")
         case ev.CancelStarts():
             return "cancel now" if action.now else "cancel"
         case ev.SignalRanks(ranks=ranks, signum=signum):
-            return f"{Signals(signum).name[3:]} {','.join(map(str, ranks))}"
+            return f"{Signals(signum).name[3:]} {named(ranks)}"
         case ev.SetDeadline(state=state, after_s=after_s):
             return f"deadline {state.value} {'-' if after_s is None else format(after_s, 'g')}"
         case ev.Sweep():
             return "sweep"
         case ev.Finish(state=state, exit_code=exit_code):
             return f"finish {state.value} {exit_code}"
+        case _:
+            return short_of_dump(action)
+
+
+def short_of_dump(action):
+    match action:
+        case ev.FreezeRanks(ranks=ranks, dump_id=dump_id):
+            return f"freeze {dump_id}: {named(ranks)}"
+        case ev.SaveRanks(step=step, writers=writers, digesters=digesters, place=place):
+            asked = f" digest {named(digesters)}" if digesters else ""
+            return f"save {step} by {named(writers)}{asked}{' place 1' if place else ''}"
+        case ev.CommitDump(step=step, variants=variants, odd=odd, place=place):
+            by = "/".join(map(named, variants)) + (f" odd {named(odd)}" if odd else "")
+            return f"commit {step} by {by}{' place 1' if place else ''}"
+        case ev.AbandonDump():
+            return "abandon"
+        case ev.ReleaseRanks(ranks=ranks):
+            return f"release {named(ranks)}"
+
+
+def named(ranks):
+    return ",".join(map(str, ranks))
 
 
 BEGIN = (launch(), "starting", "start 0; deadline starting 600", "the job begins")
@@ -247,9 +271,14 @@ def replay(asked, events):
     ("asked", "steps"), [row[1:] for row in HISTORIES], ids=[row[0] for row in HISTORIES]
 )
 def test_history(asked, steps):
+    play(asked, steps)
+
+
+def play(asked, steps):
+    """Every step of a history, as its row says; the job at its end."""
     job = Job(asked)
     for event, state, *told in steps:
-        actions, words = told or ("", None)
+        actions, words = (*told, None)[:2] if told else ("", None)
         decision = decide(job, event)
         assert decision.job.state.value == state, event
         assert "; ".join(map(short, decision.actions)) == actions, event
@@ -258,6 +287,7 @@ def test_history(asked, steps):
         if not decision.actions and decision.job.state.is_end:
             assert decision.job == job, event
         job = decision.job
+    return job
 
 
 IMPOSSIBLE = [

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from agent import events as ev
 from agent.announcement import sentences
 from agent.dump import AbandonedError, Draft, Order, Saved
-from agent.scribe import Scribe
+from agent.scribe import THREADS, Scribe, side_by_side
 from worker_hooks import manifest, page, safetensor
 from worker_hooks.layout import DumpLayout
 from worker_hooks.page import Entry, Page
@@ -262,6 +262,22 @@ def test_lost_private_state_is_said():
     told = sentences(commit(), Saved("/x", 1, (3,), (4, 5)), 1)
     assert any("of rank 3 are lost" in one for one in told)
     assert any("of ranks 4, 5 are of a step before 412" in one for one in told)
+
+
+def test_side_by_side_does_all_or_raises():
+    done = []
+    side_by_side(done.append, range(100))
+    assert sorted(done) == list(range(100))
+    side_by_side(done.append, [])
+    tried = []
+
+    def fails(item):
+        tried.append(item)
+        raise OSError(28, str(item))
+
+    with pytest.raises(OSError):
+        side_by_side(fails, range(100))
+    assert len(tried) <= THREADS
 
 
 # --- the thread ----------------------------------------------------------------------------------

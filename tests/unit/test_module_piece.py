@@ -46,6 +46,7 @@ def test_wrappers_leave_no_trace_in_names():
     assert piece.modules == (module,)
 
 
+@pytest.mark.torch
 def test_ddp_leaves_no_trace_in_names(tmp_path):
     code = f"""
 import torch, torch.distributed as dist
@@ -60,7 +61,9 @@ for model in (net, outer, torch.compile(outer, backend="eager"), inner):
     print(*pieces_of({{"model": model}})[0].tensors())
 dist.destroy_process_group()
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+    )
     assert run.stdout.splitlines() == [" ".join(PLAIN_NAMES)] * 4
 
 
@@ -120,7 +123,9 @@ ODD = {
     "bool": torch.tensor([True, False]),
     "0-d": torch.tensor(3.5),
     "empty": torch.empty(0, 4),
-    "nan": torch.tensor([0x7FC00ABC, 0x80000000 - 2**32], dtype=torch.int64).to(torch.int32).view(torch.float32),
+    "nan": torch.tensor([0x7FC00ABC, 0x80000000 - 2**32], dtype=torch.int64)
+    .to(torch.int32)
+    .view(torch.float32),
     "transposed": torch.randn(3, 4).t(),
     "strided": torch.randn(8)[::2],
 }
@@ -134,7 +139,11 @@ def test_every_kind_of_tensor_comes_back(value, kind):
             super().__init__()
             self.p = nn.Parameter(tensor, requires_grad=False)
 
-    blank = value.clone().view(-1).view(torch.uint8).zero_().view(value.dtype).view(value.shape) if value.is_contiguous() else torch.zeros_like(value)
+    blank = (
+        value.clone().view(-1).view(torch.uint8).zero_().view(value.dtype).view(value.shape)
+        if value.is_contiguous()
+        else torch.zeros_like(value)
+    )
     if kind == "parameter":
         one, two = Holder(value), Holder(blank)
         move({"model": one}, {"model": two})
@@ -166,7 +175,10 @@ class Scaled(nn.Linear):
 
 
 def test_extra_state_comes_back_as_of_the_commit():
-    one, two = nn.Sequential(Scaled(1, 1), nn.Identity()), nn.Sequential(Scaled(1, 1), nn.Identity())
+    one, two = (
+        nn.Sequential(Scaled(1, 1), nn.Identity()),
+        nn.Sequential(Scaled(1, 1), nn.Identity()),
+    )
     one[0].factor = 5
     (piece,) = pieces_of({"model": one})
     commit = piece.snapshot()
@@ -231,8 +243,21 @@ def test_an_objects_optimizer_is_watched():
 def test_several_under_one_name():
     gen, dis = nn.Linear(1, 1), nn.Linear(1, 1)
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (gen, dis)]
-    pieces = pieces_of({"model": {"gen": gen, "dis": dis}, "optimizer": optimizers, "scheduler": None, "w": (torch.ones(1),)})
-    assert [piece.name for piece in pieces] == ["model.gen", "model.dis", "optimizer.0", "optimizer.1", "w.0"]
+    pieces = pieces_of(
+        {
+            "model": {"gen": gen, "dis": dis},
+            "optimizer": optimizers,
+            "scheduler": None,
+            "w": (torch.ones(1),),
+        }
+    )
+    assert [piece.name for piece in pieces] == [
+        "model.gen",
+        "model.dis",
+        "optimizer.0",
+        "optimizer.1",
+        "w.0",
+    ]
     put(pieces, *saved(pieces))
 
 
@@ -243,10 +268,18 @@ def test_what_cannot_be_registered_is_named():
         ({"model": [nn.Linear(1, 1), "x"]}, TypeError, r"model\.1 is of type str"),
         ({"model": nn.Linear}, TypeError, "model is of type type"),
         ({"model": {1, 2}}, TypeError, "model is of type set"),
-        ({"model": nn.Sequential(nn.LazyLinear(3))}, TypeError, r"model\.0\.weight.*not initialized"),
+        (
+            {"model": nn.Sequential(nn.LazyLinear(3))},
+            TypeError,
+            r"model\.0\.weight.*not initialized",
+        ),
         ({"model": nn.Linear(1, 1, device="meta")}, TypeError, r"model\.weight.*meta"),
         ({"table": sparse}, TypeError, "table.*sparse"),
-        ({"model": nn.Linear(1, 1), "model.weight": torch.ones(1)}, ValueError, r"both be saved as model\.weight"),
+        (
+            {"model": nn.Linear(1, 1), "model.weight": torch.ones(1)},
+            ValueError,
+            r"both be saved as model\.weight",
+        ),
     ]
     for objects, kind, sentence in cases:
         with pytest.raises(kind, match=sentence):
@@ -259,7 +292,9 @@ def test_a_state_that_cannot_be_saved_is_said_at_once():
     with pytest.raises(TypeError, match=r"meter\.hook is a builtin_function_or_method"):
         pieces_of({"meter": meter})
     meter.state_dict = lambda: 1 / 0
-    with pytest.raises(TypeError, match="meter cannot be saved: asking its state: ZeroDivisionError"):
+    with pytest.raises(
+        TypeError, match="meter cannot be saved: asking its state: ZeroDivisionError"
+    ):
         pieces_of({"meter": meter})
 
 
@@ -277,7 +312,10 @@ def test_mismatches_are_all_named():
 
 
 def test_an_optimizer_of_other_parameters_does_not_fit():
-    optimizers = [torch.optim.Adam(layer.parameters()) for layer in (nn.Linear(1, 1), nn.Linear(1, 1, bias=False))]
+    optimizers = [
+        torch.optim.Adam(layer.parameters())
+        for layer in (nn.Linear(1, 1), nn.Linear(1, 1, bias=False))
+    ]
     one, two = (pieces_of({"optimizer": each})[0] for each in optimizers)
     value, _ = one.encode(one.snapshot())
     assert two.mismatches({}, value) == ["optimizer had groups of [2] parameters and has [1]"]

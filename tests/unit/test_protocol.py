@@ -40,6 +40,24 @@ MESSAGES = [
     ForkFailed(1, 0, "Resource temporarily unavailable"),
     StoreForked(2, 4712),
     StoreForked(2, 0, "no process"),
+    protocol.Spare(4713),
+    protocol.Hello(3, 1, 4714, "/ckpt", wants_resume=True),
+    protocol.Welcome("/ckpt/step_5"),
+    protocol.Welcome("", "no checkpoint", "/logs/dumps", 10, 20.5),
+    protocol.Registered(3, 1, 5),
+    protocol.Raised(3, 1, "ValueError: \ud800"),
+    protocol.Leaving(3, 1),
+    protocol.Finished(3, 1),
+    protocol.Freeze(2, 0.5),
+    protocol.Frozen(3, 1, 2, 10**100, is_whole=True),
+    protocol.Frozen(3, 1, 2, 5, is_whole=False, why="torn"),
+    protocol.Save(2, 5, "/ckpt/step_5_tmp"),
+    protocol.Save(2, 5, "/ckpt/step_5_tmp", 1, 3),
+    protocol.Written(3, 1, 2, "rank_3/x", 100, "ab", "cd"),
+    protocol.Digested(3, 1, 2, "cd"),
+    protocol.SaveFailed(3, 1, 2, "full", is_place=True),
+    protocol.Progress(3, 1, 2, 10**12),
+    protocol.Release("done"),
 ]
 
 
@@ -62,6 +80,26 @@ def test_a_message_arrives_as_it_was_sent(message):
 @pytest.mark.parametrize("message", MESSAGES, ids=repr)
 def test_a_message_is_readable_json(message):
     assert json.loads(encode(message))["kind"] == type(message).__name__
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [
+        (protocol.Leaving(0, 0), "rank", "0"),
+        (protocol.Leaving(0, 0), "rank", 0.0),
+        (protocol.Leaving(0, 0), "attempt", None),
+        (protocol.Leaving(0, 0), "attempt", True),
+        (protocol.Frozen(0, 0, 1, 5, is_whole=True), "is_whole", 1),
+        (protocol.Frozen(0, 0, 1, 5, is_whole=True), "why", ["x"]),
+        (protocol.Freeze(1, 1.0), "update_grace_s", "1"),
+        (protocol.Freeze(1, 1.0), "update_grace_s", False),
+        (protocol.Spare(5), "pid", {}),
+    ],
+)
+def test_a_field_of_another_type_is_refused(message, field, value):
+    fields = {"kind": type(message).__name__, **message._asdict(), field: value}
+    with pytest.raises(ProtocolError, match="unreadable message"):
+        decode(json.dumps(fields).encode())
 
 
 def test_an_argument_that_is_not_text_arrives_byte_by_byte():

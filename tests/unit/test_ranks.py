@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.ranks import ORDER_BYTES, Binding, check_orders, command, job_env, plan, streams
-from agent.spec import JobSpec, LogSpec, Program, ProgramKind, Std, UsageError
+from agent.spec import DumpSpec, JobSpec, LogSpec, Program, ProgramKind, Std, UsageError
 from worker_hooks.layout import RunLayout
 from worker_hooks.protocol import PACKET_BYTES, StartWorkers, encode, order_bytes
 
@@ -191,6 +191,25 @@ def test_attempts_differ_only_in_what_they_are_told_about_themselves():
     changed = {name for name in first.environ if first.environ[name] != second.environ[name]}
     assert changed == {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"}
     assert second._replace(environ=first.environ) == first
+
+
+@pytest.mark.parametrize("kind", ProgramKind)
+def test_a_rank_that_goes_on_from_a_checkpoint_is_told_so_at_the_end(kind):
+    job = spec("--lr=1", kind=kind)
+    assert command(job, 0, resumes=True) == (*command(job, 0), "--is_recover=1")
+
+
+@pytest.mark.parametrize(
+    ("args", "word"), [(("--is_recover=1",), "--is_recover=1"), (("x",), ""), (("go", "on"), "go")]
+)
+def test_a_rank_is_told_once_or_not_at_all(args, word):
+    job = spec(*args)._replace(dump=DumpSpec(recover_arg=word))
+    assert command(job, 0, resumes=True) == command(job, 0)
+
+
+def test_the_hooks_socket_is_told_if_there_is_one():
+    assert "MSRUN_HOOKS" not in job_env(spec(), 29500).environ({}, "rec")
+    assert job_env(spec(), 29500, "msrun-x").environ({}, "rec")["MSRUN_HOOKS"] == "msrun-x"
 
 
 def test_an_order_that_fits_no_message_is_refused_by_rank():

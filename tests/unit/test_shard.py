@@ -523,8 +523,9 @@ print(sum(t.nbytes for t in tensors.values()), (peak_kb() - before) * 1024)
 """
 
 
-@pytest.mark.parametrize(("part", "parts"), [(0, 1), (1, 3), (0, 0)])
-@pytest.mark.parametrize("kind", ["in order", "strided"])
+@pytest.mark.parametrize(
+    ("kind", "part", "parts"), [("in order", 0, 1), ("strided", 1, 3), ("strided", 0, 0)]
+)
 def test_extra_memory_is_bounded(tmp_path, kind, part, parts):
     run = [sys.executable, "-c", MEMORY, tmp_path / "x", kind, str(part), str(parts)]
     done = subprocess.run(run, capture_output=True, text=True, check=True)

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 from simulator import simulate
-from test_controller import HISTORIES
+from test_controller import HISTORIES as PLAIN
+from test_dumping import HISTORIES as SAVING
+from test_restarts import HISTORIES as RESTARTS
 
-from agent import controller, state
 from agent import events as ev
+from agent import state, stopping
+from agent.controller import decide
+from agent.job import Job
 from agent.state import MOVES, Condition, JobState, RankState, diagram, next_state
 
 ROWS = {
@@ -16,6 +20,15 @@ ROWS = {
     for at, events in MOVES.items()
     for event, conditions in events.items()
     for condition in conditions
+}
+RARE = {(JobState.DUMPING, "StateDigested", Condition.GIVEN_UP)}  # once in 300,000 schedules
+WAITING = {
+    JobState.STARTING,
+    JobState.FREEZING,
+    JobState.DUMPING,
+    JobState.COMMITTING,
+    JobState.STOPPING,
+    JobState.KILLING,
 }
 README = Path(__file__).parents[2] / "README.md"
 
@@ -29,28 +42,28 @@ def taken(monkeypatch):
         rows.add((at, event, condition))
         return next_state(at, event, condition)
 
-    monkeypatch.setattr(controller, "next_state", noted)
+    monkeypatch.setattr(stopping, "next_state", noted)
     return rows
 
 
 def replay(rules, steps):
-    job = controller.Job(rules)
+    job = Job(rules)
     for event, *_ in steps:
-        job = controller.decide(job, event).job
+        job = decide(job, event).job
 
 
 def test_every_move_is_taken_by_a_history(taken):
-    for _, rules, steps in HISTORIES:
+    for _, rules, steps in (*PLAIN, *SAVING, *RESTARTS):
         replay(rules, steps)
     assert ROWS - taken == set()
 
 
 def test_every_move_is_taken_by_chance(taken):
-    for seed in range(10_000):
+    for seed in range(30_000):
         simulate(seed)
-        if taken == ROWS:
+        if taken >= ROWS - RARE:
             return
-    assert ROWS - taken == set()
+    assert ROWS - RARE - taken == set()
 
 
 def reachable(start):
@@ -77,13 +90,14 @@ def test_the_ends_are_the_states_without_moves():
 
 
 def test_every_waiting_state_has_a_deadline_that_leads_out_of_it():
-    for at in (JobState.STARTING, JobState.STOPPING, JobState.KILLING):
+    for at in WAITING - {JobState.DUMPING}:  # there a rank less is asked every time
         assert at not in MOVES[at]["DeadlinePassed"].values()
+    assert set(MOVES[JobState.DUMPING]["DeadlinePassed"].values()) > {JobState.DUMPING}
 
 
 def test_only_waiting_states_have_a_deadline():
     with_deadline = {at for at, events in MOVES.items() if "DeadlinePassed" in events}
-    assert with_deadline == {JobState.STARTING, JobState.STOPPING, JobState.KILLING}
+    assert with_deadline == WAITING
 
 
 def test_a_stop_can_be_asked_for_in_every_state_that_lasts():
@@ -93,7 +107,8 @@ def test_a_stop_can_be_asked_for_in_every_state_that_lasts():
 
 def test_the_table_names_real_events():
     named = {event for events in MOVES.values() for event in events}
-    assert named == {each.__name__ for each in ev.Event.__args__}
+    only_told = {"RankRegistered"}
+    assert named == {each.__name__ for each in ev.Event.__args__} - only_told
 
 
 def test_an_absent_row_raises():
@@ -123,10 +138,19 @@ def test_the_table_imports_nothing_of_ours():
 
 
 def test_the_diagram_draws_every_move_to_another_state_once():
-    arrows = [line for line in diagram().splitlines() if ": " in line]
-    moves = [row for row in ROWS if next_state(*row) is not row[0]]
-    assert len(arrows) == len(set(arrows)) == len(moves)
-    assert "    running --> succeeded: WorkerExited [every rank left with 0]" in arrows
+    arrows = re.findall(r"    (\w+) --> (\w+): ([\w, ]+?)(?: \[(.*)\])?\n", diagram())
+    drawn = [(at, to, each, why) for at, to, named, why in arrows for each in named.split(", ")]
+    moves = set()
+    for at, event, condition in ROWS:
+        to, why = next_state(at, event, condition), condition.value
+        if why.startswith("no rank is alive, "):
+            moves.add((at.value, "gone", event, "no rank is alive"))
+        elif to is not at:
+            moves.add((at.value, to.value, event, why))
+    assert {each for each in drawn if each[0] != "gone"} == moves
+    assert len(drawn) == len(set(drawn))
+    assert "    running --> succeeded: WorkerExited [every rank left with 0]" in diagram()
+    assert "    gone --> stopped: a stop was asked for" in diagram()
 
 
 @pytest.mark.skipif(not README.exists(), reason="README.md is not there")

@@ -4,7 +4,8 @@ Arguments: ``WHERE RANK=HOW ...`` with ``WHERE`` its ckpt_save_path and ``HOW`` 
 
     odd         its digest differs
     torn        it is not whole
-    raise       it is held with an exception
+    raise       it is held with an exception, once there is a file called go
+    late        it answers late when it is told to freeze
     first       whoever is the first to be told to write dies in the middle of it
     full        it says that the folder is full, wherever it is not called dumps
     hang        it never answers an order to write
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -62,6 +64,11 @@ def committed():
     return fd, mine
 
 
+def await_go():
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+
+
 def first_of_all():
     try:
         os.close(os.open("died", os.O_CREAT | os.O_EXCL))
@@ -84,8 +91,8 @@ def save(link, order):
     if "full" in HOW and "dumps" not in order.folder:
         protocol.send(link, protocol.SaveFailed(*who, "No space left on device", True))
         return
-    while "wait" in HOW and not os.path.exists("go"):
-        time.sleep(0.01)
+    if "wait" in HOW:
+        await_go()
         protocol.send(link, protocol.Progress(*who, 1))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if "first" in HOW and first_of_all():
@@ -105,6 +112,7 @@ def freeze(link, order):
         say("closed")
         signal.pause()
     else:
+        time.sleep(0.3 if "late" in HOW else 0)
         whole = "torn" not in HOW
         why = "" if whole else "an update was under way"
         protocol.send(link, protocol.Frozen(*WHO, order.dump_id, STEP, whole, why))
@@ -119,12 +127,8 @@ def child():
     signal.pause()
 
 
-def main():
-    link = connect()
-    welcome, _ = protocol.receive(link)
-    say("welcome", welcome._asdict())
-    if "ends" in HOW:
-        sys.exit(0)
+def begin(link, welcome):
+    """Register, and do what comes before the first order."""
     fd, mine = committed()
     protocol.send(link, protocol.Registered(*WHO, STEP), [fd])
     os.close(fd)
@@ -137,10 +141,23 @@ def main():
         subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "child"])
     if "alone" in HOW:
         ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+    say("ready")
     if "raise" in HOW and ATTEMPT == 0:
+        await_go()
         print("Traceback (most recent call last):\nValueError: mine", file=sys.stderr, flush=True)
         protocol.send(link, protocol.Raised(*WHO, "ValueError: mine"))
-    say("ready")
+    return mine
+
+
+def main():
+    link = connect()
+    welcome, _ = protocol.receive(link)
+    say("welcome", welcome._asdict())
+    say("arguments", sys.argv[1:])
+    say("files", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    if "ends" in HOW:
+        sys.exit(0)
+    kept = begin(link, welcome)
     while True:
         order, _ = protocol.receive(link)
         match order:
@@ -153,12 +170,13 @@ def main():
                 say("released:", order.reason, saved)
                 sys.exit(1 if "raise" in HOW and ATTEMPT == 0 else 0)
             case None:
-                say("the line is closed")
-                while "alone" in HOW and os.path.exists("stay"):
-                    time.sleep(0.02)
-                say("leaves")
-                del mine
-                sys.exit(3)
+                break
+    say("the line is closed")
+    while "alone" in HOW and os.path.exists("stay"):
+        time.sleep(0.02)
+    say("leaves")
+    del kept
+    sys.exit(3)
 
 
 if sys.argv[-1] == "child":

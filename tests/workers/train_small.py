@@ -22,6 +22,7 @@ parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--steps", type=int, default=10**9)
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--ckpt", default="checkpoints")
+parser.add_argument("--say", action="store_true", help="each step")
 options, _ = parser.parse_known_args()
 
 ACCUMULATED = 2
@@ -55,6 +56,8 @@ def train(state):
                 optimizer.step()
                 optimizer.zero_grad()
                 scheduler.step()
+                if options.say:
+                    print(f"step {state.step + 1}", flush=True)
     del model
 
 

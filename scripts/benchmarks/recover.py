@@ -1,0 +1,149 @@
+"""Measures what a death costs: msrun's dump and restart beside torchrun's saves and restart.
+
+    scripts/bench recover                              all rows, medians of 5 turns after a warm-up
+    scripts/bench recover --rows lost --kills 100 --json result.json
+
+Both sides train one network. msrun's ranks are guarded by TrainState and save only when one dies;
+torchrun's save with ``torch.save``: every step, and for steps lost every 50. torchrun runs with
+its store sharing off, or it would hardly ever restart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from statistics import mean
+
+import recovery
+from rows import Goal, Result, Row, pick, three_digits
+from table import document, machine, table
+from trial import Side, TrialError
+from turns import Measured, measure, progress
+
+BIN = Path(sys.executable).parent
+SIDES = tuple(Side(name, (str(BIN / name),)) for name in ("torchrun", "msrun"))
+SHARE = 5  # of so many kills torchrun gets one: it takes 4 to 10 s to come back
+
+
+def lost(_turn: object) -> recovery.Figures:
+    """Stand for the row that one long job yields; never called."""
+    raise NotImplementedError
+
+
+def ms(key: str, what: str, goal: Goal | None = None) -> Row:
+    return Row(key, what, recovery.death, "ms", 1e3, goal or Goal())
+
+
+ROWS = (
+    ms("dump", "kill -9 -> dump of 10 MB committed", Goal(below=150)),
+    Row("again", "kill -9 -> all past their next step", recovery.death, goal=Goal(5)),
+    Row("again-lost", "steps lost there", recovery.death, "", goal=Goal(zero=True)),
+    ms("noticed", "  -> noticed"),
+    ms("frozen", "  -> survivors stand still"),
+    ms("written", "  -> state written and compared"),
+    ms("stopped", "  -> ranks gone, the next attempt begins"),
+    ms("forked", "  -> all ranks started"),
+    ms("imported", "  -> all through their imports"),
+    ms("restored", "  -> state restored"),
+    ms("joined", "  -> process group made"),
+    ms("wrapped", "  -> DistributedDataParallel made"),
+    Row("published", "the same, 4 ranks, as published", recovery.published),
+    Row("published-lost", "steps lost there", recovery.published, "", goal=Goal(zero=True)),
+    Row("lost", "steps lost, random kills", lost, "", goal=Goal(zero=True, always=True)),
+)
+
+PUBLISHED = """\
+Others in the workload of "as published", measured once on a quiet machine of 2 cores, medians:
+DLRover 0.6.1 3.7 s, 0 steps lost (it copies the state each step);
+NVRx ft_launcher 0.4.1 4.1 s, 7 lost; torchrun 3.9 s, 7 lost."""
+
+
+def main() -> int:
+    options = arguments()
+    load = os.getloadavg()[0]
+    results: list[Result] = []
+    failures: list[str] = []
+    for scenario in dict.fromkeys(row.scenario for row in options.rows):
+        if scenario is lost:
+            measured = long_jobs(options)
+        else:
+            measured = measure(scenario, SIDES, options.nproc, (options.runs, options.runs))
+        left, right = (measured[one.name] for one in SIDES)
+        results += (
+            Result(row, left.samples(row), right.samples(row))
+            for row in options.rows
+            if row.scenario is scenario
+        )
+        failures += left.failures + right.failures
+    results.sort(key=lambda result: ROWS.index(result.row))
+    print(f"{options.nproc} ranks, {machine()}, load before {load:.1f}; median [min, max]\n")
+    print("\n".join(table(results, SIDES)))
+    print("\n".join(remarks(results)))
+    for failure in failures:
+        print(f"failed: {failure}")
+    if options.json:
+        options.json.write_text(json.dumps(document(results, failures, SIDES, load), indent=2))
+    return int(any(result.reached is False for result in results))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench recover",
+        description="Measure what a rank's death costs. Exit status 1: a goal was missed.",
+        epilog="rows: " + "; ".join(f"{row.key} ({row.what.strip()})" for row in ROWS),
+    )
+    parser.add_argument("--runs", type=int, default=5, help="turns of each side (5)")
+    parser.add_argument("--kills", type=int, default=20, help="msrun's for the row lost (20)")
+    parser.add_argument("--nproc", type=int, default=8, help="ranks, but for as published (8)")
+    parser.add_argument("--rows", type=partial(pick, ROWS), default=ROWS, help="(all)")
+    parser.add_argument("--json", type=Path, help="write every figure to this file, too")
+    options = parser.parse_args()
+    if min(options.runs, options.kills) < 1 or options.nproc < 2:
+        parser.error("--runs and --kills must be at least 1, --nproc 2: a survivor saves")
+    if options.json and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.parent}")
+    return options
+
+
+def long_jobs(options: argparse.Namespace) -> dict[str, Measured]:
+    """One job of each side that is killed again and again."""
+    measured = {one.name: Measured() for one in SIDES}
+    for one, kills in zip(SIDES, (-(-options.kills // SHARE), options.kills), strict=True):
+        mine = measured[one.name]
+        try:
+            for number, figures in enumerate(recovery.losses(one, options.nproc, kills), 1):
+                progress(f"lost, {one.name}, kill {number}", figures)
+                mine.figures.append(figures)
+        except TrialError as error:
+            mine.failures.append(f"lost, {one.name}, kill {len(mine.figures) + 1}: {error}")
+    return measured
+
+
+def remarks(results: list[Result]) -> Iterator[str]:
+    """What a table has no room for."""
+    for result in results:
+        if result.row.key == "published":
+            yield f"\n{PUBLISHED}"
+        if result.row.key == "lost" and result.left.values and result.right.values:
+            left, right = result.left.values, result.right.values
+            yield (
+                f"\nSteps lost in the mean: torchrun {three_digits(mean(left))} over {len(left)} "
+                f"kills, saving every {recovery.EVERY} (to be expected: "
+                f"{(recovery.EVERY - 1) / 2:g}); "
+                f"msrun {three_digits(mean(right))} over {len(right)} kills, saving never."
+            )
+
+
+if __name__ == "__main__":
+    # a stopped benchmark still clears away its processes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,67 @@
+"""Measures by turns, so that what disturbs the machine disturbs both sides."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from rows import Row, Samples
+from scenarios import Figures, Scenario, Turn
+from trial import Side, TrialError
+
+WARM_UP = -1
+GIVE_UP = 3  # failures of a side in a scenario without one success: the rest would fail, too
+
+
+@dataclass(slots=True)
+class Measured:
+    """All figures of one scenario on one side."""
+
+    figures: list[Figures] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def samples(self, row: Row) -> Samples:
+        """Pick one row's figures, in its unit."""
+        mine = [figures[row.key] for figures in self.figures if row.key in figures]
+        return Samples(tuple(figure * row.scale for figure in mine), len(self.failures))
+
+
+def measure(
+    scenario: Scenario, sides: tuple[Side, Side], nproc: int, runs: tuple[int, int]
+) -> dict[str, Measured]:
+    """Take turns: a warm-up of each side, then left, right, left, right ...
+
+    ``runs``: the left side's, the right side's. By the sides' names.
+    """
+    measured = {one.name: Measured() for one in sides}
+    for one, number in turns(sides, runs):
+        mine = measured[one.name]
+        if len(mine.failures) >= GIVE_UP and not mine.figures:
+            continue
+        try:
+            figures = scenario(Turn(one, nproc, max(number, 0)))
+        except TrialError as error:
+            figures = None
+            mine.failures.append(f"{label(scenario, one, number)}: {error}")
+        progress(label(scenario, one, number), figures)
+        if figures is not None and number != WARM_UP:
+            mine.figures.append(figures)
+    return measured
+
+
+def turns(sides: Iterable[Side], runs: tuple[int, int]) -> Iterator[tuple[Side, int]]:
+    for number in range(WARM_UP, max(runs)):
+        for one, most in zip(sides, runs, strict=True):
+            if number < most:
+                yield one, number
+
+
+def label(scenario: Scenario, one: Side, number: int) -> str:
+    turn = "warm-up" if number == WARM_UP else f"turn {number + 1}"
+    return f"{scenario.__name__}, {one.name}, {turn}"
+
+
+def progress(name: str, figures: Figures | None) -> None:
+    said = ", ".join(f"{key} {value:.4g}" for key, value in (figures or {}).items())
+    print(f"{name}: {said or 'failed'}", file=sys.stderr, flush=True)

@@ -1,0 +1,154 @@
+"""The test's thread is the listener; a thread of the test plays the main thread's part."""
+
+import threading
+import time
+
+import pytest
+
+from worker_hooks import gate as gates
+from worker_hooks.gate import Gate, Stand
+
+LONG_S = 20.0
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+def training(*calls):
+    """Run calls one after the other in a thread; returns what is over so far, and the thread."""
+    done = []
+
+    def run():
+        for call in calls:
+            call()
+            done.append(call)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return done, thread
+
+
+def until(condition):
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def never():
+    return False
+
+
+def commit(gate):
+    return lambda: gate.commit(lambda: None)
+
+
+def test_a_closed_gate_lets_no_update_begin(gate):
+    assert gate.close(LONG_S, never) is Stand.WHOLE
+    done, thread = training(gate.begin_update)
+    thread.join(0.05)
+    assert done == []
+    assert not gate.is_torn
+    gate.open()
+    thread.join(LONG_S)
+    assert gate.is_torn
+
+
+def test_an_update_under_way_is_let_through_to_its_commit(gate):
+    gate.begin_update()
+    found = []
+    listener = threading.Thread(target=lambda: found.append(gate.close(LONG_S, never)))
+    listener.start()
+    gate.end_update()
+    gate.begin_update()  # a second optimizer of the same step
+    gate.end_update()
+    gate.commit(lambda: None)
+    listener.join(LONG_S)
+    assert found == [Stand.WHOLE]
+
+
+def test_after_the_commit_the_main_thread_is_held(gate):
+    gate.close(LONG_S, never)
+    done, thread = training(gate.pause)
+    until(lambda: gate.is_held)
+    assert done == []
+    gate.open()
+    thread.join(LONG_S)
+    assert not gate.is_held
+
+
+def test_an_update_that_never_ends_is_torn(gate):
+    gate.begin_update()
+    assert gate.close(0.05, lambda: True) is Stand.TORN
+
+
+def closed(gate, grace_s, is_complete):
+    """Close it from a listener, while the main thread stands still."""
+    found = []
+    listener = threading.Thread(target=lambda: found.append(gate.close(grace_s, is_complete)))
+    listener.start()
+    listener.join()
+    return found[0]
+
+
+def test_between_update_and_commit_it_is_torn_unless_all_is_complete(gate):
+    gate.begin_update()
+    gate.end_update()
+    assert closed(gate, 3 * gates.STILL_S, never) is Stand.TORN
+    assert closed(gate, LONG_S, lambda: True) is Stand.UPDATED
+
+
+def test_a_main_thread_that_gets_on_is_waited_for(gate):
+    gate.begin_update()
+    gate.end_update()
+    found = []
+    grace_s = 4 * gates.STILL_S
+    listener = threading.Thread(target=lambda: found.append(gate.close(grace_s, lambda: True)))
+    listener.start()
+    while listener.is_alive():
+        x = 1  # this is the main thread, and it never stands at one instruction
+        y = x + 1
+        z = x * y
+        x = z - y
+    assert found == [Stand.TORN]
+
+
+def test_who_has_raised_is_not_waited_for(gate):
+    gate.begin_update()
+    gate.end_update()
+    gate.note_raised()
+    began = time.monotonic()
+    assert gate.close(LONG_S, never) is Stand.TORN
+    assert gate.close(LONG_S, lambda: True) is Stand.UPDATED
+    assert time.monotonic() - began < LONG_S / 2
+
+
+def test_holding_lets_updates_through_and_stops_at_the_commit(gate):
+    gate.hold()
+    done, thread = training(gate.begin_update, gate.end_update, commit(gate), gate.pause)
+    until(lambda: gate.is_held)
+    assert len(done) == 3
+    assert gate.close(LONG_S, never) is Stand.WHOLE
+    gate.open()
+    thread.join(LONG_S)
+
+
+def test_what_the_commit_notes_is_noted_before_anybody_sees_it_whole(gate):
+    noted = []
+    gate.begin_update()
+    gate.end_update()
+    gate.commit(lambda: noted.append(gate.is_torn))
+    assert noted == [True]
+    assert not gate.is_torn
+
+
+def test_an_open_gate_costs_no_wait(gate):
+    done, thread = training(
+        gate.pause, gate.begin_update, gate.end_update, commit(gate), gate.pause
+    )
+    thread.join(LONG_S)
+    assert len(done) == 5

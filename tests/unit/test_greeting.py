@@ -1,0 +1,163 @@
+"""What ranks are told at their first word: all the same, and nothing that cannot be trusted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.greeting import Greeting
+from agent.spec import DumpSpec
+from worker_hooks.manifest import Manifest, Shard, write
+from worker_hooks.protocol import Hello, Welcome
+
+ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # sha256 of abc
+
+
+class Links:
+    def __init__(self):
+        self.said = {}
+
+    def send(self, rank, message):
+        self.said.setdefault(rank, []).append(message)
+
+
+class Scribe:
+    """Does its jobs when told to."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def do(self, job, done):
+        self.jobs.append((job, done))
+
+    def work(self):
+        jobs, self.jobs = self.jobs, []
+        for job, done in jobs:
+            try:
+                result = job()
+            except Exception as error:  # noqa: BLE001
+                result = error
+            done(result)
+
+
+class Desk:
+    def __init__(self, fallback):
+        self.links, self.scribe, self.told, self.kept = Links(), Scribe(), [], []
+        self.greeting = Greeting(
+            DumpSpec(update_grace_s=3, stall_s=4),
+            fallback,
+            self.links,
+            self.scribe,
+            self.told.append,
+            self.kept.append,
+        )
+        self.greeting.begin(0, "")
+
+    def hello(self, rank, path, *, wants_resume=False):
+        self.greeting.greet(Hello(rank, 0, 1, str(path), wants_resume))
+
+    def welcome(self, rank):
+        (said,) = self.links.said[rank]
+        return said
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path / "dumps")
+
+
+def dump(folder: Path, step: int, content: bytes = b"abc"):
+    made = folder / f"tft_saved_checkpoints-step_{step}"
+    (made / "rank_0").mkdir(parents=True)
+    (made / "rank_0" / "x").write_bytes(content)
+    shard = Shard("rank_0/x", 0, "replicated", 3, ABC)
+    write(made, Manifest("dump", step, 0, 1, 1, 0, "rec", "why", 1.0, (shard,)))
+    return made
+
+
+def test_a_rank_is_told_the_times_and_where_to_save(desk, tmp_path):
+    desk.hello(0, tmp_path / "ckpt")
+    assert desk.welcome(0) == Welcome("", "", str(tmp_path / "dumps"), 3, 4)
+
+
+def test_an_attempt_that_resumes_tells_every_rank(desk, tmp_path):
+    desk.greeting.begin(1, "/ckpt/step_7")
+    desk.hello(0, tmp_path)
+    desk.hello(1, "", wants_resume=True)
+    assert desk.welcome(0).resume == desk.welcome(1).resume == "/ckpt/step_7"
+
+
+def test_where_ranks_save_is_remembered_once(desk):
+    for rank, path in enumerate(("/a", "/b", "/a", "")):
+        desk.hello(rank, path)
+    desk.scribe.work()
+    assert desk.kept == ["/a", "/b"]
+    assert desk.greeting.place((1, 0)) == "/b"
+    assert desk.greeting.place((3,)) == "/a"  # that of another rank
+    desk.greeting.begin(1, "")
+    assert desk.greeting.place((1,)) == ""
+
+
+def test_a_script_that_asks_itself_goes_on_from_the_newest(desk, tmp_path):
+    dump(tmp_path, 3)
+    newest = dump(tmp_path, 12)
+    for rank in (0, 1):
+        desk.hello(rank, tmp_path, wants_resume=True)
+    assert desk.links.said == {}
+    desk.hello(2, tmp_path)
+    assert desk.welcome(2).resume == ""
+    desk.scribe.work()
+    assert desk.welcome(0).resume == desk.welcome(1).resume == str(newest)
+    desk.hello(3, tmp_path, wants_resume=True)  # late: the answer is known
+    assert desk.welcome(3).resume == str(newest)
+    assert desk.told == []
+
+
+def test_a_damaged_one_is_named_and_the_next_is_taken(desk, tmp_path):
+    good = dump(tmp_path, 3)
+    dump(tmp_path, 12, b"abd")
+    desk.hello(0, tmp_path, wants_resume=True)
+    desk.scribe.work()
+    assert desk.welcome(0).resume == str(good)
+    assert len(desk.told) == 1
+    assert "step_12 is skipped" in desk.told[0]
+
+
+def test_when_none_can_be_trusted_the_rank_is_refused(desk, tmp_path):
+    dump(tmp_path, 12, b"abd")
+    desk.hello(0, tmp_path, wants_resume=True)
+    desk.scribe.work()
+    answer = desk.welcome(0)
+    assert answer.resume == ""
+    assert "can be trusted" in answer.refusal
+    assert desk.told[-1] == answer.refusal
+
+
+def test_when_nothing_was_ever_saved_it_begins_anew(desk, tmp_path):
+    desk.hello(0, tmp_path / "ckpt", wants_resume=True)
+    desk.scribe.work()
+    assert desk.welcome(0)[:2] == ("", "")
+
+
+def test_the_fallback_is_searched_too(desk, tmp_path):
+    found = dump(tmp_path / "dumps", 4)
+    desk.hello(0, tmp_path / "ckpt", wants_resume=True)
+    desk.scribe.work()
+    assert desk.welcome(0).resume == str(found)
+
+
+def test_a_search_for_an_attempt_that_is_over_answers_nobody(desk, tmp_path):
+    dump(tmp_path, 4)
+    desk.hello(0, tmp_path, wants_resume=True)
+    desk.greeting.begin(1, "")
+    desk.scribe.work()
+    assert desk.links.said == {}
+
+
+def test_a_search_that_fails_is_said(desk, tmp_path, monkeypatch):
+    monkeypatch.setattr("agent.greeting.manifests.candidates_of", lambda _: json.loads("{"))
+    desk.hello(0, tmp_path, wants_resume=True)
+    desk.scribe.work()
+    assert "cannot be looked at" in desk.welcome(0).refusal

@@ -1,0 +1,115 @@
+"""Trainings that differ in where their batches come from."""
+
+import random
+
+import numpy as np
+import torch
+from kinds_of_state import EPOCHS, network, samples, split
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+
+class Rolled(Dataset):
+    """Augmented by everything that is random."""
+
+    def __init__(self, count=96):
+        self.samples = samples(count)
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        x, y = self.samples[index]
+        return rolled(x), y
+
+
+def rolled(x):
+    return x * (0.5 + torch.rand(())) + 0.1 * np.random.randn() + random.gauss(0, 0.1)
+
+
+class Stream(IterableDataset):
+    """A rank's share of the samples, in an order that it draws."""
+
+    def __init__(self, job):
+        self.samples = samples()
+        self.rank = job.rank
+
+    def __iter__(self):
+        mine = list(range(self.rank, len(self.samples), 3))
+        random.shuffle(mine)
+        for index in mine:
+            x, y = self.samples[index]
+            yield rolled(x), y
+
+
+class Stateful:
+    """A loader that knows its own place, and draws from a generator of its own."""
+
+    def __init__(self, job):
+        self.samples = samples()
+        self.random = random.Random(job.rank)
+        self.at, self.order = 0, []
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        if not self.at:
+            self.order = self.random.sample(range(96), 32)
+        while self.at < 4:
+            mine = self.order[8 * self.at : 8 * self.at + 8]
+            self.at += 1
+            yield self.samples.tensors[0][mine], self.samples.tensors[1][mine]
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at, "order": list(self.order), "random": self.random.getstate()}
+
+    def load_state_dict(self, state):
+        self.at, self.order = state["at"], list(state["order"])
+        version, numbers, rest = state["random"]
+        self.random.setstate((version, tuple(numbers), rest))
+
+
+def trained(make):
+    """A training with the loader that ``make`` makes of the job."""
+
+    def kind(job):
+        net = network(nn.BatchNorm1d(16), nn.Dropout(0.1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        state = job.state(model=net, optimizer=optimizer)
+        loader = make(job)
+
+        def train(state):
+            model = DDP(net)
+            for _ in state.epochs(EPOCHS):
+                for x, y in state.batches(loader):
+                    loss = cross_entropy(model(x), y)
+                    job.note("loss", loss)
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        job.run(train)
+
+    return kind
+
+
+def shuffled(job):
+    """Shuffled without a sampler that knows of ranks: the same seed makes the same order."""
+    job.reseed(0)
+    return DataLoader(samples(32), 8, shuffle=True)
+
+
+KINDS = {
+    "shuffled": trained(shuffled),
+    "augmented": trained(lambda job: split(Rolled())),
+    "workers": trained(lambda job: split(Rolled(), num_workers=2)),
+    "workers_stay": trained(lambda job: split(Rolled(), num_workers=2, persistent_workers=True)),
+    "stream": trained(lambda job: DataLoader(Stream(job), 8)),
+    "stream_worker": trained(lambda job: DataLoader(Stream(job), 8, num_workers=1)),
+    "stateful": trained(Stateful),
+    "a_list": trained(lambda job: list(split())),
+}

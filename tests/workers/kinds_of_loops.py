@@ -1,0 +1,293 @@
+"""Trainings that differ in how they loop: what stands around the batches, and how a loop ends."""
+
+import random
+import sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from kinds_of_data import Rolled
+from kinds_of_state import EPOCHS, average, network, samples, split
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import lr_scheduler as schedulers
+from torch.optim.swa_utils import AveragedModel, update_bn
+from torch.utils.data import DataLoader
+
+
+class Small:
+    """A network with everything that most of these need."""
+
+    def __init__(self, job, **objects):
+        self.job = job
+        self.net = network(nn.BatchNorm1d(16), nn.Dropout(0.1))
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.02)
+        self.scheduler = schedulers.ExponentialLR(self.optimizer, 0.9)
+        self.state = job.state(
+            model=self.net, optimizer=self.optimizer, scheduler=self.scheduler, **objects
+        )
+
+    def update(self, model, x, y):
+        loss = cross_entropy(model(x), y)
+        self.job.note("loss", loss)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+def logged(job, is_late=False):
+    """After the update all ranks tell each other their losses."""
+    small, loader = Small(job), split()
+
+    def train(state):
+        model = DDP(small.net)
+        for _ in state.epochs(EPOCHS):
+            for x, y in state.batches(loader):
+                loss = small.update(model, x, y)
+                if not is_late:
+                    small.scheduler.step()
+                average([loss])
+                job.note("average", loss)
+                if is_late:
+                    small.scheduler.step()
+
+    job.run(train)
+
+
+def logged_late(job):
+    """The same, and the schedule is only behind it."""
+    logged(job, is_late=True)
+
+
+def seldom(job):
+    """Something that only every third step does, behind what all ranks do together."""
+    slow = network()
+    small, loader = Small(job, slow=slow), split()
+
+    def train(state):
+        model = DDP(small.net)
+        for _ in state.epochs(EPOCHS):
+            for x, y in state.batches(loader):
+                loss = small.update(model, x, y)
+                average([loss])
+                job.note("average", loss)
+                if state.batch == 3:
+                    with torch.no_grad():
+                        for each, other in zip(slow.parameters(), small.net.parameters(), strict=False):
+                            if each.shape == other.shape:
+                                each.lerp_(other, 0.5)
+
+    job.run(train)
+
+
+def by_epoch(job):
+    """A schedule, a clock of the script's own and one draw of luck, at an epoch's two ends."""
+    small, loader = Small(job), split()
+
+    def train(state):
+        model = DDP(small.net)
+        for _ in state.epochs(EPOCHS):
+            small.optimizer.param_groups[0]["weight_decay"] *= 1.5
+            job.note("luck", np.random.rand())
+            for x, y in state.batches(loader):
+                small.update(model, x, y)
+            small.scheduler.step()
+            job.note("luck after", random.random())
+
+    job.run(train)
+
+
+def validate(job):
+    """A validation with augmentation, whose result a schedule looks at."""
+    small = Small(job)
+    plateau = schedulers.ReduceLROnPlateau(small.optimizer, factor=0.5, patience=0)
+    small.state = job.state(
+        model=small.net, optimizer=small.optimizer, scheduler=[small.scheduler, plateau]
+    )
+    loader = split(Rolled())
+    checks = DataLoader(Rolled(40), 8)
+
+    def train(state):
+        model = DDP(small.net)
+        for _ in state.epochs(EPOCHS):
+            small.net.train()
+            for x, y in state.batches(loader):
+                small.update(model, x, y)
+                small.scheduler.step()
+            small.net.eval()
+            total = torch.zeros(())
+            with torch.no_grad():
+                for x, y in state.batches(checks):
+                    loss = cross_entropy(small.net(x), y)
+                    job.note("check", loss)
+                    total += loss
+            average([total])
+            plateau.step(total)
+
+    job.run(train)
+
+
+def own_validation(job):
+    """The same with a loop that the hooks know nothing of."""
+    small, loader, checks = Small(job), split(Rolled()), DataLoader(Rolled(40), 8, shuffle=True)
+
+    def train(state):
+        model = DDP(small.net)
+        for _ in state.epochs(EPOCHS):
+            small.net.train()
+            for x, y in state.batches(loader):
+                small.update(model, x, y)
+            small.net.eval()
+            for number, (x, y) in enumerate(checks):
+                with torch.no_grad():
+                    job.note(f"check {number}", cross_entropy(small.net(x), y))
+            small.scheduler.step()
+
+    job.run(train)
+
+
+def two_loaders(job):
+    """Two loops over different data in one epoch, a schedule's step between them."""
+    small, first, second = Small(job), split(), split(samples(48), batch=4)
+
+    def train(state):
+        model = DDP(small.net)
+        for _ in state.epochs(EPOCHS):
+            for x, y in state.batches(first):
+                small.update(model, x, y)
+            small.scheduler.step()
+            for x, y in state.batches(second):
+                small.update(model, x, y)
+            small.optimizer.param_groups[0]["lr"] *= 1.1
+
+    job.run(train)
+
+
+def new_loaders(job):
+    """A loader that is made anew in each epoch."""
+    small = Small(job)
+
+    def train(state):
+        model = DDP(small.net)
+        for _ in state.epochs(EPOCHS):
+            loader = split(Rolled())
+            for x, y in state.batches(loader):
+                small.update(model, x, y)
+
+    job.run(train)
+
+
+def early(job):
+    """Epochs that end after three of four batches, behind the update."""
+    small, loader = Small(job), split(Rolled())
+
+    def train(state):
+        model = DDP(small.net)
+        for _ in state.epochs(EPOCHS + 1):
+            for x, y in state.batches(loader):
+                small.update(model, x, y)
+                if state.batch == 3:
+                    break
+            small.scheduler.step()
+
+    job.run(train)
+
+
+def early_before(job):
+    """The same, in front of it: a batch was handed out and is not trained."""
+    small, loader = Small(job), split(Rolled())
+
+    def train(state):
+        model = DDP(small.net)
+        for _ in state.epochs(EPOCHS + 1):
+            for x, y in state.batches(loader):
+                if state.batch == 4:
+                    break
+                small.update(model, x, y)
+            small.scheduler.step()
+
+    job.run(train)
+
+
+def own_epochs(job):
+    """The script counts its epochs itself."""
+    small, loader = Small(job), split()
+
+    def train(state):
+        model = DDP(small.net)
+        for epoch in range(EPOCHS):
+            loader.sampler.set_epoch(epoch)
+            for x, y in state.batches(loader):
+                small.update(model, x, y)
+                small.scheduler.step()
+
+    job.run(train)
+
+
+def weights_by_epoch(job):
+    """Weights are averaged at an epoch's end, as torch's own example does."""
+    net = network(nn.BatchNorm1d(16))
+    swa = AveragedModel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    job.state(model=net, swa=swa, optimizer=optimizer)
+    loader = split()
+
+    def train(state):
+        model = DDP(net)
+        for _ in state.epochs(EPOCHS):
+            for x, y in state.batches(loader):
+                loss = cross_entropy(model(x), y)
+                job.note("loss", loss)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            swa.update_parameters(net)
+        update_bn(loader, swa)
+
+    job.run(train)
+
+
+def bare(job):
+    """No `run`, no function."""
+    small, loader = Small(job), split()
+    model = DDP(small.net)
+    for _ in small.state.epochs(EPOCHS):
+        for x, y in small.state.batches(loader):
+            small.update(model, x, y)
+        small.scheduler.step()
+
+
+def catches(job):
+    """The script has its own answer to a failed collective."""
+    small, loader = Small(job), split()
+    try:
+        model = DDP(small.net)
+        for _ in small.state.epochs(EPOCHS):
+            for x, y in small.state.batches(loader):
+                small.update(model, x, y)
+    except RuntimeError as error:
+        print("caught", str(error).splitlines()[0], flush=True)
+        sys.exit(3)
+
+
+KINDS = {
+    each.__name__: each
+    for each in (
+        logged,
+        logged_late,
+        seldom,
+        by_epoch,
+        validate,
+        own_validation,
+        two_loaders,
+        new_loaders,
+        early,
+        early_before,
+        own_epochs,
+        weights_by_epoch,
+        bare,
+        catches,
+    )
+}

@@ -1,0 +1,146 @@
+"""Trains in one of many ways and says at the end, bit by bit, what came of it.
+
+    train_kinds.py OUT --kind NAME [--plain]
+
+`--kind all` trains in all ways, one after the other. With `--plain` the loops are those of a script
+that knows no hooks. Every rank notes each loss in OUT/NAME.RANK.jsonl as it computes it, and the
+digest of everything it holds at the end in OUT/NAME.RANK.json.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import kinds_of_data
+import kinds_of_loops
+import kinds_of_state
+from worker_hooks import TrainState, run
+
+KINDS = kinds_of_state.KINDS | kinds_of_loops.KINDS | kinds_of_data.KINDS
+RANK = int(os.environ.get("RANK", "0"))
+
+
+class Plain:
+    """What a script without hooks has instead of a TrainState."""
+
+    def __init__(self, **_):
+        self.epoch = self.batch = 0
+
+    def epochs(self, count):
+        for epoch in range(count):
+            self.epoch = epoch
+            yield epoch
+
+    def batches(self, loader):
+        set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(self.epoch)
+        for number, batch in enumerate(loader, 1):
+            self.batch = number
+            yield batch
+
+
+class Job:
+    """One training: what it registers, what it notes, how it is run."""
+
+    rank = RANK
+
+    def __init__(self, name, told):
+        self.told = told
+        self.out = Path(told.out, f"{name}.{RANK}.json")
+        self.notes = open(f"{self.out}l", "a")
+        self.held = {}
+        self.watched = {}
+        self.reseed()
+
+    def reseed(self, number=RANK):
+        """Everything that is random begins here; differently on each rank."""
+        torch.manual_seed(100 + number)
+        np.random.seed(200 + number)
+        random.seed(300 + number)
+
+    def state(self, watched=None, **objects):
+        """Register; ``watched`` is not registered and looked at in the end nevertheless."""
+        self.held, self.watched = objects, watched or {}
+        make = Plain if self.told.plain else TrainState
+        self.made = make(ckpt_save_path=self.told.ckpt, **objects)
+        return self.made
+
+    def note(self, what, value):
+        """Keep a loss, under the place where it came about."""
+        place = f"{self.made.epoch}.{what}.{self.made.batch}"
+        self.notes.write(json.dumps({place: float(value).hex()}) + "\n")
+        self.notes.flush()
+
+    def run(self, train):
+        if self.told.plain:
+            train(self.made)
+        else:
+            run(train, self.made)
+
+    def end(self):
+        self.notes.close()
+        found = {name: digest(thing) for name, thing in (self.held | self.watched).items()}
+        found["rng.torch"] = digest(torch.get_rng_state())
+        found["rng.numpy"] = digest([np.random.get_state()[1].tolist(), np.random.rand()])
+        found["rng.python"] = digest(random.getstate())
+        self.out.write_text(json.dumps(found))
+        print(f"{self.out.name}: step {getattr(self.made, 'step', None)}", flush=True)
+
+
+def digest(thing):
+    seen = hashlib.sha256()
+    for octets in walk(thing):
+        seen.update(octets)
+    return seen.hexdigest()
+
+
+def walk(thing):
+    """Everything in it as bytes, buffers that are not saved included."""
+    if isinstance(thing, torch.nn.Module):
+        yield from walk(list(thing.named_parameters()))
+        yield from walk(list(thing.named_buffers()))
+    elif hasattr(thing, "state_dict"):
+        yield from walk(thing.state_dict())
+    elif isinstance(thing, torch.Tensor):
+        plain = thing.detach().contiguous().reshape(-1).view(torch.uint8)
+        yield f"{thing.dtype} {tuple(thing.shape)}".encode()
+        yield bytes(plain.tolist())
+    elif isinstance(thing, dict):
+        for key in sorted(thing, key=str):
+            yield str(key).encode()
+            yield from walk(thing[key])
+    elif isinstance(thing, list | tuple):
+        for each in thing:
+            yield from walk(each)
+    elif not callable(thing):
+        yield repr(thing).encode()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out")
+    parser.add_argument("--kind", default="all")
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--ckpt", default="checkpoints")
+    told, _ = parser.parse_known_args()
+    Path(told.out).mkdir(exist_ok=True)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for name in KINDS if told.kind == "all" else [told.kind]:
+        job = Job(name, told)
+        KINDS[name](job)
+        job.end()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
