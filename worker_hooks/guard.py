@@ -23,7 +23,7 @@ from worker_hooks.beacon import Beacon
 from worker_hooks.env import Told
 from worker_hooks.gate import Gate, Stand
 from worker_hooks.layout import DumpLayout
-from worker_hooks.link import Link
+from worker_hooks.link import ANSWER_S, VERIFY_S, Link
 from worker_hooks.page import Page
 from worker_hooks.shard import Replica, digest, write
 
@@ -126,7 +126,8 @@ class Guard:
             return None
         who = self.told.rank, self.told.attempt
         try:
-            answer = link.ask(protocol.Hello(*who, self._pid, self.ckpt_save_path, wants_resume))
+            hello = protocol.Hello(*who, self._pid, self.ckpt_save_path, wants_resume)
+            answer = link.ask(hello, VERIFY_S if wants_resume else ANSWER_S)
         except (OSError, protocol.ProtocolError) as error:
             log.warning("nothing guards rank %d: %s", self.told.rank, error)
             answer = None

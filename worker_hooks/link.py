@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from worker_hooks import protocol
 
 ANSWER_S = 30.0  # for the first word of an agent that has a thousand ranks to greet
+VERIFY_S = 1800.0  # for an agent that has to read a large checkpoint first
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -54,13 +55,14 @@ class Link:
         with self._sending:
             protocol.send(self._socket, message, fds)
 
-    def ask(self, message: protocol.Message) -> protocol.Message | None:
+    def ask(self, message: protocol.Message, within_s: float = ANSWER_S) -> protocol.Message | None:
         """Send one message and wait for the answer; ``None``: the agent wants nothing of us.
 
         Raises:
             OSError: the agent is gone or does not answer.
         """
         self.send(message)
+        self._socket.settimeout(within_s)
         answer, _ = protocol.receive(self._socket)
         return answer
 

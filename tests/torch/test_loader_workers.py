@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 from multiprocessing import resource_tracker
 
 import numpy as np
@@ -114,6 +115,18 @@ def test_every_batch_comes_once_and_bitwise(kind, persistent_workers):
 def test_loops_that_are_left_early(kind, persistent_workers, leave):
     make = KINDS[kind]
     check(lambda: make(persistent_workers=persistent_workers), at=(0, 1, 3, 5), leave=leave)
+
+
+class Slow(Rolls):
+    """Batches are still being made when the loop is left."""
+
+    def __getitem__(self, index):
+        time.sleep(0.03)
+        return super().__getitem__(index)
+
+
+def test_what_workers_were_making_when_a_loop_was_left_is_waited_for():
+    check(lambda: loader(Slow(13), persistent_workers=True), at=(3,), epochs=2, leave=3)
 
 
 @pytest.mark.parametrize("kinds", [("torch",), ("numpy",), ("random",)])

@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader
 class Small:
     """A network with everything that most of these need."""
 
-    def __init__(self, job, **objects):
+    def __init__(self, job, more=lambda small: {}):
         self.job = job
         self.net = network(nn.BatchNorm1d(16), nn.Dropout(0.1))
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.02)
         self.scheduler = schedulers.ExponentialLR(self.optimizer, 0.9)
         self.state = job.state(
-            model=self.net, optimizer=self.optimizer, scheduler=self.scheduler, **objects
+            model=self.net, optimizer=self.optimizer, scheduler=self.scheduler, **more(self)
         )
 
     def update(self, model, x, y):
@@ -64,7 +64,7 @@ def logged_late(job):
 def seldom(job):
     """Something that only every third step does, behind what all ranks do together."""
     slow = network()
-    small, loader = Small(job, slow=slow), split()
+    small, loader = Small(job, lambda _: {"slow": slow}), split()
 
     def train(state):
         model = DDP(small.net)
@@ -101,12 +101,10 @@ def by_epoch(job):
 
 def validate(job):
     """A validation with augmentation, whose result a schedule looks at."""
-    small = Small(job)
-    plateau = schedulers.ReduceLROnPlateau(small.optimizer, factor=0.5, patience=0)
-    small.state = job.state(
-        model=small.net, optimizer=small.optimizer, scheduler=[small.scheduler, plateau]
+    small = Small(
+        job, lambda small: {"plateau": schedulers.ReduceLROnPlateau(small.optimizer, patience=0)}
     )
-    loader = split(Rolled())
+    plateau, loader = job.held["plateau"], split(Rolled())
     checks = DataLoader(Rolled(40), 8)
 
     def train(state):

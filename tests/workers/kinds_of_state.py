@@ -335,7 +335,7 @@ class Types(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.half = nn.Parameter(torch.randn(8, 16).half())
+        self.narrow = nn.Parameter(torch.randn(8, 16).half())
         self.brain = nn.Parameter(torch.randn(16, 2).bfloat16())
         self.scale = nn.Parameter(torch.tensor(1.0))
         self.wave = nn.Parameter(torch.randn(2, dtype=torch.complex64))
@@ -362,7 +362,7 @@ class Types(nn.Module):
             self.stripes[0] += x[0, :3]
             self.tiny.copy_((self.tiny.float() + x[0, :4]).to(torch.float8_e4m3fn))
             self.passing = self.passing + x[0, :2]
-        hidden = (x.half() @ self.half).bfloat16().relu() @ self.brain
+        hidden = (x.half() @ self.narrow).bfloat16().relu() @ self.brain
         found = hidden.float() * self.scale + (self.wave * (1 + 1j)).abs()
         return found + (x[:, :2] @ self.crossed).sum(1, keepdim=True)
 

@@ -77,7 +77,7 @@ class Job:
     def note(self, what, value):
         """Keep a loss, under the place where it came about."""
         place = f"{self.made.epoch}.{what}.{self.made.batch}"
-        self.notes.write(json.dumps({place: float(value).hex()}) + "\n")
+        self.notes.write(json.dumps({place: float(getattr(value, "detach", lambda: value)()).hex()}) + "\n")
         self.notes.flush()
 
     def run(self, train):
