@@ -155,7 +155,8 @@ def _rank_failed(job: Job, event: ev.WorkerExited | ev.RankRaised, reason: str) 
 def _rank_told(job: Job, event: ev.RankRegistered | ev.RankRaised | ev.RankUnreachable) -> Decision:
     """What a rank with hooks says without being asked."""
     match event:
-        case ev.RankRegistered():
+        case ev.RankRegistered():  # perhaps once more, after it let go
+            job = job._replace(unreachable=job.unreachable - {event.rank})
             return Decision(job.with_step(event.rank, event.step))
         case ev.RankRaised():
             return _rank_raised(job, event)

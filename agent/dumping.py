@@ -91,12 +91,9 @@ def hear(job: Job, event: ev.ShardWritten | ev.StateDigested) -> Turn:
 def hear_failure(job: Job, event: ev.SaveFailed) -> Turn:
     """While dumping: a rank could not; another one can, or another place."""
     dump = _dump(job)
-    if event.is_place and event.rank in dump.writing:
-        full = dump._replace(full=(*dump.full, event.why))
-        if dump.place + 1 < job.rules.places:
-            return again(job, full._replace(place=full.place + 1, written={}))
-        if not dump.written:  # else what is complete is kept
-            return give_up(job, full, trouble(full))
+    # what is complete in a place is not left behind for another place that may be full, too
+    if event.is_place and event.rank in dump.writing and not dump.written:
+        return _leave_place(job, dump, event.why)
     return relieve(job, dump, (event.rank,), f"failed ({event.why})")
 
 
@@ -106,9 +103,17 @@ def lose(job: Job, rank: int, why: str) -> Turn:
 
 
 def lose_patience(job: Job) -> Turn:
-    """While dumping: nothing moved for too long. The writers are to blame, or else the others."""
+    """While dumping: nothing moved for too long. The writers are to blame, or else the others.
+
+    When a second writer is stuck in a place, that is to blame, too.
+    """
     dump = _dump(job)
     why = f"made no progress in {job.rules.dump_s:g} s"
+    if dump.writing:
+        if dump.is_slow and not dump.written and dump.place + 1 < job.rules.places:
+            dump = _elsewhere(dump, "nothing moves there")
+        else:
+            dump = dump._replace(is_slow=True)
     return relieve(job, dump, dump.writing or dump.digesting, why)
 
 
@@ -126,10 +131,7 @@ def hear_commit_failure(job: Job, event: ev.CommitFailed) -> Turn:
     dump = _dump(job)._replace(is_ordered=False)
     if not event.is_place:
         return give_up(job, dump, f"its manifest failed ({event.why})")
-    dump = dump._replace(full=(*dump.full, event.why))
-    if dump.place + 1 < job.rules.places:
-        return again(job, dump._replace(place=dump.place + 1, written={}))
-    return give_up(job, dump, trouble(dump))
+    return _leave_place(job, dump, event.why)
 
 
 def give_up_commit(job: Job) -> Turn:
@@ -200,6 +202,17 @@ DumpEvent = (
     | ev.DumpCommitted
     | ev.CommitFailed
 )
+
+
+def _leave_place(job: Job, dump: Dump, why: str) -> Turn:
+    dump = _elsewhere(dump, why)
+    if dump.place < job.rules.places:
+        return again(job, dump)
+    return give_up(job, dump, trouble(dump))
+
+
+def _elsewhere(dump: Dump, why: str) -> Dump:
+    return dump._replace(place=dump.place + 1, full=(*dump.full, why), written={}, is_slow=False)
 
 
 def _dump(job: Job) -> Dump:

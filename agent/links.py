@@ -18,6 +18,7 @@ from worker_hooks import protocol
 BURST = 32  # messages taken from one line before others have their turn
 RETRY_S = 1.0  # after descriptors ran out
 Loop = asyncio.AbstractEventLoop
+Timer = asyncio.TimerHandle
 
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -26,7 +27,6 @@ Said = (
     | protocol.Registered
     | protocol.Raised
     | protocol.Leaving
-    | protocol.Finished
     | protocol.Frozen
     | protocol.Written
     | protocol.Digested

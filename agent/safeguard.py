@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from agent import events as ev
 from agent.journal import Journal
-from agent.links import Links, Loop, Said
+from agent.links import Links, Loop, Said, Timer
 from agent.pages import Pages
 from agent.scribe import Scribe
 from agent.spec import JobSpec
@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # a job without hooks starts earlier without them
     from agent.saving import Saving
 
 HOLDING = frozenset({JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING})
+RUNNING = frozenset({JobState.STARTING, JobState.RUNNING})
+PATIENCE_S = 30.0  # of ranks that are done, with peers that are not: they may be long at it
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
 Action = ev.FreezeRanks | ev.SaveRanks | ev.CommitDump | ev.AbandonDump | ev.ReleaseRanks
@@ -83,12 +85,15 @@ class Safeguard:
         self._attempt = 0
         self._resume = ""
         self._steps: dict[int, int] = {}  # rank -> its step when it registered
-        self._leaving: set[int] = set()
+        self._leaving: dict[int, bool] = {}  # rank -> whether its training is over
+        self._training: set[int] = set()  # registered, and neither gone nor about to go
+        self._patience: Timer | None = None  # of ranks that are done, with others
         self._raised: set[int] = set()
 
     def attach(self, loop: Loop, ward: Ward) -> None:
         """Listen on ``loop``."""
         self._ward = ward
+        self._loop = loop
         self._scribe = Scribe(loop.call_soon_threadsafe)
         self._links.attach(loop, self._on_message, self._on_lost)
 
@@ -130,7 +135,9 @@ class Safeguard:
         self._pages.clear()
         self._steps.clear()
         self._leaving.clear()
+        self._training.clear()
         self._raised.clear()
+        self._end_patience()
 
     def close(self) -> None:
         """The job is over."""
@@ -140,14 +147,12 @@ class Safeguard:
     def decided(self, state: JobState) -> None:
         """The job is in this state now."""
         self._state = state
-        if self._leaving and state not in HOLDING:
-            leaving, self._leaving = sorted(self._leaving), set()
-            for rank in leaving:
-                self._links.send(rank, protocol.Release(f"the job is {state.value}"))
+        self._let_go()
 
     def hear_out(self, rank: int) -> int | None:
         """Take in what a dead rank said last; its newest commit, if it had any."""
         self._links.hear_out(rank)
+        self._training.discard(rank)
         self.refresh({rank: self._ward.worker(rank)})
         step = self._pages.newest_step(rank)
         return self._steps.get(rank) if step is None else step
@@ -190,11 +195,8 @@ class Safeguard:
                 self._raised.add(rank)
                 text = error.encode(errors="replace").decode()  # JSON spells half surrogates, too
                 self._ward.post(ev.RankRaised(rank, attempt, text))
-            case protocol.Leaving(rank):
-                self._leave(rank)
-            case protocol.Finished(rank, attempt):
-                self._ward.settle()
-                self._ward.post(ev.RankUnreachable(rank, attempt))
+            case protocol.Leaving(rank, _, is_done):
+                self._leave(rank, is_done=is_done)
             case _ if self._saving is not None:
                 self._saving.hear(message)
 
@@ -214,19 +216,49 @@ class Safeguard:
             return
         self._ward.settle()  # its start may not have been announced yet
         self._steps[rank] = message.step
+        self._training.add(rank)
         self._ward.spare(self._links.pid(rank))
         self._ward.post(ev.RankRegistered(rank, message.attempt, message.step))
 
-    def _leave(self, rank: int) -> None:
+    def _leave(self, rank: int, *, is_done: bool) -> None:
+        self._training.discard(rank)
+        self._leaving[rank] = is_done
+        if is_done and self._patience is None:
+            self._patience = self._loop.call_later(PATIENCE_S, self._lose_patience)
         self._ward.settle()  # a death that happened before may make its state the last one
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Release ranks that want to leave, unless a dump needs them or a peer still may.
+
+        A rank that is done holds the last step; if a peer dies in that step, nobody else does.
+        """
         if self._state in HOLDING:
-            self._leaving.add(rank)
-        else:
-            self._links.send(rank, protocol.Release("nothing is to be saved"))
+            return
+        is_needed = bool(self._training) and self._state in RUNNING and self._patience is not None
+        kept = {rank: True for rank, is_done in self._leaving.items() if is_done and is_needed}
+        released = self._leaving.keys() - kept.keys()
+        self._leaving = kept
+        release = protocol.Release(f"the job is {self._state.value}")
+        for rank in sorted(released):  # a rank that is gone comes back here
+            self._links.send(rank, release)
+
+    def _lose_patience(self) -> None:
+        self._end_patience()
+        self._let_go()
+
+    def _end_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _on_lost(self, rank: int, pid: int) -> None:
-        self._leaving.discard(rank)
+        attempt = self._attempt
+        self._leaving.pop(rank, None)
         self._ward.settle()
+        if attempt != self._attempt:
+            return  # its end was the last one's
         worker = self._ward.worker(rank)
         if worker.exit_code is None and not (pid == worker.pid and is_exiting(pid)):
-            self._ward.post(ev.RankUnreachable(rank, self._attempt))
+            self._training.discard(rank)
+            self._ward.post(ev.RankUnreachable(rank, attempt))

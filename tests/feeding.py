@@ -1,5 +1,7 @@
 """Training runs without a model: what the loader handed out, with and without the hooks."""
 
+# ruff: noqa: NPY002  numpy's functions of old are what is tested
+
 import ctypes
 import json
 import random
@@ -43,7 +45,11 @@ class Owned(Dataset):
         return self.size
 
     def __getitem__(self, index):
-        drawn = torch.rand((), generator=self.torch).item(), self.python.gauss(0, 1), self.new.random()
+        drawn = (
+            torch.rand((), generator=self.torch).item(),
+            self.python.gauss(0, 1),
+            self.new.random(),
+        )
         return torch.tensor([float(index), *drawn], dtype=torch.float64)
 
 

@@ -103,6 +103,7 @@ class Guard:
         self._beacon: Beacon | None = None
         self._listener: threading.Thread | None = None
         self._released = threading.Event()
+        self.is_done = False  # training is over
         self.resumed_step = 0  # saved already, in the checkpoint this attempt began from
         self._pid = os.getpid()
 
@@ -171,7 +172,7 @@ class Guard:
         """Hold the main thread, which is about to exit, while its state may still be needed."""
         if self._is_guarding() and not self._released.is_set():
             self.gate.note_raised()
-            self._say(protocol.Leaving(self.told.rank, self.told.attempt))
+            self._say(protocol.Leaving(self.told.rank, self.told.attempt, self.is_done))
             self._await_release()
 
     def _is_guarding(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from worker_hooks.loader_kind import (
@@ -224,13 +224,14 @@ class Feed:
     ) -> Any:
         if self._way is Way.OWN and meta.get("state") is not None:
             load_state(self._loader, meta["state"])
+            if getattr(self._loader, "num_workers", 0):
+                log.warning("the loader goes on by itself: what its workers draw begins anew")
             return iter(self._loader)
         batches: Any = iter(self._loader)
         skipped = batches._sampler_iter if self._way is Way.SAMPLER else batches  # noqa: SLF001
-        _drop(skipped, min(consumed, 1), self._way)
-        early = self._streams.split(self._streams.capture())
-        _drop(skipped, consumed - 1, self._way)
-        late = self._streams.split(self._streams.capture())
+        early: dict[str, bytes] = {}
+        _drop(skipped, consumed, self._way, lambda: early.update(self._states()))
+        late = self._states() if early else {}
         for name in late:  # what training draws in between is not drawn now
             if early[name] != late[name] != saved.get(name, late[name]):
                 log.warning("%s feeds data and training by turns: the data may differ", name)
@@ -271,17 +272,24 @@ class Feed:
             found[name] if len(found[name]) == len(now[name]) else now[name] for name in now
         )
 
+    def _states(self) -> dict[str, bytes]:
+        return self._streams.split(self._streams.capture())
+
     def _rewind(self, state: bytes) -> None:
         self._streams.restore(self._streams.split(state))
 
 
-def _drop(batches: Iterator[Any], count: int, way: Way) -> None:
+def _drop(
+    batches: Iterator[Any], count: int, way: Way, after_first: Callable[[], None] = lambda: None
+) -> None:
     """Pass over batches, or their indices, or blanks in their place."""
     began = time.monotonic()
     for number in range(count):
         if next(batches, batches) is batches:
             log.warning("the data ended after %d of %d consumed batches", number, count)
             break
-    if count > 1 and way is not Way.SAMPLER:
+        if number == 0:
+            after_first()
+    if count and way is not Way.SAMPLER:
         took_s = time.monotonic() - began
         log.warning("%d consumed batches were loaded and dropped in %.1f s", count, took_s)

@@ -7,7 +7,7 @@ are named tuples, not dataclasses: a forkserver is up 20 ms earlier without that
 
     agent -> forkserver    StartWorkers, StartStore, Preload, Spare
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
-    hooks -> agent         Hello, Registered, Raised, Leaving, Finished,
+    hooks -> agent         Hello, Registered, Raised, Leaving,
                            Frozen, Written, Digested, SaveFailed, Progress
     agent -> hooks         Welcome, Freeze, Save, Release
 """
@@ -19,7 +19,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 PACKET_BYTES = 200_000  # below Linux's default socket buffer (net.core.wmem_default, 212,992)
 BATCH = 32  # workers in one StartWorkers, at most: ordinary ones stay well below a packet
@@ -139,13 +139,7 @@ class Leaving(NamedTuple):
 
     rank: int
     attempt: int
-
-
-class Finished(NamedTuple):
-    """Training is over: nothing of this rank is guarded any more."""
-
-    rank: int
-    attempt: int
+    is_done: bool = False  # its training is over
 
 
 class Freeze(NamedTuple):
@@ -239,7 +233,6 @@ Message = (
     | Registered
     | Raised
     | Leaving
-    | Finished
     | Freeze
     | Frozen
     | Save
@@ -311,13 +304,14 @@ def decode(packet: bytes) -> Message:
 
 def _check(message: Message) -> None:
     """Refuse fields of another type than declared: what arrives is used as it is."""
-    for declared, value in zip(_declared(type(message)), message, strict=True):
+    kind: Any = type(message)  # a class can be hashed
+    for declared, value in zip(_declared(kind), message, strict=True):
         if type(value) is not declared and (declared, type(value)) != (float, int):
             raise TypeError(f"{value!r:.40} is no {declared.__name__}")
 
 
 @cache
-def _declared(kind: type[Message]) -> tuple[type, ...]:
+def _declared(kind: Any) -> tuple[type, ...]:
     return tuple(get_type_hints(kind).values())
 
 

@@ -95,7 +95,7 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield tensor
         return
     if tensor.is_contiguous():
-        yield from tensor.view(-1).split(most)
+        yield from tensor.view(-1).split(most)  # type: ignore[no-untyped-call]
         return
     dim = next(dim for dim, size in enumerate(tensor.shape) if size > 1)
     row = tensor.numel() // tensor.shape[dim]
@@ -103,4 +103,4 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         for each in tensor.unbind(dim):
             yield from _parts(each)
     else:
-        yield from tensor.split(most // row, dim)
+        yield from tensor.split(most // row, dim)  # type: ignore[no-untyped-call]

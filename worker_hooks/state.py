@@ -204,7 +204,9 @@ class TrainState:
         self._boundary()
         if self._is_done:
             return
-        self._is_done = True
+        self._is_done = self._guard.is_done = True
+        if self._saboteur is not None:
+            self._saboteur.disarm()
         for callback in self.callbacks:
             _call(callback, "end", self)
         if self._witness is not None and self._ledger.page is not None:

@@ -63,7 +63,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, help="turns of each side (5)")
     parser.add_argument("--restarts", type=int, default=20, help="right side's restarts (20)")
     parser.add_argument("--nproc", type=int, default=8, help="ranks (8)")
-    parser.add_argument("--rows", type=partial(pick, ROWS), default=ROWS, help="comma-separated (all)")
+    parser.add_argument(
+        "--rows", type=partial(pick, ROWS), default=ROWS, help="comma-separated (all)"
+    )
     parser.add_argument("--json", type=Path, help="write every figure to this file, too")
     parser.add_argument("--left", default=shlex.quote(str(BIN / "torchrun")), help="(torchrun)")
     parser.add_argument("--right", default=shlex.quote(str(BIN / "msrun")), help="(msrun)")

@@ -108,7 +108,8 @@ def test_a_writer_that_hangs_is_replaced(msrun: Launcher) -> None:
     job = start(msrun, "0=hang", "1=hang", "2=late", ranks=4, options=("--dump-timeout=1",))
     kill(job, 3)
     assert job.wait().code == 1
-    assert writers(saved(msrun.tmp / "ckpt" / STEP_5)) == {2}
+    # where two got stuck the disk may be to blame: the third writes somewhere else
+    assert writers(saved(job.folder / "dumps" / STEP_5)) == {2}
 
 
 def test_a_rank_that_differs_is_named_and_outvoted(msrun: Launcher) -> None:
@@ -208,7 +209,7 @@ def test_a_child_that_says_hello_too_changes_nothing(msrun: Launcher) -> None:
     saved(msrun.tmp / "ckpt" / STEP_5)
 
 
-@pytest.mark.parametrize("how", ["garbage", "close", "finish", "torn"])
+@pytest.mark.parametrize("how", ["garbage", "close", "torn"])
 def test_a_rank_that_cannot_be_asked_is_done_without(msrun: Launcher, how: str) -> None:
     job = start(msrun, f"0={how}")
     kill(job, 2)
@@ -276,7 +277,7 @@ def test_guarded_ranks_outlive_a_kill_of_msrun_and_their_children_go_with_them(
     msrun: Launcher,
 ) -> None:
     (msrun.tmp / "stay").touch()
-    job = start(msrun, "all=alone", "0=child", "2=finish")
+    job = start(msrun, "all=alone", "0=child", "2=close")
     job.await_lines("the child was told None")
     pids = job.pids()
     job.signal(signal.SIGKILL)

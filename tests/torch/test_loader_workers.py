@@ -1,5 +1,7 @@
 """The randomness inside data workers goes on bitwise, and workers end as they do without hooks."""
 
+# ruff: noqa: NPY002  numpy's functions of old are what is tested
+
 import gc
 import multiprocessing
 import os
@@ -212,7 +214,9 @@ def test_another_number_of_workers_goes_on_with_the_same_samples(caplog):
     seed(9)
     feed.begin(0)
     rest = [repr(batch.tolist()) for batch in feed.open(4, {"workers": 2}, place.saved)]
-    assert rest == [each for each in plain(lambda: make(2), epochs=1)[place.number :: 2] if each != "end"]
+    assert rest == [
+        each for each in plain(lambda: make(2), epochs=1)[place.number :: 2] if each != "end"
+    ]
     assert "another number of data workers" in caplog.text
 
 

@@ -40,6 +40,8 @@ class DumpWatch:
         self.orders: list[ev.SaveRanks] = []
         self.asked: set[int] = set()  # for a digest or a part
         self.digests: dict[int, str] = {}
+        self.written: dict[tuple[int, int], str] = {}  # rank, round
+        self.stuck: Counter[int] = Counter()  # orders in a place
         self.failed: set[int] = set()  # as they said, or out of patience
         self.full: set[int] = set()  # places
         self.commit: ev.CommitDump | None = None
@@ -74,9 +76,12 @@ class DumpWatch:
                 self.reached(event.step)
             case ev.RankRegistered() if self.is_alive(event):
                 self.registered.add(event.rank)
+                self.cut.discard(event.rank)
                 self.reached(event.step)
             case ev.RankUnreachable() if self.is_alive(event):
                 self.cut.add(event.rank)
+                if before.state is JobState.DUMPING:
+                    self.failed.add(event.rank)
             case ev.RankRaised() if self.is_alive(event):
                 self.raised(before, event)
             case ev.DumpCommitted() if event.dump_id == self.last_id and self.commit is not None:
@@ -111,6 +116,7 @@ class DumpWatch:
                 self.reached(event.step)
             case ev.ShardWritten() if self.is_awaited(before, event.rank, event.round):
                 self.digests[event.rank] = event.digest
+                self.written[event.rank, event.round] = event.digest
             case ev.StateDigested() if before.state is JobState.DUMPING:
                 if rank in self.asked & self.reachable() - self.failed:
                     self.digests[event.rank] = event.digest
@@ -128,7 +134,7 @@ class DumpWatch:
         is_writer = event.rank in order.writers
         if is_writer and event.round != order.round:
             return
-        if is_writer and event.is_place:
+        if is_writer and event.is_place and not self.complete(order.place):
             self.full.add(order.place)
         elif event.rank not in self.digests or is_writer:
             self.failed.add(event.rank)
@@ -142,20 +148,21 @@ class DumpWatch:
         if state is JobState.DUMPING and not self.orders:
             self.broken("nobody was asked to write")
         elif state is JobState.DUMPING:
-            writing = set(self.orders[-1].writers) - self.done()
+            order = self.orders[-1]
+            writing = {rank for rank in order.writers if (rank, order.round) not in self.written}
             self.failed |= writing or self.asked - self.digests.keys()
+            if writing and not self.complete(order.place):
+                self.stuck[order.place] += 1
+                if self.stuck[order.place] > 1 and order.place + 1 < self.node.rules.places:
+                    self.full.add(order.place)
         elif state is JobState.COMMITTING:
             self.gave_up_commit = True
 
-    def done(self) -> set[int]:
-        """Ranks that have said to have written for the newest order."""
-        order = self.orders[-1]
-        said = (each for each in self.node.story.events if isinstance(each, ev.ShardWritten))
-        return {
-            each.rank
-            for each in said
-            if each.dump_id == order.dump_id and each.round == order.round
-        }
+    def complete(self, place: int) -> bool:
+        """Whether a whole state is written there, as far as told."""
+        here = [each for each in self.orders if each.place == place]
+        said = [{self.written.get((rank, each.round)) for rank in each.writers} for each in here]
+        return any(len(digests) == 1 and None not in digests for digests in said)
 
     def committed(self, event: ev.DumpCommitted) -> None:
         if self.paths.setdefault(event.dump_id, event.path) != event.path:
@@ -193,7 +200,8 @@ class DumpWatch:
         if not action.ranks or set(action.ranks) != self.reachable():
             self.broken(f"{action}, but {sorted(self.reachable())} can be asked")
         self.last_id, self.open = action.dump_id, True
-        self.frozen, self.orders, self.digests = {}, [], {}
+        self.frozen, self.orders, self.digests, self.written = {}, [], {}, {}
+        self.stuck.clear()
         self.asked, self.failed, self.full = set(), set(), set()
         self.commit, self.gave_up_commit = None, False
 

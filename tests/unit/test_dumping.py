@@ -160,6 +160,7 @@ HISTORIES = [
     ("nobody is left to be asked", THREE, [
         *STARTED_3, (reg(0, 3), "running"), (cut(0), "running"), (gone(1, -9), "stopping", STOP_02, "rank 1 was killed by SIGKILL"),
         (gone(0, -15), "stopping"), (gone(2, -15), "failed", "sweep; finish failed 1", "step 3 is not saved: no rank can be asked: rank 0 let go of its state; rank 1 ended; rank 2 registered no state")]),
+    ("a rank lets go and registers once more", TWO, [*running(2), (cut(0), "running"), (reg(0, 3), "running"), (gone(1, 1), "freezing", "freeze 1: 0; deadline freezing 15", "code 1")]),
     # --- exceptions
     ("a rank that raised saves, too, and leaves by itself", TWO, [
         *running(2), (threw(0), "freezing", "freeze 1: 0,1; deadline freezing 15", "rank 0 raised ValueError: bad"), (threw(1, "RuntimeError: gone"), "freezing"),
@@ -206,7 +207,7 @@ HISTORIES = [
     ("a slow writer is not stuck", THREE, [*DUMPING, (moved(0), "dumping", PROGRESS), (moved(2), "dumping", PROGRESS), (moved(1), "dumping")]),
     ("a stuck writer is replaced and never asked again", THREE, [
         *DUMPING, (holds(2), "dumping", PROGRESS), (late("dumping"), "dumping", f"save 5 by 2; {PROGRESS}", "what rank 2 said to hold"),
-        (wrote(0), "dumping"), (late("dumping"), "stopping", "abandon; TERM 0,2; deadline stopping 30", "step 5 is not saved: ranks 0, 2 made no progress in 20 s")]),
+        (wrote(0), "dumping"), (late("dumping"), "stopping", "abandon; TERM 0,2; deadline stopping 30", "ranks 0, 2 made no progress in 20 s")]),
     ("a stuck digester is dropped", THREE, [*WRITTEN, (late("dumping"), "committing", "commit 5 by 0; deadline committing 20", "rank 0")]),
     ("a digester that fails, dies or lets go is dropped", FIVE, [
         *dumping(5), (wrote(0), "dumping", PROGRESS), (unable(2), "dumping", PROGRESS), (gone(3, -9), "dumping", PROGRESS), (cut(4), "committing", "commit 5 by 0; deadline committing 20", "rank 0")]),
@@ -231,6 +232,8 @@ HISTORIES = [
     ("both folders fail", TWO, [
         *ONE_DUMPING, (full(0), "dumping", f"save 5 by 0 place 1; {PROGRESS}", "no space left"),
         (unable(0, "read-only", 1, place=True), "stopping", "abandon; TERM 0; deadline stopping 30", "step 5 is not saved: no space left; read-only")]),
+    ("a folder where nothing moves: the second writer that is stuck is the last one there", FOUR, [
+        *dumping(4), (late("dumping"), "dumping", f"save 5 by 2; {PROGRESS}", "rank 0 made no progress"), (late("dumping"), "dumping", f"save 5 by 3 place 1; {PROGRESS}", "nothing moves there; ranks 0, 2 made no progress in 20 s")]),
     ("there is no fallback", ONE_PLACE, [*DUMPING, (full(0), "stopping", "abandon; TERM 0,2; deadline stopping 30", "step 5 is not saved: no space left")]),
     # --- split
     ("all write a part", SPLIT, [
@@ -258,11 +261,12 @@ HISTORIES = [
         (wrote(2, number=1), "dumping", f"save 5 by 4; {PROGRESS}", "rank 4"), (unable(4, number=2), "committing", "commit 5 by 2/0; deadline committing 20", "ranks 2, 3 against rank 0 against rank 4): only what rank 2 and rank 0 wrote is kept")]),
     ("no majority, and one side died", THREE, [
         *DUMPING, (holds(2, "b"), "dumping", PROGRESS), (gone(2, -9), "dumping", PROGRESS), (wrote(0), "committing", "commit 5 by 0 odd 2; deadline committing 20", "only what rank 0 wrote is kept")]),
-    ("no majority, no room for the second state anywhere", ONE_PLACE, [
+    ("no majority, no room for the second state: the first is not put at risk", THREE, [
         *WRITTEN, (holds(2, "b"), "dumping", f"save 5 by 2; {PROGRESS}", "rank 2"), (full(2, 1), "committing", "commit 5 by 0 odd 2; deadline committing 20", "only what rank 0 wrote")]),
-    ("no majority, no room for the second state: both elsewhere", THREE, [
-        *WRITTEN, (holds(2, "b"), "dumping", f"save 5 by 2; {PROGRESS}", "rank 2"), (full(2, 1), "dumping", f"save 5 by 2 place 1; {PROGRESS}", "no space"),
-        (wrote(2, "b", 2), "dumping", f"save 5 by 0 place 1; {PROGRESS}", "rank 0"), (wrote(0, "a", 3), "committing", "commit 5 by 0/2 place 1; deadline committing 20", "each")]),
+    ("no majority, no commit: each state in the other folder", THREE, [
+        *WRITTEN, (holds(2, "b"), "dumping", f"save 5 by 2; {PROGRESS}", "rank 2"), (wrote(2, "b", 1), "committing", "commit 5 by 0/2; deadline committing 20", "each state is kept"),
+        (undone(), "dumping", f"save 5 by 2 place 1; {PROGRESS}", "no space"), (wrote(2, "b", 2), "dumping", f"save 5 by 0 place 1; {PROGRESS}", "rank 0"),
+        (wrote(0, "a", 3), "committing", "commit 5 by 0/2 place 1; deadline committing 20", "each state is kept")]),
     ("the majority died before it wrote", SIX, [
         *dumping(6), (wrote(0, "b"), "dumping", PROGRESS), *((holds(rank), "dumping", PROGRESS) for rank in (2, 3, 4)), *((gone(rank, -9), "dumping", PROGRESS) for rank in (2, 3, 4)),
         (holds(5, "c"), "stopping", "abandon; TERM 0,5; deadline stopping 30", "step 5 is not saved: those that held the majority's state are gone")]),

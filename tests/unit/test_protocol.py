@@ -47,7 +47,6 @@ MESSAGES = [
     protocol.Registered(3, 1, 5),
     protocol.Raised(3, 1, "ValueError: \ud800"),
     protocol.Leaving(3, 1),
-    protocol.Finished(3, 1),
     protocol.Freeze(2, 0.5),
     protocol.Frozen(3, 1, 2, 10**100, is_whole=True),
     protocol.Frozen(3, 1, 2, 5, is_whole=False, why="torn"),

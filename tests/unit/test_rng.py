@@ -1,5 +1,7 @@
 """All randomness as bytes: exact to the last spare normal number, and cheap."""
 
+# ruff: noqa: NPY002  numpy's functions of old are what is tested
+
 import ctypes
 import random
 import subprocess
@@ -166,7 +168,9 @@ def test_states_are_found_whatever_they_are(number):
         state = Randomness({"x": stream}).capture()
         expected = [thing.gauss(0, 1) if thing is source else thing.randn() for _ in range(5)]
         stream.restore(state)
-        assert [thing.gauss(0, 1) if thing is source else thing.randn() for _ in range(5)] == expected
+        assert [
+            thing.gauss(0, 1) if thing is source else thing.randn() for _ in range(5)
+        ] == expected
 
 
 def test_a_size_that_does_not_fit_is_named_and_changes_nothing():
@@ -235,7 +239,9 @@ def test_devices_of_cuda_in_use_are_a_part_of_it(monkeypatch):
     before = Randomness()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "default_generators", devices)
-    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", [True, False, True].__getitem__, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_hasPrimaryContext", [True, False, True].__getitem__, raising=False
+    )
     assert not before.is_complete()
     randomness = Randomness()
     assert [entry.name for entry in randomness.entries][3:] == ["rng.cuda.0", "rng.cuda.2"]

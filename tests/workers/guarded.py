@@ -13,7 +13,6 @@ Arguments: ``WHERE RANK=HOW ...`` with ``WHERE`` its ckpt_save_path and ``HOW`` 
     leave       it wants to leave when it was told to freeze
     garbage     it talks nonsense when it is told to freeze
     close       it closes its line when it is told to freeze
-    finish      it says at once that training is over
     child       a child of it says Hello, too, and stays
     ends        it leaves at once with 0
     alone       it outlives msrun, as long as there is a file called stay
@@ -135,8 +134,6 @@ def begin(link, welcome):
     if ATTEMPT > 0:
         say("resumed from", welcome.resume, "with", sys.argv[-1])
         protocol.send(link, protocol.Leaving(*WHO))
-    if "finish" in HOW:
-        protocol.send(link, protocol.Finished(*WHO))
     if "child" in HOW:
         subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "child"])
     if "alone" in HOW:
