@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +48,8 @@ def closing(
         is_away: the person who typed the command is in another folder than the run's.
     """
     kept = (_kept(saved) if saved else None) or _older(record)
-    return Closing(kept, lost, _command(record, environ, is_away=is_away) if kept else "")
+    command = "" if kept is None else _command(record, kept, environ, is_away=is_away)
+    return Closing(kept, lost, command)
 
 
 def _kept(path: str) -> Kept | None:
@@ -65,12 +68,15 @@ def _older(record: Record) -> Kept | None:
     return None
 
 
-def _command(record: Record, environ: Mapping[str, str], *, is_away: bool) -> str:
-    """``msrun --resume``, with the run's name where that alone would mean another run."""
-    is_newest = all(
-        other.started <= record.started or other.cwd != record.cwd
-        for other in records.records(environ)
-    )
+def _command(record: Record, kept: Kept, environ: Mapping[str, str], *, is_away: bool) -> str:
+    """``msrun --resume``, with the run's name where that alone would mean another run.
+
+    Where the run could not be remembered, the whole line that goes on without its record.
+    """
+    known = list(records.records(environ))
+    if not any(one.checkpoints for one in known if one.record_id == record.record_id):
+        return shlex.join(("msrun", f"--resume={os.path.dirname(kept.path)}", *record.argv[1:]))
+    is_newest = all(other.started <= record.started or other.cwd != record.cwd for other in known)
     return "msrun --resume" if is_newest and not is_away else f"msrun --resume {record.record_id}"
 
 

@@ -1,7 +1,7 @@
 """The socket that training scripts knock at: a name in Linux's abstract namespace, no file.
 
-The name reaches workers by their environment. Anybody on the machine may connect to it, so it
-cannot be guessed, and ``agent.links`` looks at who came.
+The name reaches workers by their environment. Anybody on the machine can find it and connect to it
+(``/proc/net/unix`` lists all names), so ``agent.links`` looks at who came.
 """
 
 from __future__ import annotations

@@ -46,8 +46,7 @@ def advance(job: Job, dump: Dump) -> Turn:
         return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (renew(job),))
     if dump.digesting:
         able = holders(job, dump)  # at least those that are digesting
-        writers = able if job.rules.split else able[:1]
-        return order(job, dump, writers, trouble(dump))
+        return order(job, dump, _enough(job, dump, able), trouble(dump))
     return _compare(job, dump)
 
 
@@ -63,7 +62,7 @@ def _compare(job: Job, dump: Dump) -> Turn:
     for digest in wanted:
         alike = tuple(rank for rank in able if dump.digests.get(rank) == digest)
         if alike and digest not in dump.written:
-            writers = alike if is_settled and job.rules.split else alike[:1]
+            writers = _enough(job, dump, alike) if is_settled else alike[:1]
             why = f"what {listed(groups[digest])} said to hold is not written yet"
             return order(job, dump, writers, why)
     complete = [digest for digest in wanted if digest in dump.written]
@@ -71,9 +70,20 @@ def _compare(job: Job, dump: Dump) -> Turn:
         return _commit(job, dump, complete, [groups[digest] for digest in ranked], is_settled)
     unknown = tuple(rank for rank in able if rank not in dump.digests)
     if unknown:
-        return order(job, dump, unknown[:1], trouble(dump))
+        writers = unknown if _is_stuck(job, dump) else unknown[:1]
+        return order(job, dump, writers, trouble(dump))
     lost = "those that held the majority's state are gone; " if dump.written else ""
     return give_up(job, dump, f"{lost}{trouble(dump)}")
+
+
+def _enough(job: Job, dump: Dump, able: tuple[int, ...]) -> tuple[int, ...]:
+    """Of those that are able, who writes."""
+    return able if job.rules.split or _is_stuck(job, dump) else able[:1]
+
+
+def _is_stuck(job: Job, dump: Dump) -> bool:
+    """Whether a writer was stuck in the last place: hundreds must not be so one after the other."""
+    return dump.is_slow and not dump.written and dump.place + 1 == job.rules.places
 
 
 def _commit(

@@ -38,6 +38,7 @@ class Prepared(NamedTuple):
     lock: int
     records_folder: Path
     bindings: tuple[ranks.Binding, ...]
+    claim: int | None = None  # held while this run goes on from another
 
     @property
     def port(self) -> int:
@@ -68,14 +69,17 @@ def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
     restarts = spec.max_restarts
     last = ranks.plan(spec, layout, restarts, environ, bound, resumes=True)  # no other is longer
     ranks.check_orders(last)  # what is wrong with it is said now
+    claim = records.claim(records_folder, spec.dump.lineage[0]) if spec.dump.lineage else None
     lock = open_run_folder(layout)
-    return Prepared(spec, layout, listener, lock, records_folder, bound)
+    return Prepared(spec, layout, listener, lock, records_folder, bound, claim)
 
 
 def abandon(prepared: Prepared) -> None:
     """Give back what was taken for a run that did not start."""
     prepared.listener.close()
     abandon_run_folder(prepared.layout, prepared.lock)
+    if prepared.claim is not None:
+        os.close(prepared.claim)
 
 
 def _check_limits() -> None:

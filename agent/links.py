@@ -174,6 +174,7 @@ class Links:
                 self._drop(line, why)
                 return
             if message is None:
+                _close_all(fds)  # beside a packet without a byte
                 self._drop(line, "")
                 return
             self._hear(line, message, fds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import stat
@@ -107,6 +108,33 @@ def _prune(folder: Path) -> None:
             import shutil  # slow to import, rarely needed
 
             shutil.rmtree(old, ignore_errors=True)
+
+
+def claim(folder: Path, record_id: str) -> int | None:
+    """Be the only one to go on from a run, for as long as the answer is open.
+
+    Args:
+        folder: of all records.
+        record_id: the run's; nobody may remember it, then there is nothing to hold.
+
+    Raises:
+        UsageError: somebody else goes on from it.
+    """
+    try:
+        own = os.open(folder / Path(record_id).name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(own)
+        raise UsageError(
+            f"run {record_id} goes on already: another msrun began to resume it a moment ago"
+        ) from None
+    except OSError:  # a file system without locks: nothing can be held there
+        os.close(own)
+        return None
+    return own
 
 
 def read(folder: Path) -> Record | None:

@@ -17,7 +17,10 @@ _SESSION_STARTS = (
     *("TERM", "SSH_", "XDG_SESSION", "XDG_SEAT", "XDG_VTNR", "DBUS", "TMUX", "VTE_", "GPG_"),
     *("BASH_FUNC_", "MSRUN_", "SLURM_"),  # an outer run or an allocation is over by then
 )
-_SECRET = re.compile("TOKEN(?!IZERS_)|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_SECRET = re.compile(
+    r"TOKEN(?!IZER|S(_|$))|KEY|SECRET|PASSW|PASS(_|$)|(^|_)(PWD|PAT|AUTH|DSN)(_|$)|CREDENTIAL|COOKIE",
+    re.IGNORECASE,
+)
 _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 
 

@@ -59,7 +59,8 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
     journal.log(f"msrun {spec.record_id}: {sys.argv}")
     journal.log(f"workers start {warm}: {ignited.choice.reason}")
     journal.log(ladder.words(spec))
-    keep_place = _write_record(prepared, facts, environ, journal)
+    record = _record(prepared, facts, environ)
+    keep_place = _write_record(prepared, record, journal)
     verdict = Verdict(facts)
     output = Output(spec, layout, journal, console.progress)
     starter = Starter(forkserver, prepared.listener, journal, console.say, ignited.ordered)
@@ -80,7 +81,7 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
     ending = supervisor.run()
     if not output.close(CONSOLE_PATIENCE_S):
         console.say(f"the console takes no more output; all of it is in {layout.folder}")
-    closing = _closing(ending, prepared, environ)
+    closing = _closing(ending, prepared, record, environ)
     is_told = ending.state is JobState.STOPPED and verdict.found_failure
     if ending.state is JobState.FAILED or is_told:
         console.report(verdict.tell(ending.reason, environ, journal, closing))
@@ -94,6 +95,8 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
     prepared.listener.close()
     ignited.door.close()
     os.close(prepared.lock)
+    if prepared.claim is not None:
+        os.close(prepared.claim)
     return ending.exit_code
 
 
@@ -134,25 +137,25 @@ class Verdict:
         return self._coroner.tell(reason, environ, journal, closing)
 
 
-def _closing(ending: Ending, prepared: Prepared, environ: Mapping[str, str]) -> Closing | None:
+def _closing(
+    ending: Ending, prepared: Prepared, record: records.Record, environ: Mapping[str, str]
+) -> Closing | None:
     """What is saved of a job that did not succeed; ``None`` if nothing was ever to be."""
     spec = prepared.spec
     guarded = ending.has_hooks or spec.dump.resume is not None
-    record = records.read(prepared.records_folder / spec.record_id)
-    if ending.state is JobState.SUCCEEDED or not guarded or record is None:
+    if ending.state is JobState.SUCCEEDED or not guarded:
         return None
     from agent.closing import closing
 
-    return closing(ending.saved, ending.lost, record, environ, is_away=spec.is_away)
+    known = records.read(prepared.records_folder / spec.record_id) or record
+    return closing(ending.saved, ending.lost, known, environ, is_away=spec.is_away)
 
 
-def _write_record(
-    prepared: Prepared, facts: Facts, environ: Mapping[str, str], journal: Journal
-) -> Callable[[str], None]:
-    """Tell other msruns of this one; the answer adds a folder that the run saves into."""
+def _record(prepared: Prepared, facts: Facts, environ: Mapping[str, str]) -> records.Record:
+    """What other msruns are told of this one."""
     spec = prepared.spec
     resume = spec.dump.resume
-    record = records.Record(
+    return records.Record(
         record_id=spec.record_id,
         run_id=spec.run_id,
         pid=os.getpid(),
@@ -165,6 +168,12 @@ def _write_record(
         environ=remembered(environ),
         lineage=spec.dump.lineage,
     )
+
+
+def _write_record(
+    prepared: Prepared, record: records.Record, journal: Journal
+) -> Callable[[str], None]:
+    """Tell other msruns of this one; the answer adds a folder that the run saves into."""
     try:
         records.write(prepared.records_folder, record)
     except OSError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from agent import events as ev
+from agent.draining import DRAINING
 from agent.journal import Journal
 from agent.links import Links, Loop, Said, Timer
 from agent.pages import Pages
@@ -26,7 +27,6 @@ if TYPE_CHECKING:  # a job without hooks starts earlier without them
     from agent.greeting import Greeting
     from agent.saving import Saving
 
-HOLDING = frozenset({JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING})
 RUNNING = frozenset({JobState.STARTING, JobState.RUNNING})
 PATIENCE_S = 30.0  # of ranks that are done, with peers that are not: they may be long at it
 CLOSE_S = 5.0  # for file work that nobody waits for any more
@@ -124,6 +124,7 @@ class Safeguard:
             self._scribe,
             self._ward.post,
             self._say,
+            self._loop.call_later,
         )
         self._greeting.begin(self._attempt, self._resume)
         self._saving.begin(self._attempt)
@@ -233,7 +234,7 @@ class Safeguard:
 
         A rank that is done holds the last step; if a peer dies in that step, nobody else does.
         """
-        if self._state in HOLDING:
+        if self._state in DRAINING:
             return
         is_needed = bool(self._training) and self._state in RUNNING and self._patience is not None
         kept = {rank: True for rank, is_done in self._leaving.items() if is_done and is_needed}

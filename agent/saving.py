@@ -50,6 +50,7 @@ class Saving:
         scribe: Scribe,
         post: Callable[[ev.Event], None],
         say: Callable[[str], None],
+        call_later: Callable[..., object],
     ) -> None:
         """Take the parts.
 
@@ -62,6 +63,7 @@ class Saving:
             scribe: does the file work.
             post: decides on an event.
             say: tells people one sentence.
+            call_later: the loop's.
         """
         self._spec = spec
         self._fallback = fallback
@@ -71,6 +73,7 @@ class Saving:
         self._scribe = scribe
         self._post = post
         self._say = say
+        self._call_later = call_later
         self._attempt = 0
         self._dump_id = -1
         self._dump: _Dump | None = None
@@ -118,6 +121,13 @@ class Saving:
         self._is_begun = False
         begun = self._dump = _Dump(action, draft, time.monotonic())
         self._scribe.do(draft.begin, lambda done: self._on_begun(begun, done))
+        self._call_later(self._spec.dump.stall_s / 2, self._lose_patience, begun)
+
+    def _lose_patience(self, dump: _Dump) -> None:
+        """Before the writers are blamed, who have not even been told."""
+        if self._dump is dump and not self._is_begun and self._order is not None:
+            why = f"no folder can be made within {self._spec.dump.stall_s / 2:g} s"
+            self._fail(self._order, f"{why}: {dump.draft.layout.folder.parent}")
 
     def _on_begun(self, dump: _Dump, done: Exception | None) -> None:
         if self._dump is not dump or self._order is None:
@@ -197,6 +207,7 @@ class Saving:
             draft, self._dump = self._dump.draft, None
             draft.abandon()
             self._scribe.do(draft.remove, lambda _: None)
+            self._scribe.leave_behind()  # its disk may answer no more
 
     # --- what ranks answer ----------------------------------------------------------------------
 

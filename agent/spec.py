@@ -91,6 +91,7 @@ class DumpSpec(NamedTuple):
     split: bool = False  # --dump_split: all survivors write a part each
     fallback: Path | None = None  # --dump_fallback; None: dumps/ in the log folder
     resume: Path | None = None  # the verified checkpoint folder that attempt 0 goes on from
+    resume_step: int = 0  # what it holds
     lineage: tuple[str, ...] = ()  # record ids of the runs that this one goes on from, newest first
     recover_arg: str = "--is_recover=1"  # --recover_arg: appended at a resume; empty: nothing
     restarts_explicit: bool = False  # whether --max-restarts was given, in whatever way

@@ -18,6 +18,7 @@ from agent import events as ev
 from agent import signals
 from agent import worker as processes
 from agent.controller import decide
+from agent.draining import DRAINING
 from agent.job import Job, Rules
 from agent.journal import Journal
 from agent.output import Output
@@ -62,7 +63,9 @@ def first_job(spec: JobSpec) -> Job:
         split=dump.split,
         restarts_explicit=dump.restarts_explicit,
     )
-    return Job(rules, resume=None if resume is None else str(resume))
+    if resume is None:
+        return Job(rules)
+    return Job(rules, resume=str(resume), saved_step=dump.resume_step)
 
 
 class Supervisor:
@@ -153,6 +156,8 @@ class Supervisor:
 
     def _on_stop_signal(self, signum: int) -> None:
         self.post(ev.StopRequested(signum))
+        if self._job.state in DRAINING:
+            self._say("the state is saved before the stop; one more signal ends the job without it")
 
     def _on_passed_signal(self, signum: int) -> None:
         self.post(ev.SignalReceived(signum))

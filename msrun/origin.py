@@ -50,4 +50,6 @@ def go_on(dump: DumpSpec, origin: Origin, say: Callable[[str], None]) -> DumpSpe
     run = lineage[0] if lineage and manifest.record_id in lineage else manifest.record_id
     say(f"resuming step {manifest.step} of run {run} from {path}")
     before = dict.fromkeys((*lineage[:1], manifest.record_id, *lineage[1:]))
-    return dump._replace(resume=path.absolute(), lineage=tuple(before)[:LINEAGE])
+    return dump._replace(
+        resume=path.absolute(), resume_step=manifest.step, lineage=tuple(before)[:LINEAGE]
+    )

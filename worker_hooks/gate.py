@@ -38,13 +38,15 @@ class Gate:
         self._raised = False
         self._updates = 0  # under way
         self._torn = False
+        self._is_settled = False  # called updated: what is torn is complete
 
     # --- the main thread ------------------------------------------------------------------------
 
     def begin_update(self) -> None:
         """Before an optimizer touches anything; waits while the gate is closed."""
         with self._changed:
-            while self._closed and not self._torn:  # the second optimizer of a step goes through
+            # the second optimizer of a step goes through, if that was not called complete
+            while self._closed and (self._is_settled or not self._torn):
                 self._changed.wait()
             self._torn = True
             self._updates += 1
@@ -60,6 +62,7 @@ class Gate:
         with self._changed:
             note()
             self._torn = False
+            self._updates = 0  # one that failed has told no end
             self._changed.notify_all()
 
     def pause(self) -> None:
@@ -98,27 +101,34 @@ class Gate:
     def open(self) -> None:
         """Let everything go on."""
         with self._changed:
-            self._closed = self._holding = False
+            self._closed = self._holding = self._is_settled = False
             self._changed.notify_all()
 
-    def close(self, grace_s: float, is_complete: Callable[[], bool]) -> Stand:
+    def close(
+        self,
+        grace_s: float,
+        is_complete: Callable[[], bool],
+        is_touched: Callable[[], bool] = lambda: False,
+    ) -> Stand:
         """Let no update begin; let one that is under way come to its commit, if it can.
 
         Args:
             grace_s: how long to wait for that.
             is_complete: whether all that a step usually changes has changed; asked when the main
                 thread stands still after an update, in a collective that a dead rank never joins.
+            is_touched: whether the script has changed state by itself since the commit.
         """
         deadline = time.monotonic() + grace_s
         frame, since = _place(), time.monotonic()
         with self._changed:
             self._closed = True
-            while self._torn:
+            while self._torn or is_touched():
                 now = time.monotonic()
                 if (place := _place()) != frame:
                     frame, since = place, now
                 is_still = self._raised or now - since > STILL_S
                 if is_still and self._updates == 0 and is_complete():
+                    self._is_settled = True
                     return Stand.UPDATED
                 if self._raised or now > deadline:
                     return Stand.TORN

@@ -48,6 +48,9 @@ _PLACE_ERRORS = {
 }
 
 
+_guarded: set[int] = set()  # this process, once the agent has welcomed it
+
+
 class Source(Protocol):
     """Whose state is guarded."""
 
@@ -62,6 +65,9 @@ class Source(Protocol):
     def is_complete(self) -> bool:
         """Whether the update after the commit changed all that a step usually changes."""
 
+    def is_touched(self) -> bool:
+        """Whether live state was changed since the commit, by an optimizer or by the script."""
+
     def replica(self, step: int) -> Replica:
         """The replicated state as of the newest commit or, if torn but complete, of the next."""
 
@@ -70,6 +76,9 @@ class Source(Protocol):
 
     def version(self) -> int:
         """A number that changes whenever a replicated tensor is changed."""
+
+    def forget(self) -> None:
+        """Write to no page any more."""
 
 
 class Guard:
@@ -106,6 +115,7 @@ class Guard:
         self.is_done = False  # training is over
         self.resumed_step = 0  # saved already, in the checkpoint this attempt began from
         self._pid = os.getpid()
+        self._frozen: int | None = None  # the state's version, where it was torn but complete
 
     @property
     def is_on(self) -> bool:
@@ -117,9 +127,12 @@ class Guard:
 
         Raises:
             SystemExit: the agent refuses, exit code 2.
+            ValueError: another guard of this process did so before.
         """
         if not self.told.hooks:
             return None
+        if self._pid in _guarded:
+            raise ValueError("this process has a TrainState already: register everything in one")
         try:
             link = Link(self.told.hooks)
         except OSError as error:
@@ -139,6 +152,7 @@ class Guard:
             log.error("%s", answer.refusal)
             raise SystemExit(2)
         self._link, self.welcome = link, answer
+        _guarded.add(self._pid)
         os.register_at_fork(after_in_child=self._forget)
         return answer
 
@@ -191,6 +205,8 @@ class Guard:
             self._link = None
         if self._beacon is not None:
             self._beacon.close()
+        self.source.forget()  # the page is the parent's
+        self.gate = Gate()  # a thread that is not in the child may have held the other
 
     # --- the listener ---------------------------------------------------------------------------
 
@@ -228,11 +244,13 @@ class Guard:
 
     def freeze(self, grace_s: float) -> tuple[int, bool, str]:
         """Close the gate: the step the state is whole as of, whether it is, and why not."""
-        stand = self.gate.close(grace_s, self.source.is_complete)
+        stand = self.gate.close(grace_s, self.source.is_complete, self.source.is_touched)
         step = self.source.step + (stand is Stand.UPDATED)
+        self._frozen = self.source.version() if stand is Stand.UPDATED else None
         why = ""
         if stand is Stand.TORN:
-            why = f"an optimizer began to update after step {step} and did not reach its commit"
+            who = "an optimizer" if self.gate.is_torn else "the script itself"
+            why = f"{who} began to update after step {step} and did not reach its commit"
         return step, stand is not Stand.TORN, why
 
     def _freeze(self, order: protocol.Freeze) -> None:
@@ -265,7 +283,7 @@ class Guard:
         """
         who = self.told.rank, self.told.attempt, order.dump_id
         replica = self.source.replica(order.step)  # may still copy what is small
-        version = self.source.version()
+        version = self.source.version() if self._frozen is None else self._frozen
         answer: protocol.Written | protocol.Digested
         if order.parts == 0:
             answer = protocol.Digested(*who, digest(replica, advance))

@@ -7,43 +7,36 @@ script may change them before the next update, and the private ones, written to 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from operator import ge
+from typing import Any, NamedTuple
 
 import torch
 
-from worker_hooks import page as pages
 from worker_hooks.buffers import Buffers
+from worker_hooks.module_piece import ModulePiece
 from worker_hooks.octets import entry_of, to_bytes
-from worker_hooks.page import META_BYTES, Entry, Page, Phase
+from worker_hooks.page import Entry, Page, Phase
 from worker_hooks.pieces import Piece
-from worker_hooks.rng import Randomness
-from worker_hooks.shard import Replica
+from worker_hooks.private import Position, Private, Source
+from worker_hooks.reader import Reader
+from worker_hooks.rng import TORCH
+from worker_hooks.shard import Replica, digest
+from worker_hooks.snapshot import version
+from worker_hooks.tensor_piece import TensorPiece
+
+__all__ = ["Commit", "Ledger", "Position"]
 
 log = logging.getLogger("msrun")
 
-UNDER_WAY = 2  # the page's third record
 
+class Failed(NamedTuple):
+    """Instead of what a piece could not tell."""
 
-class Position(NamedTuple):
-    """Where in the data a rank is."""
-
-    epoch: int
-    batch: int  # consumed in this loop
-    meta: bytes = b"{}"
-
-
-class Private(Protocol):
-    """Something that writes its bytes into a record."""
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """What it writes."""
-
-    def fill(self, address: int) -> int:
-        """Write it; how many bytes that were."""
+    error: str
 
 
 class Commit(NamedTuple):
@@ -51,7 +44,6 @@ class Commit(NamedTuple):
 
     step: int
     snapshots: tuple[Any, ...]
-    marks: tuple[Any, ...]
     ready: tuple[torch.Event, ...]  # passed by each accelerator when the state is as of the commit
 
 
@@ -66,100 +58,116 @@ class Ledger:
             extra: JSON-able facts, the same on all replicas, that are saved with the state.
         """
         self.pieces = tuple(pieces)
-        self.randomness = Randomness()
-        self.buffers = Buffers(self.pieces)
+        self.private = Private(self.pieces)
         self.step = 0
         self.updates = [0] * len(self.pieces)  # since the commit
-        self.usual: tuple[Any, ...] | None = None  # what a step changes, learned from the last
+        self.usual: tuple[Any, ...] | None = None  # all that any step has changed so far
         self._extra = extra
         self._commit: Commit | None = None
-        self._feed: Private | None = None
+        self._marks: tuple[Any, ...] | None = None  # of the pieces, as of the commit or the loop
+        self._after: tuple[Any, ...] | None = None  # the same as of the step's last update
+        self._said: set[str] = set()
+        self._live = [isinstance(piece, ModulePiece | TensorPiece) for piece in self.pieces]
         self._devices: tuple[torch.device, ...] = ()  # accelerators that hold some of the state
         self._updated: tuple[torch.Event, ...] = ()  # the same after the last update
-        self.page: Page | None = None
 
-    def open(self, rank: int, attempt: int, feed: Private, position: Position) -> int:
-        """Make the page for what this feed needs, with the present commit in it; its descriptor.
+    @property
+    def page(self) -> Page | None:
+        """The status page, once there is one."""
+        return self.private.page
+
+    @property
+    def buffers(self) -> Buffers:
+        """The buffers of what was registered."""
+        return self.private.buffers
+
+    def open(self, rank: int, attempt: int, source: Source, position: Position) -> int:
+        """Make the page for what this loader needs; its descriptor.
+
+        The newest commit stays as it was. Is there none yet, then it is made here.
 
         Raises:
             OSError: no memory.
         """
-        self._feed = feed
-        self.randomness = Randomness()  # of what is in use by now
-        entries = (*self.buffers.entries, *self.randomness.entries, *feed.entries)
-        meta_bytes = max(META_BYTES, 4 * len(position.meta))
-        fd = pages.create(rank, attempt, entries, meta_bytes)
-        self.page = Page(fd)
+        fd = self.private.open(rank, attempt, source, self.step, position.meta)
         devices = {tensor.device for piece in self.pieces for tensor in piece.tensors().values()}
         self._devices = tuple(device for device in devices if device.type != "cpu")
-        self.buffers.forget()
-        self._note(position)
+        if self.page is not None and self.page.record(self.step) is None:
+            self._note(position)
         return fd
 
-    def is_open_for(self, feed: Private) -> bool:
-        """Whether the page has the room that ``feed`` needs."""
-        return self._feed is feed
+    def forget(self) -> None:
+        """Write to no page any more."""
+        self.private.page = None
+
+    def begin_loop(self) -> None:
+        """What was changed since the commit belongs to no step: a schedule's by epoch, say."""
+        self._marks = self._marked()
 
     def commit(self, position: Position) -> None:
         """The state is whole again, one step further."""
-        usual = self._changes()
+        if position.batch:  # else the script came from elsewhere, not from the step of a batch
+            changed = self._changes()
+            self.usual = tuple(map(max, self.usual or changed, changed))
+        self.updates = [0] * len(self.pieces)  # first: an interrupted commit is no complete step
         self.step += 1
         self._note(position)
-        self.usual = usual
-        self.updates = [0] * len(self.pieces)
 
     def updated(self, index: int) -> None:
         """A piece's optimizer has made an update."""
         self.updates[index] += 1
+        self._after = self._marked()
         if self._devices:
             self._updated = tuple(_recorded(device) for device in self._devices)
 
     def under_way(self, position: Position) -> None:
         """Backward begins: write down what this rank's private state will be at the next commit."""
-        self._write(self.step + 1, position, is_commit=False)
+        self.private.write(self.step + 1, position, is_commit=False)
 
     def beat(self, position: Position, phase: Phase) -> None:
         """Say how far the rank is."""
-        if self.page is not None:
-            self.page.beat(self.step, position.epoch, position.batch, phase)
+        self.private.beat(self.step, position, phase)
 
     def _note(self, position: Position) -> None:
         self._commit = Commit(
             self.step,
-            tuple(piece.snapshot() for piece in self.pieces),
-            tuple(piece.marks() for piece in self.pieces),
+            tuple(map(self._snapshot, self.pieces)),
             tuple(_recorded(device) for device in self._devices),
         )
-        self._write(self.step, position, is_commit=True)
+        self._marks, self._after = self._marked(), None
+        self.private.write(self.step, position, is_commit=True)
 
-    def _write(self, step: int, position: Position, *, is_commit: bool) -> None:
-        if self.page is None:
-            return
-        epoch, batch, meta = position
-        slot = step % 2 if is_commit else UNDER_WAY
+    def _marked(self) -> tuple[Any, ...]:
+        return tuple(map(self._mark, self.pieces))
+
+    def _mark(self, piece: Piece) -> Any:
         try:
-            self.page.write(
-                step, epoch, batch, meta, lambda at: self._fill(at, slot), is_commit=is_commit
-            )
-        except ValueError as error:
-            log.warning("rank's data position is not saved: %s", error)
-            self.page.write(
-                step, epoch, batch, b"{}", lambda at: self._fill(at, slot), is_commit=is_commit
-            )
+            return piece.marks()
+        except Exception as error:  # noqa: BLE001  the script's own code
+            return self._failed(piece, error)
 
-    def _fill(self, address: int, slot: int) -> None:
-        assert self._feed is not None
-        address += self.buffers.fill(address, slot)
-        address += self.randomness.fill(address)
-        self._feed.fill(address)
+    def _snapshot(self, piece: Piece) -> Any:
+        try:
+            return piece.snapshot()
+        except Exception as error:  # noqa: BLE001  the script's own code
+            return self._failed(piece, error)
+
+    def _failed(self, piece: Piece, error: Exception) -> Failed:
+        if piece.name not in self._said:
+            self._said.add(piece.name)
+            log.warning("%s cannot be saved any more: %r", piece.name, error)
+        return Failed(repr(error))
 
     def _changes(self) -> tuple[Any, ...]:
-        """What changed since the commit: updates of each optimizer, and whether each piece did."""
-        if self._commit is None:
+        """Updates of each optimizer in the step, and what changed in each piece after the last.
+
+        What changes before the updates says nothing about how far the script is behind them.
+        """
+        then = self._marks if self._after is None else self._after
+        if then is None:
             return ()
-        marks = (piece.marks() for piece in self.pieces)
-        changed = (new != old for new, old in zip(marks, self._commit.marks, strict=True))
-        return (*self.updates, *changed)
+        pairs = zip(self._marked(), then, strict=True)
+        return (*self.updates, *(_moved(new, old) for new, old in pairs))
 
     # --- for the guard, in the listener, with the gate closed ------------------------------------
 
@@ -169,15 +177,20 @@ class Ledger:
         The script may sit between its update and its commit in a collective that a dead rank never
         joins, an all_reduce of the loss for the log. Nothing of the state is missing then.
         """
-        return self.usual is not None and self._changes() == self.usual
+        if self.usual is None or self._marks is None:
+            return False
+        return all(map(ge, self._changes(), self.usual))
+
+    def is_touched(self) -> bool:
+        """Whether live state was changed since the commit, by an optimizer or by the script."""
+        if self._marks is None:
+            return False
+        pairs = zip(self.pieces, self._marks, self._live, strict=True)
+        return any(is_live and piece.marks() != old for piece, old, is_live in pairs)
 
     def version(self) -> int:
         """A number that changes whenever a replicated tensor is changed."""
-        return sum(
-            tensor._version  # noqa: SLF001  torch's own counter of in-place changes
-            for piece in self.pieces
-            for tensor in piece.tensors().values()
-        )
+        return sum(version(tensor) for piece in self.pieces for tensor in piece.tensors().values())
 
     def position(self, step: int) -> tuple[int, int]:
         """Epoch, counted from 1, and batch of a step."""
@@ -188,19 +201,24 @@ class Ledger:
         """The replicated state as of ``step``: the commit's, or that of the complete step after it.
 
         Raises:
-            RuntimeError: it is neither.
+            RuntimeError: it is neither, or a piece could not tell its state.
         """
         commit = self._commit
         if commit is None or step not in {commit.step, commit.step + 1}:
             raise RuntimeError(f"rank holds step {self.step}, not step {step}")
         snapshots, ready = commit.snapshots, commit.ready
+        own = self.private.read(step)[: len(self.buffers.entries)]  # a page begins with them
+        if step == commit.step and self.is_touched():
+            raise RuntimeError(f"the script has changed the state after step {step}")
         if step != commit.step:
             ready = self._updated
-            snapshots = tuple(piece.snapshot() for piece in self.pieces)
+            own = [(entry, self._newest(entry, octets)) for entry, octets in own]
+            snapshots = tuple(map(self._snapshot, self.pieces))
         tensors = {}
-        own = self.private(step)[: len(self.buffers.entries)]  # a page begins with them
         replicated, alike = {}, {}
         for piece, snapshot in zip(self.pieces, snapshots, strict=True):
+            if isinstance(snapshot, Failed):
+                raise RuntimeError(f"{piece.name} cannot be saved: {snapshot.error}")  # noqa: TRY004
             tensors.update(piece.tensors())
             value, small = piece.encode(snapshot)
             if piece.is_compared:
@@ -209,21 +227,43 @@ class Ledger:
             else:  # a meter of the rank's own, say: one rank's is as good as another's
                 own += [(entry_of(name, each), to_bytes(each)) for name, each in small.items()]
                 alike[piece.name] = value
-        facts = {"step": step, "usual": self.usual, **self._extra()}
+        late = sorted(self.private.late)
+        facts = {"step": step, "usual": self.usual, "late": late, **self._extra()}
         rest = json.dumps({"pieces": replicated})
         more = {"objects": json.dumps(alike), "facts": json.dumps(facts)}
         return Replica(tensors, own, rest, more, ready)
 
-    def private(self, step: int) -> list[tuple[Entry, memoryview]]:
-        """What the page has of a step, entry by entry; nothing if it has none."""
-        record = None if self.page is None else self.page.record(step)
-        if self.page is None or record is None:
-            return []
-        found, at, payload = [], 0, memoryview(record.payload)
-        for entry in self.page.entries:
-            found.append((entry, payload[at : at + entry.nbytes]))
-            at += entry.nbytes
-        return found
+    def digests(self) -> tuple[str, str]:
+        """For a drill: of the replicated state, and of what is the rank's own, at the commit.
+
+        What numpy and python drew, perhaps without a seed, differs between any two runs.
+        """
+        replicated = digest(self.replica(self.step), lambda _: None)
+        own = hashlib.sha256()
+        wanted = {TORCH, *(entry.name for entry in self.buffers.entries)}
+        for entry, octets in self.private.read(self.step):
+            if entry.name in wanted:
+                own.update(octets)
+        return replicated, own.hexdigest()
+
+    def _newest(self, entry: Entry, octets: memoryview) -> memoryview:
+        """A buffer as it will be at the commit that is missing: as it is now, if it is a late one.
+
+        The record under way has those of before the last backward.
+        """
+        if entry.name not in self.private.late:
+            return octets
+        modules = (piece for piece in self.pieces if isinstance(piece, ModulePiece))
+        places = (place for piece in modules for place in piece.places())
+        tensor = next((place.tensor for place in places if place.name == entry.name), None)
+        if tensor is None or tensor.nbytes != entry.nbytes:
+            return octets
+        return memoryview(b"".join(Reader(self._updated).pieces(tensor)))
+
+
+def _moved(new: Any, old: Any) -> int:
+    """How far counters went, or whether anything else is another now."""
+    return sum(new) - sum(old) if isinstance(new, list) else int(new != old)
 
 
 def _recorded(device: torch.device) -> torch.Event:

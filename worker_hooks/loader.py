@@ -16,6 +16,7 @@ from typing import Any
 
 from worker_hooks.loader_kind import (
     Way,
+    batch_size_of,
     is_plain,
     length_of,
     load_state,
@@ -88,6 +89,11 @@ class Feed:
         return length_of(self._loader)
 
     @property
+    def batch_size(self) -> int:
+        """Samples a batch."""
+        return batch_size_of(self._loader)
+
+    @property
     def is_stateful(self) -> bool:
         """Whether :meth:`meta` changes with every batch."""
         return self._way is Way.OWN
@@ -121,18 +127,23 @@ class Feed:
     def meta(self) -> dict[str, Any]:
         """What else to save, as JSON: constant for an epoch unless :attr:`is_stateful`."""
         found: dict[str, Any] = {"way": self._way.value, "is_fresh": self._is_fresh}
+        found["batch_size"] = self.batch_size
         if self._workers is not None:
             found["workers"] = self._workers.count
         if self._way is Way.OWN and self.consumed:
             found["state"] = state_of(self._loader)
         return found
 
-    def begin(self, epoch: int) -> None:
-        """An epoch begins: tell the samplers, and note the randomness it begins with."""
+    def begin(self, epoch: int | None) -> None:
+        """An epoch begins: tell the samplers, and note the randomness it begins with.
+
+        Args:
+            epoch: as the script counts; ``None``: it has told the samplers itself.
+        """
         self._prepare()
         for thing in {id(part): part for part in parts_of(self._loader).values()}.values():
             set_epoch = getattr(thing, "set_epoch", None)
-            if callable(set_epoch):
+            if epoch is not None and callable(set_epoch):
                 set_epoch(epoch)
         self.consumed = self._opened = 0
         living = self._living()

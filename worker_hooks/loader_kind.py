@@ -65,6 +65,12 @@ def parts_of(loader: Any) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
+def batch_size_of(loader: Any) -> int:
+    """Samples a batch; 1 if the loader does not tell."""
+    sizes = (_part(_part(loader, "batch_sampler"), "batch_size"), _part(loader, "batch_size"))
+    return next((size for size in sizes if type(size) is int and size > 0), 1)
+
+
 def length_of(loader: Any) -> int | None:
     """Batches an epoch, if the loader knows; asking leaves no trace."""
     attributes = getattr(loader, "__dict__", {})

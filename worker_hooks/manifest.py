@@ -7,7 +7,6 @@ Standard library only: the agent reads and writes it, too.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import stat
@@ -20,6 +19,7 @@ from worker_hooks.safetensor import sha256_of
 
 FORMAT = 1
 _THREADS = 8  # more do not make a disk faster
+_END_S = 1 << 40  # seconds since the epoch that no clock shows
 _SHOWN = 3  # damages of one folder that are said
 _NAME = re.compile(rf"{DUMP}(\d+)(?:_replaced_\d+)?({UNFINISHED})?")
 _RANKS = ("odd", "without_private", "stale_private")
@@ -122,7 +122,7 @@ def _odd_field(manifest: Manifest) -> str | None:
     if not (_is_number(manifest.world_size) and manifest.world_size):
         return f"world_size={manifest.world_size!r}"
     at = manifest.saved_at
-    if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at):
+    if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < _END_S:
         return f"saved_at={at!r}"
     for name in ("kind", "record_id", "reason", "digest"):
         if not isinstance(getattr(manifest, name), str):

@@ -45,6 +45,8 @@ class Notes:
         self.folder = folder
         self._rank = rank
         self.mine = Note(os.getpid(), 0)
+        self._signs: dict[str, int] = {}
+        self._heard_at = time.monotonic()
 
     def tell(self, **changed: Any) -> None:
         """Change some of one's own note.
@@ -73,9 +75,14 @@ class Notes:
         return notes
 
     def last_sign_s(self) -> float:
-        """Seconds since any rank gave a sign of life."""
-        times = [path.stat().st_mtime for path in self.folder.glob("rank_*.json")]
-        return max(0.0, time.time() - max(times, default=0.0))
+        """Seconds since this process saw a sign of life of any rank.
+
+        Files' times are only compared with each other: clocks are set, a file server has its own.
+        """
+        signs = {path.name: path.stat().st_mtime_ns for path in self.folder.glob("rank_*.json")}
+        if signs != self._signs:
+            self._signs, self._heard_at = signs, time.monotonic()
+        return time.monotonic() - self._heard_at
 
     def announce(self, path: str, step: int) -> None:
         """Say where the dump is.

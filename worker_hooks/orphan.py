@@ -29,6 +29,7 @@ log = logging.getLogger("msrun")
 
 LOOK_S = 0.01  # between two looks at the notes: no event tells of a file's change everywhere
 LATE_S = 20.0  # without any rank's word: those that did not settle by then never will
+LAST_LOOK_S = 1.0  # at a main thread that may stand still behind a complete update
 EXIT = 1
 
 
@@ -100,7 +101,7 @@ def _settle(guard: Guard, notes: Notes, grace_s: float) -> None:
         if step != notes.mine.step:
             notes.tell(step=step)
         time.sleep(LOOK_S)
-    step, is_whole, why = guard.freeze(max(0.0, deadline - time.monotonic()))
+    step, is_whole, why = guard.freeze(max(LAST_LOOK_S, deadline - time.monotonic()))
     notes.tell(step=step, is_settled=True, is_whole=is_whole, why=why)
 
 

@@ -98,7 +98,8 @@ class Saved(NamedTuple):
         """What the dump has of a rank's own; ``None``: nothing.
 
         Returns:
-            ``step``, ``epoch``, ``batch`` and ``meta``, the record's JSON; and its contents.
+            ``step``, ``epoch``, ``batch``, ``is_commit`` and ``meta``, the record's JSON; and its
+            contents.
 
         Raises:
             OSError: the file cannot be read.
@@ -221,7 +222,7 @@ def _private(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     _note(stored, path, header)
     held = {name: each.read() for name, each in stored.items()}
     try:
-        record = {key: int(header.metadata[key]) for key in ("step", "epoch", "batch")}
+        record = {key: int(header.metadata[key]) for key in ("step", "epoch", "batch", "is_commit")}
         return {**record, "meta": json.loads(header.metadata["record"])}, held
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path} was not written by msrun: {error!r}") from error

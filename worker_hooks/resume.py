@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,21 +22,37 @@ from worker_hooks.ledger import Ledger
 from worker_hooks.loader import Batches, Feed
 from worker_hooks.octets import to_bytes
 from worker_hooks.pieces import Piece
+from worker_hooks.private import EPOCH, placed
 from worker_hooks.rng import Randomness, derive
 
 log = logging.getLogger("msrun")
+
+PEERS = 8  # ranks whose private state is read where one's own does not say all
 
 
 class Private(NamedTuple):
     """What a rank had for itself when the checkpoint was made."""
 
+    step: int
     batch: int
+    is_commit: bool  # else it is as of the step's last backward
     meta: dict[str, Any]
     tensors: dict[str, Tensor]
 
+    @property
+    def loop(self) -> int:
+        """Which of an epoch's loops the rank was in."""
+        return int(self.meta.get("loop", 0))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether that loop was left."""
+        return bool(self.meta.get("is_over", False))
+
     def octets(self) -> dict[str, bytes]:
         """The tensors' bytes: of randomness, which is no numbers."""
-        return {name: bytes(to_bytes(tensor)) for name, tensor in self.tensors.items()}
+        octets = {name: bytes(to_bytes(tensor)) for name, tensor in self.tensors.items()}
+        return placed(octets, int(self.meta.get("place", 0)))
 
 
 class Point(NamedTuple):
@@ -43,7 +60,8 @@ class Point(NamedTuple):
 
     step: int
     epoch: int
-    batch: int  # consumed in the loop
+    batch: int  # consumed in the loop by each rank
+    ranks: tuple[int, int]  # how many there were, and are
     loop: int  # of batches() within the epoch
     is_over: bool  # the loop was left
     feed: Mapping[str, Any]  # what the loader said of itself
@@ -51,6 +69,8 @@ class Point(NamedTuple):
     is_own: bool  # the private state was this rank's
     usual: tuple[Any, ...] | None
     ready_orders: Sequence[list[int] | None]
+    saved: restore.Saved
+    looks: tuple[Any, ...]  # of the pieces, when the state had been put back
 
 
 def find(path: str) -> Path | None:
@@ -69,51 +89,115 @@ def restored(pieces: Sequence[Piece], folder: Path, told: Told) -> Point:
     manifest = manifests.read(folder)
     saved = restore.load(folder, manifest)
     restore.restore(pieces, saved)
-    was, facts = manifest.world_size, json.loads(saved.metadata["facts"])
-    private = _private(saved, told.rank)
-    is_own = private is not None
-    if told.rank < was and not is_own:
+    facts = json.loads(saved.metadata["facts"])
+    own = _private(saved, told.rank)
+    if own is not None and not own.is_commit:
+        late = [name for name in facts.get("late", ()) if name in saved.tensors]
+        own.tensors.update((name, saved.tensors[name]) for name in late)
+    was, step = manifest.world_size, manifest.step
+    if told.rank < was and own is None:
         log.warning("rank %d: its randomness was not saved and begins anew", told.rank)
-    lenders = (_private(saved, (told.rank + shift) % was) for shift in range(was))
-    private = next((one for one in lenders if one is not None), None)
-    batch = manifest.batch if private is None else private.batch
-    if was != told.world_size:
-        batch, rest = divmod(batch * was, told.world_size)
-        if rest and told.rank == 0:
-            log.warning("%d ranks instead of %d: some samples are seen twice", told.world_size, was)
-    meta = {} if private is None else private.meta
+    is_sure = own is not None and own.is_commit and own.step == step
+    peers = [] if is_sure else list(islice(_peers(saved, told.rank, was), PEERS))
+    known = [one for one in (own, *peers) if one is not None and one.step == step]
+    place = next(iter(known or peers), own)
+    batch = manifest.batch if place is None else place.batch
+    meta = {} if place is None else place.meta
+    loop = int(meta.get("loop", facts.get("loop", 0)))
     usual = facts.get("usual")
     return Point(
-        step=manifest.step,
+        step=step,
         epoch=manifest.epoch,
         batch=batch,
-        loop=int(meta.get("loop", facts.get("loop", 0))),
-        is_over=bool(meta.get("is_over", False)),
+        ranks=(was, told.world_size),
+        loop=loop,
+        # a rank that died before its commit could not say that its loop would end with it
+        is_over=any(one.is_over for one in known if one.is_commit and one.loop == loop),
         feed=meta.get("feed", {}),
-        private=private,
-        is_own=is_own,
+        private=own or place,
+        is_own=own is not None,
         usual=None if usual is None else tuple(usual),
         ready_orders=facts.get("ready_orders", ()),
+        saved=saved,
+        looks=tuple(map(_look, pieces)),
     )
 
 
-def reopen(point: Point, feed: Feed, epoch: int, ledger: Ledger, rank: int) -> Batches:
-    """Open the loop's data where it was left, and put private state back as of then."""
+def _peers(saved: restore.Saved, rank: int, world_size: int) -> Iterator[Private]:
+    """What the other ranks had, the next ones first, until one is known as of its commit."""
+    for shift in range(rank >= world_size, world_size):
+        other = (rank + shift) % world_size
+        one = None if other == rank else _private(saved, other)
+        if one is not None:
+            yield one
+            if one.is_commit and one.step == saved.manifest.step:
+                return
+
+
+def begin_epoch(point: Point) -> None:
+    """Let the script draw before its loop what it drew there when the epoch began."""
+    octets = point.private.octets() if point.private is not None and point.is_own else {}
+    began = {name: each for name, each in octets.items() if name.startswith(EPOCH)}
+    Randomness().restore({name.removeprefix(EPOCH): each for name, each in began.items()})
+
+
+def reopen(point: Point, feed: Feed, epoch: int | None, ledger: Ledger, rank: int) -> Batches:
+    """Open the loop's data where it was left, and put all state back as of then.
+
+    Raises:
+        OSError: a file of the checkpoint cannot be read any more.
+    """
     feed.begin(epoch)
+    batches = feed.open(_consumed(point, feed, rank), point.feed, _octets(point, rank))
+    put_back(point, ledger, rank)
+    return batches
+
+
+def put_back(point: Point, ledger: Ledger, rank: int) -> None:
+    """Put private state back, and what the script has changed of the rest before its loop.
+
+    What stands before the loop is done a second time after a resume: a schedule's step, say.
+
+    Raises:
+        OSError: a file of the checkpoint cannot be read any more.
+    """
+    if tuple(map(_look, ledger.pieces)) != point.looks:
+        restore.restore(ledger.pieces, point.saved)
     private = point.private
     if private is None:
-        return feed.open(point.batch, point.feed, {})
-    octets = private.octets()
-    if not point.is_own:
-        octets |= derive(octets, rank)
-    batches = feed.open(point.batch, point.feed, octets)
+        return
     unsaved = private.meta.get("unsaved", ())  # they changed their size after they were first seen
     kept = {name: each for name, each in private.tensors.items() if name not in unsaved}
     ledger.buffers.restore(kept)
-    missed = Randomness().restore(octets)
+    missed = Randomness().restore(_octets(point, rank))
     if missed:
         log.warning("randomness that was not saved begins anew: %s", ", ".join(missed))
-    return batches
+
+
+def _consumed(point: Point, feed: Feed, rank: int) -> int:
+    """Batches of each rank that make up what all ranks have seen of the loop."""
+    was, now = point.ranks
+    size = int(point.feed.get("batch_size", 1)) * was, feed.batch_size * now
+    if was == now:
+        return point.batch
+    batch, rest = divmod(point.batch * size[0], size[1])
+    if rest and rank == 0:
+        log.warning("%d ranks instead of %d: some samples are seen twice", now, was)
+    return batch
+
+
+def _octets(point: Point, rank: int) -> dict[str, bytes]:
+    if point.private is None:
+        return {}
+    octets = point.private.octets()
+    return octets if point.is_own else octets | derive(octets, rank)
+
+
+def _look(piece: Piece) -> tuple[Any, ...]:
+    """What differs when a piece was changed."""
+    value, small = piece.encode(piece.snapshot())
+    octets = {name: bytes(to_bytes(tensor)) for name, tensor in small.items()}
+    return piece.marks(), json.dumps(value), octets
 
 
 def _private(saved: restore.Saved, rank: int) -> Private | None:
@@ -121,4 +205,5 @@ def _private(saved: restore.Saved, rank: int) -> Private | None:
     if found is None:
         return None
     record, tensors = found
-    return Private(int(record["batch"]), record["meta"], tensors)
+    step, batch = int(record["step"]), int(record["batch"])
+    return Private(step, batch, bool(record["is_commit"]), record["meta"], tensors)

@@ -27,10 +27,20 @@ def make_folder(layout: DumpLayout) -> None:
         OSError: the place cannot be written to.
     """
     folder = layout.unfinished
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _make_durable(folder.parent)
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir()
+
+
+def _make_durable(folder: Path) -> None:
+    """Make a folder and those above it, all to survive a power cut."""
+    if folder.is_dir():
+        return
+    if folder.parent != folder:
+        _make_durable(folder.parent)
+    folder.mkdir(exist_ok=True)
+    fsync_folder(folder.parent)
 
 
 def write_private(
@@ -77,21 +87,28 @@ def seal(layout: DumpLayout, manifest: Manifest) -> None:
                 (folder / Path(shard.file).name).symlink_to(shard.file)
     for path in {(folder / shard.file).parent for shard in manifest.shards}:
         fsync_folder(path)
-    manifests.write(folder, manifest)
-    fsync_folder(folder)
-    if layout.folder.exists():
-        os.rename(layout.folder, _aside(layout.folder))
-    os.rename(folder, layout.folder)
+    manifests.write(folder, manifest)  # which makes the folder's other names durable, too
+    aside = _aside(layout.folder) if layout.folder.exists() else None
+    if aside is not None:
+        os.rename(layout.folder, aside)
+    try:
+        os.rename(folder, layout.folder)
+    except OSError:
+        if aside is not None:
+            os.rename(aside, layout.folder)  # it may be what the job would go on from
+        raise
     fsync_folder(layout.folder.parent)
 
 
 def _remove_others(folder: Path, named: Collection[str]) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):
         name = str(path.relative_to(folder))
-        if path.is_symlink() or (path.is_file() and name not in named and name != MANIFEST):
-            path.unlink()
-        elif path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+        # a writer that was given up may still write here; what is left of it, nobody reads
+        with contextlib.suppress(OSError):
+            if path.is_symlink() or (path.is_file() and name not in named and name != MANIFEST):
+                path.unlink()
+            elif path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
 
 
 def _aside(folder: Path) -> Path:

@@ -10,32 +10,42 @@ A *commit* is the moment the loop comes back for its next batch after an optimiz
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from worker_hooks import ddp, orphan, resume, shard, tft
-from worker_hooks.env import Told
+from worker_hooks import orphan, resume, tft
+from worker_hooks.env import ENABLE_TFT, Told
 from worker_hooks.fault import Plan
 from worker_hooks.guard import Guard
 from worker_hooks.ledger import Ledger, Position
-from worker_hooks.loader import Feed
+from worker_hooks.loader import Batches, Feed
 from worker_hooks.page import Phase
 from worker_hooks.pieces import pieces_of
-from worker_hooks.rng import TORCH
+from worker_hooks.reducers import Reducers
 from worker_hooks.sabotage import Saboteur
-from worker_hooks.watch import watch_backward, watch_optimizer
+from worker_hooks.watch import is_left_at_will, watch_backward, watch_optimizer
 from worker_hooks.witness import Witness
 
 log = logging.getLogger("msrun")
 Batch = TypeVar("Batch")
+
+FEEDS = 8  # loaders that are remembered
+NOTHING_LEFT = (
+    "all batches of a loop in epoch %d had been trained before the resume: what follows the loop "
+    "runs now, without variables that the loop would have set"
+)
+NESTED = (
+    "batches() was called within a loop over batches(): a commit has one place in the data; loop "
+    "over the other loader itself"
+)
 
 
 class TrainState:
@@ -86,28 +96,31 @@ class TrainState:
         self.epoch = 0  # as the script counts, from 0
         self.batch = 0  # handed out in the present loop
         self.batches_per_epoch: int | None = None
+        self._counts_epochs = False  # epochs() is in use
         self._loop = 0  # of batches() within the epoch
         self._phase = Phase.IDLE
         self._has_updated = False
+        self._has_gradients = False  # of a backward that no update has used yet
         self._loss: torch.Tensor | float | None = None
         self._loss_is_told = False
         self._is_done = False
         self._feeds: dict[int, Feed] = {}
         self._meta = b"{}"
+        self._present: object = None  # the loop over batches() that was begun last
         self._is_watching = False
-        self._has_looked = False
-        self._ddps: list[Any] = []
-        self._ready_orders: Sequence[list[int] | None] = ()
-        welcome = self._guard.greet(wants_resume=bool(is_recover)) if self._is_wanted() else None
+        self._reducers = Reducers(self._modules)
+        is_wanted = tft.is_enabled(os.environ)
+        welcome = self._guard.greet(wants_resume=bool(is_recover)) if is_wanted else None
         if welcome is None and told.rank == 0:
-            log.warning("TrainState: nothing guards this run; start it with msrun, and msrun will")
+            why = "start it with msrun, and msrun will" if is_wanted else f"{ENABLE_TFT} says so"
+            log.warning("TrainState: nothing guards this run; %s", why)
         self._resumed: resume.Point | None = None
         folder = Path(welcome.resume) if welcome is not None and welcome.resume else None
         if welcome is None and is_recover and path:
             folder = resume.find(path)
         if folder is not None:
             self._resumed = resume.restored(self._ledger.pieces, folder, told)
-            self._ready_orders = self._resumed.ready_orders
+            self._reducers.expected = self._resumed.ready_orders
             self.epoch = self._resumed.epoch
             self._ledger.step = self._resumed.step
             self._ledger.usual = self._resumed.usual
@@ -135,12 +148,18 @@ class TrainState:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Epochs that are still to be trained, of ``count`` in all."""
+        if self._is_done:
+            raise ValueError("epochs() was called again: give the count of all epochs at once")
+        self._counts_epochs = True
         for epoch in range(self.epoch, count):
             self.epoch, self._loop, self.batch = epoch, 0, 0
+            if self._resumed is not None:
+                resume.begin_epoch(self._resumed)
+            self._ledger.private.begin_epoch()
             for callback in self.callbacks:
                 _call(callback, "epoch_begin", self)
             yield epoch
-            self._boundary()
+            self._guard.gate.pause()
             for callback in self.callbacks:
                 _call(callback, "epoch_end", self)
         self.finish()
@@ -148,52 +167,49 @@ class TrainState:
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The loader's batches that are still to be trained in this epoch.
 
-        Sets the sampler's epoch, skips what was consumed before, and makes every return for the
-        next batch a commit if an optimizer has updated.
+        Sets the sampler's epoch if :meth:`epochs` counts them, skips what was consumed before, and
+        makes every return for the next batch a commit if the state was updated: by an optimizer or,
+        where there is none, by the script.
         """
-        self._boundary()
+        self._guard.gate.pause()
         loop, self._loop = self._loop, self._loop + 1
         point = self._resumed
         if point is not None and loop < point.loop:
             return  # this loop was over when the state was saved
         self._resumed = None
-        feed = self._feeds.setdefault(id(loader), Feed(loader))
+        mine = self._present = object()
+        feed = self._feed_of(loader)
         self.batches_per_epoch = feed.length
-        if point is None:
-            feed.begin(self.epoch)
-            self.batch = 0
-            batches = feed.open()
-        else:
-            batches = resume.reopen(point, feed, self.epoch, self._ledger, self.rank)
-            self.batch = point.batch
-        self._set_meta(feed, loop, is_over=False)
+        batches = self._opened(feed, point)
+        is_over, opened = point is not None and point.is_over, self.batch
+        self._set_meta(feed, loop, is_over=is_over)
         self._arm(feed)
-        if point is not None and point.is_over:
+        if is_over:
+            log.warning(NOTHING_LEFT, self.epoch)
             batches.close()
             return
         try:
-            while True:
-                self._boundary()
-                self._enter(Phase.DATA)
+            self._boundary()
+            self._ledger.begin_loop()
+            while self._present is mine:
                 try:
-                    batch = next(batches)
+                    batch = self._next(batches, feed, loop)
                 except StopIteration:
-                    break
-                if self._ready_orders:
-                    self._rehearse()
-                self.batch += 1
-                if feed.is_stateful:
-                    self._set_meta(feed, loop, is_over=False)
-                for callback in self.callbacks:
-                    _call(callback, "step_begin", self)
-                self._enter(Phase.FORWARD)
+                    is_over = True
+                    if point is not None and self.batch == opened:
+                        log.warning(NOTHING_LEFT, self.epoch)
+                    return
                 yield batch
+            raise ValueError(NESTED)
+        except GeneratorExit:
+            is_over = is_left_at_will(sys._getframe(1))  # noqa: SLF001
+            raise
         finally:
-            self._set_meta(feed, loop, is_over=True)
             batches.close()
-            self._enter(Phase.IDLE)
-            if self._has_updated and self._ledger.is_complete():
-                self._boundary()  # the script left its loop between an update and the next batch
+            if is_over and self._present is mine:  # else by an exception, perhaps within a step
+                self._set_meta(feed, loop, is_over=True)
+                self._enter(Phase.IDLE)
+                self._boundary()
 
     def commit(self) -> None:
         """Make the present moment a commit, in a loop that does not use :meth:`batches`."""
@@ -201,7 +217,8 @@ class TrainState:
 
     def finish(self) -> None:
         """Training is over: the last commit, the callbacks' end. ``epochs`` and ``run`` call it."""
-        self._boundary()
+        self._end()
+        self._guard.gate.pause()
         if self._is_done:
             return
         self._is_done = self._guard.is_done = True
@@ -210,16 +227,13 @@ class TrainState:
         for callback in self.callbacks:
             _call(callback, "end", self)
         if self._witness is not None and self._ledger.page is not None:
-            self._testify(self._witness)
+            self._witness.finish(self.step, *self._ledger.digests())
 
     def hold(self, error: str) -> None:
         """Stay until the state is saved, if it is to be: the script failed. Called by ``run``."""
         self._guard.raised(error)
 
     # --- the machine ----------------------------------------------------------------------------
-
-    def _is_wanted(self) -> bool:
-        return tft.is_enabled(os.environ)
 
     def _save_path(self, given: str | os.PathLike[str] | None) -> str:
         offered = [getattr(callback, "ckpt_save_path", None) for callback in self.callbacks]
@@ -231,38 +245,47 @@ class TrainState:
     def _facts(self) -> dict[str, Any]:
         return {
             "loop": self._loop - 1,
-            "ready_orders": [ddp.ready_order(one) for one in self._ddps],
+            "ready_orders": self._reducers.orders(),
         }
-
-    def _rehearse(self) -> None:
-        """Before the first step after a resume: gradients are summed in the order they were."""
-        orders, self._ready_orders = self._ready_orders, ()
-        self._ddps = ddp.find_all(self._modules())
-        for one, order in zip(self._ddps, orders, strict=False):
-            ddp.rehearse(one, order)
 
     def _modules(self) -> list[torch.nn.Module]:
         return [module for piece in self._ledger.pieces for module in piece.modules]
 
-    def _learn(self) -> None:
-        if not self._has_looked:
-            self._has_looked = True
-            self._ddps = ddp.find_all(self._modules())
-        for one in self._ddps:
-            ddp.learn(one)
+    def _feed_of(self, loader: Iterable[Any]) -> Feed:
+        """The loader's feed; of loaders that are made anew in each epoch the last few are kept."""
+        feed = self._feeds.pop(id(loader), None) or Feed(loader)
+        self._feeds[id(loader)] = feed
+        if len(self._feeds) > FEEDS:
+            del self._feeds[next(iter(self._feeds))]
+        return feed
 
-    def _testify(self, witness: Witness) -> None:
-        """For a drill: what this rank has come to."""
-        seen = hashlib.sha256()
-        buffers = {entry.name for entry in self._ledger.buffers.entries}
-        for entry, octets in self._ledger.private(self.step):
-            if entry.name in buffers or entry.name == TORCH:
-                seen.update(octets)  # what only unseeded sources drew differs between any two runs
-        replicated = shard.digest(self._ledger.replica(self.step), lambda _: None)
-        witness.finish(self.step, replicated, seen.hexdigest())
+    def _opened(self, feed: Feed, point: resume.Point | None) -> Batches:
+        epoch = self.epoch if self._counts_epochs else None
+        if point is not None:
+            batches = resume.reopen(point, feed, epoch, self._ledger, self.rank)
+        else:
+            feed.begin(epoch)
+            batches = feed.open()
+        self.batch = feed.consumed
+        return batches
+
+    def _next(self, batches: Iterator[Any], feed: Feed, loop: int) -> Any:
+        self._boundary()
+        self._enter(Phase.DATA)
+        batch = next(batches)
+        if self._reducers.expected:
+            self._reducers.rehearse()
+        self.batch += 1
+        if feed.is_stateful:
+            self._set_meta(feed, loop, is_over=False)
+        for callback in self.callbacks:
+            _call(callback, "step_begin", self)
+        self._enter(Phase.FORWARD)
+        return batch
 
     def _set_meta(self, feed: Feed, loop: int, *, is_over: bool) -> None:
-        said = {"loop": loop, "is_over": is_over, "feed": feed.meta()}
+        place = self._ledger.private.place_of(feed)
+        said = {"loop": loop, "is_over": is_over, "place": place, "feed": feed.meta()}
         if self._ledger.buffers.unsaved:
             said["unsaved"] = sorted(self._ledger.buffers.unsaved)
         self._meta = json.dumps(said).encode()
@@ -279,7 +302,7 @@ class TrainState:
                 for optimizer in piece.optimizers:
                     watch_optimizer(optimizer, self._begin_update, self._ended_update(index))
         is_wanted = self._guard.is_on or self._witness is not None
-        if is_wanted and not self._ledger.is_open_for(feed):
+        if is_wanted and not self._ledger.private.turn_to(feed):
             page = self._ledger.open(self.rank, self._told.attempt, feed, self._position())
             self._guard.register(page, self.step)
             os.close(page)
@@ -296,6 +319,7 @@ class TrainState:
         if self._witness is not None:
             self._witness.loss(self.step + 1, root)
         if self._phase is not Phase.UPDATE:  # a closure's backward is a part of the update
+            self._has_gradients = True
             self._ledger.under_way(self._position())
             self._enter(Phase.BACKWARD)
 
@@ -306,7 +330,7 @@ class TrainState:
     def _ended_update(self, index: int) -> Callable[[], None]:
         def ended() -> None:
             self._ledger.updated(index)
-            self._has_updated = True
+            self._has_updated, self._has_gradients = True, False
             self._guard.gate.end_update()
             self._enter(Phase.UPDATED)
 
@@ -314,18 +338,44 @@ class TrainState:
 
     def _boundary(self) -> None:
         """The script is back for its next batch: a commit, if there was an update."""
-        if not self._has_updated:
-            self._guard.gate.pause()
+        if self._has_updated or (self._is_training() and self._ledger.is_touched()):
+            self._commit()
+        self._guard.gate.pause()
+
+    def _is_training(self) -> bool:
+        """Whether changed weights are an update: for a validation they are changed for a while.
+
+        Neither are they while gradients wait for an optimizer: those would be lost in a resume.
+        """
+        if self._has_gradients and any(piece.optimizers for piece in self._ledger.pieces):
+            return False
+        module = next(iter(self._modules()), None)
+        return torch.is_grad_enabled() and (module is None or module.training)
+
+    def _end(self) -> None:
+        """Make the end of training a commit, behind which nothing is trained any more."""
+        point, self._resumed = self._resumed, None
+        is_due = self._has_updated or (not self._is_done and self._ledger.is_touched())
+        if point is None and not is_due:
             return
+        self.batch = 0
+        self._meta = json.dumps({"loop": 0 if self._counts_epochs else self._loop}).encode()
+        position = self._position()._replace(epoch=self.epoch + self._counts_epochs)
+        if point is None:
+            self._commit(position)
+        else:  # all had been trained when the state was saved
+            resume.put_back(point, self._ledger, self.rank)
+            self._arm(Feed(()))
+
+    def _commit(self, position: Position | None = None) -> None:
         self._has_updated = False
-        self._learn()
-        self._guard.gate.commit(lambda: self._ledger.commit(self._position()))
+        self._reducers.learn()
+        self._guard.gate.commit(lambda: self._ledger.commit(position or self._position()))
         if self._witness is not None:
             self._witness.commit(self.step, time.monotonic())
         for callback in self.callbacks:
             _call(callback, "step_end", self)
         self._loss_is_told = False
-        self._guard.gate.pause()
 
     def _at_dump(self) -> None:
         if self._saboteur is not None:

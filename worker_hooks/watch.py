@@ -7,15 +7,21 @@ rank's private state is on its page, and only after it can a gradient of this ra
 
 from __future__ import annotations
 
+import dis
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 
 _watchers: list[Callable[[torch.Tensor], None]] = []
 _depth = 0
+
+_DROPS = {dis.opmap[name] for name in ("POP_TOP", "POP_ITER", "END_FOR") if name in dis.opmap}
+"""What Python does with a loop's iterator when the loop is left by ``break`` or ``return``."""
 
 
 def watch_backward(began: Callable[[torch.Tensor], None]) -> None:
@@ -75,3 +81,21 @@ def watch_optimizer(
         optimizer.register_step_pre_hook(before),
         optimizer.register_step_post_hook(after),
     )
+
+
+def is_left_at_will(frame: FrameType | None) -> bool:
+    """Whether a loop's iterator is dropped because the script leaves the loop, not by an exception.
+
+    Nothing else tells the two apart: in both cases a generator is closed. An exception leaves its
+    frame at the instruction that raised it.
+
+    Args:
+        frame: where the iterator is dropped. Generators around it are looked through.
+    """
+    while frame is not None:
+        if frame.f_code.co_code[frame.f_lasti] in _DROPS:
+            return True
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return False
+        frame = frame.f_back
+    return False

@@ -106,6 +106,7 @@ def measure(state: Replica, path: Path, options: argparse.Namespace) -> Turns:
     ]
     for number in range(options.runs + 1):
         for name, act, figures in sides:
+            os.sync()  # what the turn before left to the disk is not this one's
             before = peak_mb()
             started = time.perf_counter()
             act()

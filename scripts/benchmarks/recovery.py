@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from scenarios import LIMIT_S, Figures, Turn, kill, latest
-from trial import WORKERS, Side, Trial, TrialError, started
+from trial import Side, Trial, TrialError, started
 from workers.board import SPAN
 
 TEN_MB = 876  # width of the network: 833 thousand parameters, 10 MB with AdamW's state

@@ -220,7 +220,9 @@ class DumpWatch:
             self.broken(f"{action}: a dump of two steps")
         if ranks - self.holders() or (first and ranks != self.holders()):
             self.broken(f"{action}, but the holders are {sorted(self.holders())}")
-        if len(action.writers) > 1 and not self.node.rules.split:
+        is_last = action.place + 1 == self.node.rules.places
+        is_stuck = is_last and self.stuck[action.place] > 0  # then all that are left try at once
+        if len(action.writers) > 1 and not (self.node.rules.split or is_stuck):
             self.broken(f"{action}: one is enough")
         last = (self.orders[-1].place, self.orders[-1].round) if self.orders else (0, -1)
         place = min({0, 1, 2} - self.full)

@@ -34,7 +34,7 @@ def remember(places, name, started, cwd="/here", **fields) -> Record:
     ],
 )
 def test_the_last_line_is_what_to_type(environ, tmp_path, others, is_away, command):
-    record = remember(environ, "mine", 5)
+    record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
     for name, started, cwd in others:
         remember(environ, name, started, cwd)
     folder = saved(tmp_path, step=412)

@@ -200,7 +200,10 @@ def test_private_state_is_read_back(tmp_path):
     saved = restores.load(tmp_path, manifest._replace(shards=shards))
     assert saved.private(0) is None
     told, held = saved.private(1)
-    assert told == {"step": 7, "epoch": 2, "batch": 3, "meta": {"loop": 0, "feed": {"x": [1]}}}
+    page.close()
+    assert told == {
+        "step": 7, "epoch": 2, "batch": 3, "is_commit": 1, "meta": {"loop": 0, "feed": {"x": [1]}}
+    }  # fmt: skip
     fresh = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
     Buffers(pieces_of({"model": fresh})).restore(held)
     assert same(list(fresh.buffers()), list(module.buffers()))

@@ -2,58 +2,26 @@
 
 import hashlib
 import json
-import subprocess
-import sys
-import threading
-from mmap import mmap
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tensors import DTYPES, OURS, bits, everything, layouts, noise
 
-from worker_hooks import reader, safetensor, shard
+from worker_hooks import safetensor, shard
 from worker_hooks.checksum import BLOCK
 from worker_hooks.page import Entry
-from worker_hooks.reader import PIECE, Reader
+from worker_hooks.reader import PIECE
 from worker_hooks.safetensor import read_header, sha256_of
 from worker_hooks.shard import (
     Replica,
     digest,
-    dtype_name,
     entry_of,
-    from_bytes,
     tensors_of,
     to_bytes,
-    torch_dtype,
     write,
 )
-
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.uint16,
-    torch.int16,
-    torch.float16,
-    torch.bfloat16,
-    torch.uint32,
-    torch.int32,
-    torch.float32,
-    torch.uint64,
-    torch.int64,
-    torch.float64,
-    torch.complex32,
-    torch.complex64,
-    torch.complex128,
-    torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2,
-    torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu,
-    torch.float4_e2m1fn_x2,
-]
-OURS = {torch.complex32, torch.complex128, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2}
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -62,53 +30,8 @@ def quiet(_nbytes):
     pass
 
 
-def noise(shape, dtype, seed=0):
-    """Every bit pattern, NaNs and infinities included."""
-    generator = torch.Generator().manual_seed(seed)
-    count = torch.Size(shape).numel() * dtype.itemsize
-    raw = torch.randint(0, 2 if dtype is torch.bool else 256, (count,), generator=generator)
-    return (
-        raw.to(torch.uint8).view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
-    )
-
-
-def bits(tensor):
-    tensor = tensor.contiguous()
-    return tensor.dtype, tuple(tensor.shape), bytes(to_bytes(tensor))
-
-
 def replica(tensors, buffers=(), rest="{}", **metadata):
     return Replica(tensors, buffers, rest, metadata)
-
-
-def everything():
-    found = {}
-    for dtype in DTYPES:
-        for shape in ((), (0,), (3, 0), (5,), (2, 3, 4)):
-            name = f"{str(dtype).removeprefix('torch.')}.{'x'.join(map(str, shape))}"
-            found[name] = noise(shape, dtype, len(found))
-    return found
-
-
-def layouts():
-    """Tensors whose elements are not in order, larger than a piece and smaller."""
-    large, small = noise((1030, 2050), torch.float32), noise((6, 8), torch.complex64)
-    return {
-        "transposed": large.t(),
-        "columns": large[:, ::3],
-        "rows": large[5:1029],
-        "step": large[::2],
-        "expanded": noise((3, 1, 5), torch.int16).expand(3, 400_000, 5),
-        "one wide": noise((1, 1, 2_500_000), torch.int8).expand(2, 1, 2_500_000).transpose(0, 2),
-        "channels last": noise((16, 3, 200, 300), torch.bfloat16).to(
-            memory_format=torch.channels_last
-        ),
-        "conjugated": small.conj(),
-        "negated": small.conj().imag,
-        "conjugated, in order": small.conj().reshape(-1),
-        "parameter": torch.nn.Parameter(torch.ones(3, 3).t()),
-        "flipped": small.t().flip(0)[1:],
-    }
 
 
 # --- one file ----------------------------------------------------------------------------------
@@ -166,43 +89,6 @@ def test_every_type_may_lie_anyhow(tmp_path):
     write(tmp_path / "x", replica(tensors), 0, 1, quiet)
     found = {each.name: bits(each.tensor) for each in tensors_of(tmp_path / "x")}
     assert found == {name: bits(tensor) for name, tensor in tensors.items()}
-
-
-def test_no_piece_is_large():
-    for name, tensor in layouts().items():
-        sizes = [len(piece) for piece in Reader().pieces(tensor)]
-        assert sum(sizes) == tensor.nbytes
-        assert max(sizes) <= PIECE == BLOCK
-        assert len(sizes) <= 1 + 2 * tensor.nbytes // PIECE, name
-
-
-def test_a_tensor_in_order_is_not_copied():
-    tensor = torch.zeros(3, 1000)
-    (piece,) = Reader().pieces(tensor)
-    tensor[0, 0] = 1
-    assert bytes(piece) == bits(tensor)[2]
-
-
-def test_buffers_for_copies_are_used_again(monkeypatch):
-    made = []
-    monkeypatch.setattr(reader.mmap, "mmap", lambda *args: made.append(mmap(*args)) or made[-1])
-    tensor = noise((3000, 5000), torch.float32)
-    read = Reader()
-    wanted = bits(tensor.t())[2]
-    assert b"".join(map(bytes, read.pieces(tensor.t()))) == wanted
-    assert len(made) <= 2
-    held = list(read.pieces(tensor.t()))  # nobody writes over what is still looked at
-    assert b"".join(held) == wanted
-    assert len(made) >= len(wanted) // PIECE
-    made.clear()
-    del held
-    assert b"".join(map(bytes, read.pieces(tensor.t()))) == wanted
-    assert made == []
-    small = list(Reader().pieces(tensor[:2].t())) + [
-        each for n in range(99) for each in read.pieces(tensor[n:, 0])
-    ]
-    assert len(small) == 100
-    assert len(made) <= 1
 
 
 def test_tensors_lie_aligned(tmp_path):
@@ -373,6 +259,20 @@ def test_a_digest_says_how_far_it_is():
     assert max(told) == PIECE
 
 
+def test_a_state_of_many_blocks_has_the_digest_of_its_definition(tmp_path):
+    tensors = {"a": noise((BLOCK + 5,), torch.uint8), "b": noise((BLOCK,), torch.int16)}
+    told = [[("b", "I16", [BLOCK], 2 * BLOCK), ("a", "U8", [BLOCK + 5], BLOCK + 5)], "rest"]
+    data = bytes(to_bytes(tensors["b"])) + bytes(to_bytes(tensors["a"]))
+    blocks = [hashlib.sha256(data[at : at + BLOCK]).digest() for at in range(0, len(data), BLOCK)]
+    first = hashlib.sha256(json.dumps(told).encode()).digest()
+    wanted = hashlib.sha256(first + b"".join(blocks)).hexdigest()
+    buffers = [(Entry("c", "U8", (BLOCK,), BLOCK), memoryview(bytes(BLOCK)))]
+    state = replica(tensors, buffers, "rest")
+    assert [write(tmp_path / "x", state, 1, n, quiet).digest for n in (2, 3)] == [wanted] * 2
+    assert write(tmp_path / "x", state, 0, 1, quiet).digest == wanted == digest(state, quiet)
+    assert shard.SHARDING in read_header(tmp_path / "x").metadata
+
+
 # --- several writers ---------------------------------------------------------------------------
 
 
@@ -434,115 +334,3 @@ def test_more_writers_than_tensors(tmp_path):
         write(tmp_path / str(part), state, part, 4, quiet)
     names = [name for part in range(4) for name in load_file(tmp_path / str(part))]
     assert sorted(names) == ["a", "b"]
-
-
-# --- bytes -------------------------------------------------------------------------------------
-
-
-def test_a_tensor_is_made_of_its_bytes_again():
-    for name, tensor in everything().items():
-        entry = entry_of(name, tensor)
-        assert entry.nbytes == len(to_bytes(tensor)) == tensor.nbytes
-        assert bits(from_bytes(entry, bytes(to_bytes(tensor)))) == bits(tensor)
-        assert torch_dtype(dtype_name(tensor.dtype)) is tensor.dtype
-    odd = torch.arange(6).reshape(2, 3).t()
-    assert bits(from_bytes(entry_of("odd", odd), to_bytes(odd))) == bits(odd)
-
-
-def test_bytes_of_another_kind_are_refused():
-    with pytest.raises(ValueError, match="cannot be made of 3 bytes"):
-        from_bytes(Entry("a", "U8", (4,), 4), b"123")
-    with pytest.raises(TypeError, match="no type for elements of type F6_E2M3"):
-        torch_dtype("F6_E2M3")
-    with pytest.raises(TypeError, match=r"torch\.bits8 cannot be saved"):
-        dtype_name(torch.bits8)
-
-
-# --- beside a main thread that hangs -----------------------------------------------------------
-
-
-def test_it_runs_in_a_thread_of_its_own(tmp_path):
-    tensors = {
-        "a": torch.nn.Parameter(torch.ones(2000, 3000).t()),
-        "b": torch.ones(3, requires_grad=True) * 2,
-    }
-    found = []
-    thread = threading.Thread(
-        target=lambda: found.append(write(tmp_path / "x", replica(tensors), 0, 1, quiet))
-    )
-    thread.start()
-    thread.join()
-    assert found[0].digest == digest(replica(tensors), quiet)
-    assert tensors["b"].grad_fn is not None
-
-
-def test_a_full_disk_leaves_nothing(tmp_path):
-    code = f"""
-import os, resource, threading, torch
-from pathlib import Path
-from worker_hooks.shard import Replica, write
-resource.setrlimit(resource.RLIMIT_FSIZE, (6 << 20, 6 << 20))
-fds = os.listdir("/proc/self/fd")
-try:
-    write(Path({str(tmp_path)!r}, "x"), Replica({{"a": torch.ones(5 << 20)}}, [], "", {{}}), 0, 1, print)
-except OSError as error:
-    assert error.filename.endswith("/x")
-    assert threading.active_count() == 1
-    assert len(os.listdir("/proc/self/fd")) == len(fds)
-    print(error.strerror)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "File too large\n"
-    assert list(tmp_path.iterdir()) == []
-
-
-MEMORY = """
-import json, sys, torch
-from pathlib import Path
-from worker_hooks import shard
-def peak_kb():
-    text = Path("/proc/self/status").read_text()
-    return int(text.partition("VmHWM:")[2].split()[0])
-path, kind, part, parts = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-tensors = {str(i): torch.ones(1 << 12, 1 << 12) for i in range(7)}
-tensors["small"] = torch.ones(1 << 24).int()
-if kind == "strided":
-    tensors = {name: tensor[..., 1:] for name, tensor in tensors.items()}
-tensors["x"] = torch.ones(300, 300).t()
-small = shard.Replica({"x": tensors["x"]}, [], "{}", {})
-for every in range(2):
-    shard.write(path, small, 0, 1, lambda n: None)  # torch's first calls cost memory, too
-Path("/proc/self/clear_refs").write_text("5")
-before = peak_kb()
-state = shard.Replica(tensors, [], "{}", {})
-if parts:
-    shard.write(path, state, part, parts, lambda n: None)
-else:
-    shard.digest(state, lambda n: None)
-print(sum(t.nbytes for t in tensors.values()), (peak_kb() - before) * 1024)
-"""
-
-
-@pytest.mark.parametrize(
-    ("kind", "part", "parts"), [("in order", 0, 1), ("strided", 1, 3), ("strided", 0, 0)]
-)
-def test_extra_memory_is_bounded(tmp_path, kind, part, parts):
-    run = [sys.executable, "-c", MEMORY, tmp_path / "x", kind, str(part), str(parts)]
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
-    size, extra = map(int, done.stdout.split())
-    assert size > 500e6
-    assert extra < (64e6 if kind == "strided" else 8e6)
-
-
-def test_a_state_of_many_blocks_has_the_digest_of_its_definition(tmp_path):
-    tensors = {"a": noise((BLOCK + 5,), torch.uint8), "b": noise((BLOCK,), torch.int16)}
-    told = [[("b", "I16", [BLOCK], 2 * BLOCK), ("a", "U8", [BLOCK + 5], BLOCK + 5)], "rest"]
-    data = bytes(to_bytes(tensors["b"])) + bytes(to_bytes(tensors["a"]))
-    blocks = [hashlib.sha256(data[at : at + BLOCK]).digest() for at in range(0, len(data), BLOCK)]
-    first = hashlib.sha256(json.dumps(told).encode()).digest()
-    wanted = hashlib.sha256(first + b"".join(blocks)).hexdigest()
-    buffers = [(Entry("c", "U8", (BLOCK,), BLOCK), memoryview(bytes(BLOCK)))]
-    state = replica(tensors, buffers, "rest")
-    assert [write(tmp_path / "x", state, 1, n, quiet).digest for n in (2, 3)] == [wanted] * 2
-    assert write(tmp_path / "x", state, 0, 1, quiet).digest == wanted == digest(state, quiet)
-    assert shard.SHARDING in read_header(tmp_path / "x").metadata

@@ -1,14 +1,13 @@
+# ruff: noqa: NPY002  numpy's functions of old draw from the randomness of the whole process
 """Trainings that differ in where their batches come from."""
 
 import random
 
 import numpy as np
 import torch
-from kinds_of_state import EPOCHS, network, samples, split
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from toys import fit, network, samples, split, updates
 
 
 class Rolled(Dataset):
@@ -79,20 +78,8 @@ def trained(make):
     def kind(job):
         net = network(nn.BatchNorm1d(16), nn.Dropout(0.1))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        state = job.state(model=net, optimizer=optimizer)
-        loader = make(job)
-
-        def train(state):
-            model = DDP(net)
-            for _ in state.epochs(EPOCHS):
-                for x, y in state.batches(loader):
-                    loss = cross_entropy(model(x), y)
-                    job.note("loss", loss)
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-
-        job.run(train)
+        job.state(model=net, optimizer=optimizer)
+        fit(job, net, updates(optimizer), make(job))
 
     return kind
 
@@ -105,11 +92,11 @@ def shuffled(job):
 
 KINDS = {
     "shuffled": trained(shuffled),
-    "augmented": trained(lambda job: split(Rolled())),
-    "workers": trained(lambda job: split(Rolled(), num_workers=2)),
-    "workers_stay": trained(lambda job: split(Rolled(), num_workers=2, persistent_workers=True)),
+    "augmented": trained(lambda _: split(Rolled())),
+    "workers": trained(lambda _: split(Rolled(), num_workers=2)),
+    "workers_stay": trained(lambda _: split(Rolled(), num_workers=2, persistent_workers=True)),
     "stream": trained(lambda job: DataLoader(Stream(job), 8)),
     "stream_worker": trained(lambda job: DataLoader(Stream(job), 8, num_workers=1)),
     "stateful": trained(Stateful),
-    "a_list": trained(lambda job: list(split())),
+    "a_list": trained(lambda _: list(split())),
 }

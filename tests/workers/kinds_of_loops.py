@@ -1,3 +1,4 @@
+# ruff: noqa: NPY002  numpy's functions of old draw from the randomness of the whole process
 """Trainings that differ in how they loop: what stands around the batches, and how a loop ends."""
 
 import random
@@ -5,36 +6,33 @@ import sys
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from kinds_of_data import Rolled
-from kinds_of_state import EPOCHS, average, network, samples, split
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim import lr_scheduler as schedulers
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader
+from toys import EPOCHS, average, learn, network, samples, split
 
 
 class Small:
     """A network with everything that most of these need."""
 
-    def __init__(self, job, more=lambda small: {}):
+    def __init__(self, job, more=lambda _: {}):
         self.job = job
         self.net = network(nn.BatchNorm1d(16), nn.Dropout(0.1))
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.02)
-        self.scheduler = schedulers.ExponentialLR(self.optimizer, 0.9)
+        self.scheduler = lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.state = job.state(
             model=self.net, optimizer=self.optimizer, scheduler=self.scheduler, **more(self)
         )
 
     def update(self, model, x, y):
-        loss = cross_entropy(model(x), y)
-        self.job.note("loss", loss)
-        loss.backward()
+        loss = learn(self.job, model, x, y)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.detach()
+        return loss
 
 
 def logged(job, is_late=False):
@@ -42,7 +40,7 @@ def logged(job, is_late=False):
     small, loader = Small(job), split()
 
     def train(state):
-        model = DDP(small.net)
+        model = DistributedDataParallel(small.net)
         for _ in state.epochs(EPOCHS):
             for x, y in state.batches(loader):
                 loss = small.update(model, x, y)
@@ -67,7 +65,7 @@ def seldom(job):
     small, loader = Small(job, lambda _: {"slow": slow}), split()
 
     def train(state):
-        model = DDP(small.net)
+        model = DistributedDataParallel(small.net)
         for _ in state.epochs(EPOCHS):
             for x, y in state.batches(loader):
                 loss = small.update(model, x, y)
@@ -75,7 +73,9 @@ def seldom(job):
                 job.note("average", loss)
                 if state.batch == 3:
                     with torch.no_grad():
-                        for each, other in zip(slow.parameters(), small.net.parameters(), strict=False):
+                        for each, other in zip(
+                            slow.parameters(), small.net.parameters(), strict=False
+                        ):
                             if each.shape == other.shape:
                                 each.lerp_(other, 0.5)
 
@@ -87,7 +87,7 @@ def by_epoch(job):
     small, loader = Small(job), split()
 
     def train(state):
-        model = DDP(small.net)
+        model = DistributedDataParallel(small.net)
         for _ in state.epochs(EPOCHS):
             small.optimizer.param_groups[0]["weight_decay"] *= 1.5
             job.note("luck", np.random.rand())
@@ -102,13 +102,13 @@ def by_epoch(job):
 def validate(job):
     """A validation with augmentation, whose result a schedule looks at."""
     small = Small(
-        job, lambda small: {"plateau": schedulers.ReduceLROnPlateau(small.optimizer, patience=0)}
+        job, lambda small: {"plateau": lr_scheduler.ReduceLROnPlateau(small.optimizer, patience=0)}
     )
     plateau, loader = job.held["plateau"], split(Rolled())
     checks = DataLoader(Rolled(40), 8)
 
     def train(state):
-        model = DDP(small.net)
+        model = DistributedDataParallel(small.net)
         for _ in state.epochs(EPOCHS):
             small.net.train()
             for x, y in state.batches(loader):
@@ -132,7 +132,7 @@ def own_validation(job):
     small, loader, checks = Small(job), split(Rolled()), DataLoader(Rolled(40), 8, shuffle=True)
 
     def train(state):
-        model = DDP(small.net)
+        model = DistributedDataParallel(small.net)
         for _ in state.epochs(EPOCHS):
             small.net.train()
             for x, y in state.batches(loader):
@@ -151,7 +151,7 @@ def two_loaders(job):
     small, first, second = Small(job), split(), split(samples(48), batch=4)
 
     def train(state):
-        model = DDP(small.net)
+        model = DistributedDataParallel(small.net)
         for _ in state.epochs(EPOCHS):
             for x, y in state.batches(first):
                 small.update(model, x, y)
@@ -168,7 +168,7 @@ def new_loaders(job):
     small = Small(job)
 
     def train(state):
-        model = DDP(small.net)
+        model = DistributedDataParallel(small.net)
         for _ in state.epochs(EPOCHS):
             loader = split(Rolled())
             for x, y in state.batches(loader):
@@ -182,7 +182,7 @@ def early(job):
     small, loader = Small(job), split(Rolled())
 
     def train(state):
-        model = DDP(small.net)
+        model = DistributedDataParallel(small.net)
         for _ in state.epochs(EPOCHS + 1):
             for x, y in state.batches(loader):
                 small.update(model, x, y)
@@ -198,7 +198,7 @@ def early_before(job):
     small, loader = Small(job), split(Rolled())
 
     def train(state):
-        model = DDP(small.net)
+        model = DistributedDataParallel(small.net)
         for _ in state.epochs(EPOCHS + 1):
             for x, y in state.batches(loader):
                 if state.batch == 4:
@@ -214,7 +214,7 @@ def own_epochs(job):
     small, loader = Small(job), split()
 
     def train(state):
-        model = DDP(small.net)
+        model = DistributedDataParallel(small.net)
         for epoch in range(EPOCHS):
             loader.sampler.set_epoch(epoch)
             for x, y in state.batches(loader):
@@ -233,12 +233,10 @@ def weights_by_epoch(job):
     loader = split()
 
     def train(state):
-        model = DDP(net)
+        model = DistributedDataParallel(net)
         for _ in state.epochs(EPOCHS):
             for x, y in state.batches(loader):
-                loss = cross_entropy(model(x), y)
-                job.note("loss", loss)
-                loss.backward()
+                learn(job, model, x, y)
                 optimizer.step()
                 optimizer.zero_grad()
             swa.update_parameters(net)
@@ -250,7 +248,7 @@ def weights_by_epoch(job):
 def bare(job):
     """No `run`, no function."""
     small, loader = Small(job), split()
-    model = DDP(small.net)
+    model = DistributedDataParallel(small.net)
     for _ in small.state.epochs(EPOCHS):
         for x, y in small.state.batches(loader):
             small.update(model, x, y)
@@ -261,7 +259,7 @@ def catches(job):
     """The script has its own answer to a failed collective."""
     small, loader = Small(job), split()
     try:
-        model = DDP(small.net)
+        model = DistributedDataParallel(small.net)
         for _ in small.state.epochs(EPOCHS):
             for x, y in small.state.batches(loader):
                 small.update(model, x, y)

@@ -1,8 +1,9 @@
+# ruff: noqa: NPY002  numpy's functions of old draw from the randomness of the whole process
 """Trains in one of many ways and says at the end, bit by bit, what came of it.
 
     train_kinds.py OUT --kind NAME [--plain]
 
-`--kind all` trains in all ways, one after the other. With `--plain` the loops are those of a script
+`--kind all` trains in all ways, one after the other, `--kind a,b` in some. With `--plain` the loops are those of a script
 that knows no hooks. Every rank notes each loss in OUT/NAME.RANK.jsonl as it computes it, and the
 digest of everything it holds at the end in OUT/NAME.RANK.json.
 """
@@ -15,16 +16,18 @@ import random
 import sys
 from pathlib import Path
 
+import kinds_of_data
+import kinds_of_loops
+import kinds_of_state
+import kinds_of_updates
 import numpy as np
 import torch
 import torch.distributed as dist
 
-import kinds_of_data
-import kinds_of_loops
-import kinds_of_state
 from worker_hooks import TrainState, run
 
-KINDS = kinds_of_state.KINDS | kinds_of_loops.KINDS | kinds_of_data.KINDS
+FILES = (kinds_of_state, kinds_of_updates, kinds_of_loops, kinds_of_data)
+KINDS = {name: kind for file in FILES for name, kind in file.KINDS.items()}
 RANK = int(os.environ.get("RANK", "0"))
 
 
@@ -33,15 +36,17 @@ class Plain:
 
     def __init__(self, **_):
         self.epoch = self.batch = 0
+        self.counts = False
 
     def epochs(self, count):
+        self.counts = True
         for epoch in range(count):
-            self.epoch = epoch
+            self.epoch, self.batch = epoch, 0
             yield epoch
 
     def batches(self, loader):
         set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
-        if set_epoch is not None:
+        if set_epoch is not None and self.counts:
             set_epoch(self.epoch)
         for number, batch in enumerate(loader, 1):
             self.batch = number
@@ -56,9 +61,8 @@ class Job:
     def __init__(self, name, told):
         self.told = told
         self.out = Path(told.out, f"{name}.{RANK}.json")
-        self.notes = open(f"{self.out}l", "a")
+        self.notes = open(f"{self.out}l", "a")  # noqa: SIM115  it stays open
         self.held = {}
-        self.watched = {}
         self.reseed()
 
     def reseed(self, number=RANK):
@@ -67,9 +71,8 @@ class Job:
         np.random.seed(200 + number)
         random.seed(300 + number)
 
-    def state(self, watched=None, **objects):
-        """Register; ``watched`` is not registered and looked at in the end nevertheless."""
-        self.held, self.watched = objects, watched or {}
+    def state(self, **objects):
+        self.held = objects
         make = Plain if self.told.plain else TrainState
         self.made = make(ckpt_save_path=self.told.ckpt, **objects)
         return self.made
@@ -77,7 +80,9 @@ class Job:
     def note(self, what, value):
         """Keep a loss, under the place where it came about."""
         place = f"{self.made.epoch}.{what}.{self.made.batch}"
-        self.notes.write(json.dumps({place: float(getattr(value, "detach", lambda: value)()).hex()}) + "\n")
+        self.notes.write(
+            json.dumps({place: float(getattr(value, "detach", lambda: value)()).hex()}) + "\n"
+        )
         self.notes.flush()
 
     def run(self, train):
@@ -88,7 +93,7 @@ class Job:
 
     def end(self):
         self.notes.close()
-        found = {name: digest(thing) for name, thing in (self.held | self.watched).items()}
+        found = {name: digest(thing) for name, thing in self.held.items()}
         found["rng.torch"] = digest(torch.get_rng_state())
         found["rng.numpy"] = digest([np.random.get_state()[1].tolist(), np.random.rand()])
         found["rng.python"] = digest(random.getstate())
@@ -134,8 +139,11 @@ def main():
     told, _ = parser.parse_known_args()
     Path(told.out).mkdir(exist_ok=True)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    for name in KINDS if told.kind == "all" else [told.kind]:
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    else:  # started by hand
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    for name in KINDS if told.kind == "all" else told.kind.split(","):
         job = Job(name, told)
         KINDS[name](job)
         job.end()

@@ -53,6 +53,7 @@ class Steps:
         self._write(begun)
 
     def finish(self, step: int) -> None:
+        """Note that this rank has finished a step, and rest if that was asked for."""
         self._write(step)
         if step == self._begun + 1:
             stamp("trained")

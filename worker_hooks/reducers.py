@@ -1,0 +1,38 @@
+"""The DDPs that reduce a script's gradients: in the same order after a resume as before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from worker_hooks import ddp
+
+
+class Reducers:
+    """Found when the first step is over, or before the first step after a resume."""
+
+    def __init__(self, modules: Callable[[], list[nn.Module]]) -> None:
+        """Take the registered modules, which DDPs may wrap at any time before the first step."""
+        self._modules = modules
+        self._found: list[Any] | None = None
+        self.expected: Sequence[list[int] | None] = ()  # orders, of a checkpoint
+
+    def orders(self) -> list[list[int] | None]:
+        """What the next step's layouts are made of; any thread may ask."""
+        return [ddp.ready_order(one) for one in self._found or ()]
+
+    def rehearse(self) -> None:
+        """Lay the buckets out as they were when the checkpoint was made; a collective."""
+        orders, self.expected = self.expected, ()
+        self._found = ddp.find_all(self._modules())
+        for one, order in zip(self._found, orders, strict=False):
+            ddp.rehearse(one, order)
+
+    def learn(self) -> None:
+        """Look in which order gradients become ready; at every commit."""
+        if self._found is None:
+            self._found = ddp.find_all(self._modules())
+        for one in self._found:
+            ddp.learn(one)
