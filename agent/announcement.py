@@ -17,13 +17,15 @@ def sentences(action: ev.CommitDump, saved: Saved, seconds: float) -> list[str]:
         told.append(
             f"the replicas disagree at step {action.step} and there is no majority: the states of "
             f"{kept} are all kept, that of {listed(action.variants[0])} is gone on from; "
-            "some memory or processor corrupts data silently"
+            "either the script does not train the same state on all ranks, or memory or a "
+            "processor corrupts data silently"
         )
     elif action.odd:
         differ = "differ" if len(action.odd) > 1 else "differs"
         told.append(
             f"{listed(action.odd)} {differ} from the other replicas at step {action.step}: memory "
-            "or a processor corrupts data silently there; the majority's state is saved"
+            "or a processor corrupts data silently there, unless the script trains ranks "
+            "differently; the majority's state is saved"
         )
     if saved.without_private:
         told.append(

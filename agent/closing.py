@@ -23,11 +23,16 @@ class Kept(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """What to say; ``lost``: why the newest step is not in ``kept``, empty if it is."""
+    """What to say.
+
+    ``lost``: why the newest step is not in ``kept``, empty if it is. ``gave_up``: why restarts
+    were left unused, empty if none were.
+    """
 
     kept: Kept | None
     lost: str
     command: str  # to go on
+    gave_up: str = ""
 
     @property
     def text(self) -> str:
@@ -36,7 +41,13 @@ class Closing(NamedTuple):
 
 
 def closing(
-    saved: str | None, lost: str, record: Record, environ: Mapping[str, str], *, is_away: bool
+    saved: str | None,
+    lost: str,
+    record: Record,
+    environ: Mapping[str, str],
+    *,
+    is_away: bool,
+    gave_up: str = "",
 ) -> Closing:
     """Look at what remains.
 
@@ -46,10 +57,11 @@ def closing(
         record: the run's.
         environ: msrun's environment.
         is_away: the person who typed the command is in another folder than the run's.
+        gave_up: why restarts were left unused, in words.
     """
     kept = (_kept(saved) if saved else None) or _older(record)
     command = "" if kept is None else _command(record, kept, environ, is_away=is_away)
-    return Closing(kept, lost, command)
+    return Closing(kept, lost, command, gave_up)
 
 
 def _kept(path: str) -> Kept | None:
@@ -82,6 +94,8 @@ def _command(record: Record, kept: Kept, environ: Mapping[str, str], *, is_away:
 
 def _lines(closing: Closing) -> Iterator[str]:
     kept = closing.kept
+    if closing.gave_up:
+        yield f"gave up: {harmless(closing.gave_up)}"
     if closing.lost:
         none = "" if kept else "; no older checkpoint remains"
         yield f"lost: {harmless(closing.lost)}{none}"
@@ -95,4 +109,4 @@ def _lines(closing: Closing) -> Iterator[str]:
 def as_json(closing: Closing) -> dict[str, Any]:
     """For programs: a part of ``failure.json``."""
     kept = None if closing.kept is None else {**closing.kept._asdict(), "command": closing.command}
-    return {"saved": kept, "lost": closing.lost or None}
+    return {"saved": kept, "lost": closing.lost or None, "gave_up": closing.gave_up or None}

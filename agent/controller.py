@@ -38,7 +38,8 @@ def decide(job: Job, event: ev.Event) -> Decision:
         return Decision(job)
     match event:
         case ev.LaunchRequested():
-            job = job._replace(best_step=max(job.best_step, job.saved_step))
+            if job.resume is not None:
+                job = job.resuming(job.resume, job.saved_step)
             return begin(move(job, event, Condition.ALWAYS), "the job begins")
         case ev.WorkerStarted():
             return _worker_started(job, event)
@@ -56,6 +57,10 @@ def decide(job: Job, event: ev.Event) -> Decision:
             return _deadline_passed(job, event)
         case ev.RankRegistered() | ev.RankRaised() | ev.RankUnreachable():
             return _rank_told(job, event)
+        case ev.CheckpointFound():
+            return Decision(job.resuming(event.path, event.step))
+        case ev.ResumeRefused():
+            return _resume_refused(job, event)
         case _:
             return dump_went_on(job, event)
 
@@ -72,6 +77,12 @@ def _is_stale(job: Job, event: ev.Event) -> bool:
             return event.attempt != job.attempt or not job.ranks[event.rank].is_alive
         case ev.LaunchRequested() | ev.StopRequested() | ev.SignalReceived():
             return False
+        case ev.CheckpointFound():  # what was saved meanwhile, or is about to be, is newer
+            is_known = job.resume is not None or job.state in DRAINING
+            return event.attempt != job.attempt or is_known
+        case ev.ResumeRefused():
+            is_begun = job.state in {JobState.STARTING, JobState.RUNNING}
+            return event.attempt != job.attempt or not is_begun
         case _:
             return not dumping.is_news(job, event)
 
@@ -179,6 +190,18 @@ def _rank_raised(job: Job, event: ev.RankRaised) -> Decision:
     if job.state in DRAINING:
         return Decision(move(job, event, Condition.ALWAYS))
     return _rank_failed(job._replace(failure=reason, is_failure_raised=True), event, reason)
+
+
+def _resume_refused(job: Job, event: ev.ResumeRefused) -> Decision:
+    """Who asked is told why, the others are stopped; another attempt would meet the same."""
+    for rank in event.ranks:
+        if job.ranks[rank].is_alive:
+            job = _known_alive(job, rank, event.attempt)
+    told = tuple(rank for rank in event.ranks if job.ranks[rank] is RankState.RUNNING)
+    job = job._replace(failure=event.why, refusal=event.why, refused=frozenset(told))
+    after = stop(move(job, event, Condition.ALWAYS), signals.SIGTERM, event.why)
+    actions = (ev.RefuseRanks(told, event.why),) if told else ()
+    return Decision(after.job, (*actions, *after.actions))
 
 
 def _stop_requested(job: Job, event: ev.StopRequested) -> Decision:

@@ -79,6 +79,27 @@ class RankRegistered:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointFound:
+    """A script asked by itself to go on: the newest checkpoint, verified, and what it holds."""
+
+    attempt: int
+    path: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRefused:
+    """A script asked by itself to go on, and nothing that was saved can be trusted.
+
+    ``ranks``: those that asked; they wait for the answer.
+    """
+
+    attempt: int
+    why: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RankRaised:
     """A rank's main thread is held at its top with an exception, its state still in memory."""
 
@@ -179,6 +200,8 @@ Event = (
     | SignalReceived
     | DeadlinePassed
     | RankRegistered
+    | CheckpointFound
+    | ResumeRefused
     | RankRaised
     | RankUnreachable
     | RankFrozen
@@ -304,6 +327,14 @@ class ReleaseRanks:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class RefuseRanks:
+    """Tell ranks that asked to go on why they cannot; they leave by themselves."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
 Action = (
     StartAttempt
     | CancelStarts
@@ -316,4 +347,5 @@ Action = (
     | CommitDump
     | AbandonDump
     | ReleaseRanks
+    | RefuseRanks
 )

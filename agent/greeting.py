@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from agent import events as ev
 from agent.links import Links
 from agent.scribe import Scribe
 from agent.spec import DumpSpec
@@ -17,6 +18,7 @@ class _Found(NamedTuple):
     """What can be gone on from."""
 
     path: str = ""  # empty: nothing was ever saved
+    step: int = 0
     skipped: tuple[str, ...] = ()  # sentences about what cannot be trusted
     refusal: str = ""
 
@@ -30,6 +32,7 @@ class Greeting:
         fallback: Path,
         links: Links,
         scribe: Scribe,
+        post: Callable[[ev.Event], None],
         say: Callable[[str], None],
         keep_place: Callable[[str], None],
     ) -> None:
@@ -40,6 +43,7 @@ class Greeting:
             fallback: where dumps go when the script's folder cannot be written.
             links: carry the answers.
             scribe: does the file work.
+            post: decides on an event.
             say: tells people one sentence.
             keep_place: remembers a folder that the run saves into; does file work.
         """
@@ -47,11 +51,13 @@ class Greeting:
         self._fallback = fallback
         self._links = links
         self._scribe = scribe
+        self._post = post
         self._say = say
         self._keep_place = keep_place
         self._kept: set[str] = set()
         self._attempt = -1
         self._resume = ""
+        self._refusal = ""
         self._paths: dict[int, str] = {}
         self._waiting: list[int] = []  # for the search
 
@@ -59,6 +65,7 @@ class Greeting:
         """An attempt begins; ``resume``: the checkpoint it goes on from, or empty."""
         self._attempt = attempt
         self._resume = resume
+        self._refusal = ""
         self._paths.clear()
         self._waiting.clear()
 
@@ -75,12 +82,20 @@ class Greeting:
             self._kept.add(path)
             self._scribe.do(lambda: self._keep_place(path), lambda _: None)
         if self._resume or not (path and hello.wants_resume):
-            self._welcome(hello.rank, _Found(self._resume))
+            self._welcome(hello.rank, self._resume)
+            return
+        if self._refusal:
+            self.refuse((hello.rank,), self._refusal)
             return
         self._waiting.append(hello.rank)
         if len(self._waiting) == 1:
             attempt, folders = self._attempt, (Path(path), self._fallback)
             self._scribe.do(lambda: _search(folders), lambda found: self._answer(attempt, found))
+
+    def refuse(self, ranks: Sequence[int], why: str) -> None:
+        """They leave by themselves then."""
+        for rank in ranks:
+            self._welcome(rank, refusal=why)
 
     def _answer(self, attempt: int, found: _Found | Exception) -> None:
         """To ranks that ask by themselves for the newest checkpoint."""
@@ -88,16 +103,21 @@ class Greeting:
             return
         if isinstance(found, Exception):
             found = _Found(refusal=f"the checkpoints cannot be looked at: {found}")
-        for sentence in (*found.skipped, *filter(None, [found.refusal])):
+        for sentence in found.skipped:
             self._say(sentence)
-        waiting, self._waiting = self._waiting, []
-        self._resume = found.path
+        waiting, self._waiting = tuple(self._waiting), []
+        self._resume, self._refusal = found.path, found.refusal
+        if found.refusal:  # the job's last words
+            self._post(ev.ResumeRefused(attempt, found.refusal, waiting))
+            return
         for rank in waiting:
-            self._welcome(rank, found)
+            self._welcome(rank, found.path)
+        if found.path:
+            self._post(ev.CheckpointFound(attempt, found.path, found.step))
 
-    def _welcome(self, rank: int, found: _Found) -> None:
+    def _welcome(self, rank: int, resume: str = "", refusal: str = "") -> None:
         fallback, times = str(self._fallback), (self._spec.update_grace_s, self._spec.stall_s)
-        self._links.send(rank, protocol.Welcome(found.path, found.refusal, fallback, *times))
+        self._links.send(rank, protocol.Welcome(resume, refusal, fallback, *times))
 
 
 def _search(folders: Sequence[Path]) -> _Found:
@@ -105,8 +125,9 @@ def _search(folders: Sequence[Path]) -> _Found:
     offered = manifests.candidates_of(folders)
     newest = manifests.newest_of(offered, skipped.append)
     if newest is not None:
-        return _Found(str(newest[0]), tuple(skipped))
+        path, manifest = newest
+        return _Found(str(path), manifest.step, tuple(skipped))
     if offered:
         refusal = f"no checkpoint in {folders[0]} can be trusted: move them away to begin anew"
-        return _Found("", tuple(skipped), refusal)
+        return _Found(skipped=tuple(skipped), refusal=refusal)
     return _Found()

@@ -69,6 +69,8 @@ class Job(NamedTuple):
     raised: frozenset[int] = frozenset()  # held at their top
     unreachable: frozenset[int] = frozenset()
     outcome: str = ""  # what became of the attempt's state, once it is known
+    refusal: str = ""  # why nothing that was saved can be gone on from, in words
+    refused: frozenset[int] = frozenset()  # were told so, and leave by themselves
     # --- what lasts
     dump: Dump | None = None  # the newest
     resume: str | None = None  # the newest checkpoint folder to go on from
@@ -76,6 +78,7 @@ class Job(NamedTuple):
     best_step: int = 0  # the newest commit that an earlier attempt reached; 0: none
     stalled: int = 0  # attempts in a row that reached no newer one
     has_hooks: bool = False  # some rank's state could be saved, ever
+    gave_up: str = ""  # why the job ended with restarts left, in words
 
     def alive(self) -> tuple[int, ...]:
         """Ranks that exist or may come to exist."""
@@ -105,6 +108,11 @@ class Job(NamedTuple):
     def newest_step(self) -> int:
         """The newest commit that a rank of this attempt is known to have reached."""
         return max(self.guarded.values(), default=NEVER)
+
+    def resuming(self, path: str, step: int) -> Job:
+        """The job once a checkpoint that holds ``step`` is known: only newer ones are progress."""
+        best = max(self.best_step, step)
+        return self._replace(resume=path, saved_step=step, best_step=best)
 
     def kept(self) -> str:
         """The checkpoint to go on from, in words; empty: there is none."""

@@ -93,6 +93,10 @@ class Output:
         told = {"role_name": self._spec.role, "rank": rank, "local_rank": local_rank}
         return Template(template).safe_substitute(told).encode()
 
+    def hush(self) -> None:
+        """Show what was written by now, and nothing that comes after it."""
+        self._tail.hush()
+
     def close(self, patience_s: float) -> bool:
         """Show what is left; False if the console took nothing for ``patience_s``."""
         return self._tail.close(patience_s)

@@ -24,19 +24,30 @@ def judge(job: Job) -> Verdict:
         return Verdict(job, Condition.STOP_WANTED, reason)
     job, told = _counted(job), fate(job)
     failure, rules = job.failure or "unknown", job.rules
+    if job.refusal:
+        return Verdict(job, Condition.HOPELESS, f"{job.refusal}{told}")
     if job.stalled >= rules.stalls:
         after = f" after step {job.best_step}" if job.best_step > 0 else ""
         why = f"{job.stalled} attempts in a row reached no commit{after}"
-        return Verdict(job, Condition.HOPELESS, f"{failure}: {why}{told}")
+        return _given_up(job, why, f"{failure}: {why}{told}")
     if job.attempt >= rules.max_restarts:
         spent = f" (all {rules.max_restarts} restarts are spent)" if rules.max_restarts else ""
         return Verdict(job, Condition.BUDGET_SPENT, f"{failure}{spent}{told}")
     if job.has_hooks and not rules.restarts_explicit and job.attempt == 0 and job.best_step == 0:
-        why = "before the first commit, so a restart would meet the same"
-        reason = f"{failure}, {why}: give --max-restarts to try nevertheless"
-        return Verdict(job, Condition.HOPELESS, reason)
+        same, hint = "so a restart would meet the same", "give --max-restarts to try nevertheless"
+        reason = f"{failure}, before the first commit, {same}: {hint}"
+        return _given_up(job, f"nothing was committed yet, {same}: {hint}", reason)
     reason = f"restart {job.attempt + 1} of {rules.max_restarts}: {failure}{told}"
     return Verdict(job, Condition.BUDGET_LEFT, reason)
+
+
+def _given_up(job: Job, why: str, reason: str) -> Verdict:
+    """No other attempt, although the budget may allow one: ``why`` then belongs in the report."""
+    budget = job.rules.max_restarts
+    left = budget - job.attempt
+    if left > 0:
+        job = job._replace(gave_up=f"{why} ({left} of {budget} restarts left unused)")
+    return Verdict(job, Condition.HOPELESS, reason)
 
 
 def _counted(job: Job) -> Job:

@@ -142,13 +142,14 @@ def _closing(
 ) -> Closing | None:
     """What is saved of a job that did not succeed; ``None`` if nothing was ever to be."""
     spec = prepared.spec
-    guarded = ending.has_hooks or spec.dump.resume is not None
+    guarded = ending.has_hooks or ending.saved is not None
     if ending.state is JobState.SUCCEEDED or not guarded:
         return None
     from agent.closing import closing
 
     known = records.read(prepared.records_folder / spec.record_id) or record
-    return closing(ending.saved, ending.lost, known, environ, is_away=spec.is_away)
+    told = ending.saved, ending.lost, known, environ
+    return closing(*told, is_away=spec.is_away, gave_up=ending.gave_up)
 
 
 def _record(prepared: Prepared, facts: Facts, environ: Mapping[str, str]) -> records.Record:

@@ -31,7 +31,14 @@ RUNNING = frozenset({JobState.STARTING, JobState.RUNNING})
 PATIENCE_S = 30.0  # of ranks that are done, with peers that are not: they may be long at it
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
-Action = ev.FreezeRanks | ev.SaveRanks | ev.CommitDump | ev.AbandonDump | ev.ReleaseRanks
+Action = (
+    ev.FreezeRanks
+    | ev.SaveRanks
+    | ev.CommitDump
+    | ev.AbandonDump
+    | ev.ReleaseRanks
+    | ev.RefuseRanks
+)
 
 
 class Ward(Protocol):
@@ -113,7 +120,7 @@ class Safeguard:
 
         spec, fallback, links = self._spec, self._fallback, self._links
         self._greeting = Greeting(
-            spec.dump, fallback, links, self._scribe, self._say, self._keep_place
+            spec.dump, fallback, links, self._scribe, self._searched, self._say, self._keep_place
         )
         self._saving = Saving(
             spec,
@@ -166,6 +173,7 @@ class Safeguard:
     def act(self, action: Action) -> None:
         """Do what was decided; it was decided because of what hooks said."""
         assert self._saving is not None
+        assert self._greeting is not None
         match action:
             case ev.FreezeRanks():
                 self._saving.freeze(action)
@@ -179,6 +187,8 @@ class Safeguard:
                 for rank in action.ranks:
                     self._ward.worker(rank).is_released = rank in self._raised
                     self._links.send(rank, protocol.Release(action.reason))
+            case ev.RefuseRanks():
+                self._greeting.refuse(action.ranks, action.reason)
 
     # --- what ranks say -------------------------------------------------------------------------
 
@@ -200,6 +210,10 @@ class Safeguard:
                 self._leave(rank, is_done=is_done)
             case _ if self._saving is not None:
                 self._saving.hear(message)
+
+    def _searched(self, event: ev.Event) -> None:
+        self._ward.settle()  # the start of who asked may not have been announced yet
+        self._ward.post(event)
 
     def _register(self, message: protocol.Registered, fds: list[int]) -> None:
         rank = message.rank

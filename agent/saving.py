@@ -79,6 +79,7 @@ class Saving:
         self._dump: _Dump | None = None
         self._is_begun = False  # its folder is there
         self._frozen_s = 0.0  # monotonic: the order to freeze
+        self._why = ""  # the failure that the dump answers
         self._order: ev.SaveRanks | None = None  # the newest
         self._owed: defaultdict[int, deque[int]] = defaultdict(deque)  # rank -> rounds to answer
         self._written: dict[int, protocol.Written] = {}
@@ -94,6 +95,7 @@ class Saving:
         if action.dump_id != self._dump_id:
             self._dump_id = action.dump_id
             self._frozen_s = time.monotonic()
+            self._why = action.reason
             self._owed.clear()
             self._written.clear()
         for rank in action.ranks:
@@ -116,7 +118,7 @@ class Saving:
         if not place:
             self._fail(action, "the script names no ckpt_save_path")
             return
-        layout = DumpLayout.of_step(Path(place), action.step)
+        layout = DumpLayout.of_step(Path(place), action.step, self._spec.record_id)
         draft = Draft(layout, action.step, self._spec.ranks_here, self._pages.all())
         self._is_begun = False
         begun = self._dump = _Dump(action, draft, time.monotonic())
@@ -170,7 +172,7 @@ class Saving:
             world_size=self._spec.world_size,
             attempt=self._attempt,
             record_id=self._spec.record_id,
-            reason=action.reason,
+            reason=self._why,
         )
         began_s = time.monotonic()
         self._scribe.do(

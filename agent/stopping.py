@@ -15,6 +15,7 @@ from agent.restarts import judge
 from agent.state import Condition, JobState, RankState, next_state
 
 FAILED_EXIT = 1
+REFUSED_EXIT = 2  # as for every other request that cannot be met
 SIGNAL_EXIT_BASE = 128  # the shell's convention: 128 + signal
 
 
@@ -51,10 +52,13 @@ def begin(job: Job, reason: str) -> Decision:
 
 
 def stop(job: Job, signum: int, reason: str) -> Decision:
-    """Ask ranks to leave; those held at their top leave with their own traceback and code."""
+    """Ask ranks to leave; those held at their top leave with their own traceback and code.
+
+    Those that are refused leave by themselves.
+    """
     job = job._replace(sent_signal=signum)
     running = job.having(RankState.RUNNING)
-    asked = [rank for rank in running if rank not in job.raised]
+    asked = [rank for rank in running if rank not in job.raised | job.refused]
     held = tuple(rank for rank in running if rank in job.raised)
     actions: tuple[ev.Action, ...] = signal_ranks(asked, signum, reason)
     if held:
@@ -83,7 +87,7 @@ def all_gone(job: Job, event: ev.Event) -> Decision:
     if condition is Condition.BUDGET_LEFT:
         begun = begin(moved._replace(attempt=job.attempt + 1), reason)
         return Decision(begun.job, (ev.Sweep(reason), *begun.actions))
-    exit_code = FAILED_EXIT
+    exit_code = REFUSED_EXIT if job.refusal else FAILED_EXIT
     if job.stop_signal is not None:
         exit_code = SIGNAL_EXIT_BASE + job.stop_signal
     return Decision(moved, (ev.Sweep(reason), ev.Finish(moved.state, exit_code, reason)))

@@ -47,6 +47,7 @@ class Ending:
     saved: str | None = None  # the newest checkpoint folder, if any is known
     lost: str = ""  # why the newest step is not in it, in words
     has_hooks: bool = False  # some rank's state could be saved
+    gave_up: str = ""  # why restarts were left unused, in words
 
 
 def first_job(spec: JobSpec) -> Job:
@@ -283,6 +284,8 @@ class Supervisor:
                 self._sweep()
             case ev.Finish():
                 self._finish(action)
+            case ev.RefuseRanks():
+                self._refuse(action)
             case _:
                 self._safeguard.act(action)
 
@@ -309,6 +312,13 @@ class Supervisor:
                     processes.signal_group(worker.pid, action.signum)
                 else:  # for the rank, not for the programs it started
                     processes.signal_one(worker.pid, action.signum)
+
+    def _refuse(self, action: ev.RefuseRanks) -> None:
+        """What each rank says then in its log, is said to people once and by msrun."""
+        self._output.hush()
+        for rank in action.ranks:
+            self._workers[rank].told = True
+        self._safeguard.act(action)
 
     def _set_deadline(self, action: ev.SetDeadline) -> None:
         if self._deadline is not None:
@@ -342,6 +352,7 @@ class Supervisor:
             job.resume,
             lost(job),
             job.has_hooks,
+            job.gave_up,
         )
         self._loop.stop()
 

@@ -6,6 +6,7 @@ terminal holds up nothing but the view. The kernel says when a file grew (inotif
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -59,6 +60,7 @@ class Follower:
         self._copy = copy
         self._file = os.open(view.path, os.O_RDONLY | os.O_CLOEXEC)
         self._partial = b""
+        self._end: int | None = None  # where to stop reading
 
     def fileno(self) -> int:
         """Its descriptor."""
@@ -70,7 +72,10 @@ class Follower:
         Raises:
             OSError: it cannot be read.
         """
-        chunk = os.read(self._file, CHUNK_BYTES)
+        size = CHUNK_BYTES
+        if self._end is not None:
+            size = min(size, max(0, self._end - os.lseek(self._file, 0, os.SEEK_CUR)))
+        chunk = os.read(self._file, size)
         if not chunk:
             return False
         if self.view.prefix is None:
@@ -82,6 +87,11 @@ class Follower:
             self._partial = lines.pop()
         self._show(lines, write)
         return True
+
+    def hush(self) -> None:
+        """Read what is there by now, and nothing that comes after it. From another thread."""
+        with contextlib.suppress(OSError):  # finished meanwhile
+            self._end = os.fstat(self._file).st_size
 
     def finish(self, write: Callable[[int, bytes], None]) -> None:
         """Show a last line that has no end, and read no more."""
@@ -159,6 +169,13 @@ class Tail:
                 continue  # it is gone or was never made: nothing to show
             except OSError as error:
                 self._trouble(view.path, error, "show")
+
+    def hush(self) -> None:
+        """Of the files followed by now, show what is there and nothing that comes after it."""
+        with self._lock:
+            wanted = [follower for followers in self._wanted for follower in followers]
+        for follower in (*self._followers, *wanted):
+            follower.hush()
 
     def close(self, patience_s: float) -> bool:
         """Show what is left and stop; False if the console took nothing for ``patience_s``."""

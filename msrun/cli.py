@@ -68,7 +68,7 @@ def _launch(argv: Sequence[str]) -> int:
     if request.origin is not None:
         from msrun.origin import go_on
 
-        dump = go_on(request.job.dump, request.origin, _say)
+        dump = go_on(request.job.dump, request.origin, request.job.world_size, _say)
         request = request._replace(job=request.job._replace(dump=dump))
     if request.verbose:
         _say(words(request.job))

@@ -19,7 +19,7 @@ class Origin(NamedTuple):
     prefers_own: bool = False  # what the lineage saved comes first, whatever else is newer
 
 
-def go_on(dump: DumpSpec, origin: Origin, say: Callable[[str], None]) -> DumpSpec:
+def go_on(dump: DumpSpec, origin: Origin, world_size: int, say: Callable[[str], None]) -> DumpSpec:
     """Find the newest verified checkpoint; ``say`` what is skipped and what is taken.
 
     Two runs may have saved into one folder, so a run goes on from a step of its own, if it has any.
@@ -49,6 +49,11 @@ def go_on(dump: DumpSpec, origin: Origin, say: Callable[[str], None]) -> DumpSpe
     path, manifest = best
     run = lineage[0] if lineage and manifest.record_id in lineage else manifest.record_id
     say(f"resuming step {manifest.step} of run {run} from {path}")
+    if manifest.world_size != world_size:
+        say(
+            f"it was saved by {manifest.world_size} ranks, now there are {world_size}: training "
+            "goes on, but not bit for bit as it would have"
+        )
     before = dict.fromkeys((*lineage[:1], manifest.record_id, *lineage[1:]))
     return dump._replace(
         resume=path.absolute(), resume_step=manifest.step, lineage=tuple(before)[:LINEAGE]

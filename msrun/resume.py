@@ -126,10 +126,16 @@ def _named(name: str, environ: Mapping[str, str]) -> Record:
 
 
 def _newest(saved: Sequence[Record]) -> Record:
-    """The newest run of this folder that has ended, else the newest anywhere."""
-    known = [record for record in saved if record.cwd == os.getcwd()] or saved
-    if not known:
+    """The newest run of this folder that has ended; another folder's is not taken unasked."""
+    if not saved:
         raise UsageError("no run of this user on this host has saved a checkpoint")
+    known = [record for record in saved if record.cwd == os.getcwd()]
+    if not known:
+        other = saved[0]
+        raise UsageError(
+            "no run that was started in this folder has saved a checkpoint; the newest elsewhere "
+            f"is of {other.cwd}: msrun --resume {other.record_id}"
+        )
     record = next((record for record in known if not record.is_alive()), known[0])
     word = look(record).word
     if word is not None and word.state == JobState.SUCCEEDED.value:

@@ -108,20 +108,23 @@ MANIFEST = "manifest.json"
 class DumpLayout(NamedTuple):
     """Every path of one dump or checkpoint folder.
 
-    A dump is written into ``folder`` with ``_tmp`` at its end; the rename is its commit.
+    A dump is written into ``folder`` with the writing run's id and ``_tmp`` at its end; the rename
+    is its commit.
     """
 
     folder: Path  # where it is or will be, once complete
+    record_id: str = ""  # of the run that writes: two may save the same step into one place
 
     @property
     def unfinished(self) -> Path:
         """The folder while it is written."""
-        return self.folder.parent / (self.folder.name + UNFINISHED)
+        owner = f".{self.record_id}" if self.record_id else ""
+        return self.folder.parent / f"{self.folder.name}{owner}{UNFINISHED}"
 
     @staticmethod
-    def of_step(ckpt_save_path: Path, step: int) -> DumpLayout:
+    def of_step(ckpt_save_path: Path, step: int, record_id: str = "") -> DumpLayout:
         """The dump of a global step."""
-        return DumpLayout(ckpt_save_path / f"{DUMP}{step}")
+        return DumpLayout(ckpt_save_path / f"{DUMP}{step}", record_id)
 
     @staticmethod
     def shard(rank: int, epoch: int, batch: int) -> str:

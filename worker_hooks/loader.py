@@ -33,6 +33,8 @@ from worker_hooks.worker_rng import Workers, dataset_owners
 
 log = logging.getLogger("msrun")
 
+LONG_S = 1.0  # what passing over batches may take without a word
+
 START = "data.start."  # randomness as the epoch began
 BORN = "data.born."  # randomness as the persistent workers were made
 NOW = "data.now."  # generators that belong to the loader, its samplers and its data set
@@ -303,4 +305,5 @@ def _drop(
             after_first()
     if count and way is not Way.SAMPLER:
         took_s = time.monotonic() - began
-        log.warning("%d consumed batches were loaded and dropped in %.1f s", count, took_s)
+        level = logging.WARNING if took_s > LONG_S else logging.INFO
+        log.log(level, "%d consumed batches were loaded and dropped in %.1f s", count, took_s)

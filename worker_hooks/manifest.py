@@ -21,7 +21,7 @@ FORMAT = 1
 _THREADS = 8  # more do not make a disk faster
 _END_S = 1 << 40  # seconds since the epoch that no clock shows
 _SHOWN = 3  # damages of one folder that are said
-_NAME = re.compile(rf"{DUMP}(\d+)(?:_replaced_\d+)?({UNFINISHED})?")
+_NAME = re.compile(rf"{DUMP}(\d+)(?:_replaced_\d+|\.[^/]+(?={UNFINISHED}))?({UNFINISHED})?")
 _RANKS = ("odd", "without_private", "stale_private")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

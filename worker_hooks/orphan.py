@@ -156,7 +156,8 @@ class _Alone:
         why = ""
         for place in filter(None, places):
             try:
-                self._write(DumpLayout.of_step(Path(place), self._step))
+                told = self._guard.told
+                self._write(DumpLayout.of_step(Path(place), self._step, told.record_id))
             except OSError as error:
                 why = f"{error.strerror}: {place}"
                 log.error("rank %d cannot save: %s", self._rank, why)  # noqa: TRY400

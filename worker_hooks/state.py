@@ -211,10 +211,6 @@ class TrainState:
                 self._enter(Phase.IDLE)
                 self._boundary()
 
-    def commit(self) -> None:
-        """Make the present moment a commit, in a loop that does not use :meth:`batches`."""
-        self._boundary()
-
     def finish(self) -> None:
         """Training is over: the last commit, the callbacks' end. ``epochs`` and ``run`` call it."""
         self._end()

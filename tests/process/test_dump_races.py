@@ -380,7 +380,7 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
     assert not sent[1:]
     saving.save(ev.SaveRanks(1, 5, (0,), (), 1, "", round=1))
     poll(lambda: sent[1:], within_s=5)
-    assert sent[-1][1].folder == str(tmp_path / "dumps" / f"{STEP_5}_tmp")
+    assert sent[-1][1].folder == str(tmp_path / "dumps" / f"{STEP_5}.id_tmp")
     later.pop()[1](dump)  # too late to matter
     assert len(posted) == 1
     disk.set()

@@ -110,7 +110,7 @@ def test_flags_given_now_win_and_the_size_may_change(msrun, home):
 def test_a_run_is_gone_on_with_from_anywhere_in_its_own_folder(msrun, home, tmp_path):
     record = failed(msrun, home)
     saved(home / "ckpt", run=record.record_id)
-    ended = call(msrun, tmp_path, "--resume", LEAVE="4")
+    ended = call(msrun, tmp_path, "--resume", record.record_id, LEAVE="4")
     assert ended.code == 1
     assert {rank["cwd"] for rank in told(home)} == {str(home)}
     assert ended.err.splitlines()[-1] == f"msrun --resume {newest(msrun).record_id}"

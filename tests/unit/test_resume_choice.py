@@ -73,10 +73,12 @@ def test_without_a_name_it_is_the_newest_ended_run_of_this_folder(environ, tmp_p
     assert not request.job.is_away
 
 
-def test_without_a_run_of_this_folder_it_is_the_newest_anywhere(environ, tmp_path):
+def test_a_run_of_another_folder_must_be_named(environ, tmp_path):
     away = elsewhere(tmp_path)
     remember(environ, "a", cwd=away)
-    request = parse(["--resume"], environ)
+    said = refused(["--resume"], environ)
+    assert f"of {away}: msrun --resume a" in said
+    request = parse(["--resume", "a"], environ)
     assert request.job.is_away
     assert Path.cwd() == away
     assert request.origin.lineage == ("a",)
@@ -162,7 +164,7 @@ def test_a_folder_of_a_run_that_is_gone_is_said(environ, tmp_path):
     remember(environ, "a", cwd=away)
     (away / "train.py").unlink()
     away.rmdir()
-    assert "the folder of run a cannot be entered" in refused(["--resume"], environ)
+    assert "the folder of run a cannot be entered" in refused(["--resume", "a"], environ)
 
 
 # --- which command line ------------------------------------------------------------------------
@@ -242,9 +244,9 @@ def test_missing_variables_of_the_launch_come_back_and_present_ones_stay(environ
 def test_paths_typed_elsewhere_are_those_of_that_place(environ, tmp_path):
     here = Path.cwd()
     remember(environ, "a", "--log_dir=logs", "train.py", cwd=elsewhere(tmp_path))
-    assert parse(["--resume"], environ).job.logs.log_dir == tmp_path / "elsewhere" / "logs"
+    assert parse(["--resume", "a"], environ).job.logs.log_dir == tmp_path / "elsewhere" / "logs"
     os.chdir(here)
-    assert parse(["--resume", "--log_dir=new"], environ).job.logs.log_dir == here / "new"
+    assert parse(["--resume", "a", "--log_dir=new"], environ).job.logs.log_dir == here / "new"
 
 
 @pytest.mark.parametrize(
@@ -293,8 +295,15 @@ def test_the_next_word_is_a_run_a_folder_or_the_script(environ, following, is_or
 # --- which checkpoint --------------------------------------------------------------------------
 
 
-def dump(origin: Origin, said: list[str]) -> DumpSpec:
-    return go_on(DumpSpec(), origin, said.append)
+def dump(origin: Origin, said: list[str], world_size: int = 2) -> DumpSpec:
+    return go_on(DumpSpec(), origin, world_size, said.append)
+
+
+def test_another_number_of_ranks_is_said(tmp_path):
+    saved(tmp_path, "tft_saved_checkpoints-step_5", step=5)
+    said = []
+    dump(Origin((tmp_path,)), said, world_size=3)
+    assert said[1].startswith("it was saved by 2 ranks, now there are 3")
 
 
 def test_the_newest_whole_checkpoint_of_all_places_is_taken(tmp_path):
