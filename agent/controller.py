@@ -38,8 +38,7 @@ def decide(job: Job, event: ev.Event) -> Decision:
         return Decision(job)
     match event:
         case ev.LaunchRequested():
-            if job.resume is not None:
-                job = job.resuming(job.resume, job.saved_step)
+            job = job._replace(best_step=max(job.best_step, job.saved_step))
             return begin(move(job, event, Condition.ALWAYS), "the job begins")
         case ev.WorkerStarted():
             return _worker_started(job, event)
@@ -55,12 +54,14 @@ def decide(job: Job, event: ev.Event) -> Decision:
             return Decision(moved, signal_ranks(moved.having(RankState.RUNNING), event.signum, why))
         case ev.DeadlinePassed():
             return _deadline_passed(job, event)
-        case ev.RankRegistered() | ev.RankRaised() | ev.RankUnreachable():
-            return _rank_told(job, event)
-        case ev.CheckpointFound():
-            return Decision(job.resuming(event.path, event.step))
-        case ev.ResumeRefused():
-            return _resume_refused(job, event)
+        case (
+            ev.RankRegistered()
+            | ev.RankRaised()
+            | ev.RankUnreachable()
+            | ev.CheckpointFound()
+            | ev.ResumeRefused()
+        ):
+            return _hooks_told(job, event)
         case _:
             return dump_went_on(job, event)
 
@@ -163,9 +164,18 @@ def _rank_failed(job: Job, event: ev.WorkerExited | ev.RankRaised, reason: str) 
     return all_gone(job, event)
 
 
-def _rank_told(job: Job, event: ev.RankRegistered | ev.RankRaised | ev.RankUnreachable) -> Decision:
-    """What a rank with hooks says without being asked."""
+_Told = (
+    ev.RankRegistered | ev.RankRaised | ev.RankUnreachable | ev.CheckpointFound | ev.ResumeRefused
+)
+
+
+def _hooks_told(job: Job, event: _Told) -> Decision:
+    """What ranks with hooks say without being asked, and what a search for them came to."""
     match event:
+        case ev.CheckpointFound():
+            return Decision(job.resuming(event.path, event.step))
+        case ev.ResumeRefused():
+            return _resume_refused(job, event)
         case ev.RankRegistered():  # perhaps once more, after it let go
             job = job._replace(unreachable=job.unreachable - {event.rank})
             return Decision(job.with_step(event.rank, event.step))

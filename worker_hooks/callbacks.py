@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 
 class Training(Protocol):
@@ -64,6 +65,14 @@ class Callback(Protocol):
 
     def end(self, state: Training) -> None:
         """Training is over."""
+
+
+def tell(callbacks: Iterable[Any], moment: str, state: Training) -> None:
+    """Call the method ``moment`` of those callbacks that have it."""
+    for callback in callbacks:
+        method = getattr(callback, moment, None)
+        if method is not None:
+            method(state)
 
 
 class LossMonitor:

@@ -17,8 +17,11 @@ def run(train: Callable[[TrainState], Result], state: TrainState) -> Result:
     An exception is held here while the state is saved, before anything is unwound further.
 
     Raises:
+        TypeError: these are not a function and a TrainState, in this order.
         Exception: what ``train`` raised.
     """
+    if not callable(train) or not isinstance(state, TrainState):
+        raise TypeError("run(train, state) takes your training function and its TrainState")
     try:
         result = train(state)
     except Exception as error:

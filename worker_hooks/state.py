@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 
 from worker_hooks import orphan, resume, tft
+from worker_hooks.callbacks import tell
 from worker_hooks.env import ENABLE_TFT, Told
 from worker_hooks.fault import Plan
 from worker_hooks.guard import Guard
@@ -85,6 +86,8 @@ class TrainState:
         self.callbacks = tuple(callbacks)
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
         given = {name: thing for name, thing in (named | objects).items() if thing is not None}
+        if not given:
+            raise ValueError("TrainState() has nothing to save: give model=..., optimizer=...")
         self._told = told = Told.read(os.environ)
         self._drill = Plan.decode(told.drill)
         self._saboteur = Saboteur.from_env(os.environ, told.rank, told.attempt)
@@ -109,14 +112,14 @@ class TrainState:
         self._present: object = None  # the loop over batches() that was begun last
         self._is_watching = False
         self._reducers = Reducers(self._modules)
+        wants_resume = str(is_recover).lower() in {"1", "true"}
         is_wanted = tft.is_enabled(os.environ)
-        welcome = self._guard.greet(wants_resume=bool(is_recover)) if is_wanted else None
-        if welcome is None and told.rank == 0:
-            why = "start it with msrun, and msrun will" if is_wanted else f"{ENABLE_TFT} says so"
-            log.warning("TrainState: nothing guards this run; %s", why)
+        welcome = self._guard.greet(wants_resume=wants_resume) if is_wanted else None
+        if told.rank == 0:
+            self._say_what_is_saved(is_guarded=welcome is not None, is_wanted=is_wanted, path=path)
         self._resumed: resume.Point | None = None
         folder = Path(welcome.resume) if welcome is not None and welcome.resume else None
-        if welcome is None and is_recover and path:
+        if welcome is None and wants_resume and path:
             folder = resume.find(path)
         if folder is not None:
             self._resumed = resume.restored(self._ledger.pieces, folder, told)
@@ -125,8 +128,7 @@ class TrainState:
             self._ledger.step = self._resumed.step
             self._ledger.usual = self._resumed.usual
             self._guard.resumed_step = self._resumed.step
-        for callback in self.callbacks:
-            _call(callback, "begin", self)
+        tell(self.callbacks, "begin", self)
 
     # --- for the script -------------------------------------------------------------------------
 
@@ -147,7 +149,14 @@ class TrainState:
         self._loss_is_told = True
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Epochs that are still to be trained, of ``count`` in all."""
+        """Epochs that are still to be trained, of ``count`` in all.
+
+        Raises:
+            TypeError: ``count`` is no whole number.
+            ValueError: it was called before, to its end.
+        """
+        if not isinstance(count, int):
+            raise TypeError(f"epochs() takes the count of all epochs, not {count!r}")
         if self._is_done:
             raise ValueError("epochs() was called again: give the count of all epochs at once")
         self._counts_epochs = True
@@ -156,12 +165,12 @@ class TrainState:
             if self._resumed is not None:
                 resume.begin_epoch(self._resumed)
             self._ledger.private.begin_epoch()
-            for callback in self.callbacks:
-                _call(callback, "epoch_begin", self)
+            tell(self.callbacks, "epoch_begin", self)
             yield epoch
             self._guard.gate.pause()
-            for callback in self.callbacks:
-                _call(callback, "epoch_end", self)
+            if not self._loop and not self._is_watching and self.rank == 0:
+                log.warning("nothing is saved of epoch %d: loop over state.batches(loader)", epoch)
+            tell(self.callbacks, "epoch_end", self)
         self.finish()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -220,8 +229,7 @@ class TrainState:
         self._is_done = self._guard.is_done = True
         if self._saboteur is not None:
             self._saboteur.disarm()
-        for callback in self.callbacks:
-            _call(callback, "end", self)
+        tell(self.callbacks, "end", self)
         if self._witness is not None and self._ledger.page is not None:
             self._witness.finish(self.step, *self._ledger.digests())
 
@@ -230,6 +238,19 @@ class TrainState:
         self._guard.raised(error)
 
     # --- the machine ----------------------------------------------------------------------------
+
+    def _say_what_is_saved(self, *, is_guarded: bool, is_wanted: bool, path: str) -> None:
+        """Once a run, by rank 0."""
+        if not is_wanted:
+            log.warning("TrainState: nothing guards this run: %s says so", ENABLE_TFT)
+        elif not is_guarded and not self._told.hooks:
+            log.warning(
+                "TrainState: nothing guards this run; under msrun a dead rank loses nothing"
+            )
+        elif not is_guarded:
+            log.warning("TrainState: nothing guards this state: its rank has another one")
+        elif not path:
+            log.warning("TrainState: no ckpt_save_path: what is saved goes to the run's log folder")
 
     def _save_path(self, given: str | os.PathLike[str] | None) -> str:
         offered = [getattr(callback, "ckpt_save_path", None) for callback in self.callbacks]
@@ -274,8 +295,7 @@ class TrainState:
         self.batch += 1
         if feed.is_stateful:
             self._set_meta(feed, loop, is_over=False)
-        for callback in self.callbacks:
-            _call(callback, "step_begin", self)
+        tell(self.callbacks, "step_begin", self)
         self._enter(Phase.FORWARD)
         return batch
 
@@ -369,16 +389,9 @@ class TrainState:
         self._guard.gate.commit(lambda: self._ledger.commit(position or self._position()))
         if self._witness is not None:
             self._witness.commit(self.step, time.monotonic())
-        for callback in self.callbacks:
-            _call(callback, "step_end", self)
+        tell(self.callbacks, "step_end", self)
         self._loss_is_told = False
 
     def _at_dump(self) -> None:
         if self._saboteur is not None:
             self._saboteur.at_dump()
-
-
-def _call(callback: Any, moment: str, state: TrainState) -> None:
-    method = getattr(callback, moment, None)
-    if method is not None:
-        method(state)

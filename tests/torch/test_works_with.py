@@ -228,7 +228,7 @@ def test_under_torchrun_the_same_scripts_train_unchanged(launcher: Launcher, pla
     assert done.ended.code == 0, done.ended.out
     for kind in kinds(plain):
         assert done.results(kind) == plain.results(kind), kind
-    said = done.ended.out.count("nothing guards this run; start it with msrun, and msrun will")
+    said = done.ended.out.count("nothing guards this run; under msrun a dead rank loses nothing")
     assert said == len(kinds(plain))
     assert not (folder / "checkpoints").exists()
 
@@ -243,7 +243,7 @@ def test_under_plain_python_too(launcher: Launcher) -> None:
     done = python_of(launcher, "python", f"--kind={','.join(some)}")
     for kind in some:
         assert done.results(kind, 1) == expected.results(kind, 1), kind
-    assert done.ended.out.count("nothing guards this run; start it with msrun") == len(some)
+    assert done.ended.out.count("nothing guards this run; under msrun") == len(some)
 
 
 def test_a_script_can_be_told_to_leave_it(launcher: Launcher, plain: Run) -> None:
@@ -251,7 +251,7 @@ def test_a_script_can_be_told_to_leave_it(launcher: Launcher, plain: Run) -> Non
     words = msrun_of(f"--worker_num={RANKS}", SCRIPT, "out", "--kind=clip")
     done = run(launcher, folder, *words, MS_ENABLE_TFT="{TTP:0}")
     assert done.ended.code == 0, done.ended.out
-    assert "nothing guards this run; MS_ENABLE_TFT says so" in done.ended.out
+    assert "nothing guards this run: MS_ENABLE_TFT says so" in done.ended.out
     assert done.results("clip") == plain.results("clip")
     lines = (folder / "logs" / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from replicas import OLD_PATH
 
@@ -18,6 +18,7 @@ from agent.state import JobState
 if TYPE_CHECKING:
     from promises import Watch
 
+BEGUN = (JobState.STARTING, JobState.RUNNING)
 BUSY = (JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING)
 
 
@@ -52,6 +53,7 @@ class DumpWatch:
         self.best = max(self.saved, 0)
         self.stalled = 0
         self.ever_registered = False
+        self.is_refused = False
         self.paths: dict[int, str] = {}
 
     def reachable(self) -> set[int]:
@@ -74,6 +76,8 @@ class DumpWatch:
         match event:
             case ev.WorkerExited():
                 self.reached(event.step)
+            case ev.CheckpointFound() | ev.ResumeRefused() if self.is_now(event):
+                self.searched(before, event)
             case ev.RankRegistered() if self.is_alive(event):
                 self.registered.add(event.rank)
                 self.cut.discard(event.rank)
@@ -91,7 +95,17 @@ class DumpWatch:
             case _ if self.open and getattr(event, "dump_id", None) == self.last_id:
                 self.answered(before, event, rank)
 
-    def is_now(self, event: ev.DeadlinePassed) -> bool:
+    def searched(self, before: Job, event: ev.CheckpointFound | ev.ResumeRefused) -> None:
+        if isinstance(event, ev.ResumeRefused):
+            self.is_refused = self.is_refused or before.state in BEGUN
+            return
+        if self.path is not None:
+            return
+        self.path, self.saved, self.best = event.path, event.step, max(self.best, event.step)
+        if (self.node.job.resume, self.node.job.saved_step) != (self.path, self.saved):
+            self.broken(f"{event} is forgotten")
+
+    def is_now(self, event: Any) -> bool:
         return event.attempt == self.watch.starts - 1
 
     def is_alive(self, event: ev.RankRegistered | ev.RankUnreachable | ev.RankRaised) -> bool:
@@ -189,6 +203,9 @@ class DumpWatch:
                 self.check_commit(action)
             case ev.AbandonDump():
                 self.abandon(action)
+            case ev.RefuseRanks():
+                if not self.is_refused or set(action.ranks) - self.watch.running:
+                    self.broken(f"{action}: nobody waits for that")
             case ev.ReleaseRanks():
                 loose = set(action.ranks) - self.watch.running - self.held
                 if loose or not action.ranks:
@@ -300,6 +317,8 @@ class DumpWatch:
     def is_hopeless(self, attempt: int) -> bool:
         """At an attempt's end: whether another one would meet the same."""
         rules, self_first = self.node.rules, attempt == 0
+        if self.is_refused:
+            return True
         if not self.ever_registered:
             return False
         self.stalled = 0 if self.newest > self.best else self.stalled + 1

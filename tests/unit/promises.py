@@ -96,7 +96,7 @@ class Watch:
         heard = {
             rank
             for each in actions
-            if isinstance(each, ev.SignalRanks | ev.ReleaseRanks)
+            if isinstance(each, ev.SignalRanks | ev.ReleaseRanks | ev.RefuseRanks)
             for rank in each.ranks
         }
         missed = expected - heard
@@ -194,7 +194,7 @@ class Watch:
         if succeeded and not self.told_to_stop and first is None:
             expected = (JobState.SUCCEEDED, 0)
         elif stuck or self.asked is None:
-            expected = (JobState.FAILED, 1)
+            expected = (JobState.FAILED, 2 if self.dump.is_refused and not stuck else 1)
         else:
             expected = (JobState.STOPPED, 128 + self.asked)
         if (finish.state, finish.exit_code) != expected or finish.state is not self.node.job.state:

@@ -38,6 +38,7 @@ class Climate:
     flip: float  # a bit flipped in a replica
     bad: tuple[bool, bool]  # places that cannot be written
     no_commit: float  # a manifest fails, for the place's fault or another
+    old: str  # what a script that asks by itself to go on finds: nothing, a checkpoint or damage
 
 
 @dataclass(slots=True)
@@ -83,11 +84,15 @@ class Replicas:
         self.climate = climate(node.rng)
         self.disk = Disk()
         self.training = Training(0, 0.0, 0)
+        self.is_searched = False
+        self.asking: list[Process] = []
 
     def begin(self, action: ev.StartAttempt) -> None:
         base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
         rate = self.rng.choice((0.05, 1.0, 2.0, 5.0))
         self.training = Training(base, rate, len(self.node.rules.ranks))
+        self.is_searched = action.resume is not None or self.climate.old == "nothing"
+        self.asking = []
 
     # --- what ranks do by themselves
 
@@ -100,6 +105,11 @@ class Replicas:
         training, node = self.training, self.node
         if not process.alive or process.attempt != node.job.attempt:
             return
+        if process.has_hooks and not self.is_searched:
+            self.asking.append(process)
+            if len(self.asking) == 1:
+                node.after(self.rng.random() * 2.0, self.searched, process.attempt)
+            return
         if process.has_hooks:
             process.is_registered = process.is_linked = True
             self.say(process, ev.RankRegistered(process.rank, process.attempt, training.base))
@@ -108,6 +118,21 @@ class Replicas:
         training.missing -= 1
         if not training.missing and training.stalled_at is None:
             training.began_at = node.now
+
+    def searched(self, attempt: int) -> None:
+        """Whoever asked is told what to go on from; the controller hears of it before."""
+        node = self.node
+        if attempt != node.job.attempt or self.is_searched:
+            return
+        asked = [each for each in self.asking if each.announced_at <= node.now]
+        if self.climate.old == "damage":
+            ranks = tuple(each.rank for each in asked)
+            node.tell(ev.ResumeRefused(attempt, "nothing can be trusted", ranks), node.now)
+            return
+        self.is_searched, self.training.base = True, OLD_STEP
+        node.tell(ev.CheckpointFound(attempt, OLD_PATH, OLD_STEP), node.now)
+        for process in self.asking:
+            node.after(0.0, self.join, process)
 
     def cut(self, process: Process) -> None:
         if process.alive and process.is_linked:
@@ -200,10 +225,14 @@ class Replicas:
                 self.commit(action)
             case ev.AbandonDump():
                 self.disk.committing = None
-            case ev.ReleaseRanks():
-                for process in (node.processes[rank] for rank in action.ranks):
-                    if process.is_held:
-                        node.after(self.rng.random(), node.die, process, 1)
+            case ev.ReleaseRanks() | ev.RefuseRanks():
+                exit_code = 2 if isinstance(action, ev.RefuseRanks) else 1
+                self.let_leave([node.processes[rank] for rank in action.ranks], exit_code)
+
+    def let_leave(self, processes: list[Process], exit_code: int) -> None:
+        for process in processes:
+            if process.is_held or process in self.asking:
+                self.node.after(self.rng.random(), self.node.die, process, exit_code)
 
     def freeze(self, process: Process, dump_id: int) -> None:
         if process.alive and process.is_linked:
@@ -302,4 +331,5 @@ def climate(rng: Random) -> Climate:
         flip=pick((0.0, 0.0, 0.3, 0.5)),
         bad=(rng.random() < 0.15, rng.random() < 0.3),
         no_commit=pick((0.0, 0.0, 0.5)),
+        old=pick((*["nothing"] * 12, "checkpoint", "checkpoint", "damage")),
     )

@@ -43,6 +43,7 @@ def test_the_last_line_is_what_to_type(environ, tmp_path, others, is_away, comma
     assert as_json(found) == {
         "saved": {"step": 412, "world_size": 2, "path": str(folder), "command": command},
         "lost": None,
+        "gave_up": None,
     }
 
 
@@ -62,9 +63,22 @@ def test_without_any_checkpoint_there_is_nothing_to_type(environ, tmp_path):
     record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
     found = closing(None, "no step was committed", record, environ, is_away=False)
     assert found.text == "lost: no step was committed; no older checkpoint remains"
-    assert as_json(found) == {"saved": None, "lost": "no step was committed"}
+    assert as_json(found) == {"saved": None, "lost": "no step was committed", "gave_up": None}
     gone = closing(str(tmp_path / "gone"), "", record, environ, is_away=False)
     assert gone == Closing(None, "", "")
+
+
+def test_restarts_that_are_left_unused_are_explained(environ, tmp_path):
+    record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
+    folder = saved(tmp_path, step=412)
+    why = "3 attempts in a row reached no commit after step 412 (2 of 5 restarts left unused)"
+    found = closing(str(folder), "", record, environ, is_away=False, gave_up=why)
+    assert found.text.split("\n") == [
+        f"gave up: {why}",
+        f"saved: step 412, 2 ranks, {folder}",
+        "msrun --resume",
+    ]
+    assert as_json(found)["gave_up"] == why
 
 
 def test_one_rank_is_one_rank():

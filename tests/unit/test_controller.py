@@ -87,6 +87,8 @@ def short_of_dump(action):
             return "abandon"
         case ev.ReleaseRanks(ranks=ranks):
             return f"release {named(ranks)}"
+        case ev.RefuseRanks(ranks=ranks):
+            return f"refuse {named(ranks)}"
 
 
 def named(ranks):

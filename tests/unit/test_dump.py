@@ -253,9 +253,11 @@ def test_a_dump_is_announced():
 def test_silent_corruption_is_loud():
     odd = sentences(commit(odd=(2,)), Saved("/x", 1, (), ()), 1)
     assert odd[0].startswith("rank 2 differs from the other replicas at step 412")
+    assert "there, unless the script trains ranks differently; the majority's" in odd[0]
     torn = sentences(commit(((0,), (3,)), odd=(3,)), Saved("/x", 1, (), ()), 1)
     assert "no majority" in torn[0]
     assert "rank 0 and rank 3 are all kept" in torn[0]
+    assert "either the script does not train the same state on all ranks, or memory" in torn[0]
 
 
 def test_lost_private_state_is_said():

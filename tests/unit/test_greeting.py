@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agent import events as ev
 from agent.greeting import Greeting
 from agent.spec import DumpSpec
 from worker_hooks.manifest import Manifest, Shard, write
@@ -45,11 +46,13 @@ class Scribe:
 class Desk:
     def __init__(self, fallback):
         self.links, self.scribe, self.told, self.kept = Links(), Scribe(), [], []
+        self.posted = []
         self.greeting = Greeting(
             DumpSpec(update_grace_s=3, stall_s=4),
             fallback,
             self.links,
             self.scribe,
+            self.posted.append,
             self.told.append,
             self.kept.append,
         )
@@ -113,6 +116,7 @@ def test_a_script_that_asks_itself_goes_on_from_the_newest(desk, tmp_path):
     desk.hello(3, tmp_path, wants_resume=True)  # late: the answer is known
     assert desk.welcome(3).resume == str(newest)
     assert desk.told == []
+    assert desk.posted == [ev.CheckpointFound(0, str(newest), 12)]
 
 
 def test_a_damaged_one_is_named_and_the_next_is_taken(desk, tmp_path):
@@ -125,20 +129,30 @@ def test_a_damaged_one_is_named_and_the_next_is_taken(desk, tmp_path):
     assert "step_12 is skipped" in desk.told[0]
 
 
-def test_when_none_can_be_trusted_the_rank_is_refused(desk, tmp_path):
+def test_when_none_can_be_trusted_that_is_decided_on_before_anybody_is_told(desk, tmp_path):
     dump(tmp_path, 12, b"abd")
-    desk.hello(0, tmp_path, wants_resume=True)
+    for rank in (1, 0):
+        desk.hello(rank, tmp_path, wants_resume=True)
     desk.scribe.work()
-    answer = desk.welcome(0)
-    assert answer.resume == ""
-    assert "can be trusted" in answer.refusal
-    assert desk.told[-1] == answer.refusal
+    (refused,) = desk.posted
+    assert refused == ev.ResumeRefused(0, refused.why, (1, 0))
+    assert "can be trusted" in refused.why
+    assert desk.links.said == {}
+    assert all("is skipped" in sentence for sentence in desk.told)  # the refusal comes last
+    desk.greeting.refuse((0, 1), refused.why)
+    desk.hello(2, tmp_path, wants_resume=True)  # late: the answer is known
+    for rank in range(3):
+        assert desk.welcome(rank)[:2] == ("", refused.why)
+    desk.greeting.begin(1, "")
+    desk.hello(3, tmp_path, wants_resume=True)
+    assert 3 not in desk.links.said
 
 
 def test_when_nothing_was_ever_saved_it_begins_anew(desk, tmp_path):
     desk.hello(0, tmp_path / "ckpt", wants_resume=True)
     desk.scribe.work()
     assert desk.welcome(0)[:2] == ("", "")
+    assert desk.posted == []
 
 
 def test_the_fallback_is_searched_too(desk, tmp_path):
@@ -154,10 +168,11 @@ def test_a_search_for_an_attempt_that_is_over_answers_nobody(desk, tmp_path):
     desk.greeting.begin(1, "")
     desk.scribe.work()
     assert desk.links.said == {}
+    assert desk.posted == []
 
 
 def test_a_search_that_fails_is_said(desk, tmp_path, monkeypatch):
     monkeypatch.setattr("agent.greeting.manifests.candidates_of", lambda _: json.loads("{"))
     desk.hello(0, tmp_path, wants_resume=True)
     desk.scribe.work()
-    assert "cannot be looked at" in desk.welcome(0).refusal
+    assert "cannot be looked at" in desk.posted[0].why

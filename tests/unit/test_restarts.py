@@ -3,7 +3,19 @@
 from signal import SIGTERM
 
 import pytest
-from test_controller import STARTED_2, ask, gone, late, launch, no_start, play, rules, up
+from test_controller import (
+    STARTED,
+    STARTED_2,
+    STARTED_3,
+    ask,
+    gone,
+    late,
+    launch,
+    no_start,
+    play,
+    rules,
+    up,
+)
 from test_dumping import (
     AGAIN,
     COMMITTING,
@@ -23,6 +35,8 @@ from agent import events as ev
 from agent.controller import decide
 from agent.job import Job
 from agent.state import JobState
+
+THREE_AGAIN, TWO_AGAIN = rules(ranks=(0, 1, 2), max_restarts=3), rules(max_restarts=3)
 
 HISTORIES = [
     ("a failure before the first commit is not retried unasked", rules(max_restarts=3, restarts_explicit=False), [
@@ -94,6 +108,82 @@ def test_attempts_of_a_script_without_hooks_are_not_counted():
         ends = [gone(0, 1, attempt), gone(1, 1, attempt)]
         job = replay_from(job, [up(0, attempt), up(1, attempt), *ends])
     assert (job.attempt, job.stalled, job.state) == (9, 0, JobState.STARTING)
+
+
+def found(attempt=0, path="/old", step=7):
+    return ev.CheckpointFound(attempt, path, step)
+
+
+def refused(*ranks, attempt=0):
+    return ev.ResumeRefused(attempt, "no checkpoint can be trusted", ranks)
+
+
+ASKED = [
+    ("who asked is told why, the others are stopped, and nothing is tried again", THREE_AGAIN, [
+        *STARTED_3, (refused(0, 2), "stopping", "refuse 0,2; TERM 1; deadline stopping 30", "no checkpoint can be trusted"),
+        (gone(0, 2), "stopping"), (refused(0, 2), "stopping"), (gone(1, -15), "stopping"), (gone(2, 2), "failed", "sweep; finish failed 2", "no checkpoint can be trusted")]),
+    ("a refusal before all have started calls the rest off", THREE_AGAIN, [
+        *STARTED_3[:2], (refused(0), "stopping", "refuse 0; cancel; deadline stopping 30", "no checkpoint can be trusted"),
+        (no_start(1), "stopping"), (no_start(2), "stopping"), (gone(0, 2), "failed", "sweep; finish failed 2", "no checkpoint can be trusted")]),
+    ("a rank may ask before its start is announced", THREE_AGAIN, [
+        *STARTED_3[:3], (refused(2), "stopping", "refuse 2; TERM 0,1; deadline stopping 30", "no checkpoint can be trusted"), (up(2), "stopping")]),
+    ("who asked may be gone when the answer is known", THREE_AGAIN, [
+        *STARTED_3, (gone(0, 0), "running"), (refused(0), "stopping", "TERM 1,2; deadline stopping 30", "no checkpoint can be trusted")]),
+    ("who is refused and does not leave is killed", rules(ranks=(0,), max_restarts=3), [
+        *STARTED, (refused(0), "stopping", "refuse 0; deadline stopping 30", "no checkpoint"), (late("stopping"), "killing", "KILL 0; deadline killing 10", "still alive"),
+        (gone(0, -9), "failed", "sweep; finish failed 2", "no checkpoint can be trusted")]),
+    ("a stop that was asked for counts more than a refusal", rules(ranks=(0,), max_restarts=3), [
+        *STARTED, (refused(0), "stopping", "refuse 0; deadline stopping 30", "no checkpoint"), (ask(SIGTERM), "stopping"), (gone(0, 2), "stopped", "sweep; finish stopped 143", "stopped by SIGTERM")]),
+    ("a refusal while a failure is cleared away changes nothing", rules(max_restarts=1), [
+        *STARTED_2, (gone(1, -9), "stopping", "TERM 0; deadline stopping 30", "killed"), (refused(0), "stopping"), (gone(0, -15), "starting", AGAIN, "restart 1 of 1"), (refused(0), "starting")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps"), [row[1:] for row in ASKED], ids=[row[0] for row in ASKED]
+)
+def test_what_cannot_be_gone_on_from_ends_the_job(asked, steps):
+    play(asked, steps)
+
+
+def test_what_a_script_found_by_itself_is_known():
+    starts = [each for rank in (0, 1) for each in (up(rank), reg(rank, 7))]
+    job = replay(TWO_AGAIN, [launch(), found(), *starts, gone(1, -9)])
+    assert (job.resume, job.saved_step, job.best_step) == ("/old", 7, 7)
+    decision = decide(job, froze(0, 7))
+    assert decision.actions[0] == ev.AbandonDump(1, "step 7 is saved in /old")
+    decision = decide(decision.job, gone(0, -15))
+    assert decision.actions[1].resume == "/old"
+    assert decision.job.stalled == 1  # what others reached is no progress
+
+
+def test_what_is_known_or_about_to_be_is_newer_than_what_was_found():
+    job = replay(TWO, [*events_of(running(2, 7)), gone(1, -9)])
+    assert job.state is JobState.FREEZING
+    assert decide(job, found()).job == job
+    for job in (replay(TWO, [launch()], resume="/new", saved_step=9), replay(TWO, [launch()])):
+        assert decide(job, found(attempt=1)).job == job
+    job = replay(TWO, [launch()], resume="/new", saved_step=9)
+    assert decide(job, found()).job == job
+
+
+def test_restarts_that_are_left_unused_are_explained():
+    job = replay(rules(max_restarts=5), [launch(), *crash(0, 0, 412), *crash(1, 400, 411)])
+    assert job.gave_up == ""
+    job = replay_from(job, [*crash(2, 400, 412), *crash(3, 400, 400)])
+    why = "3 attempts in a row reached no commit after step 412"
+    assert job.gave_up == f"{why} (2 of 5 restarts left unused)"
+    job = replay(rules(max_restarts=4, restarts_explicit=False), [launch(), *crash(0, 0)])
+    assert job.gave_up.startswith("nothing was committed yet, so a restart would meet the same")
+    assert job.gave_up.endswith("(4 of 4 restarts left unused)")
+
+
+@pytest.mark.parametrize(("budget", "stalls"), [(0, 3), (2, 3), (0, 1)])
+def test_a_budget_that_is_spent_needs_no_explanation(budget, stalls):
+    job = replay(rules(max_restarts=budget, stalls=stalls), [launch()])
+    for attempt in range(budget + 1):
+        job = replay_from(job, crash(attempt, 0))
+    assert (job.state, job.gave_up) == (JobState.FAILED, "")
 
 
 RESUMED = {"resume": "/old", "saved_step": 7}

@@ -7,6 +7,7 @@ import pytest
 from simulator import simulate
 from test_controller import HISTORIES as PLAIN
 from test_dumping import HISTORIES as SAVING
+from test_restarts import ASKED
 from test_restarts import HISTORIES as RESTARTS
 
 from agent import events as ev
@@ -53,7 +54,7 @@ def replay(rules, steps):
 
 
 def test_every_move_is_taken_by_a_history(taken):
-    for _, rules, steps in (*PLAIN, *SAVING, *RESTARTS):
+    for _, rules, steps in (*PLAIN, *SAVING, *RESTARTS, *ASKED):
         replay(rules, steps)
     assert ROWS - taken == set()
 
@@ -107,7 +108,7 @@ def test_a_stop_can_be_asked_for_in_every_state_that_lasts():
 
 def test_the_table_names_real_events():
     named = {event for events in MOVES.values() for event in events}
-    only_told = {"RankRegistered"}
+    only_told = {"RankRegistered", "CheckpointFound"}
     assert named == {each.__name__ for each in ev.Event.__args__} - only_told
 
 

@@ -15,6 +15,8 @@ Arguments: ``WHERE RANK=HOW ...`` with ``WHERE`` its ckpt_save_path and ``HOW`` 
     close       it closes its line when it is told to freeze
     child       a child of it says Hello, too, and stays
     ends        it leaves at once with 0
+    asks        it asks by itself to go on, and leaves with 2 if that is refused
+    dies        it is killed once all are registered, in every attempt
     alone       it outlives msrun, as long as there is a file called stay
 
 A restarted rank says what it was told, and leaves.
@@ -48,7 +50,7 @@ def say(*words):
 def connect():
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.connect("\0" + os.environ["MSRUN_HOOKS"])
-    protocol.send(link, protocol.Hello(*WHO, os.getpid(), WHERE, False))
+    protocol.send(link, protocol.Hello(*WHO, os.getpid(), WHERE, "asks" in HOW))
     return link
 
 
@@ -65,6 +67,14 @@ def committed():
 
 def await_go():
     while not os.path.exists("go"):
+        time.sleep(0.01)
+
+
+def await_all():
+    """Every rank of this attempt said that it waits here, too, or that it is registered."""
+    names = [f"registered_{ATTEMPT}_{rank}" for rank in range(int(os.environ["WORLD_SIZE"]))]
+    open(names[RANK], "w").close()
+    while "dies" in HOW and not all(map(os.path.exists, names)):
         time.sleep(0.01)
 
 
@@ -133,7 +143,13 @@ def begin(link, welcome):
     os.close(fd)
     if ATTEMPT > 0:
         say("resumed from", welcome.resume, "with", sys.argv[-1])
+    if "dies" in HOW:
+        await_all()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ATTEMPT > 0 and "asks" not in HOW:
         protocol.send(link, protocol.Leaving(*WHO))
+    if "asks" in HOW:
+        await_all()
     if "child" in HOW:
         subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "child"])
     if "alone" in HOW:
@@ -154,6 +170,9 @@ def main():
     say("files", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     if "ends" in HOW:
         sys.exit(0)
+    if welcome.refusal:
+        print(welcome.refusal, file=sys.stderr, flush=True)
+        sys.exit(2)
     kept = begin(link, welcome)
     while True:
         order, _ = protocol.receive(link)

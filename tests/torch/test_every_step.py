@@ -1,0 +1,145 @@
+"""Every way of training is gone on with from each of its commits, in one process and without kills.
+
+What is saved is what a rank's agent would save: the replica as the listener sees it, and the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.distributed as dist
+from jobs import WORKERS
+
+from worker_hooks import TrainState, seal, shard, watch
+from worker_hooks.guard import Guard
+from worker_hooks.layout import DumpLayout
+from worker_hooks.ledger import Ledger
+from worker_hooks.manifest import Manifest, Shard
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated"),
+    pytest.mark.filterwarnings("ignore:Detected call of"),
+]
+
+# These are killed for real in test_works_with.py, and slow here.
+ELSEWHERE = {"compiled", "compiled_outer", "workers", "workers_stay", "stream_worker"}
+# Their schedules' lengths are those of three ranks.
+FOR_THREE = {"schedules"}
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(WORKERS))
+        patched.delenv("RANK", raising=False)
+        import train_kinds
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        patched.setattr(train_kinds.time, "sleep", lambda _: None)
+        patched.setattr(Guard, "is_on", property(lambda _: True))  # so there is a page
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        yield train_kinds
+        dist.destroy_process_group()
+        torch.set_num_threads(threads)
+
+
+def save(ledger: Ledger, step: int, place: Path) -> None:
+    assert ledger.page is not None
+    record = ledger.page.record(step)
+    assert record is not None
+    layout = DumpLayout.of_step(place, step)
+    seal.make_folder(layout)
+    file = DumpLayout.shard(0, *ledger.position(step))
+    (layout.unfinished / file).parent.mkdir()
+    done = shard.write(layout.unfinished / file, ledger.replica(step), 0, 1, lambda _: None)
+    entries = ledger.page.entries
+    private = seal.write_private(layout.unfinished, 0, entries, record, lambda _: None)
+    written = Shard(file, 0, "replicated", done.nbytes, done.sha256)
+    where = {"epoch": record.epoch, "batch": record.batch}
+    about = {"kind": "dump", "record_id": "", "reason": "", "digest": done.digest}
+    manifest = Manifest(
+        step=step,
+        **where,
+        **about,
+        world_size=1,
+        attempt=0,
+        saved_at=0.0,
+        shards=(written, private),
+    )
+    seal.seal(layout, manifest)
+
+
+class Trainings:
+    """Runs of one kind, each from its beginning or from something saved."""
+
+    def __init__(self, script: ModuleType, kind: str, tmp: Path) -> None:
+        self._script, self._kind, self._tmp = script, kind, tmp
+        self._count = 0
+
+    def run(
+        self, make: Callable[..., TrainState], ckpt: Path | None = None
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Losses and final digests of a whole run or of the rest of one."""
+        self._count += 1
+        out = self._tmp / f"out {self._count}"
+        out.mkdir()
+        self._script.TrainState = make
+        told = argparse.Namespace(out=out, plain=False, ckpt=str(ckpt or self._tmp))
+        job = self._script.Job(self._kind, told)
+        try:
+            self._script.KINDS[self._kind](job)
+            job.end()
+        finally:
+            job.notes.close()
+            watch.unwatch_backward(job.made._began_backward)
+            self._script.TrainState = TrainState
+        losses: dict[str, str] = {}
+        for line in (out / f"{self._kind}.0.jsonl").read_text().splitlines():
+            losses |= json.loads(line)
+        return losses, json.loads((out / f"{self._kind}.0.json").read_text())
+
+
+def kinds() -> list[str]:
+    found = []
+    for file in sorted(WORKERS.glob("kinds_of_*.py")):
+        text = file.read_text().partition("\nKINDS = {")[2]
+        lines = [line.strip() for line in text.splitlines()]
+        found += [line.rstrip(",") for line in lines if line.rstrip(",").isidentifier()]
+        found += [
+            line.partition('"')[2].partition('"')[0] for line in lines if line.startswith('"')
+        ]
+    return [kind for kind in found if kind not in ELSEWHERE | FOR_THREE]
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_from_each_commit_the_rest_is_the_same(
+    kind: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings = Trainings(script, kind, tmp_path)
+    commit = Ledger.commit
+
+    def and_save(ledger: Ledger, position: object) -> None:
+        commit(ledger, position)
+        save(ledger, ledger.step, tmp_path / f"step {ledger.step}")
+
+    monkeypatch.setattr(Ledger, "commit", and_save)
+    losses, end = trainings.run(TrainState)
+    monkeypatch.setattr(Ledger, "commit", commit)
+    saved = sorted(tmp_path.glob("step *"))
+    assert len(saved) >= 12
+    for place in saved:
+        rest, found = trainings.run(partial(TrainState, is_recover=True), place)
+        assert found == end, place.name
+        assert rest.items() <= losses.items(), place.name
+    gc.collect()
