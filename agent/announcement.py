@@ -9,8 +9,15 @@ from agent.words import listed
 KB = 1000
 
 
-def sentences(action: ev.CommitDump, saved: Saved, seconds: float) -> list[str]:
-    """What people are told of a dump that is complete; trouble comes first."""
+def sentences(action: ev.CommitDump, saved: Saved, seconds: float, trouble: str = "") -> list[str]:
+    """What people are told of a dump that is complete; trouble comes first.
+
+    Args:
+        action: what was ordered.
+        saved: what came of it.
+        seconds: from the order to freeze.
+        trouble: why it is not where the script wants it.
+    """
     told = []
     if len(action.variants) > 1:
         kept = " and ".join(listed(ranks) for ranks in action.variants)
@@ -38,7 +45,7 @@ def sentences(action: ev.CommitDump, saved: Saved, seconds: float) -> list[str]:
         )
     told.append(
         f"step {action.step} saved by {listed(action.variants[0])} in {seconds:.2f} s "
-        f"({_size(saved.nbytes)}): {saved.path}"
+        f"({_size(saved.nbytes)}): {saved.path}" + (f" ({trouble})" if trouble else "")
     )
     return told
 

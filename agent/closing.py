@@ -59,7 +59,7 @@ def closing(
         is_away: the person who typed the command is in another folder than the run's.
         gave_up: why restarts were left unused, in words.
     """
-    kept = (_kept(saved) if saved else None) or _older(record)
+    kept = (_kept(saved) if saved else None) or older(record)
     command = "" if kept is None else _command(record, kept, environ, is_away=is_away)
     return Closing(kept, lost, command, gave_up)
 
@@ -72,7 +72,7 @@ def _kept(path: str) -> Kept | None:
     return Kept(manifest.step, manifest.world_size, path)
 
 
-def _older(record: Record) -> Kept | None:
+def older(record: Record) -> Kept | None:
     """The newest checkpoint in the run's folders, whoever saved it; its bytes are not read."""
     for path, found in candidates_of(Path(place) for place in record.checkpoints):
         if isinstance(found, Manifest) and not verify(path, found, quick=True):

@@ -165,6 +165,11 @@ class Safeguard:
         step = self._pages.newest_step(rank)
         return self._steps.get(rank) if step is None else step
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether any rank of this attempt has a state to save."""
+        return bool(self._steps)
+
     def refresh(self, workers: Mapping[int, Worker]) -> None:
         """Note in ``workers`` how far they are."""
         for rank, beat in self._pages.beats(workers).items():

@@ -80,6 +80,7 @@ class Saving:
         self._is_begun = False  # its folder is there
         self._frozen_s = 0.0  # monotonic: the order to freeze
         self._why = ""  # the failure that the dump answers
+        self._trouble = ""  # with the place that was tried last
         self._order: ev.SaveRanks | None = None  # the newest
         self._owed: defaultdict[int, deque[int]] = defaultdict(deque)  # rank -> rounds to answer
         self._written: dict[int, protocol.Written] = {}
@@ -147,6 +148,7 @@ class Saving:
             self._post(ev.DumpProgressed(self._order.writers[0], self._order.dump_id))
 
     def _fail(self, action: ev.SaveRanks, why: str) -> None:
+        self._trouble = why
         self._post(ev.SaveFailed(action.writers[0], action.dump_id, why, True, action.round))
 
     def _tell_writers(self, draft: Draft, action: ev.SaveRanks) -> None:
@@ -185,12 +187,14 @@ class Saving:
     ) -> None:
         if isinstance(done, Exception):
             is_place = isinstance(done, OSError)
+            self._trouble = _words(done)
             self._post(ev.CommitFailed(action.dump_id, _words(done), is_place))
             return
         if self._dump is dump:
             self._dump = None
         now_s = time.monotonic()
-        for sentence in sentences(action, done, now_s - self._frozen_s):
+        trouble = self._trouble if action.place else ""
+        for sentence in sentences(action, done, now_s - self._frozen_s, trouble):
             self._say(sentence)
         self._post(
             ev.DumpCommitted(
@@ -234,6 +238,7 @@ class Saving:
                 self._post(ev.StateDigested(rank, dump_id, digest))
             case protocol.SaveFailed(rank, _, dump_id, why, is_place):
                 number = self._owed[rank].popleft()
+                self._trouble = _clean(why) if is_place else self._trouble
                 self._post(ev.SaveFailed(rank, dump_id, _clean(why), is_place, number))
 
     def _on_written(self, written: protocol.Written, number: int) -> None:

@@ -32,6 +32,7 @@ from agent.worker import Worker
 from worker_hooks import protocol
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
+REFRESH_S = 2.0  # how old the steps in status.json may be
 SLOW_START_S = 2.0  # after that a terminal is told who is awaited
 
 
@@ -116,6 +117,7 @@ class Supervisor:
         self._ending: Ending | None = None
         self._deciding = False
         self._untold = False
+        self._refreshing: asyncio.TimerHandle | None = None
         self._bug: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._on_bug)
@@ -250,6 +252,11 @@ class Supervisor:
         self._untold = False
         self._safeguard.refresh(self._workers)
         self._changed(self._job, tuple(self._workers.values()))
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            self._refreshing = None
+        if self._safeguard.is_needed and not self._job.state.is_end:
+            self._refreshing = self._loop.call_later(REFRESH_S, self._tell_change)
 
     def _decide(self, event: ev.Event) -> None:
         before = self._job.state

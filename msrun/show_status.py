@@ -79,6 +79,12 @@ def facts(run: RunState, now: float) -> Iterable[tuple[str, str]]:
     yield "uptime", f"{uptime(run, now)} (started {moment(record.started)})"
     if word and word.reason:
         yield "reason", word.reason
+    if not run.alive and record.checkpoints:
+        from agent.closing import older  # rarely needed
+
+        if (kept := older(record)) is not None:
+            yield "saved", f"step {kept.step}: {kept.path}"
+            yield "go on", f"msrun --resume {record.record_id}"
     gone = "" if os.path.isdir(run.folder) else " (gone)"
     yield "logs", f"{run.folder}{gone}"
     yield "command", shlex.join(record.argv)

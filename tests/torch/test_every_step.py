@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import sys
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,11 @@ pytestmark = [
 
 # These are killed for real in test_works_with.py, and slow here.
 ELSEWHERE = {"compiled", "compiled_outer", "workers", "workers_stay", "stream_worker"}
+SOME = {1, 12, 13, 18, 25}  # an epoch has 12 batches
+LATE = (7, 12)
+# The first one's gradients are made within its update. The second's break is behind the update, and
+# what the third does seldom may be behind it, too. The last one's weights change between the steps.
+NEVER_LATE = {"closure", "early", "seldom", "weights_by_epoch"}
 # Their schedules' lengths are those of three ranks.
 FOR_THREE = {"schedules"}
 
@@ -47,6 +52,8 @@ def script() -> Iterator[ModuleType]:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         patched.setattr(train_kinds.time, "sleep", lambda _: None)
+        patched.setattr(os, "fsync", lambda _: None)
+        patched.setattr(os, "fdatasync", lambda _: None)
         patched.setattr(Guard, "is_on", property(lambda _: True))  # so there is a page
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         yield train_kinds
@@ -136,10 +143,33 @@ def test_from_each_commit_the_rest_is_the_same(
     monkeypatch.setattr(Ledger, "commit", and_save)
     losses, end = trainings.run(TrainState)
     monkeypatch.setattr(Ledger, "commit", commit)
-    saved = sorted(tmp_path.glob("step *"))
-    assert len(saved) >= 12
-    for place in saved:
-        rest, found = trainings.run(partial(TrainState, is_recover=True), place)
-        assert found == end, place.name
-        assert rest.items() <= losses.items(), place.name
+    last = max(int(path.name.split()[1]) for path in tmp_path.glob("step *"))
+    for step in sorted(SOME | {last - 1, last}):
+        rest, found = trainings.run(partial(TrainState, is_recover=True), tmp_path / f"step {step}")
+        assert found == end, step
+        assert rest.items() <= losses.items(), step
+    gc.collect()
+
+
+@pytest.mark.parametrize("kind", sorted({*kinds()} - NEVER_LATE))
+def test_from_before_a_commit_too_when_its_step_is_complete(
+    kind: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks sit behind the update and none comes to its commit."""
+    trainings = Trainings(script, kind, tmp_path)
+    commit = Ledger.commit
+
+    def save_and(ledger: Ledger, position: object) -> None:
+        if ledger.step + 1 in LATE:
+            assert ledger.is_complete()
+            save(ledger, ledger.step + 1, tmp_path / f"step {ledger.step + 1}")
+        commit(ledger, position)
+
+    monkeypatch.setattr(Ledger, "commit", save_and)
+    losses, end = trainings.run(TrainState)
+    monkeypatch.setattr(Ledger, "commit", commit)
+    for step in LATE:
+        rest, found = trainings.run(partial(TrainState, is_recover=True), tmp_path / f"step {step}")
+        assert found == end, step
+        assert rest.items() <= losses.items(), step
     gc.collect()

@@ -81,7 +81,7 @@ class Replicas:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.rng = node.rng
-        self.climate = climate(node.rng)
+        self.climate = climate(node.rng, node.seed)
         self.disk = Disk()
         self.training = Training(0, 0.0, 0)
         self.is_searched = False
@@ -314,7 +314,7 @@ class Replicas:
         node.tell(ev.DumpCommitted(action.dump_id, path), node.now + rng.random() * longest_s)
 
 
-def climate(rng: Random) -> Climate:
+def climate(rng: Random, seed: int) -> Climate:
     """Most schedules are dominated by one or two kinds of trouble."""
     pick: Any = rng.choice
     return Climate(
@@ -331,5 +331,5 @@ def climate(rng: Random) -> Climate:
         flip=pick((0.0, 0.0, 0.3, 0.5)),
         bad=(rng.random() < 0.15, rng.random() < 0.3),
         no_commit=pick((0.0, 0.0, 0.5)),
-        old=pick((*["nothing"] * 12, "checkpoint", "checkpoint", "damage")),
+        old=Random(f"old {seed}").choice((*["nothing"] * 12, "checkpoint", "checkpoint", "damage")),
     )

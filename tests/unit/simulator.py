@@ -94,6 +94,7 @@ class Node:
     """Performs actions, in a clock that jumps from one happening to the next."""
 
     def __init__(self, seed: int, decide: Callable[[Job, ev.Event], Decision]) -> None:
+        self.seed = seed
         self.rng = rng = Random(seed)
         self.decide = decide
         self.replicas = Replicas(self)

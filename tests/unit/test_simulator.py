@@ -26,6 +26,7 @@ UNIT = Path(simulator.__file__).parent
 SEEN = {
     1_000: ("no majority", "odd", "elsewhere", "crash loop", "CommitFailed"),
     3_000: ("written again", "DumpProgressed", "SaveFailed", "StateDigested", "RankUnreachable"),
+    800: ("ResumeRefused", "RefuseRanks", "CheckpointFound"),
     8_000: ("succeeded", "failed", "stopped", "restarted", "RankRaised", "AbandonDump"),
     10_000: ("FreezeRanks", "SaveRanks", "CommitDump", "DumpCommitted", "ReleaseRanks"),
 }
@@ -233,6 +234,10 @@ def blaming_the_consequence(job, event):
     return decide(job if job.state.is_end else job._replace(is_failure_raised=False), event)
 
 
+def forgetting_refusals(job, event):
+    return decide(job if job.state.is_end else job._replace(refusal=""), event)
+
+
 BROKEN = [
     (without_finish, "waits for ever"),
     (forgetting_the_request, "after a stop was asked for|what happened is"),
@@ -269,6 +274,9 @@ BROKEN = [
     (tired_at_once, "while the budget is left"),
     (treating_all_alike, "leave with its own code"),
     (blaming_the_consequence, "does not blame"),
+    (believing(ev.CheckpointFound, step=5), "is forgotten"),
+    (forgetting_refusals, "what happened is|a crash loop"),
+    (without(ev.RefuseRanks), "do not hear"),
 ]
 
 

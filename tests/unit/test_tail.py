@@ -276,3 +276,27 @@ def test_without_a_thread_nothing_is_shown_and_that_is_told(tailed, tmp_path, mo
     tail.follow([View(path, write, None)])
     assert troubles == [("log_0", errno.EAGAIN, "show")]
     assert tail.close(10)
+
+
+@pytest.mark.parametrize("prefix", [b"> ", None])
+def test_a_hushed_file_is_shown_as_far_as_it_was(grown, prefix):
+    grown.follow(prefix=prefix)
+    grown.grow(b"a\nb")
+    with grown.path.open("ab") as file:
+        file.write(b"c\nd\n")
+    grown.follower.hush()
+    shown = grown.grow(b"what all say\n")
+    assert shown.replace(b"> ", b"") == b"a\nbc\nd\n"
+    assert grown.finish() == shown
+
+
+def test_files_that_wait_to_be_followed_are_hushed_too(tmp_path, capfd):
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    tail = Tail()
+    tail.follow([View(path, 1, b"> ")])
+    tail.hush()
+    with path.open("a") as file:
+        file.write("after\n")
+    assert tail.close(5)
+    assert capfd.readouterr().out == "> before\n"

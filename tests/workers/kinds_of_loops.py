@@ -240,7 +240,7 @@ def weights_by_epoch(job):
                 optimizer.step()
                 optimizer.zero_grad()
             swa.update_parameters(net)
-        update_bn(loader, swa)
+        update_bn(DataLoader(samples(), 8), swa)
 
     job.run(train)
 
