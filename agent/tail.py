@@ -130,6 +130,7 @@ class Tail:
         self._lock = threading.Lock()
         self._wanted: list[list[Follower]] = []
         self._followers: list[Follower] = []
+        self._newest: list[Follower] = []  # to be followed, or followed already
         self._stopping = False
         self._closed: set[int] = set()  # who read there is gone
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -141,7 +142,7 @@ class Tail:
     def follow(self, views: list[View]) -> None:
         """Follow these files from their beginning; those followed so far are shown to their end."""
         # opened here and now: the next attempt renames them, however late the thread is
-        followers = list(self._open(views))
+        followers = self._newest = list(self._open(views))
         if self._thread is None and followers:
             thread = threading.Thread(target=self._run, name="msrun-tail", daemon=True)
             try:
@@ -171,10 +172,8 @@ class Tail:
                 self._trouble(view.path, error, "show")
 
     def hush(self) -> None:
-        """Of the files followed by now, show what is there and nothing that comes after it."""
-        with self._lock:
-            wanted = [follower for followers in self._wanted for follower in followers]
-        for follower in (*self._followers, *wanted):
+        """Show what is there by now, and nothing that comes after it, until others are followed."""
+        for follower in self._newest:
             follower.hush()
 
     def close(self, patience_s: float) -> bool:

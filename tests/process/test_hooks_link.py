@@ -68,7 +68,7 @@ def test_a_killed_rank_is_followed_by_a_dump_and_a_restart_that_goes_on(msrun: L
     assert {shard.rank for shard in found.shards if shard.kind == "private"} == {0, 1, 2}
     (writer,) = writers(found)
     assert f"step 5 saved by rank {writer} in 0." in ended.err
-    assert f": {folder} (" in ended.err  # and why it is there
+    assert f": {folder}\n" in ended.err
     for log in (job.folder / f"worker_{rank}.log" for rank in range(3)):
         assert f"resumed from {folder} with --is_recover=1\n" in log.read_text()
     (committed,) = seen(job, "DumpCommitted")

@@ -290,13 +290,12 @@ def test_a_hushed_file_is_shown_as_far_as_it_was(grown, prefix):
     assert grown.finish() == shown
 
 
-def test_files_that_wait_to_be_followed_are_hushed_too(tmp_path, capfd):
-    path = tmp_path / "log"
-    path.write_text("before\n")
-    tail = Tail()
-    tail.follow([View(path, 1, b"> ")])
+def test_files_are_hushed_however_late_the_thread_is(tailed, tmp_path):
+    tail, read, write, _ = tailed
+    (path,) = logs(tmp_path, 1, b"before\n")
+    tail.follow([View(path, write, b"> ")])
     tail.hush()
-    with path.open("a") as file:
-        file.write("after\n")
+    with path.open("ab") as file:
+        file.write(b"after\n")
     assert tail.close(5)
-    assert capfd.readouterr().out == "> before\n"
+    assert taken(read) == b"> before\n"
