@@ -101,17 +101,23 @@ class Ledger:
         self.private.page = None
 
     def begin_loop(self) -> None:
-        """What was changed since the commit belongs to no step: a schedule's by epoch, say."""
-        self._marks = self._marked()
+        """What was changed since the commit belongs to no step: a schedule's by epoch, say.
+
+        Live state that was changed stays touched: it is not what the commit had.
+        """
+        new = self._marked()
+        trios = zip(new, self._marks or new, self._live, strict=True)
+        self._marks = tuple(old if is_live else now for now, old, is_live in trios)
 
     def commit(self, position: Position) -> None:
         """The state is whole again, one step further."""
+        marks = self._marked()
         if position.batch:  # else the script came from elsewhere, not from the step of a batch
-            changed = self._changes()
+            changed = self._changes(marks)
             self.usual = tuple(map(max, self.usual or changed, changed))
         self.updates = [0] * len(self.pieces)  # first: an interrupted commit is no complete step
         self.step += 1
-        self._note(position)
+        self._note(position, marks)
 
     def updated(self, index: int) -> None:
         """A piece's optimizer has made an update."""
@@ -128,13 +134,13 @@ class Ledger:
         """Say how far the rank is."""
         self.private.beat(self.step, position, phase)
 
-    def _note(self, position: Position) -> None:
+    def _note(self, position: Position, marks: tuple[Any, ...] | None = None) -> None:
         self._commit = Commit(
             self.step,
             tuple(map(self._snapshot, self.pieces)),
             tuple(_recorded(device) for device in self._devices),
         )
-        self._marks, self._after = self._marked(), None
+        self._marks, self._after = marks or self._marked(), None
         self.private.write(self.step, position, is_commit=True)
 
     def _marked(self) -> tuple[Any, ...]:
@@ -158,7 +164,7 @@ class Ledger:
             log.warning("%s cannot be saved any more: %r", piece.name, error)
         return Failed(repr(error))
 
-    def _changes(self) -> tuple[Any, ...]:
+    def _changes(self, marks: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
         """Updates of each optimizer in the step, and what changed in each piece after the last.
 
         What changes before the updates says nothing about how far the script is behind them.
@@ -166,7 +172,7 @@ class Ledger:
         then = self._marks if self._after is None else self._after
         if then is None:
             return ()
-        pairs = zip(self._marked(), then, strict=True)
+        pairs = zip(marks or self._marked(), then, strict=True)
         return (*self.updates, *(_moved(new, old) for new, old in pairs))
 
     # --- for the guard, in the listener, with the gate closed ------------------------------------

@@ -206,7 +206,7 @@ class Private:
         """Find the buffers that the step's record under way did not know as they came to be."""
         commit, under_way = self._at.get(step % 2), self._at.get(_UNDER_WAY)
         size = min(self.buffers.nbytes, _LATE_BYTES)
-        if commit is None or under_way is None or under_way[0] != step:
+        if not size or commit is None or under_way is None or under_way[0] != step:
             return
         if not _memcmp(commit[1], under_way[1], size):
             return

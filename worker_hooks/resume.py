@@ -68,6 +68,7 @@ class Point(NamedTuple):
     private: Private | None
     is_own: bool  # the private state was this rank's
     usual: tuple[Any, ...] | None
+    late: frozenset[str]
     ready_orders: Sequence[list[int] | None]
     saved: restore.Saved
     looks: tuple[Any, ...]  # of the pieces, when the state had been put back
@@ -91,9 +92,9 @@ def restored(pieces: Sequence[Piece], folder: Path, told: Told) -> Point:
     restore.restore(pieces, saved)
     facts = json.loads(saved.metadata["facts"])
     own = _private(saved, told.rank)
+    late = frozenset(facts.get("late", ()))
     if own is not None and not own.is_commit:
-        late = [name for name in facts.get("late", ()) if name in saved.tensors]
-        own.tensors.update((name, saved.tensors[name]) for name in late)
+        own.tensors.update((name, saved.tensors[name]) for name in late & saved.tensors.keys())
     was, step = manifest.world_size, manifest.step
     if told.rank < was and own is None:
         log.warning("rank %d: its randomness was not saved and begins anew", told.rank)
@@ -117,6 +118,7 @@ def restored(pieces: Sequence[Piece], folder: Path, told: Told) -> Point:
         private=own or place,
         is_own=own is not None,
         usual=None if usual is None else tuple(usual),
+        late=late,
         ready_orders=facts.get("ready_orders", ()),
         saved=saved,
         looks=tuple(map(_look, pieces)),

@@ -127,6 +127,7 @@ class TrainState:
             self.epoch = self._resumed.epoch
             self._ledger.step = self._resumed.step
             self._ledger.usual = self._resumed.usual
+            self._ledger.private.late |= self._resumed.late
             self._guard.resumed_step = self._resumed.step
         tell(self.callbacks, "begin", self)
 
@@ -134,7 +135,10 @@ class TrainState:
 
     @property
     def step(self) -> int:
-        """The newest commit: optimizer updates that are complete, over all epochs."""
+        """The newest commit: updates that are complete, over all epochs.
+
+        An epoch's end that changed weights itself counts, too.
+        """
         return self._ledger.step
 
     @property

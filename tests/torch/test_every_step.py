@@ -37,7 +37,7 @@ SOME = {1, 12, 13, 18, 25}  # an epoch has 12 batches
 LATE = (7, 12)
 # The first one's gradients are made within its update. The second's break is behind the update, and
 # what the third does seldom may be behind it, too. The last one's weights change between the steps.
-NEVER_LATE = {"closure", "early", "seldom", "weights_by_epoch"}
+NEVER_LATE = {"closure", "early", "seldom", "swapped", "weights_by_epoch"}
 # Their schedules' lengths are those of three ranks.
 FOR_THREE = {"schedules"}
 

@@ -45,8 +45,6 @@ CASES = {
     "types": "rank=1,step=6,phase=forward",
     "averages": "rank=1,step=7,phase=commit",
     "kept_gradients": "rank=0,step=6,phase=backward",
-    "foreach_group": "rank=1,step=8,phase=backward",
-    "frozen_in_part": "rank=2,step=5,phase=backward",
     "logged": "rank=1,step=7,phase=commit",
     "by_epoch": "rank=2,step=6,phase=backward",
     "validate": "rank=1,step=5,phase=forward",
@@ -54,9 +52,9 @@ CASES = {
     "two_loaders": "rank=2,step=6,phase=backward",
     "new_loaders": "rank=1,step=7,phase=forward",
     "early": "rank=1,step=4,phase=forward",
-    "early_before": "rank=1,step=7,phase=forward",
     "own_epochs": "rank=2,step=6,phase=forward",
     "weights_by_epoch": "rank=1,step=6,phase=forward",
+    "swapped": "rank=0,step=7,phase=backward",
     "bare": "rank=0,step=6,phase=backward",
     "catches": "rank=1,step=6,phase=backward",
     "shuffled": "rank=1,step=7,phase=forward",
@@ -66,7 +64,6 @@ CASES = {
     "stream": "rank=1,step=7,phase=backward",
     "stream_worker": "rank=2,step=7,phase=data",
     "stateful": "rank=1,step=7,phase=backward",
-    "a_list": "rank=1,step=7,phase=backward",
 }
 
 
@@ -194,6 +191,7 @@ def test_a_script_that_answers_a_failure_itself_is_held_until_all_is_saved(
         ("logged_late", "rank=1,step=7,phase=commit"),  # the schedule is behind a collective
         ("seldom", "rank=1,step=7,phase=commit"),  # what this step does besides is behind one
         ("gan", "rank=1,step=7,phase=commit"),  # one of two networks is updated
+        ("swapped", "rank=2,step=5,phase=forward"),  # other weights stand in for a validation
         ("closure", "rank=1,step=6,phase=data"),  # gradients are evened out within the update
     ],
 )

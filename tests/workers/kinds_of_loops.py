@@ -245,6 +245,41 @@ def weights_by_epoch(job):
     job.run(train)
 
 
+def swapped(job):
+    """The average of the weights stands in for them during validation."""
+    small = Small(job, lambda small: {"ema": AveragedModel(small.net, avg_fn=halfway)})
+    ema, loader, checks = job.held["ema"], split(Rolled()), DataLoader(samples(40), 8)
+
+    def swap():
+        for each, other in zip(small.net.parameters(), ema.parameters(), strict=True):
+            kept = each.clone()
+            each.copy_(other)
+            other.copy_(kept)
+
+    def train(state):
+        model = DistributedDataParallel(small.net)
+        for _ in state.epochs(EPOCHS):
+            small.net.train()
+            for x, y in state.batches(loader):
+                small.update(model, x, y)
+                ema.update_parameters(small.net)
+            small.net.eval()
+            with torch.no_grad():
+                swap()
+                total = torch.zeros(())
+                for x, y in state.batches(checks):
+                    total += cross_entropy(small.net(x), y)
+                average([total])
+                job.note("check", total)
+                swap()
+
+    job.run(train)
+
+
+def halfway(old, new, _):
+    return (old + new) / 2
+
+
 def bare(job):
     """No `run`, no function."""
     small, loader = Small(job), split()
@@ -283,6 +318,7 @@ KINDS = {
         early_before,
         own_epochs,
         weights_by_epoch,
+        swapped,
         bare,
         catches,
     )
