@@ -25,6 +25,7 @@ from worker_hooks import orphan, resume, tft
 from worker_hooks.callbacks import tell
 from worker_hooks.env import ENABLE_TFT, Told
 from worker_hooks.fault import Plan
+from worker_hooks.feeds import Feeds
 from worker_hooks.guard import Guard
 from worker_hooks.ledger import Ledger, Position
 from worker_hooks.loader import Batches, Feed
@@ -38,7 +39,6 @@ from worker_hooks.witness import Witness
 log = logging.getLogger("msrun")
 Batch = TypeVar("Batch")
 
-FEEDS = 8  # loaders that are remembered
 NOTHING_LEFT = (
     "all batches of a loop in epoch %d had been trained before the resume: what follows the loop "
     "runs now, without variables that the loop would have set"
@@ -107,7 +107,7 @@ class TrainState:
         self._loss: torch.Tensor | float | None = None
         self._loss_is_told = False
         self._is_done = False
-        self._feeds: dict[int, Feed] = {}
+        self._feeds = Feeds()
         self._meta = b"{}"
         self._present: object = None  # the loop over batches() that was begun last
         self._is_watching = False
@@ -191,7 +191,7 @@ class TrainState:
             return  # this loop was over when the state was saved
         self._resumed = None
         mine = self._present = object()
-        feed = self._feed_of(loader)
+        feed = self._feeds.of(loader)
         self.batches_per_epoch = feed.length
         batches = self._opened(feed, point)
         is_over, opened = point is not None and point.is_over, self.batch
@@ -271,14 +271,6 @@ class TrainState:
 
     def _modules(self) -> list[torch.nn.Module]:
         return [module for piece in self._ledger.pieces for module in piece.modules]
-
-    def _feed_of(self, loader: Iterable[Any]) -> Feed:
-        """The loader's feed; of loaders that are made anew in each epoch the last few are kept."""
-        feed = self._feeds.pop(id(loader), None) or Feed(loader)
-        self._feeds[id(loader)] = feed
-        if len(self._feeds) > FEEDS:
-            del self._feeds[next(iter(self._feeds))]
-        return feed
 
     def _opened(self, feed: Feed, point: resume.Point | None) -> Batches:
         epoch = self.epoch if self._counts_epochs else None

@@ -89,7 +89,7 @@ def test_a_commit_that_is_interrupted_does_not_look_like_a_complete_step(monkeyp
     ledger = Ledger(pieces_of({"model": net, "optimizer": optimizer}), dict)
     ledger.begin_loop()
 
-    def interrupted(_position):
+    def interrupted(*_told):
         raise KeyboardInterrupt
 
     for batch in (1, 2):

@@ -1,0 +1,32 @@
+"""The feeds of the loaders that a script loops over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from worker_hooks.loader import Feed
+
+KEPT = 8
+
+
+class Feeds:
+    """One for each loader; of loaders that are made anew in each epoch the last few are kept."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Feed] = {}  # by id: a feed keeps its loader, so an id stays its own
+
+    def of(self, loader: Iterable[Any]) -> Feed:
+        """The loader's feed.
+
+        Raises:
+            TypeError: it is nothing to iterate over.
+        """
+        feed = self._known.pop(id(loader), None) or Feed(loader)
+        self._known[id(loader)] = feed  # the newest is the last
+        if len(self._known) > KEPT:
+            del self._known[next(iter(self._known))]
+        return feed
+
+    def __len__(self) -> int:
+        return len(self._known)
