@@ -23,12 +23,13 @@ from msrun.drill_history import read
 from msrun.drill_verdict import steps_lost
 from worker_hooks.fault import Plan
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 SCRIPT = WORKERS / "train_kinds.py"
 RANKS = 3
 AT_ONCE = 2  # jobs
 
-# Steps are counted from 1; an epoch has four, where it has no loop more.
+# Steps are counted from 1; an epoch has four, where it has no loop more. What is not here is gone on
+# with from each of its commits in test_every_step.py.
 CASES = {
     "tensors": "rank=1,step=7,phase=backward",
     "by_hand": "rank=2,step=6,phase=backward",
@@ -48,17 +49,13 @@ CASES = {
     "logged": "rank=1,step=7,phase=commit",
     "by_epoch": "rank=2,step=6,phase=backward",
     "validate": "rank=1,step=5,phase=forward",
-    "own_validation": "rank=1,step=8,phase=update",
     "two_loaders": "rank=2,step=6,phase=backward",
-    "new_loaders": "rank=1,step=7,phase=forward",
     "early": "rank=1,step=4,phase=forward",
     "own_epochs": "rank=2,step=6,phase=forward",
     "weights_by_epoch": "rank=1,step=6,phase=forward",
-    "swapped": "rank=0,step=7,phase=backward",
     "bare": "rank=0,step=6,phase=backward",
     "catches": "rank=1,step=6,phase=backward",
     "shuffled": "rank=1,step=7,phase=forward",
-    "augmented": "rank=1,step=6,phase=backward",
     "workers": "rank=1,step=6,phase=backward",
     "workers_stay": "rank=1,step=7,phase=backward",
     "stream": "rank=1,step=7,phase=backward",
