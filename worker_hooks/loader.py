@@ -33,7 +33,7 @@ from worker_hooks.worker_rng import Workers, dataset_owners
 
 log = logging.getLogger("msrun")
 
-LONG_S = 1.0  # what passing over batches may take without a word
+LONG_S = 1.0  # what passing over batches may take without a warning
 
 START = "data.start."  # randomness as the epoch began
 BORN = "data.born."  # randomness as the persistent workers were made

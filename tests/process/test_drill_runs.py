@@ -147,7 +147,7 @@ def test_a_drill_that_is_stopped_leaves_nothing(msrun: Launcher, signum: int) ->
 )
 def test_wrong_use_is_one_sentence(msrun: Launcher, words: str, sentence: str) -> None:
     done = subprocess.run(
-        command(*words.format(play=PLAY).split()),
+        command(*(word.format(play=PLAY) for word in words.split())),
         env=msrun.env(),
         cwd=msrun.tmp,
         capture_output=True,

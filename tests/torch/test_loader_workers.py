@@ -190,7 +190,9 @@ def test_going_on_with_a_loader_whose_workers_live():
     made.clear()
 
 
-def test_lost_states_are_found_again_by_loading(caplog):
+def test_lost_states_are_found_again_by_loading(caplog, monkeypatch):
+    monkeypatch.setattr("worker_hooks.loader.LONG_S", 0.0)  # else it is too quick to be a warning
+
     def make():
         return KINDS["shuffled"]()
 

@@ -184,7 +184,8 @@ def test_generators_are_read_once_and_from_the_place():
     assert rest == seen[points[1].number :]
 
 
-def test_loading_is_said_once_with_count_and_seconds(caplog):
+def test_loading_is_said_once_with_count_and_seconds(caplog, monkeypatch):
+    monkeypatch.setattr("worker_hooks.loader.LONG_S", 0.0)  # else it is too quick to be a warning
     _, points = hooked(LOADED["a stream"], at=(3,))
     hooked(LOADED["a stream"], begin=points[3])
     told = [record.getMessage() for record in caplog.records if "dropped in" in record.message]
