@@ -67,6 +67,7 @@ class Ledger:
         self._marks: tuple[Any, ...] | None = None  # of the pieces, as of the commit or the loop
         self._after: tuple[Any, ...] | None = None  # the same as of the step's last update
         self._said: set[str] = set()
+        self._last_changes: tuple[int, ...] = ()  # by the last step
         self._live = [isinstance(piece, ModulePiece | TensorPiece) for piece in self.pieces]
         self._devices: tuple[torch.device, ...] = ()  # accelerators that hold some of the state
         self._updated: tuple[torch.Event, ...] = ()  # the same after the last update
@@ -114,7 +115,9 @@ class Ledger:
         marks = self._marked()
         if position.batch:  # else the script came from elsewhere, not from the step of a batch
             changed = self._changes(marks)
-            self.usual = tuple(map(max, self.usual or changed, changed))
+            if changed != self._last_changes:
+                self._last_changes = changed
+                self.usual = tuple(map(max, self.usual or changed, changed))
         self.updates = [0] * len(self.pieces)  # first: an interrupted commit is no complete step
         self.step += 1
         self._note(position, marks)
@@ -124,27 +127,44 @@ class Ledger:
         self.updates[index] += 1
         self._after = self._marked()
         if self._devices:
-            self._updated = tuple(_recorded(device) for device in self._devices)
+            self._updated = tuple([_recorded(device) for device in self._devices])
 
     def under_way(self, position: Position) -> None:
         """Backward begins: write down what this rank's private state will be at the next commit."""
         self.private.write(self.step + 1, position, is_commit=False)
 
-    def beat(self, position: Position, phase: Phase) -> None:
+    def beat(self, epoch: int, batch: int, phase: Phase) -> None:
         """Say how far the rank is."""
-        self.private.beat(self.step, position, phase)
+        page = self.private.page
+        if page is not None:
+            page.beat(self.step, epoch, batch, phase)
+
+    def enter(self, phase: Phase) -> None:
+        """Say what the rank does now."""
+        page = self.private.page
+        if page is not None:
+            page.enter(phase)
 
     def _note(self, position: Position, marks: tuple[Any, ...] | None = None) -> None:
         self._commit = Commit(
             self.step,
-            tuple(map(self._snapshot, self.pieces)),
-            tuple(_recorded(device) for device in self._devices),
+            self._snapshots(),
+            tuple([_recorded(device) for device in self._devices]) if self._devices else (),
         )
         self._marks, self._after = marks or self._marked(), None
         self.private.write(self.step, position, is_commit=True)
 
     def _marked(self) -> tuple[Any, ...]:
-        return tuple(map(self._mark, self.pieces))
+        try:
+            return tuple([piece.marks() for piece in self.pieces])
+        except Exception:  # noqa: BLE001  the script's own code; once more to see whose
+            return tuple(map(self._mark, self.pieces))
+
+    def _snapshots(self) -> tuple[Any, ...]:
+        try:
+            return tuple([piece.snapshot() for piece in self.pieces])
+        except Exception:  # noqa: BLE001  as above
+            return tuple(map(self._snapshot, self.pieces))
 
     def _mark(self, piece: Piece) -> Any:
         try:
@@ -164,7 +184,7 @@ class Ledger:
             log.warning("%s cannot be saved any more: %r", piece.name, error)
         return Failed(repr(error))
 
-    def _changes(self, marks: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
+    def _changes(self, marks: tuple[Any, ...] | None = None) -> tuple[int, ...]:
         """Updates of each optimizer in the step, and what changed in each piece after the last.
 
         What changes before the updates says nothing about how far the script is behind them.
@@ -173,7 +193,8 @@ class Ledger:
         if then is None:
             return ()
         pairs = zip(marks or self._marked(), then, strict=True)
-        return (*self.updates, *(_moved(new, old) for new, old in pairs))
+        # what did not move, which is most, is cheap to tell
+        return (*self.updates, *[0 if new == old else _moved(new, old) for new, old in pairs])
 
     # --- for the guard, in the listener, with the gate closed ------------------------------------
 
@@ -219,7 +240,7 @@ class Ledger:
         if step != commit.step:
             ready = self._updated
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
-            snapshots = tuple(map(self._snapshot, self.pieces))
+            snapshots = self._snapshots()
         tensors = {}
         replicated, alike = {}, {}
         for piece, snapshot in zip(self.pieces, snapshots, strict=True):
@@ -268,8 +289,8 @@ class Ledger:
 
 
 def _moved(new: Any, old: Any) -> int:
-    """How far counters went, or whether anything else is another now."""
-    return sum(new) - sum(old) if isinstance(new, list) else int(new != old)
+    """How far a counter went; at least one, for whatever else is another now."""
+    return max(1, new - old) if isinstance(new, int) and isinstance(old, int) else 1
 
 
 def _recorded(device: torch.device) -> torch.Event:

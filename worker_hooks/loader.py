@@ -111,15 +111,25 @@ class Feed:
         found += [entry._replace(name=NOW + entry.name) for entry in now]
         return (*found, *(self._workers.entries if self._workers is not None else ()))
 
-    def fill(self, address: int) -> int:
-        """Write the entries as of the batch handed out last to memory; how many bytes that were."""
-        at = address
-        copy(at, self._start, self._streams.nbytes)
+    def fill(self, address: int, known: dict[str, bytes] | None = None) -> int:
+        """Write the entries as of the batch handed out last to memory; how many bytes that were.
+
+        Args:
+            address: of the first byte.
+            known: what was written there before and need not be again; kept by the caller.
+        """
+        known, at = {} if known is None else known, address
+        if known.get(START) is not self._start:
+            copy(at, self._start, self._streams.nbytes)
+            known[START] = self._start
         at += self._streams.nbytes
         if self._is_persistent:
-            copy(at, self._born, self._streams.nbytes)
+            if known.get(BORN) is not self._born:
+                copy(at, self._born, self._streams.nbytes)
+                known[BORN] = self._born
             at += self._streams.nbytes
-        at += self._private.fill(at)
+        if self._private.nbytes:
+            at += self._private.fill(at)
         if self._workers is not None:
             is_asked = self._way is Way.SAMPLER
             until = self.consumed if is_asked else self._opened

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,9 @@ from worker_hooks.octets import entry_of
 from worker_hooks.snapshot import copied, version
 
 _WATCHED = 8  # parameters of a module that are looked at to tell whether it changed
+
+_VERSION = attrgetter("_version")
+_NOTHING: dict[str, Any] = {}
 
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile, of checkpoint_wrapper
 
@@ -54,7 +58,8 @@ class ModulePiece:
                     entry_of(f"{path}.{key}", tensor)
         self._extra = [(path, each) for path, each in inside if _has_extra(each)]
         held = [(each._parameters, key) for _, each in inside for key in each._parameters]  # noqa: SLF001
-        self._watched = held[-_WATCHED:]
+        self._held = [parameters for parameters, _ in held[-_WATCHED:]]
+        self._keys = [key for _, key in held[-_WATCHED:]]
 
     def tensors(self) -> dict[str, Tensor]:
         """The parameters as they are now; a shared one under each of its names."""
@@ -75,12 +80,18 @@ class ModulePiece:
 
     def snapshot(self) -> Any:
         """Extra state, where a module defines any."""
+        if not self._extra:
+            return _NOTHING
         return {path: copied(each.get_extra_state()) for path, each in self._extra}
 
     def marks(self) -> Any:
         """Versions of the last parameters: an update of a module ends with them."""
-        found = [held.get(key) for held, key in self._watched]
-        return sum([version(tensor) for tensor in found if tensor is not None])
+        found = map(dict.get, self._held, self._keys)
+        try:
+            return sum(map(_VERSION, found))
+        except (AttributeError, RuntimeError):  # one is None, or was made for inference
+            found = map(dict.get, self._held, self._keys)
+            return sum([version(tensor) for tensor in found if tensor is not None])
 
     def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
         """Extra state as JSON and tensors.

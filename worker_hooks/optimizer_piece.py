@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from worker_hooks import jsonable
 from worker_hooks.jsonable import Json
 from worker_hooks.mismatch import missing
-from worker_hooks.snapshot import FIXED, copied
+from worker_hooks.snapshot import FIXED, copied, is_constant
 
 _OWN = ("params", "param_names")  # of a group, what stays as this process has it
 
@@ -45,6 +46,8 @@ class OptimizerPiece:
         self._optimizer = optimizer
         trained = (each for each in self._parameters() if each.requires_grad)
         self._first = next(trained, None)
+        self._values: list[dict[str, Any]] = []  # of each group, as they were copied last
+        self._seen: list[list[Any]] = []  # what they were copied from; nothing: it may change
 
     def tensors(self) -> dict[str, Tensor]:
         """The state's tensors, which appear with the first update."""
@@ -53,18 +56,22 @@ class OptimizerPiece:
     def snapshot(self) -> Groups:
         """The groups' values, and whether gradients are kept."""
         optimizer = self._optimizer
-        groups = []
-        for group in optimizer.param_groups:
-            values = group.copy()
-            for key in _OWN:
-                values.pop(key, None)
-            for key, value in values.items():
-                if value.__class__ not in FIXED:
-                    values[key] = copied(value)
-            groups.append(values)
+        if not self._is_seen(optimizer.param_groups):
+            self._values = [_values(group) for group in optimizer.param_groups]
+            is_fixed = all(is_constant(value) for group in self._values for value in group.values())
+            self._seen = [list(group.values()) for group in optimizer.param_groups] * is_fixed
         # a parameter with state has had a gradient; if that one has none now, they are set to None
         probe = next(iter(optimizer.state), self._first)
-        return Groups(groups, getattr(probe, "grad", None) is not None)
+        return Groups(self._values, getattr(probe, "grad", None) is not None)
+
+    def _is_seen(self, groups: list[dict[str, Any]]) -> bool:
+        """Whether every group has the very objects it had when they were copied last."""
+        if len(groups) != len(self._seen):
+            return False
+        for group, seen in zip(groups, self._seen, strict=True):
+            if len(group) != len(seen) or not all(map(is_, group.values(), seen)):
+                return False
+        return True
 
     def marks(self) -> None:
         """Nothing: updates are counted by torch's hooks."""
@@ -141,6 +148,17 @@ class OptimizerPiece:
         of_json, tensors = jsonable.encode(in_order, f"{self.name}.state")
         other_json, more = jsonable.encode(other, f"{self.name}.other")
         return {"of": of_json, "other": other_json}, tensors | more
+
+
+def _values(group: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a group's values, except of those that are the process's own."""
+    values = group.copy()
+    for key in _OWN:
+        values.pop(key, None)
+    for key, value in values.items():
+        if value.__class__ not in FIXED:
+            values[key] = copied(value)
+    return values
 
 
 def _at_home(held: Any, parameter: Tensor, group: Mapping[str, Any], *, was_host: bool) -> Any:

@@ -34,10 +34,13 @@ META_BYTES = 16 << 10  # room for a record's JSON: data position, states of load
 _HEAD = struct.Struct("<8sIIQQQ")  # magic, rank, attempt, description, record, meta bytes
 _BEAT_AT = 64
 _BEAT = struct.Struct("<QIIQI")  # step, epoch, batch, monotonic ns, phase
+_AT, _PHASE = 2, 3  # where these are in it, in words of 8 bytes
 _TEXT_AT = 128
 _RECORD = struct.Struct("<QQQIIQ")  # number, step, epoch, batch, meta bytes, monotonic ns
 _END = struct.Struct("<Q")
 _RECORDS = 3
+UNDER_WAY = 2
+"""Of the three records, the one of the step that is under way."""
 
 
 class Phase(IntEnum):
@@ -104,15 +107,24 @@ class Page:
         self.entries = tuple(Entry(n, d, tuple(s), b) for n, d, s, b in described)
         self._payload_bytes = sum(entry.nbytes for entry in self.entries)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._beat = memoryview(self._map)[_BEAT_AT : _BEAT_AT + _BEAT.size + 4].cast("Q")
         self._number = 0
+        self._metas: dict[int, bytes] = {}  # by slot, as it was written last
 
     def close(self) -> None:
         """Unmap it; only reading and writing are over."""
+        self._beat.release()  # else the map could not be closed
         self._map.close()
 
     def beat(self, step: int, epoch: int, batch: int, phase: Phase) -> None:
         """Say how far the rank is."""
         _BEAT.pack_into(self._map, _BEAT_AT, step, epoch, batch, time.monotonic_ns(), phase)
+
+    def enter(self, phase: Phase) -> None:
+        """Say what the rank does now; the rest of the heartbeat stays."""
+        beat = self._beat
+        beat[_AT] = time.monotonic_ns()
+        beat[_PHASE] = phase
 
     def heartbeat(self) -> Beat:
         """How far the rank is."""
@@ -144,14 +156,17 @@ class Page:
         """
         if len(meta) > self._meta_bytes:
             raise ValueError(f"{len(meta)} bytes of JSON, room for {self._meta_bytes}")
-        at = self._records_at + (step % 2 if is_commit else 2) * self._record_bytes
+        slot = step % 2 if is_commit else UNDER_WAY
+        at = self._records_at + slot * self._record_bytes
         self._number += 1
         end = at + self._record_bytes - _END.size
         _END.pack_into(self._map, end, 0)
         now = time.monotonic_ns()
         _RECORD.pack_into(self._map, at, self._number, step, epoch, batch, len(meta), now)
         at += _RECORD.size
-        self._map[at : at + len(meta)] = meta
+        if self._metas.get(slot) is not meta:  # else it is there
+            self._map[at : at + len(meta)] = meta
+            self._metas[slot] = meta
         fill(self._address + at + self._meta_bytes)
         _END.pack_into(self._map, end, self._number)
 
@@ -160,7 +175,7 @@ class Page:
         commit = self._read(step % 2)
         if commit is not None and commit.step == step:
             return commit
-        under_way = self._read(2)
+        under_way = self._read(UNDER_WAY)
         return under_way if under_way is not None and under_way.step == step else None
 
     def newest_step(self) -> int | None:
@@ -189,7 +204,7 @@ class Page:
         meta = self._map[at : at + size]
         at += self._meta_bytes
         payload = self._map[at : at + self._payload_bytes]
-        return Record(step, epoch, batch, at_ns, meta, payload, is_commit=slot < 2)  # noqa: PLR2004
+        return Record(step, epoch, batch, at_ns, meta, payload, is_commit=slot != UNDER_WAY)
 
 
 def create(rank: int, attempt: int, entries: Sequence[Entry], meta_bytes: int = META_BYTES) -> int:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from worker_hooks import page as pages
 from worker_hooks.buffers import Buffers
-from worker_hooks.page import META_BYTES, Entry, Page, Phase, Record
+from worker_hooks.page import META_BYTES, UNDER_WAY, Entry, Page, Record
 from worker_hooks.pieces import Piece
 from worker_hooks.rng import Randomness
+from worker_hooks.streams import copy
 
 log = logging.getLogger("msrun")
 
@@ -26,7 +27,6 @@ PREFIXES = ("", "1:")
 EPOCH = "epoch:"
 """Before the names of the randomness that the epoch began with."""
 
-_UNDER_WAY = 2  # the page's third record
 _LATE_BYTES = 64 << 10  # of buffers, looked at once a step
 
 _memcmp = ctypes.CDLL(None).memcmp
@@ -48,8 +48,18 @@ class Source(Protocol):
     def entries(self) -> tuple[Entry, ...]:
         """What it writes; never changes."""
 
-    def fill(self, address: int) -> int:
-        """Write it; how many bytes that were."""
+    def fill(self, address: int, known: dict[str, bytes] | None = None) -> int:
+        """Write it; how many bytes that were. ``known``: what it has written there before."""
+
+
+class _Room(NamedTuple):
+    """A record's place on the page, as it is written again and again."""
+
+    address: int
+    draws: tuple[Callable[[], None], ...]  # write the randomness
+    began: list[bytes]  # what is there of the epoch's begin; one, or none
+    began_at: int
+    known: tuple[dict[str, bytes], ...]  # what each source has written
 
 
 class Private:
@@ -67,7 +77,9 @@ class Private:
         self._place = 0  # of the present source
         self._committed = 0  # of the one whose loop the newest commit was made in
         self._offset = 0  # of what the present source writes, behind buffers and randomness
-        self._at: dict[int, tuple[int, int]] = {}  # by record: its step, and where it is
+        self._slot = 0  # the record that is written
+        self._rooms: dict[int, _Room] = {}  # by record
+        self._steps: dict[int, int] = {}  # by record: what it is of
 
     def begin_epoch(self) -> None:
         """Remember what the script will draw from between here and its loop.
@@ -124,7 +136,8 @@ class Private:
         fd = pages.create(rank, attempt, entries, max(META_BYTES, 4 * room))
         page = Page(fd)
         self.buffers.forget()
-        self._at.clear()
+        self._rooms.clear()
+        self._steps.clear()
         if old is not None and record is not None:
             self._carry(page, record, old.entries)
         self.page = page
@@ -132,21 +145,20 @@ class Private:
 
     def write(self, step: int, position: Position, *, is_commit: bool) -> None:
         """Write down the state as of a commit, or of the step that is under way."""
-        if self.page is None:
+        page = self.page
+        if page is None:
             return
+        slot = self._slot = step % 2 if is_commit else UNDER_WAY
         try:
-            self._write(self.page, step, position, is_commit=is_commit)
+            page.write(step, *position, self._fill, is_commit=is_commit)
         except ValueError as error:
             log.warning("rank's data position is not saved: %s", error)
-            self._write(self.page, step, position._replace(meta=b"{}"), is_commit=is_commit)
+            page.write(step, *position._replace(meta=b"{}"), self._fill, is_commit=is_commit)
+        self._steps[slot] = step
         if is_commit:
             self._committed = self._place
-            self._look_for_late(step)
-
-    def beat(self, step: int, position: Position, phase: Phase) -> None:
-        """Say how far the rank is."""
-        if self.page is not None:
-            self.page.beat(step, position.epoch, position.batch, phase)
+            if self.buffers.nbytes:
+                self._look_for_late(step)
 
     def read(self, step: int) -> list[tuple[Entry, memoryview]]:
         """What the page has of a step, entry by entry; nothing if it has none."""
@@ -156,23 +168,27 @@ class Private:
             return []
         return _parts(page.entries, record.payload)
 
-    def _write(self, page: Page, step: int, position: Position, *, is_commit: bool) -> None:
-        slot = step % 2 if is_commit else _UNDER_WAY
-
-        def fill(address: int) -> None:
-            self._at[slot] = step, address
-            self._fill(address, slot)
-
-        page.write(step, *position, fill, is_commit=is_commit)
-
-    def _fill(self, address: int, slot: int) -> None:
-        address += self.buffers.fill(address, slot)
-        address += self.randomness.fill(address)
-        ctypes.memmove(address, self._began_whole, len(self._began_whole))
-        address += len(self._began_whole)
+    def _fill(self, address: int) -> None:
+        slot = self._slot
+        room = self._rooms.get(slot) or self._room(address, slot)
+        if self.buffers.nbytes:
+            self.buffers.fill(address, slot)
+        for draw in room.draws:
+            draw()
+        began = self._began_whole
+        if room.began[0] is not began:  # it is another one once an epoch
+            copy(room.began_at, began, len(began))
+            room.began[0] = began
         source = self._sources[self._place]
         if source is not None:
-            source.fill(address + self._offset)
+            source.fill(room.began_at + len(began) + self._offset, room.known[self._place])
+
+    def _room(self, address: int, slot: int) -> _Room:
+        draws_at = address + self.buffers.nbytes
+        draws, began_at = self.randomness.writers(draws_at), draws_at + self.randomness.nbytes
+        known: tuple[dict[str, bytes], ...] = tuple({} for _ in self._sources)
+        room = self._rooms[slot] = _Room(address, draws, [b""], began_at, known)
+        return room
 
     def _join_began(self) -> None:
         """Of each source that the page has room for; one that came into use later is as it is."""
@@ -193,7 +209,8 @@ class Private:
         there = dict(_parts(entries, record.payload))
 
         def fill(address: int) -> None:
-            self._fill(address, record.step % 2)
+            self._slot = record.step % 2
+            self._fill(address)
             for entry in page.entries:
                 if entry in there:
                     ctypes.memmove(address, bytes(there[entry]), entry.nbytes)
@@ -201,20 +218,21 @@ class Private:
 
         page.write(record.step, record.epoch, record.batch, record.meta, fill, is_commit=True)
         self.buffers.forget()  # the record may have others than those of now
+        self._rooms.clear()
 
     def _look_for_late(self, step: int) -> None:
         """Find the buffers that the step's record under way did not know as they came to be."""
-        commit, under_way = self._at.get(step % 2), self._at.get(_UNDER_WAY)
-        size = min(self.buffers.nbytes, _LATE_BYTES)
-        if not size or commit is None or under_way is None or under_way[0] != step:
+        if self._steps.get(UNDER_WAY) != step:
             return
-        if not _memcmp(commit[1], under_way[1], size):
+        commit, under_way = self._rooms[step % 2].address, self._rooms[UNDER_WAY].address
+        size = min(self.buffers.nbytes, _LATE_BYTES)
+        if not _memcmp(commit, under_way, size):
             return
         at = 0
         for entry in self.buffers.entries:
             if at + entry.nbytes > size:
                 break
-            if _memcmp(commit[1] + at, under_way[1] + at, entry.nbytes):
+            if _memcmp(commit + at, under_way + at, entry.nbytes):
                 self.late.add(entry.name)
             at += entry.nbytes
 

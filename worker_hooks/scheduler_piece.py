@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from worker_hooks import jsonable
 from worker_hooks.jsonable import Json
 from worker_hooks.mismatch import missing
-from worker_hooks.snapshot import copied
+from worker_hooks.snapshot import FIXED, copied
 
 
 class SchedulerPiece:
@@ -27,11 +27,14 @@ class SchedulerPiece:
         self._scheduler = scheduler
         state = scheduler.state_dict()
         self._functions = [key for key, value in state.items() if callable(value)]
+        self._is_plain = type(scheduler).state_dict is LRScheduler.state_dict
+        if self._is_plain:  # all of its attributes but this one, then
+            self._functions.append("optimizer")
         self._counters = [
-            (each, key)
+            (vars(each), key)
             for each in _chain(scheduler)
             for key in ("last_epoch", "_step_count")
-            if hasattr(each, key)
+            if key in vars(each)
         ]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -40,14 +43,18 @@ class SchedulerPiece:
 
     def snapshot(self) -> Any:
         """A copy of its state."""
-        state = self._scheduler.state_dict()
+        scheduler = self._scheduler
+        state = vars(scheduler).copy() if self._is_plain else scheduler.state_dict()
         for key in self._functions:
             state.pop(key, None)
-        return copied(state)
+        for key, value in state.items():
+            if value.__class__ not in FIXED:
+                state[key] = copied(value)
+        return state
 
     def marks(self) -> Any:
-        """Its counters."""
-        return [getattr(each, key) for each, key in self._counters]
+        """Its counters, added up."""
+        return sum([held[key] for held, key in self._counters])
 
     def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
         """The state as JSON, and its tensors, if a learning rate is one.

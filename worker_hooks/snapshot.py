@@ -31,10 +31,19 @@ def copied(value: Any, *, clone: bool = True) -> Any:
     if kind is list:
         return [each if each.__class__ in FIXED else copied(each, clone=clone) for each in value]
     if kind is tuple:
+        if is_constant(value):
+            return value
         return tuple([copied(each, clone=clone) for each in value])
     if isinstance(value, Tensor):
         return value.detach().clone() if clone else value
     return copy.deepcopy(value)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether it can never change in place, and holds nothing that can."""
+    return value.__class__ in FIXED or (
+        value.__class__ is tuple and FIXED.issuperset([each.__class__ for each in value])
+    )
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -291,7 +292,9 @@ class TrainState:
         self.batch += 1
         if feed.is_stateful:
             self._set_meta(feed, loop, is_over=False)
-        tell(self.callbacks, "step_begin", self)
+        if self.callbacks:
+            tell(self.callbacks, "step_begin", self)
+        self._ledger.beat(self.epoch, self.batch, Phase.FORWARD)
         self._enter(Phase.FORWARD)
         return batch
 
@@ -321,7 +324,7 @@ class TrainState:
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
-        self._ledger.beat(self._position(), phase)
+        self._ledger.enter(phase)
         if self._saboteur is not None:
             self._saboteur.at(phase, self._ledger.step + 1)
 
@@ -335,12 +338,12 @@ class TrainState:
             self._ledger.under_way(self._position())
             self._enter(Phase.BACKWARD)
 
-    def _begin_update(self) -> None:
+    def _begin_update(self, *_: Any) -> None:
         self._guard.gate.begin_update()
         self._enter(Phase.UPDATE)
 
-    def _ended_update(self, index: int) -> Callable[[], None]:
-        def ended() -> None:
+    def _ended_update(self, index: int) -> Callable[..., None]:
+        def ended(*_: Any) -> None:
             self._ledger.updated(index)
             self._has_updated, self._has_gradients = True, False
             self._guard.gate.end_update()
@@ -382,10 +385,13 @@ class TrainState:
     def _commit(self, position: Position | None = None) -> None:
         self._has_updated = False
         self._reducers.learn()
-        self._guard.gate.commit(lambda: self._ledger.commit(position or self._position()))
+        position = position or Position(self.epoch, self.batch, self._meta)
+        self._guard.gate.commit(partial(self._ledger.commit, position))
+        self._ledger.beat(*position[:2], self._phase)
         if self._witness is not None:
             self._witness.commit(self.step, time.monotonic())
-        tell(self.callbacks, "step_end", self)
+        if self.callbacks:
+            tell(self.callbacks, "step_end", self)
         self._loss_is_told = False
 
     def _at_dump(self) -> None:

@@ -14,10 +14,14 @@ import json
 import random
 import struct
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
 import torch
+
+from worker_hooks import torch_engine
+from worker_hooks.torch_engine import memory
 
 _MT = struct.Struct("<625I")  # the 624 words of a Mersenne twister and the place in them
 _GAUSS = struct.Struct("<i4xd")  # a second normal number made beside the last; whether there is one
@@ -40,11 +44,11 @@ class Stream(Protocol):
     def nbytes(self) -> int:
         """How large its state is; never changes."""
 
-    def fill(self, address: int) -> None:
-        """Write its state, all ``nbytes`` of it, to memory."""
+    def writer(self, address: int) -> Callable[[], None]:
+        """What writes its state, all ``nbytes`` of it, to this memory; called at every commit."""
 
     def restore(self, state: bytes) -> None:
-        """Go on from a state that :meth:`fill` wrote.
+        """Go on from a state that was written.
 
         Raises:
             ValueError: it is no state of such a source.
@@ -56,16 +60,27 @@ class TorchStream:
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
-        self.nbytes = generator.get_state().numel()
+        self._at = torch_engine.address_of(generator)
+        whole = torch_engine.NBYTES
+        self.nbytes = generator.get_state().numel() if self._at is None else whole
 
-    def fill(self, address: int) -> None:
-        """See :meth:`Stream.fill`."""
-        state = self._generator.get_state()
-        copy(address, state.data_ptr(), self.nbytes)
+    def writer(self, address: int) -> Callable[[], None]:
+        """See :meth:`Stream.writer`."""
+        if self._at is not None:
+            return torch_engine.writer(self._at, address)
+        get_state, nbytes = self._generator.get_state, self.nbytes
+
+        def write() -> None:
+            state = get_state()
+            copy(address, state.data_ptr(), nbytes)
+
+        return write
 
     def restore(self, state: bytes) -> None:
         """See :meth:`Stream.restore`."""
         try:
+            if len(state) == torch_engine.NBYTES:
+                state = torch_engine.public(state)
             self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         except RuntimeError as error:
             raise ValueError(f"no state of a torch generator: {error}") from error
@@ -80,12 +95,22 @@ class PythonStream:
         self._source = source
         self._at = _python_state(source)
 
-    def fill(self, address: int) -> None:
-        """See :meth:`Stream.fill`."""
-        copy(address, self._at or self._packed(), _MT.size)
-        gauss = self._source.gauss_next  # type: ignore[attr-defined]  # typeshed leaves it out
-        packed = _NO_GAUSS if gauss is None else _GAUSS.pack(1, gauss)
-        copy(address + _MT.size, packed, _GAUSS.size)
+    def writer(self, address: int) -> Callable[[], None]:
+        """See :meth:`Stream.writer`."""
+        source: Any = self._source
+        state, rest = memory(address, _MT.size), memory(address + _MT.size, _GAUSS.size)
+        found = None if self._at is None else memory(self._at, _MT.size)
+        written: Any = self  # neither a number nor None
+
+        def write() -> None:
+            nonlocal written
+            state[:] = self._packed() if found is None else found
+            gauss = source.gauss_next
+            if gauss is not written:
+                rest[:] = _NO_GAUSS if gauss is None else _GAUSS.pack(1, gauss)
+                written = gauss
+
+        return write
 
     def restore(self, state: bytes) -> None:
         """See :meth:`Stream.restore`."""
@@ -110,13 +135,23 @@ class NumpyStream:
         self._at = _numpy_state(source)
         self._gauss_at = _numpy_gauss(source)
 
-    def fill(self, address: int) -> None:
-        """See :meth:`Stream.fill`. Zeros when the source was given another kind of generator."""
-        if self._at and self._gauss_at and self._source._bit_generator is self._bits:  # noqa: SLF001  public in its .pxd
-            copy(address, self._at, _MT.size)
-            copy(address + _MT.size, self._gauss_at, _GAUSS.size)
-        else:
-            copy(address, self._packed(), self.nbytes)
+    def writer(self, address: int) -> Callable[[], None]:
+        """See :meth:`Stream.writer`. Zeros when the source was given another kind of generator."""
+        source, bits = self._source, self._bits
+        if not self._at or not self._gauss_at:
+            return lambda: copy(address, self._packed(), self.nbytes)
+        state, found = memory(address, _MT.size), memory(self._at, _MT.size)
+        rest = memory(address + _MT.size, _GAUSS.size)
+        found_rest = memory(self._gauss_at, _GAUSS.size)
+
+        def write() -> None:
+            if source._bit_generator is bits:  # noqa: SLF001  public in its .pxd
+                state[:] = found
+                rest[:] = found_rest
+            else:
+                copy(address, self._packed(), self.nbytes)
+
+        return write
 
     def restore(self, state: bytes) -> None:
         """See :meth:`Stream.restore`."""
@@ -150,10 +185,14 @@ class JsonStream:
         if len(json.dumps(self._bits.state)) > _JSON_BYTES:
             raise ValueError("a state larger than there is room for")
 
-    def fill(self, address: int) -> None:
-        """See :meth:`Stream.fill`."""
-        state = json.dumps(self._bits.state).encode().ljust(_JSON_BYTES)
-        copy(address, state, _JSON_BYTES)
+    def writer(self, address: int) -> Callable[[], None]:
+        """See :meth:`Stream.writer`."""
+
+        def write() -> None:
+            state = json.dumps(self._bits.state).encode().ljust(_JSON_BYTES)
+            copy(address, state, _JSON_BYTES)
+
+        return write
 
     def restore(self, state: bytes) -> None:
         """See :meth:`Stream.restore`."""

@@ -67,19 +67,15 @@ def _first(tensors: Sequence[Any]) -> torch.Tensor | None:
 
 
 def watch_optimizer(
-    optimizer: torch.optim.Optimizer, begins: Callable[[], None], ended: Callable[[], None]
+    optimizer: torch.optim.Optimizer, begins: Callable[..., None], ended: Callable[..., None]
 ) -> tuple[Any, Any]:
-    """Call ``begins`` before and ``ended`` after each of its updates; the handles that undo it."""
+    """Call ``begins`` before and ``ended`` after each of its updates; the handles that undo it.
 
-    def before(_optimizer: Any, _args: Any, _options: Any) -> None:
-        begins()
-
-    def after(_optimizer: Any, _args: Any, _options: Any) -> None:
-        ended()
-
+    Both are given what torch gives such hooks, and may have no use for it.
+    """
     return (
-        optimizer.register_step_pre_hook(before),
-        optimizer.register_step_post_hook(after),
+        optimizer.register_step_pre_hook(begins),
+        optimizer.register_step_post_hook(ended),
     )
 
 

@@ -1,13 +1,14 @@
-"""Measures what the hooks cost: a training step with and without them, by turns in one process.
+"""Measures what the hooks cost: training with and without them, by turns in one process.
 
     scripts/bench overhead                             1500 steps of about 5 ms on each side
     scripts/bench overhead --steps 5000 --step-ms 2 --json result.json
 
 The guarded side is armed as under msrun: its line leads to a small agent in a thread, its status
-page is real. Both sides train models of their own, equal in everything. The cost is the median of
-the differences between two steps that follow each other, for each line of the loop; so what else
-the machine does weighs little. In training a commit costs more than when it is repeated at once:
-a step leaves little of it in the processor's caches.
+page is real. Both sides train one model in one memory: of two models that are equal in everything,
+one is up to 2 % slower, by where its memory lies. The cost is the median of the differences
+between steps a turn apart, for each line of the loop; so what else the machine does weighs little.
+The first steps of a turn do not count. In training a commit costs more than when it is repeated at
+once: a step leaves little of it in the processor's caches.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator
 from itertools import cycle, pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from table import machine
@@ -42,8 +44,12 @@ BATCHES = 64
 FEATURES, CLASSES, BATCH = 64, 10, 32
 LINES = ("next batch (the commit)", "forward", "backward", "optimizer", "scheduler", "zero_grad")
 LEAST = 20  # steps
+TURN = 20  # steps of one side before it is the other's turn
+FIRST = 2  # of them that do not count
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+Watched = tuple[Iterator[Batch], Callable[..., None], dict[int, Any], dict[int, Any]]
+"""A loop's batches, what its backward calls, and hooks before and after an optimizer's update."""
 
 
 def main() -> int:
@@ -53,14 +59,15 @@ def main() -> int:
     batches = data()
     width = width_for(options.step_ms, batches)
     guard()
-    plain, guarded = sides = (Side(width, batches), Side(width, batches, is_guarded=True))
-    for number in range(options.steps):
-        for side in sides if number % 2 else reversed(sides):
-            side.step()
-    extra_us = dict(zip(LINES, extras(plain, guarded), strict=True))
-    step_us = median(map(sum, plain.times)) * 1e6
+    training = Training(width, batches)
+    training.arm()
+    for turn in range(options.steps // TURN):
+        for is_guarded in (False, True) if turn % 2 else (True, False):
+            training.turn(TURN, is_guarded=is_guarded)
+    extra_us = dict(zip(LINES, extras(training), strict=True))
+    step_us = median(map(sum, training.times[False])) * 1e6
     ratio = 1 + sum(extra_us.values()) / step_us
-    commit_us, record_us = alone(guarded, options.steps)
+    commit_us, record_us = alone(training, options.steps)
     reached = ratio <= RATIO, commit_us < COMMIT_US
     said = {True: "yes", False: "NO"}
     print(f"{machine()}, load before {load:.1f}; {options.steps} steps of each side\n")
@@ -74,7 +81,7 @@ def main() -> int:
     if options.json:
         found = {"machine": machine(), "load_before": load, "ratio": ratio, "extra_us": extra_us}
         found |= {"commit_us": commit_us, "record_us": record_us, "lines": LINES}
-        times = {"plain_s": plain.times, "guarded_s": guarded.times}
+        times = {"plain_s": training.times[False], "guarded_s": training.times[True]}
         options.json.write_text(json.dumps(found | times))
     return int(not all(reached))
 
@@ -95,27 +102,47 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-class Side:
-    """One of the two trainings."""
+class Training:
+    """One model, trained with or without the hooks."""
 
-    def __init__(self, width: int, batches: list[Batch], *, is_guarded: bool = False) -> None:
+    def __init__(self, width: int, batches: list[Batch]) -> None:
         torch.manual_seed(1)
         layers = [nn.Linear(FEATURES, width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, width)]
         self.net = nn.Sequential(*layers, nn.ReLU(), nn.Linear(width, CLASSES))
         self.optimizer = torch.optim.AdamW(self.net.parameters())
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 100)
-        self.times: list[list[float]] = []  # seconds of each line of the loop, step by step
-        self._loop = self._batches(batches, is_guarded=is_guarded)
-        self._backward = torch.autograd.backward
-        self.step()  # arms the hooks, which watch every backward of the process
-        self._backward = torch.autograd.backward
-        self.times.clear()
+        # by whether it is guarded: seconds of each line of the loop, step by step
+        self.times: dict[bool, list[list[float]]] = {False: [], True: []}
+        self._batches = batches
+        self._plain: Watched = (cycle(batches), torch.autograd.backward, {}, {})
+        self._guarded = self._plain
 
-    def step(self) -> None:
-        """Train one step."""
-        torch.autograd.backward = self._backward
+    def arm(self) -> None:
+        """Let the hooks watch the next turns that are guarded."""
+        state = TrainState(**self.pieces())
+        loop = (batch for _ in cycle([0]) for batch in state.batches(self._batches))
+        self._train(loop)
+        before, after = (
+            dict(self.optimizer._optimizer_step_pre_hooks),  # noqa: SLF001  torch's own dicts
+            dict(self.optimizer._optimizer_step_post_hooks),  # noqa: SLF001
+        )
+        self._guarded = (loop, torch.autograd.backward, before, after)
+
+    def turn(self, steps: int, *, is_guarded: bool = False) -> None:
+        """Train some steps; the first do not count."""
+        loop, backward, before, after = self._guarded if is_guarded else self._plain
+        torch.autograd.backward = backward
+        for hooks, mine in (
+            (self.optimizer._optimizer_step_pre_hooks, before),  # noqa: SLF001
+            (self.optimizer._optimizer_step_post_hooks, after),  # noqa: SLF001
+        ):
+            hooks.clear()
+            hooks.update(mine)
+        self.times[is_guarded] += [self._train(loop) for _ in range(steps)][FIRST:]
+
+    def _train(self, loop: Iterator[Batch]) -> list[float]:
         at = [time.perf_counter()]
-        inputs, labels = next(self._loop)
+        inputs, labels = next(loop)
         at.append(time.perf_counter())
         loss = nn.functional.cross_entropy(self.net(inputs), labels)
         at.append(time.perf_counter())
@@ -127,17 +154,11 @@ class Side:
         at.append(time.perf_counter())
         self.optimizer.zero_grad()
         at.append(time.perf_counter())
-        self.times.append([after - before for before, after in pairwise(at)])
+        return [after - before for before, after in pairwise(at)]
 
     def pieces(self) -> dict[str, object]:
         """What TrainState is given."""
         return {"model": self.net, "optimizer": self.optimizer, "scheduler": self.scheduler}
-
-    def _batches(self, batches: list[Batch], *, is_guarded: bool) -> Iterator[Batch]:
-        if not is_guarded:
-            return cycle(batches)
-        state = TrainState(**self.pieces())
-        return (batch for _ in cycle([0]) for batch in state.batches(batches))
 
 
 def data() -> list[Batch]:
@@ -154,10 +175,9 @@ def data() -> list[Batch]:
 def width_for(step_ms: float, batches: list[Batch]) -> int:
     """Find layers so wide that a step takes about so long on this machine."""
     for width in range(64, WIDEST, 64):
-        side = Side(width, batches)
-        for _ in range(LEAST):
-            side.step()
-        if median(map(sum, side.times)) * 1e3 > step_ms:
+        training = Training(width, batches)
+        training.turn(LEAST)
+        if median(map(sum, training.times[False])) * 1e3 > step_ms:
             return width
     return WIDEST
 
@@ -183,16 +203,16 @@ def welcome(listener: socket.socket) -> None:
             protocol.send(link, protocol.Release("the bench is over"))
 
 
-def extras(plain: Side, guarded: Side) -> Iterator[float]:
+def extras(training: Training) -> Iterator[float]:
     """Microseconds that each line takes longer; medians over all pairs of steps."""
+    pairs = list(zip(training.times[False], training.times[True], strict=True))
     for line in range(len(LINES)):
-        pairs = zip(plain.times, guarded.times, strict=True)
         yield median(theirs[line] - ours[line] for ours, theirs in pairs) * 1e6
 
 
-def alone(side: Side, repeat: int) -> tuple[float, float]:
+def alone(training: Training, repeat: int) -> tuple[float, float]:
     """Microseconds of a commit, and of the record under way; medians of ``repeat``."""
-    ledger = Ledger(pieces_of(side.pieces()), dict)
+    ledger = Ledger(pieces_of(training.pieces()), dict)
     feed, position = Feed(data()), Position(epoch=0, batch=1)
     os.close(ledger.open(0, 0, feed, position))
     commits = [microseconds(lambda: ledger.commit(position)) for _ in range(repeat)]
