@@ -102,6 +102,13 @@ DUMP = "tft_saved_checkpoints-step_"
 """MindSpore's folder name of a power-off checkpoint; the global step follows."""
 
 UNFINISHED = "_tmp"
+REMOVED = ".removed_tmp"
+"""Ends the name of a folder that is being deleted; what is left of one belongs to nobody."""
+
+REPLACED = "_replaced_"
+"""In the name of what was moved aside for a newer folder of its name; a number follows."""
+
+BREAKPOINT = "_breakpoint"
 MANIFEST = "manifest.json"
 
 
@@ -135,6 +142,55 @@ class DumpLayout(NamedTuple):
     def private(rank: int) -> str:
         """A rank's private state, relative to the folder."""
         return f"rank_{rank}/private_rank_{rank}.safetensors"
+
+
+class CheckpointLayout(NamedTuple):
+    """Every path of one periodic checkpoint, under MindSpore's name of its file.
+
+    Its folder comes to be as a dump's does: ``place`` is what :mod:`worker_hooks.seal` completes.
+    """
+
+    directory: Path  # ModelCheckpoint's
+    prefix: str
+    epoch: int
+    batch: int  # the step within the epoch
+    record_id: str = ""  # of the run that writes
+    is_breakpoint: bool = False  # saved because of an exception
+
+    @property
+    def name(self) -> str:
+        """Of the folder, and of the files in it without their suffix."""
+        end = BREAKPOINT if self.is_breakpoint else ""
+        return f"{self.prefix}-{self.epoch}_{self.batch}{end}"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is or will be, once complete."""
+        return self.directory / self.name
+
+    @property
+    def place(self) -> DumpLayout:
+        """The folder as one that is written aside, then renamed."""
+        return DumpLayout(self.folder, self.record_id)
+
+    @property
+    def unfinished(self) -> Path:
+        """The folder while it is written."""
+        return self.place.unfinished
+
+    def shard(self, rank: int) -> str:
+        """The file of the rank that wrote replicated state, relative to the folder."""
+        return f"rank_{rank}/{self.name}.safetensors"
+
+    @staticmethod
+    def private(rank: int) -> str:
+        """A rank's private state, relative to the folder."""
+        return DumpLayout.private(rank)
+
+    @staticmethod
+    def part(rank: int) -> str:
+        """What a rank says of the files it has written, relative to the unfinished folder."""
+        return f"rank_{rank}.part.json"
 
 
 class DrillLayout(NamedTuple):

@@ -14,20 +14,33 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from worker_hooks.layout import DUMP, MANIFEST, UNFINISHED, write_atomic
+from worker_hooks.layout import (
+    BREAKPOINT,
+    DUMP,
+    MANIFEST,
+    REMOVED,
+    REPLACED,
+    UNFINISHED,
+    write_atomic,
+)
 from worker_hooks.safetensor import sha256_of
 
 FORMAT = 1
 _THREADS = 8  # more do not make a disk faster
 _END_S = 1 << 40  # seconds since the epoch that no clock shows
 _SHOWN = 3  # damages of one folder that are said
-_NAME = re.compile(rf"{DUMP}(\d+)(?:_replaced_\d+|\.[^/]+(?={UNFINISHED}))?({UNFINISHED})?")
+_NAME = re.compile(rf"{DUMP}(\d+)(?:{REPLACED}\d+|\.[^/]+(?={UNFINISHED}))?({UNFINISHED})?")
+_UNFINISHED = re.compile(rf".+-\d+_\d+(?:{BREAKPOINT})?(?:\.[^/]+)?{UNFINISHED}")  # not a dump
 _RANKS = ("odd", "without_private", "stale_private")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+REPLICATED, PRIVATE = "replicated", "private"
+COPY = "copy"  # a whole model beside the replicated one, which it stands in for
+
+
 class Shard(NamedTuple):
-    """One file. ``file`` is relative to the folder; ``kind`` is replicated or private.
+    """One file. ``file`` is relative to the folder; ``kind`` is replicated, private or copy.
 
     ``sha256`` is the checksum of :mod:`worker_hooks.checksum`.
     """
@@ -43,7 +56,7 @@ class Shard(NamedTuple):
 class Manifest(NamedTuple):
     """One dump. Steps and epochs as the script counts them; times are seconds since the epoch."""
 
-    kind: str  # dump; later: checkpoint
+    kind: str  # DUMP_KIND or CHECKPOINT_KIND
     step: int
     epoch: int
     batch: int
@@ -59,6 +72,9 @@ class Manifest(NamedTuple):
     stale_private: tuple[int, ...] = ()  # ranks whose private state is of an earlier step
     format: int = FORMAT
 
+
+DUMP_KIND = "dump"
+CHECKPOINT_KIND = "checkpoint"  # a periodic one
 
 Found = tuple[Path, Manifest | str]
 """A folder with its manifest, or with what is wrong with it."""
@@ -212,8 +228,9 @@ def _altered(folder: Path, shard: Shard, advance: Callable[[int], None] | None) 
 def candidates(folder: Path) -> list[Found]:
     """Checkpoints in a folder, the newest step first; or the folder itself, if it is one.
 
-    None is verified. One that is not complete or not ours comes with the damage, in the place that
-    its name or manifest gives it.
+    Dumps by their names, and whatever else has a manifest or is unfinished. None is verified. One
+    that is not complete or not ours comes with the damage, in the place that its name or manifest
+    gives it.
     """
     return candidates_of((folder,))
 
@@ -225,15 +242,23 @@ def candidates_of(folders: Iterable[Path]) -> list[Found]:
 
 
 def _places(folder: Path) -> list[Path]:
-    if os.path.exists(folder / MANIFEST) or _NAME.fullmatch(folder.name):
+    if _is_place(folder):
         return [folder] if os.path.isdir(folder) else []
     try:
-        inside = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+        inside = [path for path in folder.iterdir() if _is_place(path)]
     except PermissionError:
         return [folder]  # looking into it will say so
     except OSError:
         return []
+    inside.sort(key=os.path.islink, reverse=True)  # under its own name, if it has several
     return [path for path in inside if os.path.isdir(path)]
+
+
+def _is_place(path: Path) -> bool:
+    """Whether a checkpoint is or should be there; not, if it is being deleted."""
+    is_named = _NAME.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name)
+    is_gone = path.name.endswith(REMOVED)
+    return not is_gone and (bool(is_named) or os.path.exists(path / MANIFEST))
 
 
 def _look(path: Path) -> Manifest | str:
@@ -270,6 +295,20 @@ def newest_of(found: Sequence[Found], say: Callable[[str], None]) -> tuple[Path,
         damages = verify(path, manifest)
         if not damages:
             return path, manifest
+        whole = next((one for one in models(manifest) if not verify(path, one)), None)
+        if whole is not None:
+            say(f"{path} is whole without one of its models: {damages[0]}")
+            return path, whole
         more = f" and {len(damages) - _SHOWN} more" if len(damages) > _SHOWN else ""
         say(f"{path} is skipped: {'; '.join(damages[:_SHOWN])}{more}")
     return None
+
+
+def models(manifest: Manifest) -> list[Manifest]:
+    """The manifest once for each whole model in it, without the others: only itself, mostly."""
+    copies = [shard for shard in manifest.shards if shard.kind == COPY]
+    others = [shard for shard in manifest.shards if shard.kind != COPY]
+    own = [shard for shard in others if shard.kind != REPLICATED]
+    standing_in = [shard._replace(kind=REPLICATED) for shard in copies]
+    found = [others, *([*own, shard] for shard in standing_in)]
+    return [manifest._replace(shards=tuple(shards)) for shards in found]

@@ -35,6 +35,11 @@ class Place(NamedTuple):
         """What is there now."""
         return self.owner._buffers.get(self.key)  # noqa: SLF001  torch offers no reference to one
 
+    @property
+    def is_transient(self) -> bool:
+        """Whether the module's own ``state_dict`` leaves it out."""
+        return self.key in self.owner._non_persistent_buffers_set  # noqa: SLF001
+
 
 class ModulePiece:
     """A module under a name. Tensors are named ``{name}.{path in the module}``."""
@@ -100,7 +105,12 @@ class ModulePiece:
             TypeError: it has what cannot be saved without pickle.
         """
         value, tensors = jsonable.encode(snapshot, f"{self.name}.extra_state")
-        return {"extra": value, "buffers": [place.name for place in self.places()]}, tensors
+        places = self.places()
+        return {
+            "extra": value,
+            "buffers": [place.name for place in places],
+            "transient": [place.name for place in places if place.is_transient],
+        }, tensors
 
     def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
         """Why this cannot be restored from tensors shaped like these."""

@@ -27,18 +27,18 @@ def make_folder(layout: DumpLayout) -> None:
         OSError: the place cannot be written to.
     """
     folder = layout.unfinished
-    _make_durable(folder.parent)
+    make_durable(folder.parent)
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir()
 
 
-def _make_durable(folder: Path) -> None:
+def make_durable(folder: Path) -> None:
     """Make a folder and those above it, all to survive a power cut."""
     if folder.is_dir():
         return
     if folder.parent != folder:
-        _make_durable(folder.parent)
+        make_durable(folder.parent)
     folder.mkdir(exist_ok=True)
     fsync_folder(folder.parent)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from worker_hooks.layout import RunLayout, runs_folder, write_atomic
+from worker_hooks.layout import CheckpointLayout, RunLayout, runs_folder, write_atomic
 
 PLAIN = RunLayout(folder=Path("/l"), record_id="rec", run_id="job")
 TREE = RunLayout(folder=Path("/l"), record_id="rec", run_id="job", stem="w", torchrun_tree=True)
@@ -31,6 +31,28 @@ TREE = RunLayout(folder=Path("/l"), record_id="rec", run_id="job", stem="w", tor
     ],
 )
 def test_a_path(path, expected):
+    assert str(path) == expected
+
+
+PERIODIC = CheckpointLayout(Path("/c"), "CKP", 2, 50, "rec")
+BROKEN = PERIODIC._replace(prefix="a-1", is_breakpoint=True, record_id="")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (PERIODIC.folder, "/c/CKP-2_50"),
+        (PERIODIC.unfinished, "/c/CKP-2_50.rec_tmp"),
+        (PERIODIC.place.folder, "/c/CKP-2_50"),
+        (PERIODIC.shard(3), "rank_3/CKP-2_50.safetensors"),
+        (PERIODIC.private(3), "rank_3/private_rank_3.safetensors"),
+        (PERIODIC.part(3), "rank_3.part.json"),
+        (BROKEN.folder, "/c/a-1-2_50_breakpoint"),
+        (BROKEN.unfinished, "/c/a-1-2_50_breakpoint_tmp"),
+        (BROKEN.shard(0), "rank_0/a-1-2_50_breakpoint.safetensors"),
+    ],
+)
+def test_a_path_of_a_periodic_checkpoint(path, expected):
     assert str(path) == expected
 
 

@@ -214,6 +214,29 @@ def test_candidates_come_newest_step_first_then_newest_time(tmp_path):
     assert "no manifest.json" in found[5][1]
 
 
+def test_periodic_checkpoints_are_candidates_by_their_manifest(tmp_path):
+    saved(tmp_path, step=9)
+    saved(tmp_path, "CKP-1_3", step=103)
+    saved(tmp_path, "other name", step=50)
+    none(saved(tmp_path, "CKP-1_2", step=102))  # foreign: nobody says that it is a checkpoint
+    saved(tmp_path, "CKP-1_4_tmp", step=104)
+    for name in ("CKP-1_5.r1_tmp", "a-b-1_5_breakpoint_tmp", "mine_tmp", "CKP-1_6.removed_tmp"):
+        (tmp_path / name).mkdir()
+    saved(tmp_path, "CKP-1_7.removed_tmp", step=107)
+    (tmp_path / "latest").symlink_to("CKP-1_3")
+    found = {path.name: found for path, found in candidates(tmp_path)}
+    assert list(found)[:3] == ["CKP-1_3", "other name", "tft_saved_checkpoints-step_9"]
+    assert set(list(found)[3:]) == {"CKP-1_4_tmp", "CKP-1_5.r1_tmp", "a-b-1_5_breakpoint_tmp"}
+    assert {each for each in found.values() if isinstance(each, str)} == {"it is unfinished"}
+    assert (newest(tmp_path, lambda _: None) or ())[0] == tmp_path / "CKP-1_3"
+    assert [path.name for path, _ in candidates(tmp_path / "CKP-1_4_tmp")] == ["CKP-1_4_tmp"]
+
+
+def test_what_is_being_deleted_is_no_candidate_even_by_its_own_name(tmp_path):
+    folder = saved(tmp_path, "tft_saved_checkpoints-step_7.removed_tmp")
+    assert candidates(folder) == candidates(tmp_path) == []
+
+
 def test_a_checkpoint_itself_is_its_only_candidate(folder):
     assert [path for path, _ in candidates(folder)] == [folder]
     renamed = folder.rename(folder.parent / "mine")
