@@ -1,28 +1,37 @@
-"""From the first failure to the stop of all ranks: what the dump comes to moves the job. Pure."""
+"""From the first failure, or a request to stop, to the stop of all ranks. Pure.
+
+What the dump and the graceful exit come to, moves the job.
+"""
 
 from __future__ import annotations
 
 import signal as signals
 
-from agent import dumping
+from agent import dumping, holding
 from agent import events as ev
 from agent.dump_plan import Turn, renew
 from agent.job import Job
 from agent.restarts import fate
 from agent.state import Condition, JobState
-from agent.stopping import Decision, all_gone, move, stop
+from agent.stopping import Decision, all_gone, leave, move, stop, succeed
 from agent.words import describe_exit
 
 DRAINING = frozenset({JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING})
 
 
 def rank_lost(job: Job, event: ev.WorkerExited) -> Decision:
-    """A rank ended while the state is saved."""
+    """A rank ended while the state is saved, or before all stay at one step."""
     words = describe_exit(event.exit_code)
+    if event.exit_code and job.failure is None:  # until now only a stop was asked for
+        job = job._replace(failure=f"rank {event.rank} {words}")
     if event.exit_code and job.is_failure_raised and event.rank not in job.raised:
         failure = f"rank {event.rank} {words} ({job.failure})"
         job = job._replace(failure=failure, is_failure_raised=False)
     match job.state:
+        case JobState.HOLDING if event.exit_code:
+            return disturbed(job, event, f"rank {event.rank} {words}")
+        case JobState.HOLDING:  # its training is over
+            return take(event, holding.agree(job)) if job.alive() else succeed(job, event)
         case JobState.FREEZING:
             return take(event, dumping.choose(job))
         case JobState.DUMPING:
@@ -34,6 +43,10 @@ def rank_lost(job: Job, event: ev.WorkerExited) -> Decision:
 def dump_went_on(job: Job, event: dumping.DumpEvent) -> Decision:
     """News of the present dump, or of one that was given up and is complete after all."""
     match event:
+        case ev.RankStanding():
+            return take(event, holding.hear_standing(job, event))
+        case ev.RankFrozen() if job.state is JobState.HOLDING:
+            return _came_to_stay(job, event)
         case ev.RankFrozen():
             job = dumping.note_frozen(job.with_step(event.rank, event.step), event)
             if job.state is JobState.FREEZING:
@@ -54,6 +67,26 @@ def dump_went_on(job: Job, event: dumping.DumpEvent) -> Decision:
             return take(event, dumping.hear_commit_failure(job, event))
 
 
+def _came_to_stay(job: Job, event: ev.RankFrozen) -> Decision:
+    if holding.is_elsewhere(job, event):
+        fact = f"stays at step {event.step}"
+        if not event.is_whole:
+            fact = f"cannot save step {event.step} ({event.why or 'torn'})"
+        return disturbed(job, event, f"rank {event.rank} {fact}")
+    job = dumping.note_frozen(job.with_step(event.rank, event.step), event)
+    return take(event, holding.agree(job))
+
+
+def disturbed(job: Job, event: ev.Event, why: str) -> Decision:
+    """While holding: no graceful exit any more; save what is whole at once, then stop."""
+    if job.reachable():
+        return take(event, holding.spoil(job, why))
+    job = holding.spoiled(job, why)
+    if job.has_news():
+        job = dumping.mourn(job)
+    return drained(job, event, Condition.GIVEN_UP)
+
+
 def take(event: ev.Event, turn: Turn) -> Decision:
     """Move by what the dump came to."""
     if turn.condition is Condition.GIVEN_UP:
@@ -64,10 +97,13 @@ def take(event: ev.Event, turn: Turn) -> Decision:
 def drained(
     job: Job, event: ev.Event, condition: Condition, actions: tuple[ev.Action, ...] = ()
 ) -> Decision:
-    """The dump is over, in whatever way: stop those that are alive."""
+    """The dump is over, in whatever way: stop those that are alive, or let them leave."""
     if job.alive():
         moved = move(job, event, condition)
-        after = stop(moved, signals.SIGTERM, f"{job.failure}{fate(job)}")
+        if job.exit is not None and job.exit.is_held:
+            after = leave(moved, job.exit, f"graceful exit: {job.exit.why}{fate(job)}")
+        else:
+            after = stop(moved, signals.SIGTERM, f"{job.failure or job.asked}{fate(job)}")
     else:
         after = all_gone(job, event)
     return Decision(after.job, actions + after.actions)

@@ -33,13 +33,14 @@ from agent.words import described
 CHANGED = "said two different things about one step"
 
 
-def freeze(job: Job, reason: str) -> Turn:
+def freeze(job: Job, reason: str, freeze_s: float | None = None) -> Turn:
     """Begin: whoever can be asked stands still. Somebody must be reachable."""
     ranks = job.reachable()
-    dump = Dump(1 if job.dump is None else job.dump.id + 1, ranks)
+    within_s = job.rules.freeze_s if freeze_s is None else freeze_s
+    dump = Dump(1 if job.dump is None else job.dump.id + 1, ranks, within_s)
     actions = (
         ev.FreezeRanks(ranks, dump.id, reason),
-        ev.SetDeadline(JobState.FREEZING, job.attempt, job.rules.freeze_s),
+        ev.SetDeadline(JobState.FREEZING, job.attempt, within_s),
     )
     return Turn(job._replace(dump=dump), Condition.STATE_HELD, actions)
 
@@ -162,7 +163,8 @@ def why_not_whole(job: Job, dump: Dump | None = None) -> str:
         if rank in job.unreachable:
             return "let go of its state"
         if answer is None:
-            return f"did not answer within {job.rules.freeze_s:g} s"
+            within_s = job.rules.freeze_s if dump is None else dump.freeze_s
+            return f"did not answer within {within_s:.3g} s"
         return f"cannot save it ({answer.why or 'torn'})"
 
     return described((rank, fact(rank)) for rank in job.ranks)
@@ -179,8 +181,12 @@ def is_news(job: Job, event: DumpEvent) -> bool:
         case ev.CommitFailed():
             return state is JobState.COMMITTING
         case ev.RankFrozen(rank=rank):
-            is_due = state in {JobState.FREEZING, JobState.DUMPING}  # late, it may still help out
+            # late, it may still help out
+            is_due = state in {JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
             return is_due and rank in dump.asked and rank not in dump.answers
+        case ev.RankStanding(rank=rank):
+            is_known = job.exit is None or rank in job.exit.standing
+            return state is JobState.HOLDING and rank in dump.asked and not is_known
         case ev.DumpProgressed() if state is JobState.COMMITTING:
             return True
         case ev.ShardWritten(rank=rank) | ev.SaveFailed(rank=rank) if rank in dump.writing:
@@ -194,7 +200,8 @@ def is_news(job: Job, event: DumpEvent) -> bool:
 
 
 DumpEvent = (
-    ev.RankFrozen
+    ev.RankStanding
+    | ev.RankFrozen
     | ev.ShardWritten
     | ev.StateDigested
     | ev.SaveFailed

@@ -49,9 +49,28 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody asked msrun to stop, by a signal it handles."""
+    """Somebody asked msrun to stop, by a signal it handles; each request is less patient.
+
+    ``grace_s``: what a graceful exit may take; ``None``: as the rules say.
+    """
 
     signum: int
+    why: str = ""  # in words, where the signal's name does not say it
+    grace_s: float | None = None
+    passes: bool = True  # scripts that are not guarded get this signal, too; else SIGTERM
+    is_now: bool = False  # no grace for anything
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRequested:
+    """A graceful exit was asked for without a signal to msrun: by a file, or by ``rank``.
+
+    Asked for again it changes nothing: all ranks may say so at once.
+    """
+
+    attempt: int
+    why: str
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +133,15 @@ class RankUnreachable:
 
     rank: int
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankStanding:
+    """A rank stays at the end of ``step``, which it has begun, and begins no later one."""
+
+    rank: int
+    dump_id: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,27 +219,14 @@ class CommitFailed:
     is_place: bool
 
 
+# fmt: off
 Event = (
-    LaunchRequested
-    | WorkerStarted
-    | StartFailed
-    | WorkerExited
-    | StopRequested
-    | SignalReceived
-    | DeadlinePassed
-    | RankRegistered
-    | CheckpointFound
-    | ResumeRefused
-    | RankRaised
-    | RankUnreachable
-    | RankFrozen
-    | ShardWritten
-    | StateDigested
-    | SaveFailed
-    | DumpProgressed
-    | DumpCommitted
-    | CommitFailed
+    LaunchRequested | WorkerStarted | StartFailed | WorkerExited | StopRequested | ExitRequested
+    | SignalReceived | DeadlinePassed | RankRegistered | CheckpointFound | ResumeRefused
+    | RankRaised | RankUnreachable | RankStanding | RankFrozen | ShardWritten | StateDigested
+    | SaveFailed | DumpProgressed | DumpCommitted | CommitFailed
 )
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +280,43 @@ class Finish:
 
     state: JobState
     exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRanks:
+    """Let these ranks stay at the end of their step; each answers RankStanding."""
+
+    ranks: tuple[int, ...]
+    dump_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProceedRanks:
+    """Let ranks that are held go on to the end of ``step``; each answers RankFrozen there."""
+
+    ranks: tuple[int, ...]
+    dump_id: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRanks:
+    """Let ranks that are held at ``step`` end with 0, by their own training loop."""
+
+    ranks: tuple[int, ...]
+    dump_id: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DismissRanks:
+    """Let ranks that caught the signal to stop end by it after all."""
+
+    ranks: tuple[int, ...]
     reason: str
 
 
@@ -335,17 +387,10 @@ class RefuseRanks:
     reason: str
 
 
+# fmt: off
 Action = (
-    StartAttempt
-    | CancelStarts
-    | SignalRanks
-    | SetDeadline
-    | Sweep
-    | Finish
-    | FreezeRanks
-    | SaveRanks
-    | CommitDump
-    | AbandonDump
-    | ReleaseRanks
-    | RefuseRanks
+    StartAttempt | CancelStarts | SignalRanks | SetDeadline | Sweep | Finish | HoldRanks
+    | ProceedRanks | LeaveRanks | DismissRanks | FreezeRanks | SaveRanks | CommitDump
+    | AbandonDump | ReleaseRanks | RefuseRanks
 )
+# fmt: on

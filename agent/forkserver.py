@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.batches import batches
 from agent.listener import loopback_host
 from worker_hooks import protocol
 
@@ -142,7 +143,7 @@ class Forkserver:
         Raises:
             OSError: the forkserver is gone.
         """
-        self._waiting.extend(protocol.batches(attempt, workers))
+        self._waiting.extend(batches(attempt, workers))
         self._order_next()
 
     def recall(self) -> tuple[protocol.WorkerOrder, ...]:

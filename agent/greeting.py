@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ from agent.scribe import Scribe
 from agent.spec import DumpSpec
 from worker_hooks import manifest as manifests
 from worker_hooks import protocol
+from worker_hooks.manifest import Manifest, verify
 
 
 class _Found(NamedTuple):
@@ -35,6 +38,7 @@ class Greeting:
         post: Callable[[ev.Event], None],
         say: Callable[[str], None],
         keep_place: Callable[[str], None],
+        record_id: str = "",
     ) -> None:
         """Take the parts.
 
@@ -46,7 +50,9 @@ class Greeting:
             post: decides on an event.
             say: tells people one sentence.
             keep_place: remembers a folder that the run saves into; does file work.
+            record_id: the run's: what it saved itself, a restart goes on from unasked.
         """
+        self._own = frozenset({record_id, *spec.lineage})
         self._spec = spec
         self._fallback = fallback
         self._links = links
@@ -56,6 +62,7 @@ class Greeting:
         self._keep_place = keep_place
         self._kept: set[str] = set()
         self._attempt = -1
+        self._is_searched = False
         self._resume = ""
         self._refusal = ""
         self._paths: dict[int, str] = {}
@@ -66,6 +73,7 @@ class Greeting:
         self._attempt = attempt
         self._resume = resume
         self._refusal = ""
+        self._is_searched = False
         self._paths.clear()
         self._waiting.clear()
 
@@ -76,12 +84,12 @@ class Greeting:
 
     def greet(self, hello: protocol.Hello) -> None:
         """Answer a rank, at once unless the newest checkpoint has to be found first."""
-        path = hello.ckpt_save_path
-        self._paths[hello.rank] = path
-        if path and path not in self._kept:
-            self._kept.add(path)
-            self._scribe.do(lambda: self._keep_place(path), lambda _: None)
-        if self._resume or not (path and hello.wants_resume):
+        self._paths[hello.rank] = hello.ckpt_save_path
+        places = [place for place in (hello.ckpt_save_path, hello.checkpoints) if place]
+        for place in dict.fromkeys(places):
+            self._keep(place)
+        is_again = self._attempt > 0 and bool(hello.checkpoints)
+        if not self._is_due(bool(places) and hello.wants_resume, is_again):
             self._welcome(hello.rank, self._resume)
             return
         if self._refusal:
@@ -89,8 +97,23 @@ class Greeting:
             return
         self._waiting.append(hello.rank)
         if len(self._waiting) == 1:
-            attempt, folders = self._attempt, (Path(path), self._fallback)
-            self._scribe.do(lambda: _search(folders), lambda found: self._answer(attempt, found))
+            attempt, folders = self._attempt, (*map(Path, places), self._fallback)
+            resume, own = self._resume, self._own
+            search = (
+                partial(_newer, folders, resume, own) if is_again else partial(_search, folders)
+            )
+            self._scribe.do(search, lambda found: self._answer(attempt, found))
+
+    def _is_due(self, is_asked: bool, is_again: bool) -> bool:
+        """Whether a rank has to wait for a search: for what is newer, or for anything at all."""
+        if is_again:
+            return not self._is_searched
+        return is_asked and not self._resume
+
+    def _keep(self, place: str) -> None:
+        if place not in self._kept:
+            self._kept.add(place)
+            self._scribe.do(lambda: self._keep_place(place), lambda _: None)
 
     def refuse(self, ranks: Sequence[int], why: str) -> None:
         """They leave by themselves then."""
@@ -106,18 +129,35 @@ class Greeting:
         for sentence in found.skipped:
             self._say(sentence)
         waiting, self._waiting = tuple(self._waiting), []
-        self._resume, self._refusal = found.path, found.refusal
+        is_new = found.path != self._resume
+        self._resume, self._refusal, self._is_searched = found.path, found.refusal, True
         if found.refusal:  # the job's last words
             self._post(ev.ResumeRefused(attempt, found.refusal, waiting))
             return
         for rank in waiting:
             self._welcome(rank, found.path)
-        if found.path:
+        if found.path and is_new:
             self._post(ev.CheckpointFound(attempt, found.path, found.step))
 
     def _welcome(self, rank: int, resume: str = "", refusal: str = "") -> None:
         fallback, times = str(self._fallback), (self._spec.update_grace_s, self._spec.stall_s)
         self._links.send(rank, protocol.Welcome(resume, refusal, fallback, *times))
+
+
+def _newer(folders: Sequence[Path], resume: str, own: frozenset[str]) -> _Found:
+    """What the run itself saved after ``resume``, now and then; else that."""
+    offered = [
+        (path, manifest)
+        for path, manifest in manifests.candidates_of(folders)
+        if isinstance(manifest, Manifest)
+    ]
+    steps = {os.path.realpath(path): manifest.step for path, manifest in offered}
+    best = _Found(resume, steps.get(os.path.realpath(resume), -1) if resume else -1)
+    for path, manifest in offered:
+        is_ours = manifest.record_id in own
+        if is_ours and manifest.step > best.step and not verify(path, manifest, quick=True):
+            best = _Found(str(path), manifest.step)
+    return best
 
 
 def _search(folders: Sequence[Path]) -> _Found:

@@ -29,6 +29,8 @@ class Rules:
     places: int = 2  # folders to try: the script's and the fallback
     stalls: int = 3  # attempts in a row without a new commit end the job
     restarts_explicit: bool = True  # else a failure before the first commit is not retried
+    exit_s: float = 30.0  # for a graceful exit that a signal asks for, its dump included
+    asked_exit_s: float = 600.0  # the same when nobody kills msrun soon
 
 
 class Dump(NamedTuple):
@@ -36,6 +38,7 @@ class Dump(NamedTuple):
 
     id: int  # never used again in a job
     asked: tuple[int, ...]
+    freeze_s: float = 0.0  # how long answers are awaited
     answers: Mapping[int, RankFrozen] = _EMPTY  # the quickest first
     step: int = NEVER  # what is saved
     place: int = 0
@@ -53,6 +56,18 @@ class Dump(NamedTuple):
     remark: str = ""  # about replicas that differ
 
 
+class Exit(NamedTuple):
+    """A graceful exit: all ranks stay at one step, it is saved, and they leave with 0."""
+
+    why: str  # who asked for it
+    grace_s: float  # for all to stay at one step and to save it
+    standing: Mapping[int, int] = _EMPTY  # rank -> the step at whose end it stays
+    step: int = NEVER  # what they agreed on
+    is_held: bool = False  # all of them stay there
+    spoiled: str = ""  # why they came to no common step
+    leaving: frozenset[int] = frozenset()  # were told to leave
+
+
 class Job(NamedTuple):
     """Everything the controller remembers."""
 
@@ -60,6 +75,8 @@ class Job(NamedTuple):
     state: JobState = JobState.NEW
     attempt: int = 0
     ranks: Mapping[int, RankState] = _EMPTY
+    asked: str = ""  # the first request to stop, in words; empty: there was none
+    requests: int = 0  # to stop by a signal, each less patient
     stop_signal: int | None = None  # the first signal that asked for a stop
     sent_signal: int = signals.SIGTERM  # what ranks that start late are stopped with
     failure: str | None = None  # why the present attempt failed, in words
@@ -68,6 +85,7 @@ class Job(NamedTuple):
     guarded: Mapping[int, int] = _EMPTY  # rank -> its newest commit known
     raised: frozenset[int] = frozenset()  # held at their top
     unreachable: frozenset[int] = frozenset()
+    exit: Exit | None = None
     outcome: str = ""  # what became of the attempt's state, once it is known
     refusal: str = ""  # why nothing that was saved can be gone on from, in words
     refused: frozenset[int] = frozenset()  # were told so, and leave by themselves
@@ -108,6 +126,26 @@ class Job(NamedTuple):
     def newest_step(self) -> int:
         """The newest commit that a rank of this attempt is known to have reached."""
         return max(self.guarded.values(), default=NEVER)
+
+    def requested(self, why: str, signum: int | None = None) -> Job:
+        """The job once one more asked for a stop; only those by a signal are counted."""
+        first = signum if self.stop_signal is None else self.stop_signal
+        count = self.requests + (signum is not None)
+        return self._replace(requests=count, asked=self.asked or why, stop_signal=first)
+
+    def has_news(self) -> bool:
+        """Whether a rank of this attempt is known to have reached what is not saved."""
+        return self.newest_step() > max(self.saved_step, 0)
+
+    def left_well(self) -> bool:
+        """Whether a graceful exit was one to the end: all left with 0 at one step, it is saved."""
+        return (
+            self.exit is not None
+            and self.exit.is_held
+            and self.failure is None
+            and self.exit.step <= max(self.saved_step, 0)
+            and all(state is RankState.SUCCEEDED for state in self.ranks.values())
+        )
 
     def resuming(self, path: str, step: int) -> Job:
         """The job once a checkpoint that holds ``step`` is known: only newer ones are progress."""

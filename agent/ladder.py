@@ -2,6 +2,10 @@
 
     freeze < update grace < dump without progress < stop grace < the scheduler's grace
 
+A graceful exit has a ladder of its own, from the request on:
+
+    all ranks come to one step < it is saved < the scheduler's grace
+
 What the user gave stands. The rest follows from it: halfway down from what is above, never below
 what a disk may need (a dump is worth more than punctuality), and above what is below.
 """
@@ -12,6 +16,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from agent.patience import hold_s
 from agent.spec import JobSpec, UsageError
 
 
@@ -40,6 +45,7 @@ class _Step(NamedTuple):
 
 _STEPS = (_Step(5, 2, 1), _Step(10, 5, 2), _Step(20, 10, 2), _Step(30, 0, 1.5))
 _SCHEDULER_ROOM = 1.2
+EXIT_S, ASKED_EXIT_S = 30.0, 600.0
 
 
 def derive(
@@ -101,6 +107,32 @@ def _check_order(rungs: Sequence[Rung]) -> None:
             )
 
 
+def exit_times(
+    ladder: Ladder, grace: Rung | None, freeze: Rung | None, scheduler: Rung | None
+) -> tuple[float, float]:
+    """What a graceful exit may take until the step is saved, in seconds.
+
+    Args:
+        ladder: the other times.
+        grace: what was given for all requests; ``None``: nothing was.
+        freeze: what was given for ranks to stand still.
+        scheduler: what the cluster is said to give msrun after its signal.
+
+    Returns:
+        After a signal, behind which somebody may be about to kill msrun; after other requests.
+
+    Raises:
+        UsageError: two times that were given are not in order.
+    """
+    _check_order([rung for rung in (freeze, grace, scheduler) if rung is not None])
+    if grace is not None:
+        return grace.seconds, grace.seconds
+    short_s = max(EXIT_S, 2 * ladder.freeze_s)
+    if scheduler is not None:
+        short_s = scheduler.seconds / _SCHEDULER_ROOM
+    return short_s, max(ASKED_EXIT_S, short_s)
+
+
 def words(spec: JobSpec) -> str:
     """The ladder in a line; ``>=`` where a short grace was given: a dump is not cut short by it."""
     rungs = [
@@ -116,4 +148,14 @@ def words(spec: JobSpec) -> str:
             sign = "" if below_s is None else " <" if below_s < seconds else " >="
             line += f"{sign} {name} {round(seconds, 1):g} s"
             below_s = seconds
-    return line
+    return f"{line}; graceful exit: {_exit_words(spec)}"
+
+
+def _exit_words(spec: JobSpec) -> str:
+    """``step 20 s < saved 30 s``, and the same for requests without a signal where that differs."""
+    freeze_s = spec.dump.freeze_s + spec.dump.update_grace_s
+    pairs = [
+        f"step {hold_s(grace_s, freeze_s):.3g} s < saved {grace_s:.3g} s"
+        for grace_s in dict.fromkeys((spec.timeouts.exit_s, spec.timeouts.asked_exit_s))
+    ]
+    return f"{pairs[0]} after a signal, else {pairs[1]}" if len(pairs) > 1 else pairs[0]

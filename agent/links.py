@@ -27,6 +27,8 @@ Said = (
     | protocol.Registered
     | protocol.Raised
     | protocol.Leaving
+    | protocol.ExitRequested
+    | protocol.Standing
     | protocol.Frozen
     | protocol.Written
     | protocol.Digested

@@ -10,10 +10,11 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
+from agent.batches import order_bytes
 from agent.spec import JobSpec, ProgramKind, Std, UsageError
 from worker_hooks.env import JobEnv, WorkerEnv, visible_devices
 from worker_hooks.layout import RunLayout
-from worker_hooks.protocol import PACKET_BYTES, WorkerOrder, order_bytes
+from worker_hooks.protocol import PACKET_BYTES, WorkerOrder
 
 _RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -19,9 +19,8 @@ class Verdict(NamedTuple):
 
 def judge(job: Job) -> Verdict:
     """After an attempt's last rank is gone: stay stopped, try again, or fail."""
-    if job.stop_signal is not None:
-        reason = f"stopped by {signal_name(job.stop_signal)}{fate(job)}"
-        return Verdict(job, Condition.STOP_WANTED, reason)
+    if job.asked:
+        return Verdict(job, Condition.STOP_WANTED, f"{_stopped(job)}{fate(job)}")
     job, told = _counted(job), fate(job)
     failure, rules = job.failure or "unknown", job.rules
     if job.refusal:
@@ -39,6 +38,17 @@ def judge(job: Job) -> Verdict:
         return _given_up(job, f"nothing was committed yet, {same}: {hint}", reason)
     reason = f"restart {job.attempt + 1} of {rules.max_restarts}: {failure}{told}"
     return Verdict(job, Condition.BUDGET_LEFT, reason)
+
+
+def _stopped(job: Job) -> str:
+    """How a stop that was asked for went, without what became of the state."""
+    if job.left_well():
+        return f"graceful exit: {job.asked}, every rank left with 0"
+    by = job.asked if job.stop_signal is None else f"stopped by {signal_name(job.stop_signal)}"
+    if job.exit is None:
+        return by
+    why = job.failure or job.exit.spoiled
+    return f"{by}, not gracefully: {why}" if why else by
 
 
 def _given_up(job: Job, why: str, reason: str) -> Verdict:

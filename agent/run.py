@@ -18,6 +18,7 @@ from agent.launch import Ignited, Prepared
 from agent.oom import read_counters
 from agent.output import Output
 from agent.remembered import remembered
+from agent.requests import Requests
 from agent.safeguard import Safeguard
 from agent.spec import JobSpec
 from agent.starter import Starter
@@ -66,6 +67,8 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
     starter = Starter(forkserver, prepared.listener, journal, console.say, ignited.ordered)
     fallback = spec.dump.fallback or layout.folder / FALLBACK
     safeguard = Safeguard(spec, fallback, ignited.door, journal, console.say, keep_place)
+    notes = prepared.records_folder / spec.record_id
+    requests = Requests(spec, notes, facts.started, console.say)
     limits.allow_files(FILES_PER_RANK * spec.nproc)
 
     def changed(job: Job, workers: tuple[Worker, ...]) -> None:
@@ -75,9 +78,8 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
         if state is not JobState.SUCCEEDED:
             journal.log(verdict.examine(workers))
 
-    supervisor = Supervisor(
-        spec, plan, starter, safeguard, output, journal, console.say, changed, attempt_ended
-    )
+    parts = starter, safeguard, requests, output, journal
+    supervisor = Supervisor(spec, plan, *parts, console.say, changed, attempt_ended)
     ending = supervisor.run()
     if not output.close(CONSOLE_PATIENCE_S):
         console.say(f"the console takes no more output; all of it is in {layout.folder}")

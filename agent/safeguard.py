@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,12 +27,14 @@ if TYPE_CHECKING:  # a job without hooks starts earlier without them
     from agent.greeting import Greeting
     from agent.saving import Saving
 
-RUNNING = frozenset({JobState.STARTING, JobState.RUNNING})
+TRAINING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.HOLDING})
 PATIENCE_S = 30.0  # of ranks that are done, with peers that are not: they may be long at it
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
+ExitAction = ev.HoldRanks | ev.ProceedRanks | ev.LeaveRanks | ev.DismissRanks
 Action = (
-    ev.FreezeRanks
+    ExitAction
+    | ev.FreezeRanks
     | ev.SaveRanks
     | ev.CommitDump
     | ev.AbandonDump
@@ -55,6 +57,9 @@ class Ward(Protocol):
 
     def spare(self, pid: int) -> None:
         """If the agent dies, this process is to be left its time to save."""
+
+    def watch(self, path: str) -> None:
+        """A graceful exit may be asked for in this file."""
 
 
 class Safeguard:
@@ -93,9 +98,11 @@ class Safeguard:
         self._resume = ""
         self._steps: dict[int, int] = {}  # rank -> its step when it registered
         self._leaving: dict[int, bool] = {}  # rank -> whether its training is over
+        self._finished: set[int] = set()  # were let go after their training
         self._training: set[int] = set()  # registered, and neither gone nor about to go
         self._patience: Timer | None = None  # of ranks that are done, with others
         self._raised: set[int] = set()
+        self._agreed = 0  # the step that all come to in a graceful exit; 0: none yet
 
     def attach(self, loop: Loop, ward: Ward) -> None:
         """Listen on ``loop``."""
@@ -120,7 +127,14 @@ class Safeguard:
 
         spec, fallback, links = self._spec, self._fallback, self._links
         self._greeting = Greeting(
-            spec.dump, fallback, links, self._scribe, self._searched, self._say, self._keep_place
+            spec.dump,
+            fallback,
+            links,
+            self._scribe,
+            self._searched,
+            self._say,
+            self._keep_place,
+            spec.record_id,
         )
         self._saving = Saving(
             spec,
@@ -143,8 +157,10 @@ class Safeguard:
         self._pages.clear()
         self._steps.clear()
         self._leaving.clear()
+        self._finished.clear()
         self._training.clear()
         self._raised.clear()
+        self._agreed = 0
         self._end_patience()
 
     def close(self) -> None:
@@ -180,6 +196,8 @@ class Safeguard:
         assert self._saving is not None
         assert self._greeting is not None
         match action:
+            case ev.HoldRanks() | ev.ProceedRanks() | ev.LeaveRanks() | ev.DismissRanks():
+                self._act_on_exit(action, self._saving)
             case ev.FreezeRanks():
                 self._saving.freeze(action)
             case ev.SaveRanks():
@@ -195,6 +213,22 @@ class Safeguard:
             case ev.RefuseRanks():
                 self._greeting.refuse(action.ranks, action.reason)
 
+    def _act_on_exit(self, action: ExitAction, saving: Saving) -> None:
+        match action:
+            case ev.HoldRanks():
+                saving.hold(action)
+            case ev.ProceedRanks():
+                self._agreed = action.step
+                saving.proceed(action)
+            case ev.LeaveRanks(dump_id=dump_id, step=step, reason=reason):
+                self._tell(action.ranks, protocol.Leave(dump_id, step, reason))
+            case ev.DismissRanks():
+                self._tell(action.ranks, protocol.Dismiss(action.reason))
+
+    def _tell(self, ranks: Sequence[int], message: protocol.Message) -> None:
+        for rank in ranks:
+            self._links.send(rank, message)
+
     # --- what ranks say -------------------------------------------------------------------------
 
     def _on_message(self, message: Said, fds: list[int]) -> None:
@@ -205,12 +239,16 @@ class Safeguard:
             os.close(fd)
         match message:
             case protocol.Hello():
+                if message.exit_file:
+                    self._ward.watch(message.exit_file)
                 (self._greeting or self._wake()).greet(message)
+            case protocol.ExitRequested(rank, attempt, why):
+                self._ward.settle()
+                self._ward.post(ev.ExitRequested(attempt, _spelled(why), rank))
             case protocol.Raised(rank, attempt, error):
                 self._ward.settle()
                 self._raised.add(rank)
-                text = error.encode(errors="replace").decode()  # JSON spells half surrogates, too
-                self._ward.post(ev.RankRaised(rank, attempt, text))
+                self._ward.post(ev.RankRaised(rank, attempt, _spelled(error)))
             case protocol.Leaving(rank, _, is_done):
                 self._leave(rank, is_done=is_done)
             case _ if self._saving is not None:
@@ -251,17 +289,26 @@ class Safeguard:
     def _let_go(self) -> None:
         """Release ranks that want to leave, unless a dump needs them or a peer still may.
 
-        A rank that is done holds the last step; if a peer dies in that step, nobody else does.
+        A rank that is done holds the last step; if a peer dies in that step, nobody else does. One
+        that is done before the step of a graceful exit is in its way.
         """
         if self._state in DRAINING:
             return
-        is_needed = bool(self._training) and self._state in RUNNING and self._patience is not None
-        kept = {rank: True for rank, is_done in self._leaving.items() if is_done and is_needed}
+        is_needed = bool(self._training) and self._state in TRAINING and self._patience is not None
+        kept = {
+            rank: True
+            for rank, is_done in self._leaving.items()
+            if is_done and is_needed and not self._is_behind(rank)
+        }
         released = self._leaving.keys() - kept.keys()
+        self._finished |= {rank for rank in released if self._leaving[rank]}
         self._leaving = kept
         release = protocol.Release(f"the job is {self._state.value}")
         for rank in sorted(released):  # a rank that is gone comes back here
             self._links.send(rank, release)
+
+    def _is_behind(self, rank: int) -> bool:
+        return (self._pages.newest_step(rank) or 0) < self._agreed
 
     def _lose_patience(self) -> None:
         self._end_patience()
@@ -281,4 +328,11 @@ class Safeguard:
         worker = self._ward.worker(rank)
         if worker.exit_code is None and not (pid == worker.pid and is_exiting(pid)):
             self._training.discard(rank)
+            if rank in self._finished and self._state is JobState.HOLDING:
+                return  # it is about to end, which disturbs nobody
             self._ward.post(ev.RankUnreachable(rank, attempt))
+
+
+def _spelled(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON may spell and no stream can encode."""
+    return text.encode(errors="replace").decode()

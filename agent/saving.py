@@ -25,7 +25,12 @@ _FILE = re.compile(r"rank_(\d+)/[\w.-]+\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Answer = (
-    protocol.Frozen | protocol.Written | protocol.Digested | protocol.SaveFailed | protocol.Progress
+    protocol.Standing
+    | protocol.Frozen
+    | protocol.Written
+    | protocol.Digested
+    | protocol.SaveFailed
+    | protocol.Progress
 )
 
 
@@ -78,7 +83,7 @@ class Saving:
         self._dump_id = -1
         self._dump: _Dump | None = None
         self._is_begun = False  # its folder is there
-        self._frozen_s = 0.0  # monotonic: the order to freeze
+        self._frozen_s = 0.0  # monotonic: the order to freeze, or to go on to one step
         self._why = ""  # the failure that the dump answers
         self._trouble = ""  # with the place that was tried last
         self._order: ev.SaveRanks | None = None  # the newest
@@ -91,14 +96,29 @@ class Saving:
 
     # --- what is decided ------------------------------------------------------------------------
 
-    def freeze(self, action: ev.FreezeRanks) -> None:
-        """Order ranks to begin no update."""
+    def hold(self, action: ev.HoldRanks) -> None:
+        """Order ranks to stay at the end of their step."""
+        self._open(action)
+        for rank in action.ranks:
+            self._links.send(rank, protocol.Hold(action.dump_id))
+
+    def proceed(self, action: ev.ProceedRanks) -> None:
+        """Order ranks that stay to go on to the end of one step."""
+        self._frozen_s = time.monotonic()
+        for rank in action.ranks:
+            self._links.send(rank, protocol.Proceed(action.dump_id, action.step))
+
+    def _open(self, action: ev.HoldRanks | ev.FreezeRanks) -> None:
         if action.dump_id != self._dump_id:
             self._dump_id = action.dump_id
             self._frozen_s = time.monotonic()
             self._why = action.reason
             self._owed.clear()
             self._written.clear()
+
+    def freeze(self, action: ev.FreezeRanks) -> None:
+        """Order ranks to begin no update."""
+        self._open(action)
         for rank in action.ranks:
             grace_s = self._spec.dump.update_grace_s
             self._links.send(rank, protocol.Freeze(action.dump_id, grace_s))
@@ -225,6 +245,8 @@ class Saving:
         if answer.dump_id != self._dump_id:
             return
         match answer:
+            case protocol.Standing(rank, _, dump_id, step):
+                self._post(ev.RankStanding(rank, dump_id, step))
             case protocol.Frozen(rank, _, dump_id, step, is_whole, why):
                 self._post(ev.RankFrozen(rank, dump_id, step, is_whole, _clean(why)))
             case protocol.Progress(rank, _, dump_id):

@@ -14,12 +14,22 @@ def stops(spec: JobSpec) -> frozenset[signal.Signals]:
     listed = {signal.Signals[name] for name in spec.signals}
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         listed.discard(signal.SIGHUP)
-    return frozenset(listed)
+    return frozenset(listed - graceful(spec))
+
+
+def graceful(spec: JobSpec) -> frozenset[int]:
+    """Signals that ask for a graceful exit and never reach a worker."""
+    return frozenset(spec.graceful_signals)
 
 
 def passed_on(spec: JobSpec) -> frozenset[signal.Signals]:
     """Signals that go to the workers and mean nothing else."""
-    return FOR_WORKERS - stops(spec)
+    return FOR_WORKERS - stops(spec) - graceful(spec)
+
+
+def all_of(spec: JobSpec) -> frozenset[int]:
+    """Every signal that msrun takes."""
+    return stops(spec) | graceful(spec) | passed_on(spec)
 
 
 def take_from_shell(spec: JobSpec) -> None:
@@ -27,16 +37,16 @@ def take_from_shell(spec: JobSpec) -> None:
 
     A shell starts a job in the background with SIGINT ignored.
     """
-    for signum in stops(spec):
+    for signum in stops(spec) | graceful(spec):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
 
 
 def hold(spec: JobSpec) -> None:
     """Let signals wait until the supervisor listens, instead of ending msrun without grace."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, stops(spec) | passed_on(spec))
+    signal.pthread_sigmask(signal.SIG_BLOCK, all_of(spec))
 
 
 def release(spec: JobSpec) -> None:
     """The supervisor listens."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, stops(spec) | passed_on(spec))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, all_of(spec))

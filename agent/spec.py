@@ -57,6 +57,8 @@ class Timeouts(NamedTuple):
     grace_s: float = 30.0  # --shutdown-timeout: from asking workers to stop to SIGKILL
     kill_s: float = 30.0  # from SIGKILL to giving up on an unkillable worker
     scheduler_s: float | None = None  # --scheduler_grace: what the cluster gives msrun to end
+    exit_s: float = 30.0  # --grace: from a signal that asks for a stop until the step is saved
+    asked_exit_s: float = 600.0  # the same for other requests, after which nobody kills msrun
 
 
 class LogSpec(NamedTuple):
@@ -130,6 +132,8 @@ class JobSpec(NamedTuple):
     preload: tuple[str, ...] = ()
     timeouts: Timeouts = Timeouts()
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    graceful_signals: tuple[int, ...] = ()  # --graceful_signals
+    exit_file: Path | None = None  # --graceful_exit_file, absolute
     logs: LogSpec = LogSpec()
     bind: BindSpec = BindSpec()
     dump: DumpSpec = DumpSpec()

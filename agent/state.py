@@ -5,7 +5,8 @@ raises; this file imports nothing of ours. ``diagram`` draws the README's pictur
 
 A job moves on three facts: the state it is in, what happened, and a *condition*, the one question
 that the controller has to answer about the ranks. After a failure the ranks that hold the state are
-*drained* before they are stopped: freeze, dump, commit. Events without a row only tell a fact.
+*drained* before they are stopped: freeze, dump, commit. A stop that is asked for *holds* all ranks
+at one step first, where that is possible. Events without a row only tell a fact.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class JobState(Enum):
     NEW = "new"
     STARTING = "starting"
     RUNNING = "running"
+    HOLDING = "holding"
     FREEZING = "freezing"
     DUMPING = "dumping"
     COMMITTING = "committing"
@@ -67,8 +69,11 @@ class Condition(Enum):
     BUDGET_SPENT = "no rank is alive, the restart budget is spent"
     HOPELESS = "no rank is alive, another attempt would meet the same"
     STOP_WANTED = "no rank is alive, a stop was asked for"
-    FIRST_REQUEST = "first request to stop"
-    SECOND_REQUEST = "second request to stop"
+    ALL_GUARDED = "every rank can stay at one step"
+    SOME_HOLD = "only some ranks can be asked for their state"
+    DISTURBED = "the ranks come to no common step any more, or soon enough"
+    NOTED = "what is under way goes on"
+    NOW = "at once, or asked for once too often"
 
 
 _S = JobState
@@ -80,6 +85,16 @@ _ALL_GONE = {
     _C.BUDGET_SPENT: _S.FAILED,
     _C.HOPELESS: _S.FAILED,
     _C.STOP_WANTED: _S.STOPPED,
+}
+_ASKED = {
+    _C.ALL_GUARDED: _S.HOLDING,
+    _C.SOME_HOLD: _S.FREEZING,
+    _C.RANKS_ALIVE: _S.STOPPING,
+}
+_HELD = {
+    _C.ANSWERS_AWAITED: _S.HOLDING,
+    _C.WHOLE: _S.DUMPING,
+    _C.GIVEN_UP: _S.STOPPING,
 }
 _FROZEN = {
     _C.ANSWERS_AWAITED: _S.FREEZING,
@@ -111,7 +126,8 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         },
         "RankRaised": {_C.RANK_FAILED: _S.STOPPING},
         "ResumeRefused": {_C.ALWAYS: _S.STOPPING},
-        "StopRequested": {_C.RANKS_ALIVE: _S.STOPPING},
+        "StopRequested": {_C.RANKS_ALIVE: _S.STOPPING, _C.NOW: _S.KILLING},
+        "ExitRequested": {_C.RANKS_ALIVE: _S.STOPPING},
         "SignalReceived": {_C.ALWAYS: _S.STARTING},
         "DeadlinePassed": {_C.ALWAYS: _S.STOPPING},
     },
@@ -127,15 +143,37 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         },
         "RankRaised": {_C.RANK_FAILED: _S.STOPPING, _C.STATE_HELD: _S.FREEZING},
         "ResumeRefused": {_C.ALWAYS: _S.STOPPING},
-        "StopRequested": {_C.RANKS_ALIVE: _S.STOPPING},
+        "StopRequested": {**_ASKED, _C.NOW: _S.KILLING},
+        "ExitRequested": _ASKED,
         "SignalReceived": {_C.ALWAYS: _S.RUNNING},
+    },
+    _S.HOLDING: {
+        "RankStanding": {_C.ANSWERS_AWAITED: _S.HOLDING},
+        "RankFrozen": {**_HELD, _C.DISTURBED: _S.FREEZING},
+        "WorkerExited": {
+            **_HELD,
+            _C.DISTURBED: _S.FREEZING,
+            _C.ALL_SUCCEEDED: _S.SUCCEEDED,
+            _C.STOP_WANTED: _S.STOPPED,
+        },
+        "RankRaised": {_C.DISTURBED: _S.FREEZING},
+        "RankUnreachable": {_C.DISTURBED: _S.FREEZING, _C.GIVEN_UP: _S.STOPPING},
+        "StopRequested": {
+            _C.NOTED: _S.HOLDING,
+            _C.DISTURBED: _S.FREEZING,
+            _C.NOW: _S.KILLING,
+        },
+        "ExitRequested": {_C.ALWAYS: _S.HOLDING},
+        "SignalReceived": {_C.ALWAYS: _S.HOLDING},
+        "DeadlinePassed": {_C.DISTURBED: _S.FREEZING},
     },
     _S.FREEZING: {
         "RankFrozen": _FROZEN,
         "RankUnreachable": _FROZEN,
         "WorkerExited": {**_FROZEN, **_ALL_GONE},
         "RankRaised": {_C.ALWAYS: _S.FREEZING},
-        "StopRequested": {_C.FIRST_REQUEST: _S.FREEZING, _C.SECOND_REQUEST: _S.KILLING},
+        "StopRequested": {_C.NOTED: _S.FREEZING, _C.NOW: _S.KILLING},
+        "ExitRequested": {_C.ALWAYS: _S.FREEZING},
         "SignalReceived": {_C.ALWAYS: _S.FREEZING},
         "DeadlinePassed": {_C.WHOLE: _S.DUMPING, _C.GIVEN_UP: _S.STOPPING},
     },
@@ -147,7 +185,8 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "WorkerExited": {**_SAVED, **_ALL_GONE},
         "DumpProgressed": {_C.ALWAYS: _S.DUMPING},
         "RankRaised": {_C.ALWAYS: _S.DUMPING},
-        "StopRequested": {_C.FIRST_REQUEST: _S.DUMPING, _C.SECOND_REQUEST: _S.KILLING},
+        "StopRequested": {_C.NOTED: _S.DUMPING, _C.NOW: _S.KILLING},
+        "ExitRequested": {_C.ALWAYS: _S.DUMPING},
         "SignalReceived": {_C.ALWAYS: _S.DUMPING},
         "DeadlinePassed": _SAVED,
     },
@@ -162,10 +201,11 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "DumpProgressed": {_C.ALWAYS: _S.COMMITTING},
         "RankRaised": {_C.ALWAYS: _S.COMMITTING},
         "StopRequested": {
-            _C.FIRST_REQUEST: _S.COMMITTING,
-            _C.SECOND_REQUEST: _S.KILLING,
+            _C.NOTED: _S.COMMITTING,
+            _C.NOW: _S.KILLING,
             _C.STOP_WANTED: _S.STOPPED,
         },
+        "ExitRequested": {_C.ALWAYS: _S.COMMITTING},
         "SignalReceived": {_C.ALWAYS: _S.COMMITTING},
         "DeadlinePassed": {_C.GIVEN_UP: _S.STOPPING, **_ALL_GONE},
     },
@@ -174,7 +214,8 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "WorkerExited": {_C.RANKS_ALIVE: _S.STOPPING, **_ALL_GONE},
         "StartFailed": {_C.RANKS_ALIVE: _S.STOPPING, **_ALL_GONE},
         "RankRaised": {_C.ALWAYS: _S.STOPPING},
-        "StopRequested": {_C.FIRST_REQUEST: _S.STOPPING, _C.SECOND_REQUEST: _S.KILLING},
+        "StopRequested": {_C.NOTED: _S.STOPPING, _C.NOW: _S.KILLING},
+        "ExitRequested": {_C.ALWAYS: _S.STOPPING},
         "SignalReceived": {_C.ALWAYS: _S.STOPPING},
         "DeadlinePassed": {_C.ALWAYS: _S.KILLING},
     },
@@ -184,6 +225,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "StartFailed": {_C.RANKS_ALIVE: _S.KILLING, **_ALL_GONE},
         "RankRaised": {_C.ALWAYS: _S.KILLING},
         "StopRequested": {_C.ALWAYS: _S.KILLING},
+        "ExitRequested": {_C.ALWAYS: _S.KILLING},
         "SignalReceived": {_C.ALWAYS: _S.KILLING},
         "DeadlinePassed": {_C.ALWAYS: _S.FAILED},
     },

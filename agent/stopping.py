@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent import events as ev
-from agent.job import Job
+from agent.job import Exit, Job
 from agent.restarts import judge
 from agent.state import Condition, JobState, RankState, next_state
 
 FAILED_EXIT = 1
 REFUSED_EXIT = 2  # as for every other request that cannot be met
 SIGNAL_EXIT_BASE = 128  # the shell's convention: 128 + signal
+INTERRUPTS = frozenset({signals.SIGINT, signals.SIGQUIT})  # somebody sits at the keyboard
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ def begin(job: Job, reason: str) -> Decision:
         guarded={},
         raised=frozenset(),
         unreachable=frozenset(),
+        exit=None,
         outcome="",
     )
     deadline = ev.SetDeadline(JobState.STARTING, job.attempt, job.rules.start_s)
@@ -65,8 +67,33 @@ def stop(job: Job, signum: int, reason: str) -> Decision:
         actions += (ev.ReleaseRanks(held, reason),)
     if job.having(RankState.PENDING):
         actions += (ev.CancelStarts(reason),)
-    deadline = ev.SetDeadline(JobState.STOPPING, job.attempt, job.rules.grace_s)
-    return Decision(job, (*actions, deadline))
+    return Decision(job, (*actions, _patience(job, job.rules.grace_s)))
+
+
+def _patience(job: Job, seconds: float) -> ev.SetDeadline:
+    return ev.SetDeadline(JobState.STOPPING, job.attempt, seconds)
+
+
+def leave(job: Job, exit_: Exit, reason: str) -> Decision:
+    """Let ranks that stay at one step end with 0; those that cannot be told so are signalled."""
+    job = job._replace(sent_signal=signals.SIGTERM)
+    told = tuple(rank for rank in job.reachable() if rank not in job.raised)
+    actions: tuple[ev.Action, ...] = ()
+    if told:
+        assert job.dump is not None
+        actions = (ev.LeaveRanks(told, job.dump.id, exit_.step, reason),)
+    held = tuple(rank for rank in job.having(RankState.RUNNING) if rank in job.raised)
+    rest = [rank for rank in job.having(RankState.RUNNING) if rank not in {*told, *held}]
+    actions += signal_ranks(rest, signals.SIGTERM, reason)
+    if held:
+        actions += (ev.ReleaseRanks(held, reason),)
+    job = job._replace(exit=exit_._replace(leaving=frozenset(told)))
+    return Decision(job, (*actions, _patience(job, leave_s(job))))
+
+
+def leave_s(job: Job) -> float:
+    """Seconds that ranks have to leave by themselves: they may still write files of their own."""
+    return max(job.rules.grace_s, 0.0 if job.exit is None else job.exit.grace_s)
 
 
 def kill(job: Job, reason: str) -> Decision:
@@ -80,6 +107,13 @@ def kill(job: Job, reason: str) -> Decision:
     return Decision(job, (*actions, deadline))
 
 
+def succeed(job: Job, event: ev.Event) -> Decision:
+    """The last rank left with 0, like all others, and nobody had to tell it."""
+    reason = "every rank left with 0"
+    done = move(job, event, Condition.ALL_SUCCEEDED)
+    return Decision(done, (ev.Sweep(reason), ev.Finish(done.state, 0, reason)))
+
+
 def all_gone(job: Job, event: ev.Event) -> Decision:
     """No rank is alive: restart, fail, or stay stopped."""
     job, condition, reason = judge(job)
@@ -87,10 +121,16 @@ def all_gone(job: Job, event: ev.Event) -> Decision:
     if condition is Condition.BUDGET_LEFT:
         begun = begin(moved._replace(attempt=job.attempt + 1), reason)
         return Decision(begun.job, (ev.Sweep(reason), *begun.actions))
-    exit_code = REFUSED_EXIT if job.refusal else FAILED_EXIT
-    if job.stop_signal is not None:
-        exit_code = SIGNAL_EXIT_BASE + job.stop_signal
-    return Decision(moved, (ev.Sweep(reason), ev.Finish(moved.state, exit_code, reason)))
+    return Decision(moved, (ev.Sweep(reason), ev.Finish(moved.state, _exit_code(job), reason)))
+
+
+def _exit_code(job: Job) -> int:
+    """After a stop the shell's, unless all left gracefully; an interrupt ends a script's loops."""
+    if not job.asked:
+        return REFUSED_EXIT if job.refusal else FAILED_EXIT
+    if job.left_well() and job.stop_signal not in INTERRUPTS:
+        return 0
+    return SIGNAL_EXIT_BASE + (signals.SIGTERM if job.stop_signal is None else job.stop_signal)
 
 
 def signal_ranks(ranks: Sequence[int], signum: int, reason: str) -> tuple[ev.Action, ...]:

@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent import events as ev
-from agent import signals
 from agent import worker as processes
 from agent.controller import decide
-from agent.draining import DRAINING
 from agent.job import Job, Rules
 from agent.journal import Journal
+from agent.outlook import outlook
 from agent.output import Output
 from agent.ranges import format_ranges
+from agent.requests import Requests
 from agent.restarts import lost
 from agent.safeguard import Safeguard
 from agent.spec import JobSpec
@@ -64,6 +64,8 @@ def first_job(spec: JobSpec) -> Job:
         dump_s=dump.stall_s,
         split=dump.split,
         restarts_explicit=dump.restarts_explicit,
+        exit_s=spec.timeouts.exit_s,
+        asked_exit_s=spec.timeouts.asked_exit_s,
     )
     if resume is None:
         return Job(rules)
@@ -79,6 +81,7 @@ class Supervisor:
         plan: Callable[[int, bool], tuple[protocol.WorkerOrder, ...]],
         starter: Starter,
         safeguard: Safeguard,
+        requests: Requests,
         output: Output,
         journal: Journal,
         say: Callable[[str], None],
@@ -92,6 +95,7 @@ class Supervisor:
             plan: the orders of an attempt, and whether it goes on from a checkpoint.
             starter: its forkserver started already, to import while the agent does, too.
             safeguard: hears the ranks' hooks.
+            requests: hears who wants the job to end.
             output: the workers' files and their view on the console.
             journal: what is written about the run.
             say: tells people one sentence.
@@ -102,6 +106,7 @@ class Supervisor:
         self._plan = plan
         self._starter = starter
         self._safeguard = safeguard
+        self._requests = requests
         self._output = output
         self._journal = journal
         self._say = say
@@ -125,7 +130,8 @@ class Supervisor:
     def run(self) -> Ending:
         """Run the job to its end."""
         loop = self._loop
-        self._listen_to_signals()
+        loop.add_signal_handler(signal.SIGCHLD, self.settle)
+        self._requests.attach(loop, self.post, lambda: self._job.attempt)
         self._safeguard.attach(loop, self)
         try:
             self._starter.attach(loop, self._on_answer)
@@ -148,22 +154,6 @@ class Supervisor:
         loop.stop()
 
     # --- events in -----------------------------------------------------------------------------
-
-    def _listen_to_signals(self) -> None:
-        self._loop.add_signal_handler(signal.SIGCHLD, self.settle)
-        for signum in signals.stops(self._spec):
-            self._loop.add_signal_handler(signum, self._on_stop_signal, signum)
-        for signum in signals.passed_on(self._spec):
-            self._loop.add_signal_handler(signum, self._on_passed_signal, signum)
-        signals.release(self._spec)
-
-    def _on_stop_signal(self, signum: int) -> None:
-        self.post(ev.StopRequested(signum))
-        if self._job.state in DRAINING:
-            self._say("the state is saved before the stop; one more signal ends the job without it")
-
-    def _on_passed_signal(self, signum: int) -> None:
-        self.post(ev.SignalReceived(signum))
 
     def settle(self) -> None:
         """Some children are dead: their groups are signalled before their pids are given back."""
@@ -202,6 +192,10 @@ class Supervisor:
     def spare(self, pid: int) -> None:
         """If this process dies, ``pid`` is left its time to save."""
         self._starter.spare(pid)
+
+    def watch(self, path: str) -> None:
+        """A graceful exit may be asked for in this file."""
+        self._requests.watch(path)
 
     def _on_answer(self, answer: protocol.Forked | protocol.ForkFailed) -> None:
         match answer:
@@ -259,7 +253,7 @@ class Supervisor:
             self._refreshing = self._loop.call_later(REFRESH_S, self._tell_change)
 
     def _decide(self, event: ev.Event) -> None:
-        before = self._job.state
+        before, earlier = self._job.state, self._job
         decision = decide(self._job, event)
         self._job = decision.job
         for rank, state in self._job.ranks.items():
@@ -271,6 +265,8 @@ class Supervisor:
             self._journal.event(type(action).__name__, **asdict(action))
             self._act(action)
         self._safeguard.decided(self._job.state)
+        if sentence := outlook(earlier, self._job):
+            self._say(sentence)
         has_all_started = before is JobState.STARTING and self._job.state is JobState.RUNNING
         if has_all_started and self._job.attempt < self._spec.max_restarts:
             self._starter.warm_up()
@@ -374,8 +370,6 @@ class Supervisor:
         """Nothing of the job outlives this call but what the kernel cannot kill."""
         self._starter.close()
         self._safeguard.close()
-        for signum in signals.stops(self._spec) | signals.passed_on(self._spec):
-            self._loop.remove_signal_handler(signum)
-            signal.signal(signum, signal.SIG_IGN)  # the job is over; its report is not cut off
+        self._requests.close()
         self._loop.remove_signal_handler(signal.SIGCHLD)
         processes.end_adopted(frozenset(), SWEEP_S)

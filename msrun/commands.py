@@ -1,4 +1,7 @@
-"""``msrun status``, ``stop`` and ``logs`` read what a run wrote; ``drill`` tries a job."""
+"""``msrun status``, ``stop`` and ``logs`` read what a run wrote; ``drill`` tries a job.
+
+``checkpoints`` looks after what was saved.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import click
 
 from agent import records
 from agent.spec import UsageError
+from msrun.checkpoints import checkpoints, completed
+from msrun.drill_command import drill
 from msrun.stdout import ReaderLeftError
 
 INTERRUPTED_EXIT = 130
@@ -20,6 +25,10 @@ RUN = click.argument("run", required=False)
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def commands() -> None:
     """Look after runs of msrun."""
+
+
+commands.add_command(checkpoints)
+commands.add_command(drill)
 
 
 @commands.command()
@@ -55,19 +64,37 @@ def status(run: str | None, *, every: bool, as_json: bool) -> None:
 @RUN
 @click.option("--now", is_flag=True, help="Kill the workers instead of giving them their grace.")
 @click.option(
+    "--graceful",
+    is_flag=True,
+    help="Wait longer for all ranks to come to the end of one step (--grace 600).",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Until that step is saved; then what is whole is (default: the run's --grace, or 30).",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
     help="Wait so long for the end (default: as the run's timeouts allow).",
 )
-def stop(run: str | None, *, now: bool, timeout: float | None) -> int:
+def stop(
+    run: str | None, *, now: bool, graceful: bool, grace: float | None, timeout: float | None
+) -> int:
     """Stop a run and wait for its end.
+
+    Where every rank has hooks, all of them finish one step, it is saved, and they leave.
 
     RUN is a run's id or its beginning; without it the only run that is alive.
     """
+    from agent.stop_note import StopNote
     from msrun.stop import stop as stop_run
 
-    return stop_run(os.environ, run, timeout, now=now)
+    if now and (graceful or grace is not None):
+        raise UsageError("msrun stop: --now leaves no time: leave --graceful and --grace out")
+    return stop_run(os.environ, run, timeout, StopNote(graceful, grace, now))
 
 
 @commands.command()
@@ -95,57 +122,6 @@ def logs(
     show(look(records.find(os.environ, run)), Wanted(rank, attempt, scheduler))
 
 
-@commands.command(context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--kill",
-    multiple=True,
-    metavar="FAULT",
-    help="rank=R,step=S[,phase=data|forward|backward|update|commit|dump|any]"
-    "[,signal=SEGV|exit=N|raise][,attempt=N][,delay=0..1]; rank=launcher is msrun itself; "
-    "+ joins several faults into one drill.",
-)
-@click.option("--stop", multiple=True, metavar="FAULT", help="rank=R,step=S[,for=SECONDS].")
-@click.option("--random", "number", type=click.IntRange(min=1), help="So many random drills.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the random drills.")
-@click.option("--faults", multiple=True, metavar="FILE", help="YAML: a list of drills.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--keep", is_flag=True, help="Keep all logs and checkpoints.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Of each run (default: 10 times the undisturbed one, and 60).",
-)
-@click.argument("job", nargs=-1, type=click.UNPROCESSED)
-def drill(  # one parameter an option
-    *,
-    kill: tuple[str, ...],
-    stop: tuple[str, ...],
-    number: int | None,
-    seed: int,
-    faults: tuple[str, ...],
-    as_json: bool,
-    keep: bool,
-    timeout: float | None,
-    job: tuple[str, ...],
-) -> int:
-    """Kill and stop ranks of a job on purpose, and prove that nothing was lost.
-
-    JOB is what follows `msrun` to train, with a `--` in front. It runs once undisturbed and once
-    for each drill, in folders of its own, and every rank's results are compared bit by bit.
-    """
-    from msrun import drill as drills
-    from msrun.drill_faults import Lots, read_file, read_words
-
-    orders = [
-        *(read_words(words, "kill") for words in kill),
-        *(read_words(words, "stop") for words in stop),
-        *(order for path in faults for order in read_file(path)),
-        *([Lots(number, seed)] if number is not None else []),
-    ]
-    return drills.drill(drills.Asked(tuple(orders), job, timeout, as_json, keep), os.environ)
-
-
 def run(argv: Sequence[str]) -> int:
     """Run a subcommand; ``argv`` begins with its name.
 
@@ -155,15 +131,23 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         UsageError: one sentence on what is wrong.
     """
+    if argv[0] == checkpoints.name:
+        argv = completed(argv)
     try:
         code = commands.main(args=list(argv), prog_name="msrun", standalone_mode=False)
     except click.ClickException as error:
-        raise UsageError(_sentence(argv[0], error)) from error
+        raise UsageError(_sentence(_command(argv[0], error), error)) from error
     except click.Abort:  # Ctrl-C
         return INTERRUPTED_EXIT
     except ReaderLeftError:
         return 0
     return code if isinstance(code, int) else 0
+
+
+def _command(name: str, error: click.ClickException) -> str:
+    """The subcommand whose use was wrong, with those above it."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return name if context is None else context.command_path.removeprefix("msrun ")
 
 
 def _sentence(command: str, error: click.ClickException) -> str:

@@ -26,6 +26,7 @@ _CSV = frozenset(
         "duplicate_stdout_filters",
         "duplicate_stderr_filters",
         "signals_to_handle",
+        "graceful_signals",
         "preload",
     }
 )

@@ -1,7 +1,9 @@
 """``msrun drill``: injects faults into a job and proves that nothing was lost.
 
-The job runs once undisturbed, then once for each drill, always from its beginning and in folders of
-its own; what every rank computed is compared bit for bit.
+The job runs once undisturbed, then once for each drill, always from its beginning and in folders
+of its own; what every rank computed is compared bit for bit. Ranks are killed and stopped, or the
+whole job is asked to leave, as a person does (``--graceful``) or as Slurm and Kubernetes do before
+they kill everything (``--preempt``); then it is gone on with by ``msrun --resume``.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from typing import NamedTuple
 from agent.spec import UsageError
 from agent.worker import become_subreaper
 from msrun import drill_faults, drill_table
-from msrun.drill_faults import Lots, Order
+from msrun.drill_faults import Order
 from msrun.drill_history import History, read
+from msrun.drill_lots import Lots, draw
 from msrun.drill_trial import Command, Trial
 from msrun.drill_verdict import Outcome, check_reference, judge
 from msrun.parse import parse
 from msrun.scan import scan
 from msrun.stdout import put
+from worker_hooks.fault import Deed
 
 RESTARTS = 3  # added where the user says nothing: several faults may strike in one drill
 SLOWDOWN = 10  # a drill may take so many times the undisturbed run ...
@@ -53,7 +57,10 @@ def drill(asked: Asked, environ: Mapping[str, str]) -> int:
         KeyboardInterrupt: it was called off; everything it started is gone.
     """
     if not asked.drills:
-        raise UsageError("msrun drill: no fault is given: --kill, --stop, --random or --faults")
+        raise UsageError(
+            "msrun drill: no fault is given: --kill, --stop, --graceful, --preempt, --random or "
+            "--faults"
+        )
     request = parse(asked.words, environ)
     if request.dry_run:
         raise UsageError("msrun drill: a dry run trains nothing that could be compared")
@@ -135,17 +142,19 @@ class _Session:
             if isinstance(drill, Order):
                 yield drill
             else:
-                yield from drill_faults.draw(drill, self._world_size, steps)
+                for fault in draw(drill, self._world_size, steps):
+                    yield Order((fault,))
 
     def _drill(self, number: int, order: Order, reference: History, within_s: float) -> Outcome:
         trial = Trial(self._folder / f"{number:03}", self._command, order.faults)
-        ended = trial.run(self._environ, within_s)
+        graces = (fault.grace_s for fault in order.faults if fault.deed is Deed.PREEMPT)
+        ended = trial.run(self._environ, within_s + sum(graces))
         outcome = judge(
             order.faults,
             reference,
             read(trial.folder),
             exit_code=ended.exit_code,
-            runs=ended.runs,
+            departures=ended.departures,
             left=ended.left,
             took_s=ended.took_s,
         )

@@ -53,6 +53,14 @@ class Saved(NamedTuple):
     nbytes: int
 
 
+class Departure(NamedTuple):
+    """How an msrun of a trial went."""
+
+    exit_code: int  # as a shell's parent sees it
+    at: float  # monotonic
+    is_killed: bool = False  # by the drill, at the end of a preemption's grace
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """Everything known about a trial."""

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from agent import worker as processes
+from agent.state import JobState
+from msrun import drill_process
+from msrun.drill_history import Departure
+from msrun.drill_process import Process
 from msrun.options import BY_DEST
 from msrun.scan import CommandLine
 from worker_hooks.env import DRILL
-from worker_hooks.fault import LAUNCHER, Fault, Plan
+from worker_hooks.fault import Deed, Fault, Plan
 from worker_hooks.layout import STATUS
 
-GRACE_S = 5.0  # from the second SIGTERM to SIGKILL, when a run is called off
-SWEEP_S = 2.0
 STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 FOLDERS = ("logs", "state", "ckpt", "witness")
+REFUSED_EXIT = 2  # nothing to go on from
+LOOK_S = 0.02  # between two looks for a preemption's first signal
 
 
 class Command(NamedTuple):
@@ -54,10 +54,10 @@ class Command(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a trial ended. ``exit_code`` as a shell's parent sees it; ``None``: it was called off."""
+    """How a trial ended. ``exit_code`` of its last msrun; ``None``: it was called off."""
 
     exit_code: int | None
-    runs: int  # of msrun: more than one when it had to be resumed
+    departures: tuple[Departure, ...]  # more than one when it had to be resumed
     left: int  # processes that outlived the last one
     took_s: float
 
@@ -76,10 +76,10 @@ class Trial:
         for name in FOLDERS:
             (folder / name).mkdir(parents=True)
         self._plan = Plan(str(folder / "witness"), str(folder / "ckpt"), self._faults)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def run(self, environ: Mapping[str, str], within_s: float | None) -> Ended:
-        """Run the job to its end; where its budget or its msrun is gone, resume it.
+        """Run the job to its end; where it was stopped, or its budget or msrun is gone, resume it.
 
         Whatever happens, no process of it is left.
         """
@@ -90,92 +90,79 @@ class Trial:
             DRILL: self._plan.encode(),
             "XDG_STATE_HOME": str(self.folder / "state"),
         }
-        added = ["--join=True", f"--log_dir={self.folder / 'logs'}"]
-        runs = 0
+        first = self._command.argv(["--join=True", f"--log_dir={self.folder / 'logs'}"])
+        departures: list[Departure] = []
         try:
-            code = self._launch(self._command.argv(added), told, deadline)
-            runs += 1
-            while code and runs <= len(self._faults) and (resume := self._resume()):
-                code = self._launch(resume, told, deadline)
-                runs += 1
+            went = self._launch(first, told, deadline)
+            while went is not None:
+                departures.append(went)
+                if len(departures) > len(self._faults) or not (resume := self._resume(went)):
+                    break
+                went = self._launch(resume, told, deadline)
+                if went is not None and went.exit_code == REFUSED_EXIT:
+                    went = self._launch(first, told, deadline)  # as whoever started the job would
         finally:
             with _undisturbed():
-                self._call_off()
-                left = processes.end_adopted(frozenset(), SWEEP_S)
-        return Ended(code, runs, len(left), time.monotonic() - began)
+                if self._process is not None:
+                    self._process.call_off()
+                left = drill_process.sweep()
+        code = None if went is None else went.exit_code
+        return Ended(code, tuple(departures), left, time.monotonic() - began)
 
     def _launch(
         self, argv: Sequence[str], environ: Mapping[str, str], deadline: float | None
-    ) -> int | None:
-        with open(self.folder / "console.log", "ab") as console:
-            self._process = subprocess.Popen(
-                argv,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=console,
-                start_new_session=True,  # Ctrl-C is the drill's to pass on
-            )
-        self._plan.layout.launcher.write_text(str(self._process.pid))
-        if not _await_exit(self._process.pid, deadline):
+    ) -> Departure | None:
+        """Run one msrun to its end; ``None``: the time is over."""
+        self._process = process = Process(argv, environ, self.folder / "console.log")
+        self._plan.layout.launcher.write_text(str(process.pid))
+        is_killed = False
+        while not process.await_end(self._next_look(process.pid, deadline)):
+            if time.monotonic() >= self._kill_at(process.pid):
+                process.kill_all()
+                is_killed = True
+            elif deadline is not None and time.monotonic() >= deadline:
+                return None
+        at, code = time.monotonic(), process.reap()
+        was_killed_alone = code < 0 and not is_killed
+        if was_killed_alone and not drill_process.await_orphans(deadline):
             return None
-        code = self._process.wait()
-        if self._was_launcher_struck() and not _await_orphans(deadline):
-            return None
-        return code
+        return Departure(code, at, is_killed)
 
-    def _resume(self) -> list[str] | None:
+    def _next_look(self, pid: int, deadline: float | None) -> float | None:
+        """Until when nothing but its end is of interest; monotonic."""
+        moments = [self._kill_at(pid), float("inf") if deadline is None else deadline]
+        marks = [self._plan.layout.struck(index) for index, _ in self._preemptions()]
+        if any(not mark.exists() for mark in marks):
+            moments.append(time.monotonic() + LOOK_S)
+        return min(moments) if min(moments) < float("inf") else None
+
+    def _kill_at(self, pid: int) -> float:
+        """When this msrun is to be killed, monotonic; infinite: not yet known, or never."""
+        found = float("inf")
+        for index, fault in self._preemptions():
+            with contextlib.suppress(OSError, ValueError, KeyError):  # it is not written yet
+                mark = json.loads(self._plan.layout.struck(index).read_bytes())
+                if mark["pid"] == pid:
+                    found = min(found, float(mark["at"]) + fault.grace_s)
+        return found
+
+    def _preemptions(self) -> Iterator[tuple[int, Fault]]:
+        return (
+            (index, fault) for index, fault in enumerate(self._faults) if fault.deed is Deed.PREEMPT
+        )
+
+    def _resume(self, went: Departure) -> list[str] | None:
         """The line that goes on, if a person would have to type it, too."""
         try:
             word = json.loads((self.folder / "logs" / STATUS).read_bytes())
             record, is_spent = str(word["record_id"]), word["attempt"] >= word["max_restarts"]
+            is_stopped = word["state"] == JobState.STOPPED.value
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        if not (is_spent or self._was_launcher_struck()):
+        is_failed = went.exit_code != 0 and (is_spent or went.exit_code < 0)
+        if not (is_failed or is_stopped):
             return None
         return [sys.executable, "-m", "msrun", "--resume", record]
-
-    def _was_launcher_struck(self) -> bool:
-        return any(
-            fault.rank == LAUNCHER and self._plan.layout.struck(index).exists()
-            for index, fault in enumerate(self._faults)
-        )
-
-    def _call_off(self) -> None:
-        """End an msrun that still runs: politely, at once, by force."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        process.send_signal(signal.SIGCONT)
-        for _ in range(2):  # the second one kills the workers
-            process.terminate()
-            if _await_exit(process.pid, time.monotonic() + GRACE_S / 10):
-                break
-        if not _await_exit(process.pid, time.monotonic() + GRACE_S):
-            process.kill()
-        process.wait()
-
-
-def _await_exit(pid: int, deadline: float | None) -> bool:
-    """Wait for an unreaped child's end; false: the time is over."""
-    process = os.pidfd_open(pid)
-    try:
-        waiting = select.poll()
-        waiting.register(process, select.POLLIN)
-        left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-        return bool(waiting.poll(left))
-    finally:
-        os.close(process)
-
-
-def _await_orphans(deadline: float | None) -> bool:
-    """Ranks that outlive their msrun save, and leave; false: the time is over before."""
-    while orphans := processes.adopted(frozenset()):
-        for pid in orphans:
-            if not _await_exit(pid, deadline):
-                return False
-            os.waitid(os.P_PID, pid, os.WEXITED)
-    return True
 
 
 @contextlib.contextmanager

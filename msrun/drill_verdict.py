@@ -1,7 +1,8 @@
 """Holds a drill's history against the undisturbed run's and judges it. Pure: facts in, words out.
 
-What is promised: the faults strike, the job ends well by itself, no step is lost, and what every
-rank computed is the same to the last bit. A stop, moreover, must disturb nobody.
+What is promised: the faults strike, the job ends well by itself or once it is gone on with, no step
+is lost, and what every rank computed is the same to the last bit. A stop, moreover, must disturb
+nobody; what is asked to leave is judged in :mod:`msrun.drill_exits`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.ranges import format_ranges
-from msrun.drill_history import History, Life, Strike
+from msrun.drill_exits import ASKING, heard_at, judge_leave, steps_lost
+from msrun.drill_history import Departure, History, Life, Strike
 from worker_hooks.fault import Deed, Fault
 
 _NOTICED = frozenset({"WorkerExited", "RankRaised", "RankUnreachable"})
@@ -31,13 +33,16 @@ class Outcome:
     training_s: float | None = None  # until every rank has committed its next step
     weights_equal: bool = False
     runs: int = 1  # of msrun: more than one when it had to be resumed
+    left_s: float | None = None  # until the msrun was gone that was asked to leave
+    in_time: bool | None = None  # a preempted one: its newest step was saved before the kill
+    leave: str = ""  # how it left, in words
     took_s: float = 0.0
     broken: tuple[str, ...] = ()  # promises, in words
 
     @property
     def verdict(self) -> str:
         """One sentence."""
-        return "; ".join(self.broken) or "nothing lost"
+        return "; ".join(filter(None, ("; ".join(self.broken) or "nothing lost", self.leave)))
 
 
 def judge(
@@ -46,7 +51,7 @@ def judge(
     history: History,
     *,
     exit_code: int | None,
-    runs: int = 1,
+    departures: Sequence[Departure] = (),
     left: int = 0,
     took_s: float = 0.0,
 ) -> Outcome:
@@ -57,16 +62,17 @@ def judge(
         reference: the undisturbed run.
         history: the disturbed one.
         exit_code: of its last msrun; ``None`` when it was called off.
-        runs: how often msrun was started.
+        departures: how each msrun went, in their order.
         left: processes that outlived the job.
         took_s: how long it took in all.
     """
-    lost = steps_lost(history)
+    lost, leave = steps_lost(history), judge_leave(faults, history, departures)
     odd = tuple(_differing(reference, history))
     broken = [
         *_unstruck(faults, history),
         *_ending(history, exit_code, left, took_s),
         *_disturbed(faults, history),
+        *(leave.broken if leave is not None else ()),
         *([f"{lost} step{'s' if lost > 1 else ''} lost"] if lost else []),
     ]
     if exit_code == 0:  # else it did not get to an end that could be compared
@@ -76,7 +82,10 @@ def judge(
         **_timings(faults, history),
         steps_lost=lost,
         weights_equal=exit_code == 0 and not odd,
-        runs=runs,
+        runs=max(1, len(departures)),
+        left_s=None if leave is None else leave.left_s,
+        in_time=None if leave is None else leave.in_time,
+        leave="" if leave is None else leave.words,
         took_s=took_s,
         broken=tuple(broken),
     )
@@ -93,22 +102,6 @@ def check_reference(history: History, exit_code: int | None, world_size: int) ->
         who = f"rank{'s' if len(silent) > 1 else ''} {format_ranges(tuple(silent))}"
         return f"{who} of the undisturbed run did not train to an end with worker_hooks.TrainState"
     return ""
-
-
-def steps_lost(history: History) -> int | None:
-    """Steps that were committed by any rank and had to be trained again, over all restarts.
-
-    ``None`` when nobody committed anything.
-    """
-    rounds = [lives for lives in history.rounds() if any(life.commits for life in lives)]
-    if not rounds:
-        return None
-    lost, newest = 0, 0
-    for lives in rounds:
-        first = min(min(life.commits) for life in lives if life.commits)
-        lost += max(0, newest + 1 - first)
-        newest = max(max(life.commits) for life in lives if life.commits)
-    return lost
 
 
 def _unstruck(faults: Sequence[Fault], history: History) -> Iterator[str]:
@@ -176,8 +169,10 @@ def _timings(faults: Sequence[Fault], history: History) -> dict[str, Any]:
     fault = faults[strike.number]
     after = [event for event in history.events if event["time"] >= strike.time]
     bad = [event for event in after if event.get("exit_code") != 0]  # 0: it left in peace
-    is_death = fault.deed is not Deed.STOP
-    noticed = _first(bad, _NOTICED) if is_death else None  # often by the cry of a peer
+    if fault.deed in ASKING:
+        noticed = heard_at(history, strike)
+    else:  # a death is often noticed by the cry of a peer, a stop by nobody
+        noticed = _first(bad, _NOTICED) if fault.deed is not Deed.STOP else None
     times: dict[str, Any] = {
         "noticed_s": None if noticed is None else noticed - strike.time,
         "training_s": _training_again(history, strike),

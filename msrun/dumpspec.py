@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.ladder import Ladder, Rung, derive
+from agent.ladder import Ladder, Rung, derive, exit_times
 from agent.spec import DumpSpec, Timeouts, UsageError
 from msrun.logspec import folder
 from msrun.options import BY_DEST
@@ -28,13 +28,15 @@ def guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
         UsageError: times that are out of order, or a value that cannot be meant.
     """
     grace = _grace(settings, environ)
+    freeze, scheduler = _rung(settings, "freeze_timeout"), _rung(settings, "scheduler_grace")
     ladder = derive(
-        _rung(settings, "freeze_timeout"),
+        freeze,
         _rung(settings, "update_grace"),
         _rung(settings, "dump_timeout"),
         None if grace is None else Rung(float(grace.text), grace.shown),
-        _rung(settings, "scheduler_grace"),
+        scheduler,
     )
+    exit_s, asked_exit_s = exit_times(ladder, _rung(settings, "grace"), freeze, scheduler)
     start = settings.integer("cluster_time_out")
     if start == 0:
         shown = settings.of("cluster_time_out").shown
@@ -43,6 +45,8 @@ def guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
         start_s=None if start is None or start < 0 else float(start),
         grace_s=ladder.grace_s,
         scheduler_s=ladder.scheduler_s,
+        exit_s=exit_s,
+        asked_exit_s=asked_exit_s,
     )
     return Guard(timeouts, _dump(settings, ladder, environ))
 

@@ -7,11 +7,13 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from agent.spec import JobSpec, StartMethod, UsageError
 from msrun import __version__, dialect
 from msrun.dumpspec import guard
+from msrun.graceful import graceful
 from msrun.logspec import logs
 from msrun.options import BY_DEST
 from msrun.origin import Origin
@@ -143,6 +145,8 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
         preload=_preload(settings.of("preload")),
         timeouts=timeouts,
         signals=_signals(settings.of("signals_to_handle"), warnings),
+        graceful_signals=graceful(settings.of("graceful_signals")),
+        exit_file=_exit_file(settings.of("graceful_exit_file")),
         logs=logs(settings, size, environ, warnings),
         bind=dialect.bind(settings, size.nproc),
         dump=dump,
@@ -209,6 +213,13 @@ def _signals(setting: Setting, warnings: list[str]) -> tuple[str, ...]:
         else:
             kept.append(name)
     return tuple(kept)
+
+
+def _exit_file(setting: Setting) -> Path | None:
+    """A file that may come later, absolute."""
+    if setting.text and os.path.isdir(setting.text):
+        raise UsageError(f"{setting.shown}: that is a folder")
+    return Path(os.path.abspath(setting.text)) if setting.text else None
 
 
 def _virtual(settings: Settings, nproc: int, environ: Mapping[str, str]) -> bool:

@@ -20,7 +20,7 @@ from msrun.settings import Setting
 from worker_hooks.layout import FALLBACK
 
 _RESUMING = frozenset({"resume", "is_recover"})
-_PATHS = frozenset({"config", "log_dir", "dump_fallback", "rank_table_file"})
+_PATHS = frozenset({"config", "log_dir", "dump_fallback", "rank_table_file", "graceful_exit_file"})
 _ALTERNATIVES = (
     frozenset({"worker_num", "local_worker_num", "nproc_per_node"}),
     frozenset({"master_addr", "master_port", "rdzv_endpoint", "standalone"}),

@@ -56,6 +56,13 @@ class LastWord:
     ended: float | None
     stop_s: float | None  # from asking to stop to giving up; None: no bound
     workers: tuple[WorkerState, ...]
+    graceful_s: float = 0.0  # beyond stop_s, for a graceful exit after a signal
+    asked_s: float = 0.0  # the same for one that was asked for in another way
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether a rank has told its step: it may stay at one, and leave gracefully."""
+        return any(worker.step is not None for worker in self.workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +173,15 @@ def _last_word(said: Mapping[str, Any]) -> LastWord:
         ended=_maybe(said["ended"]),
         stop_s=None if None in waits else sum(map(float, waits)),
         workers=tuple(_worker(worker) for worker in said["workers"]),
+        graceful_s=_exit_s(said, float(said.get("exit_s", 0.0))),
+        asked_s=_exit_s(said, float(said.get("asked_exit_s", 0.0))),
     )
+
+
+def _exit_s(said: Mapping[str, Any], grace_s: float) -> float:
+    """What a graceful exit takes at most beyond the stop: to one step, the dump, and leaving."""
+    beyond_s = max(0.0, grace_s - float(said.get("grace_s") or 0.0))
+    return grace_s + float(said.get("dump_s", 0.0)) + beyond_s
 
 
 def _worker(said: Mapping[str, Any]) -> WorkerState:

@@ -32,6 +32,7 @@ STYLES = {
     "succeeded": "green",
     "failed": "red",
     LOST: "red",
+    "holding": "yellow",
     "stopping": "yellow",
     "killing": "yellow",
     "stopped": "yellow",

@@ -1,8 +1,8 @@
 """``msrun stop``: ask a run's msrun to end its job, and wait for that.
 
-The signal goes to a pidfd, so a pid that was given to somebody else meanwhile is never hit. A
-second SIGTERM means *kill now* to msrun; so one that was asked before is not asked again unless
-that is wanted.
+The signal goes to a pidfd, so a pid that was given to somebody else meanwhile is never hit. Every
+SIGTERM makes msrun less patient; so one that was asked before is not asked again unless that is
+wanted. What a signal cannot say, how patient to be, is left as a note beside the run's record.
 """
 
 from __future__ import annotations
@@ -16,21 +16,18 @@ from pathlib import Path
 
 from agent.records import Record, find, records
 from agent.spec import Timeouts, UsageError
-from agent.state import JobState
+from agent.stop_note import StopNote, leave
 from msrun.run_state import RunState, has_ended, is_alive, look, open_process
 from msrun.show_status import duration
 from msrun.stdout import put
-from worker_hooks.layout import EVENTS
+from worker_hooks.layout import EVENTS, runs_folder
 
 SLACK_S = 10.0  # for msrun's own end, beyond what its job may take
-TAKEN_S = 2.0  # for msrun to say that it took the first signal
-POLL_S = 0.02
 FAILED_EXIT = 1
-STOPPING = frozenset({JobState.STOPPING.value, JobState.KILLING.value})
 
 
 def stop(
-    environ: Mapping[str, str], name: str | None, timeout_s: float | None, *, now: bool
+    environ: Mapping[str, str], name: str | None, timeout_s: float | None, note: StopNote
 ) -> int:
     """Stop the run called ``name`` and say what became of it.
 
@@ -38,7 +35,7 @@ def stop(
         environ: msrun's environment.
         name: a run; ``None`` for the only one that is alive.
         timeout_s: how long to wait; ``None``: as long as the run's own timeouts allow.
-        now: kill the workers instead of giving them their grace.
+        note: how patient the run is to be.
 
     Returns:
         0 when the run has ended, 1 when it has not within the time.
@@ -54,7 +51,7 @@ def stop(
         put(f"run {run.record.record_id} had already ended: {_end(look(run.record))}\n")
         return 0
     try:
-        return _stop(run, process, _bound(run, timeout_s), now=now)
+        return _stop(run, process, _bound(run, timeout_s, note), note, _notes(environ, run.record))
     finally:
         os.close(process)
 
@@ -70,25 +67,34 @@ def _choose(environ: Mapping[str, str], name: str | None) -> Record:
     return living[0] if living else find(environ, name)
 
 
-def _bound(run: RunState, timeout_s: float | None) -> float | None:
+def _bound(run: RunState, timeout_s: float | None, note: StopNote) -> float | None:
     if timeout_s is not None:
         return timeout_s
-    default = Timeouts()
-    stop_s = run.word.stop_s if run.word else (default.grace_s or 0) + (default.kill_s or 0)
-    return None if stop_s is None else stop_s + SLACK_S
+    default, word = Timeouts(), run.word
+    stop_s = word.stop_s if word else (default.grace_s or 0) + (default.kill_s or 0)
+    if stop_s is None:
+        return None
+    if word is not None and word.is_guarded and not note.is_now:
+        stop_s += word.asked_s if note.is_graceful else word.graceful_s
+        stop_s += 2 * (note.grace_s or 0.0)
+    return stop_s + SLACK_S
 
 
-def _stop(run: RunState, process: int, bound_s: float | None, *, now: bool) -> int:
-    record = run.record
+def _notes(environ: Mapping[str, str], record: Record) -> Path:
+    """Where the run looks for notes."""
+    folders = [folder / record.record_id for folder in runs_folder(environ, os.getuid())]
+    return next((folder for folder in folders if folder.is_dir()), folders[0])
+
+
+def _stop(run: RunState, process: int, bound_s: float | None, note: StopNote, notes: Path) -> int:
+    record, now = run.record, note.is_now
     began = time.monotonic()
     asked = _requests(run.folder)
-    if asked == 0:
+    if now or asked == 0:
+        _leave(record, notes, note)
         _terminate(record, process)
-    if now:
-        if asked == 0:
-            _await_taken(run, process)
-        _terminate(record, process)
-    verb = "is being killed" if now else "was told to stop before" if asked else "is told to stop"
+    told = "is told to leave gracefully" if note.is_graceful else "is told to stop"
+    verb = "is being killed" if now else "was told to stop before" if asked else told
     patience = "" if bound_s is None else f", waiting up to {duration(bound_s)}"
     put(f"run {record.record_id} (msrun pid {record.pid}) {verb}{patience}\n")
     if _await_end(process, bound_s, began):
@@ -99,6 +105,19 @@ def _stop(run: RunState, process: int, bound_s: float | None, *, now: bool) -> i
     hint = "" if now else f"; `msrun stop --now {record.record_id}` kills its workers"
     put(f"run {record.record_id} has not ended within {duration(bound_s or 0)}{left}{hint}\n")
     return FAILED_EXIT
+
+
+def _leave(record: Record, notes: Path, note: StopNote) -> None:
+    """A signal alone says what the run's own options say."""
+    if note == StopNote():
+        return
+    try:
+        leave(notes, note)
+    except OSError as error:
+        raise UsageError(
+            f"{notes} cannot be written ({error.strerror}), where the run would read how patient "
+            f"to be: msrun stop {record.record_id} asks without"
+        ) from error
 
 
 def _terminate(record: Record, process: int) -> None:
@@ -126,15 +145,6 @@ def _is_request(line: bytes) -> bool:
         return bool(json.loads(line)["event"] == "StopRequested")
     except (ValueError, KeyError, TypeError):
         return False
-
-
-def _await_taken(run: RunState, process: int) -> None:
-    """Two signals that are pending at once are one to the kernel: wait until the first arrived."""
-    deadline = time.monotonic() + TAKEN_S
-    while time.monotonic() < deadline and not has_ended(process, POLL_S):
-        word = look(run.record).word
-        if _requests(run.folder) or (word and word.state in STOPPING):
-            return
 
 
 def _await_end(process: int, bound_s: float | None, began: float) -> bool:

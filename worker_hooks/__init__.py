@@ -13,12 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from worker_hooks.callbacks import LossMonitor, TimeMonitor
+    from worker_hooks.checkpoint.config import CheckpointConfig
+    from worker_hooks.checkpoint.model_checkpoint import ModelCheckpoint
+    from worker_hooks.checkpoint.order import CheckpointError
+    from worker_hooks.departure import GracefulExit
     from worker_hooks.entry import run
+    from worker_hooks.exit_by_request import ExitByRequest
+    from worker_hooks.on_request_exit import OnRequestExit
     from worker_hooks.state import TrainState
     from worker_hooks.tft import OptTFTWrapper, TFTRegister, TrainFaultTolerance
 
 __all__ = [
+    "CheckpointConfig",
+    "CheckpointError",
+    "ExitByRequest",
+    "GracefulExit",
     "LossMonitor",
+    "ModelCheckpoint",
+    "OnRequestExit",
     "OptTFTWrapper",
     "TFTRegister",
     "TimeMonitor",
@@ -28,7 +40,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CheckpointConfig": "checkpoint.config",
+    "CheckpointError": "checkpoint.order",
+    "ModelCheckpoint": "checkpoint.model_checkpoint",
+    "ExitByRequest": "exit_by_request",
+    "GracefulExit": "departure",
     "LossMonitor": "callbacks",
+    "OnRequestExit": "on_request_exit",
     "TimeMonitor": "callbacks",
     "OptTFTWrapper": "tft",
     "TFTRegister": "tft",

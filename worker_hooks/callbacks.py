@@ -75,6 +75,11 @@ def tell(callbacks: Iterable[Any], moment: str, state: Training) -> None:
             method(state)
 
 
+def places_of(callbacks: Iterable[Any]) -> list[str]:
+    """The folders that callbacks save checkpoints into, absolute."""
+    return [place for each in callbacks if (place := getattr(each, "checkpoints", ""))]
+
+
 class LossMonitor:
     """Prints the loss every so many steps, in MindSpore's form: ``epoch: 1 step: 20, loss is 0.1``.
 

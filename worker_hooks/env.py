@@ -122,6 +122,7 @@ class Told(NamedTuple):
     record_id: str  # empty: no msrun
     hooks: str  # the agent's socket; empty: nobody guards this process
     drill: str  # empty: no drill
+    local_world_size: int = 1  # ranks on this host
 
     @staticmethod
     def read(environ: Mapping[str, str]) -> Told:
@@ -140,6 +141,7 @@ class Told(NamedTuple):
             record_id=environ.get(RUNS, "").rpartition(":")[2],
             hooks=environ.get(HOOKS, ""),
             drill=environ.get(DRILL, ""),
+            local_world_size=number("LOCAL_WORLD_SIZE", 1),
         )
 
 

@@ -36,6 +36,8 @@ class Deed(Enum):
     EXIT = "exit"  # os._exit
     RAISE = "raise"  # an exception in the main thread
     STOP = "stop"  # SIGSTOP, and SIGCONT some time later
+    REQUEST = "request"  # a signal that asks msrun for a graceful exit
+    PREEMPT = "preempt"  # the same, and the end of everything by SIGKILL some time later
 
 
 class Fault(NamedTuple):
@@ -52,30 +54,40 @@ class Fault(NamedTuple):
     attempt: int | None = None  # None: whichever comes there first
     delay: float = 0.5  # fraction of a step (any), or of an update (update)
     for_s: float = 2.0  # a stop's length
+    grace_s: float = 30.0  # from a preemption's signal to its SIGKILL
 
     @property
     def words(self) -> str:
         """For people: ``kill -9 rank 3 at step 50, backward``."""
-        target = "msrun" if self.rank == LAUNCHER else f"rank {self.rank}"
-        match self.deed:
-            case Deed.SIGNAL if self.number == signals.SIGKILL:
-                deed = f"kill -9 {target}"
-            case Deed.SIGNAL:
-                deed = f"{signals.Signals(self.number).name} to {target}"
-            case Deed.EXIT:
-                deed = f"exit {self.number} of {target}"
-            case Deed.RAISE:
-                deed = f"exception in {target}"
-            case Deed.STOP:
-                deed = f"stop {target} for {self.for_s:g} s"
         if self.moment is Moment.DUMP:
-            where = "in its dump"
+            where = "in rank 0's dump" if self.rank == LAUNCHER else "in its dump"
         elif self.moment is Moment.ANY:
             where = f"at step {self.step} + {self.delay:.2f}"
         else:
             where = f"at step {self.step}, {self.moment.value}"
         attempt = "" if self.attempt is None else f", attempt {self.attempt}"
-        return f"{deed} {where}{attempt}"
+        return f"{self._deed} {where}{attempt}"
+
+    @property
+    def _deed(self) -> str:
+        target = "msrun" if self.rank == LAUNCHER else f"rank {self.rank}"
+        match self.deed:
+            case Deed.SIGNAL if self.number == signals.SIGKILL:
+                return f"kill -9 {target}"
+            case Deed.SIGNAL:
+                return f"{signals.Signals(self.number).name} to {target}"
+            case Deed.EXIT:
+                return f"exit {self.number} of {target}"
+            case Deed.RAISE:
+                return f"exception in {target}"
+            case Deed.STOP:
+                return f"stop {target} for {self.for_s:g} s"
+            case Deed.REQUEST if self.number == signals.SIGTERM:
+                return "graceful exit"
+            case Deed.REQUEST:
+                return f"graceful exit by {signals.Signals(self.number).name}"
+            case Deed.PREEMPT:
+                return f"preemption with {self.grace_s:g} s"
 
 
 class Plan(NamedTuple):

@@ -2,8 +2,21 @@
 
 The replicated state is *whole* from a commit until the next optimizer update begins, and *torn*
 from there to the next commit. A closed gate lets no update begin; a held one keeps the main thread
-at its next commit. A Python signal handler could not do this: a rank that is blocked in a
-collective runs those up to 30 s late.
+at a commit. A Python signal handler could not do this: a rank that is blocked in a collective runs
+those up to 30 s late.
+
+The main thread comes by several times a step and takes no lock while nobody wants anything of it.
+Each side writes first what it does and looks then at what the other side wrote:
+
+    main thread     ``_torn``, ``_committing`` = true, then looks at ``is_shut``
+    listener        ``is_shut`` = true, then looks at ``_torn``, ``_committing``
+
+Whatever the order, one of the two sees the other (Dekker's handshake). If the listener does, it
+waits for the update or the commit; if the main thread does, it takes back what it wrote and goes
+the slow way, under the lock; if both do, they wait for different things: the main thread for the
+lock, which the listener does not hold while it waits. The handshake needs each thread's reads and
+writes to happen in their order, as they do under the GIL. In a Python without one the gate is
+always shut: the main thread goes the slow way each time.
 """
 
 from __future__ import annotations
@@ -18,6 +31,8 @@ from types import FrameType
 STILL_S = 0.2  # a main thread that stands at one instruction for so long is blocked, not busy
 LOOK_S = 0.02  # between two looks at it
 
+_IS_FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
+
 
 class Stand(Enum):
     """Where the main thread was found when the gate was closed."""
@@ -30,55 +45,134 @@ class Stand(Enum):
 class Gate:
     """Who may pass. All times are seconds."""
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "_arrived",
+        "_changed",
+        "_closed",
+        "_committing",
+        "_held",
+        "_holding",
+        "_is_settled",
+        "_leaving",
+        "_raised",
+        "_stay_at",
+        "_step",
+        "_torn",
+        "_updates",
+        "is_shut",
+    )
+
+    def __init__(self, step: Callable[[], int] = lambda: 0) -> None:
+        """Open.
+
+        Args:
+            step: the newest commit; asked by either thread.
+        """
+        self._step = step
+        self.forget()
+
+    def forget(self) -> None:
+        """Be as new, in a forked child: a thread that is not in it may have held the lock."""
         self._changed = threading.Condition()
+        self.is_shut = _IS_FREE_THREADED
+        """False: there is nothing to :meth:`pause` for. May be read at any time, without a lock."""
         self._closed = False
         self._holding = False
+        self._stay_at: int | None = None  # the commit the main thread stays at
+        self._arrived: Callable[[], None] | None = None  # called by it, once, when it is there
+        self._leaving = False
         self._held = False
         self._raised = False
         self._updates = 0  # under way
         self._torn = False
+        self._committing = False
         self._is_settled = False  # called updated: what is torn is complete
 
     # --- the main thread ------------------------------------------------------------------------
 
     def begin_update(self) -> None:
         """Before an optimizer touches anything; waits while the gate is closed."""
+        was_torn = self._torn
+        self._updates += 1  # first: who sees a torn state must not take its update for a past one
+        self._torn = True
+        if self.is_shut:
+            self._begin_again(was_torn)
+
+    def _begin_again(self, was_torn: bool) -> None:
         with self._changed:
+            self._updates -= 1
+            self._torn = was_torn
+            self._changed.notify_all()
             # the second optimizer of a step goes through, if that was not called complete
-            while self._closed and (self._is_settled or not self._torn):
+            while self._closed and (self._is_settled or not was_torn):
                 self._changed.wait()
-            self._torn = True
             self._updates += 1
+            self._torn = True
 
     def end_update(self) -> None:
         """After it."""
-        with self._changed:
-            self._updates -= 1
-            self._changed.notify_all()
+        self._updates -= 1
+        if self.is_shut:
+            self._tell()
 
     def commit(self, note: Callable[[], None]) -> None:
-        """Make the step a commit; ``note`` writes it down while the listener must not look."""
-        with self._changed:
-            note()
-            self._torn = False
-            self._updates = 0  # one that failed has told no end
-            self._changed.notify_all()
-
-    def pause(self) -> None:
-        """At a commit: stay here as long as the main thread is to be held."""
-        if self._holding or self._closed:
+        """Make the step a commit; ``note`` writes it down while the listener does not look."""
+        self._committing = True
+        if self.is_shut:
+            self._committing = False
             with self._changed:
+                self._note(note)
+                self._changed.notify_all()
+            return
+        try:
+            self._note(note)
+        finally:
+            self._committing = False
+            if self.is_shut:  # by now
+                self._tell()  # type: ignore[unreachable]
+
+    def _note(self, note: Callable[[], None]) -> None:
+        note()
+        self._torn = False
+        self._updates = 0  # one that failed has told no end
+
+    def pause(self) -> bool:
+        """At a boundary: stay as long as the main thread is to be held.
+
+        Returns:
+            Whether it is to leave.
+        """
+        return self.is_shut and self._stay()
+
+    def _stay(self) -> bool:
+        while (arrived := self._wait()) is not None:
+            arrived()  # without the lock: it may send, and the listener must not wait for that
+        return self._leaving
+
+    def _wait(self) -> Callable[[], None] | None:
+        """Until the main thread may go on; or it has come to where it is awaited: whom to tell."""
+        with self._changed:
+            while not self._leaving and (self._holding or self._closed or self._is_there()):
+                if self._arrived is not None and self._is_there():
+                    arrived, self._arrived = self._arrived, None
+                    return arrived
                 self._held = True
                 self._changed.notify_all()
-                while self._holding or self._closed:
-                    self._changed.wait()
-                self._held = False
+                self._changed.wait()
+            self._held = False
+            return None
+
+    def _is_there(self) -> bool:
+        return self._stay_at is not None and self._step() >= self._stay_at
 
     def note_raised(self) -> None:
         """The main thread came to its top with an exception: it goes nowhere any more."""
         with self._changed:
             self._raised = True
+            self._changed.notify_all()
+
+    def _tell(self) -> None:
+        with self._changed:
             self._changed.notify_all()
 
     # --- the listener ---------------------------------------------------------------------------
@@ -93,15 +187,67 @@ class Gate:
         """Whether the main thread stands at a commit, or at its top with an exception."""
         return self._held or self._raised
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the main thread is to stay at a commit, or to leave."""
+        return self._stay_at is not None or self._leaving
+
     def hold(self) -> None:
         """Keep the main thread at its next commit; updates go on until then."""
         with self._changed:
-            self._holding = True
+            self._holding = self.is_shut = True
+
+    def hold_next(self, is_over: Callable[[], bool]) -> int:
+        """Keep the main thread at the end of the step it is in; which one that is.
+
+        The flag is up before the step is looked at. So the main thread cannot pass by that step's
+        end: either it sees the flag there, or its commit came before the look, and the step is a
+        later one.
+
+        Args:
+            is_over: whether no step will follow; asked when the flag is up. The step is then the
+                newest commit.
+        """
+        with self._changed:
+            self.is_shut = True
+            self._stay_at = step = self._step() + (not is_over())
+            self._arrived = None
+            self._changed.notify_all()
+            return step
+
+    def hold_at(self, step: int, arrived: Callable[[], None] | None = None) -> None:
+        """Keep the main thread at this commit, and let it go on so far.
+
+        Args:
+            step: not one that the main thread is past.
+            arrived: called once when the main thread comes to stay there, in it.
+        """
+        with self._changed:
+            self.is_shut = True
+            self._stay_at = step
+            self._arrived = arrived
+            self._changed.notify_all()
+
+    def take_arrival(self) -> bool:
+        """Whether nobody has told yet that the main thread arrived; from now on somebody has."""
+        with self._changed:
+            is_open, self._arrived = self._arrived is not None, None
+            return is_open
+
+    def leave(self) -> None:
+        """Let the main thread out, with the order to leave: for good."""
+        with self._changed:
+            self.is_shut = self._leaving = True
+            self._closed = self._holding = self._is_settled = False
+            self._stay_at = self._arrived = None
+            self._changed.notify_all()
 
     def open(self) -> None:
-        """Let everything go on."""
+        """Let everything go on; an order to leave stands."""
         with self._changed:
             self._closed = self._holding = self._is_settled = False
+            self._stay_at = self._arrived = None
+            self.is_shut = self._leaving or _IS_FREE_THREADED
             self._changed.notify_all()
 
     def close(
@@ -118,21 +264,24 @@ class Gate:
                 thread stands still after an update, in a collective that a dead rank never joins.
             is_touched: whether the script has changed state by itself since the commit.
         """
-        deadline = time.monotonic() + grace_s
-        frame, since = _place(), time.monotonic()
+        began = time.monotonic()
+        frame, since, has_waited = _place(), began, False
         with self._changed:
-            self._closed = True
-            while self._torn or is_touched():
+            self._closed = self.is_shut = True
+            self._arrived = None  # whoever waits for that is answered here
+            while self._committing or self._torn or is_touched():
                 now = time.monotonic()
                 if (place := _place()) != frame:
                     frame, since = place, now
                 is_still = self._raised or now - since > STILL_S
-                if is_still and self._updates == 0 and is_complete():
+                if is_still and not self._committing and self._updates == 0 and is_complete():
                     self._is_settled = True
                     return Stand.UPDATED
-                if self._raised or now > deadline:
+                # a main thread that saw the gate shut needs the lock to take its update back
+                if self._raised or (now > began + grace_s and has_waited):
                     return Stand.TORN
                 self._changed.wait(LOOK_S)
+                has_waited = True
             return Stand.WHOLE
 
 

@@ -8,50 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import logging
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from worker_hooks import hold, protocol
+from worker_hooks import hold, protocol, saving
 from worker_hooks.beacon import Beacon
 from worker_hooks.env import Told
 from worker_hooks.gate import Gate, Stand
-from worker_hooks.layout import DumpLayout
 from worker_hooks.link import ANSWER_S, VERIFY_S, Link
 from worker_hooks.page import Page
-from worker_hooks.shard import Replica, digest, write
+from worker_hooks.wakeup import Wakeup
 
 log = logging.getLogger("msrun")
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-PROGRESS_S = 0.5
 DYING_S = 1.0  # from a closed line to the end of the agent that closed it by dying
 LOOK_S = 1.0
-_PLACE_ERRORS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EIO,
-    errno.EFBIG,
-    errno.ESTALE,
-    errno.ENXIO,
-}
 
 
 _guarded: set[int] = set()  # this process, once the agent has welcomed it
 
 
-class Source(Protocol):
+class Source(saving.Source, Protocol):
     """Whose state is guarded."""
 
     @property
@@ -68,15 +50,6 @@ class Source(Protocol):
     def is_touched(self) -> bool:
         """Whether live state was changed since the commit, by an optimizer or by the script."""
 
-    def replica(self, step: int) -> Replica:
-        """The replicated state as of the newest commit or, if torn but complete, of the next."""
-
-    def position(self, step: int) -> tuple[int, int]:
-        """Epoch and batch of that step, as file names count them."""
-
-    def version(self) -> int:
-        """A number that changes whenever a replicated tensor is changed."""
-
     def forget(self) -> None:
         """Write to no page any more."""
 
@@ -91,6 +64,10 @@ class Guard:
         ckpt_save_path: str,
         at_dump: Callable[[], None],
         alone: Callable[[Guard], None],
+        *,
+        exit_file: str = "",
+        exit_signals: Iterable[int] = (),
+        checkpoints: str = "",
     ) -> None:
         """Prepare; :meth:`greet` connects.
 
@@ -100,20 +77,28 @@ class Guard:
             ckpt_save_path: where it is saved, absolute; empty: nowhere.
             at_dump: called in the listener before anything is saved.
             alone: called in the listener when the agent is dead; saves, and ends the process.
+            exit_file: the JSON in which a graceful exit can be asked for, absolute; empty: none.
+            exit_signals: signals to this process that ask for one.
+            checkpoints: where periodic checkpoints are saved, absolute; empty: nowhere.
         """
-        self.gate = Gate()
+        self.gate = Gate(lambda: source.step)
         self.welcome: protocol.Welcome | None = None
         self.told = told
         self.source = source
         self.ckpt_save_path = ckpt_save_path
         self._at_dump = at_dump
         self._alone = alone
+        self._files = exit_file, checkpoints
+        self._exit_signals = tuple(exit_signals)
+        self._signal: int | None = None  # that came last
         self._link: Link | None = None
         self._beacon: Beacon | None = None
         self._listener: threading.Thread | None = None
+        self._wakeup: Wakeup | None = None
         self._released = threading.Event()
         self.is_done = False  # training is over
         self.resumed_step = 0  # saved already, in the checkpoint this attempt began from
+        self.left: protocol.Leave | None = None  # the order with which a graceful exit ends
         self._pid = os.getpid()
         self._frozen: int | None = None  # the state's version, where it was torn but complete
 
@@ -138,9 +123,9 @@ class Guard:
         except OSError as error:
             log.warning("nothing guards rank %d: %s", self.told.rank, error)
             return None
-        who = self.told.rank, self.told.attempt
+        who = *self._who, self._pid
         try:
-            hello = protocol.Hello(*who, self._pid, self.ckpt_save_path, wants_resume)
+            hello = protocol.Hello(*who, self.ckpt_save_path, wants_resume, *self._files)
             answer = link.ask(hello, VERIFY_S if wants_resume else ANSWER_S)
         except (OSError, protocol.ProtocolError) as error:
             log.warning("nothing guards rank %d: %s", self.told.rank, error)
@@ -161,7 +146,7 @@ class Guard:
         if self._link is None:
             return
         try:
-            self._link.send(protocol.Registered(self.told.rank, self.told.attempt, step), [page])
+            self._link.send(protocol.Registered(*self._who, step), [page])
         except OSError:
             self._give_up("the line to msrun broke")
             return
@@ -169,9 +154,28 @@ class Guard:
             # the kernel would kill this thread's process with msrun, before it could save
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
             self._beacon = Beacon(self.told)
+            self._catch()
             self._listener = threading.Thread(target=self._listen, name="msrun", daemon=True)
             self._listener.start()
             hold.install(self)
+
+    def _catch(self) -> None:
+        """From now on somebody hears the signals that ask for an exit."""
+        if not self._exit_signals:
+            return
+        try:
+            self._wakeup = Wakeup(self._exit_signals)
+        except (OSError, ValueError) as error:
+            log.warning(
+                "a signal to rank %d alone is no request to exit: %s", *self._who[:1], error
+            )
+
+    def request_exit(self, why: str) -> None:
+        """Ask that the whole job leaves gracefully; without an agent, that this process does."""
+        if self._link is not None:
+            self._say(protocol.ExitRequested(*self._who, why))
+        else:
+            self.gate.hold_at(self.source.step + 1, self.gate.leave)
 
     # --- the main thread ------------------------------------------------------------------------
 
@@ -179,15 +183,21 @@ class Guard:
         """Hold the main thread, which has come to its top, until nothing is to be saved."""
         if self._is_guarding() and not self._released.is_set():
             self.gate.note_raised()
-            self._say(protocol.Raised(self.told.rank, self.told.attempt, error[:2000]))
+            self._say(protocol.Raised(*self._who, error[:2000]))
             self._await_release()
 
     def leave(self) -> None:
         """Hold the main thread, which is about to exit, while its state may still be needed."""
         if self._is_guarding() and not self._released.is_set():
             self.gate.note_raised()
-            self._say(protocol.Leaving(self.told.rank, self.told.attempt, self.is_done))
+            self._say(protocol.Leaving(*self._who, self.is_done))
             self._await_release()
+        if self._is_guarding() and self._wakeup is not None:
+            self._wakeup.restore()  # soon nobody reads what it tells
+
+    @property
+    def _who(self) -> tuple[int, int]:
+        return self.told.rank, self.told.attempt
 
     def _is_guarding(self) -> bool:
         return self._link is not None and self._listener is not None and os.getpid() == self._pid
@@ -206,7 +216,7 @@ class Guard:
         if self._beacon is not None:
             self._beacon.close()
         self.source.forget()  # the page is the parent's
-        self.gate = Gate()  # a thread that is not in the child may have held the other
+        self.gate.forget()
 
     # --- the listener ---------------------------------------------------------------------------
 
@@ -214,28 +224,74 @@ class Guard:
         assert self._link is not None
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            while (message := self._link.listen()) is not None:
-                match message:
-                    case protocol.Freeze():
-                        self._freeze(message)
-                    case protocol.Save():
-                        self._save(message)
-                    case protocol.Release():
-                        self._released.set()
-                    case _:
-                        log.warning("msrun said what only a newer version understands: %s", message)
-            if self._link.is_agent_dead(DYING_S):
+            other = -1 if self._wakeup is None else self._wakeup.fileno
+            while (message := self._link.listen(other, self._awake)) is not None:
+                self._obey(message)
+            if self.left is None and self._link.is_agent_dead(DYING_S):
                 self._alone(self)
         except Exception:
             log.exception("the guard of rank %d failed", self.told.rank)
         finally:
             self._give_up("")
 
+    def _obey(self, message: protocol.Message) -> None:
+        match message:
+            case protocol.Freeze():
+                self._freeze(message)
+            case protocol.Save():
+                self._save(message)
+            case protocol.Release():
+                self._released.set()
+            case protocol.Hold() | protocol.Proceed() | protocol.Leave() | protocol.Dismiss():
+                self._exit(message)
+            case _:
+                log.warning("msrun said what only a newer version understands: %s", message)
+
+    def _exit(
+        self, order: protocol.Hold | protocol.Proceed | protocol.Leave | protocol.Dismiss
+    ) -> None:
+        match order:
+            case protocol.Hold():
+                step = self.gate.hold_next(lambda: self.is_done)
+                self._say(protocol.Standing(*self._who, order.dump_id, step))
+            case protocol.Proceed():
+                self._proceed(order)
+            case protocol.Leave():
+                self.left = order
+                self._released.set()
+                self.gate.leave()
+            case protocol.Dismiss():
+                if self._wakeup is not None:
+                    self._wakeup.give_way(self._signal)
+
     def _give_up(self, why: str) -> None:
         if why:
             log.warning("nothing guards rank %d any more: %s", self.told.rank, why)
         self._released.set()
         self.gate.open()
+        if self._wakeup is not None:
+            self._wakeup.give_way()
+
+    def _awake(self) -> None:
+        """A signal has come."""
+        assert self._wakeup is not None
+        for number in self._wakeup.take():
+            self._signal = number
+            self.request_exit(f"rank {self.told.rank} received {signal.Signals(number).name}")
+
+    def _proceed(self, order: protocol.Proceed) -> None:
+        """Let the main thread come to the step that all agreed on; tell when it is there."""
+
+        def arrived() -> None:
+            is_whole = not self.source.is_touched()
+            why = "" if is_whole else f"the script itself changed the state after step {order.step}"
+            self._say(protocol.Frozen(*self._who, order.dump_id, order.step, is_whole, why))
+
+        self._frozen = None
+        self.gate.hold_at(order.step, arrived)
+        is_there = self.is_done and self.source.step == order.step
+        if is_there and self.gate.take_arrival():  # it may never come by a boundary again
+            arrived()
 
     def _say(self, message: protocol.Message) -> None:
         if self._link is not None:
@@ -255,64 +311,22 @@ class Guard:
 
     def _freeze(self, order: protocol.Freeze) -> None:
         step, is_whole, why = self.freeze(order.update_grace_s)
-        who = self.told.rank, self.told.attempt
-        self._say(protocol.Frozen(*who, order.dump_id, step, is_whole, why))
+        self._say(protocol.Frozen(*self._who, order.dump_id, step, is_whole, why))
 
     def _save(self, order: protocol.Save) -> None:
-        who = self.told.rank, self.told.attempt, order.dump_id
+        def tell(nbytes: int) -> None:
+            self._say(protocol.Progress(*self._who, order.dump_id, nbytes))
+
         try:
             self._at_dump()
-            done = self.save(order, _Progress(lambda n: self._say(protocol.Progress(*who, n))))
-        except OSError as error:
-            is_place = error.errno in _PLACE_ERRORS
-            self._say(protocol.SaveFailed(*who, _words(error), is_place))
-        except Exception as error:
-            log.exception("rank %d cannot save step %d", self.told.rank, order.step)
-            self._say(protocol.SaveFailed(*who, repr(error)[:2000], is_place=False))
+            done = self.save(order, saving.Progress(tell))
+        except Exception as error:  # noqa: BLE001  an OSError is not one of ours, either
+            self._say(saving.failed(self._who, order, error))
         else:
             self._say(done)
 
     def save(
         self, order: protocol.Save, advance: Callable[[int], None]
     ) -> protocol.Written | protocol.Digested:
-        """Digest the replicated state, and write a part of it if that was ordered.
-
-        Raises:
-            OSError: the folder, or the disk below it.
-            RuntimeError: the state changed meanwhile.
-        """
-        who = self.told.rank, self.told.attempt, order.dump_id
-        replica = self.source.replica(order.step)  # may still copy what is small
-        version = self.source.version() if self._frozen is None else self._frozen
-        answer: protocol.Written | protocol.Digested
-        if order.parts == 0:
-            answer = protocol.Digested(*who, digest(replica, advance))
-        else:
-            file = DumpLayout.shard(self.told.rank, *self.source.position(order.step))
-            path = Path(order.folder, file)
-            path.parent.mkdir(exist_ok=True)
-            done = write(path, replica, order.part, order.parts, advance)
-            answer = protocol.Written(*who, file, done.nbytes, done.sha256, done.digest)
-        if self.source.version() != version:
-            raise RuntimeError("the state changed while it was read")
-        return answer
-
-
-class _Progress:
-    """Tells about progress now and then."""
-
-    def __init__(self, tell: Callable[[int], None]) -> None:
-        self._tell = tell
-        self._done = 0
-        self._next = time.monotonic() + PROGRESS_S
-
-    def __call__(self, nbytes: int) -> None:
-        self._done += nbytes
-        if time.monotonic() > self._next:
-            self._next = time.monotonic() + PROGRESS_S
-            self._tell(self._done)
-
-
-def _words(error: OSError) -> str:
-    where = f": {error.filename}" if error.filename else ""
-    return f"{error.strerror or error}{where}"
+        """As :func:`worker_hooks.saving.save`, of this rank."""
+        return saving.save(self.source, self._who, order, self._frozen, advance)

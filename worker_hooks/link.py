@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from worker_hooks import protocol
 
@@ -66,13 +66,28 @@ class Link:
         answer, _ = protocol.receive(self._socket)
         return answer
 
-    def listen(self) -> protocol.Message | None:
+    def listen(
+        self, other: int = -1, awake: Callable[[], None] = lambda: None
+    ) -> protocol.Message | None:
         """Wait for the next message, however long; ``None``: the line is closed.
+
+        Args:
+            other: a descriptor that is waited for, too.
+            awake: called each time that one can be read.
 
         Raises:
             protocol.ProtocolError: the agent speaks another version.
         """
         self._socket.settimeout(None)
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        if other >= 0:
+            waiting.register(other, select.POLLIN)
+        ready: set[int] = set()
+        while self._socket.fileno() not in ready:
+            ready = {fd for fd, _ in waiting.poll()}
+            if other in ready:
+                awake()
         try:
             return protocol.receive(self._socket)[0]
         except OSError:

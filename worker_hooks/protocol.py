@@ -7,9 +7,9 @@ are named tuples, not dataclasses: a forkserver is up 20 ms earlier without that
 
     agent -> forkserver    StartWorkers, StartStore, Preload, Spare
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
-    hooks -> agent         Hello, Registered, Raised, Leaving,
+    hooks -> agent         Hello, Registered, Raised, Leaving, ExitRequested, Standing,
                            Frozen, Written, Digested, SaveFailed, Progress
-    agent -> hooks         Welcome, Freeze, Save, Release
+    agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 PACKET_BYTES = 200_000  # below Linux's default socket buffer (net.core.wmem_default, 212,992)
-BATCH = 32  # workers in one StartWorkers, at most: ordinary ones stay well below a packet
 
 
 class ProtocolError(Exception):
@@ -106,6 +105,8 @@ class Hello(NamedTuple):
     pid: int
     ckpt_save_path: str  # absolute; empty: it saves nothing
     wants_resume: bool  # the script itself asks to go on from the newest checkpoint
+    exit_file: str = ""  # absolute: the JSON in which a graceful exit can be asked for
+    checkpoints: str = ""  # absolute: where it saves now and then; a resume looks there, too
 
 
 class Welcome(NamedTuple):
@@ -140,6 +141,50 @@ class Leaving(NamedTuple):
     rank: int
     attempt: int
     is_done: bool = False  # its training is over
+
+
+class ExitRequested(NamedTuple):
+    """Somebody asked this rank to leave gracefully; that asks for the whole job."""
+
+    rank: int
+    attempt: int
+    why: str  # ``rank 3 received SIGTERM``
+
+
+class Hold(NamedTuple):
+    """Stay at the end of the step that is under way, and say which one that is."""
+
+    dump_id: int
+
+
+class Standing(NamedTuple):
+    """The rank stays once it has committed ``step``, and begins no later one by itself."""
+
+    rank: int
+    attempt: int
+    dump_id: int
+    step: int
+
+
+class Proceed(NamedTuple):
+    """Go on to the commit of ``step``, which all ranks agreed on, stay there and say Frozen."""
+
+    dump_id: int
+    step: int
+
+
+class Leave(NamedTuple):
+    """A graceful exit: all that stay at ``step`` leave with 0 now; nobody needs their state."""
+
+    dump_id: int
+    step: int
+    reason: str
+
+
+class Dismiss(NamedTuple):
+    """The job is being stopped already: let the signal that was caught end the process."""
+
+    reason: str
 
 
 class Freeze(NamedTuple):
@@ -233,6 +278,12 @@ Message = (
     | Registered
     | Raised
     | Leaving
+    | ExitRequested
+    | Hold
+    | Standing
+    | Proceed
+    | Leave
+    | Dismiss
     | Freeze
     | Frozen
     | Save
@@ -258,27 +309,6 @@ def encode(message: Message) -> bytes:
     if len(packet) > PACKET_BYTES:
         raise ValueError(f"{type(message).__name__} of {len(packet)} bytes is over {PACKET_BYTES}")
     return packet
-
-
-def order_bytes(order: WorkerOrder) -> int:
-    """What one order takes of a packet (JSON spells in ASCII, so characters are bytes)."""
-    return len(json.dumps(order._asdict()))
-
-
-def batches(attempt: int, workers: Sequence[WorkerOrder]) -> Iterator[StartWorkers]:
-    """Messages that order these workers; each fits a packet, unless one order alone does not."""
-    empty = len(encode(StartWorkers(attempt, ()))) - len(", ")
-    batch: list[WorkerOrder] = []
-    size = empty
-    for order in workers:
-        added = order_bytes(order) + len(", ")
-        if batch and (len(batch) == BATCH or size + added > PACKET_BYTES):
-            yield StartWorkers(attempt, tuple(batch))
-            batch, size = [], empty
-        batch.append(order)
-        size += added
-    if batch:
-        yield StartWorkers(attempt, tuple(batch))
 
 
 def decode(packet: bytes) -> Message:

@@ -20,6 +20,7 @@ from worker_hooks import restore
 from worker_hooks.env import Told
 from worker_hooks.ledger import Ledger
 from worker_hooks.loader import Batches, Feed
+from worker_hooks.manifest import Manifest
 from worker_hooks.octets import to_bytes
 from worker_hooks.pieces import Piece
 from worker_hooks.private import EPOCH, placed
@@ -74,9 +75,10 @@ class Point(NamedTuple):
     looks: tuple[Any, ...]  # of the pieces, when the state had been put back
 
 
-def find(path: str) -> Path | None:
-    """The newest verified checkpoint in a folder; what is damaged is said and left out."""
-    found = manifests.newest(Path(path), lambda sentence: log.warning("%s", sentence))
+def find(*places: str) -> Path | None:
+    """The newest verified checkpoint in some folders; what is damaged is said and left out."""
+    offered = manifests.candidates_of(Path(place) for place in places if place)
+    found = manifests.newest_of(offered, lambda sentence: log.warning("%s", sentence))
     return None if found is None else found[0]
 
 
@@ -87,7 +89,7 @@ def restored(pieces: Sequence[Piece], folder: Path, told: Told) -> Point:
         OSError: a file cannot be read.
         ValueError: it does not fit what was registered.
     """
-    manifest = manifests.read(folder)
+    manifest = _whole(folder, manifests.read(folder))
     saved = restore.load(folder, manifest)
     restore.restore(pieces, saved)
     facts = json.loads(saved.metadata["facts"])
@@ -123,6 +125,14 @@ def restored(pieces: Sequence[Piece], folder: Path, told: Told) -> Point:
         saved=saved,
         looks=tuple(map(_look, pieces)),
     )
+
+
+def _whole(folder: Path, manifest: Manifest) -> Manifest:
+    """The manifest without models that are damaged where another stands in for them."""
+    models = manifests.models(manifest)
+    if len(models) == 1:
+        return manifest
+    return next((one for one in models if not manifests.verify(folder, one)), manifest)
 
 
 def _peers(saved: restore.Saved, rank: int, world_size: int) -> Iterator[Private]:

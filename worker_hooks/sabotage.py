@@ -161,7 +161,7 @@ class Saboteur:
         if not self._claim(index, fault, pid):
             return
         match fault.deed:
-            case Deed.SIGNAL:
+            case Deed.SIGNAL | Deed.REQUEST | Deed.PREEMPT:  # the drill kills, once grace is over
                 _leave_no_core()
                 os.kill(pid, fault.number)
             case Deed.EXIT:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from worker_hooks import manifest as manifests
 from worker_hooks import safetensor
 from worker_hooks.layout import MANIFEST, DumpLayout, fsync_folder
-from worker_hooks.manifest import Manifest, Shard
+from worker_hooks.manifest import REPLICATED, Manifest, Shard
 from worker_hooks.page import Entry, Record
 
 REPLACED = "_replaced_"
@@ -80,11 +81,10 @@ def seal(layout: DumpLayout, manifest: Manifest) -> None:
     """
     folder = layout.unfinished
     _remove_others(folder, {shard.file for shard in manifest.shards})
-    for shard in manifest.shards:
-        if shard.kind == "replicated" and shard.variant == 0:
-            # torch's reader of safetensors folders looks at one level only
-            with contextlib.suppress(OSError):  # not every file system has links; we need none
-                (folder / Path(shard.file).name).symlink_to(shard.file)
+    for name, file in _links(manifest):
+        # torch's reader of safetensors folders looks at one level only
+        with contextlib.suppress(OSError):  # not every file system has links; we need none
+            (folder / name).symlink_to(file)
     for path in {(folder / shard.file).parent for shard in manifest.shards}:
         fsync_folder(path)
     manifests.write(folder, manifest)  # which makes the folder's other names durable, too
@@ -98,6 +98,15 @@ def seal(layout: DumpLayout, manifest: Manifest) -> None:
             os.rename(aside, layout.folder)  # it may be what the job would go on from
         raise
     fsync_folder(layout.folder.parent)
+
+
+def _links(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Links to the files of the state that is gone on from: their names, and what they lead to."""
+    meant = [one for one in manifest.shards if one.kind == REPLICATED and one.variant == 0]
+    count = Counter(Path(shard.file).name for shard in meant)
+    for shard in meant:
+        name = Path(shard.file).name
+        yield (name if count[name] == 1 else shard.file.replace("/", "_")), shard.file
 
 
 def _remove_others(folder: Path, named: Collection[str]) -> None:

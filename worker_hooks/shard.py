@@ -27,10 +27,13 @@ from worker_hooks.octets import (
     torch_dtype,
 )
 from worker_hooks.page import Entry
+from worker_hooks.part import Written, digest_of
+from worker_hooks.part import write as write_part
 from worker_hooks.reader import Reader
 from worker_hooks.safetensor import BITS
 
 __all__ = [
+    "Plan",
     "Replica",
     "Stored",
     "Written",
@@ -38,6 +41,7 @@ __all__ = [
     "dtype_name",
     "entry_of",
     "from_bytes",
+    "plan",
     "tensors_of",
     "to_bytes",
     "torch_dtype",
@@ -61,14 +65,6 @@ class Replica(NamedTuple):
     ready: Sequence[torch.Event] = ()  # recorded at the commit on each accelerator's stream
 
 
-class Written(NamedTuple):
-    """A shard that is on the disk. ``digest`` is of the whole state, whatever part it holds."""
-
-    nbytes: int
-    sha256: str
-    digest: str
-
-
 class Stored(NamedTuple):
     """A tensor of a file, and where it begins in the whole tensor of ``global_shape``."""
 
@@ -76,6 +72,21 @@ class Stored(NamedTuple):
     tensor: torch.Tensor
     offsets: tuple[int, ...]
     global_shape: tuple[int, ...]
+
+
+class Plan(NamedTuple):
+    """How a part is to be written, without the bytes."""
+
+    head: bytes  # of the part's file
+    seed: str  # sha256, hexadecimal, of what the digest covers beside the bytes
+    segments: Sequence[tuple[torch.Tensor, bool]]  # the state in order; whether it is written
+    buffers: Sequence[memoryview]  # the file's last tensors
+
+    def pieces(self, reader: Reader) -> Iterator[tuple[memoryview, bool]]:
+        """The state's bytes in order, and whether they belong to the part."""
+        for segment, is_mine in self.segments:
+            for piece in reader.pieces(segment):
+                yield piece, is_mine
 
 
 class Cut(NamedTuple):
@@ -126,7 +137,24 @@ def digest(replica: Replica, advance: Callable[[int], None]) -> str:
             for piece in reader.pieces(cut.tensor):
                 blocks.add(piece)
                 advance(len(piece))
-        return _digest(cuts, replica.rest, blocks.hashes())
+        return digest_of(_seed(cuts, replica.rest), blocks.hashes())
+
+
+def plan(replica: Replica, part: int, parts: int) -> Plan:
+    """Plan part ``part`` of ``parts`` equal ones; part 0 holds the buffers, too.
+
+    Raises:
+        TypeError: there is a tensor that cannot be saved.
+        ValueError: two tensors have one name, or there is no such part.
+    """
+    if not 0 <= part < parts:
+        raise ValueError(f"there is no part {part} of {parts}")
+    cuts = _cuts(replica, part, parts)
+    buffers = replica.buffers if part == 0 else ()
+    head = _header(replica, [cut for cut in cuts if cut.start < cut.stop], buffers)
+    segments = [segment for cut in cuts for segment in cut.segments]
+    contents = [content for _, content in buffers]
+    return Plan(head, _seed(cuts, replica.rest), segments, contents)
 
 
 def write(
@@ -148,28 +176,10 @@ def write(
         TypeError: there is a tensor that cannot be saved.
         ValueError: two tensors have one name, or there is no such part.
     """
-    if not 0 <= part < parts:
-        raise ValueError(f"there is no part {part} of {parts}")
-    reader = Reader(replica.ready)
-    cuts = _cuts(replica, part, parts)
-    buffers = replica.buffers if part == 0 else ()
-    head = _header(replica, [cut for cut in cuts if cut.start < cut.stop], buffers)
-    with safetensor.writing(path, head, advance) as file, Blocks() as whole:
-        for cut in cuts:
-            for segment, is_mine in cut.segments:
-                for piece in reader.pieces(segment):
-                    if is_mine:
-                        file.blocks.add(piece)
-                    else:
-                        advance(len(piece))
-                    if parts > 1:
-                        whole.add(piece)
-        # one part is the whole: its data begin with the same blocks
-        hashes = (file.blocks if parts == 1 else whole).hashes()
-        for _, content in buffers:
-            file.blocks.add(content)
-        done = file.finish()
-    return Written(done.nbytes, done.sha256, _digest(cuts, replica.rest, hashes))
+    planned = plan(replica, part, parts)
+    pieces = planned.pieces(Reader(replica.ready))
+    head, seed, _, buffers = planned
+    return write_part(path, head, seed, pieces, buffers, advance, is_whole=parts == 1)
 
 
 def tensors_of(path: Path) -> Iterator[Stored]:
@@ -242,6 +252,5 @@ def _header(
     return safetensor.header(entries, metadata)
 
 
-def _digest(cuts: Sequence[Cut], rest: str, hashes: bytes) -> str:
-    told = json.dumps([[cut.entry for cut in cuts], rest]).encode()
-    return hashlib.sha256(hashlib.sha256(told).digest() + hashes).hexdigest()
+def _seed(cuts: Sequence[Cut], rest: str) -> str:
+    return hashlib.sha256(json.dumps([[cut.entry for cut in cuts], rest]).encode()).hexdigest()

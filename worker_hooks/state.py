@@ -15,26 +15,26 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from worker_hooks import orphan, resume, tft
-from worker_hooks.callbacks import tell
-from worker_hooks.env import ENABLE_TFT, Told
-from worker_hooks.fault import Plan
+from worker_hooks import resume
+from worker_hooks.callbacks import places_of, tell
+from worker_hooks.departure import Departure, GracefulExit, save_now
+from worker_hooks.env import Told
 from worker_hooks.feeds import Feeds
-from worker_hooks.guard import Guard
 from worker_hooks.ledger import Ledger, Position
 from worker_hooks.loader import Batches, Feed
 from worker_hooks.page import Phase
 from worker_hooks.pieces import pieces_of
 from worker_hooks.reducers import Reducers
 from worker_hooks.sabotage import Saboteur
-from worker_hooks.watch import is_left_at_will, watch_backward, watch_optimizer
+from worker_hooks.under_way import UnderWay
+from worker_hooks.watch import is_left_at_will
+from worker_hooks.wishes import Wishes
 from worker_hooks.witness import Witness
 
 log = logging.getLogger("msrun")
@@ -90,38 +90,31 @@ class TrainState:
         if not given:
             raise ValueError("TrainState() has nothing to save: give model=..., optimizer=...")
         self._told = told = Told.read(os.environ)
-        self._drill = Plan.decode(told.drill)
-        self._saboteur = Saboteur.from_env(os.environ, told.rank, told.attempt)
-        self._witness = Witness.from_env(os.environ, told.rank)
-        path = self._save_path(ckpt_save_path)
+        self._saboteur = saboteur = Saboteur.from_env(os.environ, told.rank, told.attempt)
+        self._witness = witness = Witness.from_env(os.environ, told.rank)
+        wishes = Wishes.of(self.callbacks, ckpt_save_path, told.drill)
         self._ledger = Ledger(pieces_of(given), self._facts)
-        self._guard = Guard(told, self._ledger, path, self._at_dump, orphan.end)
+        at_dump = saboteur.at_dump if saboteur is not None else lambda: None
+        self._guard = wishes.guard(told, self._ledger, at_dump)
+        self.exit = Departure(self._guard, self.callbacks, self._ledger.pieces)
+        gate = self._guard.gate
+        self._under_way = UnderWay(self._ledger, gate, self._position, saboteur, witness)
         self.rank, self.world_size = told.rank, told.world_size
         self.epoch = 0  # as the script counts, from 0
         self.batch = 0  # handed out in the present loop
         self.batches_per_epoch: int | None = None
         self._counts_epochs = False  # epochs() is in use
         self._loop = 0  # of batches() within the epoch
-        self._phase = Phase.IDLE
-        self._has_updated = False
-        self._has_gradients = False  # of a backward that no update has used yet
-        self._loss: torch.Tensor | float | None = None
-        self._loss_is_told = False
         self._is_done = False
+        self._saved_step = 0  # by save()
+        self._knows_exit = False  # the script was told to leave
         self._feeds = Feeds()
         self._meta = b"{}"
         self._present: object = None  # the loop over batches() that was begun last
-        self._is_watching = False
         self._reducers = Reducers(self._modules)
-        wants_resume = str(is_recover).lower() in {"1", "true"}
-        is_wanted = tft.is_enabled(os.environ)
-        welcome = self._guard.greet(wants_resume=wants_resume) if is_wanted else None
-        if told.rank == 0:
-            self._say_what_is_saved(is_guarded=welcome is not None, is_wanted=is_wanted, path=path)
         self._resumed: resume.Point | None = None
-        folder = Path(welcome.resume) if welcome is not None and welcome.resume else None
-        if welcome is None and wants_resume and path:
-            folder = resume.find(path)
+        wants_resume = str(is_recover).lower() in {"1", "true"}
+        folder = wishes.greet(self._guard, wants_resume=wants_resume)
         if folder is not None:
             self._resumed = resume.restored(self._ledger.pieces, folder, told)
             self._reducers.expected = self._resumed.ready_orders
@@ -145,18 +138,17 @@ class TrainState:
     @property
     def loss(self) -> float | None:
         """The last loss: what the script set, else what it called ``backward`` on."""
-        value = self._loss
-        return float(value.item()) if isinstance(value, torch.Tensor) else value
+        return self._under_way.loss
 
     @loss.setter
     def loss(self, value: torch.Tensor | float) -> None:
-        self._loss = value.detach() if isinstance(value, torch.Tensor) else value
-        self._loss_is_told = True
+        self._under_way.loss = value
 
     def epochs(self, count: int) -> Iterator[int]:
         """Epochs that are still to be trained, of ``count`` in all.
 
         Raises:
+            GracefulExit: as of :meth:`batches`.
             TypeError: ``count`` is no whole number.
             ValueError: it was called before, to its end.
         """
@@ -172,8 +164,10 @@ class TrainState:
             self._ledger.private.begin_epoch()
             tell(self.callbacks, "epoch_begin", self)
             yield epoch
-            self._guard.gate.pause()
-            if not self._loop and not self._is_watching and self.rank == 0:
+            if self._knows_exit:
+                return
+            self._pause()
+            if not self._loop and not self._under_way.is_watched and self.rank == 0:
                 log.warning("nothing is saved of epoch %d: loop over state.batches(loader)", epoch)
             tell(self.callbacks, "epoch_end", self)
         self.finish()
@@ -184,8 +178,11 @@ class TrainState:
         Sets the sampler's epoch if :meth:`epochs` counts them, skips what was consumed before, and
         makes every return for the next batch a commit if the state was updated: by an optimizer or,
         where there is none, by the script.
+
+        Raises:
+            GracefulExit: the job leaves, as somebody asked; the step is saved.
         """
-        self._guard.gate.pause()
+        self._pause()
         loop, self._loop = self._loop, self._loop + 1
         point = self._resumed
         if point is not None and loop < point.loop:
@@ -196,6 +193,7 @@ class TrainState:
         self.batches_per_epoch = feed.length
         batches = self._opened(feed, point)
         is_over, opened = point is not None and point.is_over, self.batch
+        may_raise = True
         self._set_meta(feed, loop, is_over=is_over)
         self._arm(feed)
         if is_over:
@@ -216,22 +214,58 @@ class TrainState:
                 yield batch
             raise ValueError(NESTED)
         except GeneratorExit:
-            is_over = is_left_at_will(sys._getframe(1))  # noqa: SLF001
+            is_over, may_raise = is_left_at_will(sys._getframe(1)), False  # noqa: SLF001
             raise
         finally:
             batches.close()
             if is_over and self._present is mine:  # else by an exception, perhaps within a step
                 self._set_meta(feed, loop, is_over=True)
-                self._enter(Phase.IDLE)
-                self._boundary()
+                self._under_way.enter(Phase.IDLE)
+                self._boundary(may_raise=may_raise)
+
+    @property
+    def should_exit(self) -> bool:
+        """For a script with its own loop: whether to leave now, asked once a step.
+
+            while not state.should_exit:
+                ...                               # one step, its update included
+
+        To read it is the end of the step, as the return for the next batch of :meth:`batches` is.
+        Read it before the first step, too, when the model is wrapped: the state is guarded from
+        there on, and put back if this run resumes; ``state.step`` and, within an epoch of
+        :meth:`epochs`, ``state.batch`` say where to go on. Once it is true the step is saved, on
+        all ranks the same, and it stays true.
+        """
+        self._step_alone()
+        self._knows_exit = self._pause(may_raise=False)
+        return self._knows_exit
+
+    def save(self) -> None:
+        """Save a checkpoint of the newest step, by ``ModelCheckpoint``; on all ranks at one step.
+
+        This is the end of the step, too. A step that is saved already is not saved again.
+        """
+        self._step_alone()
+        if not self.step:
+            log.warning("save(): no step was made yet; in a loop of your own ask should_exit first")
+        elif self.step in {self._saved_step, self._guard.resumed_step}:
+            log.warning("save(): step %d is saved already", self.step)
+        elif save_now(self.callbacks, self, "asked for"):
+            self._saved_step = self.step
+        else:
+            log.warning("save(): nothing saves: give callbacks=[ModelCheckpoint(...)]")
 
     def finish(self) -> None:
         """Training is over: the last commit, the callbacks' end. ``epochs`` and ``run`` call it."""
+        if self._knows_exit:
+            return  # the script leaves as it was told to, and training is not over
+        self._pause()
         self._end()
-        self._guard.gate.pause()
+        self._guard.is_done = True  # first: whoever is asked to stay from now on stays here
+        self._pause()
         if self._is_done:
             return
-        self._is_done = self._guard.is_done = True
+        self._is_done = True
         if self._saboteur is not None:
             self._saboteur.disarm()
         tell(self.callbacks, "end", self)
@@ -244,31 +278,8 @@ class TrainState:
 
     # --- the machine ----------------------------------------------------------------------------
 
-    def _say_what_is_saved(self, *, is_guarded: bool, is_wanted: bool, path: str) -> None:
-        """Once a run, by rank 0."""
-        if not is_wanted:
-            log.warning("TrainState: nothing guards this run: %s says so", ENABLE_TFT)
-        elif not is_guarded and not self._told.hooks:
-            log.warning(
-                "TrainState: nothing guards this run; under msrun a dead rank loses nothing"
-            )
-        elif not is_guarded:
-            log.warning("TrainState: nothing guards this state: its rank has another one")
-        elif not path:
-            log.warning("TrainState: no ckpt_save_path: what is saved goes to the run's log folder")
-
-    def _save_path(self, given: str | os.PathLike[str] | None) -> str:
-        offered = [getattr(callback, "ckpt_save_path", None) for callback in self.callbacks]
-        if self._drill is not None and self._drill.ckpt:
-            return self._drill.ckpt  # the user's own folder is none of a drill's business
-        path = next((path for path in (given, *offered) if path), None)
-        return "" if path is None else os.path.abspath(path)
-
     def _facts(self) -> dict[str, Any]:
-        return {
-            "loop": self._loop - 1,
-            "ready_orders": self._reducers.orders(),
-        }
+        return {"loop": self._loop - 1, "ready_orders": self._reducers.orders()}
 
     def _modules(self) -> list[torch.nn.Module]:
         return [module for piece in self._ledger.pieces for module in piece.modules]
@@ -285,7 +296,7 @@ class TrainState:
 
     def _next(self, batches: Iterator[Any], feed: Feed, loop: int) -> Any:
         self._boundary()
-        self._enter(Phase.DATA)
+        self._under_way.enter(Phase.DATA)
         batch = next(batches)
         if self._reducers.expected:
             self._reducers.rehearse()
@@ -295,7 +306,7 @@ class TrainState:
         if self.callbacks:
             tell(self.callbacks, "step_begin", self)
         self._ledger.beat(self.epoch, self.batch, Phase.FORWARD)
-        self._enter(Phase.FORWARD)
+        self._under_way.enter(Phase.FORWARD)
         return batch
 
     def _set_meta(self, feed: Feed, loop: int, *, is_over: bool) -> None:
@@ -310,67 +321,50 @@ class TrainState:
 
     def _arm(self, feed: Feed) -> None:
         """Everything that will be in the state is made by now: watch it, and let it be saved."""
-        if not self._is_watching:
-            self._is_watching = True
-            watch_backward(self._began_backward)
-            for index, piece in enumerate(self._ledger.pieces):
-                for optimizer in piece.optimizers:
-                    watch_optimizer(optimizer, self._begin_update, self._ended_update(index))
-        is_wanted = self._guard.is_on or self._witness is not None
+        self._under_way.watch()
+        is_wanted = self._guard.is_on or self._witness is not None or places_of(self.callbacks)
         if is_wanted and not self._ledger.private.turn_to(feed):
             page = self._ledger.open(self.rank, self._told.attempt, feed, self._position())
             self._guard.register(page, self.step)
             os.close(page)
 
-    def _enter(self, phase: Phase) -> None:
-        self._phase = phase
-        self._ledger.enter(phase)
-        if self._saboteur is not None:
-            self._saboteur.at(phase, self._ledger.step + 1)
-
-    def _began_backward(self, root: torch.Tensor) -> None:
-        if not self._loss_is_told and root.numel() == 1:
-            self._loss = root.detach()
-        if self._witness is not None:
-            self._witness.loss(self.step + 1, root)
-        if self._phase is not Phase.UPDATE:  # a closure's backward is a part of the update
-            self._has_gradients = True
-            self._ledger.under_way(self._position())
-            self._enter(Phase.BACKWARD)
-
-    def _begin_update(self, *_: Any) -> None:
-        self._guard.gate.begin_update()
-        self._enter(Phase.UPDATE)
-
-    def _ended_update(self, index: int) -> Callable[..., None]:
-        def ended(*_: Any) -> None:
-            self._ledger.updated(index)
-            self._has_updated, self._has_gradients = True, False
-            self._guard.gate.end_update()
-            self._enter(Phase.UPDATED)
-
-        return ended
-
-    def _boundary(self) -> None:
+    def _boundary(self, *, may_raise: bool = True) -> None:
         """The script is back for its next batch: a commit, if there was an update."""
-        if self._has_updated or (self._is_training() and self._ledger.is_touched()):
+        if self._under_way.is_due():
             self._commit()
-        self._guard.gate.pause()
+        if self._guard.gate.is_shut:
+            self._pause(may_raise=may_raise)
 
-    def _is_training(self) -> bool:
-        """Whether changed weights are an update: for a validation they are changed for a while.
+    def _pause(self, *, may_raise: bool = True) -> bool:
+        """Stay as long as somebody wants it; whether to leave."""
+        is_over = self._guard.gate.is_shut and self.exit.meet(self)
+        if is_over and may_raise:
+            raise GracefulExit
+        return is_over
 
-        Neither are they while gradients wait for an optimizer: those would be lost in a resume.
-        """
-        if self._has_gradients and any(piece.optimizers for piece in self._ledger.pieces):
-            return False
-        module = next(iter(self._modules()), None)
-        return torch.is_grad_enabled() and (module is None or module.training)
+    def _step_alone(self) -> None:
+        """The script's own loop, not one over :meth:`batches`, is at the end of a step."""
+        if not self._under_way.is_watched:  # nor is there one that was begun
+            feed = Feed(())
+            feed.begin(None)
+            self._set_meta(feed, 0, is_over=False)
+            if self._resumed is not None:  # it stays: a loop over batches() may follow yet
+                self.batch = self._resumed.batch
+                resume.put_back(self._resumed, self._ledger, self.rank)
+            self._arm(feed)
+            self._ledger.begin_loop()
+        if self._under_way.is_due():
+            if self._present is None:
+                self._resumed = None
+                self.batch += 1
+            self._commit()
+        if self._reducers.expected and self._present is None:
+            self._reducers.rehearse()
 
     def _end(self) -> None:
         """Make the end of training a commit, behind which nothing is trained any more."""
         point, self._resumed = self._resumed, None
-        is_due = self._has_updated or (not self._is_done and self._ledger.is_touched())
+        is_due = self._under_way.has_updated or (not self._is_done and self._ledger.is_touched())
         if point is None and not is_due:
             return
         self.batch = 0
@@ -383,17 +377,13 @@ class TrainState:
             self._arm(Feed(()))
 
     def _commit(self, position: Position | None = None) -> None:
-        self._has_updated = False
+        self._under_way.has_updated = False
         self._reducers.learn()
         position = position or Position(self.epoch, self.batch, self._meta)
         self._guard.gate.commit(partial(self._ledger.commit, position))
-        self._ledger.beat(*position[:2], self._phase)
+        self._ledger.beat(*position[:2], self._under_way.phase)
         if self._witness is not None:
             self._witness.commit(self.step, time.monotonic())
         if self.callbacks:
             tell(self.callbacks, "step_end", self)
-        self._loss_is_told = False
-
-    def _at_dump(self) -> None:
-        if self._saboteur is not None:
-            self._saboteur.at_dump()
+        self._under_way.end()

@@ -151,11 +151,12 @@ def test_stop_that_takes_too_long_fails_and_now_kills(alone):
     job.wait()
 
 
-def test_stop_now_alone_sends_both_signals_one_after_the_other(alone):
+def test_stop_now_alone_needs_one_signal(alone):
     job = spoken(alone.start("--worker_num=2", DEAF), "deaf\n")
     assert call(alone, "stop", "--now").code == 0
     job.wait()
-    assert sum(event["event"] == "StopRequested" for event in job.events()) == 2
+    (asked,) = [event for event in job.events() if event["event"] == "StopRequested"]
+    assert (asked["is_now"], asked["why"]) == (True, "msrun stop --now")
 
 
 def test_stop_does_not_guess_between_living_runs(alone):

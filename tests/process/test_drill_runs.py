@@ -92,6 +92,34 @@ def test_a_stopped_rank_disturbs_nobody(msrun: Launcher) -> None:
     assert told["drills"][0]["noticed_s"] is None
 
 
+def test_a_preempted_job_that_leaves_in_time_is_not_killed(msrun: Launcher) -> None:
+    told = drilled(msrun, "--preempt", "step=4,phase=forward,grace=60")
+    assert told["ok"], told
+    (one,) = told["drills"]
+    assert one["in_time"] and one["runs"] == 2 and one["steps_lost"] == 0
+    assert 0 < one["noticed_s"] < one["left_s"] < 30
+    assert one["verdict"] == f"nothing lost; saved in time, left after {one['left_s']:.2f} s"
+    assert not msrun.marked()
+
+
+@pytest.mark.parametrize(("lose", "what"), [(0, "nothing lost; saved"), (2, "lost; not saved")])
+def test_a_preempted_job_that_stays_is_killed_with_all_its_ranks(
+    msrun: Launcher, lose: int, what: str
+) -> None:
+    play = f"steps=60 deaf=1 lose={lose}"
+    (one,) = drilled(msrun, "--preempt", "step=4,grace=0.2", play=play)["drills"]
+    assert f"{what} in time, killed after 0.2 s" in one["verdict"]
+    assert 0.2 <= one["left_s"] < 2 and one["runs"] == 2
+    assert bool(one["steps_lost"]) == bool(lose) and one["weights_equal"]
+    assert not msrun.marked()
+
+
+def test_a_job_that_cannot_leave_gracefully_breaks_its_promise(msrun: Launcher) -> None:
+    (one,) = drilled(msrun, "--graceful", "step=4,phase=commit")["drills"]
+    assert one["broken"] == ["the graceful exit ended with exit code 143 instead of 0"]
+    assert one["weights_equal"] and one["runs"] == 2  # there was no checkpoint to go on from
+
+
 def test_two_faults_in_one_drill_and_random_ones_from_a_file(msrun: Launcher) -> None:
     (msrun.tmp / "drills.yaml").write_text(
         "- kill: [{rank: 1, step: 3}, {rank: 0, step: 6, phase: commit}]\n- {random: 2, seed: 4}\n"
@@ -141,6 +169,8 @@ def test_a_drill_that_is_stopped_leaves_nothing(msrun: Launcher, signum: int) ->
         ("--kill rank=7,step=1 -- --worker_num=2 {play}", "the ranks are 0 to 1"),
         ("-- {play}", "no fault is given"),
         ("--random 0 -- {play}", "--random"),
+        ("--random 2 --of fun -- {play}", "'fun' are unknown"),
+        ("--graceful rank=0,step=1 -- {play}", "'rank' is unknown"),
         ("--faults none.yaml -- {play}", "none.yaml cannot be read"),
         ("--kill rank=0,step=1 -- --resume", ""),
     ],

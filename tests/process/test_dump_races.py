@@ -93,7 +93,7 @@ def test_of_two_resumes_at_once_one_is_refused(msrun: Launcher, again: list[str]
     assert "goes on already" in ended.err.splitlines()[-1]
     await_registered(winner, 3)
     winner.signal(signal.SIGTERM)
-    assert winner.wait().code == 143
+    assert winner.wait().code == 0
 
 
 def test_the_line_to_type_works_without_a_record(msrun: Launcher) -> None:
@@ -112,7 +112,7 @@ def test_the_line_to_type_works_without_a_record(msrun: Launcher) -> None:
     await_registered(again, 2)
     again.await_lines(f"{STEP_5}'", 2)
     again.signal(signal.SIGTERM)
-    assert again.wait().code == 143
+    assert again.wait().code == 0
 
 
 def test_a_run_is_held_by_one_and_nobody_holds_what_nobody_knows(tmp_path: Path) -> None:

@@ -71,3 +71,22 @@ def test_without_a_budget_the_resume_that_a_person_would_type_loses_nothing(
     job = "--worker_num=4 --max-restarts=0"
     (told,) = drilled(msrun, "--kill=rank=1,step=6,phase=backward", job=job)
     assert told["runs"] == 2
+
+
+def test_a_graceful_exit_loses_nothing_and_neither_does_a_preemption(msrun: Launcher) -> None:
+    graceful, preempted = drilled(
+        msrun, "--graceful=step=6,phase=backward", "--preempt=step=9,grace=60"
+    )
+    assert graceful["verdict"].startswith("nothing lost; left after")
+    assert preempted["verdict"].startswith("nothing lost; saved in time, left after")
+    assert graceful["step_saved"] in {6, 7} and preempted["step_saved"] in {9, 10}
+    for told in (graceful, preempted):
+        assert told["runs"] == 2 and 0 < told["noticed_s"] < told["frozen_s"] < told["left_s"]
+
+
+def test_a_death_in_a_graceful_exit_loses_nothing(msrun: Launcher) -> None:
+    (msrun.tmp / "drills.yaml").write_text(
+        "- {graceful: {step: 6, phase: data}, kill: {rank: 2, step: 6, phase: backward}}\n"
+    )
+    (told,) = drilled(msrun, "--faults=drills.yaml")
+    assert told["runs"] >= 2 and told["steps_lost"] == 0

@@ -109,7 +109,7 @@ class Trainings:
             job.end()
         finally:
             job.notes.close()
-            watch.unwatch_backward(job.made._began_backward)
+            watch.unwatch_backward(job.made._under_way.began_backward)
             self._script.TrainState = TrainState
         losses: dict[str, str] = {}
         for line in (out / f"{self._kind}.0.jsonl").read_text().splitlines():

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from worker_hooks import manifest, safetensor
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 pytestmark = pytest.mark.torch
@@ -31,12 +34,49 @@ def test_power_off_sample_learns_under_plain_python(tmp_path):
     assert not list(tmp_path.iterdir())  # nobody died, nothing is saved
 
 
+def test_graceful_exit_sample_leaves_and_goes_on(tmp_path):
+    launcher = tmp_path / "bin" / "msrun"
+    launcher.parent.mkdir()
+    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m msrun "$@"\n')
+    launcher.chmod(0o755)
+    told = {name: value for name, value in os.environ.items() if not name.startswith("MSRUN_")}
+    told |= {
+        "PATH": f"{launcher.parent}:{told['PATH']}",
+        "PYTHONPATH": str(SCRIPTS.parent),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "WORKER_NUM": "3",
+    }
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "graceful_exit_log").mkdir()
+    (here / "graceful_exit_log" / "worker_0.log").write_text("step: 5, loss of an earlier run\n")
+    command = [SCRIPTS / "samples/graceful_exit/train.sh", "--epoch_num=2", "--image_num=3840"]
+    ended = subprocess.run(
+        command, cwd=here, env=told, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert ended.returncode == 0, ended.stderr
+    said = ended.stdout.splitlines()
+    assert said.count("Graceful exit is triggered, stop training.") == 3
+    assert said[-1] == "trained to the end, step 80"
+    assert "graceful_exit.json asks for it, every rank left with 0" in ended.stderr
+    assert (here / "graceful_exit.json").read_text() == '{"GracefulExit": 0}\n'
+    (saved,) = (here / "graceful_exit_checkpoints").iterdir()
+    left_at = manifest.read(saved).step
+    assert 5 <= left_at < 80
+    for rank in range(3):
+        folder = here / f"rank_{rank}"
+        header = safetensor.read_header(folder / "LeNet_train.safetensors")
+        assert header.metadata["global_step"] == str(left_at)
+        program = torch.export.load(folder / "LeNet_train.pt2").module()
+        assert program(torch.zeros(32, 1, 32, 32)).shape == (32, 10)
+
+
 def test_overhead_is_measured(tmp_path):
     words = ("--steps=40", "--step-ms=0.2", "--json=found.json")
     ended = python("benchmarks/overhead.py", *words, cwd=tmp_path)
     assert ended.returncode in {0, 1}, ended.stderr  # so short a step may well miss the goals
     found = json.loads((tmp_path / "found.json").read_text())
-    assert len(found["plain_s"]) == len(found["guarded_s"]) == 40
+    assert len(found["plain_s"]) == len(found["guarded_s"]) == 36  # 2 of each turn do not count
     assert found["ratio"] > 0.5
     assert found["commit_us"] > 0
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from promises import Watch
 
 BEGUN = (JobState.STARTING, JobState.RUNNING)
+ASKED = (JobState.HOLDING, JobState.FREEZING, JobState.DUMPING)
 BUSY = (JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING)
 
 
@@ -37,6 +38,7 @@ class DumpWatch:
         # --- of a dump
         self.last_id = 0
         self.open = False
+        self.is_held = False  # ranks stay, and nothing is ordered to be written yet
         self.frozen: dict[int, ev.RankFrozen] = {}
         self.orders: list[ev.SaveRanks] = []
         self.asked: set[int] = set()  # for a digest or a part
@@ -92,14 +94,19 @@ class DumpWatch:
                 self.committed(event)
             case ev.DeadlinePassed() if event.state is before.state and self.is_now(event):
                 self.out_of_patience(event.state)
-            case _ if self.open and getattr(event, "dump_id", None) == self.last_id:
+            case _ if self.is_asked and getattr(event, "dump_id", None) == self.last_id:
                 self.answered(before, event, rank)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether ranks may say what they hold."""
+        return self.open or self.node.job.state is JobState.HOLDING or self.is_held
 
     def searched(self, before: Job, event: ev.CheckpointFound | ev.ResumeRefused) -> None:
         if isinstance(event, ev.ResumeRefused):
             self.is_refused = self.is_refused or before.state in BEGUN
             return
-        if self.path is not None:
+        if self.path is not None and event.step <= self.saved:
             return
         self.path, self.saved, self.best = event.path, event.step, max(self.best, event.step)
         if (self.node.job.resume, self.node.job.saved_step) != (self.path, self.saved):
@@ -125,7 +132,7 @@ class DumpWatch:
 
     def answered(self, before: Job, event: ev.Event, rank: int | None) -> None:
         match event:
-            case ev.RankFrozen() if before.state in BUSY[:2] and rank in self.watch.running:
+            case ev.RankFrozen() if before.state in ASKED and rank in self.watch.running:
                 self.frozen.setdefault(event.rank, event)
                 self.reached(event.step)
             case ev.ShardWritten() if self.is_awaited(before, event.rank, event.round):
@@ -211,12 +218,23 @@ class DumpWatch:
                 if loose or not action.ranks:
                     self.broken(f"{action}: ranks {sorted(loose)} are not held")
 
+    def hold(self, dump_id: int) -> None:
+        """Ranks are to stay at one step; it is saved under this id."""
+        if self.open:
+            self.broken(f"ranks are held while dump {self.last_id} is open")
+        self.begin(dump_id)
+        self.is_held = True
+
     def freeze(self, action: ev.FreezeRanks) -> None:
         if self.open or action.dump_id <= self.last_id:
             self.broken(f"{action} while dump {self.last_id} is open or known")
         if not action.ranks or set(action.ranks) != self.reachable():
             self.broken(f"{action}, but {sorted(self.reachable())} can be asked")
-        self.last_id, self.open = action.dump_id, True
+        self.begin(action.dump_id)
+        self.open = True
+
+    def begin(self, dump_id: int) -> None:
+        self.last_id, self.is_held = dump_id, False
         self.frozen, self.orders, self.digests, self.written = {}, [], {}, {}
         self.stuck.clear()
         self.asked, self.failed, self.full = set(), set(), set()
@@ -225,6 +243,8 @@ class DumpWatch:
     def save(self, action: ev.SaveRanks) -> None:
         ranks = {*action.writers, *action.digesters}
         first = not self.orders
+        if self.is_held:  # all stay at one step, and it is saved now
+            self.open, self.is_held = True, False
         if not self.open or self.commit is not None or action.dump_id != self.last_id:
             self.broken(f"{action}: no such dump is being written")
         if not action.writers or len(ranks) < len(action.writers) + len(action.digesters):
@@ -290,7 +310,7 @@ class DumpWatch:
         if not self.open or action.dump_id != self.last_id:
             self.broken(f"{action}: no such dump is open")
         self.open = False
-        if self.watch.requests >= 2 or self.gave_up_commit:
+        if self.watch.stop.is_now or self.gave_up_commit:
             return
         if self.commit is not None:
             self.broken(f"{action} in the middle of its commit")
@@ -336,7 +356,7 @@ class DumpWatch:
         if self.ever_registered and "step" not in finish.reason and "commit" not in finish.reason:
             self.broken(f"{finish} does not say what became of the state")
         last = self.watch.starts - 1
-        is_early = last < self.node.rules.max_restarts and self.watch.asked is None
+        is_early = last < self.node.rules.max_restarts and not self.watch.stop.is_asked
         if is_early and "cannot be killed" not in finish.reason and not self.is_hopeless(last):
             self.broken(f"{finish} while the budget is left")
 

@@ -11,6 +11,7 @@ from signal import SIGKILL, SIGUSR1, SIGUSR2
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dump_promises import BUSY, DumpWatch
+from exit_promises import ExitWatch
 
 from agent import events as ev
 from agent.job import Job
@@ -19,7 +20,7 @@ from agent.state import JobState
 if TYPE_CHECKING:
     from simulator import Node
 
-WAITING = (JobState.STARTING, *BUSY, JobState.STOPPING, JobState.KILLING)
+WAITING = (JobState.STARTING, JobState.HOLDING, *BUSY, JobState.STOPPING, JobState.KILLING)
 LONGEST_ATTEMPT_S = 100.0  # starting and living; grace and kill come on top
 LONGEST_DUMP = 10.0  # times the patience, for each rank
 
@@ -34,19 +35,19 @@ class Watch:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.starts = 0
-        self.asked: int | None = None  # the first signal that asked for a stop
         self.told_to_stop = False  # this attempt's ranks, by anyone
         self.state_since = 0.0
         self.waited_s = 0.0  # in the state before this one
         self.first_failed: int | None = None
         self.is_first_raised = False
-        self.requests = 0  # to stop
+        self.was_frozen = False  # this attempt's ranks, or told to write
         self.running: set[int] = set()  # ranks the controller was told are alive
         self.exits: dict[int, int] = {}
         self.heard_of: set[int] = set()  # ranks whose start was answered
         self.finish: ev.Finish | None = None
         self.actions: Sequence[ev.Action] = ()  # the answer to what was heard last
         self.dump = DumpWatch(self)
+        self.stop = ExitWatch(self)
 
     def broken(self, promise: str) -> NoReturn:
         story = self.node.story
@@ -64,9 +65,6 @@ class Watch:
         self.actions = actions
         self.dump.heard(before, event)
         match event:
-            case ev.StopRequested():
-                self.asked = self.asked or event.signum
-                self.requests += 1
             case ev.RankRaised() if event.rank in self.dump.held:
                 if self.first_failed is None and not self.told_to_stop:
                     self.first_failed, self.is_first_raised = event.rank, True
@@ -81,6 +79,7 @@ class Watch:
                 self.exits[event.rank] = event.exit_code
                 if event.exit_code != 0:
                     self.failed(event.rank, may_have_raised=event.rank in self.dump.held)
+        self.stop.heard(before, event, actions)
         self.moved(before.state, self.node.job.state)
         self.left_out(before, event, actions)
 
@@ -96,7 +95,7 @@ class Watch:
         heard = {
             rank
             for each in actions
-            if isinstance(each, ev.SignalRanks | ev.ReleaseRanks | ev.RefuseRanks)
+            if isinstance(each, ev.SignalRanks | ev.ReleaseRanks | ev.RefuseRanks | ev.LeaveRanks)
             for rank in each.ranks
         }
         missed = expected - heard
@@ -122,12 +121,13 @@ class Watch:
         waited_s = self.node.now - self.state_since
         if old is JobState.FREEZING and waited_s > self.node.rules.freeze_s + 1e-6:
             self.broken(f"frozen for {waited_s} s")
+        self.was_frozen = self.was_frozen or new in BUSY
         if new in {JobState.STOPPING, JobState.KILLING}:
             self.told_to_stop = True
             closes = any(isinstance(each, ev.AbandonDump) for each in self.actions)
             if self.dump.open and not closes:
                 self.broken(f"{new} while a dump is open")
-        is_early = waited_s < self.node.rules.grace_s - 1e-6 and self.requests < 2
+        is_early = waited_s < self.stop.patience_s - 1e-6 and not self.stop.is_now
         if new is JobState.KILLING and is_early:
             self.broken(f"killed after {waited_s} s of grace")
         self.waited_s, self.state_since = self.node.now - self.state_since, self.node.now
@@ -135,6 +135,7 @@ class Watch:
     def ordered(self, action: ev.Action) -> None:
         if self.finish is not None:
             self.broken(f"{action} after the end")
+        self.stop.ordered(action)
         self.dump.ordered(action)
         match action:
             case ev.StartAttempt():
@@ -161,12 +162,12 @@ class Watch:
             self.broken(f"attempt {action.attempt} begins after {self.starts} attempts")
         if self.starts > self.node.rules.max_restarts:
             self.broken("the restart budget is exceeded")
-        if self.asked is not None:
+        if self.stop.is_asked:
             self.broken("an attempt begins after a stop was asked for")
         if self.node.alive() or self.node.owed:
             self.broken("an attempt begins while ranks of an earlier one are alive")
         self.starts += 1
-        self.told_to_stop = False
+        self.told_to_stop = self.was_frozen = False
         self.first_failed = None
         self.is_first_raised = False
         self.running.clear()
@@ -191,12 +192,12 @@ class Watch:
         first = self.first_failed
         succeeded = len(self.exits) == len(ranks) and not any(self.exits.values())
         stuck = len(self.exits.keys() | (self.heard_of - self.running)) < len(ranks)
-        if succeeded and not self.told_to_stop and first is None:
+        if succeeded and not (self.told_to_stop or self.was_frozen) and first is None:
             expected = (JobState.SUCCEEDED, 0)
-        elif stuck or self.asked is None:
+        elif stuck or not self.stop.is_asked:
             expected = (JobState.FAILED, 2 if self.dump.is_refused and not stuck else 1)
         else:
-            expected = (JobState.STOPPED, 128 + self.asked)
+            expected = (JobState.STOPPED, self.stop.exit_code())
         if (finish.state, finish.exit_code) != expected or finish.state is not self.node.job.state:
             self.broken(f"{finish}, but what happened is {expected}")
         if stuck and (not self.told_to_stop or "cannot be killed" not in finish.reason):
@@ -216,6 +217,7 @@ class Watch:
             return
         self.dump.over()
         dump_s = rules.freeze_s + LONGEST_DUMP * len(rules.ranks) * rules.dump_s
-        attempt_s = LONGEST_ATTEMPT_S + dump_s + rules.grace_s + rules.kill_s
+        exit_s = 2 * max(rules.exit_s, rules.asked_exit_s)
+        attempt_s = LONGEST_ATTEMPT_S + dump_s + exit_s + rules.grace_s + rules.kill_s
         if ended_at > attempt_s * (rules.max_restarts + 1):
             self.broken(f"the end took {ended_at} s")

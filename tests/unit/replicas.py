@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from exits import Exits
+
 from agent import events as ev
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ class Climate:
     flip: float  # a bit flipped in a replica
     bad: tuple[bool, bool]  # places that cannot be written
     no_commit: float  # a manifest fails, for the place's fault or another
+    shaken: float  # something happens to a rank while all come to one step
+    last: float  # it is the last step of the training
+    astray: float  # a rank stays elsewhere than it was told to
+    clumsy: float  # a rank that is to leave fails, or does not
     old: str  # what a script that asks by itself to go on finds: nothing, a checkpoint or damage
 
 
@@ -50,12 +56,13 @@ class Training:
     missing: int  # ranks that have not begun
     began_at: float | None = None
     stalled_at: float | None = None
+    limit: float = float("inf")  # the last step of all, or that all can come to: some stay there
 
     def step(self, now: float) -> int:
         if self.began_at is None:
             return self.base
         end = now if self.stalled_at is None else self.stalled_at
-        return self.base + int((end - self.began_at) * self.rate)
+        return int(min(self.base + int((end - self.began_at) * self.rate), self.limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,7 @@ class Replicas:
         self.training = Training(0, 0.0, 0)
         self.is_searched = False
         self.asking: list[Process] = []
+        self.exits = Exits(self)
 
     def begin(self, action: ev.StartAttempt) -> None:
         base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
@@ -142,6 +150,8 @@ class Replicas:
     def end(self, process: Process, exit_code: int) -> None:
         """A rank's life ends by itself; one that is blocked in a collective does not come so far."""
         is_blocked = process.has_hooks and self.training.stalled_at is not None
+        if exit_code == 0 and process.stays is not None:
+            return
         if exit_code != 0 or not is_blocked or self.rng.random() < 0.1:
             self.fail(process, exit_code)
 
@@ -165,8 +175,9 @@ class Replicas:
         """Its peers can finish no further step, and some hear that at once."""
         rng, node = self.rng, self.node
         if exit_code == 0 and self.training.stalled_at is None:
-            process.step = self.training.step(node.now)
-            return  # trained to the end
+            if process.step is None:
+                process.step = self.training.step(node.now)
+            return  # trained to the end, or told to leave
         self.stall(process)
         if process.is_linked and rng.random() < 0.5:  # the kernel closes its socket
             process.is_linked = False
@@ -191,10 +202,18 @@ class Replicas:
             training.stalled_at = self.node.now
             self.spread()
         if process.step is None:
-            is_ahead = training.began_at is not None and rng.random() < self.climate.apart
-            process.step = training.step(self.node.now) + is_ahead
+            process.step = self.newest_commit()
             process.is_torn = rng.random() < self.climate.torn
+            if process.stays is not None and process.step >= process.stays:
+                process.step, process.is_torn = process.stays, False
             process.flip = rng.choice((1, 2)) if rng.random() < self.climate.flip else 0
+
+    def newest_commit(self) -> int:
+        """A rank's, if it goes no further."""
+        training = self.training
+        is_ahead = training.began_at is not None and self.rng.random() < self.climate.apart
+        limit = min(training.limit, self.exits.limit())
+        return int(min(training.step(self.node.now) + is_ahead, limit))
 
     def spread(self) -> None:
         """Failures come in groups: a node's memory is short, a switch breaks, people lose patience."""
@@ -214,6 +233,8 @@ class Replicas:
     def perform(self, action: ev.Action) -> None:
         node = self.node
         match action:
+            case ev.HoldRanks() | ev.ProceedRanks() | ev.LeaveRanks() | ev.DismissRanks():
+                self.exits.perform(action)
             case ev.FreezeRanks():
                 for rank in action.ranks:
                     self.freeze(node.processes[rank], action.dump_id)
@@ -331,5 +352,9 @@ def climate(rng: Random, seed: int) -> Climate:
         flip=pick((0.0, 0.0, 0.3, 0.5)),
         bad=(rng.random() < 0.15, rng.random() < 0.3),
         no_commit=pick((0.0, 0.0, 0.5)),
+        shaken=pick((0.0, 0.0, 0.5)),
+        last=pick((0.0, 0.0, 0.5)),
+        astray=pick((0.0, 0.0, 0.0, 0.1)),
+        clumsy=pick((0.0, 0.0, 0.0, 0.3)),
         old=Random(f"old {seed}").choice((*["nothing"] * 12, "checkpoint", "checkpoint", "damage")),
     )

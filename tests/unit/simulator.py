@@ -27,6 +27,7 @@ from replicas import OLD_PATH, OLD_STEP, Replicas
 from agent import events as ev
 from agent.controller import decide
 from agent.job import Job, Rules
+from agent.state import JobState
 from agent.stopping import Decision
 
 CRASHES = (1, 1, 2, 3, 137, 255, -6, -9, -11)
@@ -63,6 +64,9 @@ class Process:
     is_registered: bool = False
     is_linked: bool = False
     is_held: bool = False  # with an exception, until it is released
+    catches: bool = False  # the signal to stop: it says so, and stays
+    stays: int | None = None  # the step at whose end it is to stay
+    is_done: bool = False  # it has trained to the end
     step: int | None = None  # what it holds, once nobody gets any further
     is_torn: bool = False
     flip: int = 0
@@ -112,6 +116,8 @@ class Node:
             places=rng.choice((1, 2, 2)),
             stalls=rng.choice((1, 2, 3)),
             restarts_explicit=rng.random() < 0.7,
+            exit_s=rng.choice((3.0, 30.0)),
+            asked_exit_s=rng.choice((10.0, 60.0)),
         )
         self.story = Story(seed, self.rules)
         self.job = Job(self.rules)
@@ -152,6 +158,8 @@ class Node:
         rng = self.rng
         if rng.random() < 0.2:
             self.stop_soon((1.0, 5.0, LONGEST_LIFE_S))
+        if rng.random() < 0.15:
+            self.after(2.0 + 18.0 * rng.random(), self.ask_gracefully)
         if rng.random() < 0.3:
             signum = rng.choice((SIGUSR1, SIGUSR2))
             self.after(rng.random() * LONGEST_LIFE_S, self.post, ev.SignalReceived(signum))
@@ -161,8 +169,21 @@ class Node:
         rng, delay_s = self.rng, 0.0
         for _ in range(rng.choice((1, 1, 2, 3))):
             delay_s += rng.random() * rng.choice(longest_s)
-            asked = ev.StopRequested(rng.choice((SIGTERM, SIGINT, SIGHUP)))
-            self.after(delay_s, self.post, asked)
+            grace_s = rng.choice((None, None, None, 7.0))
+            is_now = rng.random() < 0.05
+            signum = rng.choice((SIGTERM, SIGINT, SIGHUP))
+            self.after(delay_s, self.post, ev.StopRequested(signum, "", grace_s, True, is_now))
+
+    def ask_gracefully(self) -> None:
+        """A file asks, or ranks do: one, or all at once; perhaps people get impatient then."""
+        rng = self.rng
+        if rng.random() < 0.3:
+            self.post(ev.ExitRequested(self.job.attempt, "a file asks"))
+        if rng.random() < 0.3:
+            for process in self.alive():
+                self.after(rng.random(), self.replicas.exits.asked, process)
+        if rng.random() < 0.7:
+            self.stop_soon((0.2, 5.0, 30.0))
 
     def post(self, event: ev.Event) -> None:
         """The controller hears of it; what it orders is done at once."""
@@ -241,6 +262,7 @@ class Node:
             return
         deaf = rng.random() < weather.deaf
         process = Process(rank, attempt, arrives_at, deaf, rng.random() < weather.immortal)
+        process.catches = rng.random() < 0.1
         self.processes[rank] = process
         self.tell(ev.WorkerStarted(rank, attempt, 1000 + rank), arrives_at)
         self.replicas.born(process)
@@ -260,6 +282,8 @@ class Node:
         elif signum in {SIGUSR1, SIGUSR2}:
             if self.rng.random() < 0.1:
                 self.after(0.0, self.die, process, -signum)
+        elif process.catches and process.is_linked:
+            self.replicas.exits.asked(process)
         elif not process.deaf:
             exit_code = self.rng.choice((-signum, -signum, 0, 1, 128 + signum))
             self.after(self.rng.random() * 6.0, self.replicas.fail, process, exit_code)
@@ -313,9 +337,13 @@ def census(first: int, count: int) -> Counter[str]:
                 case ev.SaveRanks(round=number, place=place):
                     seen["written again"] += number > 0
                     seen["elsewhere"] += place > 0
+                case ev.LeaveRanks():
+                    seen["left"] += 1
                 case ev.CommitDump(variants=variants, odd=odd):
                     seen["no majority"] += len(variants) > 1
                     seen["odd"] += bool(odd)
+                case ev.Finish(exit_code=0, state=JobState.STOPPED):
+                    seen["gracefully"] += 1
                 case ev.Finish(reason=reason):
                     seen["crash loop"] += "attempts in a row" in reason
     seen["seconds"] = round(time.process_time() - began_s)

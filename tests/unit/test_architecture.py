@@ -12,10 +12,14 @@ ROOT = Path(__file__).parents[2]
 FLOORS = {"worker_hooks": 0, "agent": 1, "msrun": 2}
 HEAVY = {"torch", "numpy", "rich", "yaml", "click", "asyncio", "psutil"}
 EFFECTS = {"os", "time", "random", "socket", "asyncio", "subprocess", "threading"}
+# fmt: off
 SHARED = tuple(
     f"worker_hooks.{name}"
-    for name in ("env", "protocol", "layout", "page", "manifest", "safetensor", "seal", "fault")
+    for name in (
+        "env", "protocol", "layout", "page", "manifest", "safetensor", "seal", "fault", "retention",
+    )
 )
+# fmt: on
 CONTROLLER = (
     "agent.state",
     "agent.events",
@@ -25,6 +29,8 @@ CONTROLLER = (
     "agent.stopping",
     "agent.dump_plan",
     "agent.dumping",
+    "agent.patience",
+    "agent.holding",
     "agent.draining",
     "agent.controller",
 )  # a staircase: each may import those before it

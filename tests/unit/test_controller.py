@@ -5,9 +5,10 @@ A row is a name, the rules, and steps. A step is an event, the state after it, t
 """
 
 from copy import deepcopy
-from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, Signals
+from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2
 
 import pytest
+from shorthand import short
 
 from agent import events as ev
 from agent.controller import decide
@@ -46,53 +47,18 @@ def ask(signum):
     return ev.StopRequested(signum)
 
 
+def wish(rank=None, attempt=0):
+    """A file asks for a graceful exit, or a rank."""
+    why = "e.json asks for it" if rank is None else f"rank {rank} received SIGUSR1"
+    return ev.ExitRequested(attempt, why, rank)
+
+
 def tell(signum):
     return ev.SignalReceived(signum)
 
 
 def late(state, attempt=0):
     return ev.DeadlinePassed(JobState(state), attempt)
-
-
-def short(action):
-    """An action without its reason."""
-    match action:
-        case ev.StartAttempt(attempt=attempt, resume=resume):
-            return f"start {attempt}" + (f" from {resume}" if resume else "")
-        case ev.CancelStarts():
-            return "cancel now" if action.now else "cancel"
-        case ev.SignalRanks(ranks=ranks, signum=signum):
-            return f"{Signals(signum).name[3:]} {named(ranks)}"
-        case ev.SetDeadline(state=state, after_s=after_s):
-            return f"deadline {state.value} {'-' if after_s is None else format(after_s, 'g')}"
-        case ev.Sweep():
-            return "sweep"
-        case ev.Finish(state=state, exit_code=exit_code):
-            return f"finish {state.value} {exit_code}"
-        case _:
-            return short_of_dump(action)
-
-
-def short_of_dump(action):
-    match action:
-        case ev.FreezeRanks(ranks=ranks, dump_id=dump_id):
-            return f"freeze {dump_id}: {named(ranks)}"
-        case ev.SaveRanks(step=step, writers=writers, digesters=digesters, place=place):
-            asked = f" digest {named(digesters)}" if digesters else ""
-            return f"save {step} by {named(writers)}{asked}{' place 1' if place else ''}"
-        case ev.CommitDump(step=step, variants=variants, odd=odd, place=place):
-            by = "/".join(map(named, variants)) + (f" odd {named(odd)}" if odd else "")
-            return f"commit {step} by {by}{' place 1' if place else ''}"
-        case ev.AbandonDump():
-            return "abandon"
-        case ev.ReleaseRanks(ranks=ranks):
-            return f"release {named(ranks)}"
-        case ev.RefuseRanks(ranks=ranks):
-            return f"refuse {named(ranks)}"
-
-
-def named(ranks):
-    return ",".join(map(str, ranks))
 
 
 BEGIN = (launch(), "starting", "start 0; deadline starting 600", "the job begins")

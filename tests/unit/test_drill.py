@@ -1,123 +1,23 @@
-"""What drills are asked for, and how a recorded history is judged."""
+"""How a drill begins, how a recorded history is judged, and what is shown of it."""
 
 from __future__ import annotations
 
 import json
-import signal
 
 import pytest
 
 from agent.spec import UsageError
 from msrun import drill, drill_history, drill_table
-from msrun.drill_faults import Lots, Order, check_ranks, draw, read_file, read_words
+from msrun.drill_exits import steps_lost
+from msrun.drill_faults import read_words
 from msrun.drill_history import Final, History, Life, Saved, Strike
 from msrun.drill_trial import Command
-from msrun.drill_verdict import check_reference, judge, steps_lost
+from msrun.drill_verdict import check_reference, judge
 from msrun.scan import scan
 from worker_hooks.env import DRILL, RUNS
-from worker_hooks.fault import LAUNCHER, Deed, Fault, Moment, Plan
+from worker_hooks.fault import Deed, Fault, Moment, Plan
 from worker_hooks.layout import DrillLayout
 from worker_hooks.witness import Witness
-
-# --- asking -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "fault"),
-    [
-        ("rank=3,step=50", Fault(3, 50)),
-        ("rank=3,step=50,phase=backward,signal=SEGV", Fault(3, 50, Moment.BACKWARD, number=11)),
-        ("rank=0,step=1,signal=SIGABRT", Fault(0, 1, number=signal.SIGABRT)),
-        ("rank=0,step=1,signal=9,delay=0.25", Fault(0, 1, delay=0.25)),
-        ("rank=0,step=1,signal=oom", Fault(0, 1)),
-        ("rank=2,step=7,phase=update,exit=3", Fault(2, 7, Moment.UPDATE, Deed.EXIT, 3)),
-        ("rank=2,step=7,raise", Fault(2, 7, deed=Deed.RAISE, number=0)),
-        ("rank=launcher,step=50,phase=commit", Fault(LAUNCHER, 50, Moment.COMMIT)),
-        ("rank=1,phase=dump,attempt=1", Fault(1, 1, Moment.DUMP, attempt=1)),
-    ],
-)
-def test_a_kill_in_words(words, fault):
-    assert read_words(words, "kill") == Order((fault,))
-
-
-def test_a_stop_and_two_faults_in_one_drill():
-    stop = Fault(1, 4, deed=Deed.STOP, number=signal.SIGSTOP, for_s=0.5)
-    assert read_words("rank=1,step=4,for=0.5", "stop") == Order((stop,))
-    both = read_words("rank=3,step=50+rank=1,phase=dump", "kill")
-    assert both.words == "kill -9 rank 3 at step 50 + 0.50 + kill -9 rank 1 in its dump"
-
-
-@pytest.mark.parametrize(
-    ("words", "deed", "sentence"),
-    [
-        ("rank=3", "kill", "step is missing"),
-        ("step=3", "kill", "rank is missing"),
-        ("rank=3,step=0", "kill", "step=0 must be a whole number, at least 1"),
-        ("rank=x,step=1", "kill", "rank=x must be a whole number"),
-        ("rank=1,rank=2,step=1", "kill", "says rank twice"),
-        ("rank=1,steps=3", "kill", "'steps' is unknown"),
-        ("rank=1 step=3,step=3", "kill", "rank=1 step=3 must be"),
-        ("rank", "kill", "not of the form NAME=VALUE"),
-        ("rank=1,step=3,phase=sideways", "kill", "choose from data, forward"),
-        ("rank=1,step=3,signal=NOPE", "kill", "signal=NOPE is no signal"),
-        ("rank=1,step=3,signal=0", "kill", "signal=0 is no signal"),
-        ("rank=1,step=3,exit=0", "kill", "at least 1"),
-        ("rank=1,step=3,exit=256", "kill", "above 255"),
-        ("rank=1,step=3,exit=2,raise", "kill", "exclude each other"),
-        ("rank=1,phase=dump,raise", "kill", "no main thread"),
-        ("rank=launcher,step=3,raise", "kill", "msrun itself can only be"),
-        ("rank=1,step=3,delay=2", "kill", "from 0 to 1"),
-        ("rank=1,step=3,for=2", "kill", "'for' is unknown"),
-        ("rank=1,step=3,for=nan", "stop", "above 0"),
-        ("rank=1,step=3,signal=TERM", "stop", "'signal' is unknown"),
-        ("", "kill", "not of the form"),
-    ],
-)
-def test_what_cannot_be_meant_is_one_sentence(words, deed, sentence):
-    with pytest.raises(UsageError) as raised:
-        read_words(words, deed)
-    assert sentence in str(raised.value)
-
-
-def test_drills_in_yaml(tmp_path):
-    path = tmp_path / "drills.yaml"
-    path.write_text(
-        "- kill: {rank: 3, step: 50, phase: backward}\n"
-        "- kill: [{rank: 3, step: 50}, {rank: 1, phase: dump}]\n"
-        "- stop: {rank: 0, step: 2, for: 1}\n"
-        "- {random: 20, seed: 7}\n"
-    )
-    first, second, third, lots = read_file(str(path))
-    assert first == read_words("rank=3,step=50,phase=backward", "kill")
-    assert second == read_words("rank=3,step=50+rank=1,phase=dump", "kill")
-    assert third == read_words("rank=0,step=2,for=1", "stop")
-    assert lots == Lots(20, 7)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "kill: {rank: 1}", "- x", "- kill: {}", "- kill: 3", "- {random: 0}", "- [", "- kill: []"],
-)
-def test_yaml_that_asks_for_nothing_is_refused_by_its_name(tmp_path, text):
-    path = tmp_path / "drills.yaml"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=r"drills\.yaml"):
-        read_file(str(path))
-
-
-def test_random_drills_are_the_same_for_a_seed_and_stay_within_training():
-    drawn = draw(Lots(200, 3), 4, 24)
-    assert drawn == draw(Lots(200, 3), 4, 24) != draw(Lots(200, 4), 4, 24)
-    faults = [fault for order in drawn for fault in order.faults]
-    assert {fault.rank for fault in faults} == {0, 1, 2, 3}
-    assert {fault.step for fault in faults} == set(range(1, 24))
-    assert len({fault.delay for fault in faults}) > 100
-
-
-def test_a_rank_that_the_job_lacks_is_refused():
-    check_ranks([read_words("rank=3,step=1", "kill"), Lots(1, 0)], 4)
-    with pytest.raises(UsageError, match="the ranks are 0 to 2"):
-        check_ranks([read_words("rank=3,step=1", "kill")], 3)
 
 
 def test_the_jobs_own_words_are_kept_and_what_is_added_wins():

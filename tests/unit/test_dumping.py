@@ -181,7 +181,7 @@ HISTORIES = [
     ("a rank raises that cannot be asked, nor can others", TWO, [
         *STARTED_2, (reg(0), "running"), (cut(0), "running"), (threw(0), "stopping", "TERM 1; release 0; deadline stopping 30", "rank 0 raised ValueError: bad")]),
     ("a rank raises when told to stop", TWO, [
-        *running(2), (ask(SIGINT), "stopping", "INT 0,1; deadline stopping 30", "SIGINT"), (threw(0, "KeyboardInterrupt"), "stopping", "release 0", "rank 0 raised KeyboardInterrupt"),
+        *STARTED_2, (ask(SIGINT), "stopping", "INT 0,1; deadline stopping 30", "SIGINT"), (threw(0, "KeyboardInterrupt"), "stopping", "release 0", "rank 0 raised KeyboardInterrupt"),
         (ask(SIGINT), "killing", "KILL 0,1; deadline killing 10", "again"), (threw(1), "killing", "release 1", "rank 1 raised")]),
     ("a rank raises before its start was announced", TWO, [
         (launch(), "starting", "start 0; deadline starting 600", "begins"), (up(0), "starting"), (reg(1), "starting"), (threw(1), "freezing", "freeze 1: 1; deadline freezing 15", "rank 1 raised")]),
@@ -302,7 +302,7 @@ HISTORIES = [
     ("two stops while only the commit is awaited", THREE, [
         *ONLY_COMMITTING, (ask(SIGINT), "committing"), (ask(SIGINT), "stopped", "abandon; sweep; finish stopped 130", "step 5 is not saved: msrun received SIGINT again")]),
     ("a plain stop says what is not saved", TWO, [
-        *running(2), (ask(SIGTERM), "stopping", "TERM 0,1; deadline stopping 30", "SIGTERM"), (ev.WorkerExited(0, 0, -15, 7), "stopping"),
+        *STARTED_2, (ask(SIGTERM), "stopping", "TERM 0,1; deadline stopping 30", "SIGTERM"), (ev.WorkerExited(0, 0, -15, 7), "stopping"),
         (gone(1, -15), "stopped", "sweep; finish stopped 143", "stopped by SIGTERM; step 7 is not saved")]),
     ("a rank that cannot be killed: the report says what is saved", THREE, [
         *SAVED, (late("stopping"), "killing", "KILL 0,2; deadline killing 10", "alive"), (late("killing"), "failed", "sweep; finish failed 1", "cannot be killed (waited 10 s); step 5 is saved in /d")]),

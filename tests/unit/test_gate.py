@@ -152,3 +152,120 @@ def test_an_open_gate_costs_no_wait(gate):
     )
     thread.join(LONG_S)
     assert len(done) == 5
+
+
+# --- staying at a step, and leaving -------------------------------------------------------------
+
+
+class Rank:
+    """A main thread's part: a step that two writes make, and a commit that two writes make."""
+
+    def __init__(self):
+        self.half = self.other = self.step = self.noted = 0
+        self.gate = Gate(lambda: self.step)
+
+    def update(self):
+        self.gate.begin_update()
+        self.half += 1
+        self.other += 1
+        self.gate.end_update()
+
+    def note(self):
+        self.step += 1
+        self.noted += 1
+
+    def commit(self):
+        self.gate.commit(self.note)
+        return self.gate.pause()
+
+    def look(self):
+        return self.half, self.other, self.step, self.noted
+
+
+def test_it_says_the_step_that_is_under_way_and_stays_at_its_end():
+    rank = Rank()
+    assert not rank.gate.is_shut
+    assert rank.gate.hold_next(never) == 1
+    assert rank.gate.is_shut
+    done, thread = training(rank.gate.pause, rank.update, rank.commit)
+    until(lambda: rank.gate.is_held)
+    assert (len(done), rank.step) == (2, 1)
+    rank.gate.open()
+    thread.join(LONG_S)
+
+
+def test_where_no_step_follows_it_stays_where_it_is():
+    rank = Rank()
+    rank.step = 7
+    assert rank.gate.hold_next(lambda: True) == 7
+    _, thread = training(rank.gate.pause)
+    until(lambda: rank.gate.is_held)
+    rank.gate.leave()
+    thread.join(LONG_S)
+
+
+def test_who_must_go_on_goes_on_and_tells_once_when_it_is_there():
+    rank = Rank()
+    told = []
+    rank.gate.hold_next(never)
+    _, thread = training(rank.update, rank.commit, rank.update, rank.commit)
+    until(lambda: rank.gate.is_held)
+    rank.gate.hold_at(2, lambda: told.append((rank.step, threading.current_thread())))
+    until(lambda: told and rank.gate.is_held)
+    assert told == [(2, thread)]
+    assert not rank.gate.take_arrival()
+    assert rank.gate.close(LONG_S, never) is Stand.WHOLE
+    rank.gate.open()
+    thread.join(LONG_S)
+
+
+def test_who_is_there_already_tells_at_once():
+    rank = Rank()
+    told = []
+    rank.gate.hold_next(never)
+    _, thread = training(rank.update, rank.commit)
+    until(lambda: rank.gate.is_held)
+    rank.gate.hold_at(1, lambda: told.append(rank.step))
+    until(lambda: told == [1])
+    rank.gate.leave()
+    thread.join(LONG_S)
+
+
+def test_the_order_to_leave_lets_out_and_stands():
+    rank = Rank()
+    said = []
+    rank.gate.hold_next(never)
+    _, thread = training(rank.update, lambda: said.append(rank.commit()))
+    until(lambda: rank.gate.is_held)
+    assert rank.gate.is_asked
+    rank.gate.leave()
+    thread.join(LONG_S)
+    assert said == [True]
+    rank.gate.close(LONG_S, never)
+    assert rank.gate.pause() is True  # nobody holds it any more
+    rank.gate.open()
+    assert rank.gate.pause() is True
+    rank.update()  # and a script that goes on nevertheless is not in the way
+
+
+def test_a_death_meanwhile_closes_the_gate_and_nobody_arrives():
+    rank = Rank()
+    told = []
+    rank.gate.hold_next(never)
+    done, thread = training(rank.update, rank.commit, rank.update, rank.commit)
+    until(lambda: rank.gate.is_held)
+    assert rank.gate.close(LONG_S, never) is Stand.WHOLE
+    rank.gate.hold_at(2, lambda: told.append(2))  # it crossed the order to stand still
+    assert rank.gate.close(LONG_S, never) is Stand.WHOLE
+    thread.join(0.05)
+    assert (rank.step, told, len(done)) == (1, [], 1)
+    rank.gate.open()
+    thread.join(LONG_S)
+    assert rank.step == 2
+
+
+def test_a_gate_that_a_child_inherited_is_open(gate):
+    gate.close(LONG_S, never)
+    gate.forget()
+    assert not gate.is_shut
+    gate.begin_update()

@@ -44,22 +44,24 @@ class Scribe:
 
 
 class Desk:
-    def __init__(self, fallback):
+    def __init__(self, fallback, lineage=()):
         self.links, self.scribe, self.told, self.kept = Links(), Scribe(), [], []
         self.posted = []
         self.greeting = Greeting(
-            DumpSpec(update_grace_s=3, stall_s=4),
+            DumpSpec(update_grace_s=3, stall_s=4, lineage=lineage),
             fallback,
             self.links,
             self.scribe,
             self.posted.append,
             self.told.append,
             self.kept.append,
+            "rec",
         )
         self.greeting.begin(0, "")
 
-    def hello(self, rank, path, *, wants_resume=False):
-        self.greeting.greet(Hello(rank, 0, 1, str(path), wants_resume))
+    def hello(self, rank, path, *, wants_resume=False, periodic=""):
+        hello = Hello(rank, 0, 1, str(path), wants_resume, checkpoints=str(periodic))
+        self.greeting.greet(hello)
 
     def welcome(self, rank):
         (said,) = self.links.said[rank]
@@ -71,12 +73,12 @@ def desk(tmp_path):
     return Desk(tmp_path / "dumps")
 
 
-def dump(folder: Path, step: int, content: bytes = b"abc"):
+def dump(folder: Path, step: int, content: bytes = b"abc", by: str = "rec"):
     made = folder / f"tft_saved_checkpoints-step_{step}"
     (made / "rank_0").mkdir(parents=True)
     (made / "rank_0" / "x").write_bytes(content)
     shard = Shard("rank_0/x", 0, "replicated", 3, ABC)
-    write(made, Manifest("dump", step, 0, 1, 1, 0, "rec", "why", 1.0, (shard,)))
+    write(made, Manifest("dump", step, 0, 1, 1, 0, by, "why", 1.0, (shard,)))
     return made
 
 
@@ -176,3 +178,69 @@ def test_a_search_that_fails_is_said(desk, tmp_path, monkeypatch):
     desk.hello(0, tmp_path, wants_resume=True)
     desk.scribe.work()
     assert "cannot be looked at" in desk.posted[0].why
+
+
+# --- periodic checkpoints
+
+
+def test_the_folder_of_periodic_checkpoints_is_searched_and_remembered(desk, tmp_path):
+    dump(tmp_path / "ckpt", 3)
+    newest = dump(tmp_path / "periodic", 12)
+    desk.hello(0, tmp_path / "ckpt", wants_resume=True, periodic=tmp_path / "periodic")
+    desk.scribe.work()
+    assert desk.welcome(0).resume == str(newest)
+    assert desk.kept == [str(tmp_path / "ckpt"), str(tmp_path / "periodic")]
+
+
+def test_they_alone_are_enough(desk, tmp_path):
+    newest = dump(tmp_path / "periodic", 12)
+    desk.hello(0, "", wants_resume=True, periodic=tmp_path / "periodic")
+    desk.scribe.work()
+    assert desk.welcome(0).resume == str(newest)
+
+
+def test_a_restart_goes_on_from_what_the_run_saved_after_its_dump(desk, tmp_path):
+    older = dump(tmp_path / "ckpt", 3)
+    newest = dump(tmp_path / "periodic", 12)
+    dump(tmp_path / "periodic", 20, by="another")
+    desk.greeting.begin(1, str(older))
+    for rank in (0, 1):
+        desk.hello(rank, tmp_path / "ckpt", periodic=tmp_path / "periodic")
+    desk.scribe.work()
+    desk.hello(2, tmp_path / "ckpt", periodic=tmp_path / "periodic")  # the answer is known
+    assert {desk.welcome(rank).resume for rank in range(3)} == {str(newest)}
+    assert desk.posted == [ev.CheckpointFound(1, str(newest), 12)]
+
+
+def test_a_restart_keeps_its_dump_when_that_is_newer(desk, tmp_path):
+    newest = dump(tmp_path / "ckpt", 13)
+    dump(tmp_path / "periodic", 12)
+    desk.greeting.begin(1, str(newest))
+    desk.hello(0, tmp_path / "ckpt", periodic=tmp_path / "periodic")
+    desk.scribe.work()
+    assert desk.welcome(0).resume == str(newest)
+    assert desk.posted == []
+
+
+def test_a_restart_takes_nothing_that_is_not_the_runs_own(desk, tmp_path):
+    dump(tmp_path / "periodic", 20, by="another")
+    desk.greeting.begin(1, "")
+    desk.hello(0, "", periodic=tmp_path / "periodic")
+    desk.scribe.work()
+    assert desk.welcome(0).resume == ""
+    assert desk.posted == []
+
+
+def test_a_resumed_run_restarts_from_what_the_run_before_it_saved(tmp_path):
+    desk = Desk(tmp_path / "dumps", lineage=("before",))
+    found = dump(tmp_path / "periodic", 20, by="before")
+    desk.greeting.begin(1, "")
+    desk.hello(0, "", periodic=tmp_path / "periodic")
+    desk.scribe.work()
+    assert desk.welcome(0).resume == str(found)
+
+
+def test_the_first_attempt_does_not_go_on_unasked(desk, tmp_path):
+    dump(tmp_path / "periodic", 20)
+    desk.hello(0, "", periodic=tmp_path / "periodic")
+    assert desk.welcome(0).resume == ""

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from agent.ladder import Ladder, Rung, derive, words
+from agent.ladder import Ladder, Rung, derive, exit_times, words
 from agent.spec import DumpSpec, JobSpec, Program, ProgramKind, Timeouts, UsageError
 
 NAMES = ("freeze", "update_grace", "stall", "grace", "scheduler")
@@ -64,10 +64,47 @@ SPEC = JobSpec(Program("t.py", (), ProgramKind.SCRIPT, "python"), 1, "job", "rec
 
 def test_the_ladder_is_one_line():
     assert words(SPEC) == (
-        "timeouts: freeze 5 s < update grace 10 s < dump without progress 20 s < stop grace 30 s"
+        "timeouts: freeze 5 s < update grace 10 s < dump without progress 20 s < stop grace 30 s; "
+        "graceful exit: step 20 s < saved 30 s after a signal, else step 585 s < saved 600 s"
     )
-    waits = Timeouts(grace_s=2, scheduler_s=40)
+    waits = Timeouts(grace_s=2, scheduler_s=40, exit_s=9, asked_exit_s=9)
     assert words(SPEC._replace(dump=DumpSpec(freeze_s=2.345), timeouts=waits)) == (
         "timeouts: freeze 2.3 s < update grace 10 s < dump without progress 20 s "
-        ">= stop grace 2 s < scheduler's grace 40 s"
+        ">= stop grace 2 s < scheduler's grace 40 s; graceful exit: step 6 s < saved 9 s"
     )
+
+
+def exits(**seconds: float) -> tuple[float, float]:
+    """What a graceful exit may take; `exit` is what was given for it."""
+    rungs = {name: Rung(given, f"--{name}={given:g}") for name, given in seconds.items()}
+    grace, freeze, scheduler = (rungs.get(name) for name in ("exit", "freeze", "scheduler"))
+    return exit_times(derive(freeze=freeze, scheduler=scheduler), grace, freeze, scheduler)
+
+
+@pytest.mark.parametrize(
+    ("given", "times"),
+    [
+        ({}, (30, 600)),
+        ({"exit": 5}, (5, 5)),
+        ({"exit": 1000}, (1000, 1000)),
+        ({"scheduler": 12}, (10, 600)),  # the cluster kills then, whatever is waited for
+        ({"scheduler": 1200}, (1000, 1000)),
+        ({"freeze": 60}, (120, 600)),
+        ({"exit": 30, "scheduler": 31, "freeze": 29}, (30, 30)),
+    ],
+)
+def test_what_a_graceful_exit_may_take(given, times):
+    assert exits(**given) == pytest.approx(times)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"freeze": 5, "exit": 5}, ("--freeze=5", "--exit=5")),
+        ({"exit": 30, "scheduler": 30}, ("--exit=30", "--scheduler=30")),
+    ],
+)
+def test_a_grace_that_leaves_no_room_is_refused(given, names):
+    with pytest.raises(UsageError, match="leaves no room within") as raised:
+        exits(**given)
+    assert all(name in str(raised.value) for name in names)

@@ -8,7 +8,6 @@ import pytest
 
 from worker_hooks import protocol
 from worker_hooks.protocol import (
-    BATCH,
     PACKET_BYTES,
     Forked,
     ForkFailed,
@@ -19,7 +18,6 @@ from worker_hooks.protocol import (
     StartWorkers,
     StoreForked,
     WorkerOrder,
-    batches,
     decode,
     encode,
     receive,
@@ -46,7 +44,14 @@ MESSAGES = [
     protocol.Welcome("", "no checkpoint", "/logs/dumps", 10, 20.5),
     protocol.Registered(3, 1, 5),
     protocol.Raised(3, 1, "ValueError: \ud800"),
+    protocol.Hello(3, 1, 4714, "", False, "/work/graceful_exit.json", "/checkpoints"),
     protocol.Leaving(3, 1),
+    protocol.ExitRequested(3, 1, "rank 3 received SIGTERM"),
+    protocol.Hold(2),
+    protocol.Standing(3, 1, 2, 6),
+    protocol.Proceed(2, 7),
+    protocol.Leave(2, 7, "graceful exit: msrun received SIGTERM"),
+    protocol.Dismiss("the job is stopping"),
     protocol.Freeze(2, 0.5),
     protocol.Frozen(3, 1, 2, 10**100, is_whole=True),
     protocol.Frozen(3, 1, 2, 5, is_whole=False, why="torn"),
@@ -154,44 +159,6 @@ def test_the_largest_message_passes_a_socket(link):
     message = ForkFailed(0, 0, "x" * (PACKET_BYTES - 100))
     send(ours, message)
     assert receive(theirs) == (message, [])
-
-
-def test_a_batch_of_ordinary_workers_fits_a_packet():
-    environ = {f"A_VARIABLE_NAME_{i}": "/a/long/path" * 8 for i in range(12)}
-    order = WorkerOrder(0, ("python", "-u", "x" * 200), environ, "y" * 200, "z" * 200)
-    assert len(encode(StartWorkers(0, (order,) * BATCH))) < PACKET_BYTES
-
-
-@pytest.mark.parametrize(
-    ("lengths", "expected"),
-    [
-        ([], []),
-        ([10], [1]),
-        ([10] * BATCH, [BATCH]),
-        ([10] * (2 * BATCH + 1), [BATCH, BATCH, 1]),
-        ([100_000] * 3, [1, 1, 1]),
-        ([60_000] * 8, [3, 3, 2]),
-        ([60_000, 60_000, 150_000, 10, 190_000], [2, 2, 1]),
-        ([10, PACKET_BYTES, 10], [1, 1, 1]),  # that one fits nowhere, and spoils no other
-    ],
-)
-def test_workers_are_ordered_in_messages_that_fit_a_packet(lengths, expected):
-    workers = [PLAIN._replace(rank=i, argv=("x" * length,)) for i, length in enumerate(lengths)]
-    made = list(batches(3, workers))
-    assert [len(batch.workers) for batch in made] == expected
-    assert [worker for batch in made for worker in batch.workers] == workers
-    assert {batch.attempt for batch in made} <= {3}
-
-
-@pytest.mark.parametrize("letter", ["x", "ä", "\n", "😀"])
-def test_a_packet_is_filled_to_the_byte(letter):
-    """Two orders that fill a packet exactly go together; one byte more parts them."""
-    left = PACKET_BYTES - len(encode(StartWorkers(0, (PLAIN, PLAIN._replace(stdout=letter * 50)))))
-    for more, expected in ((0, [2]), (1, [1, 1])):
-        second = PLAIN._replace(stdout=letter * 50, stderr="x" * (left + more))
-        made = list(batches(0, [PLAIN, second]))
-        assert [len(batch.workers) for batch in made] == expected
-        assert all(len(encode(batch)) <= PACKET_BYTES for batch in made)
 
 
 def test_messages_keep_their_borders(link):

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.batches import order_bytes
 from agent.ranks import ORDER_BYTES, Binding, check_orders, command, job_env, plan, streams
 from agent.spec import DumpSpec, JobSpec, LogSpec, Program, ProgramKind, Std, UsageError
 from worker_hooks.layout import RunLayout
-from worker_hooks.protocol import PACKET_BYTES, StartWorkers, encode, order_bytes
+from worker_hooks.protocol import PACKET_BYTES, StartWorkers, encode
 
 
 def spec(*args, kind=ProgramKind.SCRIPT, name="train.py", python="/usr/bin/python3", **changes):

@@ -52,7 +52,7 @@ HISTORIES = [
     ("no attempt helps; the only rank dies", rules(ranks=(0,), max_restarts=1, stalls=0), [
         (launch(), "starting", "start 0; deadline starting 600", "begins"), (up(0), "running"), (reg(0, 3), "running"), (gone(0, -9), "failed", "sweep; finish failed 1", "step 3 is not saved: no rank can be asked: rank 0 ended")]),
     ("no attempt helps; a rank is killed", rules(max_restarts=1, stalls=0), [
-        *SAVED[:1], (up(0), "starting"), (reg(0), "starting"), (up(1), "running"), (ask(SIGTERM), "stopping", "TERM 0,1; deadline stopping 30", "SIGTERM"), (late("stopping"), "killing", "KILL 0,1; deadline killing 10", "alive"),
+        *SAVED[:1], (up(0), "starting"), (reg(0), "starting"), (ask(SIGTERM), "stopping", "TERM 0; cancel; deadline stopping 30", "SIGTERM"), (up(1), "stopping", "TERM 1", "rank 1 came to life"), (late("stopping"), "killing", "KILL 0,1; deadline killing 10", "alive"),
         (gone(0, -9), "killing"), (gone(1, -9), "stopped", "sweep; finish stopped 143", "stopped by SIGTERM; no step was committed")]),
     ("no attempt helps; the last one is killed", rules(max_restarts=1, stalls=0), [
         *ONE_LEFT, (froze(0, 0), "stopping", "abandon; TERM 0; deadline stopping 30", "nothing"), (late("stopping"), "killing", "KILL 0; deadline killing 10", "alive"),

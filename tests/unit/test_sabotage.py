@@ -142,11 +142,20 @@ def test_a_dump_is_struck_whatever_its_step(tmp_path):
     assert struck_pids == [os.getpid()]
 
 
-def test_rank_0_strikes_the_launcher(tmp_path):
+@pytest.mark.parametrize(
+    ("deed", "number"),
+    [
+        (Deed.SIGNAL, signal.SIGKILL),
+        (Deed.REQUEST, signal.SIGUSR1),
+        (Deed.PREEMPT, signal.SIGTERM),  # what follows is the drill's
+    ],
+)
+def test_rank_0_strikes_the_launcher(tmp_path, deed, number):
     with subprocess.Popen(["sleep", "60"]) as target:
         DrillLayout(tmp_path).launcher.write_text(str(target.pid))
-        code, said, _ = play(tmp_path, Fault(LAUNCHER, 2, Moment.BACKWARD))
-        assert target.wait(10) == -signal.SIGKILL
+        fault = Fault(LAUNCHER, 2, Moment.BACKWARD, deed, number)
+        code, said, _ = play(tmp_path, fault)
+        assert target.wait(10) == -number
     assert (code, said) == (0, "6 UPDATED")
     assert mark(tmp_path)["pid"] == target.pid
 
@@ -185,7 +194,8 @@ def test_a_profiler_of_the_script_stays_in_place(tmp_path):
 
 
 def test_a_plan_survives_its_journey():
-    sent = Plan("/f", "/c", (Fault(3, 50, Moment.BACKWARD, Deed.EXIT, 7, 1, 0.25, 3.0),))
+    fault = Fault(3, 50, Moment.BACKWARD, Deed.EXIT, 7, 1, 0.25, 3.0, 4.0)
+    sent = Plan("/f", "/c", (fault, fault._replace(deed=Deed.PREEMPT)))
     assert Plan.decode(sent.encode()) == sent
     assert Plan.decode("") is None
 

@@ -7,6 +7,7 @@ import pytest
 from simulator import simulate
 from test_controller import HISTORIES as PLAIN
 from test_dumping import HISTORIES as SAVING
+from test_holding import HISTORIES as EXITS
 from test_restarts import ASKED
 from test_restarts import HISTORIES as RESTARTS
 
@@ -22,9 +23,15 @@ ROWS = {
     for event, conditions in events.items()
     for condition in conditions
 }
-RARE = {(JobState.DUMPING, "StateDigested", Condition.GIVEN_UP)}  # once in 300,000 schedules
+RARE = {  # once or twice in 100,000 schedules
+    (JobState.DUMPING, "StateDigested", Condition.GIVEN_UP),
+    (JobState.COMMITTING, "DumpCommitted", Condition.HOPELESS),
+    (JobState.COMMITTING, "CommitFailed", Condition.HOPELESS),
+    (JobState.COMMITTING, "StopRequested", Condition.STOP_WANTED),
+}
 WAITING = {
     JobState.STARTING,
+    JobState.HOLDING,
     JobState.FREEZING,
     JobState.DUMPING,
     JobState.COMMITTING,
@@ -54,13 +61,13 @@ def replay(rules, steps):
 
 
 def test_every_move_is_taken_by_a_history(taken):
-    for _, rules, steps in (*PLAIN, *SAVING, *RESTARTS, *ASKED):
+    for _, rules, steps in (*PLAIN, *SAVING, *RESTARTS, *ASKED, *EXITS):
         replay(rules, steps)
     assert ROWS - taken == set()
 
 
 def test_every_move_is_taken_by_chance(taken):
-    for seed in range(30_000):
+    for seed in range(40_000):
         simulate(seed)
         if taken >= ROWS - RARE:
             return
@@ -103,7 +110,9 @@ def test_only_waiting_states_have_a_deadline():
 
 def test_a_stop_can_be_asked_for_in_every_state_that_lasts():
     lasting = set(MOVES) - {JobState.NEW}
-    assert all({"StopRequested", "SignalReceived"} <= MOVES[at].keys() for at in lasting)
+    assert all(
+        {"StopRequested", "ExitRequested", "SignalReceived"} <= MOVES[at].keys() for at in lasting
+    )
 
 
 def test_the_table_names_real_events():

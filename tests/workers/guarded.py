@@ -17,7 +17,20 @@ Arguments: ``WHERE RANK=HOW ...`` with ``WHERE`` its ckpt_save_path and ``HOW`` 
     ends        it leaves at once with 0
     asks        it asks by itself to go on, and leaves with 2 if that is refused
     dies        it is killed once all are registered, in every attempt
+    apart       it says nothing of itself
     alone       it outlives msrun, as long as there is a file called stay
+    mute        it does not say where it stays
+    ahead       it has begun the step after the one that the others are in
+    long        its step takes until there is a file called go
+    falls       it is killed in the step that all are to come to
+    stays       it does not leave when it was told to
+    fails       it leaves with 3 when it was told to leave
+    done        its training is over, and it waits until it may leave
+    finishes    it is done when it is asked where it stays
+    catches     it catches SIGTERM, and says so
+    ignores     it is deaf to SIGTERM
+    file        it says that a graceful exit may be asked for in exit.json
+    periodic    it saves into the folder periodic, too
 
 A restarted rank says what it was told, and leaves.
 """
@@ -50,7 +63,10 @@ def say(*words):
 def connect():
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.connect("\0" + os.environ["MSRUN_HOOKS"])
-    protocol.send(link, protocol.Hello(*WHO, os.getpid(), WHERE, "asks" in HOW))
+    exit_file = os.path.abspath("exit.json") if "file" in HOW else ""
+    periodic = os.path.abspath("periodic") if "periodic" in HOW else ""
+    hello = protocol.Hello(*WHO, os.getpid(), WHERE, "asks" in HOW, exit_file, periodic)
+    protocol.send(link, hello)
     return link
 
 
@@ -58,11 +74,13 @@ def committed():
     fd = page.create(*WHO, [page.Entry("rng", "U8", (4,), 4)])
     mine = page.Page(fd)
     for step in range(1, STEP + 1):
-        mine.write(
-            step, 1, step, b'{"at": 1}', lambda to: ctypes.memset(to, RANK, 4), is_commit=True
-        )
-    mine.beat(STEP, 1, STEP, page.Phase.FORWARD)
+        commit(mine, step)
     return fd, mine
+
+
+def commit(mine, step):
+    mine.write(step, 1, step, b'{"at": 1}', lambda to: ctypes.memset(to, RANK, 4), is_commit=True)
+    mine.beat(step, 1, step, page.Phase.FORWARD)
 
 
 def await_go():
@@ -84,6 +102,54 @@ def first_of_all():
     except FileExistsError:
         return False
     return True
+
+
+def stand(link, order):
+    if "finishes" in HOW:
+        protocol.send(link, protocol.Leaving(*WHO, True))
+    elif "done" in HOW:
+        protocol.send(link, protocol.Standing(*WHO, order.dump_id, STEP))
+    elif "mute" not in HOW:
+        step = STEP + 2 if "ahead" in HOW else STEP + 1
+        protocol.send(link, protocol.Standing(*WHO, order.dump_id, step))
+
+
+def proceed(link, mine, order):
+    if "falls" in HOW:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "done" in HOW and order.step > STEP:
+        return
+    if "long" in HOW and not os.path.exists("go"):
+        return
+    for step in range(STEP + 1, order.step + 1):
+        commit(mine, step)
+    protocol.send(link, protocol.Frozen(*WHO, order.dump_id, order.step, True))
+
+
+def depart(order):
+    print("Graceful exit is triggered, stop training", file=sys.stderr, flush=True)
+    saved = [name for name in os.listdir(WHERE) if not name.endswith("_tmp")]
+    say("told to leave:", order.reason, saved)
+    if "stays" not in HOW:
+        sys.exit(3 if "fails" in HOW else 0)
+
+
+def dismissed(order):
+    say("dismissed:", order.reason)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def listen_to_signals(link):
+    if "ignores" in HOW:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "catches" not in HOW:
+        return
+
+    def caught(_signum, _frame):
+        protocol.send(link, protocol.ExitRequested(*WHO, f"rank {RANK} received SIGTERM"))
+
+    signal.signal(signal.SIGTERM, caught)
 
 
 def save(link, order):
@@ -138,6 +204,7 @@ def child():
 
 def begin(link, welcome):
     """Register, and do what comes before the first order."""
+    listen_to_signals(link)
     fd, mine = committed()
     protocol.send(link, protocol.Registered(*WHO, STEP), [fd])
     os.close(fd)
@@ -155,6 +222,8 @@ def begin(link, welcome):
     if "alone" in HOW:
         ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
     say("ready")
+    if "done" in HOW:
+        protocol.send(link, protocol.Leaving(*WHO, True))
     if "raise" in HOW and ATTEMPT == 0:
         await_go()
         print("Traceback (most recent call last):\nValueError: mine", file=sys.stderr, flush=True)
@@ -162,7 +231,33 @@ def begin(link, welcome):
     return mine
 
 
+def release(order):
+    saved = [name for name in os.listdir(WHERE) if not name.endswith("_tmp")]
+    say("released:", order.reason, saved)
+    sys.exit(1 if "raise" in HOW and ATTEMPT == 0 else 0)
+
+
+def obey(link, mine, order):
+    match order:
+        case protocol.Hold():
+            stand(link, order)
+        case protocol.Proceed():
+            proceed(link, mine, order)
+        case protocol.Leave():
+            depart(order)
+        case protocol.Dismiss():
+            dismissed(order)
+        case protocol.Freeze():
+            freeze(link, order)
+        case protocol.Save():
+            save(link, order)
+        case protocol.Release():
+            release(order)
+
+
 def main():
+    if "apart" in HOW:
+        signal.pause()
     link = connect()
     welcome, _ = protocol.receive(link)
     say("welcome", welcome._asdict())
@@ -174,19 +269,8 @@ def main():
         print(welcome.refusal, file=sys.stderr, flush=True)
         sys.exit(2)
     kept = begin(link, welcome)
-    while True:
-        order, _ = protocol.receive(link)
-        match order:
-            case protocol.Freeze():
-                freeze(link, order)
-            case protocol.Save():
-                save(link, order)
-            case protocol.Release():
-                saved = [name for name in os.listdir(WHERE) if not name.endswith("_tmp")]
-                say("released:", order.reason, saved)
-                sys.exit(1 if "raise" in HOW and ATTEMPT == 0 else 0)
-            case None:
-                break
+    while (order := protocol.receive(link)[0]) is not None:
+        obey(link, kept, order)
     say("the line is closed")
     while "alone" in HOW and os.path.exists("stay"):
         time.sleep(0.02)

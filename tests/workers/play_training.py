@@ -2,10 +2,11 @@
 
 What it computes depends on the step alone, so a rank may go on from the newest step anybody
 committed. `lose=N` goes on N steps earlier, `forget=1` witnesses no end, `drift=1` ends differently
-after a restart.
+after a restart, `deaf=1` does not mind SIGTERM.
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ from worker_hooks.witness import Witness
 
 words = dict(word.split("=") for word in sys.argv[1:] if not word.startswith("-"))
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+if "deaf" in words:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 ckpt = Path(Plan.decode(os.environ["MSRUN_DRILL"]).ckpt)
 life = os.environ["MSRUN_RUNS"].replace(":", "_") + f"_{attempt}"

@@ -1,0 +1,58 @@
+"""Actions of the controller in short, as the rows of histories spell them. Not a test itself."""
+
+from signal import Signals
+
+from agent import events as ev
+
+
+def short(action):
+    """An action without its reason."""
+    match action:
+        case ev.StartAttempt(attempt=attempt, resume=resume):
+            return f"start {attempt}" + (f" from {resume}" if resume else "")
+        case ev.CancelStarts():
+            return "cancel now" if action.now else "cancel"
+        case ev.SignalRanks(ranks=ranks, signum=signum):
+            return f"{Signals(signum).name[3:]} {named(ranks)}"
+        case ev.SetDeadline(state=state, after_s=after_s):
+            return f"deadline {state.value} {'-' if after_s is None else format(after_s, 'g')}"
+        case ev.Sweep():
+            return "sweep"
+        case ev.Finish(state=state, exit_code=exit_code):
+            return f"finish {state.value} {exit_code}"
+        case _:
+            return short_of_exit(action) or short_of_dump(action)
+
+
+def short_of_exit(action):
+    match action:
+        case ev.HoldRanks(ranks=ranks, dump_id=dump_id):
+            return f"hold {dump_id}: {named(ranks)}"
+        case ev.ProceedRanks(ranks=ranks, step=step):
+            return f"proceed to {step}: {named(ranks)}"
+        case ev.LeaveRanks(ranks=ranks, step=step):
+            return f"leave at {step}: {named(ranks)}"
+        case ev.DismissRanks(ranks=ranks):
+            return f"dismiss {named(ranks)}"
+
+
+def short_of_dump(action):
+    match action:
+        case ev.FreezeRanks(ranks=ranks, dump_id=dump_id):
+            return f"freeze {dump_id}: {named(ranks)}"
+        case ev.SaveRanks(step=step, writers=writers, digesters=digesters, place=place):
+            asked = f" digest {named(digesters)}" if digesters else ""
+            return f"save {step} by {named(writers)}{asked}{' place 1' if place else ''}"
+        case ev.CommitDump(step=step, variants=variants, odd=odd, place=place):
+            by = "/".join(map(named, variants)) + (f" odd {named(odd)}" if odd else "")
+            return f"commit {step} by {by}{' place 1' if place else ''}"
+        case ev.AbandonDump():
+            return "abandon"
+        case ev.ReleaseRanks(ranks=ranks):
+            return f"release {named(ranks)}"
+        case ev.RefuseRanks(ranks=ranks):
+            return f"refuse {named(ranks)}"
+
+
+def named(ranks):
+    return ",".join(map(str, ranks))
