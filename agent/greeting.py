@@ -167,7 +167,8 @@ def _search(folders: Sequence[Path]) -> _Found:
     if newest is not None:
         path, manifest = newest
         return _Found(str(path), manifest.step, tuple(skipped))
-    if offered:
+    # what a first save that was killed left behind is no checkpoint that is missed
+    if any(found != manifests.UNFINISHED_WORDS for _, found in offered):
         refusal = f"no checkpoint in {folders[0]} can be trusted: move them away to begin anew"
         return _Found(skipped=tuple(skipped), refusal=refusal)
-    return _Found()
+    return _Found(skipped=tuple(skipped))

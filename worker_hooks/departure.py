@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from worker_hooks.callbacks import Training, tell
+from worker_hooks.fault import Plan
 from worker_hooks.guard import Guard
 from worker_hooks.module_piece import ModulePiece
 from worker_hooks.pieces import Piece
@@ -56,6 +58,12 @@ class Departure:
     def run_id(self) -> str:
         """The same for all ranks of a run, and another for each run; empty: there is no msrun."""
         return self._guard.told.record_id
+
+    @property
+    def drill_place(self) -> Path | None:
+        """Where a drill keeps files: the user's own folders are none of its business."""
+        plan = Plan.decode(self._guard.told.drill)
+        return Path(plan.ckpt) if plan is not None and plan.ckpt else None
 
     @property
     def models(self) -> Mapping[str, nn.Module]:

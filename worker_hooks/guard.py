@@ -160,11 +160,18 @@ class Guard:
             hold.install(self)
 
     def _catch(self) -> None:
-        """From now on somebody hears the signals that ask for an exit."""
-        if not self._exit_signals:
+        """From now on somebody hears the signals that ask for an exit.
+
+        SIGTERM is one of them unless the script has a use for it: Slurm and systemd send it to all
+        processes of a job at once, and the state must not die with all who hold it.
+        """
+        numbers = {*self._exit_signals}
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            numbers.add(signal.SIGTERM)
+        if not numbers:
             return
         try:
-            self._wakeup = Wakeup(self._exit_signals)
+            self._wakeup = Wakeup(numbers)
         except (OSError, ValueError) as error:
             log.warning(
                 "a signal to rank %d alone is no request to exit: %s", *self._who[:1], error

@@ -76,6 +76,8 @@ class Manifest(NamedTuple):
 DUMP_KIND = "dump"
 CHECKPOINT_KIND = "checkpoint"  # a periodic one
 
+UNFINISHED_WORDS = "it is unfinished"
+
 Found = tuple[Path, Manifest | str]
 """A folder with its manifest, or with what is wrong with it."""
 
@@ -263,7 +265,7 @@ def _is_place(path: Path) -> bool:
 
 def _look(path: Path) -> Manifest | str:
     if path.name.endswith(UNFINISHED):
-        return "it is unfinished"
+        return UNFINISHED_WORDS
     try:
         return read(path)
     except ValueError as error:

@@ -124,7 +124,7 @@ class OnRequestExit:
             OSError: the folder cannot be made.
         """
         if any(self._saves):
-            self._folder = self._directory / f"rank_{state.rank}"
+            self._folder = (state.exit.drill_place or self._directory) / f"rank_{state.rank}"
             self._folder.mkdir(parents=True, exist_ok=True)
         models = list(state.exit.models.values())
         if self._saves[1] and len(models) == 1:

@@ -157,6 +157,17 @@ def test_when_nothing_was_ever_saved_it_begins_anew(desk, tmp_path):
     assert desk.posted == []
 
 
+def test_when_the_first_save_was_killed_it_begins_anew_and_says_so(desk, tmp_path):
+    (tmp_path / "tft_saved_checkpoints-step_3_tmp").mkdir()
+    desk.hello(0, tmp_path, wants_resume=True)
+    desk.scribe.work()
+    assert desk.welcome(0)[:2] == ("", "")
+    assert desk.posted == []
+    assert desk.told == [
+        f"{tmp_path}/tft_saved_checkpoints-step_3_tmp is skipped: it is unfinished"
+    ]
+
+
 def test_the_fallback_is_searched_too(desk, tmp_path):
     found = dump(tmp_path / "dumps", 4)
     desk.hello(0, tmp_path / "ckpt", wants_resume=True)

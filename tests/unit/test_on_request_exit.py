@@ -37,6 +37,7 @@ class Exit:
     """What a training knows of leaving."""
 
     is_guarded, is_requested, loss_scale, run_id = True, False, None, "run"
+    drill_place = None
 
     def __init__(self, model):
         self.models, self.asked = {"model": model}, []
@@ -345,3 +346,11 @@ def test_a_file_asks_if_it_was_changed(tmp_path, caplog, before, after, asks, to
         assert file.asks() is False  # it is consumed
     assert told in caplog.text
     assert bool(told) == bool(caplog.text)
+
+
+def test_a_drill_writes_none_of_the_users_files(tmp_path):
+    training = Training()
+    training.exit.drill_place = tmp_path / "drill"
+    left(tmp_path / "mine", training)
+    assert sorted(os.listdir(tmp_path)) == ["drill"]
+    assert "LeNet_train.safetensors" in os.listdir(tmp_path / "drill" / "rank_0")
