@@ -274,17 +274,17 @@ def _grace_s(job: Job, event: ev.StopRequested) -> float:
 
 
 def _exit_requested(job: Job, event: ev.ExitRequested) -> Decision:
+    rank, is_told = event.rank, job.state in {JobState.STOPPING, JobState.KILLING}
+    if is_told and rank is not None and not (rank in job.raised or _is_leaving(job, rank)):
+        # the signal it caught is msrun's own, which stops it, perhaps for a restart
+        moved = move(job, event, Condition.ALWAYS)
+        why = f"rank {rank} caught the signal, but the job is {job.state.value}"
+        return Decision(moved, (ev.DismissRanks((rank,), why),))
     began = job.state in {JobState.STARTING, JobState.RUNNING}
     job = job.requested(event.why)
     if began:
         return _stop_begun(job, event, signals.SIGTERM, job.rules.asked_exit_s)
-    job = move(job, event, Condition.ALWAYS)
-    rank = event.rank
-    is_told = job.state in {JobState.STOPPING, JobState.KILLING}
-    if rank is None or not is_told or rank in job.raised or _is_leaving(job, rank):
-        return Decision(job)
-    why = f"rank {rank} caught the signal, but the job is {job.state.value}"
-    return Decision(job, (ev.DismissRanks((rank,), why),))
+    return Decision(move(job, event, Condition.ALWAYS))
 
 
 def _is_leaving(job: Job, rank: int) -> bool:

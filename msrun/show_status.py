@@ -1,6 +1,6 @@
 """``msrun status``: a run's state and its ranks as a table, or all runs, or JSON.
 
-The only room that imports rich. Into a pipe goes one line a rank, however wide, without colours.
+Into a pipe goes one line a rank, however wide, without colours.
 """
 
 from __future__ import annotations

@@ -118,6 +118,17 @@ def test_who_catches_the_signal_to_stop_is_dismissed(msrun: Launcher) -> None:
     assert [one["ranks"] for one in seen(job, "DismissRanks")] == [[1]]
 
 
+def test_who_catches_the_signal_that_makes_room_for_a_restart_asks_for_nothing(
+    msrun: Launcher,
+) -> None:
+    job = start(msrun, "all=catches", options=("--max-restarts=1",))
+    os.kill(job.pids()[1], signal.SIGKILL)
+    ended = job.wait()
+    assert ended.code == 0, ended.err
+    assert job.status()["attempt"] == 1
+    assert {rank for one in seen(job, "DismissRanks") for rank in one["ranks"]} == {0, 2}
+
+
 # --- msrun stop
 
 

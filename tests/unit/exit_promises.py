@@ -88,10 +88,10 @@ class ExitWatch:
     def exit_asked(
         self, before: Job, event: ev.ExitRequested, actions: Sequence[ev.Action]
     ) -> None:
-        if event.rank is None or event.rank not in self.watch.exits:
+        is_own = self.dismissed(before, event, actions)
+        if not is_own and (event.rank is None or event.rank not in self.watch.exits):
             self.is_asked = True
             self.asked(before, self.node.rules.asked_exit_s)
-        self.dismissed(before, event, actions)
 
     def check_progress(self, actions: Sequence[ev.Action]) -> None:
         """Nobody waits for what is known."""
@@ -133,13 +133,15 @@ class ExitWatch:
                 self.broken(f"{state} instead of {expected}")
             self.grace_s = grace_s
 
-    def dismissed(self, before: Job, event: ev.ExitRequested, actions: Sequence[ev.Action]) -> None:
+    def dismissed(self, before: Job, event: ev.ExitRequested, actions: Sequence[ev.Action]) -> bool:
+        """Whether what the rank caught is the signal that msrun stops it with."""
         leaving = () if self.leave is None else self.leave.ranks
         own = event.rank in self.watch.dump.held or event.rank in leaving
         is_due = before.state in ENDING and event.rank in self.watch.running and not own
         is_done = any(isinstance(each, ev.DismissRanks) for each in actions)
         if is_due != is_done:
             self.broken(f"{event} while {before.state}: dismissed {is_done}")
+        return is_due
 
     def check_hold(self, before: Job, event: ev.Event) -> None:
         """Out of it only by agreement, by the end of all, or for a reason; and never late."""
