@@ -30,6 +30,7 @@ parser.add_argument("--ckpt", default="checkpoints")
 parser.add_argument("--files", default="files")
 parser.add_argument("--json")
 parser.add_argument("--sig", default="SIGTERM")
+parser.add_argument("--program", action="store_true", help="export it, too: slow")
 options, _ = parser.parse_known_args()
 
 
@@ -54,6 +55,7 @@ asked = OnRequestExit(
     directory=options.files,
     config_file=options.json,
     sig=signal.Signals[options.sig],
+    save_mindir=options.program,
 )
 state = TrainState(model=net, optimizer=optimizer, ckpt_save_path=options.ckpt, callbacks=[asked])
 dist.init_process_group("gloo")
