@@ -1,0 +1,190 @@
+"""Checkpoints of real ranks under msrun: gone on from bit for bit, whenever everything was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from jobs import WORKERS, Launcher, poll
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+from worker_hooks.manifest import Manifest, candidates, newest, read, verify
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated"),
+]
+SCRIPT = WORKERS / "train_and_save.py"
+LAST = 24
+INTEGRATED = {"save_checkpoint_steps": 5}
+COPIES = {"save_checkpoint_steps": 5, "integrated_save": False, "async_save": True}
+SPLIT = {"save_checkpoint_steps": 5, "remove_redundancy": True, "async_save": True}
+
+
+def train(msrun: Launcher, *args: object, ranks: int = 2, **config: object) -> dict[int, str]:
+    """A training to its end; how it ended on each rank."""
+    words = (f"--worker_num={ranks}", SCRIPT, "--config", json.dumps(config), *args)
+    ended = msrun.run(*words, within_s=90)
+    assert ended.code == 0, ended.err
+    return {rank: (msrun.tmp / f"end.{rank}").read_text() for rank in range(ranks)}
+
+
+def kill_all(msrun: Launcher) -> None:
+    """Msrun first: it must not see a rank die."""
+    pids = sorted(msrun.marked())
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for job in msrun.jobs:
+        job.process.wait()
+        for stream in (job.process.stdout, job.process.stderr):
+            stream.close()
+    msrun.jobs.clear()
+    poll(lambda: not msrun.marked())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    launcher = Launcher(tmp_path_factory.mktemp("undisturbed"))
+    try:
+        return train(launcher, save_checkpoint_steps=0)
+    finally:
+        launcher.end()
+
+
+@pytest.mark.parametrize("config", [INTEGRATED, COPIES, SPLIT], ids=["one", "copies", "split"])
+def test_a_training_goes_on_from_its_last_checkpoint(msrun, undisturbed, config):
+    job = msrun.start(
+        "--worker_num=2", SCRIPT, "--config", json.dumps(config), "--say", "--pause", "0.1"
+    )
+    saved = msrun.tmp / "saved"
+    poll(lambda: (saved / "Net-2_7" / "manifest.json").exists() or job.process.poll() is not None)
+    kill_all(msrun)
+    path, found = newest(saved, print)
+    assert path.name in {"Net-2_7", "Net-3_4"}
+    shape = {shard.kind: 0 for shard in found.shards} | {"private": 2}
+    for shard in found.shards:
+        shape[shard.kind] += shard.kind != "private"
+    assert (
+        shape
+        == {
+            "one": {"replicated": 1, "private": 2},
+            "copies": {"replicated": 1, "copy": 1, "private": 2},
+            "split": {"replicated": 2, "private": 2},
+        }[next(name for name, each in WAYS.items() if each is config)]
+    )
+    end = train(msrun, "--is_recover", 1, **config)
+    assert f"from step {found.step}" in msrun_log(msrun)
+    assert end == undisturbed
+    assert dcp_reads(saved / "Net-3_8", load_all(saved / "Net-3_8"))
+    assert [path.name for path in sorted(saved.iterdir()) if "_tmp" in path.name] == []
+
+
+WAYS = {"one": INTEGRATED, "copies": COPIES, "split": SPLIT}
+
+
+def msrun_log(msrun: Launcher) -> str:
+    return (msrun.tmp / "logs" / "worker_0.log").read_text()
+
+
+def load_all(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the replicated state; a cut one in its parts."""
+    found: dict[str, torch.Tensor] = {}
+    for shard in read(folder).shards:
+        if shard.kind == "replicated":
+            found |= load_file(folder / shard.file)
+    return found
+
+
+def dcp_reads(folder: Path, wanted: dict[str, torch.Tensor]) -> bool:
+    target = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
+    dcp.load(target, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    return all(torch.equal(target[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_number_of_ranks_goes_on(msrun, ranks):
+    train(msrun, "--epochs", 1, **SPLIT)
+    end = train(msrun, "--epochs", 2, "--is_recover", 1, ranks=ranks, **SPLIT)
+    assert f"from step {8}" in msrun_log(msrun)
+    assert end[0].startswith("16 ")
+    assert read(msrun.tmp / "saved" / "Net-2_8").world_size == ranks
+
+
+def test_ranks_share_rank_0_s_clock(msrun, undisturbed):
+    config = {"save_checkpoint_steps": 0, "save_checkpoint_seconds": 1, "keep_checkpoint_max": 99}
+    end = train(msrun, "--pause", "0.15", async_save=True, **config)
+    assert end == undisturbed
+    steps = [found.step for _, found in candidates(msrun.tmp / "saved")]
+    assert len(steps) >= 3 and steps[0] == LAST
+    assert not list((msrun.tmp / "saved").glob(".*"))
+
+
+def test_a_rank_that_cannot_write_ends_training_with_the_reason(msrun):
+    """A file stands where rank 1's folder would be."""
+    job = msrun.start(
+        "--worker_num=2", SCRIPT, "--config", json.dumps({"save_checkpoint_steps": 4})
+    )
+    saved = msrun.tmp / "saved"
+    run = job.await_state("running")["record_id"]
+    folder = saved / f"Net-1_4.{run}-0_tmp"
+    folder.mkdir(parents=True)
+    (folder / "rank_1").touch()
+    ended = job.wait(90)
+    assert ended.code == 1
+    assert "cannot be saved: rank 1: " in msrun_log(msrun)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_whatever_moment_everything_is_killed_at_the_newest_loads(msrun, is_async):
+    """Again and again, over one training; the moments are random, the seed is not."""
+    count = int(os.environ.get("MSRUN_KILLS", "3"))
+    chance = random.Random(7 + is_async)
+    config = {
+        "save_checkpoint_steps": 1,
+        "keep_checkpoint_max": 2,
+        "async_save": is_async,
+        "integrated_save": False,
+        "remove_redundancy": is_async,
+    }
+    saved = msrun.tmp / "saved"
+    words = ("--worker_num=2", SCRIPT, "--config", json.dumps(config), "--fill", "8", "--say")
+    epochs = ("--epochs", 1 + count // 2)
+    known = interrupted = 0
+    for _ in range(count):
+        before = set(saved.glob("*_tmp"))
+        # where the first one was interrupted there is nothing to go on from, and msrun says so
+        job = msrun.start(*words, *epochs, "--is_recover", int(known > 0), "--pause", "0.02")
+        poll(lambda: set(saved.glob("*_tmp")) - before or job.process.poll() is not None, 90)  # noqa: B023
+        time.sleep(chance.uniform(0, 0.3))  # the random moment itself
+        kill_all(msrun)
+        for path, found in candidates(saved):
+            if isinstance(found, Manifest):
+                assert verify(path, found) == [], path
+        assert newest_step(saved) >= known
+        known = newest_step(saved)
+        interrupted += bool(set(saved.glob("*_tmp")) - before)
+    print(f"{interrupted} of {count} saves were interrupted")
+    end = train(msrun, *epochs, "--is_recover", int(known > 0), "--fill", 8, **config)
+    whole = Launcher(msrun.tmp / "whole")
+    whole.tmp.mkdir()
+    try:
+        assert train(whole, *epochs, "--fill", 8, save_checkpoint_steps=0) == end
+    finally:
+        whole.end()
+    assert len([one for _, one in candidates(saved) if isinstance(one, Manifest)]) == 2
+
+
+def newest_step(saved: Path) -> int:
+    found = [one.step for _, one in candidates(saved) if isinstance(one, Manifest)]
+    return max(found, default=0)

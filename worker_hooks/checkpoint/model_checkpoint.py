@@ -1,0 +1,328 @@
+"""The callback that saves checkpoints: MindSpore's ``ModelCheckpoint``.
+
+config = CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=5, async_save=True)
+state = TrainState(..., callbacks=[ModelCheckpoint("LeNet", "checkpoints", config)])
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from worker_hooks.checkpoint import life, lineage, policy
+from worker_hooks.checkpoint.background import Background
+from worker_hooks.checkpoint.commit import Done, commit
+from worker_hooks.checkpoint.config import CheckpointConfig
+from worker_hooks.checkpoint.drafting import Draft, drafted
+from worker_hooks.checkpoint.order import CheckpointError, Order, Rules
+from worker_hooks.checkpoint.subject import Subject
+from worker_hooks.checkpoint.writing import carry_out
+from worker_hooks.fault import Plan
+from worker_hooks.hold import describe
+from worker_hooks.layout import CheckpointLayout
+
+log = logging.getLogger("msrun")
+
+STALL_S = 1800.0  # without any rank's progress, until rank 0 gives a checkpoint up
+
+
+class ModelCheckpoint:
+    """Saves the state now and then, and lets old checkpoints go."""
+
+    def __init__(
+        self,
+        prefix: str = "CKP",
+        directory: str | os.PathLike[str] | None = None,
+        config: CheckpointConfig | None = None,
+    ) -> None:
+        """Take what MindSpore takes.
+
+        Args:
+            prefix: folders are ``{prefix}-{epoch}_{step in the epoch}``; both count from 1.
+            directory: the same for all ranks, made if need be; ``None``: the present folder.
+            config: when and how; ``None``: the defaults.
+
+        Raises:
+            TypeError: an argument is of the wrong type.
+            ValueError: the prefix cannot be a part of a file's name.
+        """
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix must be text, not {prefix!r}")
+        if not prefix or "/" in prefix or not prefix.isprintable():
+            raise ValueError(f"prefix must be a part of a file's name, not {prefix!r}")
+        if not isinstance(directory, str | os.PathLike | None):
+            raise TypeError(f"directory must be a path, not {directory!r}")
+        if not isinstance(config, CheckpointConfig | None):
+            raise TypeError(f"config must be a CheckpointConfig, not {config!r}")
+        self._prefix = prefix
+        self._directory = Path(os.path.realpath(os.fspath(directory or ".")))
+        self._config = config or CheckpointConfig()
+        self._policy: policy.Policy | None = None
+        self._background: Background | None = None
+        self._life = ""
+        self._numbered: str | None = None  # the prefix, once it is known to be ours
+        self._step = 0  # saved, or being saved, or gone on from
+        self._subject: Subject
+        self._pid = os.getpid()
+
+    @property
+    def checkpoints(self) -> str:
+        """The directory, absolute."""
+        return str(self._directory)
+
+    # --- the moments of a training --------------------------------------------------------------
+
+    def begin(self, state: Any) -> None:
+        """Everything is registered.
+
+        Raises:
+            ValueError: what was asked for cannot be done in this job.
+        """
+        self._subject = subject = Subject.of(state)
+        self._step, self._pid = state.step, os.getpid()
+        self._policy, self._life, self._numbered = None, "", None
+        plan = Plan.decode(subject.told.drill)
+        if plan is not None and plan.ckpt:  # the user's own folder is none of a drill's business
+            self._directory = Path(plan.ckpt)
+        if subject.told.world_size > 1:
+            self._check_peers(subject)
+        if self._config.exception_save and not subject.guard.is_on:
+            self._watch_exceptions()
+        if self._config.async_save:
+            try:
+                self._background = Background()
+            except OSError as error:
+                log.warning("async_save waits for each save: %s", error)
+            else:
+                atexit.register(self._at_exit)
+
+    def step_end(self, state: Any) -> None:
+        """Save if it is time to.
+
+        Raises:
+            CheckpointError: that cannot be done, or could not the time before.
+        """
+        self._look()
+        if self._policy is None:
+            self._policy = self._made_policy(state)
+        if self._policy.is_due(state.step):
+            self._save(state.step, self._reason())
+        elif self._background is not None and not self._background.room.nbytes:
+            self._background.make_room(self._draft(state.step).nbytes)
+
+    def end(self, state: Any) -> None:
+        """Save the last step, and wait until all is saved.
+
+        Raises:
+            CheckpointError: that cannot be done.
+        """
+        try:
+            self.save_now(state, "the end of training")
+        finally:
+            if self._policy is not None:
+                self._policy.close()
+            self._let_go()
+
+    # --- for scripts and other callbacks ---------------------------------------------------------
+
+    def save_now(self, state: Any, reason: str = "asked for") -> None:
+        """Save the newest commit, unless it is saved; all ranks must call it at the same step.
+
+        Returns when this rank's part is on the disk; rank 0 when all is.
+
+        Raises:
+            CheckpointError: that cannot be done; or the script changed the state since.
+        """
+        self.wait()
+        if state.step > self._step:
+            self._save(state.step, reason)
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for a save that is under way.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        if self._background is not None:
+            self._say(self._background.wait())
+
+    # --- the machine ----------------------------------------------------------------------------
+
+    def _check_peers(self, subject: Subject) -> None:
+        told = subject.told
+        if self._directory.name == f"rank_{told.rank}":
+            raise ValueError(
+                f"directory must be the same for all ranks: give {self._directory.parent}, and "
+                "each has its folder in it"
+            )
+        if self._config.save_checkpoint_seconds and told.local_world_size < told.world_size:
+            raise ValueError(
+                "save_checkpoint_seconds needs all ranks on one host, where they share rank 0's "
+                "clock: give save_checkpoint_steps"
+            )
+        if self._config.exception_save and not subject.guard.is_on:
+            raise ValueError(
+                "exception_save needs msrun where there are several ranks: they would save "
+                "different steps"
+            )
+
+    def _look(self) -> None:
+        if self._background is not None and self._background.is_busy:
+            self._say(self._background.poll())
+
+    def _say(self, done: Done | None) -> None:
+        for warning in () if done is None else done.warnings:
+            log.warning("%s", warning)
+
+    def _reason(self) -> str:
+        steps = self._config.save_checkpoint_steps
+        if steps:
+            return f"every {steps} steps"
+        return f"every {self._config.save_checkpoint_seconds} s"
+
+    def _save(self, step: int, reason: str) -> None:
+        self.wait()
+        draft = self._draft(step)
+        order = self._order(step, draft, reason)
+        if self._background is None:
+            self._write(order, draft)
+        else:
+            self._background.make_room(draft.nbytes)
+            ready = () if draft.replica is None else draft.replica.ready
+            copying = self._background.room.fill(draft.tensors, draft.octets, ready)
+            self._background.begin(order, copying)
+        self._step = step
+
+    def _write(self, order: Order, draft: Draft) -> None:
+        carry_out(order, draft, _nothing)
+        if order.rank == 0:
+            self._say(commit(order, _nothing))
+
+    def _draft(self, step: int) -> Draft:
+        told, ledger = self._subject.told, self._subject.ledger
+        part: tuple[int, int] | None = 0, 1
+        if self._config.remove_redundancy:
+            part = told.rank, told.world_size
+        elif self._config.integrated_save and told.rank:
+            part = None
+        epoch, _ = ledger.position(step)
+        return drafted(ledger, step, part, self._config.appended(epoch, step))
+
+    def _order(self, step: int, draft: Draft, reason: str, *, is_breakpoint: bool = False) -> Order:
+        told, ledger = self._subject.told, self._subject.ledger
+        epoch, batch = ledger.position(step)
+        layout = CheckpointLayout(
+            self._directory, self._prefix, epoch, batch, self._named_life(), is_breakpoint
+        )
+        config = self._config
+        return Order(
+            layout=layout,
+            prefix=self._own_prefix() if told.rank == 0 else self._prefix,
+            step=step,
+            epoch=epoch - 1,
+            batch=batch,
+            rank=told.rank,
+            world_size=told.world_size,
+            attempt=told.attempt,
+            record_id=told.record_id,
+            ancestor=self._subject.ancestor,
+            reason=reason,
+            share=draft.share,
+            own=draft.own,
+            rules=Rules(
+                config.keep_checkpoint_max,
+                config.keep_checkpoint_per_n_minutes,
+                config.crc_check,
+                STALL_S,
+            ),
+        )
+
+    def _named_life(self) -> str:
+        self._life = self._life or life.named(self._subject.told)
+        return self._life
+
+    def _own_prefix(self) -> str:
+        if self._numbered is None:
+            told, resumed = self._subject.told, self._subject.resumed
+            try:
+                self._numbered = lineage.prefix_of(
+                    self._directory, self._prefix, told.record_id, resumed
+                )
+            except OSError as error:
+                raise CheckpointError(f"{self._directory} cannot be read: {error}") from error
+        return self._numbered
+
+    def _made_policy(self, state: Any) -> policy.Policy:
+        if self._config.save_checkpoint_steps:
+            return policy.Steps(self._config.save_checkpoint_steps)
+        if not self._config.save_checkpoint_seconds:
+            return policy.Never()
+        seconds = policy.Seconds(self._config.save_checkpoint_seconds)
+        if state.world_size == 1:
+            return seconds
+        path = policy.announcement(self._directory, self._prefix, self._named_life())
+        if state.rank:
+            return policy.Listener(path)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            return policy.Announcer(seconds, path)
+        except OSError as error:
+            raise CheckpointError(f"{self._directory} cannot be written to: {error}") from error
+
+    # --- the ends of the process ------------------------------------------------------------------
+
+    def _watch_exceptions(self) -> None:
+        previous = sys.excepthook
+
+        def at_top(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
+            previous(kind, error, trace)
+            if issubclass(kind, Exception) and os.getpid() == self._pid:
+                self._at_exception(error)
+
+        sys.excepthook = at_top
+
+    def _at_exception(self, error: BaseException) -> None:
+        """Save what an exception has left whole, by one rank that has no peers."""
+        try:
+            self.wait()
+        except CheckpointError as failure:
+            log.error("%s", failure)  # noqa: TRY400  the traceback above is the script's
+        try:
+            step, is_whole, why = self._subject.stand()
+            if not is_whole:
+                log.error("nothing is saved of what the exception ended: %s", why)
+            elif step > self._step:
+                draft = self._draft(step)
+                order = self._order(step, draft, describe(error), is_breakpoint=True)
+                self._write(order, draft)
+                log.error("saved: step %d, %s", step, order.final.folder)
+        except CheckpointError as failure:
+            log.error("%s", failure)  # noqa: TRY400  the same
+
+    def _at_exit(self) -> None:
+        """Training did not come to its end, or the script did not say so."""
+        if os.getpid() != self._pid:  # a forked child's is its parent's
+            return
+        try:
+            self.wait()
+        except CheckpointError as error:
+            log.error("%s", error)  # noqa: TRY400  there is no code to blame
+        self._let_go()
+
+    def _let_go(self) -> None:
+        atexit.unregister(self._at_exit)
+        background, self._background = self._background, None
+        if background is not None:
+            background.close()
+
+
+def _nothing(_nbytes: int) -> None:
+    pass

@@ -1,0 +1,35 @@
+"""What a checkpoint needs to know of the ``TrainState`` that it is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from worker_hooks.env import Told
+from worker_hooks.guard import Guard
+from worker_hooks.ledger import Ledger
+
+
+class Subject(NamedTuple):
+    """A rank's state, seen by what saves it."""
+
+    told: Told
+    ledger: Ledger
+    guard: Guard
+    resumed: Path | None  # the checkpoint that training went on from
+    ancestor: str  # the run that saved it; empty: none that is known
+
+    @staticmethod
+    def of(state: Any) -> Subject:
+        """Look at a ``TrainState`` as it begins."""
+        point = state._resumed  # noqa: SLF001  scripts have no business with it
+        resumed = None if point is None else Path(point.saved.folder)
+        run = "" if point is None else str(point.saved.manifest.record_id)
+        told = state._told  # noqa: SLF001
+        ancestor = "" if run == told.record_id else run
+        return Subject(told, state._ledger, state._guard, resumed, ancestor)  # noqa: SLF001
+
+    def stand(self) -> tuple[int, bool, str]:
+        """The step that the state is whole as of behind an exception, whether it is; why not."""
+        self.guard.gate.note_raised()
+        return self.guard.freeze(0.0)
