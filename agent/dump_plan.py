@@ -128,7 +128,14 @@ def order(
         digesting=dump.digesting | frozenset(digesters),
     )
     save = ev.SaveRanks(
-        dump.id, dump.step, writers, digesters, dump.place, reason, round=dump.round
+        dump.id,
+        dump.step,
+        writers,
+        digesters,
+        dump.place,
+        reason,
+        round=dump.round,
+        is_raised=job.is_failure_raised,
     )
     return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (save, renew(job)))
 

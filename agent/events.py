@@ -335,7 +335,8 @@ class SaveRanks:
 
     ``digesters`` only say what they hold. ``place``: 0 the script's folder, 1 the fallback. A
     higher ``round`` of the same dump replaces the orders to write before it: what was written for
-    those no longer counts, unless it is complete and named by ``CommitDump``.
+    those no longer counts, unless it is complete and named by ``CommitDump``. ``is_raised``: the
+    failure that is answered is an exception, as far as is known.
     """
 
     dump_id: int
@@ -345,6 +346,7 @@ class SaveRanks:
     place: int
     reason: str
     round: int = 0
+    is_raised: bool = False
 
 
 @dataclass(frozen=True, slots=True)

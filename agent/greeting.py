@@ -66,6 +66,7 @@ class Greeting:
         self._resume = ""
         self._refusal = ""
         self._paths: dict[int, str] = {}
+        self._breakpoints: dict[int, tuple[Path, str]] = {}
         self._waiting: list[int] = []  # for the search
 
     def begin(self, attempt: int, resume: str) -> None:
@@ -75,6 +76,7 @@ class Greeting:
         self._refusal = ""
         self._is_searched = False
         self._paths.clear()
+        self._breakpoints.clear()
         self._waiting.clear()
 
     def place(self, ranks: Sequence[int]) -> str:
@@ -82,9 +84,16 @@ class Greeting:
         paths = (self._paths.get(rank, "") for rank in (*ranks, *self._paths))
         return next(filter(None, paths), "")
 
+    def breakpoint(self, ranks: Sequence[int]) -> tuple[Path, str] | None:
+        """Folder and prefix of an exception's dump, as these ranks want it, else as any does."""
+        wishes = (self._breakpoints.get(rank) for rank in (*ranks, *self._breakpoints))
+        return next(filter(None, wishes), None)
+
     def greet(self, hello: protocol.Hello) -> None:
         """Answer a rank, at once unless the newest checkpoint has to be found first."""
         self._paths[hello.rank] = hello.ckpt_save_path
+        if hello.checkpoints and hello.breakpoints:
+            self._breakpoints[hello.rank] = Path(hello.checkpoints), hello.breakpoints
         places = [place for place in (hello.ckpt_save_path, hello.checkpoints) if place]
         for place in dict.fromkeys(places):
             self._keep(place)

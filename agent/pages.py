@@ -49,6 +49,15 @@ class Pages:
         except _UNSOUND:
             return None
 
+    def position(self, ranks: Iterable[int], step: int) -> tuple[int, int] | None:
+        """Epoch, counted from 1, and batch of a step, as the first of these ranks knows them."""
+        for rank in ranks:
+            with contextlib.suppress(*_UNSOUND):
+                page = self._pages.get(rank)
+                if page is not None and (found := page.record(step)) is not None:
+                    return found.epoch + 1, found.batch
+        return None
+
     def beats(self, ranks: Iterable[int]) -> dict[int, Beat]:
         """How far each of these ranks is that has a page."""
         found = {}

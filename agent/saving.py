@@ -18,7 +18,7 @@ from agent.pages import Pages
 from agent.scribe import Scribe
 from agent.spec import JobSpec
 from worker_hooks import protocol
-from worker_hooks.layout import DumpLayout
+from worker_hooks.layout import CheckpointLayout, DumpLayout
 
 PROGRESS_S = 0.5  # between two signs of life of the scribe
 _FILE = re.compile(r"rank_(\d+)/[\w.-]+\.safetensors")
@@ -135,16 +135,27 @@ class Saving:
             return
         self.abandon()
         self._order = action
-        place = str(self._fallback) if action.place else self._greeting.place(action.writers)
-        if not place:
+        layout = self._layout(action)
+        if layout is None:
             self._fail(action, "the script names no ckpt_save_path")
             return
-        layout = DumpLayout.of_step(Path(place), action.step, self._spec.record_id)
         draft = Draft(layout, action.step, self._spec.ranks_here, self._pages.all())
         self._is_begun = False
         begun = self._dump = _Dump(action, draft, time.monotonic())
         self._scribe.do(draft.begin, lambda done: self._on_begun(begun, done))
         self._call_later(self._spec.dump.stall_s / 2, self._lose_patience, begun)
+
+    def _layout(self, action: ev.SaveRanks) -> DumpLayout | None:
+        """The folder to save into, under its name; ``None``: the script names none."""
+        writers, step, record_id = action.writers, action.step, self._spec.record_id
+        if action.place:
+            return DumpLayout.of_step(self._fallback, step, record_id)
+        wish = self._greeting.breakpoint(writers) if action.is_raised else None
+        # without a position there is no such name
+        if wish is not None and (position := self._pages.position(writers, step)) is not None:
+            return CheckpointLayout(*wish, *position, record_id, is_breakpoint=True).place
+        place = self._greeting.place(writers)
+        return DumpLayout.of_step(Path(place), step, record_id) if place else None
 
     def _lose_patience(self, dump: _Dump) -> None:
         """Before the writers are blamed, who have not even been told."""

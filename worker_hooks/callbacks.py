@@ -80,6 +80,12 @@ def places_of(callbacks: Iterable[Any]) -> list[str]:
     return [place for each in callbacks if (place := getattr(each, "checkpoints", ""))]
 
 
+def breakpoints_of(callbacks: Iterable[Any], place: str) -> str:
+    """The first prefix under which they want an exception's checkpoint in this folder, or empty."""
+    here = [each for each in callbacks if place and getattr(each, "checkpoints", "") == place]
+    return next(filter(None, (getattr(each, "breakpoints", "") for each in here)), "")
+
+
 class LossMonitor:
     """Prints the loss every so many steps, in MindSpore's form: ``epoch: 1 step: 20, loss is 0.1``.
 

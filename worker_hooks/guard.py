@@ -68,6 +68,7 @@ class Guard:
         exit_file: str = "",
         exit_signals: Iterable[int] = (),
         checkpoints: str = "",
+        breakpoints: str = "",
     ) -> None:
         """Prepare; :meth:`greet` connects.
 
@@ -80,6 +81,7 @@ class Guard:
             exit_file: the JSON in which a graceful exit can be asked for, absolute; empty: none.
             exit_signals: signals to this process that ask for one.
             checkpoints: where periodic checkpoints are saved, absolute; empty: nowhere.
+            breakpoints: the prefix of what is saved there for an exception; empty: nothing.
         """
         self.gate = Gate(lambda: source.step)
         self.welcome: protocol.Welcome | None = None
@@ -88,7 +90,7 @@ class Guard:
         self.ckpt_save_path = ckpt_save_path
         self._at_dump = at_dump
         self._alone = alone
-        self._files = exit_file, checkpoints
+        self._files = exit_file, checkpoints, breakpoints
         self._exit_signals = tuple(exit_signals)
         self._signal: int | None = None  # that came last
         self._link: Link | None = None

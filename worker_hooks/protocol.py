@@ -107,6 +107,7 @@ class Hello(NamedTuple):
     wants_resume: bool  # the script itself asks to go on from the newest checkpoint
     exit_file: str = ""  # absolute: the JSON in which a graceful exit can be asked for
     checkpoints: str = ""  # absolute: where it saves now and then; a resume looks there, too
+    breakpoints: str = ""  # the prefix under which an exception's dump is saved there; empty: not
 
 
 class Welcome(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from worker_hooks import orphan, resume, tft
-from worker_hooks.callbacks import places_of
+from worker_hooks.callbacks import breakpoints_of, places_of
 from worker_hooks.env import ENABLE_TFT, Told
 from worker_hooks.fault import Plan
 from worker_hooks.guard import Guard, Source
@@ -24,6 +24,7 @@ class Wishes(NamedTuple):
     exit_file: str = ""  # JSON in which a graceful exit can be asked for
     exit_signals: tuple[int, ...] = ()  # to this process, that ask for one
     places: tuple[str, ...] = ()  # where periodic checkpoints are saved
+    breakpoints: str = ""  # the prefix of an exception's, in the first of these places
 
     @staticmethod
     def of(
@@ -41,15 +42,17 @@ class Wishes(NamedTuple):
             return "" if path is None else os.path.abspath(path)
 
         signals = {getattr(callback, "exit_signal", None) for callback in callbacks} - {None}
+        places = places_of(callbacks)
         found = Wishes(
             first("ckpt_save_path", ckpt_save_path),
             first("exit_file"),
             tuple(each for each in signals if each is not None),
-            tuple(places_of(callbacks)),
+            tuple(places),
+            breakpoints_of(callbacks, next(iter(places), "")),
         )
         plan = Plan.decode(drill)
         if plan is not None and plan.ckpt:  # the user's own folder is none of a drill's business
-            found = found._replace(ckpt_save_path=plan.ckpt, places=())
+            found = found._replace(ckpt_save_path=plan.ckpt, places=(), breakpoints="")
         return found
 
     def guard(self, told: Told, source: Source, at_dump: Callable[[], None]) -> Guard:
@@ -63,6 +66,7 @@ class Wishes(NamedTuple):
             exit_file=self.exit_file,
             exit_signals=self.exit_signals,
             checkpoints=next(iter(self.places), ""),
+            breakpoints=self.breakpoints,
         )
 
     def greet(self, guard: Guard, *, wants_resume: bool) -> Path | None:

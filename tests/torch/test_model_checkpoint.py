@@ -145,6 +145,22 @@ def test_a_rank_that_cannot_write_ends_training_with_the_reason(msrun):
     assert "cannot be saved: rank 1: " in msrun_log(msrun)
 
 
+def test_an_exception_of_one_rank_is_saved_beside_the_checkpoints(msrun, undisturbed):
+    """By both ranks' agreement: the other one waits in a collective."""
+    config = {"save_checkpoint_steps": 5, "exception_save": True}
+    words = ("--config", json.dumps(config), "--fail", 11, "--failing", 1)
+    ended = msrun.run("--worker_num=2", "--max_restarts=0", SCRIPT, *words, within_s=90)
+    assert ended.code == 1
+    path, found = newest(msrun.tmp / "saved", print)
+    assert found.step in {11, 12}  # the other rank may have updated already
+    assert path.name == f"Net-2_{found.step - 8}_breakpoint"
+    assert f"step {found.step}, 2 ranks, {path}" in ended.err
+    assert "rank 1 raised RuntimeError: the script's own mistake" in found.reason
+    assert not list((msrun.tmp / "logs").rglob("tft_saved_checkpoints*"))
+    assert train(msrun, "--is_recover", 1, **config) == undisturbed
+    assert f"from step {found.step}" in msrun_log(msrun)
+
+
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_whatever_moment_everything_is_killed_at_the_newest_loads(msrun, is_async):
     """Again and again, over one training; the moments are random, the seed is not."""

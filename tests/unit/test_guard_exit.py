@@ -108,6 +108,7 @@ def _guard(agent, monkeypatch):
         exit_file="/exit.json",
         exit_signals=[signal.SIGUSR1],
         checkpoints="/checkpoints",
+        breakpoints="Net",
     )
     guard.greet(wants_resume=False)
     with open("/dev/null", "rb") as page:
@@ -165,7 +166,7 @@ def until(condition):
 def test_it_says_what_a_resume_and_a_request_need_to_know(agent, guard):
     assert guard.is_on
     assert agent.hello.exit_file == "/exit.json"
-    assert agent.hello.checkpoints == "/checkpoints"
+    assert (agent.hello.checkpoints, agent.hello.breakpoints) == ("/checkpoints", "Net")
 
 
 def test_held_let_on_arrived_left(agent, guard):

@@ -27,6 +27,7 @@ parser.add_argument("--directory", default="saved")
 parser.add_argument("--config", type=json.loads, default={})
 parser.add_argument("--stop", type=int, default=-1)
 parser.add_argument("--fail", type=int, default=-1, help="raise in this step")
+parser.add_argument("--failing", type=int, default=-1, help="only this rank does; -1: all")
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--fill", type=int, default=0)
 parser.add_argument("--say", action="store_true")
@@ -67,7 +68,7 @@ def train(state):
                 print(f"step {state.step}", flush=True)
             loss = nn.functional.cross_entropy(model(x), y) + 0.0 * net.filling.sum()
             loss.backward()
-            if state.step == options.fail:
+            if state.step == options.fail and options.failing in {-1, rank}:
                 raise RuntimeError("the script's own mistake")
             optimizer.step()
             optimizer.zero_grad()

@@ -75,6 +75,11 @@ class ModelCheckpoint:
         """The directory, absolute."""
         return str(self._directory)
 
+    @property
+    def breakpoints(self) -> str:
+        """The prefix of what msrun saves there when an exception ends training; empty: nothing."""
+        return self._prefix if self._config.exception_save else ""
+
     # --- the moments of a training --------------------------------------------------------------
 
     def begin(self, state: Any) -> None:
