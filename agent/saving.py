@@ -83,7 +83,7 @@ class Saving:
         self._dump_id = -1
         self._dump: _Dump | None = None
         self._is_begun = False  # its folder is there
-        self._frozen_s = 0.0  # monotonic: the order to freeze, or to go on to one step
+        self._frozen_s: float | None = None  # monotonic: the order to freeze; or all stood still
         self._why = ""  # the failure that the dump answers
         self._trouble = ""  # with the place that was tried last
         self._order: ev.SaveRanks | None = None  # the newest
@@ -104,7 +104,7 @@ class Saving:
 
     def proceed(self, action: ev.ProceedRanks) -> None:
         """Order ranks that stay to go on to the end of one step."""
-        self._frozen_s = time.monotonic()
+        self._frozen_s = None  # how long they train until then is not the dump's time
         for rank in action.ranks:
             self._links.send(rank, protocol.Proceed(action.dump_id, action.step))
 
@@ -125,6 +125,8 @@ class Saving:
 
     def save(self, action: ev.SaveRanks) -> None:
         """Order ranks to digest now, and to write once the folder is there."""
+        if self._frozen_s is None:
+            self._frozen_s = time.monotonic()
         for rank in action.digesters:
             self._tell(rank, action.round, protocol.Save(action.dump_id, action.step, ""))
         dump = self._dump
@@ -225,7 +227,7 @@ class Saving:
             self._dump = None
         now_s = time.monotonic()
         trouble = self._trouble if action.place else ""
-        for sentence in sentences(action, done, now_s - self._frozen_s, trouble):
+        for sentence in sentences(action, done, now_s - (self._frozen_s or began_s), trouble):
             self._say(sentence)
         self._post(
             ev.DumpCommitted(
