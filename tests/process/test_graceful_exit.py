@@ -79,6 +79,7 @@ def test_who_finishes_meanwhile_is_let_go_and_the_others_agree(msrun: Launcher) 
 
 def test_who_is_done_before_the_step_of_the_others_is_let_go(msrun: Launcher) -> None:
     job = start(msrun, "1=done")
+    (msrun.tmp / "go").touch()  # all are known by now
     job.signal(signal.SIGTERM)
     ended = job.wait(20)
     assert ended.code == 0, ended.err

@@ -223,6 +223,7 @@ def begin(link, welcome):
         ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
     say("ready")
     if "done" in HOW:
+        await_go()  # who is done alone is let go at once
         protocol.send(link, protocol.Leaving(*WHO, True))
     if "raise" in HOW and ATTEMPT == 0:
         await_go()
