@@ -44,7 +44,7 @@ MESSAGES = [
     protocol.Welcome("", "no checkpoint", "/logs/dumps", 10, 20.5),
     protocol.Registered(3, 1, 5),
     protocol.Raised(3, 1, "ValueError: \ud800"),
-    protocol.Hello(3, 1, 4714, "", False, "/work/graceful_exit.json", "/checkpoints", "Net"),
+    protocol.Hello(3, 1, 4714, "", False, "/somewhere/graceful_exit.json", "/checkpoints", "Net"),
     protocol.Leaving(3, 1),
     protocol.ExitRequested(3, 1, "rank 3 received SIGTERM"),
     protocol.Hold(2),
