@@ -179,7 +179,8 @@ def test_a_script_that_answers_a_failure_itself_is_held_until_all_is_saved(
     if "catches" not in runs:
         pytest.skip("its job was not chosen")
     logs = [path.read_text() for path in runs["catches"].folder.glob("logs/**/worker_*.log")]
-    assert sum("caught" in log for log in logs) == RANKS - 1
+    # the other survivor may be stopped before its collective fails: all is saved by then
+    assert 1 <= sum("caught" in log for log in logs) <= RANKS - 1
 
 
 @pytest.mark.parametrize(
