@@ -7,20 +7,13 @@ where there is a file to watch; a training step never opens it.
 
 from __future__ import annotations
 
-import json
-import os
-import stat
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-LOOK_S = 0.5  # between two looks
-KEY = "GracefulExit"
-MOST_BYTES = 65_536  # of a file that says so little
-_NS = 1_000_000_000
+from worker_hooks.exit_file import KEY, LOOK_S, Stamp, content_of, stamp_of
 
-Stamp = tuple[int, int, int, int]
-"""Device, inode, size and time of the last change (ns): another stamp means another content."""
+_NS = 1_000_000_000
 
 
 class _File(NamedTuple):
@@ -109,33 +102,15 @@ class ExitFiles:
         return _File(stamp, is_warned=True)
 
 
-def stamp_of(path: str) -> Stamp | None:
-    """What tells a changed file; ``None``: there is none."""
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
 def _wants_exit(path: str) -> bool | str:
     """Whether the file asks for a graceful exit; why it cannot be understood."""
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return "it is no file"
-            content = json.loads(file.read(MOST_BYTES))
-    except OSError as error:
-        return f"it cannot be read ({error.strerror})"
-    except (ValueError, RecursionError) as error:
-        return f"it is no JSON ({error})"
+        content = content_of(path)
+    except ValueError as error:
+        return str(error)
     if not isinstance(content, dict):
         return f'it must be an object such as {{"{KEY}": 1}}'
     said = content.get(KEY, 0)
     if said not in (0, 1):
         return f'"{KEY}" must be 1 or 0'
     return bool(said)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer

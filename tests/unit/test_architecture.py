@@ -17,6 +17,7 @@ SHARED = tuple(
     f"worker_hooks.{name}"
     for name in (
         "env", "protocol", "layout", "page", "manifest", "safetensor", "seal", "fault", "retention",
+        "exit_file",
     )
 )
 # fmt: on

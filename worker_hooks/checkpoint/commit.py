@@ -72,8 +72,10 @@ def prune(order: Order, newest: Path, advance: Advance) -> Iterator[str]:
     directory, rules = order.layout.directory, order.rules
     retention.sweep(directory)
     for path in leftovers(order):
-        shutil.rmtree(path, ignore_errors=True)
-        path.unlink(missing_ok=True) if path.is_file() else None
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     found = retention.present(directory, order.prefix)
     going = retention.chosen(found, rules.keep_max, rules.per_minutes, {newest})
     if not going:
