@@ -354,3 +354,9 @@ def test_a_drill_writes_none_of_the_users_files(tmp_path):
     left(tmp_path / "mine", training)
     assert sorted(os.listdir(tmp_path)) == ["drill"]
     assert "LeNet_train.safetensors" in os.listdir(tmp_path / "drill" / "rank_0")
+
+
+def test_a_pipe_in_the_files_place_is_not_waited_for(tmp_path, caplog):
+    os.mkfifo(tmp_path / "exit.json")
+    assert not ExitFile(str(tmp_path / "exit.json")).asks()
+    assert "it is no file" in caplog.text
