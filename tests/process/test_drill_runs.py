@@ -116,7 +116,8 @@ def test_a_preempted_job_that_stays_is_killed_with_all_its_ranks(
 
 def test_a_job_that_cannot_leave_gracefully_breaks_its_promise(msrun: Launcher) -> None:
     (one,) = drilled(msrun, "--graceful", "step=4,phase=commit")["drills"]
-    assert one["broken"] == ["the graceful exit ended with exit code 143 instead of 0"]
+    # where the ranks stood when the signal reached them is chance, and may be broken as well
+    assert one["broken"][0] == "the graceful exit ended with exit code 143 instead of 0"
     assert one["weights_equal"] and one["runs"] == 2  # there was no checkpoint to go on from
 
 

@@ -190,7 +190,8 @@ def test_a_script_that_answers_a_failure_itself_is_held_until_all_is_saved(
         ("seldom", "rank=1,step=7,phase=commit"),  # what this step does besides is behind one
         ("gan", "rank=1,step=7,phase=commit"),  # one of two networks is updated
         ("swapped", "rank=2,step=5,phase=forward"),  # other weights stand in for a validation
-        ("closure", "rank=1,step=6,phase=data"),  # gradients are evened out within the update
+        # gradients are evened out within the update, and the others are in theirs by its middle
+        ("closure", "rank=1,step=6,phase=update"),
     ],
 )
 def test_half_a_step_is_never_saved(way: str, fault: str, plain: Run, launcher: Launcher) -> None:
