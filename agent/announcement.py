@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from agent import events as ev
+from agent import actions as do
 from agent.dump import Saved
 from agent.words import listed
 
 KB = 1000
 
 
-def sentences(action: ev.CommitDump, saved: Saved, seconds: float, trouble: str = "") -> list[str]:
+def sentences(action: do.CommitDump, saved: Saved, seconds: float, trouble: str = "") -> list[str]:
     """What people are told of a dump that is complete; trouble comes first.
 
     Args:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from worker_hooks.protocol import PACKET_BYTES, StartWorkers, WorkerOrder, encode
+from worker_hooks.packet import PACKET_BYTES, encode
+from worker_hooks.protocol import StartWorkers, WorkerOrder
 
 BATCH = 32  # workers in one message, at most: ordinary ones stay well below a packet
 

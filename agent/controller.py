@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import signal as signals
 
+from agent import actions as do
 from agent import dumping, holding
 from agent import events as ev
 from agent.draining import DRAINING, disturbed, dump_went_on, rank_lost, take
@@ -216,7 +217,7 @@ def _rank_raised(job: Job, event: ev.RankRaised) -> Decision:
     reason = f"rank {event.rank} raised {event.error}"
     if job.state in {JobState.STOPPING, JobState.KILLING}:  # nothing is saved any more
         moved = move(job, event, Condition.ALWAYS)
-        return Decision(moved, (ev.ReleaseRanks((event.rank,), reason),))
+        return Decision(moved, (do.ReleaseRanks((event.rank,), reason),))
     job = _known_alive(job, event.rank, event.attempt)
     job = job._replace(raised=job.raised | {event.rank})
     if job.failure is None:
@@ -236,7 +237,7 @@ def _resume_refused(job: Job, event: ev.ResumeRefused) -> Decision:
     told = tuple(rank for rank in event.ranks if job.ranks[rank] is RankState.RUNNING)
     job = job._replace(failure=event.why, refusal=event.why, refused=frozenset(told))
     after = stop(move(job, event, Condition.ALWAYS), signals.SIGTERM, event.why)
-    actions = (ev.RefuseRanks(told, event.why),) if told else ()
+    actions = (do.RefuseRanks(told, event.why),) if told else ()
     return Decision(after.job, (*actions, *after.actions))
 
 
@@ -279,7 +280,7 @@ def _exit_requested(job: Job, event: ev.ExitRequested) -> Decision:
         # the signal it caught is msrun's own, which stops it, perhaps for a restart
         moved = move(job, event, Condition.ALWAYS)
         why = f"rank {rank} caught the signal, but the job is {job.state.value}"
-        return Decision(moved, (ev.DismissRanks((rank,), why),))
+        return Decision(moved, (do.DismissRanks((rank,), why),))
     began = job.state in {JobState.STARTING, JobState.RUNNING}
     job = job.requested(event.why)
     if began:
@@ -305,7 +306,7 @@ def _stop_begun(
 
 def _stop_now(job: Job, event: ev.StopRequested, reason: str) -> Decision:
     """What was not saved by now is lost."""
-    actions: tuple[ev.Action, ...] = ()
+    actions: tuple[do.Action, ...] = ()
     if job.state in DRAINING:
         job, _, actions = dumping.abandon(job, reason)
     if job.exit is not None:
@@ -343,7 +344,7 @@ def _wait_ended(job: Job, event: ev.DeadlinePassed) -> Decision:
             stuck = f"{listed(job.alive())} cannot be killed (waited {job.rules.kill_s:g} s)"
             reason = stuck if job.failure is None else f"{job.failure}; {stuck}"
             told = f"{reason}{fate(job)}"
-            actions = (ev.Sweep(told), ev.Finish(moved.state, FAILED_EXIT, told))
+            actions = (do.Sweep(told), do.Finish(moved.state, FAILED_EXIT, told))
             return Decision(moved._replace(failure=reason), actions)
 
 

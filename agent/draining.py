@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal as signals
 
+from agent import actions as do
 from agent import dumping, holding
 from agent import events as ev
 from agent.dump_plan import Turn, renew
@@ -95,7 +96,7 @@ def take(event: ev.Event, turn: Turn) -> Decision:
 
 
 def drained(
-    job: Job, event: ev.Event, condition: Condition, actions: tuple[ev.Action, ...] = ()
+    job: Job, event: ev.Event, condition: Condition, actions: tuple[do.Action, ...] = ()
 ) -> Decision:
     """The dump is over, in whatever way: stop those that are alive, or let them leave."""
     if job.alive():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from agent import events as ev
+from agent import actions as do
 from agent.job import Dump, Job
 from agent.state import Condition, JobState
 from agent.words import described, listed
@@ -20,7 +20,7 @@ class Turn(NamedTuple):
 
     job: Job
     condition: Condition
-    actions: tuple[ev.Action, ...] = ()
+    actions: tuple[do.Action, ...] = ()
 
 
 def relieve(job: Job, dump: Dump, ranks: Iterable[int], why: str) -> Turn:
@@ -107,7 +107,7 @@ def _commit(
     why = (
         f"step {dump.step} is written by {' and '.join(listed(each) for each in variants)}{remark}"
     )
-    commit = ev.CommitDump(dump.id, dump.step, dump.place, variants, odd, why)
+    commit = do.CommitDump(dump.id, dump.step, dump.place, variants, odd, why)
     return Turn(
         job._replace(dump=dump), Condition.WRITTEN, (commit, renew(job, JobState.COMMITTING))
     )
@@ -127,7 +127,7 @@ def order(
         writing=frozenset(writers),
         digesting=dump.digesting | frozenset(digesters),
     )
-    save = ev.SaveRanks(
+    save = do.SaveRanks(
         dump.id,
         dump.step,
         writers,
@@ -140,9 +140,9 @@ def order(
     return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (save, renew(job)))
 
 
-def renew(job: Job, state: JobState = JobState.DUMPING) -> ev.SetDeadline:
+def renew(job: Job, state: JobState = JobState.DUMPING) -> do.SetDeadline:
     """Something moved: the dump is slow, not stuck."""
-    return ev.SetDeadline(state, job.attempt, job.rules.dump_s)
+    return do.SetDeadline(state, job.attempt, job.rules.dump_s)
 
 
 def give_up(job: Job, dump: Dump, why: str) -> Turn:
@@ -162,7 +162,7 @@ def lament(job: Job, step: int, why: str) -> str:
 def end(job: Job, dump: Dump, outcome: str) -> Turn:
     """No more of this dump; ``outcome``: what became of the attempt's state, in words."""
     job = job._replace(dump=dump, outcome=outcome)
-    return Turn(job, Condition.GIVEN_UP, (ev.AbandonDump(dump.id, outcome),))
+    return Turn(job, Condition.GIVEN_UP, (do.AbandonDump(dump.id, outcome),))
 
 
 def holders(job: Job, dump: Dump) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ Pure, like the controller, which asks here and moves the job by the answer. Theo
 
 from __future__ import annotations
 
+from agent import actions as do
 from agent import events as ev
 from agent.dump_plan import (
     Turn,
@@ -39,8 +40,8 @@ def freeze(job: Job, reason: str, freeze_s: float | None = None) -> Turn:
     within_s = job.rules.freeze_s if freeze_s is None else freeze_s
     dump = Dump(1 if job.dump is None else job.dump.id + 1, ranks, within_s)
     actions = (
-        ev.FreezeRanks(ranks, dump.id, reason),
-        ev.SetDeadline(JobState.FREEZING, job.attempt, within_s),
+        do.FreezeRanks(ranks, dump.id, reason),
+        do.SetDeadline(JobState.FREEZING, job.attempt, within_s),
     )
     return Turn(job._replace(dump=dump), Condition.STATE_HELD, actions)
 

@@ -1,7 +1,6 @@
-"""What can happen to a job (past tense) and what can be done about it (imperative).
+"""What can happen to a job, in the past tense. What can be done about it: ``agent.actions``.
 
-Plain facts: no I/O, no clock. Every action carries its reason in words; the journal, the report
-and the tests read it. A rank here is a local rank's global number.
+Plain facts: no I/O, no clock. A rank here is a local rank's global number.
 """
 
 from __future__ import annotations
@@ -90,11 +89,15 @@ class DeadlinePassed:
 
 @dataclass(frozen=True, slots=True)
 class RankRegistered:
-    """A rank's state can be saved from now on; ``step`` is its newest commit, often resumed."""
+    """A rank's state can be saved from now on; ``step`` is its newest commit, often resumed.
+
+    ``why_fixed``: why it can join no other group of processes; empty: it can.
+    """
 
     rank: int
     attempt: int
     step: int
+    why_fixed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,180 +222,34 @@ class CommitFailed:
     is_place: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RankRejoining:
+    """A survivor has left the training function, and is about to enter it again."""
+
+    rank: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankHung:
+    """A rank is alive and makes no progress while its peers wait for it."""
+
+    rank: int
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacementAged:
+    """One replacement is so long ago that it counts no more."""
+
+
 # fmt: off
 Event = (
     LaunchRequested | WorkerStarted | StartFailed | WorkerExited | StopRequested | ExitRequested
     | SignalReceived | DeadlinePassed | RankRegistered | CheckpointFound | ResumeRefused
     | RankRaised | RankUnreachable | RankStanding | RankFrozen | ShardWritten | StateDigested
-    | SaveFailed | DumpProgressed | DumpCommitted | CommitFailed
-)
-# fmt: on
-
-
-@dataclass(frozen=True, slots=True)
-class StartAttempt:
-    """Start every rank with a fresh store; ``resume``: the checkpoint folder to go on from."""
-
-    attempt: int
-    reason: str
-    resume: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CancelStarts:
-    """Call off the starts that were ordered and have not happened; each answers StartFailed.
-
-    ``now``: do not wait for those that are on their way.
-    """
-
-    reason: str
-    now: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SignalRanks:
-    """Send ``signum`` to the process groups of ``ranks``."""
-
-    ranks: tuple[int, ...]
-    signum: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetDeadline:
-    """Answer DeadlinePassed in ``after_s`` seconds unless the job moved on; ``None``: never."""
-
-    state: JobState
-    attempt: int
-    after_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """Kill what an attempt's workers left behind (their children, adopted by the agent)."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Leave with ``exit_code``."""
-
-    state: JobState
-    exit_code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class HoldRanks:
-    """Let these ranks stay at the end of their step; each answers RankStanding."""
-
-    ranks: tuple[int, ...]
-    dump_id: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProceedRanks:
-    """Let ranks that are held go on to the end of ``step``; each answers RankFrozen there."""
-
-    ranks: tuple[int, ...]
-    dump_id: int
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveRanks:
-    """Let ranks that are held at ``step`` end with 0, by their own training loop."""
-
-    ranks: tuple[int, ...]
-    dump_id: int
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DismissRanks:
-    """Let ranks that caught the signal to stop end by it after all."""
-
-    ranks: tuple[int, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FreezeRanks:
-    """Let these ranks begin no update; each answers RankFrozen."""
-
-    ranks: tuple[int, ...]
-    dump_id: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SaveRanks:
-    """Let ``writers`` write the replicated state as of ``step``, split evenly between them.
-
-    ``digesters`` only say what they hold. ``place``: 0 the script's folder, 1 the fallback. A
-    higher ``round`` of the same dump replaces the orders to write before it: what was written for
-    those no longer counts, unless it is complete and named by ``CommitDump``. ``is_raised``: the
-    failure that is answered is an exception, as far as is known.
-    """
-
-    dump_id: int
-    step: int
-    writers: tuple[int, ...]
-    digesters: tuple[int, ...]
-    place: int
-    reason: str
-    round: int = 0
-    is_raised: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CommitDump:
-    """Add every rank's private state and the manifest, then rename: the dump is complete.
-
-    ``variants``: who wrote each distinct state; the first is the one to go on from, more than one
-    means that the replicas disagreed without a majority. ``odd``: ranks that differ from it.
-    """
-
-    dump_id: int
-    step: int
-    place: int
-    variants: tuple[tuple[int, ...], ...]
-    odd: tuple[int, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AbandonDump:
-    """Give a dump up, perhaps before anything was written; what was written of it is removed."""
-
-    dump_id: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseRanks:
-    """Let ranks that are held at their top go on leaving."""
-
-    ranks: tuple[int, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseRanks:
-    """Tell ranks that asked to go on why they cannot; they leave by themselves."""
-
-    ranks: tuple[int, ...]
-    reason: str
-
-
-# fmt: off
-Action = (
-    StartAttempt | CancelStarts | SignalRanks | SetDeadline | Sweep | Finish | HoldRanks
-    | ProceedRanks | LeaveRanks | DismissRanks | FreezeRanks | SaveRanks | CommitDump
-    | AbandonDump | ReleaseRanks | RefuseRanks
+    | SaveFailed | DumpProgressed | DumpCommitted | CommitFailed | RankRejoining | RankHung
+    | ReplacementAged
 )
 # fmt: on

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from agent.batches import batches
 from agent.listener import loopback_host
-from worker_hooks import protocol
+from worker_hooks import packet, protocol
 
 _ROOT = Path(__file__).parents[1]
 _WARM = Path(__file__).parent / "warm"
@@ -181,7 +181,7 @@ class Forkserver:
         """
         if self.link is None:
             raise BrokenPipeError("the forkserver is not running")
-        protocol.send(self.link, protocol.Spare(pid))
+        packet.send(self.link, protocol.Spare(pid))
 
     def _send(self, message: protocol.Message, fds: Sequence[int] = ()) -> None:
         if self.link is None:
@@ -189,7 +189,7 @@ class Forkserver:
         self.link.setblocking(True)
         self.link.settimeout(60)
         try:
-            protocol.send(self.link, message, fds)
+            packet.send(self.link, message, fds)
         finally:
             self.link.setblocking(False)
 
@@ -197,7 +197,7 @@ class Forkserver:
         """Deliver every message that has arrived; False when the forkserver is gone."""
         while self.link is not None:
             try:
-                message, _ = protocol.receive(self.link)
+                message, _ = packet.receive(self.link)
             except BlockingIOError:
                 return True
             if message is None:

@@ -13,6 +13,7 @@ Pure, like the controller. Theory in five lines:
 
 from __future__ import annotations
 
+from agent import actions as do
 from agent import dumping, patience
 from agent import events as ev
 from agent.dump_plan import Turn, holders, order
@@ -38,7 +39,7 @@ def hold(job: Job, why: str, grace_s: float) -> Turn:
     ranks = job.reachable()
     dump = Dump(1 if job.dump is None else job.dump.id + 1, ranks)
     job = job._replace(dump=dump, exit=Exit(why, grace_s))
-    held = ev.HoldRanks(ranks, dump.id, f"graceful exit: {why}")
+    held = do.HoldRanks(ranks, dump.id, f"graceful exit: {why}")
     return Turn(job, Condition.ALL_GUARDED, (held, _deadline(job)))
 
 
@@ -66,7 +67,7 @@ def agree(job: Job) -> Turn:
     if exit_.step == NEVER:
         step = max(exit_.standing[rank] for rank in ranks)
         why = f"step {step} is the last that a rank has begun"
-        proceed = ev.ProceedRanks(ranks, dump.id, step, why)
+        proceed = do.ProceedRanks(ranks, dump.id, step, why)
         return Turn(
             job._replace(exit=exit_._replace(step=step)), Condition.ANSWERS_AWAITED, (proceed,)
         )
@@ -114,9 +115,9 @@ def delay(job: Job) -> str:
     return f"{listed(late)} did not come to the end of step {exit_.step} {within}"
 
 
-def _deadline(job: Job) -> ev.SetDeadline:
+def _deadline(job: Job) -> do.SetDeadline:
     within_s = patience.hold_s(_exit(job).grace_s, job.rules.freeze_s)
-    return ev.SetDeadline(JobState.HOLDING, job.attempt, within_s)
+    return do.SetDeadline(JobState.HOLDING, job.attempt, within_s)
 
 
 def _exit(job: Job) -> Exit:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterable
 
 from agent.journal import Journal
-from worker_hooks import protocol
+from worker_hooks import packet, protocol
 
 BURST = 32  # messages taken from one line before others have their turn
 RETRY_S = 1.0  # after descriptors ran out
@@ -110,7 +110,7 @@ class Links:
         if line is None:
             return
         try:
-            protocol.send(line.link, message)
+            packet.send(line.link, message)
         except OSError as error:  # gone, or it has read nothing for a hundred messages
             self._drop(line, f"cannot be told {type(message).__name__}: {error.strerror}")
 
@@ -165,10 +165,10 @@ class Links:
             if line.link.fileno() < 0:
                 return  # closed meanwhile
             try:
-                message, fds = protocol.receive(line.link)
+                message, fds = packet.receive(line.link)
             except BlockingIOError:
                 return
-            except (protocol.ProtocolError, OSError) as error:
+            except (packet.ProtocolError, OSError) as error:
                 self._drop(line, str(error))
                 return
             if line.rank < 0 and (why := self._greet(line, message)):

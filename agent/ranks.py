@@ -14,7 +14,8 @@ from agent.batches import order_bytes
 from agent.spec import JobSpec, ProgramKind, Std, UsageError
 from worker_hooks.env import JobEnv, WorkerEnv, visible_devices
 from worker_hooks.layout import RunLayout
-from worker_hooks.protocol import PACKET_BYTES, WorkerOrder
+from worker_hooks.packet import PACKET_BYTES
+from worker_hooks.protocol import WorkerOrder
 
 _RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"

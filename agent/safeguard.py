@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from agent import actions as do
 from agent import events as ev
 from agent.draining import DRAINING
 from agent.journal import Journal
@@ -31,15 +32,15 @@ TRAINING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.HOLDING})
 PATIENCE_S = 30.0  # of ranks that are done, with peers that are not: they may be long at it
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
-ExitAction = ev.HoldRanks | ev.ProceedRanks | ev.LeaveRanks | ev.DismissRanks
+ExitAction = do.HoldRanks | do.ProceedRanks | do.LeaveRanks | do.DismissRanks
 Action = (
     ExitAction
-    | ev.FreezeRanks
-    | ev.SaveRanks
-    | ev.CommitDump
-    | ev.AbandonDump
-    | ev.ReleaseRanks
-    | ev.RefuseRanks
+    | do.FreezeRanks
+    | do.SaveRanks
+    | do.CommitDump
+    | do.AbandonDump
+    | do.ReleaseRanks
+    | do.RefuseRanks
 )
 
 
@@ -196,33 +197,33 @@ class Safeguard:
         assert self._saving is not None
         assert self._greeting is not None
         match action:
-            case ev.HoldRanks() | ev.ProceedRanks() | ev.LeaveRanks() | ev.DismissRanks():
+            case do.HoldRanks() | do.ProceedRanks() | do.LeaveRanks() | do.DismissRanks():
                 self._act_on_exit(action, self._saving)
-            case ev.FreezeRanks():
+            case do.FreezeRanks():
                 self._saving.freeze(action)
-            case ev.SaveRanks():
+            case do.SaveRanks():
                 self._saving.save(action)
-            case ev.CommitDump():
+            case do.CommitDump():
                 self._saving.commit(action)
-            case ev.AbandonDump():
+            case do.AbandonDump():
                 self._saving.abandon()
-            case ev.ReleaseRanks():
+            case do.ReleaseRanks():
                 for rank in action.ranks:
                     self._ward.worker(rank).is_released = rank in self._raised
                     self._links.send(rank, protocol.Release(action.reason))
-            case ev.RefuseRanks():
+            case do.RefuseRanks():
                 self._greeting.refuse(action.ranks, action.reason)
 
     def _act_on_exit(self, action: ExitAction, saving: Saving) -> None:
         match action:
-            case ev.HoldRanks():
+            case do.HoldRanks():
                 saving.hold(action)
-            case ev.ProceedRanks():
+            case do.ProceedRanks():
                 self._agreed = action.step
                 saving.proceed(action)
-            case ev.LeaveRanks(dump_id=dump_id, step=step, reason=reason):
+            case do.LeaveRanks(dump_id=dump_id, step=step, reason=reason):
                 self._tell(action.ranks, protocol.Leave(dump_id, step, reason))
-            case ev.DismissRanks():
+            case do.DismissRanks():
                 self._tell(action.ranks, protocol.Dismiss(action.reason))
 
     def _tell(self, ranks: Sequence[int], message: protocol.Message) -> None:

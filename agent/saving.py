@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from agent import actions as do
 from agent import events as ev
 from agent.announcement import sentences
 from agent.dump import Draft, Order, Saved
@@ -37,7 +38,7 @@ Answer = (
 class _Dump(NamedTuple):
     """A dump under way in one place."""
 
-    action: ev.SaveRanks  # the first order
+    action: do.SaveRanks  # the first order
     draft: Draft
     began_s: float  # monotonic
 
@@ -86,7 +87,7 @@ class Saving:
         self._frozen_s: float | None = None  # monotonic: the order to freeze; or all stood still
         self._why = ""  # the failure that the dump answers
         self._trouble = ""  # with the place that was tried last
-        self._order: ev.SaveRanks | None = None  # the newest
+        self._order: do.SaveRanks | None = None  # the newest
         self._owed: defaultdict[int, deque[int]] = defaultdict(deque)  # rank -> rounds to answer
         self._written: dict[int, protocol.Written] = {}
 
@@ -96,19 +97,19 @@ class Saving:
 
     # --- what is decided ------------------------------------------------------------------------
 
-    def hold(self, action: ev.HoldRanks) -> None:
+    def hold(self, action: do.HoldRanks) -> None:
         """Order ranks to stay at the end of their step."""
         self._open(action)
         for rank in action.ranks:
             self._links.send(rank, protocol.Hold(action.dump_id))
 
-    def proceed(self, action: ev.ProceedRanks) -> None:
+    def proceed(self, action: do.ProceedRanks) -> None:
         """Order ranks that stay to go on to the end of one step."""
         self._frozen_s = None  # how long they train until then is not the dump's time
         for rank in action.ranks:
             self._links.send(rank, protocol.Proceed(action.dump_id, action.step))
 
-    def _open(self, action: ev.HoldRanks | ev.FreezeRanks) -> None:
+    def _open(self, action: do.HoldRanks | do.FreezeRanks) -> None:
         if action.dump_id != self._dump_id:
             self._dump_id = action.dump_id
             self._frozen_s = time.monotonic()
@@ -116,14 +117,14 @@ class Saving:
             self._owed.clear()
             self._written.clear()
 
-    def freeze(self, action: ev.FreezeRanks) -> None:
+    def freeze(self, action: do.FreezeRanks) -> None:
         """Order ranks to begin no update."""
         self._open(action)
         for rank in action.ranks:
             grace_s = self._spec.dump.update_grace_s
             self._links.send(rank, protocol.Freeze(action.dump_id, grace_s))
 
-    def save(self, action: ev.SaveRanks) -> None:
+    def save(self, action: do.SaveRanks) -> None:
         """Order ranks to digest now, and to write once the folder is there."""
         if self._frozen_s is None:
             self._frozen_s = time.monotonic()
@@ -147,7 +148,7 @@ class Saving:
         self._scribe.do(draft.begin, lambda done: self._on_begun(begun, done))
         self._call_later(self._spec.dump.stall_s / 2, self._lose_patience, begun)
 
-    def _layout(self, action: ev.SaveRanks) -> DumpLayout | None:
+    def _layout(self, action: do.SaveRanks) -> DumpLayout | None:
         """The folder to save into, under its name; ``None``: the script names none."""
         writers, step, record_id = action.writers, action.step, self._spec.record_id
         if action.place:
@@ -180,11 +181,11 @@ class Saving:
         if self._order is not None:
             self._post(ev.DumpProgressed(self._order.writers[0], self._order.dump_id))
 
-    def _fail(self, action: ev.SaveRanks, why: str) -> None:
+    def _fail(self, action: do.SaveRanks, why: str) -> None:
         self._trouble = why
         self._post(ev.SaveFailed(action.writers[0], action.dump_id, why, True, action.round))
 
-    def _tell_writers(self, draft: Draft, action: ev.SaveRanks) -> None:
+    def _tell_writers(self, draft: Draft, action: do.SaveRanks) -> None:
         folder, parts = str(draft.layout.unfinished), len(action.writers)
         for part, rank in enumerate(action.writers):
             order = protocol.Save(action.dump_id, action.step, folder, part, parts)
@@ -194,7 +195,7 @@ class Saving:
         self._owed[rank].append(number)
         self._links.send(rank, order)
 
-    def commit(self, action: ev.CommitDump) -> None:
+    def commit(self, action: do.CommitDump) -> None:
         """Complete the dump; answered by exactly one DumpCommitted or CommitFailed."""
         dump = self._dump
         if dump is None:
@@ -216,7 +217,7 @@ class Saving:
         )
 
     def _on_committed(
-        self, dump: _Dump, action: ev.CommitDump, began_s: float, done: Saved | Exception
+        self, dump: _Dump, action: do.CommitDump, began_s: float, done: Saved | Exception
     ) -> None:
         if isinstance(done, Exception):
             is_place = isinstance(done, OSError)
@@ -300,7 +301,7 @@ class _Pace:
             self._scribe.tell(self._tell)
 
 
-def _place(action: ev.SaveRanks) -> tuple[int, int, int]:
+def _place(action: do.SaveRanks) -> tuple[int, int, int]:
     return action.dump_id, action.step, action.place
 
 

@@ -15,7 +15,7 @@ from agent.forkserver import Forkserver
 from agent.journal import Journal
 from agent.store import Store
 from agent.worker import end_child
-from worker_hooks import protocol
+from worker_hooks import packet, protocol
 
 DEATHS = 5  # of forkservers in one attempt; then starts fail instead of being tried again
 END_S = 2.0  # for SIGKILL, which needs milliseconds
@@ -170,7 +170,7 @@ class Starter:
                 self._store.on_forked(message)
                 self._send()
             case _:
-                raise protocol.ProtocolError(f"not for an agent: {message}")
+                raise packet.ProtocolError(f"not for an agent: {message}")
 
     def _send(self) -> None:
         """Order who waits, once the forkserver is ready and no old store can answer."""

@@ -9,6 +9,7 @@ import signal as signals
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agent import actions as do
 from agent import events as ev
 from agent.job import Exit, Job
 from agent.restarts import judge
@@ -25,7 +26,7 @@ class Decision:
     """The job after an event, what to do, and whether the event was only noted."""
 
     job: Job
-    actions: tuple[ev.Action, ...] = ()
+    actions: tuple[do.Action, ...] = ()
 
 
 def move(job: Job, event: ev.Event, condition: Condition) -> Job:
@@ -49,8 +50,8 @@ def begin(job: Job, reason: str) -> Decision:
         exit=None,
         outcome="",
     )
-    deadline = ev.SetDeadline(JobState.STARTING, job.attempt, job.rules.start_s)
-    return Decision(begun, (ev.StartAttempt(job.attempt, reason, job.resume), deadline))
+    deadline = do.SetDeadline(JobState.STARTING, job.attempt, job.rules.start_s)
+    return Decision(begun, (do.StartAttempt(job.attempt, reason, job.resume), deadline))
 
 
 def stop(job: Job, signum: int, reason: str) -> Decision:
@@ -62,31 +63,31 @@ def stop(job: Job, signum: int, reason: str) -> Decision:
     running = job.having(RankState.RUNNING)
     asked = [rank for rank in running if rank not in job.raised | job.refused]
     held = tuple(rank for rank in running if rank in job.raised)
-    actions: tuple[ev.Action, ...] = signal_ranks(asked, signum, reason)
+    actions: tuple[do.Action, ...] = signal_ranks(asked, signum, reason)
     if held:
-        actions += (ev.ReleaseRanks(held, reason),)
+        actions += (do.ReleaseRanks(held, reason),)
     if job.having(RankState.PENDING):
-        actions += (ev.CancelStarts(reason),)
+        actions += (do.CancelStarts(reason),)
     return Decision(job, (*actions, _patience(job, job.rules.grace_s)))
 
 
-def _patience(job: Job, seconds: float) -> ev.SetDeadline:
-    return ev.SetDeadline(JobState.STOPPING, job.attempt, seconds)
+def _patience(job: Job, seconds: float) -> do.SetDeadline:
+    return do.SetDeadline(JobState.STOPPING, job.attempt, seconds)
 
 
 def leave(job: Job, exit_: Exit, reason: str) -> Decision:
     """Let ranks that stay at one step end with 0; those that cannot be told so are signalled."""
     job = job._replace(sent_signal=signals.SIGTERM)
     told = tuple(rank for rank in job.reachable() if rank not in job.raised)
-    actions: tuple[ev.Action, ...] = ()
+    actions: tuple[do.Action, ...] = ()
     if told:
         assert job.dump is not None
-        actions = (ev.LeaveRanks(told, job.dump.id, exit_.step, reason),)
+        actions = (do.LeaveRanks(told, job.dump.id, exit_.step, reason),)
     held = tuple(rank for rank in job.having(RankState.RUNNING) if rank in job.raised)
     rest = [rank for rank in job.having(RankState.RUNNING) if rank not in {*told, *held}]
     actions += signal_ranks(rest, signals.SIGTERM, reason)
     if held:
-        actions += (ev.ReleaseRanks(held, reason),)
+        actions += (do.ReleaseRanks(held, reason),)
     job = job._replace(exit=exit_._replace(leaving=frozenset(told)))
     return Decision(job, (*actions, _patience(job, leave_s(job))))
 
@@ -98,12 +99,12 @@ def leave_s(job: Job) -> float:
 
 def kill(job: Job, reason: str) -> Decision:
     """No more asking."""
-    deadline = ev.SetDeadline(JobState.KILLING, job.attempt, job.rules.kill_s)
-    actions: tuple[ev.Action, ...] = signal_ranks(
+    deadline = do.SetDeadline(JobState.KILLING, job.attempt, job.rules.kill_s)
+    actions: tuple[do.Action, ...] = signal_ranks(
         job.having(RankState.RUNNING), signals.SIGKILL, reason
     )
     if job.having(RankState.PENDING):
-        actions += (ev.CancelStarts(reason, now=True),)
+        actions += (do.CancelStarts(reason, now=True),)
     return Decision(job, (*actions, deadline))
 
 
@@ -111,7 +112,7 @@ def succeed(job: Job, event: ev.Event) -> Decision:
     """The last rank left with 0, like all others, and nobody had to tell it."""
     reason = "every rank left with 0"
     done = move(job, event, Condition.ALL_SUCCEEDED)
-    return Decision(done, (ev.Sweep(reason), ev.Finish(done.state, 0, reason)))
+    return Decision(done, (do.Sweep(reason), do.Finish(done.state, 0, reason)))
 
 
 def all_gone(job: Job, event: ev.Event) -> Decision:
@@ -120,8 +121,8 @@ def all_gone(job: Job, event: ev.Event) -> Decision:
     moved = move(job, event, condition)
     if condition is Condition.BUDGET_LEFT:
         begun = begin(moved._replace(attempt=job.attempt + 1), reason)
-        return Decision(begun.job, (ev.Sweep(reason), *begun.actions))
-    return Decision(moved, (ev.Sweep(reason), ev.Finish(moved.state, _exit_code(job), reason)))
+        return Decision(begun.job, (do.Sweep(reason), *begun.actions))
+    return Decision(moved, (do.Sweep(reason), do.Finish(moved.state, _exit_code(job), reason)))
 
 
 def _exit_code(job: Job) -> int:
@@ -133,6 +134,6 @@ def _exit_code(job: Job) -> int:
     return SIGNAL_EXIT_BASE + (signals.SIGTERM if job.stop_signal is None else job.stop_signal)
 
 
-def signal_ranks(ranks: Sequence[int], signum: int, reason: str) -> tuple[ev.Action, ...]:
+def signal_ranks(ranks: Sequence[int], signum: int, reason: str) -> tuple[do.Action, ...]:
     """The action, unless there is nobody to signal."""
-    return (ev.SignalRanks(tuple(ranks), signum, reason),) if ranks else ()
+    return (do.SignalRanks(tuple(ranks), signum, reason),) if ranks else ()

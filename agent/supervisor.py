@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from agent import actions as do
 from agent import events as ev
 from agent import worker as processes
 from agent.controller import decide
@@ -273,26 +274,26 @@ class Supervisor:
 
     # --- actions out ---------------------------------------------------------------------------
 
-    def _act(self, action: ev.Action) -> None:
+    def _act(self, action: do.Action) -> None:
         match action:
-            case ev.StartAttempt():
+            case do.StartAttempt():
                 self._start_attempt(action)
-            case ev.CancelStarts():
+            case do.CancelStarts():
                 self._starter.cancel(action.reason, now=action.now)
-            case ev.SignalRanks():
+            case do.SignalRanks():
                 self._signal(action)
-            case ev.SetDeadline():
+            case do.SetDeadline():
                 self._set_deadline(action)
-            case ev.Sweep():
+            case do.Sweep():
                 self._sweep()
-            case ev.Finish():
+            case do.Finish():
                 self._finish(action)
-            case ev.RefuseRanks():
+            case do.RefuseRanks():
                 self._refuse(action)
             case _:
                 self._safeguard.act(action)
 
-    def _start_attempt(self, action: ev.StartAttempt) -> None:
+    def _start_attempt(self, action: do.StartAttempt) -> None:
         if action.attempt > 0:
             self._say(action.reason)
         orders = self._plan(action.attempt, action.resume is not None)
@@ -305,7 +306,7 @@ class Supervisor:
         self._output.begin(action.attempt, orders)
         self._starter.start(action.attempt, orders)
 
-    def _signal(self, action: ev.SignalRanks) -> None:
+    def _signal(self, action: do.SignalRanks) -> None:
         stopping = self._job.state in {JobState.STOPPING, JobState.KILLING}
         for rank in action.ranks:
             worker = self._workers[rank]
@@ -316,14 +317,14 @@ class Supervisor:
                 else:  # for the rank, not for the programs it started
                     processes.signal_one(worker.pid, action.signum)
 
-    def _refuse(self, action: ev.RefuseRanks) -> None:
+    def _refuse(self, action: do.RefuseRanks) -> None:
         """What each rank says then in its log, is said to people once and by msrun."""
         self._output.hush()
         for rank in action.ranks:
             self._workers[rank].told = True
         self._safeguard.act(action)
 
-    def _set_deadline(self, action: ev.SetDeadline) -> None:
+    def _set_deadline(self, action: do.SetDeadline) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -343,7 +344,7 @@ class Supervisor:
         self._unclaimed.clear()
         self._attempt_ended(self._job.state, tuple(self._workers.values()))
 
-    def _finish(self, action: ev.Finish) -> None:
+    def _finish(self, action: do.Finish) -> None:
         workers = tuple(self._workers.values())
         job = self._job
         self._ending = Ending(

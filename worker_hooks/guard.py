@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from worker_hooks import hold, protocol, saving
+from worker_hooks import hold, packet, protocol, saving
 from worker_hooks.beacon import Beacon
 from worker_hooks.env import Told
 from worker_hooks.gate import Gate, Stand
@@ -129,7 +129,7 @@ class Guard:
         try:
             hello = protocol.Hello(*who, self.ckpt_save_path, wants_resume, *self._files)
             answer = link.ask(hello, VERIFY_S if wants_resume else ANSWER_S)
-        except (OSError, protocol.ProtocolError) as error:
+        except (OSError, packet.ProtocolError) as error:
             log.warning("nothing guards rank %d: %s", self.told.rank, error)
             answer = None
         if not isinstance(answer, protocol.Welcome):  # e.g. a child of a rank: the rank is guarded

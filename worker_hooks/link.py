@@ -14,7 +14,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 
-from worker_hooks import protocol
+from worker_hooks import packet, protocol
 
 ANSWER_S = 30.0  # for the first word of an agent that has a thousand ranks to greet
 VERIFY_S = 1800.0  # for an agent that has to read a large checkpoint first
@@ -53,7 +53,7 @@ class Link:
             OSError: the agent is gone.
         """
         with self._sending:
-            protocol.send(self._socket, message, fds)
+            packet.send(self._socket, message, fds)
 
     def ask(self, message: protocol.Message, within_s: float = ANSWER_S) -> protocol.Message | None:
         """Send one message and wait for the answer; ``None``: the agent wants nothing of us.
@@ -63,7 +63,7 @@ class Link:
         """
         self.send(message)
         self._socket.settimeout(within_s)
-        answer, _ = protocol.receive(self._socket)
+        answer, _ = packet.receive(self._socket)
         return answer
 
     def listen(
@@ -76,7 +76,7 @@ class Link:
             awake: called each time that one can be read.
 
         Raises:
-            protocol.ProtocolError: the agent speaks another version.
+            packet.ProtocolError: the agent speaks another version.
         """
         self._socket.settimeout(None)
         waiting = select.poll()
@@ -89,7 +89,7 @@ class Link:
             if other in ready:
                 awake()
         try:
-            return protocol.receive(self._socket)[0]
+            return packet.receive(self._socket)[0]
         except OSError:
             return None
 

@@ -1,31 +1,19 @@
 """What processes of one node say to each other: small messages over a local socket.
 
-A message is one JSON object in one packet of a ``SOCK_SEQPACKET`` Unix socket: the kernel keeps
-the borders, several writers do not mix, and a reader never waits for the rest of a message. No
-pickle: what arrives can be trusted to be data. File descriptors travel beside a message. Messages
-are named tuples, not dataclasses: a forkserver is up 20 ms earlier without that import.
+How they travel is :mod:`worker_hooks.packet`'s business. Messages are named tuples, not
+dataclasses: a forkserver is up 20 ms earlier without that import.
 
     agent -> forkserver    StartWorkers, StartStore, Preload, Spare
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
     hooks -> agent         Hello, Registered, Raised, Leaving, ExitRequested, Standing,
-                           Frozen, Written, Digested, SaveFailed, Progress
-    agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss
+                           Frozen, Written, Digested, SaveFailed, Progress, Rejoining, Stack
+    agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
+                           GoOn, Inspect
 """
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-from collections.abc import Sequence
-from functools import cache
-from typing import Any, NamedTuple, get_args, get_type_hints
-
-PACKET_BYTES = 200_000  # below Linux's default socket buffer (net.core.wmem_default, 212,992)
-
-
-class ProtocolError(Exception):
-    """The peer sent something this version does not know."""
+from typing import NamedTuple
 
 
 class WorkerOrder(NamedTuple):
@@ -40,10 +28,11 @@ class WorkerOrder(NamedTuple):
 
 
 class StartWorkers(NamedTuple):
-    """Start these workers, all of one attempt."""
+    """Start these workers, all of one attempt; ``keeps``: those of attempts before live on."""
 
     attempt: int
     workers: tuple[WorkerOrder, ...]
+    keeps: bool = False
 
 
 class StartStore(NamedTuple):
@@ -118,6 +107,7 @@ class Welcome(NamedTuple):
     fallback: str = ""  # where to save when ckpt_save_path cannot be written
     update_grace_s: float = 10.0
     stall_s: float = 20.0  # a dump without progress for so long is given up
+    is_barred: bool = False  # no update may begin before GoOn: peers are still on their way
 
 
 class Registered(NamedTuple):
@@ -126,6 +116,7 @@ class Registered(NamedTuple):
     rank: int
     attempt: int
     step: int
+    why_fixed: str = ""  # why this rank can join no other group of processes; empty: it can
 
 
 class Raised(NamedTuple):
@@ -209,7 +200,8 @@ class Frozen(NamedTuple):
 class Save(NamedTuple):
     """Digest the replicated state as of ``step``; ``parts`` > 0: write part ``part`` of it, too.
 
-    ``folder`` is the dump's folder while it is written (``..._tmp``), made by the agent.
+    ``folder`` is the dump's folder while it is written (``..._tmp``), made by the agent; of a quick
+    one it is the file itself, in memory that is the agent's.
     """
 
     dump_id: int
@@ -217,6 +209,7 @@ class Save(NamedTuple):
     folder: str
     part: int = 0
     parts: int = 0
+    is_quick: bool = False  # to memory: no checksum, and a digest that only finds accidents
 
 
 class Written(NamedTuple):
@@ -265,6 +258,46 @@ class Release(NamedTuple):
     reason: str
 
 
+class Rejoin(NamedTuple):
+    """Leave the broken group of processes and go on in a new one, from a checkpoint in memory.
+
+    ``attempt`` is the rank's from now on, ``path`` the checkpoint.
+    """
+
+    attempt: int
+    path: str
+    reason: str
+
+
+class Rejoining(NamedTuple):
+    """The main thread has left the training function, and is about to enter it again."""
+
+    rank: int
+    attempt: int  # the new one
+
+
+class GoOn(NamedTuple):
+    """Every rank has joined: updates may begin."""
+
+    attempt: int
+
+
+class Inspect(NamedTuple):
+    """Write all threads' stacks to the rank's log, and say what the main thread waits for."""
+
+    id: int
+
+
+class Stack(NamedTuple):
+    """Where the main thread stands."""
+
+    rank: int
+    attempt: int
+    id: int
+    is_in_collective: bool
+    text: str  # its innermost lines, for people
+
+
 Message = (
     StartWorkers
     | StartStore
@@ -293,94 +326,9 @@ Message = (
     | SaveFailed
     | Progress
     | Release
+    | Rejoin
+    | Rejoining
+    | GoOn
+    | Inspect
+    | Stack
 )
-_KINDS = {kind.__name__: kind for kind in get_args(Message)}
-
-
-def encode(message: Message) -> bytes:
-    """One packet's bytes.
-
-    Raises:
-        ValueError: the message is larger than a packet may be.
-    """
-    fields = message._asdict()
-    if isinstance(message, StartWorkers):
-        fields["workers"] = [order._asdict() for order in message.workers]
-    packet = json.dumps({"kind": type(message).__name__, **fields}).encode()
-    if len(packet) > PACKET_BYTES:
-        raise ValueError(f"{type(message).__name__} of {len(packet)} bytes is over {PACKET_BYTES}")
-    return packet
-
-
-def decode(packet: bytes) -> Message:
-    """The message in a packet.
-
-    Raises:
-        ProtocolError: not a message, or not one this version knows.
-    """
-    try:
-        fields = json.loads(packet)
-        kind = _KINDS[fields.pop("kind")]
-        if kind is StartWorkers:
-            orders = tuple(_order(order) for order in fields["workers"])
-            return StartWorkers(int(fields["attempt"]), orders)
-        if kind is Preload:
-            return Preload(tuple(fields["modules"]))
-        message: Message = kind(**fields)
-        _check(message)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ProtocolError(f"unreadable message {packet[:80]!r}: {error!r}") from error
-    return message
-
-
-def _check(message: Message) -> None:
-    """Refuse fields of another type than declared: what arrives is used as it is."""
-    kind: Any = type(message)  # a class can be hashed
-    for declared, value in zip(_declared(kind), message, strict=True):
-        if type(value) is not declared and (declared, type(value)) != (float, int):
-            raise TypeError(f"{value!r:.40} is no {declared.__name__}")
-
-
-@cache
-def _declared(kind: Any) -> tuple[type, ...]:
-    return tuple(get_type_hints(kind).values())
-
-
-def _order(fields: dict[str, object]) -> WorkerOrder:
-    order = WorkerOrder(**fields)  # type: ignore[arg-type]  # a wrong field raises TypeError
-    return WorkerOrder(
-        order.rank,
-        tuple(order.argv),
-        dict(order.environ),
-        order.stdout,
-        order.stderr,
-        tuple(order.cpus),
-    )
-
-
-def send(link: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
-    """Send one message, with file descriptors beside it.
-
-    Raises:
-        OSError: the peer is gone.
-    """
-    socket.send_fds(link, [encode(message)], list(fds))
-
-
-def receive(link: socket.socket) -> tuple[Message | None, list[int]]:
-    """The next message and the descriptors that came with it; ``None`` when the peer is gone.
-
-    Raises:
-        ProtocolError: the peer sent something unknown.
-        BlockingIOError: the link does not block and holds no message.
-    """
-    try:
-        packet, fds, _flags, _address = socket.recv_fds(link, PACKET_BYTES, 4)
-    except ConnectionError:
-        return None, []
-    try:
-        return (decode(packet) if packet else None), fds
-    except ProtocolError:
-        for fd in fds:
-            os.close(fd)
-        raise

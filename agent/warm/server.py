@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from agent.warm import adoption, child, imports, leave, store, streams, traces
 from agent.warm.leftovers import end_leftovers
-from worker_hooks import protocol
+from worker_hooks import packet, protocol
 
 # A batch system may signal every process of a job: ranks need the store while they save.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -68,7 +68,7 @@ def serve_warm(text: str, root: str) -> None:
     gc.freeze()
     threads = imports.threads()
     problem = problem or imports.why_not_fork()
-    protocol.send(link, protocol.Ready(time.monotonic() - started, problem))
+    packet.send(link, protocol.Ready(time.monotonic() - started, problem))
     order, _ = _serve(link, orders)
     child.rename(comm)
     link.close()
@@ -93,7 +93,7 @@ def serve_cold(text: str) -> None:
     orders = read_orders(text)
     child.rename("msrun-fork")
     link = _link(orders)
-    protocol.send(link, protocol.Ready(0.0))
+    packet.send(link, protocol.Ready(0.0))
     order, attempt = _serve(link, orders)
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)  # ignored by Python, and exec would pass that on
@@ -106,7 +106,7 @@ def serve_cold(text: str) -> None:
         os.execvpe(order.argv[0], order.argv, environ)
     except OSError as error:
         why = f"cannot run {order.argv[0]}: {error.strerror}"
-        protocol.send(link, protocol.ForkFailed(order.rank, attempt, why))
+        packet.send(link, protocol.ForkFailed(order.rank, attempt, why))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
@@ -121,7 +121,7 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
     sessions: dict[int, int] = {}  # of the present attempt's workers: id -> attempt
     spared: set[int] = set()  # of them, those that save by themselves if the agent dies
     while True:
-        message, fds = protocol.receive(link)
+        message, fds = packet.receive(link)
         match message:
             case protocol.StartWorkers():
                 forked = adoption.fork_adopted(len(message.workers))
@@ -147,7 +147,7 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
                 end_leftovers(orders.record_id, frozenset(sessions) - {0}, frozenset(spared))
                 os._exit(0)
             case _:
-                raise protocol.ProtocolError(f"not for a forkserver: {message}")
+                raise packet.ProtocolError(f"not for a forkserver: {message}")
 
 
 def _announce(
@@ -155,9 +155,9 @@ def _announce(
 ) -> None:
     for order, (pid, why) in zip(message.workers, forked, strict=True):
         if pid:
-            protocol.send(link, protocol.Forked(order.rank, message.attempt, pid))
+            packet.send(link, protocol.Forked(order.rank, message.attempt, pid))
         else:
-            protocol.send(link, protocol.ForkFailed(order.rank, message.attempt, why))
+            packet.send(link, protocol.ForkFailed(order.rank, message.attempt, why))
 
 
 def _become(link: socket.socket, order: protocol.WorkerOrder, attempt: int, agent_pid: int) -> None:
@@ -165,14 +165,14 @@ def _become(link: socket.socket, order: protocol.WorkerOrder, attempt: int, agen
         child.become(order, agent_pid)
     except OSError as error:
         why = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-        protocol.send(link, protocol.ForkFailed(order.rank, attempt, why))
+        packet.send(link, protocol.ForkFailed(order.rank, attempt, why))
         os._exit(126)
 
 
 def _fork_store(link: socket.socket, message: protocol.StartStore, fd: int, agent_pid: int) -> None:
     forked = adoption.fork_adopted(1)
     if not isinstance(forked, int):
-        protocol.send(link, protocol.StoreForked(message.attempt, *forked[0]))
+        packet.send(link, protocol.StoreForked(message.attempt, *forked[0]))
         return
     try:
         child.detach(agent_pid)
@@ -191,4 +191,4 @@ def _warm_up(link: socket.socket, modules: tuple[str, ...], search_path: str | N
     problem = problem or imports.hidden(search_path, before) or imports.why_not_fork()
     gc.freeze()
     if problem:
-        protocol.send(link, protocol.Ready(0.0, problem))
+        packet.send(link, protocol.Ready(0.0, problem))

@@ -31,7 +31,7 @@ import torch
 from table import machine
 from torch import nn
 
-from worker_hooks import TrainState, protocol
+from worker_hooks import TrainState, packet, protocol
 from worker_hooks.env import HOOKS
 from worker_hooks.ledger import Ledger, Position
 from worker_hooks.loader import Feed
@@ -195,12 +195,12 @@ def guard() -> None:
 def welcome(listener: socket.socket) -> None:
     link, _ = listener.accept()
     pages: list[int] = []  # held, as the agent does
-    while (heard := protocol.receive(link))[0] is not None:
+    while (heard := packet.receive(link))[0] is not None:
         pages += heard[1]
         if isinstance(heard[0], protocol.Hello):
-            protocol.send(link, protocol.Welcome(""))
+            packet.send(link, protocol.Welcome(""))
         elif isinstance(heard[0], protocol.Leaving):
-            protocol.send(link, protocol.Release("the bench is over"))
+            packet.send(link, protocol.Release("the bench is over"))
 
 
 def extras(training: Training) -> Iterator[float]:

@@ -16,6 +16,7 @@ import pytest
 from checkpoints import saved
 from jobs import WORKERS, Job, Launcher, poll
 
+from agent import actions as do
 from agent import events as ev
 from agent import links, records, scribe
 from agent.controller import decide
@@ -27,7 +28,7 @@ from agent.remembered import remembered
 from agent.saving import Saving
 from agent.spec import DumpSpec, JobSpec, Program, ProgramKind, UsageError
 from agent.state import JobState
-from worker_hooks import manifest, protocol, seal
+from worker_hooks import manifest, packet, protocol, seal
 from worker_hooks.layout import DumpLayout
 
 STEP_5 = "tft_saved_checkpoints-step_5"
@@ -261,7 +262,7 @@ def test_a_dump_that_is_stuck_everywhere_ends_soon_whatever_the_ranks() -> None:
         job, stalls = decided.job, stalls + 1
     assert stalls == 4  # two in each place
     assert "ranks 0, 1, 2, 4, 5, 6, 7, 8, ... made no progress in 20 s" in job.outcome
-    assert isinstance(decided.actions[0], ev.AbandonDump)
+    assert isinstance(decided.actions[0], do.AbandonDump)
 
 
 # --- lines ----------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ def test_descriptors_beside_an_empty_packet_are_closed(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
         rank.connect("\0" + name_of(door))
-        protocol.send(rank, protocol.Hello(0, 0, os.getpid(), str(tmp_path), False))
+        packet.send(rank, protocol.Hello(0, 0, os.getpid(), str(tmp_path), False))
         socket.send_fds(rank, [b""], [0, 0, 0])
         while not lost:
             loop.run_until_complete(asyncio.sleep(0.01))
@@ -369,8 +370,8 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
         lambda _: None,
         lambda *args: later.append(args),
     )
-    saving.freeze(ev.FreezeRanks((0,), 1, ""))
-    saving.save(ev.SaveRanks(1, 5, (0,), (), 0, ""))
+    saving.freeze(do.FreezeRanks((0,), 1, ""))
+    saving.save(do.SaveRanks(1, 5, (0,), (), 0, ""))
     (after_s, check, dump) = later.pop()
     assert after_s == 2.0
     check(dump)
@@ -378,7 +379,7 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
     assert (failed.rank, failed.is_place) == (0, True)
     assert failed.why == f"no folder can be made within 2 s: {tmp_path / 'nfs'}"
     assert not sent[1:]
-    saving.save(ev.SaveRanks(1, 5, (0,), (), 1, "", round=1))
+    saving.save(do.SaveRanks(1, 5, (0,), (), 1, "", round=1))
     poll(lambda: sent[1:], within_s=5)
     assert sent[-1][1].folder == str(tmp_path / "dumps" / f"{STEP_5}.id_tmp")
     later.pop()[1](dump)  # too late to matter

@@ -15,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from worker_hooks import protocol
+from worker_hooks import packet, protocol
 from worker_hooks.page import Page
 
 ROOT = Path(__file__).parents[2]
@@ -85,10 +85,10 @@ class Guarded:
             page.close()
 
     def say(self, message: protocol.Message) -> None:
-        protocol.send(self.link, message)
+        packet.send(self.link, message)
 
     def hear(self) -> tuple[protocol.Message | None, list[int]]:
-        return protocol.receive(self.link)
+        return packet.receive(self.link)
 
     def page(self) -> Page:
         """The status page, once the state is registered."""

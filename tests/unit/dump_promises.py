@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicas import OLD_PATH
 
+from agent import actions as do
 from agent import events as ev
 from agent.job import Job
 from agent.state import JobState
@@ -40,14 +41,14 @@ class DumpWatch:
         self.open = False
         self.is_held = False  # ranks stay, and nothing is ordered to be written yet
         self.frozen: dict[int, ev.RankFrozen] = {}
-        self.orders: list[ev.SaveRanks] = []
+        self.orders: list[do.SaveRanks] = []
         self.asked: set[int] = set()  # for a digest or a part
         self.digests: dict[int, str] = {}
         self.written: dict[tuple[int, int], str] = {}  # rank, round
         self.stuck: Counter[int] = Counter()  # orders in a place
         self.failed: set[int] = set()  # as they said, or out of patience
         self.full: set[int] = set()  # places
-        self.commit: ev.CommitDump | None = None
+        self.commit: do.CommitDump | None = None
         self.gave_up_commit = False
         # --- of the job
         self.path = self.node.job.resume
@@ -123,7 +124,7 @@ class DumpWatch:
         state = self.node.job.state
         if before.state in {JobState.STOPPING, JobState.KILLING} and event.rank not in self.held:
             if not any(
-                isinstance(each, ev.ReleaseRanks) and event.rank in each.ranks
+                isinstance(each, do.ReleaseRanks) and event.rank in each.ranks
                 for each in self.watch.actions
             ):
                 self.broken(f"rank {event.rank} is held for ever while the job is {state.value}")
@@ -200,20 +201,20 @@ class DumpWatch:
 
     # --- what the controller ordered
 
-    def ordered(self, action: ev.Action) -> None:
+    def ordered(self, action: do.Action) -> None:
         match action:
-            case ev.FreezeRanks():
+            case do.FreezeRanks():
                 self.freeze(action)
-            case ev.SaveRanks():
+            case do.SaveRanks():
                 self.save(action)
-            case ev.CommitDump():
+            case do.CommitDump():
                 self.check_commit(action)
-            case ev.AbandonDump():
+            case do.AbandonDump():
                 self.abandon(action)
-            case ev.RefuseRanks():
+            case do.RefuseRanks():
                 if not self.is_refused or set(action.ranks) - self.watch.running:
                     self.broken(f"{action}: nobody waits for that")
-            case ev.ReleaseRanks():
+            case do.ReleaseRanks():
                 loose = set(action.ranks) - self.watch.running - self.held
                 if loose or not action.ranks:
                     self.broken(f"{action}: ranks {sorted(loose)} are not held")
@@ -225,7 +226,7 @@ class DumpWatch:
         self.begin(dump_id)
         self.is_held = True
 
-    def freeze(self, action: ev.FreezeRanks) -> None:
+    def freeze(self, action: do.FreezeRanks) -> None:
         if self.open or action.dump_id <= self.last_id:
             self.broken(f"{action} while dump {self.last_id} is open or known")
         if not action.ranks or set(action.ranks) != self.reachable():
@@ -240,7 +241,7 @@ class DumpWatch:
         self.asked, self.failed, self.full = set(), set(), set()
         self.commit, self.gave_up_commit = None, False
 
-    def save(self, action: ev.SaveRanks) -> None:
+    def save(self, action: do.SaveRanks) -> None:
         ranks = {*action.writers, *action.digesters}
         first = not self.orders
         if self.is_held:  # all stay at one step, and it is saved now
@@ -268,7 +269,7 @@ class DumpWatch:
         self.orders.append(action)
         self.asked |= ranks
 
-    def check_commit(self, action: ev.CommitDump) -> None:
+    def check_commit(self, action: do.CommitDump) -> None:
         if not self.open or self.commit is not None or action.dump_id != self.last_id:
             self.broken(f"{action}: no such dump is being written")
         writers = [rank for variant in action.variants for rank in variant]
@@ -283,7 +284,7 @@ class DumpWatch:
         self.check_vote(action, digests)
         self.commit = action
 
-    def check_variant(self, action: ev.CommitDump, variant: tuple[int, ...]) -> str:
+    def check_variant(self, action: do.CommitDump, variant: tuple[int, ...]) -> str:
         """Full coverage is what the disk says: every part, of one step and one state."""
         disk = self.node.replicas.disk
         files = [disk.files.get((action.dump_id, action.place, rank)) for rank in variant]
@@ -293,7 +294,7 @@ class DumpWatch:
             self.broken(f"{action} without coverage: {files}")
         return next(iter(parts))[2]
 
-    def check_vote(self, action: ev.CommitDump, digests: Sequence[str]) -> None:
+    def check_vote(self, action: do.CommitDump, digests: Sequence[str]) -> None:
         votes = Counter(self.digests.values())
         best, count = votes.most_common(1)[0]
         differing = tuple(sorted(r for r, each in self.digests.items() if each != digests[0]))
@@ -306,7 +307,7 @@ class DumpWatch:
         if not right:
             self.broken(f"{action}, but they said {self.digests}")
 
-    def abandon(self, action: ev.AbandonDump) -> None:
+    def abandon(self, action: do.AbandonDump) -> None:
         if not self.open or action.dump_id != self.last_id:
             self.broken(f"{action}: no such dump is open")
         self.open = False
@@ -325,7 +326,7 @@ class DumpWatch:
 
     # --- attempts and the end
 
-    def start(self, action: ev.StartAttempt) -> None:
+    def start(self, action: do.StartAttempt) -> None:
         if self.open:
             self.broken(f"{action} while dump {self.last_id} is open")
         if action.resume != self.path:
@@ -346,7 +347,7 @@ class DumpWatch:
         no_commit = self_first and self.best == 0 and not rules.restarts_explicit
         return self.stalled >= rules.stalls or no_commit
 
-    def end(self, finish: ev.Finish) -> None:
+    def end(self, finish: do.Finish) -> None:
         if self.open:
             self.broken(f"{finish} while dump {self.last_id} is open")
         if finish.state is JobState.SUCCEEDED:

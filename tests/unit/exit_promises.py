@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from signal import SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import TYPE_CHECKING
 
+from agent import actions as do
 from agent import events as ev
 from agent.job import Job
 from agent.state import JobState
@@ -36,19 +37,19 @@ class ExitWatch:
         self.begin()
 
     def begin(self) -> None:
-        self.hold: ev.HoldRanks | None = None
+        self.hold: do.HoldRanks | None = None
         self.grace_s = 0.0
         self.hold_since = 0.0
         self.standing: dict[int, int] = {}
         self.frozen: dict[int, int] = {}
         self.step: int | None = None  # agreed on
-        self.leave: ev.LeaveRanks | None = None
+        self.leave: do.LeaveRanks | None = None
         self.has_failed = False
         self.was_disturbed = False
 
     # --- what the controller was told
 
-    def heard(self, before: Job, event: ev.Event, actions: Sequence[ev.Action]) -> None:
+    def heard(self, before: Job, event: ev.Event, actions: Sequence[do.Action]) -> None:
         """Before the actions are looked at one by one."""
         match event:
             case ev.StopRequested():
@@ -86,19 +87,19 @@ class ExitWatch:
                 self.grace_s, self.hold_since = grace_s, self.node.now
 
     def exit_asked(
-        self, before: Job, event: ev.ExitRequested, actions: Sequence[ev.Action]
+        self, before: Job, event: ev.ExitRequested, actions: Sequence[do.Action]
     ) -> None:
         is_own = self.dismissed(before, event, actions)
         if not is_own and (event.rank is None or event.rank not in self.watch.exits):
             self.is_asked = True
             self.asked(before, self.node.rules.asked_exit_s)
 
-    def check_progress(self, actions: Sequence[ev.Action]) -> None:
+    def check_progress(self, actions: Sequence[do.Action]) -> None:
         """Nobody waits for what is known."""
         if self.node.job.state is not JobState.HOLDING:
             return
         alive = self.watch.running
-        is_told = self.step is not None or any(isinstance(a, ev.ProceedRanks) for a in actions)
+        is_told = self.step is not None or any(isinstance(a, do.ProceedRanks) for a in actions)
         if alive <= self.standing.keys() and not is_told:
             self.broken("all have said where they stay, and are told nothing")
         if self.step is not None and alive <= self.frozen.keys():
@@ -133,12 +134,12 @@ class ExitWatch:
                 self.broken(f"{state} instead of {expected}")
             self.grace_s = grace_s
 
-    def dismissed(self, before: Job, event: ev.ExitRequested, actions: Sequence[ev.Action]) -> bool:
+    def dismissed(self, before: Job, event: ev.ExitRequested, actions: Sequence[do.Action]) -> bool:
         """Whether what the rank caught is the signal that msrun stops it with."""
         leaving = () if self.leave is None else self.leave.ranks
         own = event.rank in self.watch.dump.held or event.rank in leaving
         is_due = before.state in ENDING and event.rank in self.watch.running and not own
-        is_done = any(isinstance(each, ev.DismissRanks) for each in actions)
+        is_done = any(isinstance(each, do.DismissRanks) for each in actions)
         if is_due != is_done:
             self.broken(f"{event} while {before.state}: dismissed {is_done}")
         return is_due
@@ -161,22 +162,22 @@ class ExitWatch:
 
     # --- what the controller ordered
 
-    def ordered(self, action: ev.Action) -> None:
+    def ordered(self, action: do.Action) -> None:
         match action:
-            case ev.StartAttempt():
+            case do.StartAttempt():
                 self.begin()
-            case ev.HoldRanks():
+            case do.HoldRanks():
                 self.check_hold_of(action)
-            case ev.ProceedRanks():
+            case do.ProceedRanks():
                 self.proceed(action)
-            case ev.LeaveRanks():
+            case do.LeaveRanks():
                 self.check_leave(action)
-            case ev.SaveRanks():
+            case do.SaveRanks():
                 self.check_save(action)
-            case ev.SignalRanks() | ev.DismissRanks():
+            case do.SignalRanks() | do.DismissRanks():
                 self.check_stop(action)
 
-    def check_hold_of(self, action: ev.HoldRanks) -> None:
+    def check_hold_of(self, action: do.HoldRanks) -> None:
         ranks, dump = set(action.ranks), self.watch.dump
         if not self.is_asked or self.hold is not None or action.dump_id <= dump.last_id:
             self.broken(f"{action}: nobody asked, or twice")
@@ -185,22 +186,22 @@ class ExitWatch:
         self.hold, self.hold_since = action, self.node.now
         dump.hold(action.dump_id)
 
-    def check_save(self, action: ev.SaveRanks) -> None:
+    def check_save(self, action: do.SaveRanks) -> None:
         if self.hold is None or action.dump_id != self.hold.dump_id:
             return
         missing = self.watch.running - self.frozen.keys() if action.round == 0 else set()
         if action.step != self.step or missing:
             self.broken(f"{action}, but they agreed on {self.step}")
 
-    def check_stop(self, action: ev.SignalRanks | ev.DismissRanks) -> None:
+    def check_stop(self, action: do.SignalRanks | do.DismissRanks) -> None:
         leaving = set() if self.leave is None else set(self.leave.ranks)
-        if isinstance(action, ev.DismissRanks):
+        if isinstance(action, do.DismissRanks):
             if set(action.ranks) - self.watch.running or self.node.job.state not in ENDING:
                 self.broken(f"{action}: they are not stopped")
         elif action.signum not in {SIGKILL, SIGUSR1, SIGUSR2} and leaving & set(action.ranks):
             self.broken(f"{action} to ranks that were told to leave")
 
-    def proceed(self, action: ev.ProceedRanks) -> None:
+    def proceed(self, action: do.ProceedRanks) -> None:
         alive = self.watch.running
         said = [step for rank, step in self.standing.items() if rank in alive]
         if self.step is not None or set(action.ranks) != alive or alive - self.standing.keys():
@@ -209,7 +210,7 @@ class ExitWatch:
             self.broken(f"{action}: the last step begun is {max(said)}")
         self.step = action.step
 
-    def check_leave(self, action: ev.LeaveRanks) -> None:
+    def check_leave(self, action: do.LeaveRanks) -> None:
         """All of them really stay at the one step that was saved, or given up for a reason."""
         if self.leave is not None or self.was_disturbed or action.step != self.step:
             self.broken(f"{action}: there was no agreement on it")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from agent import actions as do
 from agent import events as ev
 
 if TYPE_CHECKING:
@@ -28,21 +29,21 @@ class Exits:
         stays = [each.stays for each in self.node.processes.values() if each.alive]
         return min((each for each in stays if each is not None), default=float("inf"))
 
-    def perform(self, action: ev.Action) -> None:
+    def perform(self, action: do.Action) -> None:
         node = self.node
         match action:
-            case ev.HoldRanks():
+            case do.HoldRanks():
                 self.shake(action)
                 for rank in action.ranks:
                     self.hear(node.processes[rank], self.told_to_stay, action.dump_id)
-            case ev.ProceedRanks():
+            case do.ProceedRanks():
                 for rank in action.ranks:
                     process = node.processes[rank]
                     self.hear(process, self.told_to_proceed, action.dump_id, action.step)
-            case ev.LeaveRanks():
+            case do.LeaveRanks():
                 for rank in action.ranks:
                     self.hear(node.processes[rank], self.told_to_leave)
-            case ev.DismissRanks():
+            case do.DismissRanks():
                 for rank in action.ranks:
                     self.hear(node.processes[rank], node.die, -15)
 
@@ -60,7 +61,7 @@ class Exits:
             why = f"rank {process.rank} received SIGUSR1"
             self.replicas.say(process, ev.ExitRequested(process.attempt, why, process.rank))
 
-    def shake(self, action: ev.HoldRanks) -> None:
+    def shake(self, action: do.HoldRanks) -> None:
         """What can go wrong until all have come to one step."""
         rng, node, replicas = self.rng, self.node, self.replicas
         if rng.random() < replicas.climate.shaken:

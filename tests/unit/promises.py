@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dump_promises import BUSY, DumpWatch
 from exit_promises import ExitWatch
 
+from agent import actions as do
 from agent import events as ev
 from agent.job import Job
 from agent.state import JobState
@@ -44,8 +45,8 @@ class Watch:
         self.running: set[int] = set()  # ranks the controller was told are alive
         self.exits: dict[int, int] = {}
         self.heard_of: set[int] = set()  # ranks whose start was answered
-        self.finish: ev.Finish | None = None
-        self.actions: Sequence[ev.Action] = ()  # the answer to what was heard last
+        self.finish: do.Finish | None = None
+        self.actions: Sequence[do.Action] = ()  # the answer to what was heard last
         self.dump = DumpWatch(self)
         self.stop = ExitWatch(self)
 
@@ -56,7 +57,7 @@ class Watch:
             + "\n".join(f"  {each}" for each in (*story.events[-8:], *story.actions[-8:]))
         )
 
-    def heard(self, before: Job, event: ev.Event, actions: Sequence[ev.Action]) -> None:
+    def heard(self, before: Job, event: ev.Event, actions: Sequence[do.Action]) -> None:
         """Keep, in the plainest way, what the controller must now know."""
         if self.finish is not None:
             if self.node.job != before:
@@ -83,7 +84,7 @@ class Watch:
         self.moved(before.state, self.node.job.state)
         self.left_out(before, event, actions)
 
-    def left_out(self, before: Job, event: ev.Event, actions: Sequence[ev.Action]) -> None:
+    def left_out(self, before: Job, event: ev.Event, actions: Sequence[do.Action]) -> None:
         """Nobody is forgotten: whoever exists when the job is stopped or killed hears of it."""
         now = self.node.job.state
         if now not in {JobState.STOPPING, JobState.KILLING}:
@@ -95,14 +96,14 @@ class Watch:
         heard = {
             rank
             for each in actions
-            if isinstance(each, ev.SignalRanks | ev.ReleaseRanks | ev.RefuseRanks | ev.LeaveRanks)
+            if isinstance(each, do.SignalRanks | do.ReleaseRanks | do.RefuseRanks | do.LeaveRanks)
             for rank in each.ranks
         }
         missed = expected - heard
         if missed:
             self.broken(f"ranks {sorted(missed)} do not hear that the job is {now.value}")
         awaited = len(self.heard_of) < len(self.node.rules.ranks)
-        called_off = any(isinstance(each, ev.CancelStarts) for each in actions)
+        called_off = any(isinstance(each, do.CancelStarts) for each in actions)
         if entered and now is JobState.STOPPING and awaited and not called_off:
             self.broken("starts go on while the job is stopping")
 
@@ -124,7 +125,7 @@ class Watch:
         self.was_frozen = self.was_frozen or new in BUSY
         if new in {JobState.STOPPING, JobState.KILLING}:
             self.told_to_stop = True
-            closes = any(isinstance(each, ev.AbandonDump) for each in self.actions)
+            closes = any(isinstance(each, do.AbandonDump) for each in self.actions)
             if self.dump.open and not closes:
                 self.broken(f"{new} while a dump is open")
         is_early = waited_s < self.stop.patience_s - 1e-6 and not self.stop.is_now
@@ -132,32 +133,32 @@ class Watch:
             self.broken(f"killed after {waited_s} s of grace")
         self.waited_s, self.state_since = self.node.now - self.state_since, self.node.now
 
-    def ordered(self, action: ev.Action) -> None:
+    def ordered(self, action: do.Action) -> None:
         if self.finish is not None:
             self.broken(f"{action} after the end")
         self.stop.ordered(action)
         self.dump.ordered(action)
         match action:
-            case ev.StartAttempt():
+            case do.StartAttempt():
                 self.dump.start(action)
                 self.start(action)
-            case ev.SignalRanks():
+            case do.SignalRanks():
                 self.signal(action)
-            case ev.CancelStarts():
+            case do.CancelStarts():
                 if len(self.heard_of) == len(self.node.rules.ranks):
                     self.broken("starts are called off, but none is awaited")
-            case ev.SetDeadline():
+            case do.SetDeadline():
                 job = self.node.job
                 if (action.state, action.attempt) != (job.state, job.attempt):
                     self.broken(f"{action} does not belong to {job.state} of {job.attempt}")
                 if action.state not in WAITING:
                     self.broken(f"{action}: nothing is awaited there")
-            case ev.Finish():
+            case do.Finish():
                 self.finish = action
                 self.end(action)
                 self.dump.end(action)
 
-    def start(self, action: ev.StartAttempt) -> None:
+    def start(self, action: do.StartAttempt) -> None:
         if action.attempt != self.starts:
             self.broken(f"attempt {action.attempt} begins after {self.starts} attempts")
         if self.starts > self.node.rules.max_restarts:
@@ -174,7 +175,7 @@ class Watch:
         self.exits.clear()
         self.heard_of.clear()
 
-    def signal(self, action: ev.SignalRanks) -> None:
+    def signal(self, action: do.SignalRanks) -> None:
         dead = set(action.ranks) - self.running
         if dead or not action.ranks:
             self.broken(f"ranks {sorted(dead)} are not alive, yet: {action}")
@@ -186,7 +187,7 @@ class Watch:
         if state is JobState.KILLING and action.signum not in {SIGKILL, SIGUSR1, SIGUSR2}:
             self.broken(f"signal {action.signum} while {state}")
 
-    def end(self, finish: ev.Finish) -> None:
+    def end(self, finish: do.Finish) -> None:
         """The exit code is what a person would say who saw it all."""
         ranks = self.node.rules.ranks
         first = self.first_failed

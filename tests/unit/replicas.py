@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from exits import Exits
 
+from agent import actions as do
 from agent import events as ev
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class File:
 class Disk:
     files: dict[tuple[int, int, int], File] = field(default_factory=dict)  # dump, place, rank
     dumps: dict[str, int] = field(default_factory=dict)  # path -> step
-    committing: ev.CommitDump | None = None
+    committing: do.CommitDump | None = None
 
 
 class Replicas:
@@ -95,7 +96,7 @@ class Replicas:
         self.asking: list[Process] = []
         self.exits = Exits(self)
 
-    def begin(self, action: ev.StartAttempt) -> None:
+    def begin(self, action: do.StartAttempt) -> None:
         base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
         rate = self.rng.choice((0.05, 1.0, 2.0, 5.0))
         self.training = Training(base, rate, len(self.node.rules.ranks))
@@ -230,24 +231,24 @@ class Replicas:
 
     # --- what ranks are told
 
-    def perform(self, action: ev.Action) -> None:
+    def perform(self, action: do.Action) -> None:
         node = self.node
         match action:
-            case ev.HoldRanks() | ev.ProceedRanks() | ev.LeaveRanks() | ev.DismissRanks():
+            case do.HoldRanks() | do.ProceedRanks() | do.LeaveRanks() | do.DismissRanks():
                 self.exits.perform(action)
-            case ev.FreezeRanks():
+            case do.FreezeRanks():
                 for rank in action.ranks:
                     self.freeze(node.processes[rank], action.dump_id)
-            case ev.SaveRanks(writers=writers):
+            case do.SaveRanks(writers=writers):
                 for rank in (*writers, *action.digesters):
                     parts = len(writers) if rank in writers else 0
                     self.save(node.processes[rank], action, parts)
-            case ev.CommitDump():
+            case do.CommitDump():
                 self.commit(action)
-            case ev.AbandonDump():
+            case do.AbandonDump():
                 self.disk.committing = None
-            case ev.ReleaseRanks() | ev.RefuseRanks():
-                exit_code = 2 if isinstance(action, ev.RefuseRanks) else 1
+            case do.ReleaseRanks() | do.RefuseRanks():
+                exit_code = 2 if isinstance(action, do.RefuseRanks) else 1
                 self.let_leave([node.processes[rank] for rank in action.ranks], exit_code)
 
     def let_leave(self, processes: list[Process], exit_code: int) -> None:
@@ -270,7 +271,7 @@ class Replicas:
             whole = not process.is_torn
             self.say(process, ev.RankFrozen(process.rank, dump_id, process.step, whole, why))
 
-    def save(self, process: Process, order: ev.SaveRanks, parts: int) -> None:
+    def save(self, process: Process, order: do.SaveRanks, parts: int) -> None:
         """One order after the other: what the last one writes is what the file is."""
         rng, node = self.rng, self.node
         if rng.random() < self.climate.mute:
@@ -291,7 +292,7 @@ class Replicas:
         if process.alive and process.is_linked:
             self.node.post(ev.DumpProgressed(process.rank, dump_id))
 
-    def saved(self, process: Process, order: ev.SaveRanks, parts: int) -> None:
+    def saved(self, process: Process, order: do.SaveRanks, parts: int) -> None:
         if not process.alive or not process.is_linked:
             return
         rank, dump_id = process.rank, order.dump_id
@@ -309,7 +310,7 @@ class Replicas:
                 event = ev.ShardWritten(rank, dump_id, digest, order.round)
         self.say(process, event)
 
-    def commit(self, action: ev.CommitDump) -> None:
+    def commit(self, action: do.CommitDump) -> None:
         rng, node = self.rng, self.node
         self.disk.committing = action
         if rng.random() < self.climate.mute:
@@ -320,7 +321,7 @@ class Replicas:
             node.after(took_s / 2, node.post, ev.DumpProgressed(-1, action.dump_id))
         node.after(took_s, self.committed, action)
 
-    def committed(self, action: ev.CommitDump) -> None:
+    def committed(self, action: do.CommitDump) -> None:
         """The answer to an order of one's own is heard once; that it came may be noticed late."""
         rng, node, disk = self.rng, self.node, self.disk
         if disk.committing is not action:  # given up before the rename

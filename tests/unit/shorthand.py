@@ -2,23 +2,23 @@
 
 from signal import Signals
 
-from agent import events as ev
+from agent import actions as do
 
 
 def short(action):
     """An action without its reason."""
     match action:
-        case ev.StartAttempt(attempt=attempt, resume=resume):
+        case do.StartAttempt(attempt=attempt, resume=resume):
             return f"start {attempt}" + (f" from {resume}" if resume else "")
-        case ev.CancelStarts():
+        case do.CancelStarts():
             return "cancel now" if action.now else "cancel"
-        case ev.SignalRanks(ranks=ranks, signum=signum):
+        case do.SignalRanks(ranks=ranks, signum=signum):
             return f"{Signals(signum).name[3:]} {named(ranks)}"
-        case ev.SetDeadline(state=state, after_s=after_s):
+        case do.SetDeadline(state=state, after_s=after_s):
             return f"deadline {state.value} {'-' if after_s is None else format(after_s, 'g')}"
-        case ev.Sweep():
+        case do.Sweep():
             return "sweep"
-        case ev.Finish(state=state, exit_code=exit_code):
+        case do.Finish(state=state, exit_code=exit_code):
             return f"finish {state.value} {exit_code}"
         case _:
             return short_of_exit(action) or short_of_dump(action)
@@ -26,31 +26,31 @@ def short(action):
 
 def short_of_exit(action):
     match action:
-        case ev.HoldRanks(ranks=ranks, dump_id=dump_id):
+        case do.HoldRanks(ranks=ranks, dump_id=dump_id):
             return f"hold {dump_id}: {named(ranks)}"
-        case ev.ProceedRanks(ranks=ranks, step=step):
+        case do.ProceedRanks(ranks=ranks, step=step):
             return f"proceed to {step}: {named(ranks)}"
-        case ev.LeaveRanks(ranks=ranks, step=step):
+        case do.LeaveRanks(ranks=ranks, step=step):
             return f"leave at {step}: {named(ranks)}"
-        case ev.DismissRanks(ranks=ranks):
+        case do.DismissRanks(ranks=ranks):
             return f"dismiss {named(ranks)}"
 
 
 def short_of_dump(action):
     match action:
-        case ev.FreezeRanks(ranks=ranks, dump_id=dump_id):
+        case do.FreezeRanks(ranks=ranks, dump_id=dump_id):
             return f"freeze {dump_id}: {named(ranks)}"
-        case ev.SaveRanks(step=step, writers=writers, digesters=digesters, place=place):
+        case do.SaveRanks(step=step, writers=writers, digesters=digesters, place=place):
             asked = f" digest {named(digesters)}" if digesters else ""
             return f"save {step} by {named(writers)}{asked}{' place 1' if place else ''}"
-        case ev.CommitDump(step=step, variants=variants, odd=odd, place=place):
+        case do.CommitDump(step=step, variants=variants, odd=odd, place=place):
             by = "/".join(map(named, variants)) + (f" odd {named(odd)}" if odd else "")
             return f"commit {step} by {by}{' place 1' if place else ''}"
-        case ev.AbandonDump():
+        case do.AbandonDump():
             return "abandon"
-        case ev.ReleaseRanks(ranks=ranks):
+        case do.ReleaseRanks(ranks=ranks):
             return f"release {named(ranks)}"
-        case ev.RefuseRanks(ranks=ranks):
+        case do.RefuseRanks(ranks=ranks):
             return f"refuse {named(ranks)}"
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from promises import Watch
 from replicas import OLD_PATH, OLD_STEP, Replicas
 
+from agent import actions as do
 from agent import events as ev
 from agent.controller import decide
 from agent.job import Job, Rules
@@ -80,7 +81,7 @@ class Story:
     seed: int
     rules: Rules
     events: list[ev.Event] = field(default_factory=list)
-    actions: list[ev.Action] = field(default_factory=list)
+    actions: list[do.Action] = field(default_factory=list)
     job: Job | None = None
     ended_at: float | None = None
 
@@ -207,27 +208,27 @@ class Node:
             late_s = self.rng.random() * self.rng.choice((1.0, LONGEST_LIFE_S))
             self.at(arrives_at + late_s, self.post, event)
 
-    def perform(self, action: ev.Action) -> None:
+    def perform(self, action: do.Action) -> None:
         match action:
-            case ev.StartAttempt():
+            case do.StartAttempt():
                 self.replicas.begin(action)
                 for rank in self.rules.ranks:
                     self.start(rank, action.attempt)
-            case ev.CancelStarts():
+            case do.CancelStarts():
                 self.call_off()
-            case ev.SignalRanks():
+            case do.SignalRanks():
                 for rank in action.ranks:
                     self.signal(self.processes[rank], action.signum)
-            case ev.SetDeadline():
+            case do.SetDeadline():
                 self.wind(action)
-            case ev.Sweep():
+            case do.Sweep():
                 self.timer += 1
-            case ev.Finish():
+            case do.Finish():
                 self.story.ended_at = self.now
             case _:
                 self.replicas.perform(action)
 
-    def wind(self, action: ev.SetDeadline) -> None:
+    def wind(self, action: do.SetDeadline) -> None:
         self.timer += 1
         if action.after_s is not None:
             passed = ev.DeadlinePassed(action.state, action.attempt)
@@ -334,17 +335,17 @@ def census(first: int, count: int) -> Counter[str]:
         seen.update({type(each).__name__ for each in (*story.events, *story.actions)})
         for each in story.actions:
             match each:
-                case ev.SaveRanks(round=number, place=place):
+                case do.SaveRanks(round=number, place=place):
                     seen["written again"] += number > 0
                     seen["elsewhere"] += place > 0
-                case ev.LeaveRanks():
+                case do.LeaveRanks():
                     seen["left"] += 1
-                case ev.CommitDump(variants=variants, odd=odd):
+                case do.CommitDump(variants=variants, odd=odd):
                     seen["no majority"] += len(variants) > 1
                     seen["odd"] += bool(odd)
-                case ev.Finish(exit_code=0, state=JobState.STOPPED):
+                case do.Finish(exit_code=0, state=JobState.STOPPED):
                     seen["gracefully"] += 1
-                case ev.Finish(reason=reason):
+                case do.Finish(reason=reason):
                     seen["crash loop"] += "attempts in a row" in reason
     seen["seconds"] = round(time.process_time() - began_s)
     return seen

@@ -16,7 +16,7 @@ EFFECTS = {"os", "time", "random", "socket", "asyncio", "subprocess", "threading
 SHARED = tuple(
     f"worker_hooks.{name}"
     for name in (
-        "env", "protocol", "layout", "page", "manifest", "safetensor", "seal", "fault", "retention",
+        "env", "protocol", "packet", "layout", "page", "manifest", "safetensor", "seal", "fault", "retention",
         "exit_file",
     )
 )
@@ -24,6 +24,7 @@ SHARED = tuple(
 CONTROLLER = (
     "agent.state",
     "agent.events",
+    "agent.actions",
     "agent.words",
     "agent.job",
     "agent.restarts",

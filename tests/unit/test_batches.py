@@ -3,7 +3,8 @@
 import pytest
 
 from agent.batches import BATCH, batches
-from worker_hooks.protocol import PACKET_BYTES, StartWorkers, WorkerOrder, encode
+from worker_hooks.packet import PACKET_BYTES, encode
+from worker_hooks.protocol import StartWorkers, WorkerOrder
 
 PLAIN = WorkerOrder(0, ("python", "-u", "train.py"), {"RANK": "0"}, "", "")
 

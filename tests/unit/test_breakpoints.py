@@ -11,6 +11,7 @@ from test_dumping import froze, gone, running, threw
 from test_greeting import Links, Scribe
 from test_pages import kept, write
 
+from agent import actions as do
 from agent import events as ev
 from agent.controller import decide
 from agent.greeting import Greeting
@@ -60,7 +61,7 @@ def orders(*happened):
     job, found = Job(Rules((0, 1, 2), 0, 600, 30, 10)), []
     for event in (*(row[0] for row in running(3)), *happened):
         job, actions = (done := decide(job, event)).job, done.actions
-        found += [action for action in actions if isinstance(action, ev.SaveRanks)]
+        found += [action for action in actions if isinstance(action, do.SaveRanks)]
     return found
 
 
@@ -109,7 +110,7 @@ class Desk:
 
     def save(self, *, is_raised, place=0, number=0):
         """The folders that are being written then, relative to the test's."""
-        self.saving.save(ev.SaveRanks(1, 5, (0,), (), place, "", number, is_raised))
+        self.saving.save(do.SaveRanks(1, 5, (0,), (), place, "", number, is_raised))
         self.scribe.work()
         return [str(made.relative_to(self.folder)) for made in self.folder.glob("*/*_tmp")]
 

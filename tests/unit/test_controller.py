@@ -10,6 +10,7 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2
 import pytest
 from shorthand import short
 
+from agent import actions as do
 from agent import events as ev
 from agent.controller import decide
 from agent.job import Job, Rules
@@ -251,7 +252,7 @@ def play(asked, steps):
         assert decision.job.state.value == state, event
         assert "; ".join(map(short, decision.actions)) == actions, event
         for action in decision.actions:
-            assert isinstance(action, ev.SetDeadline) or words in action.reason, event
+            assert isinstance(action, do.SetDeadline) or words in action.reason, event
         if not decision.actions and decision.job.state.is_end:
             assert decision.job == job, event
         job = decision.job
@@ -301,7 +302,7 @@ def test_every_action_but_a_deadline_says_why():
             assert all(
                 action.reason
                 for action in decision.actions
-                if not isinstance(action, ev.SetDeadline)
+                if not isinstance(action, do.SetDeadline)
             )
             job = decision.job
 

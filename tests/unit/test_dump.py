@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from agent import events as ev
+from agent import actions as do
 from agent.announcement import sentences
 from agent.dump import AbandonedError, Draft, Order, Saved
 from agent.scribe import THREADS, Scribe, side_by_side
@@ -238,7 +238,7 @@ def test_what_is_not_ours_is_not_removed(tmp_path, pages):
 
 
 def commit(variants=((1,),), odd=()):
-    return ev.CommitDump(1, 412, 0, variants, odd, "why")
+    return do.CommitDump(1, 412, 0, variants, odd, "why")
 
 
 def test_a_dump_is_announced():

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from worker_hooks import guard as guards
-from worker_hooks import protocol
+from worker_hooks import packet, protocol
 from worker_hooks.departure import Departure, GracefulExit
 from worker_hooks.env import Told
 from worker_hooks.guard import Guard
@@ -41,10 +41,10 @@ class Agent:
         self.tell(protocol.Welcome(""))
 
     def tell(self, message):
-        protocol.send(self.link, message)
+        packet.send(self.link, message)
 
     def hear(self):
-        message, fds = protocol.receive(self.link)
+        message, fds = packet.receive(self.link)
         for fd in fds:
             os.close(fd)
         return message

@@ -15,7 +15,7 @@ import pytest
 
 from agent.door import name_of, open_door
 from agent.links import BURST, Links
-from worker_hooks import protocol
+from worker_hooks import packet, protocol
 
 
 class Diary:
@@ -62,7 +62,7 @@ class Room:
 
     def hello(self, rank=0, attempt=0):
         client = self.connect()
-        protocol.send(client, protocol.Hello(rank, attempt, os.getpid(), "/ckpt", False))
+        packet.send(client, protocol.Hello(rank, attempt, os.getpid(), "/ckpt", False))
         self.turn()
         return client
 
@@ -104,7 +104,7 @@ def test_the_name_cannot_be_guessed_and_is_no_file():
 
 def test_a_rank_is_heard_after_its_hello(room):
     client = room.hello(1)
-    protocol.send(client, protocol.Leaving(1, 0))
+    packet.send(client, protocol.Leaving(1, 0))
     room.turn()
     assert [type(message) for message in room.heard] == [protocol.Hello, protocol.Leaving]
     assert room.links.pid(1) == os.getpid()
@@ -114,7 +114,7 @@ def test_a_rank_is_heard_after_its_hello(room):
 def test_a_rank_is_told(room):
     client = room.hello()
     room.links.send(0, protocol.Release("go"))
-    assert protocol.receive(client) == (protocol.Release("go"), [])
+    assert packet.receive(client) == (protocol.Release("go"), [])
     room.links.send(2, protocol.Release("go"))  # nobody there
     assert room.lost == []
 
@@ -133,7 +133,7 @@ def test_a_rank_is_told(room):
 )
 def test_whoever_does_not_greet_as_a_rank_of_this_attempt_is_closed(room, first):
     client = room.connect()
-    protocol.send(client, first)
+    packet.send(client, first)
     room.turn()
     assert room.is_closed(client)
     assert room.heard == []
@@ -147,7 +147,7 @@ def test_a_second_hello_of_a_rank_is_closed_and_does_not_disturb_the_first(room)
     assert room.is_closed(second)
     assert room.lost == []
     room.links.send(0, protocol.Release("still there"))
-    assert protocol.receive(first)[0] == protocol.Release("still there")
+    assert packet.receive(first)[0] == protocol.Release("still there")
     first.close()
     room.turn()
     assert room.lost == [(0, os.getpid())]
@@ -183,7 +183,7 @@ def test_nonsense_closes_its_own_line_only(room, packet):
     room.turn()
     assert room.is_closed(bad)
     assert room.lost == [(0, os.getpid())]
-    protocol.send(good, protocol.Leaving(1, 0))
+    packet.send(good, protocol.Leaving(1, 0))
     room.turn()
     assert room.heard[-1] == protocol.Leaving(1, 0)
 
@@ -191,7 +191,7 @@ def test_nonsense_closes_its_own_line_only(room, packet):
 def test_descriptors_come_with_their_message(room):
     client = room.hello()
     read, write = os.pipe()
-    protocol.send(client, protocol.Registered(0, 0, 5), [read])
+    packet.send(client, protocol.Registered(0, 0, 5), [read])
     room.turn()
     assert room.heard[-1] == protocol.Registered(0, 0, 5)
     os.write(write, b"x")
@@ -200,7 +200,7 @@ def test_descriptors_come_with_their_message(room):
     os.close(write)
 
 
-@pytest.mark.parametrize("packet", [b"nonsense", protocol.encode(protocol.Leaving(2, 0))])
+@pytest.mark.parametrize("packet", [b"nonsense", packet.encode(protocol.Leaving(2, 0))])
 def test_descriptors_beside_nonsense_are_closed(room, packet):
     client = room.hello()
     open_before = len(os.listdir("/proc/self/fd"))
@@ -216,7 +216,7 @@ def test_descriptors_beside_nonsense_are_closed(room, packet):
 def test_another_user_is_not_let_in(room, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     client = room.connect()
-    protocol.send(client, protocol.Hello(0, 0, 1, "", False))
+    packet.send(client, protocol.Hello(0, 0, 1, "", False))
     room.turn()
     assert room.is_closed(client)
     assert room.heard == []
@@ -248,7 +248,7 @@ def test_a_new_attempt_closes_the_lines_of_the_old_one(room):
 def test_what_a_rank_said_before_it_died_is_heard(room):
     client = room.hello()
     for _ in range(5):
-        protocol.send(client, protocol.Progress(0, 0, 1, 10))
+        packet.send(client, protocol.Progress(0, 0, 1, 10))
     client.close()
     room.heard.clear()
     room.links.hear_out(0)
@@ -260,8 +260,8 @@ def test_what_a_rank_said_before_it_died_is_heard(room):
 def test_a_flood_leaves_others_their_turn(room):
     noisy, quiet = room.hello(0), room.hello(1)
     for _ in range(2 * BURST):
-        protocol.send(noisy, protocol.Progress(0, 0, 1, 1))
-    protocol.send(quiet, protocol.Leaving(1, 0))
+        packet.send(noisy, protocol.Progress(0, 0, 1, 1))
+    packet.send(quiet, protocol.Leaving(1, 0))
     room.heard.clear()
     room.turn(2)
     assert protocol.Leaving(1, 0) in room.heard
@@ -278,7 +278,7 @@ def test_a_thousand_ranks():
     try:
         clients = [room.connect() for _ in range(1000)]
         for rank, client in enumerate(clients):
-            protocol.send(client, protocol.Hello(rank, 0, 1, "", False))
+            packet.send(client, protocol.Hello(rank, 0, 1, "", False))
         room.turn(40)
         assert {message.rank for message in room.heard} == set(range(1000))
     finally:
@@ -289,7 +289,7 @@ def test_a_thousand_ranks():
 def test_too_few_descriptors_are_waited_for_without_spinning(room, monkeypatch):
     monkeypatch.setattr("agent.links.RETRY_S", 0.05)
     client = room.connect()
-    protocol.send(client, protocol.Hello(0, 0, 1, "", False))
+    packet.send(client, protocol.Hello(0, 0, 1, "", False))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
     with contextlib.ExitStack() as stack:

@@ -7,21 +7,16 @@ import socket
 import pytest
 
 from worker_hooks import protocol
+from worker_hooks.packet import PACKET_BYTES, ProtocolError, decode, encode, receive, send
 from worker_hooks.protocol import (
-    PACKET_BYTES,
     Forked,
     ForkFailed,
     Preload,
-    ProtocolError,
     Ready,
     StartStore,
     StartWorkers,
     StoreForked,
     WorkerOrder,
-    decode,
-    encode,
-    receive,
-    send,
 )
 
 PLAIN = WorkerOrder(0, ("python", "-u", "train.py"), {"RANK": "0"}, "", "")
@@ -29,6 +24,7 @@ BOUND = WorkerOrder(7, ("a b", "ä\n"), {}, "/l/o.log", "/l/e.log", cpus=(0, 3))
 MESSAGES = [
     StartWorkers(0, ()),
     StartWorkers(3, (PLAIN, BOUND)),
+    StartWorkers(3, (BOUND,), keeps=True),
     StartStore(1, "127.0.0.1", 29500),
     Preload(()),
     Preload(("torch", "torch.optim")),
@@ -62,6 +58,11 @@ MESSAGES = [
     protocol.SaveFailed(3, 1, 2, "full", is_place=True),
     protocol.Progress(3, 1, 2, 10**12),
     protocol.Release("done"),
+    protocol.Rejoin(2, "/proc/4711/fd/12", "rank 3 was killed"),
+    protocol.Rejoining(3, 2),
+    protocol.GoOn(2),
+    protocol.Inspect(1),
+    protocol.Stack(3, 2, 1, is_in_collective=True, text="all_reduce"),
 ]
 
 

@@ -9,7 +9,8 @@ from agent.batches import order_bytes
 from agent.ranks import ORDER_BYTES, Binding, check_orders, command, job_env, plan, streams
 from agent.spec import DumpSpec, JobSpec, LogSpec, Program, ProgramKind, Std, UsageError
 from worker_hooks.layout import RunLayout
-from worker_hooks.protocol import PACKET_BYTES, StartWorkers, encode
+from worker_hooks.packet import PACKET_BYTES, encode
+from worker_hooks.protocol import StartWorkers
 
 
 def spec(*args, kind=ProgramKind.SCRIPT, name="train.py", python="/usr/bin/python3", **changes):

@@ -31,6 +31,7 @@ from test_dumping import (
     running,
 )
 
+from agent import actions as do
 from agent import events as ev
 from agent.controller import decide
 from agent.job import Job
@@ -151,7 +152,7 @@ def test_what_a_script_found_by_itself_is_known():
     job = replay(TWO_AGAIN, [launch(), found(), *starts, gone(1, -9)])
     assert (job.resume, job.saved_step, job.best_step) == ("/old", 7, 7)
     decision = decide(job, froze(0, 7))
-    assert decision.actions[0] == ev.AbandonDump(1, "step 7 is saved in /old")
+    assert decision.actions[0] == do.AbandonDump(1, "step 7 is saved in /old")
     decision = decide(decision.job, gone(0, -15))
     assert decision.actions[1].resume == "/old"
     assert decision.job.stalled == 1  # what others reached is no progress
@@ -197,7 +198,7 @@ def test_a_resumed_job_starts_from_its_checkpoint():
 def test_what_is_saved_already_is_not_written_again():
     job = replay(TWO, [*events_of(running(2, 7)), gone(1, -9)], **RESUMED)
     decision = decide(job, froze(0, 7))
-    assert decision.actions[0] == ev.AbandonDump(1, "step 7 is saved in /old")
+    assert decision.actions[0] == do.AbandonDump(1, "step 7 is saved in /old")
     assert decision.job.state is JobState.STOPPING
 
 

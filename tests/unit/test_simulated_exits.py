@@ -7,6 +7,7 @@ from promises import BrokenPromiseError
 from simulator import simulate
 from test_simulator import changing, waiting_for_ever, without
 
+from agent import actions as do
 from agent import events as ev
 from agent.controller import decide
 from agent.state import JobState
@@ -17,7 +18,7 @@ def agreeing_on_the_first_step(job, event):
     decision = decide(job, event)
     standing = {} if decision.job.exit is None else decision.job.exit.standing
     actions = (
-        replace(each, step=min(standing.values())) if isinstance(each, ev.ProceedRanks) else each
+        replace(each, step=min(standing.values())) if isinstance(each, do.ProceedRanks) else each
         for each in decision.actions
     )
     return replace(decision, actions=tuple(actions))
@@ -89,7 +90,7 @@ def holding_only_some(job, event):
     if isinstance(event, ev.StopRequested) and job.state is JobState.RUNNING:
         decision = decide(job, event)
         actions = (
-            replace(each, ranks=each.ranks[:1]) if isinstance(each, ev.HoldRanks) else each
+            replace(each, ranks=each.ranks[:1]) if isinstance(each, do.HoldRanks) else each
             for each in decision.actions
         )
         return replace(decision, actions=tuple(actions))
@@ -106,9 +107,9 @@ def saving_nothing(job, event):
 def signalling_those_who_leave(job, event):
     decision = decide(job, event)
     more = [
-        ev.SignalRanks(each.ranks, 15, each.reason)
+        do.SignalRanks(each.ranks, 15, each.reason)
         for each in decision.actions
-        if isinstance(each, ev.LeaveRanks)
+        if isinstance(each, do.LeaveRanks)
     ]
     return replace(decision, actions=(*decision.actions, *more))
 
@@ -117,7 +118,7 @@ def in_a_hurry(job, event):
     decision = decide(job, event)
     actions = (
         replace(each, after_s=0.0)
-        if isinstance(each, ev.SetDeadline) and each.state in {JobState.HOLDING, JobState.STOPPING}
+        if isinstance(each, do.SetDeadline) and each.state in {JobState.HOLDING, JobState.STOPPING}
         else each
         for each in decision.actions
     )
@@ -131,7 +132,7 @@ def starting_again(job, event):
 
 BROKEN = [
     (agreeing_on_the_first_step, "the last step begun is"),
-    (changing(ev.ProceedRanks, step=10_000), "the last step begun is"),
+    (changing(do.ProceedRanks, step=10_000), "the last step begun is"),
     (taking_one_answer_for_all, "but they said|are told nothing"),
     (taking_one_arrival_for_all, "not all ranks stay|the holders are|nothing follows"),
     (letting_leave_whatever_happened, "there was no agreement"),
@@ -147,11 +148,11 @@ BROKEN = [
     (signalling_those_who_leave, "told to leave"),
     (in_a_hurry, "held for|s of grace"),
     (starting_again, "after a stop was asked for|what happened is|is not heard"),
-    (without(ev.HoldRanks), "simulate"),
-    (without(ev.ProceedRanks), "simulate"),
-    (without(ev.LeaveRanks), "do not hear"),
-    (without(ev.DismissRanks), "dismissed False"),
-    (changing(ev.Finish, exit_code=0), "what happened is"),
+    (without(do.HoldRanks), "simulate"),
+    (without(do.ProceedRanks), "simulate"),
+    (without(do.LeaveRanks), "do not hear"),
+    (without(do.DismissRanks), "dismissed False"),
+    (changing(do.Finish, exit_code=0), "what happened is"),
     (waiting_for_ever(JobState.HOLDING), "waits for ever|held for"),
 ]  # fmt: skip
 

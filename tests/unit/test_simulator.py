@@ -13,6 +13,7 @@ import simulator
 from promises import BrokenPromiseError
 from simulator import simulate
 
+from agent import actions as do
 from agent import events as ev
 from agent.controller import decide
 from agent.state import JobState, RankState
@@ -89,7 +90,7 @@ def test_a_seed_is_a_schedule():
 
 def without_finish(job, event):
     decision = decide(job, event)
-    kept = (each for each in decision.actions if not isinstance(each, ev.Finish))
+    kept = (each for each in decision.actions if not isinstance(each, do.Finish))
     return Decision(decision.job, tuple(kept))
 
 
@@ -109,7 +110,7 @@ def signalling_the_dead(job, event):
     known = [rank for rank, state in job.ranks.items() if state is not RankState.PENDING]
     actions = (
         replace(each, ranks=tuple({*each.ranks, *known}))
-        if isinstance(each, ev.SignalRanks)
+        if isinstance(each, do.SignalRanks)
         else each
         for each in decision.actions
     )
@@ -260,15 +261,15 @@ BROKEN = [
     (never_killing, "waits for ever"),
     (forgetting_dumps, "is open or known"),
     (forgetting_what_is_saved, "is forgotten"),
-    (changing(ev.StartAttempt, resume=None), "but the newest dump is"),
-    (changing(ev.SaveRanks, place=0), "are full"),
-    (changing(ev.SaveRanks, digesters=()), "but the holders are"),
-    (changing(ev.CommitDump, odd=()), "but they said"),
-    (changing(ev.CommitDump, step=1), "without coverage"),
-    (changing(ev.Finish, reason="rank 0 1 2 3 4"), "does not"),
-    (without(ev.AbandonDump), "is open"),
-    (without(ev.ReleaseRanks), "do not hear|for ever"),
-    (without(ev.SaveRanks), "simulate"),
+    (changing(do.StartAttempt, resume=None), "but the newest dump is"),
+    (changing(do.SaveRanks, place=0), "are full"),
+    (changing(do.SaveRanks, digesters=()), "but the holders are"),
+    (changing(do.CommitDump, odd=()), "but they said"),
+    (changing(do.CommitDump, step=1), "without coverage"),
+    (changing(do.Finish, reason="rank 0 1 2 3 4"), "does not"),
+    (without(do.AbandonDump), "is open"),
+    (without(do.ReleaseRanks), "do not hear|for ever"),
+    (without(do.SaveRanks), "simulate"),
     (believing(ev.RankFrozen, is_whole=True), "the holders are|the newest step"),
     (believing(ev.RankFrozen, step=3), "the newest step|a crash loop"),
     (believing(ev.SaveFailed, is_place=False), "be saved|the holders are|are full"),
@@ -288,7 +289,7 @@ BROKEN = [
     (blaming_the_consequence, "does not blame"),
     (believing(ev.CheckpointFound, step=5), "is forgotten"),
     (forgetting_refusals, "what happened is|a crash loop"),
-    (without(ev.RefuseRanks), "do not hear"),
+    (without(do.RefuseRanks), "do not hear"),
 ]
 
 

@@ -46,7 +46,7 @@ import subprocess
 import sys
 import time
 
-from worker_hooks import page, protocol, safetensor
+from worker_hooks import packet, page, protocol, safetensor
 from worker_hooks.layout import DumpLayout
 
 STEP = 5
@@ -66,7 +66,7 @@ def connect():
     exit_file = os.path.abspath("exit.json") if "file" in HOW else ""
     periodic = os.path.abspath("periodic") if "periodic" in HOW else ""
     hello = protocol.Hello(*WHO, os.getpid(), WHERE, "asks" in HOW, exit_file, periodic)
-    protocol.send(link, hello)
+    packet.send(link, hello)
     return link
 
 
@@ -106,12 +106,12 @@ def first_of_all():
 
 def stand(link, order):
     if "finishes" in HOW:
-        protocol.send(link, protocol.Leaving(*WHO, True))
+        packet.send(link, protocol.Leaving(*WHO, True))
     elif "done" in HOW:
-        protocol.send(link, protocol.Standing(*WHO, order.dump_id, STEP))
+        packet.send(link, protocol.Standing(*WHO, order.dump_id, STEP))
     elif "mute" not in HOW:
         step = STEP + 2 if "ahead" in HOW else STEP + 1
-        protocol.send(link, protocol.Standing(*WHO, order.dump_id, step))
+        packet.send(link, protocol.Standing(*WHO, order.dump_id, step))
 
 
 def proceed(link, mine, order):
@@ -123,7 +123,7 @@ def proceed(link, mine, order):
         return
     for step in range(STEP + 1, order.step + 1):
         commit(mine, step)
-    protocol.send(link, protocol.Frozen(*WHO, order.dump_id, order.step, True))
+    packet.send(link, protocol.Frozen(*WHO, order.dump_id, order.step, True))
 
 
 def depart(order):
@@ -147,7 +147,7 @@ def listen_to_signals(link):
         return
 
     def caught(_signum, _frame):
-        protocol.send(link, protocol.ExitRequested(*WHO, f"rank {RANK} received SIGTERM"))
+        packet.send(link, protocol.ExitRequested(*WHO, f"rank {RANK} received SIGTERM"))
 
     signal.signal(signal.SIGTERM, caught)
 
@@ -156,7 +156,7 @@ def save(link, order):
     digest = "odd" if "odd" in HOW else "same"
     who = *WHO, order.dump_id
     if order.parts == 0:
-        protocol.send(link, protocol.Digested(*who, digest))
+        packet.send(link, protocol.Digested(*who, digest))
         return
     say("writes into", order.folder)
     file = DumpLayout.shard(RANK, 1, order.step)
@@ -164,11 +164,11 @@ def save(link, order):
     if "hang" in HOW:
         return
     if "full" in HOW and "dumps" not in order.folder:
-        protocol.send(link, protocol.SaveFailed(*who, "No space left on device", True))
+        packet.send(link, protocol.SaveFailed(*who, "No space left on device", True))
         return
     if "wait" in HOW:
         await_go()
-        protocol.send(link, protocol.Progress(*who, 1))
+        packet.send(link, protocol.Progress(*who, 1))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if "first" in HOW and first_of_all():
         with open(path, "wb") as half:
@@ -176,7 +176,7 @@ def save(link, order):
         os.kill(os.getpid(), signal.SIGKILL)
     head = safetensor.header([page.Entry("w", "U8", (8,), 8)], {})
     done = safetensor.write(path, head, [digest.encode().ljust(8)], lambda _: None)
-    protocol.send(link, protocol.Written(*who, file, done.nbytes, done.sha256, digest))
+    packet.send(link, protocol.Written(*who, file, done.nbytes, done.sha256, digest))
 
 
 def freeze(link, order):
@@ -190,14 +190,14 @@ def freeze(link, order):
         time.sleep(0.3 if "late" in HOW else 0)
         whole = "torn" not in HOW
         why = "" if whole else "an update was under way"
-        protocol.send(link, protocol.Frozen(*WHO, order.dump_id, STEP, whole, why))
+        packet.send(link, protocol.Frozen(*WHO, order.dump_id, STEP, whole, why))
         if "leave" in HOW:
-            protocol.send(link, protocol.Leaving(*WHO))
+            packet.send(link, protocol.Leaving(*WHO))
 
 
 def child():
     """What a child that imports the script does: it is told nothing, and lives on without."""
-    answer, _ = protocol.receive(connect())
+    answer, _ = packet.receive(connect())
     say("the child was told", answer)
     signal.pause()
 
@@ -206,7 +206,7 @@ def begin(link, welcome):
     """Register, and do what comes before the first order."""
     listen_to_signals(link)
     fd, mine = committed()
-    protocol.send(link, protocol.Registered(*WHO, STEP), [fd])
+    packet.send(link, protocol.Registered(*WHO, STEP), [fd])
     os.close(fd)
     if ATTEMPT > 0:
         say("resumed from", welcome.resume, "with", sys.argv[-1])
@@ -214,7 +214,7 @@ def begin(link, welcome):
         await_all()
         os.kill(os.getpid(), signal.SIGKILL)
     if ATTEMPT > 0 and "asks" not in HOW:
-        protocol.send(link, protocol.Leaving(*WHO))
+        packet.send(link, protocol.Leaving(*WHO))
     if "asks" in HOW:
         await_all()
     if "child" in HOW:
@@ -224,11 +224,11 @@ def begin(link, welcome):
     say("ready")
     if "done" in HOW:
         await_go()  # who is done alone is let go at once
-        protocol.send(link, protocol.Leaving(*WHO, True))
+        packet.send(link, protocol.Leaving(*WHO, True))
     if "raise" in HOW and ATTEMPT == 0:
         await_go()
         print("Traceback (most recent call last):\nValueError: mine", file=sys.stderr, flush=True)
-        protocol.send(link, protocol.Raised(*WHO, "ValueError: mine"))
+        packet.send(link, protocol.Raised(*WHO, "ValueError: mine"))
     return mine
 
 
@@ -260,7 +260,7 @@ def main():
     if "apart" in HOW:
         signal.pause()
     link = connect()
-    welcome, _ = protocol.receive(link)
+    welcome, _ = packet.receive(link)
     say("welcome", welcome._asdict())
     say("arguments", sys.argv[1:])
     say("files", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -270,7 +270,7 @@ def main():
         print(welcome.refusal, file=sys.stderr, flush=True)
         sys.exit(2)
     kept = begin(link, welcome)
-    while (order := protocol.receive(link)[0]) is not None:
+    while (order := packet.receive(link)[0]) is not None:
         obey(link, kept, order)
     say("the line is closed")
     while "alone" in HOW and os.path.exists("stay"):
