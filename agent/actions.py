@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from agent.state import JobState
 
+MEMORY = -1  # a place: the agent's memory, from which lost ranks are replaced
+
 
 @dataclass(frozen=True, slots=True)
 class StartAttempt:
@@ -115,10 +117,10 @@ class FreezeRanks:
 class SaveRanks:
     """Let ``writers`` write the replicated state as of ``step``, split evenly between them.
 
-    ``digesters`` only say what they hold. ``place``: 0 the script's folder, 1 the fallback. A
-    higher ``round`` of the same dump replaces the orders to write before it: what was written for
-    those no longer counts, unless it is complete and named by ``CommitDump``. ``is_raised``: the
-    failure that is answered is an exception, as far as is known.
+    ``digesters`` only say what they hold. ``place``: 0 the script's folder, 1 the fallback, MEMORY
+    the agent's. A higher ``round`` of the same dump replaces the orders to write before it: what
+    was written for those no longer counts, unless it is complete and named by ``CommitDump``.
+    ``is_raised``: the failure that is answered is an exception, as far as is known.
     """
 
     dump_id: int

@@ -19,6 +19,9 @@ def sentences(action: do.CommitDump, saved: Saved, seconds: float, trouble: str 
         trouble: why it is not where the script wants it.
     """
     told = []
+    size, place = _size(saved.nbytes), saved.path + (f" ({trouble})" if trouble else "")
+    if action.from_memory:  # the rest was said when that was complete
+        return [f"step {action.step} saved from memory in {seconds:.2f} s ({size}): {place}"]
     if len(action.variants) > 1:
         kept = " and ".join(listed(ranks) for ranks in action.variants)
         told.append(
@@ -43,9 +46,11 @@ def sentences(action: do.CommitDump, saved: Saved, seconds: float, trouble: str 
             f"the random numbers and data position of {listed(saved.stale_private)} are of a step "
             f"before {action.step}"
         )
+    if action.place == do.MEMORY:
+        return told  # it is to be gone on from at once, and no place to look at
     told.append(
         f"step {action.step} saved by {listed(action.variants[0])} in {seconds:.2f} s "
-        f"({_size(saved.nbytes)}): {saved.path}" + (f" ({trouble})" if trouble else "")
+        f"({size}): {place}"
     )
     return told
 

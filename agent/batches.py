@@ -16,17 +16,22 @@ def order_bytes(order: WorkerOrder) -> int:
     return len(json.dumps(order._asdict()))
 
 
-def batches(attempt: int, workers: Sequence[WorkerOrder]) -> Iterator[StartWorkers]:
-    """Messages that order these workers; each fits a packet, unless one order alone does not."""
-    empty = len(encode(StartWorkers(attempt, ()))) - len(", ")
+def batches(
+    attempt: int, workers: Sequence[WorkerOrder], *, keeps: bool = False
+) -> Iterator[StartWorkers]:
+    """Messages that order these workers; each fits a packet, unless one order alone does not.
+
+    ``keeps``: workers of attempts before live on.
+    """
+    empty = len(encode(StartWorkers(attempt, (), keeps))) - len(", ")
     batch: list[WorkerOrder] = []
     size = empty
     for order in workers:
         added = order_bytes(order) + len(", ")
         if batch and (len(batch) == BATCH or size + added > PACKET_BYTES):
-            yield StartWorkers(attempt, tuple(batch))
+            yield StartWorkers(attempt, tuple(batch), keeps)
             batch, size = [], empty
         batch.append(order)
         size += added
     if batch:
-        yield StartWorkers(attempt, tuple(batch))
+        yield StartWorkers(attempt, tuple(batch), keeps)

@@ -1,14 +1,14 @@
 """Decides for the job: events in, actions with a reason out.
 
 Pure: no I/O, no clock, no randomness; the job is a value and every decision returns a new one. That
-is why a recorded history can be replayed and random schedules simulated. Theory in five lines:
+is why a recorded history can be replayed and random schedules simulated. Theory in six lines:
 
 * the first failure is the reason for everything after it; the others are consequences. Only an
   exception yields to a death that is heard of a little later: it may be its consequence;
 * after a failure the ranks that hold the state save it, then: stop (signal, grace) -> kill
   (SIGKILL) -> gone; then restart if the budget allows, else fail;
-* the first request to stop is polite: where all ranks can stay at one step, it is saved and they
-  leave with 0, which the second signal cuts short; the last one means now;
+* where it can be, the state is saved in memory, and only what is lost is started again;
+* the first request to stop is polite, the last one means now;
 * nothing is ever ordered for a rank that is not alive, and no attempt starts before the last one
   has no rank alive.
 """
@@ -18,8 +18,9 @@ from __future__ import annotations
 import signal as signals
 
 from agent import actions as do
-from agent import dumping, holding
+from agent import dumping, holding, replacing
 from agent import events as ev
+from agent.asked import asked, is_leaving
 from agent.draining import DRAINING, disturbed, dump_went_on, rank_lost, take
 from agent.job import Job
 from agent.restarts import fate
@@ -38,7 +39,10 @@ from agent.stopping import (
 )
 from agent.words import describe_exit, listed, signal_name
 
-HURRIED = 2  # the signal that cuts a graceful exit short; without one it means now
+_Unasked = (
+    ev.RankRegistered | ev.RankRaised | ev.RankUnreachable | ev.CheckpointFound | ev.ResumeRefused
+)
+_Quiet = ev.RankHung | ev.RankRejoining | ev.CheckpointFound | ev.ResumeRefused | dumping.DumpEvent
 
 
 def decide(job: Job, event: ev.Event) -> Decision:
@@ -51,6 +55,15 @@ def decide(job: Job, event: ev.Event) -> Decision:
     """
     if job.state.is_end or _is_stale(job, event):
         return Decision(job)
+    if job.state is JobState.REPLACING and isinstance(event, replacing.Event):
+        after = take(event, replacing.hear(job, event))
+    else:
+        after = _answer(job, event)
+    job, freed = replacing.forget(after.job)
+    return Decision(job, freed + after.actions)
+
+
+def _answer(job: Job, event: ev.Event) -> Decision:
     match event:
         case ev.LaunchRequested():
             job = job._replace(best_step=max(job.best_step, job.saved_step))
@@ -62,13 +75,21 @@ def decide(job: Job, event: ev.Event) -> Decision:
         case ev.WorkerExited():
             return _worker_exited(job, event)
         case ev.StopRequested() | ev.ExitRequested():
-            return _asked(job, event)
+            return asked(job, event)
         case ev.SignalReceived():
             moved = move(job, event, Condition.ALWAYS)
             why = f"msrun received {signal_name(event.signum)}, which is for the workers"
             return Decision(moved, signal_ranks(moved.having(RankState.RUNNING), event.signum, why))
         case ev.DeadlinePassed():
             return _deadline_passed(job, event)
+        case ev.ReplacementAged():
+            return Decision(job._replace(replaced=max(job.replaced - 1, 0)))
+        case _:
+            return _told(job, event)
+
+
+def _told(job: Job, event: _Unasked | _Quiet) -> Decision:
+    match event:
         case (
             ev.RankRegistered()
             | ev.RankRaised()
@@ -77,12 +98,20 @@ def decide(job: Job, event: ev.Event) -> Decision:
             | ev.ResumeRefused()
         ):
             return _hooks_told(job, event)
+        case ev.RankHung():
+            return _rank_hung(job, event)
+        case ev.RankRejoining():  # of a replacement that is over
+            return Decision(job)
         case _:
             return dump_went_on(job, event)
 
 
 def _is_stale(job: Job, event: ev.Event) -> bool:
     match event:
+        case ev.LaunchRequested() | ev.StopRequested() | ev.SignalReceived():
+            return False
+        case ev.ReplacementAged():
+            return False
         case ev.DeadlinePassed():
             return event.attempt != job.attempt or event.state is not job.state
         case ev.WorkerStarted() | ev.StartFailed():
@@ -94,11 +123,19 @@ def _is_stale(job: Job, event: ev.Event) -> bool:
             return event.attempt != job.attempt or is_gone
         case ev.WorkerExited() | ev.RankRegistered() | ev.RankRaised() | ev.RankUnreachable():
             return event.attempt != job.attempt or not job.ranks[event.rank].is_alive
-        case ev.LaunchRequested() | ev.StopRequested() | ev.SignalReceived():
-            return False
+        case _:
+            return _is_no_news(job, event)
+
+
+def _is_no_news(job: Job, event: _Quiet) -> bool:
+    match event:
+        case ev.RankRejoining():
+            return not replacing.is_news(job, event)
+        case ev.RankHung():
+            return not _is_suspect(job, event)
         case ev.CheckpointFound():  # what was saved meanwhile, or is about to be, is newer
             is_older = job.resume is not None and event.step <= job.saved_step
-            is_known = is_older or job.state in DRAINING
+            is_known = is_older or job.state in {*DRAINING, JobState.REPLACING}
             return event.attempt != job.attempt or is_known
         case ev.ResumeRefused():
             is_begun = job.state in {JobState.STARTING, JobState.RUNNING}
@@ -114,6 +151,8 @@ def _worker_started(job: Job, event: ev.WorkerStarted) -> Decision:
         return Decision(
             move(job, event, Condition.RANKS_AWAITED if awaited else Condition.ALL_STARTED)
         )
+    if job.state is JobState.COMMITTING:  # stopped soon, with all others
+        return Decision(move(job, event, Condition.ALWAYS))
     # its start was on the way when the stop was decided
     moved = move(job, event, Condition.ALWAYS)
     late = signals.SIGKILL if job.state is JobState.KILLING else job.sent_signal
@@ -129,6 +168,8 @@ def _start_failed(job: Job, event: ev.StartFailed) -> Decision:
         if job.alive():
             return stop(move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
         return all_gone(job, event)
+    if job.state is JobState.COMMITTING:
+        return Decision(move(job, event, Condition.ALWAYS))
     if job.alive():
         return Decision(move(job, event, Condition.RANKS_ALIVE))
     return all_gone(job, event)
@@ -137,7 +178,7 @@ def _start_failed(job: Job, event: ev.StartFailed) -> Decision:
 def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
     job = _known_alive(job, event.rank, event.attempt)
     told = job.state in {JobState.STOPPING, JobState.KILLING} and event.rank not in job.raised
-    if told and event.exit_code and job.state is JobState.STOPPING and _is_leaving(job, event.rank):
+    if told and event.exit_code and job.state is JobState.STOPPING and is_leaving(job, event.rank):
         told = False
         why = f"rank {event.rank} {describe_exit(event.exit_code)} when it was to leave"
         job = job._replace(failure=job.failure or why)
@@ -174,7 +215,9 @@ def _rank_done(job: Job, event: ev.WorkerExited) -> Decision:
     return succeed(job, event)
 
 
-def _rank_failed(job: Job, event: ev.WorkerExited | ev.RankRaised, reason: str) -> Decision:
+def _rank_failed(
+    job: Job, event: ev.WorkerExited | ev.RankRaised | ev.RankHung, reason: str
+) -> Decision:
     """The first failure: save what the others hold, or stop them."""
     if job.state is JobState.RUNNING and job.reachable():
         return take(event, dumping.freeze(job, reason))
@@ -185,12 +228,7 @@ def _rank_failed(job: Job, event: ev.WorkerExited | ev.RankRaised, reason: str) 
     return all_gone(job, event)
 
 
-_Told = (
-    ev.RankRegistered | ev.RankRaised | ev.RankUnreachable | ev.CheckpointFound | ev.ResumeRefused
-)
-
-
-def _hooks_told(job: Job, event: _Told) -> Decision:
+def _hooks_told(job: Job, event: _Unasked) -> Decision:
     """What ranks with hooks say without being asked, and what a search for them came to."""
     match event:
         case ev.CheckpointFound():
@@ -198,7 +236,10 @@ def _hooks_told(job: Job, event: _Told) -> Decision:
         case ev.ResumeRefused():
             return _resume_refused(job, event)
         case ev.RankRegistered():  # perhaps once more, after it let go
-            job = job._replace(unreachable=job.unreachable - {event.rank})
+            job = job._replace(
+                unreachable=job.unreachable - {event.rank},
+                why_fixed={**job.why_fixed, event.rank: event.why_fixed},
+            )
             return Decision(job.with_step(event.rank, event.step))
         case ev.RankRaised():
             return _rank_raised(job, event)
@@ -221,12 +262,48 @@ def _rank_raised(job: Job, event: ev.RankRaised) -> Decision:
     job = _known_alive(job, event.rank, event.attempt)
     job = job._replace(raised=job.raised | {event.rank})
     if job.failure is None:
-        job = job._replace(failure=reason, is_failure_raised=True)
+        job = job._replace(failure=reason, is_failure_raised=True, first_raised=event.rank)
     if job.state in DRAINING:
         return Decision(move(job, event, Condition.ALWAYS))
     if job.state is JobState.HOLDING:
         return disturbed(job, event, reason)
     return _rank_failed(job, event, reason)
+
+
+def _is_suspect(job: Job, event: ev.RankHung) -> bool:
+    """Whether a rank that hangs is in the way: not if it answers, or saves the state."""
+    rank = event.rank
+    if event.attempt != job.attempt or not job.ranks[rank].is_alive or rank in job.hung:
+        return False
+    if job.state is JobState.FREEZING:
+        answers = {} if job.dump is None else job.dump.answers
+        return rank not in answers and _others(job, rank)
+    return job.state in {JobState.STARTING, JobState.RUNNING, JobState.HOLDING}
+
+
+def _others(job: Job, rank: int) -> bool:
+    return any(other != rank for other in job.reachable())
+
+
+def _rank_hung(job: Job, event: ev.RankHung) -> Decision:
+    """It is killed, unless nobody else holds the state: then that is saved first."""
+    rank, reason = event.rank, f"rank {event.rank} {event.why}"
+    job = _known_alive(job, rank, event.attempt)
+    killed: tuple[do.Action, ...] = ()
+    if _others(job, rank) or rank not in job.reachable():
+        job = job._replace(hung=job.hung | {rank})
+        killed = signal_ranks((rank,), signals.SIGKILL, reason)
+    if job.failure is None or job.is_failure_raised:
+        more = "" if job.failure is None else f" ({job.failure})"
+        job = job._replace(failure=f"{reason}{more}", is_failure_raised=False)
+    match job.state:
+        case JobState.HOLDING:
+            after = disturbed(job, event, reason)
+        case JobState.FREEZING:
+            after = take(event, dumping.choose(job))
+        case _:
+            after = _rank_failed(job, event, reason)
+    return Decision(after.job, killed + after.actions)
 
 
 def _resume_refused(job: Job, event: ev.ResumeRefused) -> Decision:
@@ -239,82 +316,6 @@ def _resume_refused(job: Job, event: ev.ResumeRefused) -> Decision:
     after = stop(move(job, event, Condition.ALWAYS), signals.SIGTERM, event.why)
     actions = (do.RefuseRanks(told, event.why),) if told else ()
     return Decision(after.job, (*actions, *after.actions))
-
-
-def _asked(job: Job, event: ev.StopRequested | ev.ExitRequested) -> Decision:
-    if isinstance(event, ev.ExitRequested):
-        return _exit_requested(job, event)
-    return _stop_requested(job, event)
-
-
-def _stop_requested(job: Job, event: ev.StopRequested) -> Decision:
-    why = event.why or f"msrun received {signal_name(event.signum)}"
-    job = job.requested(why, event.signum)
-    match job.state:
-        case JobState.KILLING:
-            return Decision(move(job, event, Condition.ALWAYS))
-        case _ if event.is_now:
-            return _stop_now(job, event, why)
-        case JobState.STARTING | JobState.RUNNING:
-            signum = event.signum if event.passes else signals.SIGTERM
-            return _stop_begun(job, event, signum, _grace_s(job, event))
-        case JobState.HOLDING if job.requests == HURRIED:
-            return disturbed(job, event, f"{why}, too")
-        case JobState.HOLDING:  # the first signal: a file or a rank asked before, less urgently
-            return take(event, holding.hasten(job, _grace_s(job, event)))
-        case _ if job.requests >= (HURRIED if job.exit is None else HURRIED + 1):
-            return _stop_now(job, event, f"{why} again")
-        case _:
-            # a failure is being cleared away, or the state of a stop is saved: that goes on, but
-            # no restart follows
-            return Decision(move(job, event, Condition.NOTED))
-
-
-def _grace_s(job: Job, event: ev.StopRequested) -> float:
-    return job.rules.exit_s if event.grace_s is None else event.grace_s
-
-
-def _exit_requested(job: Job, event: ev.ExitRequested) -> Decision:
-    rank, is_told = event.rank, job.state in {JobState.STOPPING, JobState.KILLING}
-    if is_told and rank is not None and not (rank in job.raised or _is_leaving(job, rank)):
-        # the signal it caught is msrun's own, which stops it, perhaps for a restart
-        moved = move(job, event, Condition.ALWAYS)
-        why = f"rank {rank} caught the signal, but the job is {job.state.value}"
-        return Decision(moved, (do.DismissRanks((rank,), why),))
-    began = job.state in {JobState.STARTING, JobState.RUNNING}
-    job = job.requested(event.why)
-    if began:
-        return _stop_begun(job, event, signals.SIGTERM, job.rules.asked_exit_s)
-    return Decision(move(job, event, Condition.ALWAYS))
-
-
-def _is_leaving(job: Job, rank: int) -> bool:
-    return job.exit is not None and rank in job.exit.leaving
-
-
-def _stop_begun(
-    job: Job, event: ev.StopRequested | ev.ExitRequested, signum: int, grace_s: float
-) -> Decision:
-    """The first request: all to one step; else save what some hold; else the scripts are asked."""
-    if job.state is JobState.RUNNING and holding.can_hold(job):
-        return take(event, holding.hold(job, job.asked, grace_s))
-    if job.state is JobState.RUNNING and job.reachable():
-        turn = dumping.freeze(job, job.asked)
-        return take(event, turn._replace(condition=Condition.SOME_HOLD))
-    return stop(move(job, event, Condition.RANKS_ALIVE), signum, job.asked)
-
-
-def _stop_now(job: Job, event: ev.StopRequested, reason: str) -> Decision:
-    """What was not saved by now is lost."""
-    actions: tuple[do.Action, ...] = ()
-    if job.state in DRAINING:
-        job, _, actions = dumping.abandon(job, reason)
-    if job.exit is not None:
-        job = holding.spoiled(job, reason)
-    # without a rank only the commit was awaited
-    is_gone = not job.alive()
-    after = all_gone(job, event) if is_gone else kill(move(job, event, Condition.NOW), reason)
-    return Decision(after.job, actions + after.actions)
 
 
 def _deadline_passed(job: Job, event: ev.DeadlinePassed) -> Decision:

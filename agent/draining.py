@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal as signals
 
 from agent import actions as do
-from agent import dumping, holding
+from agent import dumping, holding, replacing
 from agent import events as ev
 from agent.dump_plan import Turn, renew
 from agent.job import Job
@@ -61,11 +61,17 @@ def dump_went_on(job: Job, event: dumping.DumpEvent) -> Decision:
             moved = move(job, event, Condition.ALWAYS)
             return Decision(moved, (renew(moved, moved.state),))
         case ev.DumpCommitted():
-            is_awaited = job.state is JobState.COMMITTING
-            job = dumping.note_commit(job, event)
-            return drained(job, event, Condition.RANKS_ALIVE) if is_awaited else Decision(job)
+            return _committed(job, event)
         case ev.CommitFailed():
             return take(event, dumping.hear_commit_failure(job, event))
+
+
+def _committed(job: Job, event: ev.DumpCommitted) -> Decision:
+    if job.dump is not None and job.dump.place == do.MEMORY:
+        return take(event, replacing.begin(job, event.path))
+    is_awaited = job.state is JobState.COMMITTING
+    job = dumping.note_commit(job, event)
+    return drained(job, event, Condition.RANKS_ALIVE) if is_awaited else Decision(job)
 
 
 def _came_to_stay(job: Job, event: ev.RankFrozen) -> Decision:

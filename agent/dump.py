@@ -17,8 +17,8 @@ from agent.pages import record
 from agent.scribe import side_by_side
 from worker_hooks import seal
 from worker_hooks.layout import DumpLayout
-from worker_hooks.manifest import Manifest, Shard
-from worker_hooks.page import Page
+from worker_hooks.manifest import DUMP_KIND, PRIVATE, REPLICATED, Manifest, Shard
+from worker_hooks.page import Page, Record
 from worker_hooks.protocol import Written
 
 
@@ -47,8 +47,49 @@ class AbandonedError(Exception):
     """The dump was given up meanwhile."""
 
 
+def describe(
+    kind: str,
+    step: int,
+    order: Order,
+    shards: Sequence[Shard],
+    ranks: Sequence[int],
+    stale: tuple[int, ...],
+    found: Record | None,
+) -> Manifest:
+    """What a manifest says of a checkpoint that is complete but for it.
+
+    Args:
+        kind: of the checkpoint.
+        step: that it holds.
+        order: what it is made of.
+        shards: all files.
+        ranks: everyone whose private state belongs into it.
+        stale: those of an earlier step's.
+        found: the record of that step of a rank that wrote.
+    """
+    private = {shard.rank for shard in shards if shard.kind == PRIVATE}
+    return Manifest(
+        kind=kind,
+        step=step,
+        epoch=0 if found is None else found.epoch,
+        batch=0 if found is None else found.batch,
+        world_size=order.world_size,
+        attempt=order.attempt,
+        record_id=order.record_id,
+        reason=order.reason,
+        saved_at=time.time(),
+        shards=tuple(shards),
+        digest=order.written[order.variants[0][0]].digest,
+        odd=order.odd,
+        without_private=tuple(rank for rank in ranks if rank not in private),
+        stale_private=stale,
+    )
+
+
 class Draft:
     """The dump of one step in one place, until it is complete or given up."""
+
+    is_quick = False
 
     def __init__(
         self, layout: DumpLayout, step: int, ranks: Sequence[int], pages: Mapping[int, Page]
@@ -72,6 +113,10 @@ class Draft:
         """
         seal.make_folder(self.layout)
         self._is_begun = True
+
+    def place_of(self, _rank: int) -> str:
+        """Where a writer writes."""
+        return str(self.layout.unfinished)
 
     def write_private(self, advance: Callable[[int], None]) -> None:
         """Write every rank's private state, the dead ones' too, from their pages.
@@ -108,25 +153,9 @@ class Draft:
         if self._failure is not None:
             raise self._failure
         shards = [*self._private, *self._replicated(order)]
-        private = {shard.rank for shard in self._private}
-        writer = order.variants[0][0]
-        position = record(self._pages.get(writer), self.step)
-        manifest = Manifest(
-            kind="dump",
-            step=self.step,
-            epoch=0 if position is None else position.epoch,
-            batch=0 if position is None else position.batch,
-            world_size=order.world_size,
-            attempt=order.attempt,
-            record_id=order.record_id,
-            reason=order.reason,
-            saved_at=time.time(),
-            shards=tuple(shards),
-            digest=order.written[writer].digest,
-            odd=order.odd,
-            without_private=tuple(rank for rank in self._ranks if rank not in private),
-            stale_private=tuple(sorted(self._stale)),
-        )
+        found = record(self._pages.get(order.variants[0][0]), self.step)
+        stale = tuple(sorted(self._stale))
+        manifest = describe(DUMP_KIND, self.step, order, shards, self._ranks, stale, found)
         self._check()
         seal.seal(self.layout, manifest)
         nbytes = sum(shard.nbytes for shard in shards)
@@ -152,9 +181,7 @@ class Draft:
             for rank in writers:
                 done = order.written[rank]
                 self._look_at(done)
-                shards.append(
-                    Shard(done.file, rank, "replicated", done.nbytes, done.sha256, variant)
-                )
+                shards.append(Shard(done.file, rank, REPLICATED, done.nbytes, done.sha256, variant))
         return shards
 
     def _look_at(self, done: Written) -> None:

@@ -1,7 +1,8 @@
 """What a dump needs next: wait, have it written by others, compare, commit, or give up.
 
 Pure functions of the job and its dump. A writer that fails is replaced by another holder and never
-asked again, a folder that fails by the next place; both are finite, so a dump ends.
+asked again, a folder that fails by the next place; both are finite, so a dump ends. The memory is
+a place before all folders; what goes wrong there is no reason to save nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from agent import actions as do
 from agent.job import Dump, Job
 from agent.state import Condition, JobState
 from agent.words import described, listed
+
+UNSAVED = "saving after a failure is off"
 
 
 class Turn(NamedTuple):
@@ -65,6 +68,8 @@ def _compare(job: Job, dump: Dump) -> Turn:
             writers = _enough(job, dump, alike) if is_settled else alike[:1]
             why = f"what {listed(groups[digest])} said to hold is not written yet"
             return order(job, dump, writers, why)
+    if dump.place == do.MEMORY and dump.digests and not is_settled:
+        return leave_memory(job, dump, "the replicas differ without a majority")
     complete = [digest for digest in wanted if digest in dump.written]
     if complete:
         return _commit(job, dump, complete, [groups[digest] for digest in ranked], is_settled)
@@ -72,8 +77,43 @@ def _compare(job: Job, dump: Dump) -> Turn:
     if unknown:
         writers = unknown if _is_stuck(job, dump) else unknown[:1]
         return order(job, dump, writers, trouble(dump))
+    if dump.place == do.MEMORY:
+        return leave_memory(job, dump, trouble(dump))
     lost = "those that held the majority's state are gone; " if dump.written else ""
     return give_up(job, dump, f"{lost}{trouble(dump)}")
+
+
+def leave_memory(job: Job, dump: Dump, why: str) -> Turn:
+    """No checkpoint in memory, so nobody is replaced: save on disk, as if nobody was asked yet."""
+    why = f"no checkpoint in memory ({why})"
+    job = job._replace(not_replaced=why)
+    dump = dump._replace(
+        place=0,
+        full=(*dump.full, why),
+        failed={},
+        digesting=frozenset(),
+        digests={},
+        written={},
+        is_slow=False,
+        since=dump.round + 1,
+    )
+    if dump.step <= max(job.saved_step, 0):
+        return end(job, dump, job.kept())
+    if not job.saves():
+        return give_up(job, dump, UNSAVED)
+    if not holders(job, dump):
+        return give_up(job, dump, f"{why}; nobody is left to write")
+    return order_all(job, dump, why)
+
+
+def commit_memory(job: Job, dump: Dump, place: int, why: str) -> Turn:
+    """Have what is in memory written to disk, which nobody needs to be alive for."""
+    dump = dump._replace(place=place, is_ordered=True, is_committed=False)
+    commit = do.CommitDump(
+        dump.id, dump.step, place, dump.variants, dump.odd, why, from_memory=True
+    )
+    actions = (commit, renew(job, JobState.COMMITTING))
+    return Turn(job._replace(dump=dump), Condition.IN_MEMORY, actions)
 
 
 def _enough(job: Job, dump: Dump, able: tuple[int, ...]) -> tuple[int, ...]:
@@ -103,7 +143,7 @@ def _commit(
         if len(variants) < len(groups):
             kept = f"only what {' and '.join(map(listed, variants))} wrote is kept"
         remark = f"; the replicas differ without a majority ({sides}): {kept}"
-    dump = dump._replace(is_ordered=True, remark=remark)
+    dump = dump._replace(is_ordered=True, remark=remark, variants=variants, odd=odd)
     why = (
         f"step {dump.step} is written by {' and '.join(listed(each) for each in variants)}{remark}"
     )
@@ -111,6 +151,13 @@ def _commit(
     return Turn(
         job._replace(dump=dump), Condition.WRITTEN, (commit, renew(job, JobState.COMMITTING))
     )
+
+
+def order_all(job: Job, dump: Dump, why: str) -> Turn:
+    """The first order in a place: the quickest writes, or all do; what others hold is compared."""
+    able = holders(job, dump)
+    writers = able if job.rules.split else able[:1]
+    return order(job, dump, writers, why, able[len(writers) :])
 
 
 def order(
@@ -137,7 +184,8 @@ def order(
         round=dump.round,
         is_raised=job.is_failure_raised,
     )
-    return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (save, renew(job)))
+    begun = job._replace(dump=dump, remembers=job.remembers or dump.place == do.MEMORY)
+    return Turn(begun, Condition.ANSWERS_AWAITED, (save, renew(job)))
 
 
 def renew(job: Job, state: JobState = JobState.DUMPING) -> do.SetDeadline:

@@ -16,18 +16,21 @@ from __future__ import annotations
 from agent import actions as do
 from agent import events as ev
 from agent.dump_plan import (
+    UNSAVED,
     Turn,
     advance,
     again,
+    commit_memory,
     end,
     give_up,
-    holders,
     lament,
-    order,
+    leave_memory,
+    order_all,
     relieve,
     trouble,
 )
 from agent.job import Dump, Job
+from agent.losses import counted, excused, lost, why_not
 from agent.state import Condition, JobState, RankState
 from agent.words import described
 
@@ -63,14 +66,19 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     if not whole:
         return give_up(job, dump, f"no rank holds it whole: {why_not_whole(job, dump)}")
     step = max(whole)
-    if step <= max(job.saved_step, 0):
-        return end(job, dump, job.kept() or "no step was committed yet, there is nothing to save")
+    gone = lost(job)
+    not_replaced = why_not(counted(job, gone, step), gone, step)
+    if not not_replaced:
+        dump = dump._replace(step=step, place=do.MEMORY)
+    elif step <= max(job.saved_step, 0):
+        nothing = "no step was committed yet, there is nothing to save"
+        job = excused(job, not_replaced if step > 0 else "")
+        return end(job, dump, job.kept() or nothing)
+    elif not job.saves():
+        return give_up(excused(job, not_replaced), dump._replace(step=step), UNSAVED)
     dump = dump._replace(step=step)
-    able = holders(job, dump)
-    writers = able if job.rules.split else able[:1]
-    digesters = able[len(writers) :]
     why = f"step {step} is the newest that a rank holds whole"
-    return order(job, dump, writers, why, digesters)._replace(condition=Condition.WHOLE)
+    return order_all(excused(job, not_replaced), dump, why)._replace(condition=Condition.WHOLE)
 
 
 def hear(job: Job, event: ev.ShardWritten | ev.StateDigested) -> Turn:
@@ -112,7 +120,10 @@ def lose_patience(job: Job) -> Turn:
     dump = _dump(job)
     why = f"made no progress in {job.rules.dump_s:g} s"
     if dump.writing:
-        if dump.is_slow and not dump.written and dump.place + 1 < job.rules.places:
+        is_second = dump.is_slow and not dump.written
+        if is_second and dump.place == do.MEMORY:
+            return leave_memory(job, dump, "nothing moves there")
+        if is_second and dump.place + 1 < job.rules.places:
             dump = _elsewhere(dump, "nothing moves there")
         else:
             dump = dump._replace(is_slow=True)
@@ -131,6 +142,13 @@ def note_commit(job: Job, event: ev.DumpCommitted) -> Job:
 def hear_commit_failure(job: Job, event: ev.CommitFailed) -> Turn:
     """While committing: everything again in the next place, or the end of it."""
     dump = _dump(job)._replace(is_ordered=False)
+    if dump.place == do.MEMORY:
+        return leave_memory(job, dump, event.why)
+    if job.memory is not None and event.is_place and dump.place + 1 < job.rules.places:
+        dump = _elsewhere(dump, event.why)
+        return commit_memory(job, dump, dump.place, trouble(dump))
+    if job.memory is not None:
+        return give_up(job, dump, trouble(dump._replace(full=(*dump.full, event.why))))
     if not event.is_place:
         return give_up(job, dump, f"its manifest failed ({event.why})")
     return _leave_place(job, dump, event.why)
@@ -177,8 +195,10 @@ def is_news(job: Job, event: DumpEvent) -> bool:
     if dump is None or event.dump_id != dump.id:
         return False
     match event:
-        case ev.DumpCommitted():  # after the dump was given up it is as complete as any
-            return dump.is_ordered and not dump.is_committed
+        case ev.DumpCommitted():  # on disk, after the dump was given up, it is as good as any
+            is_awaited = state is JobState.COMMITTING or dump.place != do.MEMORY
+            is_known = dump.is_committed or event.path == dump.memory
+            return dump.is_ordered and is_awaited and not is_known
         case ev.CommitFailed():
             return state is JobState.COMMITTING
         case ev.RankFrozen(rank=rank):
@@ -193,7 +213,8 @@ def is_news(job: Job, event: DumpEvent) -> bool:
         case ev.ShardWritten(rank=rank) | ev.SaveFailed(rank=rank) if rank in dump.writing:
             return state is JobState.DUMPING and event.round == dump.round
         case ev.StateDigested(rank=rank) | ev.SaveFailed(rank=rank):
-            return state is JobState.DUMPING and rank in dump.digesting
+            is_old = event.round is not None and event.round < dump.since
+            return state is JobState.DUMPING and rank in dump.digesting and not is_old
         case ev.DumpProgressed(rank=rank):
             return state is JobState.DUMPING and rank in dump.writing | dump.digesting
         case _:
@@ -213,6 +234,8 @@ DumpEvent = (
 
 
 def _leave_place(job: Job, dump: Dump, why: str) -> Turn:
+    if dump.place == do.MEMORY:
+        return leave_memory(job, dump, why)
     dump = _elsewhere(dump, why)
     if dump.place < job.rules.places:
         return again(job, dump)

@@ -173,11 +173,15 @@ class ShardWritten:
 
 @dataclass(frozen=True, slots=True)
 class StateDigested:
-    """A rank that does not write says what it holds."""
+    """A rank that does not write says what it holds.
+
+    ``round``: of the order that it answers; ``None``: not known.
+    """
 
     rank: int
     dump_id: int
     digest: str
+    round: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +236,10 @@ class RankRejoining:
 
 @dataclass(frozen=True, slots=True)
 class RankHung:
-    """A rank is alive and makes no progress while its peers wait for it."""
+    """A rank is alive and makes no progress while its peers wait for it.
+
+    ``why``: a verb phrase, such as ``made no progress for 2.1 s (stopped)``.
+    """
 
     rank: int
     attempt: int

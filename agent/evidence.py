@@ -40,6 +40,7 @@ class WorkerEnd:
     error_file: Path | None = None
     log: Path | None = None  # where its stderr went
     attempt: int = 0
+    hung: str = ""  # why msrun killed it, if it did for that
 
     @property
     def failed(self) -> bool:

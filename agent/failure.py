@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from agent.cause import find_cause
@@ -35,10 +36,10 @@ class Coroner:
         """Find the root cause of an attempt; one sentence, if a process failed by itself."""
         now = read_counters()
         kills, self._counters = now.kills_since(self._counters), now
-        orders = self._facts.plan(workers[0].attempt)
+        orders = {began: self._facts.plan(began) for began in {one.began for one in workers}}
         ends = [
-            gather(self._end(worker, order), kills)
-            for worker, order in zip(workers, orders, strict=True)
+            gather(self._end(worker, orders[worker.began][worker.local_rank]), kills)
+            for worker in workers
             if worker.pid and worker.exit_code is not None
         ]
         cause = find_cause(ends)
@@ -97,9 +98,17 @@ class Coroner:
             order=worker.order,
             stopped_by_us=worker.told,
             error_file=Path(error_file) if error_file else None,
-            log=Path(order.stderr) if order.stderr else None,
+            log=self._log(worker, order),
             attempt=worker.attempt,
+            hung=worker.hung if code == -SIGKILL else "",
         )
+
+    def _log(self, worker: Worker, order: WorkerOrder) -> Path | None:
+        """Where its last words are: its file has another name if the rank has a newcomer."""
+        layout, log = self._facts.layout, Path(order.stderr)
+        if worker.is_replaced and log == layout.worker_log(worker.rank):
+            return layout.earlier_worker_log(worker.rank, worker.attempt)
+        return log if order.stderr else None
 
 
 def _write_outer_error(path: str | None, content: dict[str, Any]) -> None:

@@ -135,15 +135,22 @@ class Forkserver:
         process.returncode = 0  # reaped with all other children; Popen must not try
         return process.pid
 
-    def order(self, attempt: int, workers: Sequence[protocol.WorkerOrder]) -> None:
+    def order(
+        self, attempt: int, workers: Sequence[protocol.WorkerOrder], *, keeps: bool = False
+    ) -> None:
         """Order workers; each is answered by Forked or ForkFailed.
 
         One batch at a time: with thousands of ranks both sides would fill the link and wait.
 
+        Args:
+            attempt: of all of them.
+            workers: what they are.
+            keeps: workers of attempts before live on.
+
         Raises:
             OSError: the forkserver is gone.
         """
-        self._waiting.extend(batches(attempt, workers))
+        self._waiting.extend(batches(attempt, workers, keeps=keeps))
         self._order_next()
 
     def recall(self) -> tuple[protocol.WorkerOrder, ...]:

@@ -62,6 +62,7 @@ class Greeting:
         self._keep_place = keep_place
         self._kept: set[str] = set()
         self._attempt = -1
+        self._joining = ""  # what newcomers go on from; empty: nobody is replaced
         self._is_searched = False
         self._resume = ""
         self._refusal = ""
@@ -74,10 +75,22 @@ class Greeting:
         self._attempt = attempt
         self._resume = resume
         self._refusal = ""
-        self._is_searched = False
+        self._joining, self._is_searched = "", False
         self._paths.clear()
         self._breakpoints.clear()
         self._waiting.clear()
+
+    def renew(self, attempt: int, path: str, newcomers: Sequence[int]) -> None:
+        """Newcomers join the survivors: nothing is newer than what all of them go on from."""
+        self._attempt, self._joining = attempt, path
+        self._waiting.clear()
+        for rank in newcomers:
+            self._paths.pop(rank, None)
+            self._breakpoints.pop(rank, None)
+
+    def go_on(self) -> None:
+        """All have joined: who greets now, made a new state."""
+        self._joining = ""
 
     def place(self, ranks: Sequence[int]) -> str:
         """Where these ranks save to, else where any rank does; empty: nowhere."""
@@ -94,6 +107,9 @@ class Greeting:
         self._paths[hello.rank] = hello.ckpt_save_path
         if hello.checkpoints and hello.breakpoints:
             self._breakpoints[hello.rank] = Path(hello.checkpoints), hello.breakpoints
+        if self._joining:
+            self._welcome(hello.rank, self._joining)
+            return
         places = [place for place in (hello.ckpt_save_path, hello.checkpoints) if place]
         for place in dict.fromkeys(places):
             self._keep(place)
@@ -150,7 +166,8 @@ class Greeting:
 
     def _welcome(self, rank: int, resume: str = "", refusal: str = "") -> None:
         fallback, times = str(self._fallback), (self._spec.update_grace_s, self._spec.stall_s)
-        self._links.send(rank, protocol.Welcome(resume, refusal, fallback, *times))
+        about = resume, refusal, fallback, *times, bool(self._joining)
+        self._links.send(rank, protocol.Welcome(*about))
 
 
 def _newer(folders: Sequence[Path], resume: str, own: frozenset[str]) -> _Found:

@@ -68,6 +68,13 @@ def _shell_signal(case: Case) -> bool:
 # Sentences may use {interpreter}, {local_rank}, {code}, {shell_signal} and the pattern's groups.
 HINTS: tuple[tuple[Fit, str], ...] = (
     (
+        lambda case: bool(case.evidence.end.hung),
+        (
+            "where each rank stood then is in its log, below the words 'is looked at'; "
+            "--hang_timeout sets how long it may last"
+        ),
+    ),
+    (
         _oom,
         (
             "killed by the kernel because memory ran out (its out-of-memory counter rose): use "

@@ -16,7 +16,7 @@ from __future__ import annotations
 from agent import actions as do
 from agent import dumping, patience
 from agent import events as ev
-from agent.dump_plan import Turn, holders, order
+from agent.dump_plan import Turn, order_all
 from agent.job import NEVER, Dump, Exit, Job
 from agent.state import Condition, JobState, RankState
 from agent.words import listed
@@ -78,10 +78,8 @@ def agree(job: Job) -> Turn:
     if exit_.step <= max(job.saved_step, 0):
         outcome = job.kept() or "no step was committed yet, there is nothing to save"
         return Turn(job._replace(dump=dump, outcome=outcome), Condition.GIVEN_UP)
-    able = holders(job, dump)
-    writers = able if job.rules.split else able[:1]
     why = f"every rank stays at the end of step {dump.step}"
-    return order(job, dump, writers, why, able[len(writers) :])._replace(condition=Condition.WHOLE)
+    return order_all(job, dump, why)._replace(condition=Condition.WHOLE)
 
 
 def is_elsewhere(job: Job, event: ev.RankFrozen) -> bool:

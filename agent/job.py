@@ -31,6 +31,16 @@ class Rules:
     restarts_explicit: bool = True  # else a failure before the first commit is not retried
     exit_s: float = 30.0  # for a graceful exit that a signal asks for, its dump included
     asked_exit_s: float = 600.0  # the same when nobody kills msrun soon
+    dump: bool = (
+        True  # after a failure, too, what is whole is saved on disk; at a stop it always is
+    )
+    replace: bool = True  # only what is lost is started again, where that can be
+    can_replace_why: str = ""  # why this job's ranks cannot be replaced; empty: they can
+    max_replacements: int = 20  # within the period
+    replacement_period_s: float = 3600.0
+    deaths: int = 3  # of one rank at one step: no more of them is replaced
+    rejoin_s: float = 30.0  # for those that live on to leave the training function
+    join_s: float = 600.0  # for all to be in the new group of processes, newcomers too
 
 
 class Dump(NamedTuple):
@@ -53,6 +63,10 @@ class Dump(NamedTuple):
     full: tuple[str, ...] = ()  # why places could not be written
     is_ordered: bool = False  # everything is written and its commit was ordered
     is_committed: bool = False
+    variants: tuple[tuple[int, ...], ...] = ()  # who wrote what is committed
+    odd: tuple[int, ...] = ()  # who differs from it
+    since: int = 0  # digests of earlier orders are of another kind
+    memory: str = ""  # where it is in memory
     remark: str = ""  # about replicas that differ
 
 
@@ -68,12 +82,35 @@ class Exit(NamedTuple):
     leaving: frozenset[int] = frozenset()  # were told to leave
 
 
+class Memory(NamedTuple):
+    """A checkpoint that is complete, in memory that the agent owns."""
+
+    path: str
+    step: int
+
+
+class Replacement(NamedTuple):
+    """Lost ranks are started again, the others live on, and all go on from the memory."""
+
+    why: str  # the failure that began it, in words
+    lost: frozenset[int]  # in all rounds
+    going: frozenset[int]  # have to be gone before a round begins
+    is_killing: bool  # all of those were sent SIGKILL
+    sentence: str = ""  # what people are told of the round
+    newcomers: frozenset[int] = frozenset()  # of the round; none before the first
+    leaving: frozenset[int] = frozenset()  # live on, and are not out of the training function yet
+    joined: frozenset[int] = frozenset()  # are in the new group of processes
+    doubt: str = ""  # an exception in it, perhaps a consequence of what is not known yet
+
+
 class Job(NamedTuple):
     """Everything the controller remembers."""
 
     rules: Rules
     state: JobState = JobState.NEW
-    attempt: int = 0
+    attempt: int = 0  # grows with every restart and every replacement
+    restarts: int = 0  # of all ranks
+    replaced: int = 0  # ranks, within the period
     ranks: Mapping[int, RankState] = _EMPTY
     asked: str = ""  # the first request to stop, in words; empty: there was none
     requests: int = 0  # to stop by a signal, each less patient
@@ -84,9 +121,18 @@ class Job(NamedTuple):
     # --- what ranks with hooks told in the present attempt
     guarded: Mapping[int, int] = _EMPTY  # rank -> its newest commit known
     raised: frozenset[int] = frozenset()  # held at their top
+    first_raised: int | None = None
+    hung: frozenset[int] = frozenset()  # were killed for it, and may not be gone yet
     unreachable: frozenset[int] = frozenset()
     exit: Exit | None = None
     outcome: str = ""  # what became of the attempt's state, once it is known
+    not_replaced: str = ""  # why all ranks are stopped for the failure of some, in words
+    # --- since the last restart
+    why_fixed: Mapping[int, str] = _EMPTY  # rank -> why it can join no other group; empty: it can
+    reached: int = NEVER  # the newest commit before the last replacement
+    replacement: Replacement | None = None  # the one under way
+    memory: Memory | None = None  # what it goes on from
+    remembers: bool = False  # the agent has memory for that, complete or not
     refusal: str = ""  # why nothing that was saved can be gone on from, in words
     refused: frozenset[int] = frozenset()  # were told so, and leave by themselves
     # --- what lasts
@@ -96,6 +142,7 @@ class Job(NamedTuple):
     best_step: int = 0  # the newest commit that an earlier attempt reached; 0: none
     stalled: int = 0  # attempts in a row that reached no newer one
     has_hooks: bool = False  # some rank's state could be saved, ever
+    deaths: Mapping[int, tuple[int, int]] = _EMPTY  # rank -> a step, how often it was lost there
     gave_up: str = ""  # why the job ended with restarts left, in words
 
     def alive(self) -> tuple[int, ...]:
@@ -111,7 +158,9 @@ class Job(NamedTuple):
         return tuple(
             rank
             for rank in self.guarded
-            if self.ranks[rank] is RankState.RUNNING and rank not in self.unreachable
+            if self.ranks[rank] is RankState.RUNNING
+            and rank not in self.unreachable
+            and rank not in self.hung
         )
 
     def with_rank(self, rank: int, state: RankState) -> Job:
@@ -124,14 +173,18 @@ class Job(NamedTuple):
         return self._replace(guarded={**self.guarded, rank: max(step, known)}, has_hooks=True)
 
     def newest_step(self) -> int:
-        """The newest commit that a rank of this attempt is known to have reached."""
-        return max(self.guarded.values(), default=NEVER)
+        """The newest commit that a rank is known to have reached since the last restart."""
+        return max((self.reached, *self.guarded.values()))
 
     def requested(self, why: str, signum: int | None = None) -> Job:
         """The job once one more asked for a stop; only those by a signal are counted."""
         first = signum if self.stop_signal is None else self.stop_signal
         count = self.requests + (signum is not None)
         return self._replace(requests=count, asked=self.asked or why, stop_signal=first)
+
+    def saves(self) -> bool:
+        """Whether what is whole is to be saved on disk."""
+        return self.rules.dump or bool(self.asked)
 
     def has_news(self) -> bool:
         """Whether a rank of this attempt is known to have reached what is not saved."""

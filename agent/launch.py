@@ -26,6 +26,7 @@ from worker_hooks.env import CUDA_VISIBLE_DEVICES
 from worker_hooks.layout import RunLayout
 from worker_hooks.protocol import WorkerOrder
 
+REPLACEMENTS = 1_000_000  # more than there can be in a job, for the length of their number
 FILES_NEEDED = 30  # 12 for long, 10 more for moments, some to spare; views of logs on top
 
 
@@ -66,8 +67,8 @@ def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
     listener = listen(spec.master_addr, spec.master_port)
     records_folder = records.writable_folder(environ)
     layout = ranks.run_layout(spec, records_folder)
-    restarts = spec.max_restarts
-    last = ranks.plan(spec, layout, restarts, environ, bound, resumes=True)  # no other is longer
+    many = spec.max_restarts + REPLACEMENTS
+    last = ranks.plan(spec, layout, many, environ, bound, resumes=True)  # no other is longer
     ranks.check_orders(last)  # what is wrong with it is said now
     claim = records.claim(records_folder, spec.dump.lineage[0]) if spec.dump.lineage else None
     lock = open_run_folder(layout)

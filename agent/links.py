@@ -1,7 +1,8 @@
 """The agent's ends of the lines to training scripts: who speaks, and that it is well formed.
 
-One line per rank of the present attempt. What a message means is ``agent.safeguard``'s business;
-here a line that is not ours, comes twice or talks nonsense is closed, and nothing ever waits.
+One line per rank of the present attempt, into which it may have lived on from an earlier one. What
+a message means is ``agent.safeguard``'s business; here a line that is not ours, comes twice or
+talks nonsense is closed, and nothing ever waits.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ Said = (
     | protocol.Digested
     | protocol.SaveFailed
     | protocol.Progress
+    | protocol.Rejoining
+    | protocol.Stack
 )
 """What a training script may say; each names its rank and attempt."""
 
@@ -85,6 +88,13 @@ class Links:
         """Hear the ranks of this attempt, and only them."""
         self.end()
         self._attempt = attempt
+
+    def renew(self, attempt: int, survivors: Iterable[int]) -> None:
+        """Go on with the lines of survivors in a new attempt; those of others are closed."""
+        self._attempt, kept = attempt, frozenset(survivors)
+        for rank, line in tuple(self._lines.items()):
+            if rank not in kept:
+                self._close(line)
 
     def end(self) -> None:
         """Close every line."""
@@ -182,12 +192,14 @@ class Links:
             self._hear(line, message, fds)
 
     def _hear(self, line: _Line, message: protocol.Message, fds: list[int]) -> None:
-        if isinstance(message, Said) and (message.rank, message.attempt) == (
-            line.rank,
-            self._attempt,
-        ):
-            self._heard(message, fds)
-            return
+        present = self._attempt
+        if isinstance(message, Said) and present is not None and message.rank == line.rank:
+            if message.attempt == present:
+                self._heard(message, fds)
+                return
+            if message.attempt < present:  # said before it heard that it is in a new attempt
+                _close_all(fds)
+                return
         _close_all(fds)
         self._drop(line, f"not what rank {line.rank} may say: {message}"[:300])
 

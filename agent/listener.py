@@ -1,7 +1,7 @@
 """The socket on MASTER_PORT: bound by the agent before anything starts, so no race loses a port.
 
-It stays the agent's for the whole job. A store host gets a copy when the first worker knocks; a new
-attempt gives the same socket to a new store host.
+It stays the agent's for the whole job. A store host gets a copy when the first worker knocks; a
+restart gives the same socket to a new store host, a replacement takes one beside it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,16 @@ def listen(host: str, port: int | None) -> socket.socket:
         return _bind_all(wanted)
     except OSError as error:
         raise UsageError(_why(error, host, wanted)) from error
+
+
+def beside(listener: socket.socket) -> socket.socket:
+    """Another one at the same address, on a free port; the same one if none is to be had."""
+    try:
+        if listener.family is socket.AF_INET6 and listener.getsockname()[0] == "::":
+            return _bind_all(0)
+        return _bind(listener.family, listener.getsockname()[0], 0)
+    except OSError:
+        return listener
 
 
 def loopback_host(listener: socket.socket) -> str:

@@ -1,4 +1,4 @@
-"""What people are told when a stop is asked for, and when it goes otherwise than meant. Pure."""
+"""What people are told when ranks are replaced or a stop is asked for, and how that goes. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,26 @@ from agent import patience
 from agent.draining import DRAINING
 from agent.job import Job
 from agent.state import JobState
+from agent.words import ranged
 
 
 def outlook(before: Job, after: Job) -> str:
-    """One sentence about the stop that is under way, if an event changed what to expect of it."""
+    """One sentence about what is under way, if an event changed what to expect of it."""
+    return _of_stop(before, after) or _of_replacement(before, after)
+
+
+def _of_replacement(before: Job, after: Job) -> str:
+    was, now = before.replacement, after.replacement
+    if now is not None and after.attempt != before.attempt:
+        return now.sentence
+    if was is not None and after.state is JobState.RUNNING:
+        return f"{ranged(was.lost)} replaced: every rank goes on from step {after.newest_step()}"
+    if was is not None and now is None and after.state is JobState.COMMITTING:
+        return f"not replaced, {after.not_replaced}: the state is saved before a restart"
+    return ""
+
+
+def _of_stop(before: Job, after: Job) -> str:
     exit_ = after.exit
     is_asked = (after.asked, after.requests) != (before.asked, before.requests)
     if before.state is JobState.HOLDING and exit_ is not None and exit_.spoiled:

@@ -33,18 +33,35 @@ class Output:
 
     def begin(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:
         """Keep the past attempt's files, make the new ones and show them as they grow."""
+        self.make(attempt, orders)
+        self._show(attempt, orders, None)
+
+    def make(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:
+        """Keep the files that these ranks had in the past attempt and make new ones for them."""
         if self._spec.logs.disabled:
             return
         if attempt > 0:
             files.keep(self._layout, attempt - 1, orders)
         files.make(orders, self._journal.trouble)
+
+    def add(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:
+        """Show newcomers' files, too, which were made, as they grow."""
+        self._show(attempt, orders, frozenset(order.rank for order in orders))
+
+    def _show(
+        self, attempt: int, orders: Sequence[WorkerOrder], ranks: frozenset[int] | None
+    ) -> None:
+        if self._spec.logs.disabled:
+            return
         views: dict[Path, View] = {}
-        for local_rank, order in enumerate(orders):
+        first = self._spec.ranks_here[0]
+        for order in orders:
+            local_rank = order.rank - first
             for name, stream, fd in STREAMS:
                 path = Path(getattr(order, name))
                 for view in self._views(attempt, local_rank, order.rank, name, stream, fd, path):
                     views.setdefault(path, view)
-        self._tail.follow(list(views.values()))
+        self._tail.follow(list(views.values()), ranks)
 
     def _views(
         self,
@@ -73,6 +90,7 @@ class Output:
                 prefix=self._prefix(local_rank, rank, teed=teed),
                 filters=tuple(word.encode() for word in words) if teed and filtered else (),
                 filtered=filtered if teed else None,
+                rank=rank,
             )
         ]
 

@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Iterable, Mapping
 
-from worker_hooks.page import Beat, Page, Record
+from worker_hooks.page import Beat, Pace, Page, Record
 
 _UNSOUND = (ValueError, TypeError, IndexError, RecursionError, struct.error)
 
@@ -67,9 +67,22 @@ class Pages:
                     found[rank] = page.heartbeat()
         return found
 
+    def paces(self, ranks: Iterable[int]) -> dict[int, list[Pace]]:
+        """How long the last steps took of each of these ranks that has a page."""
+        found = {}
+        for rank in ranks:
+            if (page := self._pages.get(rank)) is not None:
+                with contextlib.suppress(*_UNSOUND):
+                    found[rank] = page.paces()
+        return found
+
     def all(self) -> Mapping[int, Page]:
         """Every page by rank, mapped for as long as the answer is kept."""
         return dict(self._pages)
+
+    def drop(self, rank: int) -> None:
+        """Forget the page of a rank that is gone for good."""
+        self._pages.pop(rank, None)
 
     def clear(self) -> None:
         """Forget them: their attempt is over."""

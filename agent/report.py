@@ -60,6 +60,8 @@ def headline(end: WorkerEnd) -> str:
 
 def ending(end: WorkerEnd) -> str:
     """``was killed by SIGKILL``, ``exited with code 1``."""
+    if end.hung:
+        return f"{harmless(end.hung)}; msrun killed it"
     if end.signal is not None:
         return f"was killed by {signal_name(end.signal) or f'signal {end.signal}'}"
     if end.exit_code is not None:

@@ -29,14 +29,14 @@ def judge(job: Job) -> Verdict:
         after = f" after step {job.best_step}" if job.best_step > 0 else ""
         why = f"{job.stalled} attempts in a row reached no commit{after}"
         return _given_up(job, why, f"{failure}: {why}{told}")
-    if job.attempt >= rules.max_restarts:
+    if job.restarts >= rules.max_restarts:
         spent = f" (all {rules.max_restarts} restarts are spent)" if rules.max_restarts else ""
         return Verdict(job, Condition.BUDGET_SPENT, f"{failure}{spent}{told}")
-    if job.has_hooks and not rules.restarts_explicit and job.attempt == 0 and job.best_step == 0:
+    if job.has_hooks and not rules.restarts_explicit and job.restarts == 0 and job.best_step == 0:
         same, hint = "so a restart would meet the same", "give --max-restarts to try nevertheless"
         reason = f"{failure}, before the first commit, {same}: {hint}"
         return _given_up(job, f"nothing was committed yet, {same}: {hint}", reason)
-    reason = f"restart {job.attempt + 1} of {rules.max_restarts}: {failure}{told}"
+    reason = f"restart {job.restarts + 1} of {rules.max_restarts}: {failure}{told}"
     return Verdict(job, Condition.BUDGET_LEFT, reason)
 
 
@@ -54,7 +54,7 @@ def _stopped(job: Job) -> str:
 def _given_up(job: Job, why: str, reason: str) -> Verdict:
     """No other attempt, although the budget may allow one: ``why`` then belongs in the report."""
     budget = job.rules.max_restarts
-    left = budget - job.attempt
+    left = budget - job.restarts
     if left > 0:
         job = job._replace(gave_up=f"{why} ({left} of {budget} restarts left unused)")
     return Verdict(job, Condition.HOPELESS, reason)
@@ -71,7 +71,17 @@ def _counted(job: Job) -> Job:
 
 
 def fate(job: Job) -> str:
-    """What became of the state, as the end of a reason; empty if nothing ever was to be saved."""
+    """What became of the state, as the end of a reason, and why nobody was replaced.
+
+    Empty if nothing ever was to be saved.
+    """
+    told = _told(job)
+    not_replaced = f"not replaced: {job.not_replaced}" if job.not_replaced else ""
+    return "".join(f"; {words}" for words in (told, not_replaced) if words)
+
+
+def _told(job: Job) -> str:
+    """What became of the state."""
     told = job.outcome
     if not told:
         newest, kept = job.newest_step(), job.kept()
@@ -79,10 +89,10 @@ def fate(job: Job) -> str:
         if not lost and not kept and job.has_hooks:
             lost = "no step was committed"
         told = "; ".join(words for words in (lost, kept) if words)
-    return f"; {told}" if told else ""
+    return told
 
 
 def lost(job: Job) -> str:
     """Why the newest step that the last attempt reached is not saved; empty if it is."""
-    told, kept = fate(job).removeprefix("; "), job.kept()
+    told, kept = _told(job), job.kept()
     return "" if kept and told.startswith(kept) else told.removesuffix(f"; {kept}")

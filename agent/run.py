@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent import ladder, limits, ranks, records
+from agent.ending import Ending
 from agent.facts import Facts
 from agent.job import Job
 from agent.journal import Journal
@@ -24,7 +25,7 @@ from agent.spec import JobSpec
 from agent.starter import Starter
 from agent.state import JobState
 from agent.status import status
-from agent.supervisor import Ending, Supervisor
+from agent.supervisor import Supervisor
 from agent.worker import Worker
 from worker_hooks.layout import FALLBACK
 from worker_hooks.protocol import WorkerOrder
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from agent.closing import Closing
     from agent.failure import Coroner  # what a failure needs is imported when there is one
 
-FILES_PER_RANK = 2  # its line and its status page
+FILES_PER_RANK = 5  # its line and its status page; its share of a checkpoint in memory, twice
+SWITCH_S = 0.0005  # that the loop waits at most for the thread that shows what workers write
 CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
 
 
@@ -69,6 +71,7 @@ def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], consol
     safeguard = Safeguard(spec, fallback, ignited.door, journal, console.say, keep_place)
     notes = prepared.records_folder / spec.record_id
     requests = Requests(spec, notes, facts.started, console.say)
+    sys.setswitchinterval(SWITCH_S)
     limits.allow_files(FILES_PER_RANK * spec.nproc)
 
     def changed(job: Job, workers: tuple[Worker, ...]) -> None:

@@ -1,7 +1,7 @@
 """Guards the state of a job's ranks: what their hooks say becomes events, decisions become words.
 
-The lines are ``agent.links``, greetings ``agent.greeting``, dumps ``agent.saving``. Nothing is
-decided here but one thing: a rank that wants to leave is let go, unless a dump may need it.
+The lines are ``agent.links``, greetings ``agent.greeting``, dumps ``agent.saving``, farewells
+``agent.leavers``. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from agent import actions as do
 from agent import events as ev
-from agent.draining import DRAINING
 from agent.journal import Journal
-from agent.links import Links, Loop, Said, Timer
+from agent.leavers import Leavers
+from agent.links import Links, Loop, Said
 from agent.pages import Pages
 from agent.scribe import Scribe
 from agent.spec import JobSpec
@@ -25,23 +25,16 @@ from agent.worker import Worker, is_exiting
 from worker_hooks import protocol
 
 if TYPE_CHECKING:  # a job without hooks starts earlier without them
+    from agent.answers import Answer
     from agent.greeting import Greeting
+    from agent.lookout import Lookout
     from agent.saving import Saving
 
-TRAINING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.HOLDING})
-PATIENCE_S = 30.0  # of ranks that are done, with peers that are not: they may be long at it
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
+DumpAction = do.SaveRanks | do.CommitDump | do.AbandonDump | do.ForgetMemory
 ExitAction = do.HoldRanks | do.ProceedRanks | do.LeaveRanks | do.DismissRanks
-Action = (
-    ExitAction
-    | do.FreezeRanks
-    | do.SaveRanks
-    | do.CommitDump
-    | do.AbandonDump
-    | do.ReleaseRanks
-    | do.RefuseRanks
-)
+Action = ExitAction | DumpAction | do.FreezeRanks | do.ReleaseRanks | do.RefuseRanks | do.GoOnRanks
 
 
 class Ward(Protocol):
@@ -89,27 +82,27 @@ class Safeguard:
         self._fallback = fallback
         self._say = say
         self._keep_place = keep_place
+        self._journal = journal
         self._links = Links(door, spec.ranks_here, journal)
         self._pages = Pages()
         self._scribe: Scribe
         self._greeting: Greeting | None = None  # nobody has hooks
         self._saving: Saving | None = None
+        self._lookout: Lookout | None = None
         self._state = JobState.NEW
         self._attempt = 0
         self._resume = ""
         self._steps: dict[int, int] = {}  # rank -> its step when it registered
-        self._leaving: dict[int, bool] = {}  # rank -> whether its training is over
-        self._finished: set[int] = set()  # were let go after their training
         self._training: set[int] = set()  # registered, and neither gone nor about to go
-        self._patience: Timer | None = None  # of ranks that are done, with others
+        self._leavers = Leavers(self._links, self._pages, self._training)
         self._raised: set[int] = set()
-        self._agreed = 0  # the step that all come to in a graceful exit; 0: none yet
 
     def attach(self, loop: Loop, ward: Ward) -> None:
         """Listen on ``loop``."""
         self._ward = ward
         self._loop = loop
         self._scribe = Scribe(loop.call_soon_threadsafe)
+        self._leavers.attach(loop.call_later)
         self._links.attach(loop, self._on_message, self._on_lost)
 
     def begin(self, attempt: int, resume: str) -> None:
@@ -120,10 +113,32 @@ class Safeguard:
             self._greeting.begin(attempt, resume)
             self._saving.begin(attempt)
 
+    def renew(self, action: do.ReplaceRanks, port: int) -> None:
+        """Newcomers join the survivors of the last attempt, who are told so, and where."""
+        assert self._greeting is not None
+        assert self._saving is not None
+        self._attempt = action.attempt
+        self._links.renew(action.attempt, action.survivors)
+        self._greeting.renew(action.attempt, action.path, action.newcomers)
+        self._saving.begin(action.attempt)
+        self._leavers.end_patience()
+        for rank in action.newcomers:
+            self._pages.drop(rank)
+            self._steps.pop(rank, None)
+            self._training.discard(rank)
+            self._raised.discard(rank)
+            self._leavers.take_back(rank)
+        order = protocol.Rejoin(action.attempt, action.path, action.reason, port)
+        self._tell(action.survivors, order)
+        for rank in action.survivors:
+            if not self._links.pid(rank):
+                self._ward.post(ev.RankUnreachable(rank, action.attempt))
+
     def _wake(self) -> Greeting:
         """The first script with hooks is there."""
         from agent import failure  # noqa: F401  a restart must not wait for it
         from agent.greeting import Greeting
+        from agent.lookout import Lookout
         from agent.saving import Saving
 
         spec, fallback, links = self._spec, self._fallback, self._links
@@ -148,6 +163,8 @@ class Safeguard:
             self._say,
             self._loop.call_later,
         )
+        told = self._journal, self._say, self._ward
+        self._lookout = Lookout(spec.timeouts.hang_s, self._pages, links, *told, self._loop)
         self._greeting.begin(self._attempt, self._resume)
         self._saving.begin(self._attempt)
         return self._greeting
@@ -157,22 +174,26 @@ class Safeguard:
         self._links.end()
         self._pages.clear()
         self._steps.clear()
-        self._leaving.clear()
-        self._finished.clear()
+        self._leavers.clear()
         self._training.clear()
         self._raised.clear()
-        self._agreed = 0
-        self._end_patience()
+        if self._lookout is not None:
+            self._lookout.forget()
+        if self._saving is not None:
+            self._saving.forget()
 
     def close(self) -> None:
         """The job is over."""
+        if self._saving is not None:
+            self._saving.forget()
         self._links.close()
         self._scribe.close(CLOSE_S)
 
     def decided(self, state: JobState) -> None:
         """The job is in this state now."""
         self._state = state
-        self._let_go()
+        self._leavers.decided(state)
+        self._watch()
 
     def hear_out(self, rank: int) -> int | None:
         """Take in what a dead rank said last; its newest commit, if it had any."""
@@ -191,6 +212,13 @@ class Safeguard:
         """Note in ``workers`` how far they are."""
         for rank, beat in self._pages.beats(workers).items():
             workers[rank].beat = beat
+        if self._lookout is not None:
+            self._lookout.refresh(workers)
+
+    def _watch(self) -> None:
+        if self._lookout is not None:
+            are_all = len(self._training) == self._spec.nproc
+            self._lookout.watch(self._state, self._training, are_all=are_all)
 
     def act(self, action: Action) -> None:
         """Do what was decided; it was decided because of what hooks said."""
@@ -201,25 +229,24 @@ class Safeguard:
                 self._act_on_exit(action, self._saving)
             case do.FreezeRanks():
                 self._saving.freeze(action)
-            case do.SaveRanks():
-                self._saving.save(action)
-            case do.CommitDump():
-                self._saving.commit(action)
-            case do.AbandonDump():
-                self._saving.abandon()
+            case do.SaveRanks() | do.CommitDump() | do.AbandonDump() | do.ForgetMemory():
+                _act_on_dump(action, self._saving)
             case do.ReleaseRanks():
                 for rank in action.ranks:
                     self._ward.worker(rank).is_released = rank in self._raised
                     self._links.send(rank, protocol.Release(action.reason))
             case do.RefuseRanks():
                 self._greeting.refuse(action.ranks, action.reason)
+            case do.GoOnRanks():
+                self._greeting.go_on()
+                self._tell(action.ranks, protocol.GoOn(action.attempt))
 
     def _act_on_exit(self, action: ExitAction, saving: Saving) -> None:
         match action:
             case do.HoldRanks():
                 saving.hold(action)
             case do.ProceedRanks():
-                self._agreed = action.step
+                self._leavers.agreed = action.step
                 saving.proceed(action)
             case do.LeaveRanks(dump_id=dump_id, step=step, reason=reason):
                 self._tell(action.ranks, protocol.Leave(dump_id, step, reason))
@@ -252,8 +279,21 @@ class Safeguard:
                 self._ward.post(ev.RankRaised(rank, attempt, _spelled(error)))
             case protocol.Leaving(rank, _, is_done):
                 self._leave(rank, is_done=is_done)
-            case _ if self._saving is not None:
-                self._saving.hear(message)
+                self._watch()
+            case protocol.Rejoining(rank, attempt):
+                self._raised.discard(rank)
+                self._leavers.take_back(rank)
+                self._ward.settle()
+                self._ward.post(ev.RankRejoining(rank, attempt))
+            case _:
+                self._hear(message)
+
+    def _hear(self, message: protocol.Stack | Answer) -> None:
+        if isinstance(message, protocol.Stack):
+            if self._lookout is not None:
+                self._lookout.hear(message)
+        elif self._saving is not None:
+            self._saving.hear(message)
 
     def _searched(self, event: ev.Event) -> None:
         self._ward.settle()  # the start of who asked may not have been announced yet
@@ -277,61 +317,39 @@ class Safeguard:
         self._steps[rank] = message.step
         self._training.add(rank)
         self._ward.spare(self._links.pid(rank))
-        self._ward.post(ev.RankRegistered(rank, message.attempt, message.step))
+        why_fixed = _spelled(message.why_fixed)
+        self._ward.post(ev.RankRegistered(rank, message.attempt, message.step, why_fixed))
 
     def _leave(self, rank: int, *, is_done: bool) -> None:
         self._training.discard(rank)
-        self._leaving[rank] = is_done
-        if is_done and self._patience is None:
-            self._patience = self._loop.call_later(PATIENCE_S, self._lose_patience)
+        self._leavers.add(rank, is_done=is_done)
         self._ward.settle()  # a death that happened before may make its state the last one
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Release ranks that want to leave, unless a dump needs them or a peer still may.
-
-        A rank that is done holds the last step; if a peer dies in that step, nobody else does. One
-        that is done before the step of a graceful exit is in its way.
-        """
-        if self._state in DRAINING:
-            return
-        is_needed = bool(self._training) and self._state in TRAINING and self._patience is not None
-        kept = {
-            rank: True
-            for rank, is_done in self._leaving.items()
-            if is_done and is_needed and not self._is_behind(rank)
-        }
-        released = self._leaving.keys() - kept.keys()
-        self._finished |= {rank for rank in released if self._leaving[rank]}
-        self._leaving = kept
-        release = protocol.Release(f"the job is {self._state.value}")
-        for rank in sorted(released):  # a rank that is gone comes back here
-            self._links.send(rank, release)
-
-    def _is_behind(self, rank: int) -> bool:
-        return (self._pages.newest_step(rank) or 0) < self._agreed
-
-    def _lose_patience(self) -> None:
-        self._end_patience()
-        self._let_go()
-
-    def _end_patience(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        self._leavers.let_go()
 
     def _on_lost(self, rank: int, pid: int) -> None:
         attempt = self._attempt
-        self._leaving.pop(rank, None)
+        self._leavers.forget(rank)
         self._ward.settle()
         if attempt != self._attempt:
             return  # its end was the last one's
         worker = self._ward.worker(rank)
         if worker.exit_code is None and not (pid == worker.pid and is_exiting(pid)):
             self._training.discard(rank)
-            if rank in self._finished and self._state is JobState.HOLDING:
+            if self._leavers.has_finished(rank) and self._state is JobState.HOLDING:
                 return  # it is about to end, which disturbs nobody
             self._ward.post(ev.RankUnreachable(rank, attempt))
+
+
+def _act_on_dump(action: DumpAction, saving: Saving) -> None:
+    match action:
+        case do.SaveRanks():
+            saving.save(action)
+        case do.CommitDump():
+            saving.commit(action)
+        case do.AbandonDump():
+            saving.abandon()
+        case do.ForgetMemory():
+            saving.forget()
 
 
 def _spelled(text: str) -> str:

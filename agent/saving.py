@@ -1,46 +1,49 @@
-"""Carries out a dump that was decided: orders to the ranks, their answers as events, the commit."""
+"""Carries out a dump that was decided: orders to the ranks, their answers as events, the commit.
+
+It goes to a folder or, so that only the lost ranks need to be started again, to the agent's memory.
+What is there may be written to a folder later.
+"""
 
 from __future__ import annotations
 
-import re
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from agent import actions as do
 from agent import events as ev
 from agent.announcement import sentences
-from agent.dump import Draft, Order, Saved
+from agent.answers import Answer, Answers
+from agent.dump import AbandonedError, Draft, Order, Saved
 from agent.greeting import Greeting
 from agent.links import Links
+from agent.memory import Memory
 from agent.pages import Pages
 from agent.scribe import Scribe
 from agent.spec import JobSpec
+from agent.transcript import Transcript
 from worker_hooks import protocol
 from worker_hooks.layout import CheckpointLayout, DumpLayout
 
-PROGRESS_S = 0.5  # between two signs of life of the scribe
-_FILE = re.compile(r"rank_(\d+)/[\w.-]+\.safetensors")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+T = TypeVar("T")
 
-Answer = (
-    protocol.Standing
-    | protocol.Frozen
-    | protocol.Written
-    | protocol.Digested
-    | protocol.SaveFailed
-    | protocol.Progress
-)
+PROGRESS_S = 0.5  # between two signs of life of the scribe
 
 
 class _Dump(NamedTuple):
     """A dump under way in one place."""
 
     action: do.SaveRanks  # the first order
-    draft: Draft
+    draft: Draft | Memory | Transcript
     began_s: float  # monotonic
+
+
+class _Kept(NamedTuple):
+    """The checkpoint in memory that is complete."""
+
+    action: do.SaveRanks  # the first order
+    memory: Memory
 
 
 class Saving:
@@ -88,8 +91,9 @@ class Saving:
         self._why = ""  # the failure that the dump answers
         self._trouble = ""  # with the place that was tried last
         self._order: do.SaveRanks | None = None  # the newest
-        self._owed: defaultdict[int, deque[int]] = defaultdict(deque)  # rank -> rounds to answer
-        self._written: dict[int, protocol.Written] = {}
+        self._kept: _Kept | None = None
+        self._spent: list[Memory] = []  # were given up, but ranks may still write there
+        self._answers = Answers(links, post, self._note)
 
     def begin(self, attempt: int) -> None:
         """An attempt begins."""
@@ -114,8 +118,7 @@ class Saving:
             self._dump_id = action.dump_id
             self._frozen_s = time.monotonic()
             self._why = action.reason
-            self._owed.clear()
-            self._written.clear()
+            self._answers.begin(action.dump_id)
 
     def freeze(self, action: do.FreezeRanks) -> None:
         """Order ranks to begin no update."""
@@ -128,8 +131,9 @@ class Saving:
         """Order ranks to digest now, and to write once the folder is there."""
         if self._frozen_s is None:
             self._frozen_s = time.monotonic()
+        order = protocol.Save(action.dump_id, action.step, "", is_quick=_is_quick(action))
         for rank in action.digesters:
-            self._tell(rank, action.round, protocol.Save(action.dump_id, action.step, ""))
+            self._tell(rank, action.round, order)
         dump = self._dump
         if dump is not None and _place(dump.action) == _place(action):
             self._order = action
@@ -138,7 +142,10 @@ class Saving:
             return
         self.abandon()
         self._order = action
-        layout = self._layout(action)
+        if _is_quick(action):
+            self._remember(action)
+            return
+        layout = self._layout(action, action.place)
         if layout is None:
             self._fail(action, "the script names no ckpt_save_path")
             return
@@ -148,61 +155,107 @@ class Saving:
         self._scribe.do(draft.begin, lambda done: self._on_begun(begun, done))
         self._call_later(self._spec.dump.stall_s / 2, self._lose_patience, begun)
 
-    def _layout(self, action: do.SaveRanks) -> DumpLayout | None:
+    def _remember(self, action: do.SaveRanks) -> None:
+        """To memory: nothing has to be made first, and no disk is waited for."""
+        memory = Memory(action.step, self._spec.ranks_here, self._pages.all())
+        self._dump = _Dump(action, memory, time.monotonic())
+        self._is_begun = True
+        self._tell_writers(memory, action)
+        if not memory.is_small:
+            self._scribe.leave_behind()  # its disk may be slow
+        self._do(memory, lambda: memory.write_private(_Pace(self._scribe, self._advance)))
+
+    def _do(
+        self,
+        draft: Draft | Memory | Transcript,
+        job: Callable[[], T],
+        done: Callable[[T | Exception], object] = lambda _: None,
+    ) -> None:
+        """Do it in the scribe's thread, unless it is done sooner than that would begin."""
+        if not (isinstance(draft, Memory) and draft.is_small):
+            self._scribe.do(job, done)
+            return
+        try:
+            result: T | Exception = job()
+        except Exception as error:  # noqa: BLE001  as the scribe does
+            result = error
+        done(result)
+
+    def _layout(
+        self, action: do.SaveRanks, place: int, memory: Memory | None = None
+    ) -> DumpLayout | None:
         """The folder to save into, under its name; ``None``: the script names none."""
         writers, step, record_id = action.writers, action.step, self._spec.record_id
-        if action.place:
+        if place:
             return DumpLayout.of_step(self._fallback, step, record_id)
         wish = self._greeting.breakpoint(writers) if action.is_raised else None
-        # without a position there is no such name
-        if wish is not None and (position := self._pages.position(writers, step)) is not None:
-            return CheckpointLayout(*wish, *position, record_id, is_breakpoint=True).place
-        place = self._greeting.place(writers)
-        return DumpLayout.of_step(Path(place), step, record_id) if place else None
+        if wish is not None:
+            known = memory and memory.position
+            position = known or self._pages.position(writers, step)
+            if position is not None:  # without one there is no such name
+                return CheckpointLayout(*wish, *position, record_id, is_breakpoint=True).place
+        folder = self._greeting.place(writers)
+        return DumpLayout.of_step(Path(folder), step, record_id) if folder else None
 
     def _lose_patience(self, dump: _Dump) -> None:
         """Before the writers are blamed, who have not even been told."""
         if self._dump is dump and not self._is_begun and self._order is not None:
             why = f"no folder can be made within {self._spec.dump.stall_s / 2:g} s"
+            assert isinstance(dump.draft, Draft)
             self._fail(self._order, f"{why}: {dump.draft.layout.folder.parent}")
 
     def _on_begun(self, dump: _Dump, done: Exception | None) -> None:
         if self._dump is not dump or self._order is None:
             return
+        draft = dump.draft
+        assert isinstance(draft, Draft)
         if done is not None:
             self._fail(self._order, _words(done))
             return
         self._is_begun = True
-        self._tell_writers(dump.draft, self._order)
+        self._tell_writers(draft, self._order)
         pace = _Pace(self._scribe, self._advance)
-        self._scribe.do(lambda: dump.draft.write_private(pace), lambda _: None)
+        self._scribe.do(lambda: draft.write_private(pace), lambda _: None)
 
     def _advance(self) -> None:
         if self._order is not None:
             self._post(ev.DumpProgressed(self._order.writers[0], self._order.dump_id))
 
+    def _note(self, trouble: str) -> None:
+        self._trouble = trouble
+
     def _fail(self, action: do.SaveRanks, why: str) -> None:
         self._trouble = why
         self._post(ev.SaveFailed(action.writers[0], action.dump_id, why, True, action.round))
 
-    def _tell_writers(self, draft: Draft, action: do.SaveRanks) -> None:
-        folder, parts = str(draft.layout.unfinished), len(action.writers)
-        for part, rank in enumerate(action.writers):
-            order = protocol.Save(action.dump_id, action.step, folder, part, parts)
-            self._tell(rank, action.round, order)
+    def _tell_writers(self, draft: Draft | Memory | Transcript, action: do.SaveRanks) -> None:
+        assert not isinstance(draft, Transcript)
+        parts, is_quick = len(action.writers), draft.is_quick
+        try:
+            places = [draft.place_of(rank) for rank in action.writers]
+        except OSError as error:  # no descriptor is left
+            self._fail(action, _words(error))
+            return
+        for part, (rank, place) in enumerate(zip(action.writers, places, strict=True)):
+            about = action.dump_id, action.step, place, part, parts, is_quick
+            self._tell(rank, action.round, protocol.Save(*about))
 
     def _tell(self, rank: int, number: int, order: protocol.Save) -> None:
-        self._owed[rank].append(number)
+        self._answers.owe(rank, number, is_quick=order.is_quick)
         self._links.send(rank, order)
 
     def commit(self, action: do.CommitDump) -> None:
         """Complete the dump; answered by exactly one DumpCommitted or CommitFailed."""
+        if action.from_memory:
+            self._write_down(action)
+            return
         dump = self._dump
-        if dump is None:
+        if dump is None or isinstance(dump.draft, Transcript):
             self._post(ev.CommitFailed(action.dump_id, "it was given up", is_place=False))
             return
+        draft, began_s = dump.draft, time.monotonic()
         order = Order(
-            written=dict(self._written),
+            written=dict(self._answers.written),
             variants=action.variants,
             odd=action.odd,
             world_size=self._spec.world_size,
@@ -210,25 +263,58 @@ class Saving:
             record_id=self._spec.record_id,
             reason=self._why,
         )
+        self._do(
+            draft,
+            lambda: draft.commit(order),
+            lambda done: self._on_committed(dump, action, began_s, done),
+        )
+
+    def _write_down(self, action: do.CommitDump) -> None:
+        """To a folder, what is in memory: nobody else is needed."""
+        self.abandon()
+        kept = self._kept
+        if kept is None:
+            why = "there is no checkpoint in memory"
+            self._post(ev.CommitFailed(action.dump_id, why, is_place=False))
+            return
+        layout = self._layout(kept.action, action.place, kept.memory)
+        if layout is None:
+            why = self._trouble = "the script names no ckpt_save_path"
+            self._post(ev.CommitFailed(action.dump_id, why, is_place=True))
+            return
+        try:
+            draft = Transcript(kept.memory, layout)
+        except OSError as error:
+            self._post(ev.CommitFailed(action.dump_id, _words(error), is_place=False))
+            return
         began_s = time.monotonic()
+        dump = self._dump = _Dump(kept.action, draft, began_s)
+        progress = ev.DumpProgressed(kept.action.writers[0], action.dump_id)
+        pace = _Pace(self._scribe, lambda: self._post(progress))
         self._scribe.do(
-            lambda: dump.draft.commit(order),
+            lambda: draft.write(pace),
             lambda done: self._on_committed(dump, action, began_s, done),
         )
 
     def _on_committed(
         self, dump: _Dump, action: do.CommitDump, began_s: float, done: Saved | Exception
     ) -> None:
+        is_gone = self._dump is not dump
+        if is_gone and isinstance(dump.draft, Memory):
+            done = AbandonedError("it was given up")  # and its memory is free
         if isinstance(done, Exception):
             is_place = isinstance(done, OSError)
             self._trouble = _words(done)
             self._post(ev.CommitFailed(action.dump_id, _words(done), is_place))
             return
-        if self._dump is dump:
+        if not is_gone:
             self._dump = None
+        if isinstance(dump.draft, Memory):
+            self._keep(_Kept(dump.action, dump.draft))
         now_s = time.monotonic()
-        trouble = self._trouble if action.place else ""
-        for sentence in sentences(action, done, now_s - (self._frozen_s or began_s), trouble):
+        since_s = began_s if action.from_memory else self._frozen_s or began_s
+        trouble = self._trouble if action.place > 0 else ""
+        for sentence in sentences(action, done, now_s - since_s, trouble):
             self._say(sentence)
         self._post(
             ev.DumpCommitted(
@@ -240,51 +326,35 @@ class Saving:
             )
         )
 
+    def _keep(self, kept: _Kept) -> None:
+        if self._kept is not None:
+            self._kept.memory.close()
+        self._kept = kept
+
+    def forget(self) -> None:
+        """Free the checkpoint in memory; nobody will be told of it, or writes to one given up."""
+        if self._kept is not None:
+            self._kept.memory.close()
+            self._kept = None
+        for memory in self._spent:
+            memory.close()
+        self._spent.clear()
+
     def abandon(self) -> None:
         """Give up the dump under way, if any, and remove what was written of it."""
         self._order = None
         if self._dump is not None:
             draft, self._dump = self._dump.draft, None
             draft.abandon()
-            self._scribe.do(draft.remove, lambda _: None)
-            self._scribe.leave_behind()  # its disk may answer no more
-
-    # --- what ranks answer ----------------------------------------------------------------------
+            self._do(draft, draft.remove)
+            if isinstance(draft, Memory):
+                self._spent.append(draft)
+            else:
+                self._scribe.leave_behind()  # its disk may answer no more
 
     def hear(self, answer: Answer) -> None:
-        """Turn an answer into an event, if it is of the present dump.
-
-        A rank answers its orders to save one after the other, each once.
-        """
-        if answer.dump_id != self._dump_id:
-            return
-        match answer:
-            case protocol.Standing(rank, _, dump_id, step):
-                self._post(ev.RankStanding(rank, dump_id, step))
-            case protocol.Frozen(rank, _, dump_id, step, is_whole, why):
-                self._post(ev.RankFrozen(rank, dump_id, step, is_whole, _clean(why)))
-            case protocol.Progress(rank, _, dump_id):
-                self._post(ev.DumpProgressed(rank, dump_id))
-            case _ if not self._owed[answer.rank]:
-                self._links.drop(answer.rank, f"nobody asked: {answer}"[:300])
-            case protocol.Written():
-                self._on_written(answer, self._owed[answer.rank].popleft())
-            case protocol.Digested(rank, _, dump_id, digest):
-                self._owed[rank].popleft()
-                self._post(ev.StateDigested(rank, dump_id, digest))
-            case protocol.SaveFailed(rank, _, dump_id, why, is_place):
-                number = self._owed[rank].popleft()
-                self._trouble = _clean(why) if is_place else self._trouble
-                self._post(ev.SaveFailed(rank, dump_id, _clean(why), is_place, number))
-
-    def _on_written(self, written: protocol.Written, number: int) -> None:
-        file = _FILE.fullmatch(written.file)
-        is_ours = file is not None and int(file[1]) == written.rank
-        if not is_ours or not _SHA256.fullmatch(written.sha256) or written.nbytes < 0:
-            self._links.drop(written.rank, f"it wrote what cannot be: {written}"[:300])
-            return
-        self._written[written.rank] = written
-        self._post(ev.ShardWritten(written.rank, written.dump_id, written.digest, number))
+        """A rank answers."""
+        self._answers.hear(answer)
 
 
 class _Pace:
@@ -301,13 +371,12 @@ class _Pace:
             self._scribe.tell(self._tell)
 
 
+def _is_quick(action: do.SaveRanks) -> bool:
+    return action.place == do.MEMORY
+
+
 def _place(action: do.SaveRanks) -> tuple[int, int, int]:
     return action.dump_id, action.step, action.place
-
-
-def _clean(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON may spell and no stream can encode."""
-    return text.encode(errors="replace").decode()
 
 
 def _words(error: Exception) -> str:

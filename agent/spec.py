@@ -59,6 +59,7 @@ class Timeouts(NamedTuple):
     scheduler_s: float | None = None  # --scheduler_grace: what the cluster gives msrun to end
     exit_s: float = 30.0  # --grace: from a signal that asks for a stop until the step is saved
     asked_exit_s: float = 600.0  # the same for other requests, after which nobody kills msrun
+    hang_s: float | None = None  # --hang_timeout; None: by the ranks' own pace; 0: nobody looks
 
 
 class LogSpec(NamedTuple):
@@ -97,7 +98,17 @@ class DumpSpec(NamedTuple):
     lineage: tuple[str, ...] = ()  # record ids of the runs that this one goes on from, newest first
     recover_arg: str = "--is_recover=1"  # --recover_arg: appended at a resume; empty: nothing
     restarts_explicit: bool = False  # whether --max-restarts was given, in whatever way
+    after_failure: bool = True  # --on_failure names it; a graceful exit is saved all the same
     ttp: bool = True  # MS_ENABLE_TFT='{TTP:0}' switches the feature off
+
+
+class ReplaceSpec(NamedTuple):
+    """Whether lost ranks alone are started again, while the others live on."""
+
+    is_on: bool = True  # --on_failure, MS_ENABLE_TFT='{ARF:0}'
+    why_off: str = ""  # in words, where it is not on
+    most: int = 20  # --max_replacements within the period
+    period_s: float = 3600.0  # --replacement_period
 
 
 class BindSpec(NamedTuple):
@@ -137,6 +148,7 @@ class JobSpec(NamedTuple):
     logs: LogSpec = LogSpec()
     bind: BindSpec = BindSpec()
     dump: DumpSpec = DumpSpec()
+    replace: ReplaceSpec = ReplaceSpec()
     virtual_local_rank: bool = False
     rank_table_file: str | None = None
     event_log_handler: str = "null"  # null | console

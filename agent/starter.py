@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from agent.forkserver import Forkserver
 from agent.journal import Journal
+from agent.listener import beside
 from agent.store import Store
 from agent.worker import end_child
 from worker_hooks import packet, protocol
@@ -37,15 +38,18 @@ class Starter:
     ) -> None:
         """``sent``: workers of attempt 0 that the forkserver was told to start already."""
         self._forkserver = forkserver
-        self._listener = listener
+        self._listener = listener  # on MASTER_PORT
+        self._present = listener  # of this attempt
         self._journal = journal
         self._say = say
         self._orders: tuple[protocol.WorkerOrder, ...] = ()  # waiting
         self._sent = {order.rank: order for order in sent}  # not answered yet
         self._attempt = 0
+        self._keeps = False  # some workers of attempts before live on
         self._deaths = 0
         self._guarded: list[int] = []  # processes that must have time to save if the agent dies
         self._told = 0  # how many of them the forkserver knows
+        self._is_hurried = False  # the store of this attempt will be wanted
         self._warming: asyncio.TimerHandle | None = None
 
     def attach(self, loop: asyncio.AbstractEventLoop, answer: Callable[[Answer], None]) -> None:
@@ -67,13 +71,49 @@ class Starter:
 
     def start(self, attempt: int, orders: tuple[protocol.WorkerOrder, ...]) -> None:
         """Order an attempt's workers, with a fresh store for them."""
-        self._attempt = attempt
-        self._deaths = 0
+        self._attempt, self._keeps = attempt, False
         self._guarded.clear()  # the forkserver forgets them with the first order of a new attempt
         self._told = 0
-        self._store.begin()
-        if self._sent:
-            return  # the first attempt's were on their way before we were
+        self._store.begin(self._settle_at(self._listener))
+        if not self._sent:  # the first attempt's were on their way before we were
+            self._begin(orders)
+
+    def renew(self, attempt: int, survivors: Collection[int]) -> None:
+        """A new attempt begins with a fresh store, and these processes of the last one live on.
+
+        Starts of the last attempt that were ordered and not announced are forgotten.
+        """
+        is_wanted = self._store.is_serving
+        self._store.end()
+        told = [pid for pid in self._guarded[: self._told] if pid in survivors]
+        untold = [pid for pid in self._guarded[self._told :] if pid in survivors]
+        self._guarded, self._told = told + untold, len(told)
+        self._attempt, self._keeps = attempt, True
+        self._forkserver.recall()
+        self._orders, self._sent = (), {}
+        # a survivor that is late to leave may yet come to where it met the ranks of before
+        self._store.begin(self._settle_at(beside(self._listener)))
+        self._is_hurried = is_wanted
+
+    @property
+    def port(self) -> int:
+        """Where the ranks of this attempt meet."""
+        return int(self._present.getsockname()[1])
+
+    def _settle_at(self, listener: socket.socket) -> socket.socket:
+        if self._present not in {self._listener, listener}:
+            self._present.close()
+        self._present = listener
+        return listener
+
+    def add(self, orders: tuple[protocol.WorkerOrder, ...]) -> None:
+        """Order the newcomers of an attempt that was renewed."""
+        self._begin(orders)
+        if self._is_hurried and self._forkserver.ready:
+            self._store.hasten()  # while they come to life
+
+    def _begin(self, orders: tuple[protocol.WorkerOrder, ...]) -> None:
+        self._deaths = 0
         self._orders = orders
         if self._forkserver.link is None:
             self._restart("it was given up in the attempt before")
@@ -97,11 +137,13 @@ class Starter:
         """End the store host and wait until it is gone."""
         if self._warming is not None:
             self._warming.cancel()
+            self._warming = None
         self._store.end()
 
     def warm_up(self) -> None:
         """Import what a restart will want, once the workers had their time to begin."""
-        self._warming = self._loop.call_later(WARM_UP_S, self._warm_up)
+        if self._warming is None:
+            self._warming = self._loop.call_later(WARM_UP_S, self._warm_up)
 
     def _warm_up(self) -> None:
         with contextlib.suppress(OSError):  # it is gone: its link says so
@@ -109,8 +151,9 @@ class Starter:
 
     def spare(self, pid: int) -> None:
         """If the agent dies, leave this process its time to save."""
-        self._guarded.append(pid)
-        self._tell_guarded()
+        if pid not in self._guarded:  # a survivor may register again
+            self._guarded.append(pid)
+            self._tell_guarded()
 
     def _tell_guarded(self) -> None:
         link = self._forkserver.link
@@ -131,6 +174,7 @@ class Starter:
         """The job is over: the forkserver hears it from the closed link."""
         self._unwatch()
         self._forkserver.forget()
+        self._settle_at(self._listener)
 
     def is_store(self, pid: int) -> bool:
         """Whether ``pid`` is the store host."""
@@ -161,7 +205,8 @@ class Starter:
                     self._restart(message.problem)
                 self._send()
             case protocol.Forked() | protocol.ForkFailed():
-                self._sent.pop(message.rank, None)
+                if message.attempt == self._attempt:
+                    self._sent.pop(message.rank, None)
                 self._answer(message)
             case protocol.StoreForked():
                 self._journal.event("StoreForked", **message._asdict())
@@ -179,7 +224,7 @@ class Starter:
         orders, self._orders = self._orders, ()
         self._sent.update({order.rank: order for order in orders})
         with contextlib.suppress(OSError):  # it is gone: its link says so, and they stay owed
-            self._forkserver.order(self._attempt, orders)
+            self._forkserver.order(self._attempt, orders, keeps=self._keeps)
 
     def _over(self, why: str, *, kill: bool) -> None:
         """Give the forkserver up: what it owed waits for the next, which may have to be cold."""
@@ -219,7 +264,7 @@ class Starter:
     def _on_knock(self) -> None:
         """The first worker of an attempt connects to MASTER_PORT."""
         try:
-            self._forkserver.order_store(self._attempt, self._listener)
+            self._forkserver.order_store(self._attempt, self._present)
         except OSError:
             self._store.on_forkserver_gone()
 

@@ -5,8 +5,9 @@ raises; this file imports nothing of ours. ``diagram`` draws the README's pictur
 
 A job moves on three facts: the state it is in, what happened, and a *condition*, the one question
 that the controller has to answer about the ranks. After a failure the ranks that hold the state are
-*drained* before they are stopped: freeze, dump, commit. A stop that is asked for *holds* all ranks
-at one step first, where that is possible. Events without a row only tell a fact.
+*drained* before they are stopped: freeze, dump, commit. Where the dump is one in memory, only those
+that are lost are *replaced*, and nobody is stopped. A stop that is asked for *holds* all ranks at
+one step first, where that is possible. Events without a row only tell a fact.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class JobState(Enum):
     FREEZING = "freezing"
     DUMPING = "dumping"
     COMMITTING = "committing"
+    REPLACING = "replacing"
     STOPPING = "stopping"
     KILLING = "killing"
     SUCCEEDED = "succeeded"
@@ -73,6 +75,9 @@ class Condition(Enum):
     SOME_HOLD = "only some ranks can be asked for their state"
     DISTURBED = "the ranks come to no common step any more, or soon enough"
     NOTED = "what is under way goes on"
+    REPLACEABLE = "the lost ranks can be replaced"
+    ALL_JOINED = "every rank has joined"
+    IN_MEMORY = "nobody is replaced, the state is in memory only"
     NOW = "at once, or asked for once too often"
 
 
@@ -106,6 +111,11 @@ _SAVED = {
     _C.WRITTEN: _S.COMMITTING,
     _C.GIVEN_UP: _S.STOPPING,
 }
+_REPLACED = {
+    _C.ANSWERS_AWAITED: _S.REPLACING,
+    _C.IN_MEMORY: _S.COMMITTING,
+    _C.GIVEN_UP: _S.STOPPING,
+}
 
 # state -> event's name -> condition -> next state
 MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
@@ -125,6 +135,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
             _C.HOPELESS: _S.FAILED,
         },
         "RankRaised": {_C.RANK_FAILED: _S.STOPPING},
+        "RankHung": {_C.RANK_FAILED: _S.STOPPING},
         "ResumeRefused": {_C.ALWAYS: _S.STOPPING},
         "StopRequested": {_C.RANKS_ALIVE: _S.STOPPING, _C.NOW: _S.KILLING},
         "ExitRequested": {_C.RANKS_ALIVE: _S.STOPPING},
@@ -142,6 +153,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
             _C.HOPELESS: _S.FAILED,
         },
         "RankRaised": {_C.RANK_FAILED: _S.STOPPING, _C.STATE_HELD: _S.FREEZING},
+        "RankHung": {_C.RANK_FAILED: _S.STOPPING, _C.STATE_HELD: _S.FREEZING},
         "ResumeRefused": {_C.ALWAYS: _S.STOPPING},
         "StopRequested": {**_ASKED, _C.NOW: _S.KILLING},
         "ExitRequested": _ASKED,
@@ -157,6 +169,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
             _C.STOP_WANTED: _S.STOPPED,
         },
         "RankRaised": {_C.DISTURBED: _S.FREEZING},
+        "RankHung": {_C.DISTURBED: _S.FREEZING},
         "RankUnreachable": {_C.DISTURBED: _S.FREEZING, _C.GIVEN_UP: _S.STOPPING},
         "StopRequested": {
             _C.NOTED: _S.HOLDING,
@@ -172,6 +185,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "RankUnreachable": _FROZEN,
         "WorkerExited": {**_FROZEN, **_ALL_GONE},
         "RankRaised": {_C.ALWAYS: _S.FREEZING},
+        "RankHung": _FROZEN,
         "StopRequested": {_C.NOTED: _S.FREEZING, _C.NOW: _S.KILLING},
         "ExitRequested": {_C.ALWAYS: _S.FREEZING},
         "SignalReceived": {_C.ALWAYS: _S.FREEZING},
@@ -191,12 +205,21 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "DeadlinePassed": _SAVED,
     },
     _S.COMMITTING: {  # nobody needs to be alive any more
-        "DumpCommitted": {_C.RANKS_ALIVE: _S.STOPPING, **_ALL_GONE},
+        "DumpCommitted": {
+            _C.REPLACEABLE: _S.REPLACING,
+            _C.IN_MEMORY: _S.COMMITTING,
+            _C.GIVEN_UP: _S.STOPPING,
+            _C.RANKS_ALIVE: _S.STOPPING,
+            **_ALL_GONE,
+        },
         "CommitFailed": {
             _C.ANSWERS_AWAITED: _S.DUMPING,
+            _C.IN_MEMORY: _S.COMMITTING,
             _C.GIVEN_UP: _S.STOPPING,
             **_ALL_GONE,
         },
+        "WorkerStarted": {_C.ALWAYS: _S.COMMITTING},  # to replace another, which was given up
+        "StartFailed": {_C.ALWAYS: _S.COMMITTING},
         "WorkerExited": {_C.ALWAYS: _S.COMMITTING},
         "DumpProgressed": {_C.ALWAYS: _S.COMMITTING},
         "RankRaised": {_C.ALWAYS: _S.COMMITTING},
@@ -208,6 +231,23 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "ExitRequested": {_C.ALWAYS: _S.COMMITTING},
         "SignalReceived": {_C.ALWAYS: _S.COMMITTING},
         "DeadlinePassed": {_C.GIVEN_UP: _S.STOPPING, **_ALL_GONE},
+    },
+    _S.REPLACING: {  # somebody who lives on is always alive
+        "RankRejoining": {_C.ANSWERS_AWAITED: _S.REPLACING},
+        "RankRegistered": {**_REPLACED, _C.ALL_JOINED: _S.RUNNING},
+        "WorkerStarted": {_C.ANSWERS_AWAITED: _S.REPLACING},
+        "WorkerExited": _REPLACED,
+        "StartFailed": _REPLACED,
+        "RankRaised": {_C.ANSWERS_AWAITED: _S.REPLACING},
+        "RankUnreachable": _REPLACED,
+        "StopRequested": {
+            _C.IN_MEMORY: _S.COMMITTING,
+            _C.GIVEN_UP: _S.STOPPING,
+            _C.NOW: _S.KILLING,
+        },
+        "ExitRequested": {_C.IN_MEMORY: _S.COMMITTING, _C.GIVEN_UP: _S.STOPPING},
+        "SignalReceived": {_C.ALWAYS: _S.REPLACING},
+        "DeadlinePassed": _REPLACED,
     },
     _S.STOPPING: {
         "WorkerStarted": {_C.ALWAYS: _S.STOPPING},

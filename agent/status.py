@@ -44,6 +44,7 @@ def _worker(layout: RunLayout, worker: Worker) -> dict[str, object]:
         "pid": worker.pid or None,
         "state": worker.state.value,
         "attempt": worker.attempt,
+        "began": worker.began,
         "started": worker.started_at,
         "ended": worker.ended_at,
         "exit_code": worker.exit_code,
@@ -59,7 +60,18 @@ def _progress(worker: Worker) -> dict[str, object]:
     if beat is None:
         return {}
     phase = beat.phase.name.lower()
-    return {"step": beat.step, "epoch": beat.epoch, "batch": beat.batch, "phase": phase}
+    told = {"step": beat.step, "epoch": beat.epoch, "batch": beat.batch, "phase": phase}
+    return told | _tempo(worker)
+
+
+def _tempo(worker: Worker) -> dict[str, object]:
+    """How long its recent steps took, in seconds, and whether it is slower than its peers."""
+    tempo = worker.tempo
+    if tempo is None:
+        return {}
+    figures = ("median_s", "p95_s", "own_median_s", "own_p95_s")
+    told = {f"step_{name}": round(getattr(tempo, name), 6) for name in figures}
+    return {**told, "is_slow": worker.is_slow}
 
 
 def _exit_words(worker: Worker) -> str:

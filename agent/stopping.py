@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agent import actions as do
 from agent import events as ev
-from agent.job import Exit, Job
+from agent.job import NEVER, Exit, Job
 from agent.restarts import judge
 from agent.state import Condition, JobState, RankState, next_state
 
@@ -38,17 +38,29 @@ def move(job: Job, event: ev.Event, condition: Condition) -> Job:
     return job._replace(state=next_state(job.state, type(event).__name__, condition))
 
 
-def begin(job: Job, reason: str) -> Decision:
-    """Start every rank; what the last attempt's ranks told is forgotten."""
-    begun = job._replace(
-        ranks=dict.fromkeys(job.rules.ranks, RankState.PENDING),
+def forgotten(job: Job) -> Job:
+    """The job once what the ranks of the present attempt told is of no use any more."""
+    return job._replace(
         failure=None,
         is_failure_raised=False,
         guarded={},
         raised=frozenset(),
+        first_raised=None,
+        hung=frozenset(),
         unreachable=frozenset(),
-        exit=None,
         outcome="",
+    )
+
+
+def begin(job: Job, reason: str) -> Decision:
+    """Start every rank; what the last attempt's ranks told is forgotten."""
+    begun = forgotten(job)._replace(
+        ranks=dict.fromkeys(job.rules.ranks, RankState.PENDING),
+        exit=None,
+        not_replaced="",
+        why_fixed={},
+        reached=NEVER,
+        replacement=None,
     )
     deadline = do.SetDeadline(JobState.STARTING, job.attempt, job.rules.start_s)
     return Decision(begun, (do.StartAttempt(job.attempt, reason, job.resume), deadline))
@@ -120,9 +132,13 @@ def all_gone(job: Job, event: ev.Event) -> Decision:
     job, condition, reason = judge(job)
     moved = move(job, event, condition)
     if condition is Condition.BUDGET_LEFT:
-        begun = begin(moved._replace(attempt=job.attempt + 1), reason)
+        begun = begin(_next(moved), reason)
         return Decision(begun.job, (do.Sweep(reason), *begun.actions))
     return Decision(moved, (do.Sweep(reason), do.Finish(moved.state, _exit_code(job), reason)))
+
+
+def _next(job: Job) -> Job:
+    return job._replace(attempt=job.attempt + 1, restarts=job.restarts + 1)
 
 
 def _exit_code(job: Job) -> int:

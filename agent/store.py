@@ -45,13 +45,19 @@ class Store:
         self._retry: asyncio.TimerHandle | None = None
 
     @property
+    def is_serving(self) -> bool:
+        """Whether workers of the present attempt have a store."""
+        return self._phase is Phase.SERVING
+
+    @property
     def is_changing(self) -> bool:
         """Whether the store host of an earlier attempt may still come up."""
         return self._phase is Phase.OUTDATED
 
-    def begin(self) -> None:
-        """Let a new attempt's workers knock."""
+    def begin(self, listener: socket.socket) -> None:
+        """Let a new attempt's workers knock at this socket, which stays the caller's."""
         self._deaths = 0
+        self.listener = listener
         if self._phase is Phase.ORDERED:
             self._phase = Phase.OUTDATED
         else:
@@ -65,6 +71,11 @@ class Store:
         self._loop.remove_reader(self.listener.fileno())
         self._phase = Phase.ORDERED
         self._knock()
+
+    def hasten(self) -> None:
+        """Have the store host made now: it is known that workers will want one."""
+        if self._phase is Phase.LISTENING:
+            self._on_readable()
 
     def on_forked(self, message: protocol.StoreForked) -> None:
         """The forkserver answered: the store host exists and is our child, or ``message.why``."""

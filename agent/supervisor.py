@@ -11,66 +11,33 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from agent import actions as do
 from agent import events as ev
 from agent import worker as processes
 from agent.controller import decide
-from agent.job import Job, Rules
+from agent.ending import Ending
+from agent.job import Job
 from agent.journal import Journal
 from agent.outlook import outlook
 from agent.output import Output
 from agent.ranges import format_ranges
 from agent.requests import Requests
-from agent.restarts import lost
+from agent.rules import first_job
 from agent.safeguard import Safeguard
 from agent.spec import JobSpec
 from agent.starter import Starter
 from agent.state import JobState, RankState
+from agent.survival import renewed
 from agent.worker import Worker
 from worker_hooks import protocol
+from worker_hooks.env import rejoined
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 REFRESH_S = 2.0  # how old the steps in status.json may be
 SLOW_START_S = 2.0  # after that a terminal is told who is awaited
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a job ended, and the last attempt's workers."""
-
-    state: JobState
-    exit_code: int
-    reason: str
-    attempt: int
-    workers: tuple[Worker, ...]
-    saved: str | None = None  # the newest checkpoint folder, if any is known
-    lost: str = ""  # why the newest step is not in it, in words
-    has_hooks: bool = False  # some rank's state could be saved
-    gave_up: str = ""  # why restarts were left unused, in words
-
-
-def first_job(spec: JobSpec) -> Job:
-    """The job before anything happened."""
-    dump, resume = spec.dump, spec.dump.resume
-    rules = Rules(
-        ranks=spec.ranks_here,
-        max_restarts=spec.max_restarts,
-        start_s=spec.timeouts.start_s,
-        grace_s=spec.timeouts.grace_s,
-        kill_s=spec.timeouts.kill_s,
-        freeze_s=dump.freeze_s + dump.update_grace_s,
-        dump_s=dump.stall_s,
-        split=dump.split,
-        restarts_explicit=dump.restarts_explicit,
-        exit_s=spec.timeouts.exit_s,
-        asked_exit_s=spec.timeouts.asked_exit_s,
-    )
-    if resume is None:
-        return Job(rules)
-    return Job(rules, resume=str(resume), saved_step=dump.resume_step)
 
 
 class Supervisor:
@@ -120,6 +87,9 @@ class Supervisor:
         self._events: deque[ev.Event] = deque()
         self._deadline: asyncio.TimerHandle | None = None
         self._ended = 0
+        self._lost: list[Worker] = []  # have newcomers in their places, not all of which joined
+        self._unwanted: set[int] = set()  # pids: were forked for an attempt that is over
+        self._reminders: list[asyncio.TimerHandle] = []
         self._ending: Ending | None = None
         self._deciding = False
         self._untold = False
@@ -162,7 +132,9 @@ class Supervisor:
         exited: list[Worker] = []
         for ended in processes.ended_children():
             rank = self._ranks_by_pid.pop(ended.pid, None)
-            if rank is not None:
+            if ended.pid in self._unwanted:
+                self._unwanted.remove(ended.pid)
+            elif rank is not None:
                 if ended.exit_code != 0:
                     processes.signal_group(ended.pid, signal.SIGKILL)
                 exited.append(self._worker_ended(rank, ended.exit_code))
@@ -207,6 +179,10 @@ class Supervisor:
 
     def _on_forked(self, message: protocol.Forked) -> None:
         worker = self._workers[message.rank]
+        if message.attempt != worker.attempt:
+            self._unwanted.add(message.pid)
+            processes.signal_group(message.pid, signal.SIGKILL)
+            return
         worker.pid = message.pid
         worker.started_at = time.time()
         self._ranks_by_pid[message.pid] = message.rank
@@ -217,6 +193,8 @@ class Supervisor:
 
     def _on_fork_failed(self, message: protocol.ForkFailed) -> None:
         worker = self._workers[message.rank]
+        if message.attempt != worker.attempt:
+            return
         worker.why = message.why
         if worker.pid:  # it exists and says why it will leave: its exit is the event
             self._journal.event("WorkerSpoke", rank=message.rank, why=message.why)
@@ -269,7 +247,9 @@ class Supervisor:
         if sentence := outlook(earlier, self._job):
             self._say(sentence)
         has_all_started = before is JobState.STARTING and self._job.state is JobState.RUNNING
-        if has_all_started and self._job.attempt < self._spec.max_restarts:
+        can_restart = self._job.restarts < self._spec.max_restarts
+        can_rejoin = isinstance(event, ev.RankRegistered) and not event.why_fixed
+        if (has_all_started and can_restart) or (can_rejoin and self._spec.replace.is_on):
             self._starter.warm_up()
 
     # --- actions out ---------------------------------------------------------------------------
@@ -290,6 +270,8 @@ class Supervisor:
                 self._finish(action)
             case do.RefuseRanks():
                 self._refuse(action)
+            case do.ReplaceRanks() | do.RemindReplaced() | do.GoOnRanks():
+                self._act_on_loss(action)
             case _:
                 self._safeguard.act(action)
 
@@ -306,12 +288,53 @@ class Supervisor:
         self._output.begin(action.attempt, orders)
         self._starter.start(action.attempt, orders)
 
+    def _act_on_loss(self, action: do.ReplaceRanks | do.RemindReplaced | do.GoOnRanks) -> None:
+        match action:
+            case do.ReplaceRanks():
+                self._replace(action)
+            case do.RemindReplaced():
+                aged = ev.ReplacementAged()
+                self._reminders.append(self._loop.call_later(action.after_s, self.post, aged))
+            case do.GoOnRanks():
+                self._safeguard.act(action)
+                self._look_at_lost()
+
+    def _replace(self, action: do.ReplaceRanks) -> None:
+        """Survivors first: they have more to do until all meet than newcomers have."""
+        attempt = action.attempt
+        for rank in action.survivors:
+            self._workers[rank].attempt = attempt
+        self._events = deque(renewed(event, attempt, action.survivors) for event in self._events)
+        self._starter.renew(attempt, {self._workers[rank].pid for rank in action.survivors})
+        self._safeguard.renew(action, self._starter.port)
+        there = rejoined(attempt, self._starter.port)
+        orders = tuple(
+            order._replace(environ=order.environ | there)
+            for order in self._plan(attempt, True)
+            if order.rank in action.newcomers
+        )
+        for order in orders:
+            gone = self._workers[order.rank]
+            gone.is_replaced = True
+            self._lost.append(gone)
+            self._workers[order.rank] = Worker(order.rank, gone.local_rank, attempt)
+        self._output.make(attempt, orders)
+        self._starter.add(orders)
+        self._output.add(attempt, orders)
+
+    def _look_at_lost(self) -> None:
+        """What ranks died of that were replaced, while training goes on."""
+        gone, self._lost = tuple(self._lost), []
+        if gone:
+            self._attempt_ended(JobState.REPLACING, gone)
+
     def _signal(self, action: do.SignalRanks) -> None:
         stopping = self._job.state in {JobState.STOPPING, JobState.KILLING}
         for rank in action.ranks:
             worker = self._workers[rank]
             if worker.pid in self._ranks_by_pid:
-                worker.told = worker.told or (stopping and not worker.is_released)
+                is_news = stopping and not worker.is_released and not worker.hung
+                worker.told = worker.told or is_news
                 if stopping:
                     processes.signal_group(worker.pid, action.signum)
                 else:  # for the rank, not for the programs it started
@@ -342,22 +365,12 @@ class Supervisor:
         if killed:
             self._journal.event("LeftoversKilled", pids=killed)
         self._unclaimed.clear()
-        self._attempt_ended(self._job.state, tuple(self._workers.values()))
+        self._unwanted.clear()
+        gone, self._lost = tuple(self._lost), []
+        self._attempt_ended(self._job.state, (*gone, *self._workers.values()))
 
     def _finish(self, action: do.Finish) -> None:
-        workers = tuple(self._workers.values())
-        job = self._job
-        self._ending = Ending(
-            action.state,
-            action.exit_code,
-            action.reason,
-            job.attempt,
-            workers,
-            job.resume,
-            lost(job),
-            job.has_hooks,
-            job.gave_up,
-        )
+        self._ending = Ending.of(action, self._job, tuple(self._workers.values()))
         self._loop.stop()
 
     def _say_who_is_awaited(self) -> None:
@@ -369,6 +382,8 @@ class Supervisor:
 
     def _end_processes(self) -> None:
         """Nothing of the job outlives this call but what the kernel cannot kill."""
+        for timer in self._reminders:
+            timer.cancel()
         self._starter.close()
         self._safeguard.close()
         self._requests.close()

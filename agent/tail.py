@@ -14,7 +14,7 @@ import resource
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class View:
     prefix: bytes | None  # before each line; None: bytes pass as they come
     filters: tuple[bytes, ...] = ()  # a line with one of these is copied ...
     filtered: Path | None = None  # ... to this file
+    rank: int = -1  # whose output it is, where only that of some ranks begins anew
 
 
 def append(path: Path, data: bytes) -> None:
@@ -128,7 +129,7 @@ class Tail:
         """``trouble`` is told, mostly by the thread, what cannot be shown or written, and why."""
         self._trouble = trouble
         self._lock = threading.Lock()
-        self._wanted: list[list[Follower]] = []
+        self._wanted: list[tuple[list[Follower], frozenset[int] | None]] = []
         self._followers: list[Follower] = []
         self._newest: list[Follower] = []  # to be followed, or followed already
         self._stopping = False
@@ -139,10 +140,14 @@ class Tail:
         self._thread: threading.Thread | None = None
         self.progress = time.monotonic()
 
-    def follow(self, views: list[View]) -> None:
-        """Follow these files from their beginning; those followed so far are shown to their end."""
+    def follow(self, views: list[View], ranks: frozenset[int] | None = None) -> None:
+        """Follow these files from their beginning; those followed so far are shown to their end.
+
+        ``ranks``: only those of these ranks are; the others are followed on.
+        """
         # opened here and now: the next attempt renames them, however late the thread is
-        followers = self._newest = list(self._open(views))
+        followers = list(self._open(views))
+        self._newest = [one for one in self._newest if _goes_on(one, ranks)] + followers
         if self._thread is None and followers:
             thread = threading.Thread(target=self._run, name="msrun-tail", daemon=True)
             try:
@@ -155,7 +160,7 @@ class Tail:
                 return
             self._thread = thread
         with self._lock:
-            self._wanted.append(followers)
+            self._wanted.append((followers, ranks))
         self._wake()
 
     def _open(self, views: Iterable[View]) -> Iterator[Follower]:
@@ -212,9 +217,10 @@ class Tail:
     def _take_wanted(self) -> None:
         with self._lock:
             wanted, self._wanted = self._wanted, []
-        for followers in wanted:
-            self._end_all()
-            self._followers = followers
+        for followers, ranks in wanted:
+            kept = [one for one in self._followers if _goes_on(one, ranks)]
+            self._end_all(kept)
+            self._followers = kept + followers
             for follower in followers:
                 self._inotify.watch(follower.fileno())
             self._read_all()
@@ -232,10 +238,11 @@ class Tail:
             self._trouble(follower.view.path, error, "show")
             return False
 
-    def _end_all(self) -> None:
+    def _end_all(self, kept: Sequence[Follower] = ()) -> None:
         self._read_all()
         for follower in self._followers:
-            follower.finish(self._write)
+            if follower not in kept:
+                follower.finish(self._write)
         self._followers = []
 
     def _copy(self, path: Path, data: bytes) -> None:
@@ -255,6 +262,10 @@ class Tail:
             except OSError as error:
                 if error.errno != errno.EINTR:
                     self._closed.add(fd)  # `msrun ... | head`: nobody reads, the job goes on
+
+
+def _goes_on(follower: Follower, ranks: frozenset[int] | None) -> bool:
+    return ranks is not None and follower.view.rank not in ranks
 
 
 class _Inotify:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal as signals
 from collections.abc import Iterable, Sequence
 
+from agent.ranges import format_ranges
+
 LISTED = 8  # ranks named in a sentence
 
 
@@ -21,6 +23,18 @@ def listed(ranks: Sequence[int]) -> str:
     more = ", ..." if len(ranks) > LISTED else ""
     words = ", ".join(str(rank) for rank in ranks[:LISTED]) + more
     return f"rank{'s' if len(ranks) != 1 else ''} {words}"
+
+
+def ranged(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0-2,5``: all of them."""
+    numbers = format_ranges(ranks)
+    return f"rank{'' if numbers.isdecimal() else 's'} {numbers}"
+
+
+def times(count: int) -> str:
+    """``three times``."""
+    words = {1: "once", 2: "twice", 3: "three times"}
+    return words.get(count, f"{count} times")
 
 
 def described(facts: Iterable[tuple[int, str]]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from agent.state import RankState
 
 if TYPE_CHECKING:
+    from agent.stragglers import Tempo
     from worker_hooks.page import Beat
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -20,12 +21,14 @@ PF_EXITING = 0x4  # linux/sched.h
 
 
 class Worker:
-    """One rank's process in one attempt. Times are wall clock, for people."""
+    """One rank's process. Times are wall clock, for people."""
 
     def __init__(self, rank: int, local_rank: int, attempt: int) -> None:
         self.rank = rank
         self.local_rank = local_rank
-        self.attempt = attempt
+        self.attempt = attempt  # grows with every replacement of other ranks that it survives
+        self.began = attempt  # the attempt that its process was started in: its files' names
+        self.is_replaced = False
         self.pid = 0
         self.state = RankState.PENDING
         self.exit_code: int | None = None  # 0-255, or negative for a signal
@@ -35,6 +38,9 @@ class Worker:
         self.told = False  # msrun signalled it to stop before it ended
         self.is_released = False  # it was held with an exception, and ends by that
         self.beat: Beat | None = None  # how far it was when last looked at
+        self.tempo: Tempo | None = None  # how quick
+        self.is_slow = False  # persistently slower than its peers
+        self.hung = ""  # why it is killed, if it hangs
         self.why = ""  # why it could not be started
 
 

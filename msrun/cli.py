@@ -12,7 +12,7 @@ from agent.spec import UsageError
 USAGE_EXIT = 2
 STDERR = 2
 LAST_WORDS_S = 10.0  # for a stderr that takes nothing: the words are in scheduler.log
-SUBCOMMANDS = ("status", "stop", "logs", "drill", "checkpoints")
+SUBCOMMANDS = ("status", "top", "stop", "logs", "drill", "checkpoints")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
-"""``msrun status``, ``stop`` and ``logs`` read what a run wrote; ``drill`` tries a job.
+"""``msrun status``, ``stop`` and ``logs`` read what a run wrote; ``top`` watches it as it runs.
 
-``checkpoints`` looks after what was saved.
+``drill`` tries a job. ``checkpoints`` looks after what was saved.
 """
 
 from __future__ import annotations
@@ -58,6 +58,30 @@ def status(run: str | None, *, every: bool, as_json: bool) -> None:
         show_status.show_json(show_status.as_json(one))
     else:
         show_status.show_run(one, time.time())
+
+
+@commands.command()
+@RUN
+@click.option("--once", is_flag=True, help="Print one frame and leave (as into a pipe).")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.05),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="From one look to the next.",
+)
+def top(run: str | None, *, once: bool, interval: float) -> None:
+    """Watch a running job: each rank's phase, step, speed, memory and load.
+
+    The job is not asked: what is shown lies in shared memory and files anyway. Keys: q quits,
+    j and k or the arrows select a rank, l or Enter shows the end of its log, Esc leaves that.
+
+    RUN is a run's id or its beginning; without it the newest run that is alive.
+    """
+    from msrun.top import top as watch
+
+    watch(os.environ, run, interval, once=once)
 
 
 @commands.command()

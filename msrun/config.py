@@ -27,6 +27,7 @@ _CSV = frozenset(
         "duplicate_stderr_filters",
         "signals_to_handle",
         "graceful_signals",
+        "on_failure",
         "preload",
     }
 )

@@ -142,8 +142,8 @@ class _Session:
             if isinstance(drill, Order):
                 yield drill
             else:
-                for fault in draw(drill, self._world_size, steps):
-                    yield Order((fault,))
+                for faults in draw(drill, self._world_size, steps):
+                    yield Order(faults)
 
     def _drill(self, number: int, order: Order, reference: History, within_s: float) -> Outcome:
         trial = Trial(self._folder / f"{number:03}", self._command, order.faults)

@@ -39,7 +39,8 @@ import click
     "kinds",
     default="kill",
     metavar="KIND,...",
-    help="What random drills are: kill (default), stop, graceful, preempt.",
+    help="What random drills are: kill (default), double (two ranks at once), again (a second "
+    "death in what follows the first), hang, raise, stop, graceful, preempt.",
 )
 @click.option(
     "--faults",

@@ -14,6 +14,10 @@ from worker_hooks.fault import LAUNCHER, Deed, Fault
 _KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "kill": {},
+        "double": {},  # and another rank in the same step
+        "again": {},  # and any rank in the next attempt, before or in the same step
+        "hang": {"number": signal.SIGSTOP},  # for ever
+        "raise": {"deed": Deed.RAISE, "number": 0},
         "stop": {"deed": Deed.STOP, "number": signal.SIGSTOP},
         "graceful": {"rank": LAUNCHER, "deed": Deed.REQUEST, "number": signal.SIGTERM},
         "preempt": {"rank": LAUNCHER, "deed": Deed.PREEMPT, "number": signal.SIGTERM},
@@ -44,8 +48,8 @@ def read_kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
-def draw(lots: Lots, world_size: int, steps: int) -> tuple[Fault, ...]:
-    """The fault of each drill: any rank, any step but the last, any fraction of it.
+def draw(lots: Lots, world_size: int, steps: int) -> tuple[tuple[Fault, ...], ...]:
+    """The faults of each drill: any rank, any step but the last, any fraction of it.
 
     The last step is left out: a moment late in it may be after the end of training.
     """
@@ -53,12 +57,23 @@ def draw(lots: Lots, world_size: int, steps: int) -> tuple[Fault, ...]:
     return tuple(_draw(chance, lots.kinds, world_size, steps) for _ in range(lots.number))
 
 
-def _draw(chance: random.Random, kinds: tuple[str, ...], world_size: int, steps: int) -> Fault:
+def _draw(
+    chance: random.Random, kinds: tuple[str, ...], world_size: int, steps: int
+) -> tuple[Fault, ...]:
     fault = Fault(
         rank=chance.randrange(world_size),
         step=chance.randint(1, max(1, steps - 1)),
         delay=round(chance.random(), 3),
     )
     if kinds == KILLS:
-        return fault  # a seed draws what it always drew
-    return fault._replace(**_KINDS[chance.choice(kinds)])
+        return (fault,)  # a seed draws what it always drew
+    kind = chance.choice(kinds)
+    fault = fault._replace(**_KINDS[kind])
+    other = fault._replace(delay=round(chance.random(), 3))
+    match kind:
+        case "double" if world_size > 1:
+            shift = chance.randrange(1, world_size)
+            return fault, other._replace(rank=(fault.rank + shift) % world_size)
+        case "again":
+            return fault, other._replace(rank=chance.randrange(world_size), attempt=1)
+    return (fault,)

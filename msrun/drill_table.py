@@ -28,6 +28,7 @@ COLUMNS = (
     "step saved",
     "steps lost",
     "training again",
+    "answer",
     "weights equal",
     "verdict",
 )
@@ -79,6 +80,7 @@ def row(outcome: Outcome) -> tuple[str, ...]:
         NONE if outcome.step_saved is None else str(outcome.step_saved),
         NONE if outcome.steps_lost is None else str(outcome.steps_lost),
         span(outcome.training_s),
+        outcome.answer or NONE,
         "yes" if outcome.weights_equal else "no",
         outcome.verdict,
     )

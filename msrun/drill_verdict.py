@@ -32,12 +32,22 @@ class Outcome:
     steps_lost: int | None = None
     training_s: float | None = None  # until every rank has committed its next step
     weights_equal: bool = False
+    replaced: int = 0  # ranks that alone were started again
+    restarted: int = 0  # times that all were
     runs: int = 1  # of msrun: more than one when it had to be resumed
     left_s: float | None = None  # until the msrun was gone that was asked to leave
     in_time: bool | None = None  # a preempted one: its newest step was saved before the kill
     leave: str = ""  # how it left, in words
     took_s: float = 0.0
     broken: tuple[str, ...] = ()  # promises, in words
+
+    @property
+    def answer(self) -> str:
+        """What was done about it, for people; empty: nothing had to be."""
+        done = [f"{self.replaced} replaced"] if self.replaced else []
+        done += [f"{self.restarted}x restarted"] if self.restarted else []
+        done += [f"{self.runs - 1}x resumed"] if self.runs > 1 else []
+        return ", ".join(done)
 
     @property
     def verdict(self) -> str:
@@ -81,6 +91,8 @@ def judge(
         fault=" + ".join(fault.words for fault in faults),
         **_timings(faults, history),
         steps_lost=lost,
+        replaced=sum(len(each["newcomers"]) for each in _of(history, "ReplaceRanks")),
+        restarted=sum(each["attempt"] > 0 for each in _of(history, "StartAttempt")),
         weights_equal=exit_code == 0 and not odd,
         runs=max(1, len(departures)),
         left_s=None if leave is None else leave.left_s,
@@ -189,6 +201,10 @@ def _timings(faults: Sequence[Fault], history: History) -> dict[str, Any]:
         times["frozen_s"] = max(frozen) - strike.time if frozen else None
         times["dump_s"] = committed[-1]["time"] - ordered if ordered is not None else None
     return times
+
+
+def _of(history: History, name: str) -> list[Mapping[str, Any]]:
+    return [event for event in history.events if event["event"] == name]
 
 
 def _first(events: Sequence[Mapping[str, Any]], names: frozenset[str] | set[str]) -> float | None:

@@ -111,10 +111,20 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "run id", spec.run_id
     yield "start", f"{'warm' if plan.choice.warmth else 'cold'}: {plan.choice.reason}"
     yield "logs", "none (/dev/null)" if spec.logs.disabled else str(plan.folder)
+    yield "failure", _on_failure(spec)
     yield "restarts", f"at most {spec.max_restarts}"
     yield "timeouts", _timeouts(spec)
     yield "signals", ", ".join(spec.signals)
     yield "binding", _binding(spec)
+
+
+def _on_failure(spec: JobSpec) -> str:
+    """The rungs of the ladder."""
+    replace = spec.replace
+    within = f"replace at most {replace.most} ranks within {replace.period_s:g} s"
+    rungs = (within, replace.is_on), ("save", spec.dump.after_failure and spec.dump.ttp)
+    taken = [words for words, is_on in (*rungs, ("restart", spec.max_restarts > 0)) if is_on]
+    return ", else ".join(taken) or "stop"
 
 
 def _timeouts(spec: JobSpec) -> str:

@@ -47,6 +47,7 @@ def guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
         scheduler_s=ladder.scheduler_s,
         exit_s=exit_s,
         asked_exit_s=asked_exit_s,
+        hang_s=_hang(settings),
     )
     return Guard(timeouts, _dump(settings, ladder, environ))
 
@@ -60,6 +61,20 @@ def _grace(settings: Settings, environ: Mapping[str, str]) -> Setting | None:
     if setting is not None:
         bounded(setting, BY_DEST["shutdown_timeout"])
     return setting
+
+
+def _hang(settings: Settings) -> float | None:
+    """Seconds until a rank without progress hangs; ``None``: as its pace tells; 0: never."""
+    setting = settings.of("hang_timeout")
+    if setting.text.strip().lower() in {"", "auto"}:
+        return None
+    try:
+        seconds = float(setting.text)
+    except ValueError:
+        raise UsageError(f"{setting.shown} must be auto, or seconds; 0 for never") from None
+    if not 0 <= seconds < float("inf"):
+        raise UsageError(f"{setting.shown} must be auto, or seconds; 0 for never")
+    return seconds
 
 
 def _rung(settings: Settings, dest: str) -> Rung | None:

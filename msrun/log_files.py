@@ -25,8 +25,14 @@ class Wanted:
     scheduler: bool = False  # msrun's own log instead of the workers'
 
 
-def views(run: RunState, wanted: Wanted, attempt: int) -> list[View]:
+def views(run: RunState, wanted: Wanted, attempt: int, *, newcomers: bool = False) -> list[View]:
     """The files of one attempt, by rank; some may not exist.
+
+    Args:
+        run: whose.
+        wanted: what of it.
+        attempt: which.
+        newcomers: leave out those of ranks that lived on from the attempt before.
 
     Raises:
         UsageError: there is no such rank.
@@ -34,8 +40,9 @@ def views(run: RunState, wanted: Wanted, attempt: int) -> list[View]:
     if wanted.scheduler:
         return [View(run.folder / SCHEDULER_LOG, STDOUT, None)]
     return [
-        View(path, STDOUT, _prefix(worker.rank) if wanted.rank is None else None)
+        View(path, STDOUT, _prefix(worker.rank) if wanted.rank is None else None, rank=worker.rank)
         for worker in _workers(run, wanted)
+        if not (newcomers and worker.began < attempt == worker.attempt)
         for path in _files(run, worker, attempt)
     ]
 
@@ -86,6 +93,7 @@ def _files(run: RunState, worker: WorkerState, attempt: int) -> Iterator[Path]:
     # torchrun's tree stays in the log folder even when a later run sets the other files aside
     tree = RunLayout(Path(run.record.log_dir), run.record.record_id, run.record.run_id)
     for name in STREAMS:
-        path = tree.stream(attempt, worker.local_rank, name)
+        folder = worker.began if attempt == worker.attempt else attempt
+        path = tree.stream(folder, worker.local_rank, name)
         if os.path.exists(path):
             yield path

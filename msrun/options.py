@@ -170,6 +170,15 @@ OPTIONS: tuple[Option, ...] = (
 
     Option("max-restarts", _S.RECOVERY, "How often the workers are restarted before the job fails.",
            default="0", kind=_K.INT, metavar="N", low=0),
+    Option("on-failure", _S.RECOVERY,
+           "What follows when a rank fails, each if what is before it cannot be done: only that "
+           "rank is replaced (scripts that train in run()), the state is saved, all restart.",
+           default="replace,dump,restart", metavar="RUNG,...", origin=_OUR),
+    Option("max-replacements", _S.RECOVERY,
+           "How many ranks are replaced within the period before that is given up.",
+           default="20", kind=_K.INT, metavar="N", low=0, origin=_OUR),
+    Option("replacement-period", _S.RECOVERY, "Seconds after which a replacement counts no more.",
+           default="3600", kind=_K.FLOAT, metavar="SECONDS", origin=_OUR),
     Option("shutdown-timeout", _S.RECOVERY,
            "Seconds from asking workers to stop to SIGKILL, on every path.",
            unset="$TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30", kind=_K.INT, metavar="SECONDS", low=0),
@@ -203,6 +212,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("scheduler-grace", _S.RECOVERY,
            "Seconds the cluster gives msrun between SIGTERM and SIGKILL; the others fit into it.",
            unset="unknown", kind=_K.FLOAT, metavar="SECONDS", origin=_OUR),
+    Option("hang-timeout", _S.RECOVERY,
+           "Seconds without progress after which a rank that its peers wait for is killed; auto: "
+           "1.5 or 5x the median step if a signal stopped it, 15 or 30x the slowest of late if it "
+           "uses no processor, 300 or 30x that else, whichever is more; 0 for never.",
+           default="auto", metavar="SECONDS|auto|0", origin=_OUR),
     Option("signals-to-handle", _S.RECOVERY,
            "Signals that stop the job: gracefully where every rank has hooks, else forwarded.",
            default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", metavar="SIG,..."),

@@ -15,6 +15,7 @@ from msrun import __version__, dialect
 from msrun.dumpspec import guard
 from msrun.graceful import graceful
 from msrun.logspec import logs
+from msrun.on_failure import on_failure
 from msrun.options import BY_DEST
 from msrun.origin import Origin
 from msrun.program import build_program
@@ -132,6 +133,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
     _check_unused(settings)
     record = record_id()
     timeouts, dump = guard(settings, environ)
+    replace, dumps, max_restarts = on_failure(settings, environ)
     job = JobSpec(
         program=build_program(settings, layers.script, layers.script_args, environ),
         nproc=size.nproc,
@@ -140,7 +142,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
         role=settings.text("role"),
         master_addr=master.addr,
         master_port=master.port,
-        max_restarts=settings.integer("max_restarts") or 0,
+        max_restarts=max_restarts,
         start_method=_start_method(settings),
         preload=_preload(settings.of("preload")),
         timeouts=timeouts,
@@ -149,7 +151,8 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
         exit_file=_exit_file(settings.of("graceful_exit_file")),
         logs=logs(settings, size, environ, warnings),
         bind=dialect.bind(settings, size.nproc),
-        dump=dump,
+        dump=dump._replace(after_failure=dumps),
+        replace=replace,
         virtual_local_rank=_virtual(settings, size.nproc, environ),
         rank_table_file=_rank_table(settings.of("rank_table_file")),
         event_log_handler=settings.text("event_log_handler"),

@@ -40,6 +40,11 @@ class WorkerState:
     log: str
     step: int | None = None  # its newest commit, if its state is guarded
     epoch: int | None = None
+    began: int = 0  # the attempt that its process was started in; it lived on since
+    step_median_s: float | None = None  # of its last steps
+    step_p95_s: float | None = None
+    step_own_median_s: float | None = None  # the same without waiting for peers
+    is_slow: bool = False  # persistently slower than they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +202,11 @@ def _worker(said: Mapping[str, Any]) -> WorkerState:
         log=str(said["log"]),
         step=_maybe_number(said.get("step")),
         epoch=_maybe_number(said.get("epoch")),
+        began=int(said.get("began", said["attempt"])),
+        step_median_s=_maybe(said.get("step_median_s")),
+        step_p95_s=_maybe(said.get("step_p95_s")),
+        step_own_median_s=_maybe(said.get("step_own_median_s")),
+        is_slow=bool(said.get("is_slow", False)),
     )
 
 

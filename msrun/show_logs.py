@@ -96,8 +96,9 @@ def _follow_new(tail: Tail, run: RunState, wanted: Wanted, shown: int | None) ->
         return shown
     newest = checked_attempt(run, wanted)
     for attempt in range(newest if shown is None else shown + 1, newest + 1):
-        existing = [view for view in views(run, wanted, attempt) if os.path.isfile(view.path)]
+        found = views(run, wanted, attempt, newcomers=shown is not None)
+        existing = [view for view in found if os.path.isfile(view.path)]
         if not existing and shown is None:
             raise UsageError(_why_none(run, wanted))
-        tail.follow(existing)
+        tail.follow(existing, None if shown is None else frozenset(view.rank for view in found))
     return newest

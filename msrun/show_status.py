@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -40,8 +41,10 @@ STYLES = {
 RUN_COLUMNS = ("run", "state", "pid", "workers", "started", "script", "logs")
 RANK_COLUMNS = ("rank", "pid", "state", "attempt", "uptime", "exit")
 PROGRESS_COLUMNS = ("step", "epoch")  # where ranks tell
+TEMPO_COLUMNS = ("median", "p95")  # of the time of a step, once there is any
 LONG = frozenset({"script", "logs", "exit"})  # on a narrow terminal these are wrapped first
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+ROUNDED_S = 0.9995  # from here on a second
 
 
 def show_run(run: RunState, now: float) -> None:
@@ -55,6 +58,10 @@ def show_run(run: RunState, now: float) -> None:
             columns += PROGRESS_COLUMNS
             steps = [progress(worker) for worker in run.word.workers]
             rows = [(*row, *step) for row, step in zip(rows, steps, strict=True)]
+        if any(worker.step_median_s is not None for worker in run.word.workers):
+            columns += TEMPO_COLUMNS
+            times = [(each.step_median_s, each.step_p95_s) for each in run.word.workers]
+            rows = [(*row, *map(brief, pair)) for row, pair in zip(rows, times, strict=True)]
         put("\n" + table(columns, rows, styled="state"))
 
 
@@ -80,6 +87,10 @@ def facts(run: RunState, now: float) -> Iterable[tuple[str, str]]:
     yield "uptime", f"{uptime(run, now)} (started {moment(record.started)})"
     if word and word.reason:
         yield "reason", word.reason
+    if word and run.alive:
+        for worker in word.workers:
+            if worker.is_slow:
+                yield "slow", straggler(word.workers, worker)
     if not run.alive and record.checkpoints:
         from agent.closing import older  # rarely needed
 
@@ -121,6 +132,18 @@ def progress(worker: WorkerState) -> tuple[str, ...]:
     """How far a rank is."""
     known = (worker.step, worker.epoch)
     return tuple(UNKNOWN if number is None else str(number) for number in known)
+
+
+def straggler(workers: Sequence[WorkerState], slow: WorkerState) -> str:
+    """Which rank is slow, and how much."""
+    peers = [
+        worker.step_own_median_s
+        for worker in workers
+        if worker is not slow and worker.step_own_median_s is not None
+    ]
+    peers_s = median(peers) if peers else None
+    own = brief(slow.step_own_median_s)
+    return f"rank {slow.rank}: {own} of its own a step, its peers {brief(peers_s)}"
 
 
 def run_row(run: RunState) -> tuple[str, ...]:
@@ -195,6 +218,15 @@ def duration(seconds: float) -> str:
     if whole < DAY_S:
         return f"{whole // HOUR_S} h {whole % HOUR_S // MINUTE_S:02} min"
     return f"{whole // DAY_S} d {whole % DAY_S // HOUR_S} h"
+
+
+def brief(seconds: float | None) -> str:
+    """``1.25 ms``, ``83 ms``, ``2.5 s``, ``95 s``."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < ROUNDED_S:
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < MINUTE_S else f"{seconds:.0f} s"
 
 
 def moment(seconds: float) -> str:

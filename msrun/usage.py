@@ -11,9 +11,9 @@ _COLUMN = 30
 _FOREWORD = """\
 Start, watch and restart the workers of a training script.
 
-Also: msrun status [RUN], msrun stop [RUN], msrun logs [RUN] [-f] [--rank R], msrun drill,
-msrun checkpoints FOLDER; msrun --resume starts the newest run of this folder again
-from its newest checkpoint.
+Also: msrun status [RUN], msrun top [RUN], msrun stop [RUN], msrun logs [RUN] [-f] [--rank R],
+msrun drill, msrun checkpoints FOLDER; msrun --resume starts the newest run of this folder
+again from its newest checkpoint.
 """
 _AFTERWORD = """\
 Every option may be spelled with dashes or underscores and shortened while it stays

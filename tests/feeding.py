@@ -161,7 +161,7 @@ def hooked(make, epochs=EPOCHS, leave=None, at=None, begin=None, draws=True):
             points.append(None)
             if at is None or number in at:
                 points[-1] = point(len(seen), epoch, feed, randomness)
-        batches.close()
+        batches.close(is_over=True)
         seen.append("end")
     return seen, points
 

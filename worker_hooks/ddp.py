@@ -49,25 +49,40 @@ def find(module: nn.Module) -> DistributedDataParallel | None:
     return next(iter(find_all([module])), None)
 
 
-def find_all(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
+def find_all(
+    modules: Iterable[nn.Module], *, is_over: bool = False
+) -> list[DistributedDataParallel]:
     """Every DDP that reduces gradients of these modules, in the order of their parameters.
 
     A DDP belongs to a module when they share a parameter: whether it is the module, wraps it, is a
     part of it, and whatever ``torch.compile`` has put in between, does not matter. Looks through
     all objects of the process (up to 20 ms): for once, not for every step.
+
+    Args:
+        modules: the registered ones.
+        is_over: also those whose process group is gone.
     """
-    places: dict[int, int] = {}
+    places: dict[int, int] = {}  # by identity
     for module in modules:
         for parameter in module.parameters():
             places.setdefault(id(parameter), len(places))
-    found: dict[int, DistributedDataParallel] = {}
+    found: list[tuple[int, DistributedDataParallel]] = []
     kinds = _kinds(DistributedDataParallel)
     for thing in gc.get_referrers(*kinds):  # an object refers to its class
-        if type(thing) in kinds and _is_alive(thing):
+        if type(thing) in kinds and (is_over or _is_alive(thing)):
             shared = [places[id(p)] for p in thing.parameters() if id(p) in places]
             if shared:
-                found[min(shared)] = thing
-    return [found[place] for place in sorted(found)]
+                found.append((min(shared), thing))
+    return [thing for _, thing in sorted(found, key=lambda each: each[0])]
+
+
+def unhook(ddp: DistributedDataParallel) -> None:
+    """Let a DDP whose group is gone reduce nothing any more, whoever still refers to it."""
+    try:
+        reducer: Any = ddp.reducer
+        reducer._remove_autograd_hooks()
+    except AttributeError as error:  # of a Python reducer, or of another version of torch
+        log.warning("a DDP of before stays hooked to its parameters: %s", error)
 
 
 def learn(ddp: DistributedDataParallel) -> None:

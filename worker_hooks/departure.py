@@ -43,6 +43,7 @@ class Departure:
         self._callbacks = tuple(callbacks)
         self._pieces = pieces
         self._is_met = False
+        self._saved_step = 0  # by :meth:`save`
 
     @property
     def is_guarded(self) -> bool:
@@ -88,6 +89,17 @@ class Departure:
             why: for people: ``rank 3 received SIGTERM``.
         """
         self._guard.request_exit(why)
+
+    def save(self, state: Training) -> None:
+        """Let callbacks save the newest step, unless it is saved."""
+        if not state.step:
+            log.warning("save(): no step was made yet; in a loop of your own ask should_exit first")
+        elif state.step in {self._saved_step, self._guard.resumed_step}:
+            log.warning("save(): step %d is saved already", state.step)
+        elif save_now(self._callbacks, state, "asked for"):
+            self._saved_step = state.step
+        else:
+            log.warning("save(): nothing saves: give callbacks=[ModelCheckpoint(...)]")
 
     def meet(self, state: Training) -> bool:
         """At a boundary: stay as long as the rank is held there; whether it is to leave.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from worker_hooks.gate import EjectedError
 from worker_hooks.hold import describe
 from worker_hooks.state import TrainState
 
@@ -12,9 +13,12 @@ Result = TypeVar("Result")
 
 
 def run(train: Callable[[TrainState], Result], state: TrainState) -> Result:
-    """Train; ``train`` must make its DDP wrapper itself, and may be called again.
+    """Train, and enter ``train`` again when a dead rank was replaced.
 
-    An exception is held here while the state is saved, before anything is unwound further.
+    Then the process group is new, and ``state`` and the registered objects are as of the newest
+    commit. What ``train`` makes, it makes anew: DDP, ``torch.compile``, sub-groups and device
+    meshes. What it finds from outside lives on: the model, the optimizer, the loader with its
+    workers. An exception is held here while the state is saved, before anything is unwound further.
 
     Raises:
         TypeError: these are not a function and a TrainState, in this order.
@@ -22,10 +26,19 @@ def run(train: Callable[[TrainState], Result], state: TrainState) -> Result:
     """
     if not callable(train) or not isinstance(state, TrainState):
         raise TypeError("run(train, state) takes your training function and its TrainState")
-    try:
-        result = train(state)
-    except Exception as error:
-        state.hold(describe(error))
-        raise
-    state.finish()
-    return result
+    state.begin_run()
+    is_again = False
+    while True:
+        try:
+            if is_again:
+                state.rejoin()
+            result = train(state)
+            state.finish()
+        except EjectedError:
+            is_again = True
+        except Exception as error:
+            is_again = state.hold(describe(error))
+            if not is_again:
+                raise
+        else:
+            return result

@@ -21,7 +21,10 @@ DRILL = "MSRUN_DRILL"
 """JSON: the faults a drill injects, and where ranks witness what they computed."""
 
 ENABLE_TFT = "MS_ENABLE_TFT"
-"""MindSpore's switches of fault tolerance; ``{TTP:0}`` switches the power-off checkpoint off."""
+"""MindSpore's switches of fault tolerance.
+
+``{ARF:0}`` switches the replacement of lost ranks off; ``{TTP:0}`` the power-off checkpoint, too.
+"""
 
 _TFT_FORM = "must be like {TTP:1,UCE:0}: names with 1 or 0"
 _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
@@ -143,6 +146,20 @@ class Told(NamedTuple):
             drill=environ.get(DRILL, ""),
             local_world_size=number("LOCAL_WORLD_SIZE", 1),
         )
+
+
+def meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Address and port of the store that ranks meet at."""
+    port = environ.get("MASTER_PORT", "")
+    return environ.get("MASTER_ADDR", ""), int(port) if port.isdecimal() else 0
+
+
+def rejoined(attempt: int, port: int) -> dict[str, str]:
+    """What is another one for a process that lives on in a later attempt."""
+    told = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
+    if port:
+        told |= {"MASTER_PORT": str(port), "MS_SCHED_PORT": str(port)}
+    return told
 
 
 def sets_omp_threads(local_world_size: int, inherited: Mapping[str, str]) -> bool:

@@ -9,6 +9,15 @@ from worker_hooks.loader import Feed
 
 KEPT = 8
 
+NOTHING_LEFT = (
+    "all batches of a loop in epoch %d had been trained before the resume: what follows the loop "
+    "runs now, without variables that the loop would have set"
+)
+NESTED = (
+    "batches() was called within a loop over batches(): a commit has one place in the data; loop "
+    "over the other loader itself"
+)
+
 
 class Feeds:
     """One for each loader; of loaders that are made anew in each epoch the last few are kept."""

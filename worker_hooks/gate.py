@@ -34,6 +34,13 @@ LOOK_S = 0.02  # between two looks at it
 _IS_FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
+class EjectedError(BaseException):
+    """Takes the main thread out of the training function, to enter it again.
+
+    No ``Exception``: a script that answers failures itself is not to answer this one.
+    """
+
+
 class Stand(Enum):
     """Where the main thread was found when the gate was closed."""
 
@@ -47,9 +54,11 @@ class Gate:
 
     __slots__ = (
         "_arrived",
+        "_barred",
         "_changed",
         "_closed",
         "_committing",
+        "_ejecting",
         "_held",
         "_holding",
         "_is_settled",
@@ -81,6 +90,8 @@ class Gate:
         self._stay_at: int | None = None  # the commit the main thread stays at
         self._arrived: Callable[[], None] | None = None  # called by it, once, when it is there
         self._leaving = False
+        self._ejecting = False
+        self._barred = False
         self._held = False
         self._raised = False
         self._updates = 0  # under way
@@ -91,7 +102,11 @@ class Gate:
     # --- the main thread ------------------------------------------------------------------------
 
     def begin_update(self) -> None:
-        """Before an optimizer touches anything; waits while the gate is closed."""
+        """Before an optimizer touches anything; waits while the gate is closed.
+
+        Raises:
+            EjectedError: the main thread is to leave the training function.
+        """
         was_torn = self._torn
         self._updates += 1  # first: who sees a torn state must not take its update for a past one
         self._torn = True
@@ -104,8 +119,12 @@ class Gate:
             self._torn = was_torn
             self._changed.notify_all()
             # the second optimizer of a step goes through, if that was not called complete
-            while self._closed and (self._is_settled or not was_torn):
+            while not self._ejecting and (
+                self._barred or (self._closed and (self._is_settled or not was_torn))
+            ):
                 self._changed.wait()
+            if self._ejecting:
+                raise EjectedError
             self._updates += 1
             self._torn = True
 
@@ -141,18 +160,25 @@ class Gate:
 
         Returns:
             Whether it is to leave.
+
+        Raises:
+            EjectedError: it is to leave the training function, and to enter it again.
         """
         return self.is_shut and self._stay()
 
     def _stay(self) -> bool:
         while (arrived := self._wait()) is not None:
             arrived()  # without the lock: it may send, and the listener must not wait for that
+        if self._ejecting:
+            raise EjectedError
         return self._leaving
 
     def _wait(self) -> Callable[[], None] | None:
         """Until the main thread may go on; or it has come to where it is awaited: whom to tell."""
         with self._changed:
-            while not self._leaving and (self._holding or self._closed or self._is_there()):
+            while not (self._leaving or self._ejecting) and (
+                self._holding or self._closed or self._is_there()
+            ):
                 if self._arrived is not None and self._is_there():
                     arrived, self._arrived = self._arrived, None
                     return arrived
@@ -164,6 +190,23 @@ class Gate:
 
     def _is_there(self) -> bool:
         return self._stay_at is not None and self._step() >= self._stay_at
+
+    def look(self) -> None:
+        """While waiting for other ranks in another way than by a collective.
+
+        Raises:
+            EjectedError: the main thread is to leave the training function.
+        """
+        if self._ejecting:
+            raise EjectedError
+
+    def enter(self) -> None:
+        """The main thread is back at its top, with no update under way, and nobody else's."""
+        with self._changed:
+            self._ejecting = self._raised = self._torn = False
+            self._updates = 0
+            self.is_shut = self._barred or self._leaving or self._closed or _IS_FREE_THREADED
+            self._changed.notify_all()
 
     def note_raised(self) -> None:
         """The main thread came to its top with an exception: it goes nowhere any more."""
@@ -242,12 +285,25 @@ class Gate:
             self._stay_at = self._arrived = None
             self._changed.notify_all()
 
+    def eject(self) -> None:
+        """Take the main thread out of the training function; from then on, let no update begin."""
+        with self._changed:
+            self.is_shut = self._ejecting = self._barred = True
+            self._closed = self._holding = self._is_settled = False
+            self._stay_at = self._arrived = None
+            self._changed.notify_all()
+
+    def bar(self) -> None:
+        """Let no update begin before :meth:`open`; all else goes on."""
+        with self._changed:
+            self.is_shut = self._barred = True
+
     def open(self) -> None:
         """Let everything go on; an order to leave stands."""
         with self._changed:
-            self._closed = self._holding = self._is_settled = False
+            self._closed = self._holding = self._is_settled = self._barred = False
             self._stay_at = self._arrived = None
-            self.is_shut = self._leaving or _IS_FREE_THREADED
+            self.is_shut = self._leaving or self._ejecting or _IS_FREE_THREADED
             self._changed.notify_all()
 
     def close(

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from worker_hooks import hold, packet, protocol, saving
+from worker_hooks import escape, hold, packet, protocol, saving, stacks, unblock
 from worker_hooks.beacon import Beacon
 from worker_hooks.env import Told
 from worker_hooks.gate import Gate, Stand
@@ -101,6 +101,10 @@ class Guard:
         self.is_done = False  # training is over
         self.resumed_step = 0  # saved already, in the checkpoint this attempt began from
         self.left: protocol.Leave | None = None  # the order with which a graceful exit ends
+        self.why_fixed = ""  # why this rank can join no other group; empty: it can
+        self._rejoin: protocol.Rejoin | None = None  # ordered, and not obeyed yet
+        self._turning = threading.Lock()  # from one attempt to the next
+        self._out = threading.Event()  # the main thread has come to its top for the order
         self._pid = os.getpid()
         self._frozen: int | None = None  # the state's version, where it was torn but complete
 
@@ -139,6 +143,8 @@ class Guard:
             log.error("%s", answer.refusal)
             raise SystemExit(2)
         self._link, self.welcome = link, answer
+        if answer.is_barred:
+            self.gate.bar()
         _guarded.add(self._pid)
         os.register_at_fork(after_in_child=self._forget)
         return answer
@@ -148,7 +154,7 @@ class Guard:
         if self._link is None:
             return
         try:
-            self._link.send(protocol.Registered(*self._who, step), [page])
+            self._link.send(protocol.Registered(*self._who, step, self.why_fixed), [page])
         except OSError:
             self._give_up("the line to msrun broke")
             return
@@ -188,12 +194,37 @@ class Guard:
 
     # --- the main thread ------------------------------------------------------------------------
 
-    def raised(self, error: str) -> None:
-        """Hold the main thread, which has come to its top, until nothing is to be saved."""
+    def raised(self, error: str) -> bool:
+        """Hold the main thread, which has come to its top, until nothing is to be saved.
+
+        Returns:
+            Whether it is to :meth:`rejoin`.
+        """
         if self._is_guarding() and not self._released.is_set():
             self.gate.note_raised()
-            self._say(protocol.Raised(*self._who, error[:2000]))
+            with self._turning:
+                if self._rejoin is None:  # else what failed is over already
+                    self._say(protocol.Raised(*self._who, error[:2000]))
             self._await_release()
+        return self._rejoin is not None
+
+    def rejoin(self) -> tuple[protocol.Rejoin, bool]:
+        """From now on be a rank of the attempt that was ordered; the main thread is at its top.
+
+        Returns:
+            The order, and whether an update was under way.
+        """
+        with self._turning:
+            order, self._rejoin = self._rejoin, None
+            assert order is not None
+            self._out.set()
+            self.told = self.told._replace(attempt=order.attempt)
+            self._released.clear()
+            was_torn = self.gate.is_torn
+            self.gate.enter()
+        self.is_done, self._frozen = False, None
+        self._say(protocol.Rejoining(*self._who))
+        return order, was_torn
 
     def leave(self) -> None:
         """Hold the main thread, which is about to exit, while its state may still be needed."""
@@ -251,10 +282,27 @@ class Guard:
                 self._save(message)
             case protocol.Release():
                 self._released.set()
+            case protocol.Rejoin():
+                self._turn(message)
+            case protocol.GoOn():
+                self.gate.open()
+            case protocol.Inspect():
+                self._say(stacks.inspect(*self._who, message))
             case protocol.Hold() | protocol.Proceed() | protocol.Leave() | protocol.Dismiss():
                 self._exit(message)
             case _:
                 log.warning("msrun said what only a newer version understands: %s", message)
+
+    def _turn(self, order: protocol.Rejoin) -> None:
+        """Take the main thread to its top, wherever it is; it will :meth:`rejoin`."""
+        assert self._link is not None
+        is_out = threading.Event()
+        with self._turning:
+            self._rejoin, self._out = order, is_out
+            self.gate.eject()
+            self._released.set()
+        unblock.unblock(self._link.agent_pid)
+        threading.Thread(target=escape.insist, args=(is_out,), daemon=True).start()
 
     def _exit(
         self, order: protocol.Hold | protocol.Proceed | protocol.Leave | protocol.Dismiss

@@ -17,7 +17,7 @@ from typing import Protocol
 class Holding(Protocol):
     """Who can hold the main thread."""
 
-    def raised(self, error: str) -> None:
+    def raised(self, error: str) -> bool:
         """Until nothing is to be saved any more."""
 
     def leave(self) -> None:

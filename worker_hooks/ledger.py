@@ -99,9 +99,17 @@ class Ledger:
 
     def forget(self) -> None:
         """Write to no page any more."""
-        self.private.page = None
+        self.private.forget()
 
-    def begin_loop(self) -> None:
+    def begin_again(self, step: int) -> None:
+        """Training goes on from a checkpoint of this step, in the same process as before."""
+        self.forget()
+        self.step = step
+        self.updates = [0] * len(self.pieces)
+        self._commit = self._marks = self._after = None
+        self._updated = ()
+
+    def begin_loop(self, epoch: int, batch: int) -> None:
         """What was changed since the commit belongs to no step: a schedule's by epoch, say.
 
         Live state that was changed stays touched: it is not what the commit had.
@@ -109,6 +117,7 @@ class Ledger:
         new = self._marked()
         trios = zip(new, self._marks or new, self._live, strict=True)
         self._marks = tuple(old if is_live else now for now, old, is_live in trios)
+        self.beat(epoch, batch, Phase.IDLE)
 
     def commit(self, position: Position) -> None:
         """The state is whole again, one step further."""
@@ -241,6 +250,25 @@ class Ledger:
             ready = self._updated
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
             snapshots = self._snapshots()
+        late = sorted(self.private.late)
+        facts = {"step": step, "usual": self.usual, "late": late, **self._extra()}
+        return self._replica(snapshots, own, facts, ready)
+
+    def present(self) -> Replica:
+        """What is registered as it is at this moment, for its digest; the main thread asks.
+
+        Raises:
+            RuntimeError: a piece cannot tell its state.
+        """
+        return self._replica(self._snapshots(), [], {}, ())
+
+    def _replica(
+        self,
+        snapshots: Sequence[Any],
+        own: list[tuple[Entry, memoryview]],
+        facts: dict[str, Any],
+        ready: Sequence[torch.Event],
+    ) -> Replica:
         tensors = {}
         replicated, alike = {}, {}
         for piece, snapshot in zip(self.pieces, snapshots, strict=True):
@@ -254,8 +282,6 @@ class Ledger:
             else:  # a meter of the rank's own, say: one rank's is as good as another's
                 own += [(entry_of(name, each), to_bytes(each)) for name, each in small.items()]
                 alike[piece.name] = value
-        late = sorted(self.private.late)
-        facts = {"step": step, "usual": self.usual, "late": late, **self._extra()}
         rest = json.dumps({"pieces": replicated})
         more = {"objects": json.dumps(alike), "facts": json.dumps(facts)}
         return Replica(tensors, own, rest, more, ready)

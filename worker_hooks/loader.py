@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from worker_hooks.again import Again
 from worker_hooks.loader_kind import (
     Way,
     batch_size_of,
@@ -55,9 +56,11 @@ class Batches:
         self._feed.consumed += 1
         return batch
 
-    def close(self) -> None:
-        """Hand out no more."""
+    def close(self, *, is_over: bool) -> None:
+        """Hand out no more; a loop that is over, not left by an exception, will not go on."""
         self._batches = iter(())
+        if is_over:
+            self._feed.let_go()
 
 
 class Feed:
@@ -77,6 +80,9 @@ class Feed:
                 f"not {type(loader).__name__}"
             )
         self.consumed = 0  # batches of this epoch that were handed out
+        self.is_kept = False  # by an exception that leaves the loop; it may be entered again
+        self.place: tuple[int, int] | None = None  # epoch and loop that :attr:`consumed` is of
+        self._again: Again | None = None
         self._loader: Any = loader
         self._way = way_of(loader)
         self._is_plain = self._way is not Way.OWN and is_plain(loader)
@@ -190,7 +196,37 @@ class Feed:
         else:
             batches = self._iterator(None)
         self.consumed = consumed
+        self._again = None
+        if self.is_kept:
+            is_here = not (self._is_plain and self._loader.num_workers > 0)
+            streams = self._streams if is_here else None
+            batches = self._again = Again(batches, consumed, streams)
         return Batches(self, batches)
+
+    def settle(self) -> None:
+        """What was handed out is committed: nobody will want it again."""
+        if self._again is not None:
+            self._again.settle(self.consumed)
+
+    def open_again(self, place: tuple[int, int], consumed: int) -> Batches | None:
+        """The batches from ``consumed`` on, of a loop that an exception left and that goes on.
+
+        Those since the last commit are handed out from memory, and the loader's iterator, with its
+        workers and all that they have loaded ahead, lives on. The process's randomness is the
+        caller's to restore.
+
+        Returns:
+            ``None``: that place is not to be had so.
+        """
+        again = self._again
+        if again is None or self.place != place or not again.has(consumed):
+            return None
+        self.consumed = consumed
+        return Batches(self, again.behind(consumed, self._rewind))
+
+    def let_go(self) -> None:
+        """The loop is over: its iterator ends, as that of a plain loop does."""
+        self._again = None
 
     def _prepare(self) -> None:
         if self._is_ready:

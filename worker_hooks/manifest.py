@@ -33,6 +33,7 @@ _NAME = re.compile(rf"{DUMP}(\d+)(?:{REPLACED}\d+|\.[^/]+(?={UNFINISHED}))?({UNF
 _UNFINISHED = re.compile(rf".+-\d+_\d+(?:{BREAKPOINT})?(?:\.[^/]+)?{UNFINISHED}")  # not a dump
 _RANKS = ("odd", "without_private", "stale_private")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_IN_MEMORY = re.compile(r"/proc/\d+/fd/\d+")
 
 
 REPLICATED, PRIVATE = "replicated", "private"
@@ -56,7 +57,7 @@ class Shard(NamedTuple):
 class Manifest(NamedTuple):
     """One dump. Steps and epochs as the script counts them; times are seconds since the epoch."""
 
-    kind: str  # DUMP_KIND or CHECKPOINT_KIND
+    kind: str  # DUMP_KIND, CHECKPOINT_KIND or MEMORY_KIND
     step: int
     epoch: int
     batch: int
@@ -75,6 +76,7 @@ class Manifest(NamedTuple):
 
 DUMP_KIND = "dump"
 CHECKPOINT_KIND = "checkpoint"  # a periodic one
+MEMORY_KIND = "memory"  # in no folder: each shard is a file of the agent's, by its number
 
 UNFINISHED_WORDS = "it is unfinished"
 
@@ -88,20 +90,35 @@ def write(folder: Path, manifest: Manifest) -> None:
     Raises:
         OSError: it cannot be written; there is none then, or the old one.
     """
+    write_atomic(folder / MANIFEST, encode(manifest))
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest's file."""
     fields = manifest._asdict()
     fields["shards"] = [shard._asdict() for shard in sorted(manifest.shards)]
-    text = json.dumps(fields, indent=1, sort_keys=True) + "\n"
-    write_atomic(folder / MANIFEST, text.encode())
+    return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
 
 
-def read(folder: Path) -> Manifest:
-    """The folder's manifest; that the files fit it is not checked.
+def is_in_memory(path: Path) -> bool:
+    """Whether this is the manifest of a checkpoint in the agent's memory, ``/proc/<pid>/fd/<n>``.
+
+    Its shards' files are the numbers of their own descriptors, beside it.
+    """
+    return _IN_MEMORY.fullmatch(str(path)) is not None
+
+
+def read(place: Path) -> Manifest:
+    """The manifest of a checkpoint; that the files fit it is not checked.
+
+    Args:
+        place: its folder; of one in memory the manifest itself.
 
     Raises:
         ValueError: there is none, or it is not one of ours; says which.
     """
     try:
-        fields = json.loads((folder / MANIFEST).read_bytes())
+        fields = json.loads((place if is_in_memory(place) else place / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise ValueError(f"it has no {MANIFEST}: not saved by msrun, or never completed") from None
     except OSError as error:
@@ -148,14 +165,15 @@ def _odd_field(manifest: Manifest) -> str | None:
     for name in _RANKS:
         if not all(_is_number(rank) for rank in getattr(manifest, name)):
             return f"{name}={getattr(manifest, name)!r}"
-    return next((repr(shard) for shard in manifest.shards if not _is_sound(shard)), None)
+    is_quick = manifest.kind == MEMORY_KIND
+    return next((repr(one) for one in manifest.shards if not _is_sound(one, is_quick)), None)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_sound(shard: Shard) -> bool:
+def _is_sound(shard: Shard, is_quick: bool) -> bool:
     numbers = (shard.rank, shard.nbytes, shard.variant)
     texts = (shard.file, shard.kind, shard.sha256)
     return (
@@ -163,7 +181,7 @@ def _is_sound(shard: Shard) -> bool:
         and all(isinstance(text, str) for text in texts)
         and bool(shard.file)
         and shard.file.isprintable()
-        and _SHA256.fullmatch(shard.sha256) is not None
+        and (_SHA256.fullmatch(shard.sha256) is not None or (is_quick and not shard.sha256))
     )
 
 

@@ -6,7 +6,8 @@ nothing. Layout, little endian::
 
     0     magic, rank, attempt, sizes         written once
     64    the heartbeat: step, epoch, batch, phase, time of the last change
-    128   JSON: what the payload of a record is made of
+    128   a ring: how long each of the last 64 steps took
+    2176  JSON: what the payload of a record is made of
     ...   three records: two commits by turns, and one of the step that is under way
 
 A record is valid when the numbers at its two ends agree: a writer that is killed in the middle
@@ -23,19 +24,22 @@ import json
 import mmap
 import os
 import struct
-import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from time import monotonic_ns
 from typing import NamedTuple
 
-MAGIC = b"MSRUNPG1"
+MAGIC = b"MSRUNPG2"
+PACES = 64  # steps whose times are kept
 META_BYTES = 16 << 10  # room for a record's JSON: data position, states of loaders
 
 _HEAD = struct.Struct("<8sIIQQQ")  # magic, rank, attempt, description, record, meta bytes
 _BEAT_AT = 64
 _BEAT = struct.Struct("<QIIQI")  # step, epoch, batch, monotonic ns, phase
 _AT, _PHASE = 2, 3  # where these are in it, in words of 8 bytes
-_TEXT_AT = 128
+_PACES_AT = 128
+_PACE = struct.Struct("<QQQQ")  # step, ns it took, of these waiting, of these aside
+_TEXT_AT = _PACES_AT + PACES * _PACE.size
 _RECORD = struct.Struct("<QQQIIQ")  # number, step, epoch, batch, meta bytes, monotonic ns
 _END = struct.Struct("<Q")
 _RECORDS = 3
@@ -52,6 +56,9 @@ class Phase(IntEnum):
     BACKWARD = 3  # until an optimizer begins its update
     UPDATE = 4  # inside an optimizer's step: the state is torn
     UPDATED = 5  # after it, until the commit
+
+
+_IDLE, _BACKWARD, _UPDATED = map(int, (Phase.IDLE, Phase.BACKWARD, Phase.UPDATED))  # quicker
 
 
 class Entry(NamedTuple):
@@ -71,6 +78,25 @@ class Beat(NamedTuple):
     batch: int
     at_ns: int
     phase: Phase
+
+
+class Pace(NamedTuple):
+    """How long one step took, from the commit before it to its own.
+
+    In backward ranks wait for each other, so a slow one makes all steps long, but only its own time
+    is. What lies between an update and the next batch (a commit's callbacks, a checkpoint, a
+    validation) or between two loops is *aside*: it comes now and then, and says nothing of a step.
+    """
+
+    step: int
+    step_ns: int
+    wait_ns: int  # in BACKWARD
+    aside_ns: int = 0  # in UPDATED and IDLE
+
+    @property
+    def own_ns(self) -> int:
+        """What the rank took while it waited for nobody."""
+        return max(0, self.step_ns - self.wait_ns)
 
 
 class Record(NamedTuple):
@@ -108,23 +134,72 @@ class Page:
         self._payload_bytes = sum(entry.nbytes for entry in self.entries)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._beat = memoryview(self._map)[_BEAT_AT : _BEAT_AT + _BEAT.size + 4].cast("Q")
+        self._paces = memoryview(self._map)[_PACES_AT:_TEXT_AT].cast("Q")
+        self._step = -2  # of the last heartbeat by this writer; never one before the first
+        self._committed = 0  # when it was committed, if it was under our eyes
+        self._phase = Phase.IDLE
+        self._since = 0  # the phase began
+        self._spent = [0] * len(Phase)  # in each phase since that commit
         self._number = 0
         self._metas: dict[int, bytes] = {}  # by slot, as it was written last
 
     def close(self) -> None:
         """Unmap it; only reading and writing are over."""
         self._beat.release()  # else the map could not be closed
+        self._paces.release()
         self._map.close()
 
     def beat(self, step: int, epoch: int, batch: int, phase: Phase) -> None:
-        """Say how far the rank is."""
-        _BEAT.pack_into(self._map, _BEAT_AT, step, epoch, batch, time.monotonic_ns(), phase)
+        """Say how far the rank is. The first heartbeat of a new step is its commit."""
+        now = monotonic_ns()
+        if step != self._step:
+            self._note(step, now)
+        _BEAT.pack_into(self._map, _BEAT_AT, step, epoch, batch, now, phase)
 
     def enter(self, phase: Phase) -> None:
         """Say what the rank does now; the rest of the heartbeat stays."""
+        now = monotonic_ns()
+        self._spent[self._phase] += now - self._since
+        self._phase, self._since = phase, now
         beat = self._beat
-        beat[_AT] = time.monotonic_ns()
+        beat[_AT] = now
         beat[_PHASE] = phase
+
+    def _note(self, step: int, now: int) -> None:
+        """Write down the pace of a step that is committed now, unless its begin was not seen."""
+        spent, self._spent = self._spent, [0, 0, 0, 0, 0, 0]  # by phase
+        spent[self._phase] += now - self._since
+        self._since = now
+        if step == self._step + 1:
+            if self._committed:
+                paces, at = self._paces, step % PACES * 4
+                paces[at] = 0  # a writer that stops in the middle leaves no pace
+                paces[at + 1] = now - self._committed
+                paces[at + 2] = spent[_BACKWARD]
+                paces[at + 3] = spent[_IDLE] + spent[_UPDATED]
+                paces[at] = step
+            self._committed = now
+        else:
+            self._committed = 0
+        self._step = step
+
+    def paces(self) -> list[Pace]:
+        """The times of the last steps, oldest first; one that is being written is left out."""
+        found = []
+        for slot in range(PACES):
+            at = _PACES_AT + slot * _PACE.size
+            octets = self._map[at : at + _PACE.size]
+            pace = Pace(*_PACE.unpack(octets))
+            is_still = octets == self._map[at : at + _PACE.size]
+            if is_still and pace.step and pace.step % PACES == slot:
+                found.append(pace)
+        found.sort()
+        return [pace for pace in found if pace.step > found[-1].step - PACES]
+
+    def go_on_from(self, old: Page) -> None:
+        """Take another page's place: heartbeat and paces stay; the present step will have none."""
+        self._map[_BEAT_AT:_TEXT_AT] = old._map[_BEAT_AT:_TEXT_AT]
+        self._step, self._phase = old._step, old._phase
 
     def heartbeat(self) -> Beat:
         """How far the rank is."""
@@ -161,7 +236,7 @@ class Page:
         self._number += 1
         end = at + self._record_bytes - _END.size
         _END.pack_into(self._map, end, 0)
-        now = time.monotonic_ns()
+        now = monotonic_ns()
         _RECORD.pack_into(self._map, at, self._number, step, epoch, batch, len(meta), now)
         at += _RECORD.size
         if self._metas.get(slot) is not meta:  # else it is there

@@ -81,6 +81,15 @@ class Private:
         self._rooms: dict[int, _Room] = {}  # by record
         self._steps: dict[int, int] = {}  # by record: what it is of
 
+    def forget(self) -> None:
+        """Be without a page, as before the first one."""
+        self.page = None
+        self._sources = [None] * len(PREFIXES)
+        self._place = self._committed = 0
+        self._rooms.clear()
+        self._steps.clear()
+        self.buffers.forget()
+
     def begin_epoch(self) -> None:
         """Remember what the script will draw from between here and its loop.
 
@@ -140,6 +149,8 @@ class Private:
         self._steps.clear()
         if old is not None and record is not None:
             self._carry(page, record, old.entries)
+        if old is not None:
+            page.go_on_from(old)
         self.page = page
         return fd
 

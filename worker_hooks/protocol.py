@@ -261,12 +261,14 @@ class Release(NamedTuple):
 class Rejoin(NamedTuple):
     """Leave the broken group of processes and go on in a new one, from a checkpoint in memory.
 
-    ``attempt`` is the rank's from now on, ``path`` the checkpoint.
+    ``attempt`` is the rank's from now on, ``path`` the checkpoint. Ranks meet at another ``port``:
+    who comes late to the old one meets nobody.
     """
 
     attempt: int
     path: str
     reason: str
+    port: int = 0  # 0: the same as before
 
 
 class Rejoining(NamedTuple):

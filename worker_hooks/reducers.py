@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 from torch import nn
 
@@ -22,6 +23,19 @@ class Reducers:
     def orders(self) -> list[list[int] | None]:
         """What the next step's layouts are made of; any thread may ask."""
         return [ddp.ready_order(one) for one in self._found or ()]
+
+    def forget(self) -> list[ref[Any]]:
+        """Be as new: the training function that made them is left.
+
+        Returns:
+            Those that there are. None of them reduces anything any more, whoever still has it.
+        """
+        found, self._found = self._found, None
+        if found is None:
+            found = ddp.find_all(self._modules(), is_over=True)
+        for one in found:
+            ddp.unhook(one)
+        return [ref(one) for one in found]
 
     def rehearse(self) -> None:
         """Lay the buckets out as they were when the checkpoint was made; a collective."""

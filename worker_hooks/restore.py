@@ -142,8 +142,16 @@ def load(folder: Path, manifest: Manifest) -> Saved:
     return Saved(folder, manifest, Tensors(stored), values, metadata)
 
 
-def restore(pieces: Sequence[Piece], saved: Saved) -> None:
+def restore(
+    pieces: Sequence[Piece], saved: Saved, *, is_live: bool = False, is_all: bool = True
+) -> None:
     """Put the replicated state back, bit for bit; nothing is touched if it does not fit.
+
+    Args:
+        pieces: what is registered.
+        saved: where it comes from.
+        is_live: large tensors are known to be as they were saved, and stay.
+        is_all: these are all pieces that are registered.
 
     Raises:
         OSError: a file cannot be read.
@@ -153,7 +161,7 @@ def restore(pieces: Sequence[Piece], saved: Saved) -> None:
     found = []
     if missing := names - saved.values.keys():
         found.append(f"it has no {listed(missing)}")
-    if unexpected := saved.values.keys() - names:
+    if is_all and (unexpected := saved.values.keys() - names):
         found.append(f"it has {listed(unexpected)}, which is not registered")
     mine = _owned(saved.tensors, names | saved.values.keys())
     for piece in pieces:
@@ -163,7 +171,24 @@ def restore(pieces: Sequence[Piece], saved: Saved) -> None:
     if found:
         raise ValueError(f"{saved.folder} does not fit this script: {'; '.join(found)}")
     for piece in pieces:  # each tensor is read anew, so the largest is all the memory that it takes
-        piece.restore(saved.tensors, saved.values[piece.name])
+        live = piece.tensors() if is_live else {}
+        piece.restore(_Either(live, saved.tensors), saved.values[piece.name])
+
+
+class _Either(Mapping[str, Tensor]):
+    """What is live, and else what was saved."""
+
+    def __init__(self, live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+        self._live, self._saved = live, saved
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._live[name] if name in self._live else self._saved[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._live.keys() | self._saved.keys())
+
+    def __len__(self) -> int:
+        return len(self._live.keys() | self._saved.keys())
 
 
 def _owned(names: Collection[str], owners: Collection[str]) -> dict[str, list[str]]:

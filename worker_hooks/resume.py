@@ -25,6 +25,7 @@ from worker_hooks.octets import to_bytes
 from worker_hooks.pieces import Piece
 from worker_hooks.private import EPOCH, placed
 from worker_hooks.rng import Randomness, derive
+from worker_hooks.shard import quick_digest
 
 log = logging.getLogger("msrun")
 
@@ -72,6 +73,7 @@ class Point(NamedTuple):
     late: frozenset[str]
     ready_orders: Sequence[list[int] | None]
     saved: restore.Saved
+    quick_digest: str  # of the replicated state, if it lies in memory; else empty
     looks: tuple[Any, ...]  # of the pieces, when the state had been put back
 
 
@@ -82,16 +84,26 @@ def find(*places: str) -> Path | None:
     return None if found is None else found[0]
 
 
-def restored(pieces: Sequence[Piece], folder: Path, told: Told) -> Point:
+def restored(
+    pieces: Sequence[Piece], folder: Path, told: Told, live_step: int | None = None
+) -> Point:
     """Put the replicated state of a verified checkpoint back.
+
+    Args:
+        pieces: what is registered.
+        folder: the checkpoint's; of one in memory, its manifest's file.
+        told: who this process is.
+        live_step: the step that the registered tensors are whole as of; of a checkpoint of that
+            step they are not read.
 
     Raises:
         OSError: a file cannot be read.
         ValueError: it does not fit what was registered.
     """
-    manifest = _whole(folder, manifests.read(folder))
-    saved = restore.load(folder, manifest)
-    restore.restore(pieces, saved)
+    files = folder.parent if manifests.is_in_memory(folder) else folder
+    manifest = _whole(files, manifests.read(folder))
+    saved = restore.load(files, manifest)
+    restore.restore(pieces, saved, is_live=manifest.step == live_step)
     facts = json.loads(saved.metadata["facts"])
     own = _private(saved, told.rank)
     late = frozenset(facts.get("late", ()))
@@ -123,6 +135,7 @@ def restored(pieces: Sequence[Piece], folder: Path, told: Told) -> Point:
         late=late,
         ready_orders=facts.get("ready_orders", ()),
         saved=saved,
+        quick_digest=manifest.digest if manifest.kind == manifests.MEMORY_KIND else "",
         looks=tuple(map(_look, pieces)),
     )
 
@@ -153,14 +166,28 @@ def begin_epoch(point: Point) -> None:
     Randomness().restore({name.removeprefix(EPOCH): each for name, each in began.items()})
 
 
-def reopen(point: Point, feed: Feed, epoch: int | None, ledger: Ledger, rank: int) -> Batches:
-    """Open the loop's data where it was left, and put all state back as of then.
+def opened(
+    point: Point | None, feed: Feed, epoch: int | None, ledger: Ledger, rank: int
+) -> Batches:
+    """Open a loop's data; at a point where it was left, with all state as it was then.
+
+    Args:
+        point: where training goes on; ``None``: the loop begins.
+        feed: of the loop's loader.
+        epoch: as the script counts; ``None``: it does so by itself.
+        ledger: of the state.
+        rank: whose state it is.
 
     Raises:
         OSError: a file of the checkpoint cannot be read any more.
     """
-    feed.begin(epoch)
-    batches = feed.open(_consumed(point, feed, rank), point.feed, _octets(point, rank))
+    if point is None:
+        feed.begin(epoch)
+        return feed.open()
+    batches = feed.open_again((point.epoch, point.loop), point.batch)
+    if batches is None:
+        feed.begin(epoch)
+        batches = feed.open(_consumed(point, feed, rank), point.feed, _octets(point, rank))
     put_back(point, ledger, rank)
     return batches
 
@@ -174,7 +201,10 @@ def put_back(point: Point, ledger: Ledger, rank: int) -> None:
         OSError: a file of the checkpoint cannot be read any more.
     """
     if tuple(map(_look, ledger.pieces)) != point.looks:
-        restore.restore(ledger.pieces, point.saved)
+        # a broadcast of equal weights, as by DDP, moves their versions and nothing else
+        is_same = point.quick_digest and quick_digest(ledger.present()) == point.quick_digest
+        mine = [piece for piece in ledger.pieces if not (is_same and piece.is_compared)]
+        restore.restore(mine, point.saved, is_all=not is_same)
     private = point.private
     if private is None:
         return

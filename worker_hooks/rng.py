@@ -116,6 +116,25 @@ class Randomness:
         return all(f"{CUDA}{device}" in self._streams for device in _cuda_devices())
 
 
+class State:
+    """A state that is noted again and again in the same place."""
+
+    def __init__(self, randomness: Randomness) -> None:
+        self._room = ctypes.create_string_buffer(max(randomness.nbytes, 1))
+        self._size = randomness.nbytes
+        self._writers = randomness.writers(ctypes.addressof(self._room))
+
+    def note(self) -> None:
+        """Note what the sources are at now."""
+        for write in self._writers:
+            write()
+
+    @property
+    def content(self) -> bytes:
+        """What was noted last, as of :meth:`Randomness.fill`."""
+        return self._room.raw[: self._size]
+
+
 def process_streams() -> dict[str, Stream]:
     """The sources that this process draws from when nobody says otherwise, by name."""
     streams: dict[str, Stream] = {TORCH: TorchStream(torch.default_generator)}

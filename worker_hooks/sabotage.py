@@ -48,7 +48,7 @@ class Saboteur:
         """``faults``: the rank's own, by their index in the plan."""
         self._layout = layout
         self._faults = dict(faults)
-        self._attempt = attempt
+        self.attempt = attempt
         self._step = 0  # under way
         self._begun = 0.0  # when that was, monotonic; 0: unknown
         self._step_s = FIRST_STEP_S
@@ -72,7 +72,7 @@ class Saboteur:
             index: fault
             for index, fault in enumerate(plan.faults)
             if rank == max(0, fault.rank)
-            and fault.attempt in {None, attempt}
+            and (fault.attempt is None or fault.attempt >= attempt)  # a rank may live to see it
             and not plan.layout.struck(index).exists()
         }
         return Saboteur(plan.layout, faults, attempt) if faults else None
@@ -89,6 +89,8 @@ class Saboteur:
             self._end_count()
         moments = _MOMENTS.get(phase, ())
         for index, fault in tuple(self._faults.items()):
+            if fault.attempt not in {None, self.attempt}:
+                continue
             if fault.moment is Moment.UPDATE and phase is Phase.UPDATE:
                 # the update before is counted, too, to know the middle of this one
                 if step >= fault.step - 1 and not self._is_counting:
@@ -103,7 +105,7 @@ class Saboteur:
     def at_dump(self) -> None:
         """A dump is written or digested; called in the listener's thread."""
         for index, fault in tuple(self._faults.items()):
-            if fault.moment is Moment.DUMP:
+            if fault.moment is Moment.DUMP and fault.attempt in {None, self.attempt}:
                 self._strike(index, fault)
 
     def disarm(self) -> None:
@@ -185,7 +187,7 @@ class Saboteur:
             "time": time.time(),
             "at": time.monotonic(),
             "step": self._step,
-            "attempt": self._attempt,
+            "attempt": self.attempt,
             "pid": pid,
             "fault": fault.words,
         }

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from worker_hooks import protocol
 from worker_hooks.layout import DumpLayout
-from worker_hooks.shard import Replica, digest, write
+from worker_hooks.shard import Replica, digest, quick_digest, write, write_quick
 
 log = logging.getLogger("msrun")
 
@@ -28,6 +28,7 @@ _PLACE_ERRORS = {
     errno.EFBIG,
     errno.ESTALE,
     errno.ENXIO,
+    errno.ENOMEM,
 }
 
 
@@ -68,7 +69,11 @@ def save(
     version = source.version() if frozen is None else frozen
     answer: protocol.Written | protocol.Digested
     if order.parts == 0:
-        answer = protocol.Digested(*who, order.dump_id, digest(replica, advance))
+        taken = (quick_digest if order.is_quick else digest)(replica, advance)
+        answer = protocol.Digested(*who, order.dump_id, taken)
+    elif order.is_quick:
+        done = write_quick(Path(order.folder), replica, order.part, order.parts, advance)
+        answer = protocol.Written(*who, order.dump_id, "", done.nbytes, "", done.digest)
     else:
         file = DumpLayout.shard(who[0], *source.position(order.step))
         path = Path(order.folder, file)

@@ -15,7 +15,7 @@ from pathlib import Path
 from worker_hooks import manifest as manifests
 from worker_hooks import safetensor
 from worker_hooks.layout import MANIFEST, DumpLayout, fsync_folder
-from worker_hooks.manifest import REPLICATED, Manifest, Shard
+from worker_hooks.manifest import PRIVATE, REPLICATED, Manifest, Shard
 from worker_hooks.page import Entry, Record
 
 REPLACED = "_replaced_"
@@ -58,6 +58,17 @@ def write_private(
     """
     file = DumpLayout.private(rank)
     (folder / file).parent.mkdir(exist_ok=True)
+    head = private_head(entries, record)
+    done = safetensor.write(folder / file, head, [record.payload], advance)
+    return Shard(file, rank, PRIVATE, done.nbytes, done.sha256)
+
+
+def private_head(entries: Sequence[Entry], record: Record) -> bytes:
+    """What comes before the payload in the file of a rank's private state.
+
+    Raises:
+        ValueError, TypeError, KeyError: the page describes itself wrongly.
+    """
     metadata = {
         "record": record.meta.decode(),
         "step": str(record.step),
@@ -65,9 +76,7 @@ def write_private(
         "batch": str(record.batch),
         "is_commit": str(int(record.is_commit)),
     }
-    header = safetensor.header(entries, metadata)
-    done = safetensor.write(folder / file, header, [record.payload], advance)
-    return Shard(file, rank, "private", done.nbytes, done.sha256)
+    return safetensor.header(entries, metadata)
 
 
 def seal(layout: DumpLayout, manifest: Manifest) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -27,8 +28,9 @@ from worker_hooks.octets import (
     torch_dtype,
 )
 from worker_hooks.page import Entry
-from worker_hooks.part import Written, digest_of
+from worker_hooks.part import Written, digest_of, quick_digest_of
 from worker_hooks.part import write as write_part
+from worker_hooks.part import write_quick as write_part_quick
 from worker_hooks.reader import Reader
 from worker_hooks.safetensor import BITS
 
@@ -42,10 +44,12 @@ __all__ = [
     "entry_of",
     "from_bytes",
     "plan",
+    "quick_digest",
     "tensors_of",
     "to_bytes",
     "torch_dtype",
     "write",
+    "write_quick",
 ]
 
 SHARDING = "DCP_SHARDING_INFO"
@@ -140,6 +144,21 @@ def digest(replica: Replica, advance: Callable[[int], None]) -> str:
         return digest_of(_seed(cuts, replica.rest), blocks.hashes())
 
 
+def quick_digest(replica: Replica, advance: Callable[[int], None] = lambda _: None) -> str:
+    """The same, but of a sum that only finds accidents, at twice the speed and more: CRC-32.
+
+    Raises:
+        TypeError: there is a tensor that cannot be saved.
+    """
+    reader, cuts = Reader(replica.ready), _cuts(replica, 0, 1)
+    found = 0
+    for cut in cuts:
+        for piece in reader.pieces(cut.tensor):
+            found = zlib.crc32(piece, found)
+            advance(len(piece))
+    return quick_digest_of(_seed(cuts, replica.rest), found)
+
+
 def plan(replica: Replica, part: int, parts: int) -> Plan:
     """Plan part ``part`` of ``parts`` equal ones; part 0 holds the buffers, too.
 
@@ -180,6 +199,29 @@ def write(
     pieces = planned.pieces(Reader(replica.ready))
     head, seed, _, buffers = planned
     return write_part(path, head, seed, pieces, buffers, advance, is_whole=parts == 1)
+
+
+def write_quick(
+    path: Path, replica: Replica, part: int, parts: int, advance: Callable[[int], None]
+) -> Written:
+    """The same file as :func:`write` makes, in memory that is there already; no checksum is taken.
+
+    Args:
+        path: of a file in memory, empty.
+        replica: must stand still.
+        part: from 0.
+        parts: how many ranks write.
+        advance: told of each few bytes more that are done; may raise, to give up.
+
+    Raises:
+        OSError: there is no memory, or nobody keeps it any more.
+        TypeError: there is a tensor that cannot be saved.
+        ValueError: two tensors have one name, or there is no such part.
+    """
+    planned = plan(replica, part, parts)
+    head, seed, _, buffers = planned
+    pieces = planned.pieces(Reader(replica.ready))
+    return write_part_quick(path, head, seed, pieces, buffers, advance)
 
 
 def tensors_of(path: Path) -> Iterator[Stored]:

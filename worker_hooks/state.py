@@ -17,17 +17,19 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from worker_hooks import resume
 from worker_hooks.callbacks import places_of, tell
-from worker_hooks.departure import Departure, GracefulExit, save_now
+from worker_hooks.departure import Departure, GracefulExit
 from worker_hooks.env import Told
-from worker_hooks.feeds import Feeds
+from worker_hooks.feeds import NESTED, NOTHING_LEFT, Feeds
 from worker_hooks.ledger import Ledger, Position
-from worker_hooks.loader import Batches, Feed
+from worker_hooks.loader import Feed
+from worker_hooks.membership import Membership
 from worker_hooks.page import Phase
 from worker_hooks.pieces import pieces_of
 from worker_hooks.reducers import Reducers
@@ -39,15 +41,6 @@ from worker_hooks.witness import Witness
 
 log = logging.getLogger("msrun")
 Batch = TypeVar("Batch")
-
-NOTHING_LEFT = (
-    "all batches of a loop in epoch %d had been trained before the resume: what follows the loop "
-    "runs now, without variables that the loop would have set"
-)
-NESTED = (
-    "batches() was called within a loop over batches(): a commit has one place in the data; loop "
-    "over the other loader itself"
-)
 
 
 class TrainState:
@@ -106,23 +99,18 @@ class TrainState:
         self._counts_epochs = False  # epochs() is in use
         self._loop = 0  # of batches() within the epoch
         self._is_done = False
-        self._saved_step = 0  # by save()
         self._knows_exit = False  # the script was told to leave
         self._feeds = Feeds()
+        self._feed: Feed | None = None  # of the loop that was begun last
         self._meta = b"{}"
         self._present: object = None  # the loop over batches() that was begun last
         self._reducers = Reducers(self._modules)
         self._resumed: resume.Point | None = None
+        self._membership = Membership(self._guard, self._modules)
         wants_resume = str(is_recover).lower() in {"1", "true"}
         folder = wishes.greet(self._guard, wants_resume=wants_resume)
         if folder is not None:
-            self._resumed = resume.restored(self._ledger.pieces, folder, told)
-            self._reducers.expected = self._resumed.ready_orders
-            self.epoch = self._resumed.epoch
-            self._ledger.step = self._resumed.step
-            self._ledger.usual = self._resumed.usual
-            self._ledger.private.late |= self._resumed.late
-            self._guard.resumed_step = self._resumed.step
+            self._go_on(resume.restored(self._ledger.pieces, folder, told))
         tell(self.callbacks, "begin", self)
 
     # --- for the script -------------------------------------------------------------------------
@@ -189,20 +177,23 @@ class TrainState:
             return  # this loop was over when the state was saved
         self._resumed = None
         mine = self._present = object()
-        feed = self._feeds.of(loader)
+        feed = self._feed = self._feeds.of(loader)
+        feed.is_kept = not self._guard.why_fixed
         self.batches_per_epoch = feed.length
-        batches = self._opened(feed, point)
+        epoch = self.epoch if self._counts_epochs else None
+        batches = resume.opened(point, feed, epoch, self._ledger, self.rank)
+        self.batch, feed.place = feed.consumed, (self.epoch, loop)
         is_over, opened = point is not None and point.is_over, self.batch
         may_raise = True
         self._set_meta(feed, loop, is_over=is_over)
         self._arm(feed)
         if is_over:
             log.warning(NOTHING_LEFT, self.epoch)
-            batches.close()
+            batches.close(is_over=True)
             return
         try:
             self._boundary()
-            self._ledger.begin_loop()
+            self._ledger.begin_loop(self.epoch, self.batch)
             while self._present is mine:
                 try:
                     batch = self._next(batches, feed, loop)
@@ -217,7 +208,7 @@ class TrainState:
             is_over, may_raise = is_left_at_will(sys._getframe(1)), False  # noqa: SLF001
             raise
         finally:
-            batches.close()
+            batches.close(is_over=is_over)
             if is_over and self._present is mine:  # else by an exception, perhaps within a step
                 self._set_meta(feed, loop, is_over=True)
                 self._under_way.enter(Phase.IDLE)
@@ -246,14 +237,7 @@ class TrainState:
         This is the end of the step, too. A step that is saved already is not saved again.
         """
         self._step_alone()
-        if not self.step:
-            log.warning("save(): no step was made yet; in a loop of your own ask should_exit first")
-        elif self.step in {self._saved_step, self._guard.resumed_step}:
-            log.warning("save(): step %d is saved already", self.step)
-        elif save_now(self.callbacks, self, "asked for"):
-            self._saved_step = self.step
-        else:
-            log.warning("save(): nothing saves: give callbacks=[ModelCheckpoint(...)]")
+        self.exit.save(self)
 
     def finish(self) -> None:
         """Training is over: the last commit, the callbacks' end. ``epochs`` and ``run`` call it."""
@@ -272,27 +256,51 @@ class TrainState:
         if self._witness is not None and self._ledger.page is not None:
             self._witness.finish(self.step, *self._ledger.digests())
 
-    def hold(self, error: str) -> None:
-        """Stay until the state is saved, if it is to be: the script failed. Called by ``run``."""
-        self._guard.raised(error)
+    def begin_run(self) -> None:
+        """The training function is about to be entered for the first time. Called by ``run``."""
+        self._membership.begin()
+
+    def hold(self, error: str) -> bool:
+        """Stay until the state is saved, if it is to be: the script failed. For ``run``.
+
+        Returns:
+            Whether to :meth:`rejoin`.
+        """
+        return self._guard.raised(error)
+
+    def rejoin(self) -> None:
+        """Go on with new peers, from the checkpoint that the agent has in memory. For ``run``.
+
+        Raises:
+            RuntimeError: a peer is gone again.
+        """
+        order, was_torn = self._membership.leave(self._reducers.forget())
+        self._under_way.forget(order.attempt)
+        self._told = self._guard.told
+        live_step = None if was_torn or self._ledger.is_touched() else self.step
+        point = resume.restored(self._ledger.pieces, Path(order.path), self._told, live_step)
+        self._ledger.begin_again(point.step)
+        self.batch, self._loop, self._present, self._is_done = 0, 0, None, False
+        self._go_on(point)
+        tell(self.callbacks, "rejoined", self)
+        self._membership.join()
 
     # --- the machine ----------------------------------------------------------------------------
+
+    def _go_on(self, point: resume.Point) -> None:
+        """From where a checkpoint says; its replicated state is put back already."""
+        self._resumed = point
+        self._reducers.expected = point.ready_orders
+        self.epoch = point.epoch
+        self._ledger.step, self._ledger.usual = point.step, point.usual
+        self._ledger.private.late |= point.late
+        self._guard.resumed_step = point.step
 
     def _facts(self) -> dict[str, Any]:
         return {"loop": self._loop - 1, "ready_orders": self._reducers.orders()}
 
     def _modules(self) -> list[torch.nn.Module]:
         return [module for piece in self._ledger.pieces for module in piece.modules]
-
-    def _opened(self, feed: Feed, point: resume.Point | None) -> Batches:
-        epoch = self.epoch if self._counts_epochs else None
-        if point is not None:
-            batches = resume.reopen(point, feed, epoch, self._ledger, self.rank)
-        else:
-            feed.begin(epoch)
-            batches = feed.open()
-        self.batch = feed.consumed
-        return batches
 
     def _next(self, batches: Iterator[Any], feed: Feed, loop: int) -> Any:
         self._boundary()
@@ -352,7 +360,7 @@ class TrainState:
                 self.batch = self._resumed.batch
                 resume.put_back(self._resumed, self._ledger, self.rank)
             self._arm(feed)
-            self._ledger.begin_loop()
+            self._ledger.begin_loop(self.epoch, self.batch)
         if self._under_way.is_due():
             if self._present is None:
                 self._resumed = None
@@ -382,6 +390,8 @@ class TrainState:
         position = position or Position(self.epoch, self.batch, self._meta)
         self._guard.gate.commit(partial(self._ledger.commit, position))
         self._ledger.beat(*position[:2], self._under_way.phase)
+        if self._feed is not None:
+            self._feed.settle()
         if self._witness is not None:
             self._witness.commit(self.step, time.monotonic())
         if self.callbacks:

@@ -58,6 +58,15 @@ class UnderWay:
         self._loss = value.detach() if isinstance(value, torch.Tensor) else value
         self._loss_is_told = True
 
+    def forget(self, attempt: int) -> None:
+        """Nothing is under way: the script was taken out of its step, for a new attempt."""
+        if self._saboteur is not None:
+            self._saboteur.attempt = attempt
+        if self._witness is not None:
+            self._witness.begin(attempt)
+        self.phase = Phase.IDLE
+        self.has_updated = self.has_gradients = self._loss_is_told = False
+
     def watch(self) -> None:
         """Watch backward and all registered optimizers, from the first call on."""
         if self.is_watched:

@@ -31,7 +31,8 @@ class Witness:
         self.ckpt = plan.ckpt  # where to save instead of the script's folder; empty: there
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._fd = os.open(plan.layout.lines(told.rank), flags, 0o644)
-        self._put(life=told.attempt, run=told.record_id, at=time.monotonic())
+        self._run = told.record_id
+        self.begin(told.attempt)
 
     @staticmethod
     def from_env(environ: Mapping[str, str], rank: int) -> Witness | None:
@@ -44,6 +45,10 @@ class Witness:
         told = Told.read(environ)
         plan = Plan.decode(told.drill)
         return Witness(plan, told._replace(rank=rank)) if plan is not None else None
+
+    def begin(self, attempt: int) -> None:
+        """The lines of another attempt follow, in the same process or in a new one."""
+        self._put(life=attempt, run=self._run, at=time.monotonic())
 
     def loss(self, step: int, loss: Any) -> None:
         """A loss of a step: a number, or a tensor (of which the sum is taken); ``None``: unknown.

@@ -29,6 +29,11 @@ def end_leftovers(record_id: str, sessions: frozenset[int], spared: frozenset[in
     _kill_all(record_id, sessions, set())
 
 
+def inhabited() -> frozenset[int]:
+    """Every session that has a process in it."""
+    return frozenset(_session(pid) for pid in _pids())
+
+
 def _kill_all(record_id: str, sessions: frozenset[int], spared: set[int]) -> None:
     for _ in range(SWEEPS):
         left = [

@@ -17,7 +17,7 @@ import time
 from typing import NamedTuple
 
 from agent.warm import adoption, child, imports, leave, store, streams, traces
-from agent.warm.leftovers import end_leftovers
+from agent.warm.leftovers import end_leftovers, inhabited
 from worker_hooks import packet, protocol
 
 # A batch system may signal every process of a job: ranks need the store while they save.
@@ -118,7 +118,8 @@ def _link(orders: Orders) -> socket.socket:
 def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, int]:
     """Follow orders until the agent is gone; return only in a worker, with its attempt."""
     meant = {signum: signal.signal(signum, signal.SIG_IGN) for signum in STOPS}
-    sessions: dict[int, int] = {}  # of the present attempt's workers: id -> attempt
+    sessions: set[int] = set()  # of the workers that may live
+    attempt = -1
     spared: set[int] = set()  # of them, those that save by themselves if the agent dies
     while True:
         message, fds = packet.receive(link)
@@ -132,10 +133,12 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
                     _become(link, order, message.attempt, orders.agent_pid)
                     return order, message.attempt
                 _announce(link, message, forked)
-                if any(at != message.attempt for at in sessions.values()):
-                    spared.clear()  # their attempt is over
-                sessions = {pid: at for pid, at in sessions.items() if at == message.attempt}
-                sessions.update({outcome.pid: message.attempt for outcome in forked})
+                if attempt not in {-1, message.attempt}:
+                    kept = inhabited() if message.keeps else frozenset()
+                    sessions &= kept
+                    spared &= kept
+                attempt = message.attempt
+                sessions.update(outcome.pid for outcome in forked)
             case protocol.StartStore():
                 _fork_store(link, message, fds[0], orders.agent_pid)
                 os.close(fds[0])
@@ -144,7 +147,7 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
             case protocol.Spare():
                 spared.add(message.pid)
             case None:
-                end_leftovers(orders.record_id, frozenset(sessions) - {0}, frozenset(spared))
+                end_leftovers(orders.record_id, frozenset(sessions - {0}), frozenset(spared))
                 os._exit(0)
             case _:
                 raise packet.ProtocolError(f"not for a forkserver: {message}")

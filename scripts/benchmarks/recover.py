@@ -1,4 +1,6 @@
-"""Measures what a death costs: msrun's dump and restart beside torchrun's saves and restart.
+"""Measures what a death costs: msrun beside torchrun's saves and restart.
+
+msrun replaces the dead rank alone (rows replace and below), or saves and restarts (rows above).
 
     scripts/bench recover                              all rows, medians of 5 turns after a warm-up
     scripts/bench recover --rows lost --kills 100 --json result.json
@@ -21,6 +23,7 @@ from pathlib import Path
 from statistics import mean
 
 import recovery
+import replacement
 from rows import Goal, Result, Row, pick, three_digits
 from table import document, machine, table
 from trial import Side, TrialError
@@ -36,8 +39,23 @@ def lost(_turn: object) -> recovery.Figures:
     raise NotImplementedError
 
 
+def often(_turn: object) -> recovery.Figures:
+    """Stand for the rows that one long job of msrun's yields; never called."""
+    raise NotImplementedError
+
+
 def ms(key: str, what: str, goal: Goal | None = None) -> Row:
     return Row(key, what, recovery.death, "ms", 1e3, goal or Goal())
+
+
+def part(key: str, what: str) -> Row:
+    return Row(f"replace-{key}", what, replacement.replace, "ms", 1e3)
+
+
+def grown(key: str, what: str, unit: str = "more") -> Row:
+    is_part = unit == "%"  # 2 % is not yet growth, one more open file is
+    goal = Goal(below=2 if is_part else 1)
+    return Row(f"memory-{key}", what, often, unit, 100 if is_part else 1, goal)
 
 
 ROWS = (
@@ -55,6 +73,37 @@ ROWS = (
     ms("wrapped", "  -> DistributedDataParallel made"),
     Row("published", "the same, 4 ranks, others' workload", recovery.published),
     Row("published-lost", "lost there", recovery.published, "steps", goal=Goal(zero=True)),
+    Row(
+        "replace",
+        "kill -9 -> rank replaced, all past next step",
+        replacement.replace,
+        goal=Goal(30),
+    ),
+    Row("replace-lost", "lost there", replacement.replace, "steps", goal=Goal(zero=True)),
+    Row("replace-anew", "started anew there", replacement.replace, "ranks", goal=Goal(below=2)),
+    part("noticed", "  -> noticed"),
+    part("frozen", "  -> survivors stand still"),
+    part("saved", "  -> state written to memory"),
+    part("unblocked", "  -> survivors out of their collective"),
+    part("started", "  -> the dead rank's place taken"),
+    part("joined", "  -> all joined, state in place"),
+    Row(
+        "hang",
+        "SIGSTOP -> all past next step, steps of 50 ms",
+        replacement.hang,
+        goal=Goal(below=3),
+    ),
+    Row("hang-lost", "lost there", replacement.hang, "steps", goal=Goal(zero=True)),
+    Row(
+        "large", "1 GiB more state; left: its plain broadcast", replacement.large, goal=Goal(0.667)
+    ),
+    Row("speed", "a step's time before : after", replacement.speed, "", goal=Goal(within=0.02)),
+    grown("rss", "resident memory, 5th to last replacement", "%"),
+    grown("pss", "  the same, shared pages in parts", "%"),
+    grown("fds", "  open files"),
+    grown("threads", "  threads"),
+    grown("sockets", "  sockets"),
+    grown("agent", "  msrun's own resident memory", "%"),
     Row("lost", "lost over random kills", lost, "steps", goal=Goal(zero=True, always=True)),
 )
 
@@ -72,6 +121,8 @@ def main() -> int:
     for scenario in dict.fromkeys(row.scenario for row in options.rows):
         if scenario is lost:
             measured = long_jobs(options)
+        elif scenario is often:
+            measured = replaced_often(options)
         else:
             measured = measure(scenario, SIDES, options.nproc, (options.runs, options.runs))
         left, right = (measured[one.name] for one in SIDES)
@@ -100,12 +151,15 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=5, help="turns of each side (5)")
     parser.add_argument("--kills", type=int, default=20, help="msrun's for the row lost (20)")
+    parser.add_argument("--replacements", type=int, default=50, help="for the rows memory (50)")
     parser.add_argument("--nproc", type=int, default=8, help="ranks, but in others' workload (8)")
     parser.add_argument("--rows", type=partial(pick, ROWS), default=ROWS, help="(all)")
     parser.add_argument("--json", type=Path, help="write every figure to this file, too")
     options = parser.parse_args()
     if min(options.runs, options.kills, options.nproc - 1) < 1:
         parser.error("--runs and --kills must be at least 1, --nproc 2: a survivor saves")
+    if options.replacements <= replacement.EARLY:
+        parser.error(f"--replacements must be more than {replacement.EARLY}: it is compared with")
     if options.json and not options.json.absolute().parent.is_dir():
         parser.error(f"--json: there is no folder {options.json.parent}")
     return options
@@ -122,6 +176,20 @@ def long_jobs(options: argparse.Namespace) -> dict[str, Measured]:
                 mine.figures.append(figures)
         except TrialError as error:
             mine.failures.append(f"lost, {one.name}, kill {len(mine.figures) + 1}: {error}")
+    return measured
+
+
+def replaced_often(options: argparse.Namespace) -> dict[str, Measured]:
+    """One job of msrun's in which ranks are replaced again and again."""
+    measured = {one.name: Measured() for one in SIDES}
+    name, mine = SIDES[1].name, measured[SIDES[1].name]
+    try:
+        figures = replacement.memory(SIDES[1], options.nproc, options.replacements)
+        mine.figures.append(figures)
+    except TrialError as error:
+        figures = None
+        mine.failures.append(f"memory, {name}: {error}")
+    progress(f"memory, {name}", figures)
     return measured
 
 

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from finished import Board, again, lost, sent
 from scenarios import LIMIT_S, Figures, Turn, kill, latest
-from trial import Side, Trial, TrialError, started
-from workers.board import SPAN
+from trial import Side, Trial, started
 
 TEN_MB = 876  # width of the network: 833 thousand parameters, 10 MB with AdamW's state
 EVERY = 50  # steps from save to save while ranks are killed again and again
-LOOK_S = 0.002  # while a step is awaited; nothing is timed there
 SEED = 1
+NO_REPLACING = {"MS_ENABLE_TFT": "{TTP:1,ARF:0}"}
 
 # The workload of the published figures: 85 thousand parameters, 50 ms of sleep in a step, a save
 # every ten steps, kill -9 of rank 2 of four at step 57.
@@ -44,16 +45,16 @@ def death(turn: Turn) -> Figures:
         turn.pause()
         wall_s = time.time() - time.monotonic()
         killed_s = kill(ranks, turn.victim)
-        again = trial.wait_for("trained", turn.nproc, attempt=1, limit_s=LIMIT_S)
-        reached = {
+        trained = trial.wait_for("trained", turn.nproc, attempt=1, limit_s=LIMIT_S)
+        at_s = {
             what: latest(trial.wait_for(what, turn.nproc, attempt=1, limit_s=LIMIT_S))
             for what in STAMPS
         }
-        told = {what: at_s - wall_s for what, at_s in milestones(trial.output.parent).items()}
-        lost = Board(trial, turn.nproc).lost(1)
-    reached |= {what: at_s for what, at_s in told.items() if at_s >= killed_s}
-    figures = {what: at_s - killed_s for what, at_s in reached.items()}
-    return figures | {"again": latest(again) - killed_s, "again-lost": lost}
+        told = milestones(trial.output.parent, MILESTONES)
+        repeated = steps_lost(trial, turn.nproc)
+    at_s |= {what: told_s - wall_s for what, told_s in told.items() if told_s - wall_s >= killed_s}
+    figures = {what: when_s - killed_s for what, when_s in at_s.items()}
+    return figures | {"again": latest(trained) - killed_s, "again-lost": repeated}
 
 
 def published(turn: Turn) -> Figures:
@@ -61,9 +62,9 @@ def published(turn: Turn) -> Figures:
     with training(turn.side, *PUBLISHED, nproc=PUBLISHED_RANKS) as trial:
         ranks = trial.wait_for("marked", PUBLISHED_RANKS, limit_s=LIMIT_S)
         killed_s = kill(ranks, PUBLISHED_VICTIM)
-        again = trial.wait_for("trained", PUBLISHED_RANKS, attempt=1, limit_s=LIMIT_S)
-        lost = Board(trial, PUBLISHED_RANKS).lost(1)
-    return {"published": latest(again) - killed_s, "published-lost": lost}
+        trained = trial.wait_for("trained", PUBLISHED_RANKS, attempt=1, limit_s=LIMIT_S)
+        repeated = steps_lost(trial, PUBLISHED_RANKS)
+    return {"published": latest(trained) - killed_s, "published-lost": repeated}
 
 
 def losses(side: Side, nproc: int, kills: int) -> Iterator[Figures]:
@@ -75,73 +76,62 @@ def losses(side: Side, nproc: int, kills: int) -> Iterator[Figures]:
         TrialError: the job did not come back.
     """
     chance = random.Random(SEED)
-    with training(side, f"--every={EVERY}", nproc=nproc, restarts=kills) as trial:
-        board = Board(trial, nproc)
-        for attempt in range(kills):
-            ranks = trial.wait_for("trained", nproc, attempt=attempt, limit_s=LIMIT_S)
-            board.wait_for(attempt, chance.randrange(2 * EVERY))
-            time.sleep(LOOK_S * 10 * chance.random())
-            kill(ranks, chance.randrange(nproc))
-            trial.wait_for("trained", nproc, attempt=attempt + 1, limit_s=LIMIT_S)
-            yield {"lost": board.lost(attempt + 1)}
+    with training(side, f"--every={EVERY}", nproc=nproc, restarts=kills, replaces=True) as trial:
+        board = Board(trial)
+        ranks = board.wait_all(nproc, 1, LIMIT_S)
+        begun = 0
+        for _ in range(kills):
+            board.wait_any(begun + 1 + chance.randrange(2 * EVERY), LIMIT_S)
+            time.sleep(0.02 * chance.random())
+            killed_s = sent(ranks[chance.randrange(nproc)], signal.SIGKILL)
+            back = board.wait_again(nproc, killed_s, LIMIT_S)
+            yield {"lost": lost(board.lines, back)}
+            begun, ranks = back.step - 1, board.pids()
+
+
+def steps_lost(trial: Trial, nproc: int) -> int:
+    """Compare the first attempt's last step with the second's first."""
+    board = Board(trial)
+    board.read()
+    known = {line.pid for line in board.lines if line.attempt == 0}
+    back = again([line for line in board.lines if line.attempt > 0], known, nproc)
+    assert back is not None, "all ranks have said that they trained again"
+    return lost(board.lines, back)
 
 
 def training(
-    side: Side, *args: str, nproc: int, restarts: int = 1
+    side: Side,
+    *args: str,
+    nproc: int,
+    restarts: int = 1,
+    replaces: bool = False,
+    options: tuple[str, ...] = (),
 ) -> AbstractContextManager[Trial]:
-    """Start the side's own way to train so that deaths do no lasting harm."""
+    """Start the side's own way to train so that deaths do no lasting harm.
+
+    ``replaces``: msrun may also replace the dead rank alone, not only save and restart all.
+    """
     # torchrun 2.13 reuses its store by default, and then hardly ever gets there
-    is_torchrun = Path(side.command[0]).name == "torchrun"
-    return started(
-        side,
-        "checkpointed.py" if is_torchrun else "guarded.py",
-        *args,
-        nproc=nproc,
-        options=(f"--max-restarts={restarts}",),
-        environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if is_torchrun else {},
-    )
+    if is_torchrun(side):
+        worker, environ = "checkpointed.py", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    else:
+        worker, environ = "guarded.py", {} if replaces else NO_REPLACING
+    restart = f"--max-restarts={restarts}"
+    return started(side, worker, *args, nproc=nproc, options=(restart, *options), environ=environ)
 
 
-class Board:
-    """Where each rank of each attempt writes how far it is."""
-
-    def __init__(self, trial: Trial, nproc: int) -> None:
-        self._path = trial.output.with_name("board")
-        self._nproc = nproc
-
-    def wait_for(self, attempt: int, steps: int) -> None:
-        """Wait until a rank has finished so many steps more than the first of this attempt.
-
-        Raises:
-            TrialError: it takes too long.
-        """
-        deadline = time.monotonic() + LIMIT_S
-        while True:
-            begun, newest = self._read(attempt)
-            if newest > begun + steps:
-                return
-            if time.monotonic() > deadline:
-                raise TrialError(f"step {begun + 1 + steps} was not reached, only {newest}")
-            time.sleep(LOOK_S)
-
-    def lost(self, attempt: int) -> float:
-        """Steps any rank of the attempt before had finished, and that are trained once more."""
-        return max(0, self._read(attempt - 1)[1] - self._read(attempt)[0])
-
-    def _read(self, attempt: int) -> tuple[int, int]:
-        """The step all ranks of the attempt could begin from, and the newest any finished."""
-        size = self._nproc * SPAN.size
-        with self._path.open("rb") as file:
-            file.seek(attempt * size)
-            begun, newest = zip(*SPAN.iter_unpack(file.read(size)), strict=True)
-        return min(begun), max(newest)
+def is_torchrun(side: Side) -> bool:
+    return Path(side.command[0]).name == "torchrun"
 
 
-def milestones(folder: Path) -> dict[str, float]:
-    """When msrun noted what, in seconds since the epoch; empty: it was not msrun."""
+def milestones(folder: Path, names: Mapping[str, str]) -> dict[str, float]:
+    """When msrun last noted which event, in seconds since the epoch; empty: it was not msrun.
+
+    ``names``: what each event is called here.
+    """
     reached = {}
     for path in folder.glob("state/msrun/runs/*/**/events.jsonl"):
         for event in map(json.loads, path.read_text().splitlines()):
-            if event["event"] in MILESTONES:
-                reached[MILESTONES[event["event"]]] = event["time"]
+            if event["event"] in names:
+                reached[names[event["event"]]] = event["time"]
     return reached

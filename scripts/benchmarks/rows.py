@@ -21,12 +21,14 @@ class Goal:
     below: float | None = None  # right median, less than (in the row's unit)
     always: bool = False  # no trial of the right side may fail
     zero: bool = False  # every figure of the right side
+    within: float | None = None  # right median, so near to 1
 
     def __str__(self) -> str:
         said = [f">= {self.ratio:g}x"] if self.ratio else []
         said += [f"< {self.below:g}"] if self.below else []
         said += ["all succeed"] if self.always else []
         said += ["all 0"] if self.zero else []
+        said += [f"1 +- {self.within:g}"] if self.within else []
         return ", ".join(said) or "-"
 
 
@@ -135,4 +137,5 @@ class Result:
             and (goal.below is None or self.right.median < goal.below)
             and not (goal.always and self.right.failed)
             and not (goal.zero and any(self.right.values))
+            and (goal.within is None or abs(self.right.median - 1) <= goal.within)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from math import inf
 
@@ -22,9 +22,13 @@ def table(results: Iterable[Result], sides: tuple[Side, Side]) -> Iterator[str]:
         what = f"{result.row.what} ({result.row.unit})"
         goal, reached = str(result.row.goal), said[result.reached]
         cells.append([what, ratio, goal, reached, str(result.left), str(result.right)])
+    yield from aligned(cells)
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Build the lines of a Markdown table, the first of ``cells`` its head."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * width for width in widths])
-    for line in cells:
+    for line in (cells[0], ["-" * width for width in widths], *cells[1:]):
         padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         yield f"| {' | '.join(padded)} |"
 

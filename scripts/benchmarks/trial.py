@@ -26,7 +26,7 @@ class TrialError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two launchers."""
+    """One of the launchers that are compared."""
 
     name: str
     command: tuple[str, ...]
@@ -87,12 +87,16 @@ class Trial:
             TrialError: it ended with another ``code``, or ``limit_s`` passed.
         """
         if not self._select((self.exited,), time.monotonic() + limit_s):
-            raise TrialError(f"no exit within {limit_s:g} s; {self._tail()}")
+            raise TrialError(f"no exit within {limit_s:g} s; {self.said()}")
         at_s = time.monotonic()
         if self.process.wait() != code and code is not None:
-            raise TrialError(f"exit code {self.process.returncode}; {self._tail()}")
+            raise TrialError(f"exit code {self.process.returncode}; {self.said()}")
         self._read()
         return at_s
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait so long at most; whether the launcher has ended."""
+        return bool(select.select((self.exited,), (), (), seconds)[0])
 
     def _reached(self, what: str, attempt: int) -> list[Stamp]:
         return [stamp for stamp in self.stamps if (stamp.what, stamp.attempt) == (what, attempt)]
@@ -108,9 +112,10 @@ class Trial:
 
     def _state(self, why: str, what: str, attempt: int) -> str:
         ranks = sorted(stamp.rank for stamp in self._reached(what, attempt))
-        return f"{why}; only ranks {ranks} were {what} in attempt {attempt}; {self._tail()}"
+        return f"{why}; only ranks {ranks} were {what} in attempt {attempt}; {self.said()}"
 
-    def _tail(self) -> str:
+    def said(self) -> str:
+        """The end of what the job wrote."""
         lines = self.output.read_text(errors="replace").splitlines()[-TAIL_LINES:]
         return "it said:\n  " + "\n  ".join(lines or ["nothing"])
 

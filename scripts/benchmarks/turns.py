@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rows import Row, Samples
@@ -28,11 +28,11 @@ class Measured:
 
 
 def measure(
-    scenario: Scenario, sides: tuple[Side, Side], nproc: int, runs: tuple[int, int]
+    scenario: Scenario, sides: Sequence[Side], nproc: int, runs: Sequence[int]
 ) -> dict[str, Measured]:
     """Take turns: a warm-up of each side, then left, right, left, right ...
 
-    ``runs``: the left side's, the right side's. By the sides' names.
+    ``runs``: how many of each side. By the sides' names.
     """
     measured = {one.name: Measured() for one in sides}
     for one, number in turns(sides, runs):
@@ -50,7 +50,7 @@ def measure(
     return measured
 
 
-def turns(sides: Iterable[Side], runs: tuple[int, int]) -> Iterator[tuple[Side, int]]:
+def turns(sides: Iterable[Side], runs: Sequence[int]) -> Iterator[tuple[Side, int]]:
     for number in range(WARM_UP, max(runs)):
         for one, most in zip(sides, runs, strict=True):
             if number < most:
@@ -63,5 +63,8 @@ def label(scenario: Scenario, one: Side, number: int) -> str:
 
 
 def progress(name: str, figures: Figures | None) -> None:
-    said = ", ".join(f"{key} {value:.4g}" for key, value in (figures or {}).items())
-    print(f"{name}: {said or 'failed'}", file=sys.stderr, flush=True)
+    if figures is None:
+        said = "failed"
+    else:
+        said = ", ".join(f"{key} {value:.4g}" for key, value in figures.items()) or "not measured"
+    print(f"{name}: {said}", file=sys.stderr, flush=True)

@@ -237,7 +237,7 @@ def test_workers_end_when_a_loop_is_left(persistent_workers):
     batches = feed.open()
     next(batches)
     assert len(multiprocessing.active_children()) == 2
-    batches.close()
+    batches.close(is_over=True)
     assert len(multiprocessing.active_children()) == (2 if persistent_workers else 0)
     assert list(batches) == []
     del made, feed, batches
@@ -284,7 +284,7 @@ def test_persistent_workers_of_which_one_died_are_left_to_the_loader():
     living._worker_pids_set = False
     os.kill(living._workers[1].pid, signal.SIGKILL)
     living._workers[1].join()
-    batches.close()
+    batches.close(is_over=True)
     feed.begin(1)  # would wait for ever for what the dead one was asked for
     assert feed._workers.is_lost
     living._shutdown_workers()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from memory_promises import check_fall, check_leaving
 from replicas import OLD_PATH
 
 from agent import actions as do
@@ -40,6 +41,11 @@ class DumpWatch:
         self.last_id = 0
         self.open = False
         self.is_held = False  # ranks stay, and nothing is ordered to be written yet
+        self.step = -1  # that is saved, in memory or on disk
+        self.since = 0  # orders before are of another place, their digests of another kind
+        self.memory = ""  # the path of a checkpoint that is complete there
+        self.had: do.CommitDump | None = None  # its order
+        self.is_fall = False  # it goes to disk
         self.frozen: dict[int, ev.RankFrozen] = {}
         self.orders: list[do.SaveRanks] = []
         self.asked: set[int] = set()  # for a digest or a part
@@ -60,11 +66,11 @@ class DumpWatch:
         self.paths: dict[int, str] = {}
 
     def reachable(self) -> set[int]:
-        return self.watch.running & self.registered - self.cut
+        return self.watch.running & self.registered - self.cut - self.watch.replacing.hung
 
     def holders(self) -> set[int]:
         """Who can still write the step that is being saved."""
-        step = self.orders[0].step if self.orders else max(self.steps(), default=-1)
+        step = self.step if self.step >= 0 else max(self.steps(), default=-1)
         whole = {r for r, each in self.frozen.items() if each.is_whole and each.step == step}
         return whole & self.reachable() - self.failed
 
@@ -87,11 +93,10 @@ class DumpWatch:
                 self.reached(event.step)
             case ev.RankUnreachable() if self.is_alive(event):
                 self.cut.add(event.rank)
-                if before.state is JobState.DUMPING:
-                    self.failed.add(event.rank)
+                self.failed |= {event.rank} if before.state is JobState.DUMPING else set()
             case ev.RankRaised() if self.is_alive(event):
                 self.raised(before, event)
-            case ev.DumpCommitted() if event.dump_id == self.last_id and self.commit is not None:
+            case ev.DumpCommitted() if event.dump_id == self.last_id:
                 self.committed(event)
             case ev.DeadlinePassed() if event.state is before.state and self.is_now(event):
                 self.out_of_patience(event.state)
@@ -114,7 +119,7 @@ class DumpWatch:
             self.broken(f"{event} is forgotten")
 
     def is_now(self, event: Any) -> bool:
-        return event.attempt == self.watch.starts - 1
+        return event.attempt == self.watch.attempt
 
     def is_alive(self, event: ev.RankRegistered | ev.RankUnreachable | ev.RankRaised) -> bool:
         known = event.rank in self.watch.running or event.rank not in self.watch.heard_of
@@ -139,13 +144,14 @@ class DumpWatch:
             case ev.ShardWritten() if self.is_awaited(before, event.rank, event.round):
                 self.digests[event.rank] = event.digest
                 self.written[event.rank, event.round] = event.digest
-            case ev.StateDigested() if before.state is JobState.DUMPING:
-                if rank in self.asked & self.reachable() - self.failed:
+            case ev.StateDigested(round=number) if before.state is JobState.DUMPING:
+                is_due = number is not None and number >= self.since
+                if is_due and rank in self.asked & self.reachable() - self.failed:
                     self.digests[event.rank] = event.digest
             case ev.SaveFailed() if before.state is JobState.DUMPING:
                 self.said_to_fail(event)
             case ev.CommitFailed() if before.state is JobState.COMMITTING and self.commit:
-                if event.is_place:
+                if event.is_place or self.commit.place == do.MEMORY:
                     self.full.add(self.commit.place)
                 else:
                     self.gave_up_commit = True
@@ -154,7 +160,7 @@ class DumpWatch:
     def said_to_fail(self, event: ev.SaveFailed) -> None:
         order = self.orders[-1] if self.orders else self.broken(f"{event}: nobody was asked")
         is_writer = event.rank in order.writers
-        if is_writer and event.round != order.round:
+        if (is_writer and event.round != order.round) or event.round < self.since:
             return
         if is_writer and event.is_place and not self.complete(order.place):
             self.full.add(order.place)
@@ -187,6 +193,9 @@ class DumpWatch:
         return any(len(digests) == 1 and None not in digests for digests in said)
 
     def committed(self, event: ev.DumpCommitted) -> None:
+        is_memory = self.commit is None or self.commit.place == do.MEMORY
+        if is_memory or event.path == self.memory:
+            return
         if self.paths.setdefault(event.dump_id, event.path) != event.path:
             self.broken(f"two dumps have the id {event.dump_id}")
         assert self.commit is not None
@@ -226,6 +235,10 @@ class DumpWatch:
         self.begin(dump_id)
         self.is_held = True
 
+    def begin_round(self) -> None:
+        """Of the last attempt only the step that was reached is known."""
+        self.registered, self.cut, self.held = set(), set(), set()
+
     def freeze(self, action: do.FreezeRanks) -> None:
         if self.open or action.dump_id <= self.last_id:
             self.broken(f"{action} while dump {self.last_id} is open or known")
@@ -240,9 +253,12 @@ class DumpWatch:
         self.stuck.clear()
         self.asked, self.failed, self.full = set(), set(), set()
         self.commit, self.gave_up_commit = None, False
+        self.step, self.since, self.memory, self.had, self.is_fall = -1, 0, "", None, False
 
     def save(self, action: do.SaveRanks) -> None:
         ranks = {*action.writers, *action.digesters}
+        if self.orders and self.orders[-1].place == do.MEMORY != action.place:
+            check_leaving(self, action)
         first = not self.orders
         if self.is_held:  # all stay at one step, and it is saved now
             self.open, self.is_held = True, False
@@ -250,26 +266,36 @@ class DumpWatch:
             self.broken(f"{action}: no such dump is being written")
         if not action.writers or len(ranks) < len(action.writers) + len(action.digesters):
             self.broken(f"{action}: a rank twice, or nobody writes")
-        if action.step <= max(self.saved, 0) or (
-            first and action.step != max(self.steps(), default=-1)
-        ):
-            self.broken(f"{action}: not the newest step, or a saved one")
-        if not first and action.step != self.orders[0].step:
-            self.broken(f"{action}: a dump of two steps")
+        self.check_step(action)
         if ranks - self.holders() or (first and ranks != self.holders()):
             self.broken(f"{action}, but the holders are {sorted(self.holders())}")
         is_last = action.place + 1 == self.node.rules.places
         is_stuck = is_last and self.stuck[action.place] > 0  # then all that are left try at once
         if len(action.writers) > 1 and not (self.node.rules.split or is_stuck):
             self.broken(f"{action}: one is enough")
-        last = (self.orders[-1].place, self.orders[-1].round) if self.orders else (0, -1)
+        last = self.orders[-1].round if self.orders else self.since - 1
         place = min({0, 1, 2} - self.full)
-        if action.round != last[1] + 1 or action.place != place < self.node.rules.places:
+        is_there = action.place == (place if place < self.node.rules.places else -2)
+        is_memory = action.place == do.MEMORY and do.MEMORY not in self.full
+        if action.round != last + 1 or not (is_there or is_memory):
             self.broken(f"{action} after {last}, places {self.full} are full")
         self.orders.append(action)
         self.asked |= ranks
 
+    def check_step(self, action: do.SaveRanks) -> None:
+        """The newest, on disk only if it is not there; and all of a dump is of one."""
+        is_memory = action.place == do.MEMORY
+        newest = max(self.steps(), default=-1) if self.step < 0 else self.step
+        if (action.step <= max(self.saved, 0) and not is_memory) or action.step != newest:
+            self.broken(f"{action}: not the newest step, or a saved one")
+        if self.step < 0 and is_memory != self.watch.replacing.can_begin(newest):
+            self.broken(f"{action}: on disk or in memory, the other is due")
+        self.step = action.step
+
     def check_commit(self, action: do.CommitDump) -> None:
+        if action.from_memory:
+            check_fall(self, action)
+            return
         if not self.open or self.commit is not None or action.dump_id != self.last_id:
             self.broken(f"{action}: no such dump is being written")
         writers = [rank for variant in action.variants for rank in variant]
@@ -313,6 +339,10 @@ class DumpWatch:
         self.open = False
         if self.watch.stop.is_now or self.gave_up_commit:
             return
+        if self.is_fall and len(self.full) < self.node.rules.places:
+            self.broken(f"{action}, but there are other places")
+        if self.is_fall or 0 <= self.step <= max(self.saved, 0):
+            return
         if self.commit is not None:
             self.broken(f"{action} in the middle of its commit")
         if not self.orders:
@@ -321,7 +351,7 @@ class DumpWatch:
             votes = Counter(self.digests.values()).most_common(1)
             right = votes[0][0] if votes and 2 * votes[0][1] > len(self.digests) else None
             lost = [r for r in self.holders() if right in {None, self.digests.get(r, right)}]
-        if lost and len(self.full) < self.node.rules.places:
+        if lost and len(self.full - {do.MEMORY}) < self.node.rules.places:
             self.broken(f"{action}, but {lost} could be saved")
 
     # --- attempts and the end
@@ -331,7 +361,7 @@ class DumpWatch:
             self.broken(f"{action} while dump {self.last_id} is open")
         if action.resume != self.path:
             self.broken(f"{action}, but the newest dump is {self.path}")
-        if action.attempt > 0 and self.is_hopeless(action.attempt - 1):
+        if self.watch.starts > 0 and self.is_hopeless(self.watch.starts - 1):
             self.broken(f"{action}: a crash loop")
         self.registered, self.cut, self.held, self.newest = set(), set(), set(), -1
 

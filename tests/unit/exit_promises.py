@@ -54,7 +54,7 @@ class ExitWatch:
         match event:
             case ev.StopRequested():
                 self.stop_asked(before, event)
-            case ev.ExitRequested() if event.attempt == self.watch.starts - 1:
+            case ev.ExitRequested() if event.attempt == self.watch.attempt:
                 self.exit_asked(before, event, actions)
             case ev.RankStanding() if self.is_awaited(before, event.dump_id):
                 self.standing.setdefault(event.rank, event.step)
@@ -62,7 +62,7 @@ class ExitWatch:
                 if event.rank not in self.frozen:
                     self.frozen[event.rank] = event.step
                     self.was_disturbed |= event.step != self.step
-            case ev.WorkerExited() | ev.RankRaised() | ev.RankUnreachable():
+            case ev.WorkerExited() | ev.RankRaised() | ev.RankUnreachable() | ev.RankHung():
                 self.lost(before, event)
         self.check_hold(before, event)
         self.check_progress(actions)
@@ -113,7 +113,9 @@ class ExitWatch:
         )
 
     def lost(
-        self, before: Job, event: ev.WorkerExited | ev.RankRaised | ev.RankUnreachable
+        self,
+        before: Job,
+        event: ev.WorkerExited | ev.RankRaised | ev.RankUnreachable | ev.RankHung,
     ) -> None:
         if before == self.node.job:
             return

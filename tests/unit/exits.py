@@ -49,8 +49,8 @@ class Exits:
 
     def hear(self, process: Process, does: Callable[..., None], *told: Any) -> None:
         """A rank's listener hears an order, unless its line is cut or it hangs."""
-        rng = self.rng
-        if process.alive and process.is_linked and rng.random() >= self.replicas.climate.mute:
+        rng, is_here = self.rng, process.alive and process.is_linked and not process.is_hung
+        if is_here and rng.random() >= self.replicas.climate.mute:
             late = rng.random() < self.replicas.climate.late
             longest_s = 1.2 * self.node.rules.exit_s if late else 0.3
             self.node.after(rng.random() * longest_s, does, process, *told)
@@ -59,7 +59,7 @@ class Exits:
         """A signal reached the rank alone, and it catches that."""
         if process.alive and process.is_linked and process.attempt == self.node.job.attempt:
             why = f"rank {process.rank} received SIGUSR1"
-            self.replicas.say(process, ev.ExitRequested(process.attempt, why, process.rank))
+            self.replicas.say(process, ev.ExitRequested(process.knows, why, process.rank))
 
     def shake(self, action: do.HoldRanks) -> None:
         """What can go wrong until all have come to one step."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dump_promises import BUSY, DumpWatch
 from exit_promises import ExitWatch
+from memory_promises import completed
+from replace_promises import ReplaceWatch
 
 from agent import actions as do
 from agent import events as ev
@@ -21,7 +23,8 @@ from agent.state import JobState
 if TYPE_CHECKING:
     from simulator import Node
 
-WAITING = (JobState.STARTING, JobState.HOLDING, *BUSY, JobState.STOPPING, JobState.KILLING)
+ENDING = (JobState.STOPPING, JobState.KILLING)
+WAITING = (JobState.STARTING, JobState.HOLDING, *BUSY, JobState.REPLACING, *ENDING)
 LONGEST_ATTEMPT_S = 100.0  # starting and living; grace and kill come on top
 LONGEST_DUMP = 10.0  # times the patience, for each rank
 
@@ -36,6 +39,7 @@ class Watch:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.starts = 0
+        self.attempt = -1
         self.told_to_stop = False  # this attempt's ranks, by anyone
         self.state_since = 0.0
         self.waited_s = 0.0  # in the state before this one
@@ -49,6 +53,8 @@ class Watch:
         self.actions: Sequence[do.Action] = ()  # the answer to what was heard last
         self.dump = DumpWatch(self)
         self.stop = ExitWatch(self)
+        self.replacing = ReplaceWatch(self)
+        self.event: ev.Event | None = None
 
     def broken(self, promise: str) -> NoReturn:
         story = self.node.story
@@ -63,8 +69,19 @@ class Watch:
             if self.node.job != before:
                 self.broken("something changed after the end")
             return
-        self.actions = actions
+        self.actions, self.event = actions, event
+        is_old = getattr(event, "attempt", self.attempt) != self.attempt
+        if is_old and (actions or self.node.job != before):
+            self.broken(f"{event} of another attempt than {self.attempt} changes something")
         self.dump.heard(before, event)
+        self.heard_of_rank(before, event)
+        self.stop.heard(before, event, actions)
+        self.replacing.heard(before, event, actions)
+        completed(self.dump, event)
+        self.moved(before.state, self.node.job.state)
+        self.left_out(before, event, actions)
+
+    def heard_of_rank(self, before: Job, event: ev.Event) -> None:
         match event:
             case ev.RankRaised() if event.rank in self.dump.held:
                 if self.first_failed is None and not self.told_to_stop:
@@ -75,14 +92,13 @@ class Watch:
             case ev.StartFailed() if self.is_news(event, self.heard_of):
                 self.heard_of.add(event.rank)
                 self.failed(event.rank)
+            case ev.RankHung() if before != self.node.job:
+                self.failed(event.rank)
             case ev.WorkerExited() if self.is_news(event, self.exits):
                 self.running.discard(event.rank)
                 self.exits[event.rank] = event.exit_code
-                if event.exit_code != 0:
+                if event.exit_code != 0 and event.rank not in self.replacing.killed:
                     self.failed(event.rank, may_have_raised=event.rank in self.dump.held)
-        self.stop.heard(before, event, actions)
-        self.moved(before.state, self.node.job.state)
-        self.left_out(before, event, actions)
 
     def left_out(self, before: Job, event: ev.Event, actions: Sequence[do.Action]) -> None:
         """Nobody is forgotten: whoever exists when the job is stopped or killed hears of it."""
@@ -108,7 +124,7 @@ class Watch:
             self.broken("starts go on while the job is stopping")
 
     def is_news(self, event: Any, known: Any) -> bool:
-        return event.attempt == self.starts - 1 and event.rank not in known
+        return event.attempt == self.attempt and event.rank not in known
 
     def failed(self, rank: int, may_have_raised: bool = False) -> None:
         """The first is to blame; but an exception may be a consequence of a death not known yet."""
@@ -138,6 +154,7 @@ class Watch:
             self.broken(f"{action} after the end")
         self.stop.ordered(action)
         self.dump.ordered(action)
+        self.replacing.ordered(action)
         match action:
             case do.StartAttempt():
                 self.dump.start(action)
@@ -151,7 +168,7 @@ class Watch:
                 job = self.node.job
                 if (action.state, action.attempt) != (job.state, job.attempt):
                     self.broken(f"{action} does not belong to {job.state} of {job.attempt}")
-                if action.state not in WAITING:
+                if action.state not in WAITING and action.after_s is not None:
                     self.broken(f"{action}: nothing is awaited there")
             case do.Finish():
                 self.finish = action
@@ -159,8 +176,8 @@ class Watch:
                 self.dump.end(action)
 
     def start(self, action: do.StartAttempt) -> None:
-        if action.attempt != self.starts:
-            self.broken(f"attempt {action.attempt} begins after {self.starts} attempts")
+        if action.attempt != self.attempt + 1:
+            self.broken(f"attempt {action.attempt} begins after {self.attempt}")
         if self.starts > self.node.rules.max_restarts:
             self.broken("the restart budget is exceeded")
         if self.stop.is_asked:
@@ -168,12 +185,28 @@ class Watch:
         if self.node.alive() or self.node.owed:
             self.broken("an attempt begins while ranks of an earlier one are alive")
         self.starts += 1
+        self.attempt = action.attempt
+        self.replacing.begin()
         self.told_to_stop = self.was_frozen = False
         self.first_failed = None
         self.is_first_raised = False
         self.running.clear()
         self.exits.clear()
         self.heard_of.clear()
+
+    def begin_round(self, action: do.ReplaceRanks) -> None:
+        """Newcomers are awaited, the others live on."""
+        self.attempt = action.attempt
+        self.is_first_raised = False
+        for rank in action.newcomers:
+            self.exits.pop(rank, None)
+            self.heard_of.discard(rank)
+        self.dump.begin_round()
+
+    def went_on(self) -> None:
+        """All train again: the next failure is another one."""
+        self.first_failed, self.was_frozen = None, False
+        self.stop.has_failed = False
 
     def signal(self, action: do.SignalRanks) -> None:
         dead = set(action.ranks) - self.running
@@ -183,9 +216,16 @@ class Watch:
         if action.signum not in {SIGKILL, SIGUSR1, SIGUSR2} and self.dump.held & {*action.ranks}:
             self.broken(f"{action}: a rank that is held would not leave with its own code")
         if action.signum == SIGKILL and state is not JobState.KILLING:
-            self.broken(f"SIGKILL while {state}")
+            self.check_kill(action)
         if state is JobState.KILLING and action.signum not in {SIGKILL, SIGUSR1, SIGUSR2}:
             self.broken(f"signal {action.signum} while {state}")
+
+    def check_kill(self, action: do.SignalRanks) -> None:
+        """Without a request or a vain wait only those that hang, or are in a round's way."""
+        is_hung = isinstance(self.event, ev.RankHung) and action.ranks == (self.event.rank,)
+        is_round = self.node.job.state is JobState.REPLACING
+        if not is_hung and not (is_round and set(action.ranks) <= self.replacing.gone):
+            self.broken(f"{action} while {self.node.job.state}")
 
     def end(self, finish: do.Finish) -> None:
         """The exit code is what a person would say who saw it all."""
@@ -220,5 +260,7 @@ class Watch:
         dump_s = rules.freeze_s + LONGEST_DUMP * len(rules.ranks) * rules.dump_s
         exit_s = 2 * max(rules.exit_s, rules.asked_exit_s)
         attempt_s = LONGEST_ATTEMPT_S + dump_s + exit_s + rules.grace_s + rules.kill_s
-        if ended_at > attempt_s * (rules.max_restarts + 1):
+        round_s = rules.rejoin_s + rules.join_s + 3 * rules.kill_s
+        more_s = self.replacing.rounds * (attempt_s + round_s)
+        if ended_at > attempt_s * (rules.max_restarts + 1) + more_s:
             self.broken(f"the end took {ended_at} s")

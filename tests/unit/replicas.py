@@ -8,10 +8,11 @@ itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from climate import climate
 from exits import Exits
+from rejoins import Rejoins
 
 from agent import actions as do
 from agent import events as ev
@@ -24,30 +25,6 @@ LONGEST_SAVE = 3.0  # times the patience with a dump that makes progress
 OLD_PATH, OLD_STEP = "/old", 7  # what `msrun --resume` found
 
 
-@dataclass(frozen=True, slots=True)
-class Climate:
-    """How bad things are for ranks with hooks in one schedule: probabilities."""
-
-    hooks: float  # a rank registers its state
-    raises: float  # a rank that fails does it with an exception
-    chain: float  # a rank dies soon after another one
-    gloo: float  # a rank is thrown out of its collective when a peer dies
-    apart: float  # a rank has finished a step that its peers have not
-    torn: float  # a rank is in the middle of an update, for good
-    mute: float  # an order is never answered
-    late: float  # an order is answered late, with signs of progress
-    cut: float  # a rank's link breaks
-    failing: float  # a rank cannot write or digest
-    flip: float  # a bit flipped in a replica
-    bad: tuple[bool, bool]  # places that cannot be written
-    no_commit: float  # a manifest fails, for the place's fault or another
-    shaken: float  # something happens to a rank while all come to one step
-    last: float  # it is the last step of the training
-    astray: float  # a rank stays elsewhere than it was told to
-    clumsy: float  # a rank that is to leave fails, or does not
-    old: str  # what a script that asks by itself to go on finds: nothing, a checkpoint or damage
-
-
 @dataclass(slots=True)
 class Training:
     """An attempt's lock-step: the step that all have reached, until somebody stops."""
@@ -57,6 +34,7 @@ class Training:
     missing: int  # ranks that have not begun
     began_at: float | None = None
     stalled_at: float | None = None
+    is_barred: bool = False  # nobody begins before all are told to
     limit: float = float("inf")  # the last step of all, or that all can come to: some stay there
 
     def step(self, now: float) -> int:
@@ -81,6 +59,7 @@ class Disk:
     files: dict[tuple[int, int, int], File] = field(default_factory=dict)  # dump, place, rank
     dumps: dict[str, int] = field(default_factory=dict)  # path -> step
     committing: do.CommitDump | None = None
+    memory: tuple[str, int] | None = None  # what the agent's own memory holds, and of which step
 
 
 class Replicas:
@@ -90,11 +69,13 @@ class Replicas:
         self.node = node
         self.rng = node.rng
         self.climate = climate(node.rng, node.seed)
+        self.no_memory = node.rng.random() < self.climate.no_memory
         self.disk = Disk()
         self.training = Training(0, 0.0, 0)
         self.is_searched = False
         self.asking: list[Process] = []
         self.exits = Exits(self)
+        self.rejoins = Rejoins(self)
 
     def begin(self, action: do.StartAttempt) -> None:
         base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
@@ -103,16 +84,28 @@ class Replicas:
         self.is_searched = action.resume is not None or self.climate.old == "nothing"
         self.asking = []
 
+    def bar(self, base: int) -> None:
+        """A round begins: all are to go on from `base`, and nobody does before all are there."""
+        rate = self.rng.choice((0.05, 1.0, 2.0, 5.0))
+        self.training = Training(base, rate, 0, is_barred=True)
+        self.is_searched, self.asking = True, []
+
     # --- what ranks do by themselves
 
     def born(self, process: Process) -> None:
         """A rank registers a little later, and training begins when the last one is there."""
         process.has_hooks = self.rng.random() < self.climate.hooks
         self.node.after(self.rng.random(), self.join, process)
+        if self.rng.random() < self.climate.hang:
+            self.node.after(self.rng.random() * 15.0, self.rejoins.hang, process)
 
     def join(self, process: Process) -> None:
         training, node = self.training, self.node
         if not process.alive or process.attempt != node.job.attempt:
+            return
+        if training.is_barred:
+            process.is_linked = process.has_hooks
+            self.rejoins.arrive(process, process.attempt)
             return
         if process.has_hooks and not self.is_searched:
             self.asking.append(process)
@@ -121,7 +114,8 @@ class Replicas:
             return
         if process.has_hooks:
             process.is_registered = process.is_linked = True
-            self.say(process, ev.RankRegistered(process.rank, process.attempt, training.base))
+            told = process.rank, process.attempt, training.base, self.climate.fixed
+            self.say(process, ev.RankRegistered(*told))
             if self.rng.random() < self.climate.cut:
                 node.after(self.rng.random() * 20.0, self.cut, process)
         training.missing -= 1
@@ -146,12 +140,26 @@ class Replicas:
     def cut(self, process: Process) -> None:
         if process.alive and process.is_linked:
             process.is_linked = False
-            self.say(process, ev.RankUnreachable(process.rank, process.attempt))
+            self.lost(process)
+
+    def lost(self, process: Process) -> None:
+        """The agent hears that a line broke, in the attempt that it counts the process to then."""
+
+        def told() -> None:
+            if process is node.processes[process.rank]:
+                node.tell(ev.RankUnreachable(process.rank, process.attempt), node.now)
+
+        node = self.node
+        node.at(max(node.now + self.rng.random() * 0.3, process.announced_at), told)
 
     def end(self, process: Process, exit_code: int) -> None:
         """A rank's life ends by itself; one that is blocked in a collective does not come so far."""
-        is_blocked = process.has_hooks and self.training.stalled_at is not None
-        if exit_code == 0 and process.stays is not None:
+        training = self.training
+        is_stuck = training.stalled_at is not None or (
+            training.is_barred and training.began_at is None
+        )
+        is_blocked = process.has_hooks and is_stuck
+        if (exit_code == 0 and process.stays is not None) or process.is_hung:
             return
         if exit_code != 0 or not is_blocked or self.rng.random() < 0.1:
             self.fail(process, exit_code)
@@ -159,7 +167,7 @@ class Replicas:
     def fail(self, process: Process, exit_code: int) -> None:
         """It leaves at once, or is held at its top with an exception."""
         rng = self.rng
-        if not process.alive or process.is_held:
+        if not process.alive or process.is_held or process.is_hung:
             return
         if exit_code > 0 and process.is_linked and rng.random() < self.climate.raises:
             self.hold(process, "ValueError: bad value")
@@ -170,7 +178,7 @@ class Replicas:
         """The main thread is held at its top; the hooks' thread still answers."""
         self.stall(process)
         process.is_held = True
-        self.say(process, ev.RankRaised(process.rank, process.attempt, error))
+        self.say(process, ev.RankRaised(process.rank, process.knows, error))
 
     def died(self, process: Process, exit_code: int) -> None:
         """Its peers can finish no further step, and some hear that at once."""
@@ -182,13 +190,13 @@ class Replicas:
         self.stall(process)
         if process.is_linked and rng.random() < 0.5:  # the kernel closes its socket
             process.is_linked = False
-            self.say(process, ev.RankUnreachable(process.rank, process.attempt))
+            self.lost(process)
         for peer in node.processes.values():
             if peer.alive and peer.is_registered and rng.random() < self.climate.gloo:
                 node.after(rng.random() * 0.2, self.thrown_out, peer)
 
     def thrown_out(self, process: Process) -> None:
-        if process.alive and not process.is_held:
+        if process.alive and not process.is_held and not process.is_hung:
             if process.is_linked:
                 self.hold(process, PEER_GONE)
             else:
@@ -197,7 +205,7 @@ class Replicas:
     def stall(self, process: Process) -> None:
         """What this rank holds from now on, and that nobody gets further than one step more."""
         training, rng = self.training, self.rng
-        if process.attempt != self.node.job.attempt:
+        if process.knows != self.node.job.attempt:
             return
         if training.stalled_at is None:
             training.stalled_at = self.node.now
@@ -236,6 +244,8 @@ class Replicas:
         match action:
             case do.HoldRanks() | do.ProceedRanks() | do.LeaveRanks() | do.DismissRanks():
                 self.exits.perform(action)
+            case do.ReplaceRanks() | do.GoOnRanks() | do.ForgetMemory() | do.RemindReplaced():
+                self.rejoins.perform(action)
             case do.FreezeRanks():
                 for rank in action.ranks:
                     self.freeze(node.processes[rank], action.dump_id)
@@ -259,14 +269,15 @@ class Replicas:
     def freeze(self, process: Process, dump_id: int) -> None:
         if process.alive and process.is_linked:
             self.stall(process)
-            if self.rng.random() >= self.climate.mute:
+            if self.rng.random() >= self.climate.mute and not process.is_hung:
                 longest_s = 0.3
                 if self.rng.random() < self.climate.late:
                     longest_s = 2.0 * self.node.rules.freeze_s
                 self.node.after(self.rng.random() * longest_s, self.frozen, process, dump_id)
 
     def frozen(self, process: Process, dump_id: int) -> None:
-        if process.alive and process.is_linked and process.step is not None:
+        is_here = process.alive and process.is_linked and not process.is_hung
+        if is_here and process.step is not None:
             why = "the update did not end" if process.is_torn else ""
             whole = not process.is_torn
             self.say(process, ev.RankFrozen(process.rank, dump_id, process.step, whole, why))
@@ -297,13 +308,15 @@ class Replicas:
             return
         rank, dump_id = process.rank, order.dump_id
         holds = process.step == order.step and not process.is_torn
-        if parts and self.climate.bad[order.place]:
+        is_bad = self.no_memory if order.place == do.MEMORY else self.climate.bad[order.place]
+        if parts and is_bad:
             event: ev.Event = ev.SaveFailed(rank, dump_id, "no space left", True, order.round)
         elif not holds or self.rng.random() < self.climate.failing:
             event = ev.SaveFailed(rank, dump_id, "out of memory", False, order.round)
         else:
-            digest = f"{process.step}:{process.flip}"
-            event = ev.StateDigested(rank, dump_id, digest)
+            kind = "quick " if order.place == do.MEMORY else ""
+            digest = f"{kind}{process.step}:{process.flip}"
+            event = ev.StateDigested(rank, dump_id, digest, order.round)
             if parts:
                 file = File(order.round, order.step, parts, digest)
                 self.disk.files[dump_id, order.place, rank] = file
@@ -330,32 +343,13 @@ class Replicas:
         if rng.random() < self.climate.no_commit:
             node.post(ev.CommitFailed(action.dump_id, "no space left", rng.random() < 0.7))
             return
+        if action.from_memory and self.climate.bad[action.place]:
+            node.post(ev.CommitFailed(action.dump_id, "no space left", True))
+            return
         path = f"/place{action.place}/{action.dump_id}"
-        disk.dumps[path] = action.step
+        if action.place == do.MEMORY:
+            disk.memory = path, action.step
+        else:
+            disk.dumps[path] = action.step
         longest_s = 1.0 if rng.random() < self.climate.late else 0.0
         node.tell(ev.DumpCommitted(action.dump_id, path), node.now + rng.random() * longest_s)
-
-
-def climate(rng: Random, seed: int) -> Climate:
-    """Most schedules are dominated by one or two kinds of trouble."""
-    pick: Any = rng.choice
-    return Climate(
-        hooks=pick((0.0, 0.8, 1.0, 1.0, 1.0, 1.0)),
-        raises=pick((0.0, 0.5, 1.0)),
-        chain=pick((0.0, 0.0, 0.0, 0.3, 1.0)),
-        gloo=pick((0.0, 0.0, 0.5, 1.0)),
-        apart=pick((0.0, 0.0, 0.3)),
-        torn=pick((0.0, 0.0, 0.0, 0.3, 1.0)),
-        mute=pick((0.0, 0.0, 0.0, 0.2)),
-        late=pick((0.0, 0.0, 0.3)),
-        cut=pick((0.0, 0.0, 0.0, 0.3)),
-        failing=pick((0.0, 0.0, 0.3)),
-        flip=pick((0.0, 0.0, 0.3, 0.5)),
-        bad=(rng.random() < 0.15, rng.random() < 0.3),
-        no_commit=pick((0.0, 0.0, 0.5)),
-        shaken=pick((0.0, 0.0, 0.5)),
-        last=pick((0.0, 0.0, 0.5)),
-        astray=pick((0.0, 0.0, 0.0, 0.1)),
-        clumsy=pick((0.0, 0.0, 0.0, 0.3)),
-        old=Random(f"old {seed}").choice((*["nothing"] * 12, "checkpoint", "checkpoint", "damage")),
-    )

@@ -4,6 +4,8 @@ from signal import Signals
 
 from agent import actions as do
 
+PLACES = {do.MEMORY: " memory", 0: "", 1: " place 1"}
+
 
 def short(action):
     """An action without its reason."""
@@ -42,16 +44,32 @@ def short_of_dump(action):
             return f"freeze {dump_id}: {named(ranks)}"
         case do.SaveRanks(step=step, writers=writers, digesters=digesters, place=place):
             asked = f" digest {named(digesters)}" if digesters else ""
-            return f"save {step} by {named(writers)}{asked}{' place 1' if place else ''}"
+            return f"save {step} by {named(writers)}{asked}{PLACES[place]}"
         case do.CommitDump(step=step, variants=variants, odd=odd, place=place):
             by = "/".join(map(named, variants)) + (f" odd {named(odd)}" if odd else "")
-            return f"commit {step} by {by}{' place 1' if place else ''}"
+            memory = " from memory" if action.from_memory else ""
+            return f"commit {step} by {by}{PLACES[place]}{memory}"
         case do.AbandonDump():
             return "abandon"
         case do.ReleaseRanks(ranks=ranks):
             return f"release {named(ranks)}"
         case do.RefuseRanks(ranks=ranks):
             return f"refuse {named(ranks)}"
+        case _:
+            return short_of_replacement(action)
+
+
+def short_of_replacement(action):
+    match action:
+        case do.ReplaceRanks(attempt=attempt, survivors=survivors, newcomers=newcomers):
+            to = f"{action.path} at {action.step}"
+            return f"replace {attempt}: {named(newcomers)} beside {named(survivors)} from {to}"
+        case do.GoOnRanks(ranks=ranks, attempt=attempt):
+            return f"go on {attempt}: {named(ranks)}"
+        case do.ForgetMemory():
+            return "forget"
+        case do.RemindReplaced(after_s=after_s):
+            return f"remind {after_s:g}"
 
 
 def named(ranks):

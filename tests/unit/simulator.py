@@ -68,6 +68,8 @@ class Process:
     catches: bool = False  # the signal to stop: it says so, and stays
     stays: int | None = None  # the step at whose end it is to stay
     is_done: bool = False  # it has trained to the end
+    is_hung: bool = False  # it does nothing any more, and hears only SIGKILL
+    knows: int = -1  # the attempt that its hooks write into what they say
     step: int | None = None  # what it holds, once nobody gets any further
     is_torn: bool = False
     flip: int = 0
@@ -119,10 +121,16 @@ class Node:
             restarts_explicit=rng.random() < 0.7,
             exit_s=rng.choice((3.0, 30.0)),
             asked_exit_s=rng.choice((10.0, 60.0)),
+            replace=rng.random() < 0.7,
+            max_replacements=rng.choice((1, 3, 20, 20)) if rng.random() < 0.9 else 0,
+            replacement_period_s=rng.choice((5.0, 3600.0)),
+            deaths=rng.choice((2, 3, 3)) if rng.random() < 0.9 else 1,
+            rejoin_s=rng.choice((0.5, 2.0)),
+            join_s=rng.choice((3.0, 10.0)),
         )
         self.story = Story(seed, self.rules)
         self.job = Job(self.rules)
-        if rng.random() < 0.2:
+        if rng.random() < 0.3:
             self.job = Job(self.rules, resume=OLD_PATH, saved_step=OLD_STEP)
         self.watch = Watch(self)
         self.now = 0.0
@@ -262,8 +270,10 @@ class Node:
             self.tell(ev.StartFailed(rank, attempt, "no memory"), arrives_at)
             return
         deaf = rng.random() < weather.deaf
+        if rank in self.processes and self.processes[rank].alive:
+            self.watch.broken(f"rank {rank} lives twice")
         process = Process(rank, attempt, arrives_at, deaf, rng.random() < weather.immortal)
-        process.catches = rng.random() < 0.1
+        process.catches, process.knows = rng.random() < 0.1, attempt
         self.processes[rank] = process
         self.tell(ev.WorkerStarted(rank, attempt, 1000 + rank), arrives_at)
         self.replicas.born(process)
@@ -283,6 +293,8 @@ class Node:
         elif signum in {SIGUSR1, SIGUSR2}:
             if self.rng.random() < 0.1:
                 self.after(0.0, self.die, process, -signum)
+        elif process.is_hung:
+            return
         elif process.catches and process.is_linked:
             self.replicas.exits.asked(process)
         elif not process.deaf:
@@ -296,8 +308,11 @@ class Node:
             arrives_at = self.now + self.rng.random() * self.rng.choice((0.0, LONGEST_DELAY_S))
             self.replicas.died(process, exit_code)
             step = process.step if process.is_registered else None
-            exited = ev.WorkerExited(process.rank, process.attempt, exit_code, step)
-            self.tell(exited, max(arrives_at, process.announced_at))
+            self.at(max(arrives_at, process.announced_at), self.exited, process, exit_code, step)
+
+    def exited(self, process: Process, exit_code: int, step: int | None) -> None:
+        """The agent hears of it, in the attempt that it counts the process to then."""
+        self.tell(ev.WorkerExited(process.rank, process.attempt, exit_code, step), self.now)
 
     def alive(self) -> list[Process]:
         """Processes that really exist."""
@@ -331,15 +346,19 @@ def census(first: int, count: int) -> Counter[str]:
         story = simulate(seed)
         assert story.job is not None
         seen[story.job.state.value] += 1
-        seen["restarted"] += story.job.attempt > 0
+        seen["restarted"] += story.job.restarts > 0
+        seen["replaced"] += any(isinstance(each, do.GoOnRanks) for each in story.actions)
         seen.update({type(each).__name__ for each in (*story.events, *story.actions)})
         for each in story.actions:
             match each:
                 case do.SaveRanks(round=number, place=place):
                     seen["written again"] += number > 0
                     seen["elsewhere"] += place > 0
+                    seen["to memory"] += place == do.MEMORY
                 case do.LeaveRanks():
                     seen["left"] += 1
+                case do.CommitDump(from_memory=True):
+                    seen["from memory"] += 1
                 case do.CommitDump(variants=variants, odd=odd):
                     seen["no majority"] += len(variants) > 1
                     seen["odd"] += bool(odd)

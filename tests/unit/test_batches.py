@@ -34,6 +34,9 @@ def test_workers_are_ordered_in_messages_that_fit_a_packet(lengths, expected):
     assert [len(batch.workers) for batch in made] == expected
     assert [worker for batch in made for worker in batch.workers] == workers
     assert {batch.attempt for batch in made} <= {3}
+    kept = list(batches(3, workers, keeps=True))
+    assert [batch._replace(keeps=False) for batch in kept] == made
+    assert all(batch.keeps for batch in kept)
 
 
 @pytest.mark.parametrize("letter", ["x", "ä", "\n", "😀"])

@@ -21,7 +21,8 @@ RULES = {"ranks": (0, 1), "max_restarts": 0, "start_s": 600.0, "grace_s": 30.0, 
 
 
 def rules(**changes):
-    return Rules(**{**RULES, **changes})
+    """Of a job whose ranks are not replaced, unless that is said."""
+    return Rules(**{**RULES, "replace": False, **changes})
 
 
 ONE, TWO, THREE = rules(ranks=(0,)), rules(), rules(ranks=(0, 1, 2))

@@ -85,6 +85,7 @@ EVENTS = (
     {"time": 104.010, "event": "RankFrozen", "dump_id": 1, "rank": 0, "step": 3},
     {"time": 104.011, "event": "SaveRanks", "dump_id": 1, "step": 3},
     {"time": 104.051, "event": "DumpCommitted", "dump_id": 1, "path": "p"},
+    {"time": 104.061, "event": "StartAttempt", "attempt": 1, "resume": "p"},
 )
 STRIKE = Strike(0, 104.0, 3.5, 4, 0)
 
@@ -262,10 +263,11 @@ def test_what_ranks_and_msrun_wrote_is_read_back(tmp_path):
 def test_a_line_for_people():
     assert drill_table.row(judged(killed())) == (
         "kill -9 rank 1 at step 4, backward",
-        *("3 ms", "10 ms", "40 ms, 2.0 MB", "3", "0", "10.50 s", "yes", "nothing lost"),
+        *("3 ms", "10 ms", "40 ms, 2.0 MB", "3", "0", "10.50 s", "1x restarted", "yes"),
+        "nothing lost",
     )
     nothing = judge((Fault(1, 40),), REFERENCE, REFERENCE, exit_code=0)
-    assert drill_table.row(nothing)[1:7] == ("-", "-", "-", "-", "0", "-")
+    assert drill_table.row(nothing)[1:8] == ("-", "-", "-", "-", "0", "-", "-")
 
 
 def test_json_for_programs():

@@ -156,8 +156,9 @@ def test_yaml_that_asks_for_nothing_is_refused_by_its_name(tmp_path, text):
 
 
 def test_random_drills_are_the_same_for_a_seed_and_stay_within_training():
-    drawn = draw(Lots(200, 3), 4, 24)
-    assert drawn == draw(Lots(200, 3), 4, 24) != draw(Lots(200, 4), 4, 24)
+    drills = draw(Lots(200, 3), 4, 24)
+    drawn = tuple(fault for faults in drills for fault in faults)
+    assert drills == draw(Lots(200, 3), 4, 24) != draw(Lots(200, 4), 4, 24)
     assert {fault.rank for fault in drawn} == {0, 1, 2, 3}
     assert {fault.step for fault in drawn} == set(range(1, 24))
     assert len({fault.delay for fault in drawn}) > 100
@@ -165,19 +166,33 @@ def test_random_drills_are_the_same_for_a_seed_and_stay_within_training():
 
 def test_a_seed_draws_what_it_always_drew():
     assert draw(Lots(3, 1), 4, 24) == (
-        Fault(1, 19, delay=0.847),
-        Fault(0, 9, delay=0.118),
-        Fault(3, 16, delay=0.652),
+        (Fault(1, 19, delay=0.847),),
+        (Fault(0, 9, delay=0.118),),
+        (Fault(3, 16, delay=0.652),),
     )
 
 
 def test_random_drills_are_of_the_kinds_that_were_asked_for():
     kinds = read_kinds("kill, stop,graceful,preempt")
-    drawn = draw(Lots(200, 3, kinds), 4, 24)
+    drawn = [fault for (fault,) in draw(Lots(200, 3, kinds), 4, 24)]
     assert {fault.deed for fault in drawn} == {Deed.SIGNAL, Deed.STOP, Deed.REQUEST, Deed.PREEMPT}
     assert all((fault.rank == LAUNCHER) == (fault.deed in ASKING) for fault in drawn)
-    with pytest.raises(UsageError, match="'fun' are unknown, choose from kill, stop"):
+    with pytest.raises(UsageError, match="'fun' are unknown, choose from kill, double"):
         read_kinds("kill,fun")
+
+
+def test_random_drills_of_several_faults_strike_a_second_time():
+    doubles = draw(Lots(100, 3, ("double",)), 4, 24)
+    assert all(one.rank != two.rank and one.step == two.step for one, two in doubles)
+    again = draw(Lots(100, 3, ("again",)), 4, 24)
+    assert all(two.attempt == 1 and one.attempt is None for one, two in again)
+    assert any(one.rank == two.rank for one, two in again)
+    assert all(len(faults) == 1 for faults in draw(Lots(9, 3, ("double",)), 1, 24))
+    hangs = draw(Lots(9, 3, ("hang", "raise")), 4, 24)
+    assert {(one.deed, one.number) for (one,) in hangs} == {
+        (Deed.SIGNAL, signal.SIGSTOP),
+        (Deed.RAISE, 0),
+    }
 
 
 def test_a_rank_that_the_job_lacks_is_refused():

@@ -94,6 +94,22 @@ def test_an_attempt_that_resumes_tells_every_rank(desk, tmp_path):
     assert desk.welcome(0).resume == desk.welcome(1).resume == "/ckpt/step_7"
 
 
+def test_newcomers_join_from_memory_at_once_and_are_barred(desk, tmp_path):
+    dump(tmp_path, 12)
+    desk.greeting.begin(0, "/ckpt/step_7")
+    desk.hello(0, tmp_path)
+    desk.hello(1, "/b")
+    desk.greeting.renew(1, "/proc/5/fd/9", [1])
+    assert desk.greeting.place((1,)) == str(tmp_path)  # a survivor's is known as before
+    desk.hello(1, "/c", periodic=tmp_path, wants_resume=True)
+    welcome = Welcome("/proc/5/fd/9", "", str(tmp_path / "dumps"), 3, 4, is_barred=True)
+    assert desk.links.said[1][1:] == [welcome]
+    assert desk.greeting.place((1,)) == "/c"
+    desk.greeting.go_on()
+    desk.hello(1, "/c")  # a new state: what is in memory is forgotten by then
+    assert desk.links.said[1][2] == welcome._replace(resume="/ckpt/step_7", is_barred=False)
+
+
 def test_where_ranks_save_is_remembered_once(desk):
     for rank, path in enumerate(("/a", "/b", "/a", "")):
         desk.hello(rank, path)

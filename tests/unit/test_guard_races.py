@@ -69,7 +69,7 @@ def test_what_changes_twice_in_a_step_is_not_complete_after_the_first_time():
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     things = {"model": net, "optimizer": optimizer, "scheduler": scheduler}
     ledger = Ledger(pieces_of(things), dict)
-    ledger.begin_loop()
+    ledger.begin_loop(0, 0)
     for each in net.parameters():
         each.grad = torch.ones_like(each)
     optimizer.step()
@@ -87,7 +87,7 @@ def test_a_commit_that_is_interrupted_does_not_look_like_a_complete_step(monkeyp
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     ledger = Ledger(pieces_of({"model": net, "optimizer": optimizer}), dict)
-    ledger.begin_loop()
+    ledger.begin_loop(0, 0)
 
     def interrupted(*_told):
         raise KeyboardInterrupt
@@ -134,7 +134,7 @@ def test_an_object_that_fails_later_fails_the_dump_and_not_the_training():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     things = {"model": net, "optimizer": optimizer, "moody": Moody()}
     ledger = Ledger(pieces_of(things), dict)
-    ledger.begin_loop()
+    ledger.begin_loop(0, 0)
     for batch in range(1, 5):
         stepped(ledger, batch)
     assert not ledger.is_complete()

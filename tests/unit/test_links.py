@@ -154,8 +154,28 @@ def test_a_second_hello_of_a_rank_is_closed_and_does_not_disturb_the_first(room)
     assert not room.is_closed(room.hello())  # who made a new state after the old one ended
 
 
+def test_survivors_lines_go_on_in_a_new_attempt(room):
+    gone, living = room.hello(0), room.hello(1)
+    room.links.renew(1, [1, 2])
+    room.turn()
+    assert room.is_closed(gone)
+    assert room.lost == []
+    assert room.links.pid(0) == 0
+    with open(os.devnull) as page:  # said before it was told: of no account, and no offence
+        packet.send(living, protocol.Registered(1, 0, 5), [page.fileno()])
+    packet.send(living, protocol.Rejoining(1, 1))
+    room.turn()
+    assert room.heard[2:] == [protocol.Rejoining(1, 1)]
+    assert room.fds == []
+    assert room.is_closed(room.hello(2, 0))
+    assert not room.is_closed(room.hello(2, 1))
+    packet.send(living, protocol.Rejoining(1, 2))
+    room.turn()
+    assert room.lost == [(1, os.getpid())]
+
+
 @pytest.mark.parametrize(
-    "packet",
+    "nonsense",
     [
         b"nonsense",
         b"[]",
@@ -175,11 +195,11 @@ def test_a_second_hello_of_a_rank_is_closed_and_does_not_disturb_the_first(room)
         ).encode(),
         json.dumps({"kind": "Ready", "preload_s": 1}).encode(),
     ],
-    ids=lambda packet: packet[:40].decode(errors="replace"),
+    ids=lambda nonsense: nonsense[:40].decode(errors="replace"),
 )
-def test_nonsense_closes_its_own_line_only(room, packet):
+def test_nonsense_closes_its_own_line_only(room, nonsense):
     bad, good = room.hello(0), room.hello(1)
-    bad.send(packet)
+    bad.send(nonsense)
     room.turn()
     assert room.is_closed(bad)
     assert room.lost == [(0, os.getpid())]

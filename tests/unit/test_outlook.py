@@ -3,9 +3,11 @@
 from signal import SIGINT, SIGTERM
 
 import pytest
-from test_controller import STARTED_2, ask, gone, late, rules, wish
-from test_dumping import events_of, froze, running, threw
+import test_replacing
+from test_controller import STARTED_2, ask, gone, late, rules, up, wish
+from test_dumping import done, events_of, froze, reg, running, threw
 from test_holding import AGREED, COMMITTING, HOLDING, LEAVING, now
+from test_replacing import JOINING, MEMORY, RAISED, REPLACING, THREE
 
 from agent.controller import decide
 from agent.job import Job
@@ -15,8 +17,8 @@ TWO = rules(max_restarts=3)
 TRAINING = running(2, 4)
 
 
-def told(steps, event):
-    job = Job(TWO)
+def told(steps, event, rules_=TWO):
+    job = Job(rules_)
     for each in events_of(steps):
         job = decide(job, each).job
     return outlook(job, decide(job, event).job)
@@ -43,3 +45,20 @@ def told(steps, event):
 )  # fmt: skip
 def test_what_is_said(steps, event, words):
     assert told(steps, event) == words
+
+
+@pytest.mark.parametrize(
+    ("steps", "event", "words"),
+    [
+        (test_replacing.COMMITTING, done(MEMORY), "rank 1 was killed by SIGKILL at step 5: replaced, ranks 0,2 live on"),
+        (RAISED, gone(1, 1), "rank 1 raised ValueError: bad at step 5: replaced, ranks 0,2 live on"),
+        (REPLACING, up(1, 1), ""),
+        (test_replacing.ALMOST, reg(2, 5, 1), "rank 1 replaced: every rank goes on from step 5"),
+        (JOINING, gone(1, 1, 1), "rank 1 exited with code 1 at step 5: replaced, ranks 0,2 live on"),
+        (JOINING, reg(1, 4, 1), "not replaced, rank 1 came back at step 4 instead of 5: the state is saved before a restart"),
+        (JOINING, ask(SIGTERM), "the state is saved before the stop; one more signal ends the job without it"),
+        (JOINING, now(), ""),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_replacement(steps, event, words):
+    assert told(steps, event, THREE) == words

@@ -109,3 +109,68 @@ def test_a_page_without_entries_is_a_page():
     assert os.fstat(fd).st_size < 100 * mmap.PAGESIZE
     os.close(fd)
     page.close()
+
+
+def steps(page, first, last):
+    """The heartbeats of a loop's steps."""
+    for step in range(first, last + 1):
+        for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED):
+            page.enter(phase)
+        page.beat(step, 0, step, Phase.UPDATED)
+        page.beat(step, 0, step, Phase.FORWARD)
+
+
+def test_the_first_commit_that_is_seen_has_no_pace_and_each_later_one_has(page):
+    assert page.paces() == []
+    page.beat(6, 0, 6, Phase.FORWARD)  # as resumed
+    steps(page, 7, 7)
+    assert page.paces() == []
+    steps(page, 8, 10)
+    assert [pace.step for pace in page.paces()] == [8, 9, 10]
+
+
+def test_the_last_64_paces_are_kept_oldest_first(page):
+    page.beat(0, 0, 0, Phase.FORWARD)
+    steps(page, 1, 100)
+    assert [pace.step for pace in page.paces()] == list(range(37, 101))
+
+
+def test_a_pace_tells_what_was_waiting_and_what_was_aside(page, monkeypatch):
+    now = iter((7, 7, 7, 17, 107, 137, 1137, 1140, 1240, 2240, 2243, 3243, 5243))
+    monkeypatch.setattr("worker_hooks.page.monotonic_ns", lambda: next(now))
+    page.beat(4, 0, 4, Phase.FORWARD)
+    page.enter(Phase.UPDATED)
+    page.beat(5, 0, 5, Phase.UPDATED)
+    page.enter(Phase.DATA)  # 10 aside
+    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE):  # the first of two optimizers
+        page.enter(phase)
+    page.enter(Phase.FORWARD)  # 1000 waiting before
+    for phase in (Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED):  # 1000 waiting
+        page.enter(phase)
+    page.enter(Phase.UPDATED)  # 1000 aside
+    page.beat(6, 0, 6, Phase.UPDATED)  # 2000 more
+    (pace,) = page.paces()
+    assert pace == (6, 5236, 2000, 3010)
+    assert pace.own_ns == 3236
+
+
+def test_a_pace_that_is_half_written_is_left_out(page):
+    page.beat(0, 0, 0, Phase.FORWARD)
+    steps(page, 1, 70)
+    page._paces[70 % 64 * 4] = 0  # stopped behind the first store
+    assert [pace.step for pace in page.paces()] == list(range(7, 70))
+    page._paces[69 % 64 * 4] = 5  # what no writer of ours does
+    assert page.paces()[-1].step == 68
+
+
+def test_a_page_that_takes_anothers_place_goes_on_with_its_paces(page):
+    page.beat(0, 0, 0, Phase.FORWARD)
+    steps(page, 1, 5)
+    fd = create(3, 2, ())
+    new = Page(fd)
+    os.close(fd)
+    new.go_on_from(page)
+    assert new.heartbeat() == page.heartbeat()
+    steps(new, 6, 7)
+    assert [pace.step for pace in new.paces()] == [2, 3, 4, 5, 7]
+    new.close()

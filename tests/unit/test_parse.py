@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.spec import BindSpec, DumpSpec, ProgramKind, StartMethod, Std
+from agent.spec import BindSpec, DumpSpec, ProgramKind, StartMethod, Std, UsageError
 from msrun.maps import words
 from msrun.parse import parse, record_id
 from msrun.settings import Setting
@@ -258,6 +258,20 @@ def test_grace_comes_from_flag_then_variable(environ, line, grace_s):
 def test_an_option_of_the_power_off_checkpoint_reaches_its_field(line, environ, field, value):
     found = _job(line, environ).dump
     assert (getattr(found, field) if field else found) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "hang_s"),
+    [("", None), ("--hang_timeout auto", None), ("--hang-timeout=0", 0), ("--hang_timeout 2.5", 2.5)],
+)  # fmt: skip
+def test_how_long_a_rank_may_hang(line, hang_s):
+    assert _job(line).timeouts.hang_s == hang_s
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
+def test_a_time_to_hang_that_is_none_is_refused(text):
+    with pytest.raises(UsageError, match=f"--hang_timeout={text} must be auto, or seconds"):
+        _job(f"--hang_timeout={text}")
 
 
 def test_a_relative_fallback_is_absolute_and_a_stop_fits_the_scheduler(folder):

@@ -10,7 +10,7 @@ from agent.records import Record
 from agent.spec import UsageError
 from msrun import run_state
 from msrun.log_files import Wanted, checked_attempt, views
-from msrun.show_status import duration, show_run
+from msrun.show_status import brief, duration, show_run
 
 
 @pytest.fixture
@@ -268,6 +268,30 @@ def test_a_rank_s_step_is_shown_where_ranks_tell(tmp_path, capfd):
     assert (first[-2:], second[-2:]) == (["412", "3"], ["-", "-"])
     show_run(run(tmp_path), 5.0)
     assert "step" not in capfd.readouterr().out.splitlines()[-2]
+
+
+def test_a_rank_s_pace_is_shown_where_ranks_tell_and_a_slow_one_is_named(tmp_path, capfd):
+    worker = word()["workers"][0]
+    times = {"step": 412, "epoch": 3, "step_median_s": 0.0831, "step_p95_s": 1.5}
+    told = [
+        worker | times | {"step_own_median_s": 0.05},
+        worker | times | {"rank": 1, "step_own_median_s": 0.08, "is_slow": True},
+        worker | {"rank": 2},
+    ]
+    show_run(run(tmp_path, alive=True, workers=told), 5.0)
+    lines = capfd.readouterr().out.splitlines()
+    header, first, _, third = (line.split() for line in lines[-4:])
+    assert header[-4:] == ["step", "epoch", "median", "p95"]
+    assert (first[-6:], third[-2:]) == (["412", "3", "83.1", "ms", "1.5", "s"], ["-", "-"])
+    assert "slow     rank 1: 80 ms of its own a step, its peers 50 ms" in lines
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, "-"), (0.00125, "1.25 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (95.4, "95 s")],
+)
+def test_a_step_s_time_is_brief(seconds, words):
+    assert brief(seconds) == words
 
 
 # --- the files of a run ------------------------------------------------------------------------

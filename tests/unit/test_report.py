@@ -9,6 +9,7 @@ import pytest
 from agent.cause import Cause
 from agent.evidence import ErrorFile, Evidence, WorkerEnd
 from agent.excerpt import Traceback
+from agent.hints import hint
 from agent.report import Report, as_json, ending, outer_error, render, shortened
 from agent.torchrun_block import block, local_time
 
@@ -54,6 +55,15 @@ def test_the_story_comes_before_the_block():
         "  traceback : ValueError: boom",
         "=" * 33,
     ]
+
+
+def test_a_hung_rank_is_told_by_why_it_was_killed():
+    hung = replace(KILLED, hung="made no progress for 2 s in forward of step 7")
+    told = "made no progress for 2 s in forward of step 7; msrun killed it"
+    assert ending(hung) == told
+    words = hint(Evidence(hung, oom_kills=1), "python")
+    assert words is not None
+    assert "where each rank stood then is in its log" in words
 
 
 def test_a_killed_rank_is_told_by_its_last_lines():

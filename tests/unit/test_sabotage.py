@@ -116,8 +116,10 @@ def test_a_fault_strikes_once_whatever_the_attempt(tmp_path):
 
 def test_other_ranks_attempts_and_jobs_are_left_alone(tmp_path):
     environ = {DRILL: plan(tmp_path, Fault(1, 3), Fault(0, 3, attempt=1)).encode()}
-    assert Saboteur.from_env(environ, 0, 0) is None
+    assert Saboteur.from_env(environ, 0, 2) is None
     assert Saboteur.from_env(environ, 0, 1) is not None
+    saboteur = Saboteur.from_env(environ, 0, 0)
+    saboteur.at(Phase.FORWARD, 3)  # of another attempt than that of the fault
     assert Saboteur.from_env(environ, 1, 5) is not None
     assert Saboteur.from_env({}, 0, 0) is None
     with pytest.raises(ValueError, match="unreadable drill"):

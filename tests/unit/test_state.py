@@ -7,7 +7,9 @@ import pytest
 from simulator import simulate
 from test_controller import HISTORIES as PLAIN
 from test_dumping import HISTORIES as SAVING
+from test_falls import HISTORIES as FALLS
 from test_holding import HISTORIES as EXITS
+from test_replacing import HISTORIES as REPLACING
 from test_restarts import ASKED
 from test_restarts import HISTORIES as RESTARTS
 
@@ -23,10 +25,15 @@ ROWS = {
     for event, conditions in events.items()
     for condition in conditions
 }
-RARE = {  # once or twice in 100,000 schedules
+RARE = {  # a few times in 100,000 schedules
+    (JobState.STARTING, "StartFailed", Condition.HOPELESS),
+    (JobState.HOLDING, "WorkerExited", Condition.GIVEN_UP),
     (JobState.DUMPING, "StateDigested", Condition.GIVEN_UP),
     (JobState.COMMITTING, "DumpCommitted", Condition.HOPELESS),
+    (JobState.COMMITTING, "DeadlinePassed", Condition.HOPELESS),
     (JobState.COMMITTING, "CommitFailed", Condition.HOPELESS),
+    (JobState.COMMITTING, "CommitFailed", Condition.BUDGET_SPENT),
+    (JobState.REPLACING, "RankRegistered", Condition.GIVEN_UP),
     (JobState.COMMITTING, "StopRequested", Condition.STOP_WANTED),
 }
 WAITING = {
@@ -35,9 +42,11 @@ WAITING = {
     JobState.FREEZING,
     JobState.DUMPING,
     JobState.COMMITTING,
+    JobState.REPLACING,
     JobState.STOPPING,
     JobState.KILLING,
 }
+ASKED_AGAIN = {JobState.DUMPING, JobState.REPLACING}  # a rank less, or a round more, every time
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -61,7 +70,7 @@ def replay(rules, steps):
 
 
 def test_every_move_is_taken_by_a_history(taken):
-    for _, rules, steps in (*PLAIN, *SAVING, *RESTARTS, *ASKED, *EXITS):
+    for _, rules, steps in (*PLAIN, *SAVING, *RESTARTS, *ASKED, *EXITS, *REPLACING, *FALLS):
         replay(rules, steps)
     assert ROWS - taken == set()
 
@@ -98,9 +107,10 @@ def test_the_ends_are_the_states_without_moves():
 
 
 def test_every_waiting_state_has_a_deadline_that_leads_out_of_it():
-    for at in WAITING - {JobState.DUMPING}:  # there a rank less is asked every time
+    for at in WAITING - ASKED_AGAIN:
         assert at not in MOVES[at]["DeadlinePassed"].values()
-    assert set(MOVES[JobState.DUMPING]["DeadlinePassed"].values()) > {JobState.DUMPING}
+    for at in ASKED_AGAIN:
+        assert set(MOVES[at]["DeadlinePassed"].values()) > {at}
 
 
 def test_only_waiting_states_have_a_deadline():
@@ -117,7 +127,7 @@ def test_a_stop_can_be_asked_for_in_every_state_that_lasts():
 
 def test_the_table_names_real_events():
     named = {event for events in MOVES.values() for event in events}
-    only_told = {"RankRegistered", "CheckpointFound"}
+    only_told = {"CheckpointFound", "ReplacementAged"}
     assert named == {each.__name__ for each in ev.Event.__args__} - only_told
 
 

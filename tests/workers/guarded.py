@@ -31,6 +31,8 @@ Arguments: ``WHERE RANK=HOW ...`` with ``WHERE`` its ckpt_save_path and ``HOW`` 
     ignores     it is deaf to SIGTERM
     file        it says that a graceful exit may be asked for in exit.json
     periodic    it saves into the folder periodic, too
+    trains      it is in forward, where it may hang; else it is behind an update
+    stuck       it stands in no collective
 
 A restarted rank says what it was told, and leaves.
 """
@@ -80,7 +82,7 @@ def committed():
 
 def commit(mine, step):
     mine.write(step, 1, step, b'{"at": 1}', lambda to: ctypes.memset(to, RANK, 4), is_commit=True)
-    mine.beat(step, 1, step, page.Phase.FORWARD)
+    mine.beat(step, 1, step, page.Phase.FORWARD if "trains" in HOW else page.Phase.UPDATED)
 
 
 def await_go():
@@ -206,7 +208,7 @@ def begin(link, welcome):
     """Register, and do what comes before the first order."""
     listen_to_signals(link)
     fd, mine = committed()
-    packet.send(link, protocol.Registered(*WHO, STEP), [fd])
+    packet.send(link, protocol.Registered(*WHO, STEP, "it cannot"), [fd])  # be replaced
     os.close(fd)
     if ATTEMPT > 0:
         say("resumed from", welcome.resume, "with", sys.argv[-1])
@@ -254,6 +256,8 @@ def obey(link, mine, order):
             save(link, order)
         case protocol.Release():
             release(order)
+        case protocol.Inspect():
+            packet.send(link, protocol.Stack(*WHO, order.id, "stuck" not in HOW, "train.py:9 f"))
 
 
 def main():

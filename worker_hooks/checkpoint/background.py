@@ -117,6 +117,12 @@ class Background:
                 )
         return done
 
+    def give_up(self) -> None:
+        """End the process whatever it is at, and give the memory back."""
+        self._process.kill()
+        self._order = None
+        self.close()
+
     def close(self) -> None:
         """End the process, and give the memory back."""
         for stream in (self._process.stdin, self._process.stdout):

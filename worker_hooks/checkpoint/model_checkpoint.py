@@ -120,6 +120,22 @@ class ModelCheckpoint:
         elif self._background is not None and not self._background.room.nbytes:
             self._background.make_room(self._draft(state.step).nbytes)
 
+    def rejoined(self, state: Any) -> None:
+        """A dead rank was replaced: what was being saved together with it is given up.
+
+        Raises:
+            OSError: another writer cannot be started.
+        """
+        self._subject = self._subject._replace(told=state._told)  # noqa: SLF001  of another life
+        if self._policy is not None:
+            self._policy.close()
+        self._policy, self._life = None, ""
+        if self._background is not None and self._background.is_busy:
+            log.warning("the checkpoint of step %d is given up: a rank died meanwhile", self._step)
+            self._background.give_up()
+            self._background = Background()
+        self._step = min(self._step, state.step)
+
     def end(self, state: Any) -> None:
         """Save the last step, and wait until all is saved.
 
@@ -205,9 +221,12 @@ class ModelCheckpoint:
         self._step = step
 
     def _write(self, order: Order, draft: Draft) -> None:
-        carry_out(order, draft, _nothing)
+        carry_out(order, draft, self._look_up)
         if order.rank == 0:
-            self._say(commit(order, _nothing))
+            self._say(commit(order, self._look_up))
+
+    def _look_up(self, _nbytes: int) -> None:
+        self._subject.guard.gate.look()  # whoever is waited for may be dead
 
     def _draft(self, step: int) -> Draft:
         told, ledger = self._subject.told, self._subject.ledger
@@ -327,7 +346,3 @@ class ModelCheckpoint:
         background, self._background = self._background, None
         if background is not None:
             background.close()
-
-
-def _nothing(_nbytes: int) -> None:
-    pass

@@ -25,7 +25,8 @@ stamp("joined")
 model = DistributedDataParallel(net)
 stamp("wrapped")
 loader = data()
-steps = Steps(options, step)
+steps = Steps(options)
+steps.begin(step)
 for epoch in range(step // len(loader), EPOCHS):
     loader.sampler.set_epoch(epoch)
     for inputs, labels in loader:  # of the epoch that was under way, from its beginning

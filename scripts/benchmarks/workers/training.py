@@ -1,18 +1,18 @@
-"""The training that both sides of ``scripts/bench recover`` do, and what they tell of it."""
+"""The training that all sides of ``scripts/bench recover`` do, and what they tell of it."""
 
 import argparse
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import board
 import torch
-from board import SPAN
 from stamp import stamp
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-ATTEMPT = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 SAMPLES, FEATURES, CLASSES, BATCH = 4096, 64, 10, 8
 EPOCHS = 10**9  # until it is stopped
 
@@ -21,6 +21,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("fifo", type=Path)
     parser.add_argument("--width", type=int, default=256, help="256: 85 thousand parameters")
+    parser.add_argument("--ballast", type=int, default=0, help="MiB of parameters kept as they are")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds added to a step")
     parser.add_argument("--mark", type=int, default=0, help="say when this step is finished")
     parser.add_argument("--every", type=int, default=1, help="steps from save to save, unguarded")
@@ -33,34 +34,52 @@ def network(width: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(width, CLASSES))
 
 
-def data() -> DataLoader:
+def ballast(mib: int) -> nn.ParameterList:
+    """Parameters that no step touches: state to carry, and nothing to compute or to reduce."""
+    pieces = (torch.ones(min(64, left), 1 << 18) for left in range(mib, 0, -64))
+    return nn.ParameterList(nn.Parameter(piece, requires_grad=False) for piece in pieces)
+
+
+def data(rank: int = RANK, world: int = WORLD) -> DataLoader:
     """Draw samples, the same on every rank; each epoch in another order."""
     generator = torch.Generator().manual_seed(2)
     inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
     samples = TensorDataset(inputs, inputs[:, :CLASSES].argmax(1))
-    sampler = DistributedSampler(samples, num_replicas=WORLD, rank=RANK, seed=3)
+    sampler = DistributedSampler(samples, num_replicas=world, rank=rank, seed=3)
     return DataLoader(samples, batch_size=BATCH, sampler=sampler)
 
 
+def batches(loader: DataLoader, begun: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Number the batches of all epochs, and pass over the first ``begun``."""
+    for epoch in range(begun // len(loader), EPOCHS):
+        loader.sampler.set_epoch(epoch)
+        for batch, (inputs, labels) in enumerate(loader, epoch * len(loader)):
+            if batch >= begun:
+                yield batch, inputs, labels
+
+
 class Steps:
-    """Finishes steps: says where this attempt began, and how far it is."""
+    """Finishes steps: says where the training began, or began anew, and how far it is."""
 
-    def __init__(self, options: argparse.Namespace, begun: int) -> None:
+    def __init__(self, options: argparse.Namespace, rank: int = RANK) -> None:
         self._options = options
-        self._begun = begun
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-        self._board = os.open(options.fifo.with_name("board"), flags, 0o600)
-        self._write(begun)
+        self._rank = rank
+        self._attempt = self._first = 0
+        self._board = board.opened(options.fifo.parent)
 
-    def finish(self, step: int) -> None:
+    def begin(self, begun: int, attempt: int | None = None) -> None:
+        """Train on from a step; also a process that lives on begins with each attempt."""
+        counted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._attempt = int(counted) if attempt is None else attempt
+        self._first = begun + 1
+
+    def finish(self, step: int, batch: int | None = None) -> None:
         """Note that this rank has finished a step, and rest if that was asked for."""
-        self._write(step)
-        if step == self._begun + 1:
+        board.add(
+            self._board, self._rank, self._attempt, step, step - 1 if batch is None else batch
+        )
+        if step == self._first:
             stamp("trained")
         if step == self._options.mark:
             stamp("marked")
         time.sleep(self._options.pause)
-
-    def _write(self, step: int) -> None:
-        line = SPAN.pack(self._begun, step)
-        os.pwrite(self._board, line, (ATTEMPT * WORLD + RANK) * SPAN.size)

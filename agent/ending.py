@@ -1,0 +1,41 @@
+"""How a job ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent import actions as do
+from agent.job import Job
+from agent.restarts import lost
+from agent.state import JobState
+from agent.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job ended, and the last attempt's workers."""
+
+    state: JobState
+    exit_code: int
+    reason: str
+    attempt: int
+    workers: tuple[Worker, ...]
+    saved: str | None = None  # the newest checkpoint folder, if any is known
+    lost: str = ""  # why the newest step is not in it, in words
+    has_hooks: bool = False  # some rank's state could be saved
+    gave_up: str = ""  # why restarts were left unused, in words
+
+    @staticmethod
+    def of(action: do.Finish, job: Job, workers: tuple[Worker, ...]) -> Ending:
+        """The end of ``job`` that was decided."""
+        return Ending(
+            action.state,
+            action.exit_code,
+            action.reason,
+            job.attempt,
+            workers,
+            job.resume,
+            lost(job),
+            job.has_hooks,
+            job.gave_up,
+        )

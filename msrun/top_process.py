@@ -1,0 +1,48 @@
+"""What the kernel says of a process: whether it is stopped, its memory, its processor time."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+STOPPED = "T"
+
+
+class Sample(NamedTuple):
+    """One look at a process; times in clock ticks."""
+
+    state: str  # one letter, as in ``ps``
+    used: int  # processor time
+    born: int  # since boot
+    rss_bytes: int
+
+
+def sample(pid: int) -> Sample | None:
+    """A process as it is now; ``None`` when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # the name in parentheses may hold anything; state is the first field after it
+            fields = file.read().rpartition(b")")[2].split()
+        used = int(fields[11]) + int(fields[12])
+        return Sample(fields[0].decode(), used, int(fields[19]), int(fields[21]) * PAGE_BYTES)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+class Loads:
+    """How busy processes are: between two looks, at the first look since their start."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[int, int, float]] = {}  # pid -> born, used, when in ticks
+
+    def percent(self, pid: int, now: Sample) -> float | None:
+        """Of one processor; ``None`` when too little time has passed to say."""
+        at = time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S
+        born, used, since = self._last.get(pid, (now.born, 0, float(now.born)))
+        if born != now.born:  # another process by now
+            used, since = 0, float(now.born)
+        self._last[pid] = (now.born, now.used, at)
+        return None if at - since < 1 else 100 * (now.used - used) / (at - since)

@@ -1,0 +1,159 @@
+"""What it costs to replace a rank alone: each scenario returns the figures of its rows.
+
+Where torchrun has no such thing, it is not measured.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from finished import Board, lost, sent, step_s
+from processes import PROC, field
+from recovery import TEN_MB, is_torchrun, milestones, training
+from scenarios import LIMIT_S, Figures, Turn, latest
+from trial import Side, Trial, TrialError, started
+
+GIB = 1024  # MiB
+STEADY = 200  # steps whose median counts as the speed
+SKIPPED = 10  # steps after a replacement that warm caches up
+EARLY = 5  # replacements after which memory should not grow any more
+SETTLE_S = 1.0  # before memory is looked at
+WARM = 3  # steps before a rank is killed
+LONG_S = 300.0  # of each wait where the state is large
+
+PARTS = {  # msrun's events; the last one of a name counts
+    "FreezeRanks": "noticed",
+    "RankFrozen": "frozen",
+    "DumpCommitted": "saved",
+    "RankRejoining": "unblocked",
+    "WorkerStarted": "started",
+    "RankRegistered": "joined",
+}
+
+
+def replace(turn: Turn) -> Figures:
+    """``kill -9`` of one rank until all are past their next step, and all parts of it."""
+    return struck(turn, signal.SIGKILL, "replace", f"--width={TEN_MB}")
+
+
+def hang(turn: Turn) -> Figures:
+    """``SIGSTOP`` of one rank until all are past their next step; a step takes 50 ms."""
+    if is_torchrun(turn.side):
+        return {}  # it waits for ever
+    return struck(turn, signal.SIGSTOP, "hang", f"--width={TEN_MB}", "--pause=0.05", step=STEADY)
+
+
+def large(turn: Turn) -> Figures:
+    """What a gigabyte more of state adds; on the other side, a plain broadcast of as much."""
+    if is_torchrun(turn.side):
+        with started(turn.side, "broadcast.py", str(GIB), nproc=2) as trial:
+            sent_s = latest(trial.wait_for("sent", 2, limit_s=LONG_S))
+            warm_s = latest(trial.wait_for("warm", 2, limit_s=LONG_S))
+        return {"large": sent_s - warm_s}
+    small = struck(turn, signal.SIGKILL, "large", f"--width={TEN_MB}")
+    whole = struck(turn, signal.SIGKILL, "large", f"--width={TEN_MB}", f"--ballast={GIB}")
+    return {"large": whole["large"] - small["large"]}
+
+
+def speed(turn: Turn) -> Figures:
+    """Compare the time of a step before and after a replacement."""
+    if is_torchrun(turn.side):
+        return {}
+    with guarded(turn.side, f"--width={TEN_MB}", nproc=turn.nproc) as (_, board):
+        ranks = board.wait_all(turn.nproc, SKIPPED + STEADY, LIMIT_S)
+        before_s = step_s(line for line in board.lines if line.step > SKIPPED)
+        killed_s = sent(ranks[turn.victim], signal.SIGKILL)
+        back = board.wait_again(turn.nproc, killed_s, LIMIT_S)
+        begun = back.step + SKIPPED
+        board.wait_all(turn.nproc, begun + STEADY, LIMIT_S)
+        after = [line for line in board.lines if line.attempt == back.attempt]
+    return {"speed": before_s / step_s(line for line in after if line.step > begun)}
+
+
+def memory(side: Side, nproc: int, kills: int) -> Figures:
+    """Replace ranks of the upper half again and again; how much more the lower half holds then.
+
+    Memory in parts of what it was after the fifth time, the rest in counts.
+
+    Raises:
+        TrialError: the job did not come back, or began anew as a whole.
+    """
+    stay = nproc - nproc // 2
+    options = (f"--max_replacements={2 * kills}",)  # a replacement may itself need a second one
+    held: dict[int, list[Held]] = {}
+    with guarded(side, nproc=nproc, options=options) as (trial, board):
+        board.wait_all(nproc, 1, LIMIT_S)
+        for number in range(1, kills + 1):
+            victim = stay + number % (nproc - stay)
+            killed_s = sent(board.pids()[victim], signal.SIGKILL)
+            back = board.wait_again(nproc, killed_s, LIMIT_S)
+            if back.new > 1:
+                raise TrialError(f"death {number}: {back.new} ranks were started anew")
+            if number in {EARLY, kills}:
+                time.sleep(SETTLE_S)
+                held[number] = [holding(trial.process.pid)]
+                held[number] += (holding(board.pids()[rank]) for rank in range(stay))
+    (agent, *ranks), (agent_then, *ranks_then) = held[kills], held[EARLY]
+    return {
+        **{f"memory-{what}": most(what, ranks, ranks_then) for what in ranks[0]},
+        "memory-agent": most("rss", [agent], [agent_then]),
+    }
+
+
+Held = dict[str, float]
+
+
+def holding(pid: int) -> Held:
+    """What a process holds right now: memory in KiB, and counts."""
+    proc = PROC / str(pid)
+    targets = []
+    for path in Path(proc / "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            targets.append(os.readlink(path))
+    return {
+        "rss": field(proc / "smaps_rollup", "Rss"),
+        "pss": field(proc / "smaps_rollup", "Pss"),
+        "threads": len(list((proc / "task").iterdir())),
+        "fds": len(targets),
+        "sockets": sum(target.startswith("socket:") for target in targets),
+    }
+
+
+def most(what: str, after: Sequence[Held], before: Sequence[Held]) -> float:
+    """The growth of the process that grew most: memory in parts of it, else in pieces."""
+    grown = [(late[what], early[what]) for late, early in zip(after, before, strict=True)]
+    if what in {"rss", "pss"}:
+        return max(late / early - 1 for late, early in grown)
+    return max(late - early for late, early in grown)
+
+
+def struck(turn: Turn, signum: int, key: str, *args: str, step: int = WARM) -> Figures:
+    """Strike one rank of a training with a signal until all are past their next step."""
+    with guarded(turn.side, *args, nproc=turn.nproc) as (trial, board):
+        ranks = board.wait_all(turn.nproc, step, LONG_S)
+        turn.pause()
+        wall_s = time.time() - time.monotonic()
+        killed_s = sent(ranks[turn.victim], signum)
+        back = board.wait_again(turn.nproc, killed_s, LIMIT_S)
+        told = milestones(trial.output.parent, PARTS)
+    parts = {f"{key}-{what}": told_s - wall_s - killed_s for what, told_s in told.items()}
+    return {
+        key: back.at_s - killed_s,
+        f"{key}-lost": lost(board.lines, back),
+        f"{key}-anew": back.new,
+        **{what: part_s for what, part_s in parts.items() if part_s >= 0},
+    }
+
+
+@contextmanager
+def guarded(
+    side: Side, *args: str, nproc: int, options: tuple[str, ...] = ()
+) -> Iterator[tuple[Trial, Board]]:
+    """Start the side's training, and read its board."""
+    with training(side, *args, nproc=nproc, replaces=True, options=options) as trial:
+        yield trial, Board(trial)

@@ -1,0 +1,30 @@
+"""Starts a torchft job: its lighthouse, and a torchrun for each replica group of one rank."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+_, nproc, script, *args = sys.argv
+count = int(nproc.partition("=")[2])
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{free.getsockname()[1]}"
+lighthouse = [
+    str(Path(sys.executable).with_name("torchft_lighthouse")),
+    *("--bind", address, "--min_replicas", "1"),
+    *("--quorum_tick_ms", "100", "--join_timeout_ms", "1000"),
+]
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+jobs = [subprocess.Popen(lighthouse)]
+for replica in range(count):
+    told = {
+        "REPLICA_GROUP_ID": str(replica),
+        "NUM_REPLICA_GROUPS": str(count),
+        "TORCHFT_LIGHTHOUSE": f"http://{address}",
+    }
+    command = [*torchrun, "--max-restarts=5", script, *args]
+    jobs.append(subprocess.Popen(command, env=os.environ | told))
+os.wait()  # the first to end ends the job; the benchmark clears away the others
+sys.exit(1)

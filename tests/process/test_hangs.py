@@ -1,0 +1,67 @@
+"""Ranks that are alive without progress, found by real looks at real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+from jobs import WORKERS, Job, Launcher, poll
+
+
+def start(msrun: Launcher, *how: str, options: tuple = ()) -> Job:
+    """Three ranks that committed five steps, and a timer that looks at them."""
+    (msrun.tmp / "ckpt").mkdir()
+    job = msrun.start("--nproc-per-node=3", *options, WORKERS / "guarded.py", "ckpt", *how)
+    poll(
+        lambda: (
+            [worker.get("step_p95_s") is not None for worker in job.status()["workers"]]
+            == [True] * 3
+        )
+    )
+    return job
+
+
+def the(job: Job, event: str) -> dict:
+    (one,) = [one for one in job.events() if one["event"] == event]
+    return one
+
+
+def test_a_rank_that_is_stopped_is_killed_soon_and_the_step_is_saved(msrun: Launcher) -> None:
+    job = start(msrun, "all=trains")
+    os.kill(job.pids()[1], signal.SIGSTOP)
+    stopped = time.time()
+    ended = job.wait()
+    hung = the(job, "RankHung")
+    assert hung["rank"] == 1
+    assert hung["why"].startswith("made no progress for ")
+    assert " in forward of step 6 (stopped by a signal; the limit is 1.5 s, as" in hung["why"]
+    assert 1.0 < hung["time"] - stopped < 3.0
+    judged = the(job, "HangJudged")
+    assert (judged["culprits"], judged["victims"], judged["unanswered"]) == ([1], [0, 2], [1])
+    assert judged["stacks"] == {"0": ["train.py:9 f"], "2": ["train.py:9 f"]}
+    assert (msrun.tmp / "ckpt" / "tft_saved_checkpoints-step_5").is_dir()
+    assert re.search(r"rank 1 .* made no progress for .*; msrun killed it\n", ended.err)
+
+
+def test_who_stands_in_no_collective_is_the_culprit(msrun: Launcher) -> None:
+    job = start(msrun, "all=trains", "2=stuck", options=("--hang_timeout=1",))
+    job.wait()
+    assert the(job, "HangJudged")["victims"] == [0, 1]
+    assert the(job, "RankHung")["rank"] == 2
+    assert the(job, "RankHung")["why"].endswith(
+        "the limit is 1 s, --hang_timeout=1); it stands at train.py:9 f"
+    )
+
+
+def test_a_job_that_is_stopped_as_a_whole_is_left_alone(msrun: Launcher) -> None:
+    job = start(msrun, "all=trains", options=("--hang_timeout=1",))
+    for pid in job.pids().values():
+        os.kill(pid, signal.SIGSTOP)
+    poll(lambda: "JobPaused" in {one["event"] for one in job.events()})
+    for pid in job.pids().values():
+        os.kill(pid, signal.SIGCONT)
+    job.signal(signal.SIGTERM)
+    job.wait()
+    assert "RankHung" not in {one["event"] for one in job.events()}

@@ -1,0 +1,144 @@
+"""The agent's part of a replacement: who lives on, who comes, from what, and what is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs import WORKERS, Job, Launcher, poll
+
+from worker_hooks import manifest
+
+STEP_5 = "tft_saved_checkpoints-step_5"
+
+
+def start(msrun: Launcher, last: int, *how: str, ranks: int = 3, options: tuple = ()) -> Job:
+    words = (f"--nproc-per-node={ranks}", *options, WORKERS / "rejoining.py", "ckpt", last, *how)
+    job = msrun.start(*words)
+    job.await_state("running")
+    await_seen(job, "RankRegistered", ranks)
+    return job
+
+
+def seen(job: Job, event: str) -> list[dict]:
+    return [one for one in job.events() if one["event"] == event]
+
+
+def await_seen(job: Job, event: str, count: int = 1) -> None:
+    poll(lambda: len(seen(job, event)) >= count)
+
+
+def kill(job: Job, *ranks: int) -> None:
+    pids = job.pids()
+    for rank in ranks:
+        os.kill(pids[rank], signal.SIGKILL)
+
+
+def files_in_memory(job: Job) -> int:
+    links = [os.readlink(path) for path in Path(f"/proc/{job.pid}/fd").iterdir()]
+    return sum("msrun-memory" in link for link in links)
+
+
+def forkserver(job: Job) -> int:
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    names = {int(pid): Path(f"/proc/{pid}/comm").read_text().strip() for pid in children}
+    (pid,) = (pid for pid, name in names.items() if name == "msrun-fork")
+    return pid
+
+
+def follow_logs(msrun: Launcher) -> Callable[[], str]:
+    """All that ``msrun logs -f`` shows from now on to the end of the run."""
+    words, shown = [sys.executable, "-m", "msrun", "logs", "-f"], msrun.tmp / "shown"
+    with open(shown, "wb") as out:
+        follower = subprocess.Popen(words, env=msrun.env(), cwd=msrun.tmp, stdout=out)
+    poll(shown.read_bytes)
+    return lambda: (follower.wait(20), shown.read_text())[1]
+
+
+def test_only_who_is_lost_is_started_again_as_often_as_it_takes(msrun: Launcher) -> None:
+    job = start(msrun, 2)
+    first = job.pids()
+    kill(job, 2)
+    await_seen(job, "ForgetMemory")
+    second = job.await_state("running") and job.pids()
+    followed = follow_logs(msrun)
+    assert {rank for rank in first if first[rank] != second[rank]} == {2}
+    assert files_in_memory(job) == 0
+    kill(job, 0, 2)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    shown = followed()
+    assert shown.count("[rank 1]: ready\n") == 1  # its file goes on
+    assert shown.count("[rank 2]: ready\n") == 2  # of the present attempt, and the last
+    (one, two) = seen(job, "ReplaceRanks")
+    assert (one["survivors"], one["newcomers"], one["attempt"]) == ([0, 1], [2], 1)
+    assert (two["survivors"], two["newcomers"], two["attempt"]) == ([1], [0, 2], 2)
+    assert sorted(event["rank"] for event in seen(job, "RankRejoining")) == [0, 1, 1]
+    assert ended.err.count(one["reason"]) == 1
+    assert not (msrun.tmp / "ckpt").exists()
+    logs = job.logs()
+    weights = b"hts!".hex()
+    assert logs["worker_1.log"].split("\n")[:-1] == [
+        "ready",
+        f"lives on with memory 5 {weights} 01010101",
+        "goes on in 1",
+        f"lives on with memory 5 {weights} 01010101",
+        "goes on in 2",
+    ]
+    assert logs["worker_2.attempt_0.log"] == "ready\n"
+    assert logs["worker_2.attempt_1.log"].startswith(f"began with memory 5 {weights} 02020202\n")
+    assert "worker_1.attempt_0.log" not in logs
+    for line in ("[rank 1]: goes on in 2", "[rank 2]: goes on in 1", "[rank 2]: goes on in 2"):
+        assert ended.out.count(line) == 1  # what survivors write is shown once, and on
+    assert ended.out.count("[rank 2]: ready") == 3
+    status = job.status()
+    assert {worker["attempt"] for worker in status["workers"]} == {2}
+
+
+def test_what_is_in_memory_goes_to_the_disk_when_nobody_can_be_replaced(msrun: Launcher) -> None:
+    job = start(msrun, 9, "2=falls")
+    kill(job, 2)
+    ended = job.wait()
+    assert ended.code == 1, ended
+    folder = msrun.tmp / "ckpt" / STEP_5
+    found = manifest.read(folder)
+    assert manifest.verify(folder, found) == []
+    assert (found.kind, found.step, found.epoch, found.batch) == ("dump", 5, 1, 5)
+    assert {shard.rank for shard in found.shards if shard.kind == "private"} == {0, 1, 2}
+    assert os.listdir(msrun.tmp / "ckpt") == [STEP_5]
+    assert "saved from memory in 0." in ended.err
+    assert "rank 2 died three times at step 5" in ended.err
+    assert "was killed by SIGKILL" in ended.err
+
+
+def test_a_survivor_that_is_lost_on_the_way_makes_another_round(msrun: Launcher) -> None:
+    job = start(msrun, 2, "1=closes")
+    kill(job, 2)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    rounds = [(event["survivors"], event["newcomers"]) for event in seen(job, "ReplaceRanks")]
+    assert rounds == [([0, 1], [2]), ([0], [1, 2])]
+
+
+def test_a_dead_forkserver_is_replaced_first(msrun: Launcher) -> None:
+    job = start(msrun, 1, ranks=2)
+    os.kill(forkserver(job), signal.SIGSTOP)  # so that it dies with the order in its hands
+    kill(job, 1)
+    await_seen(job, "ReplaceRanks")
+    os.kill(forkserver(job), signal.SIGKILL)
+    assert job.wait().code == 0
+    assert len(seen(job, "ForkserverEnded")) == 1
+    assert job.logs()["worker_0.log"].endswith("goes on in 1\n")
+
+
+def test_when_msrun_dies_after_a_replacement_no_survivor_is_left(msrun: Launcher) -> None:
+    job = start(msrun, 9)
+    kill(job, 2)
+    await_seen(job, "ForgetMemory")
+    job.signal(signal.SIGKILL)
+    job.process.wait()
+    poll(lambda: not msrun.marked(), within_s=10)

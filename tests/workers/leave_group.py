@@ -1,0 +1,112 @@
+"""Ranks as direct children of this process: one is stopped, the others leave and meet again.
+
+Prints a JSON line of each survivor: seconds from the order to the exception, whether a connection
+that is no rank's still answers, the sum that the second group made, and the threads of before and
+after.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+
+from worker_hooks import groups
+from worker_hooks.env import Told
+from worker_hooks.unblock import unblock
+
+RANKS, STOPPED = 4, 1
+
+
+def rank(number, order, address):
+    echo = socket.create_connection(address)
+    ports = json.loads(echo.recv(100))
+    os.environ.update(RANK=str(number), MASTER_PORT=str(ports[0]))
+    dist.init_process_group("gloo")
+    assert groups.why_fixed(Told.read(os.environ), list) == ""
+    group = groups.present()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert groups.why_fixed(Told.read(os.environ), list) == groups.EARLY
+    threads = len(os.listdir("/proc/self/task"))
+    if number == STOPPED:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    ordered = []
+
+    def listen():
+        os.read(order, 1)
+        ordered.append(time.monotonic())
+        unblock(os.getppid())
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    try:
+        while True:
+            dist.all_reduce(total)
+    except RuntimeError:
+        freed_s = time.monotonic() - ordered[0]
+    listener.join()
+    echo.sendall(b"?")
+    groups.leave()
+    place = [each for each in range(RANKS) if each != STOPPED].index(number)
+    os.environ.update(RANK=str(place), WORLD_SIZE=str(RANKS - 1), MASTER_PORT=str(ports[1]))
+    groups.join(group, lambda: None)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    groups.leave()
+    told = {
+        "freed_s": freed_s,
+        "echo": echo.recv(1).decode(),
+        "total": total.item(),
+        "threads": [threads, len(os.listdir("/proc/self/task"))],
+    }
+    print(json.dumps(told), flush=True)
+
+
+def main():
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        WORLD_SIZE=str(RANKS),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    order, tell = os.pipe()
+    server = socket.create_server(("127.0.0.1", 0))
+    pids = []
+    for number in range(RANKS):
+        if not (pid := os.fork()):
+            try:
+                rank(number, order, server.getsockname())
+            except BaseException:  # noqa: BLE001  the fork must not go on as its parent
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        pids.append(pid)
+    echoes = [server.accept()[0] for _ in pids]
+    # not before the forks: it starts threads
+    stores = [dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False) for _ in range(2)]
+    for echo in echoes:
+        echo.sendall(json.dumps([store.port for store in stores]).encode())
+    os.waitid(os.P_PID, pids[STOPPED], os.WSTOPPED)
+    os.write(tell, b"." * RANKS)
+    waiting = {echo.fileno(): echo for echo in echoes}
+    poll = select.poll()
+    for descriptor in waiting:
+        poll.register(descriptor, select.POLLIN)
+    while len(waiting) > 1:
+        for descriptor, _ in poll.poll(20_000) or sys.exit("a survivor does not answer"):
+            poll.unregister(descriptor)
+            echo = waiting.pop(descriptor)
+            echo.sendall(echo.recv(1))
+    os.kill(pids[STOPPED], signal.SIGKILL)
+    codes = [os.waitpid(pid, 0)[1] for pid in pids]
+    assert codes.count(0) == RANKS - 1, codes
+
+
+main()

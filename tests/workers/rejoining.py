@@ -1,0 +1,103 @@
+"""A rank with hooks written by hand that lives on when another one is replaced.
+
+Arguments: ``WHERE LAST RANK=HOW ...``. It committed five steps. Once all go on in attempt ``LAST``,
+its training is over. ``HOW`` is one of
+
+    falls   it is killed at its first word, in every attempt but the first
+    closes  it closes its line when it is told to join the newcomers
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from worker_hooks import manifest, packet, page, protocol, safetensor
+
+STEP = 5
+RANK, BEGAN = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+WHERE, LAST = os.path.abspath(sys.argv[1]), int(sys.argv[2])
+HOW = {word.partition("=")[2] for word in sys.argv[3:] if word.startswith(f"{RANK}=")}
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def register(link, attempt):
+    fd = page.create(RANK, attempt, [page.Entry("rng", "U8", (4,), 4)])
+    mine = page.Page(fd)
+    mine.write(STEP, 1, 5, b'{"at": 1}', lambda to: ctypes.memset(to, RANK, 4), is_commit=True)
+    packet.send(link, protocol.Registered(RANK, attempt, STEP), [fd])
+    os.close(fd)
+    return mine
+
+
+def resumed(path):
+    """What the checkpoint in memory holds for this rank."""
+    found = manifest.read(Path(path))
+    held = {}
+    for shard in found.shards:
+        place = Path(path).parent / shard.file
+        assert safetensor.read_header(place).entries
+        held.setdefault(shard.kind, {})[shard.rank] = place.read_bytes()[-4:].hex()
+    (whole,) = held["replicated"].values()
+    return f"{found.kind} {found.step} {whole} {held['private'][RANK]}"
+
+
+def save(link, attempt, order):
+    who = RANK, attempt, order.dump_id
+    if order.parts == 0:
+        packet.send(link, protocol.Digested(*who, "same"))
+        return
+    head = safetensor.header([page.Entry("w", "U8", (8,), 8)], {})
+    with open(order.folder, "r+b") as file:
+        file.write(head + b"weights!")
+    packet.send(link, protocol.Written(*who, "", len(head) + 8, "", "same"))
+
+
+def rejoin(link, order, old):
+    if "closes" in HOW:
+        link.close()
+        signal.pause()
+    packet.send(link, protocol.Leaving(RANK, old, True))  # from before it was told
+    packet.send(link, protocol.Rejoining(RANK, order.attempt))
+    say("lives on with", resumed(order.path))
+    return register(link, order.attempt)
+
+
+def main():
+    if "falls" in HOW and BEGAN:
+        os.kill(os.getpid(), signal.SIGKILL)
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link.connect("\0" + os.environ["MSRUN_HOOKS"])
+    packet.send(link, protocol.Hello(RANK, BEGAN, os.getpid(), WHERE, False))
+    welcome, _ = packet.receive(link)
+    if welcome.is_barred:
+        say("began with", resumed(welcome.resume))
+    attempt, kept = BEGAN, register(link, BEGAN)
+    say("ready")
+    while (order := packet.receive(link)[0]) is not None:
+        match order:
+            case protocol.Freeze():
+                packet.send(link, protocol.Frozen(RANK, attempt, order.dump_id, STEP, True))
+            case protocol.Save():
+                save(link, attempt, order)
+            case protocol.Rejoin():
+                kept = rejoin(link, order, attempt)
+                attempt = order.attempt
+            case protocol.GoOn():
+                say("goes on in", order.attempt)
+                if order.attempt == LAST:
+                    packet.send(link, protocol.Leaving(RANK, attempt, True))
+            case protocol.Release():
+                del kept
+                sys.exit(0)
+    sys.exit(3)
+
+
+main()

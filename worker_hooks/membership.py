@@ -1,0 +1,66 @@
+"""A rank's membership in its job: begun with ``run``, left when a peer died, and taken up again."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from weakref import ref
+
+from torch import nn
+
+from worker_hooks import groups
+from worker_hooks.env import rejoined
+from worker_hooks.guard import Guard
+from worker_hooks.protocol import Rejoin
+
+log = logging.getLogger("msrun")
+
+
+class Membership:
+    """Whether this rank could join new peers, and how it does."""
+
+    def __init__(self, guard: Guard, modules: Callable[[], Iterable[nn.Module]]) -> None:
+        """Be fixed to the peers of now until :meth:`begin`."""
+        self._guard = guard
+        self._modules = modules
+        self._left: list[tuple[Sequence[ref[Any]], list[Any]]] = []  # and still in use
+        self._group: groups.Group | None = None  # made by the script before run()
+        guard.why_fixed = groups.OUTSIDE
+
+    def begin(self) -> None:
+        """The training function is about to be entered for the first time."""
+        guard = self._guard
+        self._group = groups.present()
+        guard.why_fixed = why = groups.why_fixed(guard.told, self._modules)
+        if why and guard.is_on and guard.told.rank == 0:
+            log.warning("a dead rank will not be replaced alone, as the script %s", why)
+
+    def leave(self, users: Sequence[ref[Any]]) -> tuple[Rejoin, bool]:
+        """Leave the broken groups, as the agent ordered; the main thread is at its top.
+
+        Args:
+            users: DDPs that were made with these groups.
+
+        Returns:
+            The order, and whether an update was under way.
+        """
+        order, was_torn = self._guard.rejoin()
+        os.environ.update(rejoined(order.attempt, order.port))
+        self._left.append((users, groups.leave()))
+        if any(user() is not None for user in users):
+            gc.collect()  # a cycle, through its own hooks
+        self._left = [(users, left) for users, left in self._left if any(user() for user in users)]
+        return order, was_torn
+
+    def join(self) -> None:
+        """Make the group again that the script made before ``run``; a collective.
+
+        Raises:
+            EjectedError: a peer is gone again.
+            RuntimeError: the same, or it never came.
+        """
+        if self._group is not None:
+            groups.join(self._group, self._guard.gate.look)
