@@ -8,7 +8,7 @@ from weakref import ref
 
 from torch import nn
 
-from worker_hooks import ddp
+from worker_hooks import ddp, ddp_sync
 
 
 class Reducers:
@@ -18,10 +18,13 @@ class Reducers:
         """Take the registered modules, which DDPs may wrap at any time before the first step."""
         self._modules = modules
         self._found: list[Any] | None = None
-        self.expected: Sequence[list[int] | None] = ()  # orders, of a checkpoint
+        self._expected: Sequence[list[int] | None] = ()  # orders, of a checkpoint
+        self.is_expecting = False  # the first step after a resume
 
     def orders(self) -> list[list[int] | None]:
         """What the next step's layouts are made of; any thread may ask."""
+        if self.is_expecting:  # whoever dies before the first step leaves what it came from
+            return list(self._expected)
         return [ddp.ready_order(one) for one in self._found or ()]
 
     def forget(self) -> list[ref[Any]]:
@@ -37,12 +40,19 @@ class Reducers:
             ddp.unhook(one)
         return [ref(one) for one in found]
 
+    def expect(self, orders: Sequence[list[int] | None]) -> None:
+        """The state of a checkpoint is put back; DDPs that follow had these orders in it."""
+        self._expected, self.is_expecting = orders, True
+        ddp_sync.trust(self._modules)
+
     def rehearse(self) -> None:
         """Lay the buckets out as they were when the checkpoint was made; a collective."""
-        orders, self.expected = self.expected, ()
-        self._found = ddp.find_all(self._modules())
-        for one, order in zip(self._found, orders, strict=False):
-            ddp.rehearse(one, order)
+        ddp_sync.trust(None)
+        if self._expected:
+            self._found = ddp.find_all(self._modules())
+            for one, order in zip(self._found, self._expected, strict=False):
+                ddp.rehearse(one, order)
+        self.is_expecting = False
 
     def learn(self) -> None:
         """Look in which order gradients become ready; at every commit."""

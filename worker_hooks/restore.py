@@ -18,7 +18,7 @@ from worker_hooks import jsonable, safetensor
 from worker_hooks.jsonable import Json
 from worker_hooks.manifest import Manifest
 from worker_hooks.mismatch import listed
-from worker_hooks.octets import to_bytes, torch_dtype
+from worker_hooks.octets import plain, torch_dtype, view
 from worker_hooks.pieces import Piece
 from worker_hooks.shard import GLOBAL_SHAPE, OFFSETS, REST, SHARDING
 
@@ -49,7 +49,17 @@ class Stored(NamedTuple):
             ValueError: bytes are missing.
         """
         tensor = torch.empty(self.shape, dtype=self.dtype, device="cpu")
-        memory = to_bytes(tensor)
+        self.read_into(tensor)
+        return tensor
+
+    def read_into(self, tensor: Tensor) -> None:
+        """Read to where a tensor of this shape and type lies in ordinary memory, in order.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: bytes are missing.
+        """
+        memory = view(tensor)
         at = 0
         for start, span in sorted(self.spans.items()):
             with open(span.path, "rb", buffering=0) as file:
@@ -59,7 +69,6 @@ class Stored(NamedTuple):
                     if not count:
                         raise ValueError(f"{span.path} ends too early")
                     at += count
-        return tensor
 
 
 class Tensors(Mapping[str, Tensor]):
@@ -76,6 +85,16 @@ class Tensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._stored)
+
+    def put(self, name: str, target: Tensor) -> None:
+        """Read a tensor's elements into another one of its shape."""
+        stored = self._stored[name]
+        is_plain = target.device.type == "cpu" and target.is_contiguous() and not target.is_neg()
+        if is_plain and target.dtype == stored.dtype and target.shape == stored.shape:
+            stored.read_into(plain(target.detach()))
+            torch.autograd.graph.increment_version(target)  # as copy_ does
+        else:
+            target.copy_(stored.read())
 
     def like(self, names: Collection[str]) -> dict[str, Tensor]:
         """Tensors without data, of the same shapes and dtypes."""
@@ -178,11 +197,15 @@ def restore(
 class _Either(Mapping[str, Tensor]):
     """What is live, and else what was saved."""
 
-    def __init__(self, live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    def __init__(self, live: Mapping[str, Tensor], saved: Tensors) -> None:
         self._live, self._saved = live, saved
 
     def __getitem__(self, name: str) -> Tensor:
         return self._live[name] if name in self._live else self._saved[name]
+
+    def put(self, name: str, target: Tensor) -> None:
+        if self._live.get(name) is not target:
+            self._saved.put(name, target)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._live.keys() | self._saved.keys())

@@ -290,7 +290,7 @@ class TrainState:
     def _go_on(self, point: resume.Point) -> None:
         """From where a checkpoint says; its replicated state is put back already."""
         self._resumed = point
-        self._reducers.expected = point.ready_orders
+        self._reducers.expect(point.ready_orders)
         self.epoch = point.epoch
         self._ledger.step, self._ledger.usual = point.step, point.usual
         self._ledger.private.late |= point.late
@@ -306,7 +306,7 @@ class TrainState:
         self._boundary()
         self._under_way.enter(Phase.DATA)
         batch = next(batches)
-        if self._reducers.expected:
+        if self._reducers.is_expecting:
             self._reducers.rehearse()
         self.batch += 1
         if feed.is_stateful:
@@ -366,7 +366,7 @@ class TrainState:
                 self._resumed = None
                 self.batch += 1
             self._commit()
-        if self._reducers.expected and self._present is None:
+        if self._reducers.is_expecting and self._present is None:
             self._reducers.rehearse()
 
     def _end(self) -> None:

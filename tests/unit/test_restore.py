@@ -225,5 +225,5 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path, monkeypatch):
     two = {name: two[name] for name in kept}
     saved = saved._replace(values={name: saved.values[name] for name in kept})
     restores.restore(pieces_of(two), saved)
-    assert len(held) == 6
+    assert len(held) == 2  # parameters are read to where they are
     assert bits(one["flat"]) == bits(two["flat"])
