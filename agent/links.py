@@ -199,6 +199,8 @@ class Links:
                 return
             if message.attempt < present:  # said before it heard that it is in a new attempt
                 _close_all(fds)
+                if isinstance(message, protocol.ExitRequested):  # which is of no attempt
+                    self._heard(message._replace(attempt=present), [])
                 return
         _close_all(fds)
         self._drop(line, f"not what rank {line.rank} may say: {message}"[:300])
@@ -216,6 +218,12 @@ class Links:
         if line is not None:
             self._on_readable(line)
             self._close(line)
+
+    def catch_up(self, ranks: Iterable[int]) -> None:
+        """Take in what living ranks have said by now."""
+        for rank in ranks:
+            if (line := self._lines.get(rank)) is not None:
+                self._on_readable(line)
 
     def drop(self, rank: int, why: str) -> None:
         """Close a rank's line for what it said."""

@@ -43,6 +43,9 @@ class Ward(Protocol):
     def post(self, event: ev.Event) -> None:
         """Decide on an event."""
 
+    def announce(self) -> None:
+        """Take in every start that has happened already."""
+
     def settle(self) -> None:
         """Take in every start and death that has happened already."""
 
@@ -196,8 +199,12 @@ class Safeguard:
         self._watch()
 
     def hear_out(self, rank: int) -> int | None:
-        """Take in what a dead rank said last; its newest commit, if it had any."""
+        """Take in what a dead rank said last; its newest commit, if it had any.
+
+        Others may have registered before it died, and not been heard yet: they hold its state.
+        """
         self._links.hear_out(rank)
+        self._links.catch_up(other for other in self._spec.ranks_here if other not in self._steps)
         self._training.discard(rank)
         self.refresh({rank: self._ward.worker(rank)})
         step = self._pages.newest_step(rank)
@@ -313,7 +320,7 @@ class Safeguard:
                 os.close(fd)
         if not self._spec.dump.ttp:
             return
-        self._ward.settle()  # its start may not have been announced yet
+        self._ward.announce()  # before it is heard of; its death comes after it
         self._steps[rank] = message.step
         self._training.add(rank)
         self._ward.spare(self._links.pid(rank))

@@ -126,6 +126,10 @@ class Supervisor:
 
     # --- events in -----------------------------------------------------------------------------
 
+    def announce(self) -> None:
+        """Some workers have been started."""
+        self._starter.hear()
+
     def settle(self) -> None:
         """Some children are dead: their groups are signalled before their pids are given back."""
         self._starter.hear()  # a worker may be announced and dead at once

@@ -27,7 +27,7 @@ class Beacon:
 
 
 def alight(told: Told) -> set[int]:
-    """The ranks of this attempt on this host whose processes exist."""
+    """The ranks of this run on this host whose processes exist."""
     found = set()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as looking:
         for rank in range(told.world_size):
@@ -38,4 +38,4 @@ def alight(told: Told) -> set[int]:
 
 
 def _name(told: Told, rank: int) -> str:
-    return f"\0msrun-{told.record_id}-{told.attempt}-rank-{rank}"
+    return f"\0msrun-{told.record_id}-rank-{rank}"  # of any attempt: a rank may see several

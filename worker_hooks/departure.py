@@ -44,6 +44,7 @@ class Departure:
         self._pieces = pieces
         self._is_met = False
         self._saved_step = 0  # by :meth:`save`
+        self._has_rejoined = False
 
     @property
     def is_guarded(self) -> bool:
@@ -90,11 +91,17 @@ class Departure:
         """
         self._guard.request_exit(why)
 
+    def rejoined(self) -> None:
+        """A peer was replaced, who does not know what was saved before."""
+        self._saved_step, self._has_rejoined = 0, True
+
     def save(self, state: Training) -> None:
         """Let callbacks save the newest step, unless it is saved."""
         if not state.step:
             log.warning("save(): no step was made yet; in a loop of your own ask should_exit first")
-        elif state.step in {self._saved_step, self._guard.resumed_step}:
+        elif state.step == self._saved_step or (
+            state.step == self._guard.resumed_step and not self._has_rejoined
+        ):
             log.warning("save(): step %d is saved already", state.step)
         elif save_now(self._callbacks, state, "asked for"):
             self._saved_step = state.step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -9,6 +10,7 @@ from worker_hooks.gate import EjectedError
 from worker_hooks.hold import describe
 from worker_hooks.state import TrainState
 
+log = logging.getLogger("msrun")
 Result = TypeVar("Result")
 
 
@@ -40,5 +42,6 @@ def run(train: Callable[[TrainState], Result], state: TrainState) -> Result:
             is_again = state.hold(describe(error))
             if not is_again:
                 raise
+            log.warning("rank %d leaves its step: %s", state.rank, describe(error)[:200])
         else:
             return result

@@ -16,6 +16,7 @@ from worker_hooks import stacks
 
 FREE_S = 1.5  # for a thread whose sockets are gone; it takes milliseconds, at most groups.CONNECT
 LOOK_S = 0.25  # between two looks at where it is
+_USER, _SYSTEM = 11, 12  # of proc(5), counted behind the name
 
 
 def insist(is_out: threading.Event) -> None:
@@ -35,7 +36,17 @@ def insist(is_out: threading.Event) -> None:
         before = place
 
 
-def _place() -> tuple[int, int] | None:
-    """The instruction that the main thread is at."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
-    return None if frame is None else (id(frame), frame.f_lasti)
+def _place() -> tuple[int, int, int] | None:
+    """The instruction that the main thread is at, and the processor time that it has had.
+
+    One that computes, in a long backward say, or spins until its device is done, is not stuck.
+    """
+    main = threading.main_thread()
+    frame = sys._current_frames().get(main.ident or 0)  # noqa: SLF001
+    try:
+        with open(f"/proc/self/task/{main.native_id}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    ticks = int(fields[_USER]) + int(fields[_SYSTEM])
+    return None if frame is None else (id(frame), frame.f_lasti, ticks)

@@ -37,5 +37,11 @@ class Feeds:
             del self._known[next(iter(self._known))]
         return feed
 
+    def let_go(self, present: Feed) -> None:
+        """Of all loaders but the present one: end what a loop that was left may have kept."""
+        for feed in self._known.values():
+            if feed is not present:
+                feed.let_go()
+
     def __len__(self) -> int:
         return len(self._known)

@@ -301,7 +301,8 @@ class Guard:
             self._rejoin, self._out = order, is_out
             self.gate.eject()
             self._released.set()
-        unblock.unblock(self._link.agent_pid)
+            # the main thread gets no further than here before this is over: it makes new sockets
+            unblock.unblock(self._link.agent_pid)
         threading.Thread(target=escape.insist, args=(is_out,), daemon=True).start()
 
     def _exit(

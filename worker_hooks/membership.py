@@ -14,6 +14,7 @@ from torch import nn
 from worker_hooks import groups
 from worker_hooks.env import rejoined
 from worker_hooks.guard import Guard
+from worker_hooks.modes import Modes
 from worker_hooks.protocol import Rejoin
 
 log = logging.getLogger("msrun")
@@ -27,12 +28,14 @@ class Membership:
         self._guard = guard
         self._modules = modules
         self._left: list[tuple[Sequence[ref[Any]], list[Any]]] = []  # and still in use
+        self._modes: Modes | None = None
         self._group: groups.Group | None = None  # made by the script before run()
         guard.why_fixed = groups.OUTSIDE
 
     def begin(self) -> None:
         """The training function is about to be entered for the first time."""
         guard = self._guard
+        self._modes = Modes(self._modules())
         self._group = groups.present()
         guard.why_fixed = why = groups.why_fixed(guard.told, self._modules)
         if why and guard.is_on and guard.told.rank == 0:
@@ -50,8 +53,10 @@ class Membership:
         order, was_torn = self._guard.rejoin()
         os.environ.update(rejoined(order.attempt, order.port))
         self._left.append((users, groups.leave()))
-        if any(user() is not None for user in users):
-            gc.collect()  # a cycle, through its own hooks
+        if self._modes is not None:
+            self._modes.restore()
+        # what is left of them in cycles must not be found by a forked child, without their threads
+        gc.collect()
         self._left = [(users, left) for users, left in self._left if any(user() for user in users)]
         return order, was_torn
 

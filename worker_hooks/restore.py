@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -112,6 +114,7 @@ class Saved(NamedTuple):
     tensors: Tensors
     values: dict[str, Json]  # what the pieces have besides tensors, by their names
     metadata: dict[str, str]  # of the file that has what its writer alone had
+    held: Held | None = None  # what the files are kept open by
 
     def private(self, rank: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """What the dump has of a rank's own; ``None``: nothing.
@@ -128,6 +131,42 @@ class Saved(NamedTuple):
             if shard.kind == "private" and shard.rank == rank:
                 return _private(self.folder / shard.file)
         return None
+
+
+class Held:
+    """Files kept open, so that they can be read for as long as this lives."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        """Open them.
+
+        Raises:
+            OSError: one is not there any more.
+        """
+        opened: list[int] = []
+        finalize(self, _close_all, opened)
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        opened.extend(os.open(folder / shard.file, flags) for shard in manifest.shards)
+        self.shards = tuple(
+            shard._replace(file=str(descriptor))
+            for shard, descriptor in zip(manifest.shards, opened, strict=True)
+        )
+
+
+def _close_all(opened: Iterable[int]) -> None:
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def hold(folder: Path, manifest: Manifest) -> Saved:
+    """Open a checkpoint in the agent's memory, which the agent may forget before this is read.
+
+    Raises:
+        OSError: it has forgotten it already.
+        ValueError: the files do not make up a state; the sentence says why.
+    """
+    held = Held(folder, manifest)
+    saved = load(Path("/proc/self/fd"), manifest._replace(shards=held.shards))
+    return saved._replace(held=held)
 
 
 def load(folder: Path, manifest: Manifest) -> Saved:

@@ -100,9 +100,13 @@ def restored(
         OSError: a file cannot be read.
         ValueError: it does not fit what was registered.
     """
-    files = folder.parent if manifests.is_in_memory(folder) else folder
-    manifest = _whole(files, manifests.read(folder))
-    saved = restore.load(files, manifest)
+    manifest = manifests.read(folder)
+    if manifests.is_in_memory(folder):
+        saved = restore.hold(folder.parent, manifest)
+    else:
+        saved = restore.load(folder, _whole(folder, manifest))
+    manifest = saved.manifest
+    _forget_gradients(pieces)
     restore.restore(pieces, saved, is_live=manifest.step == live_step)
     facts = json.loads(saved.metadata["facts"])
     own = _private(saved, told.rank)
@@ -146,6 +150,14 @@ def _whole(folder: Path, manifest: Manifest) -> Manifest:
     if len(models) == 1:
         return manifest
     return next((one for one in models if not manifests.verify(folder, one)), manifest)
+
+
+def _forget_gradients(pieces: Sequence[Piece]) -> None:
+    """Have those that a new process would have; an optimizer's are set when it is put back."""
+    for piece in pieces:
+        for tensor in piece.tensors().values():
+            if tensor.requires_grad and tensor.is_leaf:
+                tensor.grad = None
 
 
 def _peers(saved: restore.Saved, rank: int, world_size: int) -> Iterator[Private]:
@@ -199,12 +211,16 @@ def put_back(point: Point, ledger: Ledger, rank: int) -> None:
 
     Raises:
         OSError: a file of the checkpoint cannot be read any more.
+        RuntimeError: what was put back from memory is something else.
     """
-    if tuple(map(_look, ledger.pieces)) != point.looks:
+    # a replica that is not what the others are may have kept it
+    if point.quick_digest or tuple(map(_look, ledger.pieces)) != point.looks:
         # a broadcast of equal weights, as by DDP, moves their versions and nothing else
-        is_same = point.quick_digest and quick_digest(ledger.present()) == point.quick_digest
+        is_same = _is_same(point, ledger)
         mine = [piece for piece in ledger.pieces if not (is_same and piece.is_compared)]
         restore.restore(mine, point.saved, is_all=not is_same)
+        if point.quick_digest and not is_same and not _is_same(point, ledger):
+            raise RuntimeError(f"step {point.step} is not what it was when it was put back")
     private = point.private
     if private is None:
         return
@@ -214,6 +230,11 @@ def put_back(point: Point, ledger: Ledger, rank: int) -> None:
     missed = Randomness().restore(_octets(point, rank))
     if missed:
         log.warning("randomness that was not saved begins anew: %s", ", ".join(missed))
+
+
+def _is_same(point: Point, ledger: Ledger) -> bool:
+    """Whether the replicated state is known to be, bit for bit, what was saved."""
+    return bool(point.quick_digest) and quick_digest(ledger.present()) == point.quick_digest
 
 
 def _consumed(point: Point, feed: Feed, rank: int) -> int:

@@ -61,9 +61,18 @@ class ScalerPiece:
 
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
         """Put the values back, unless the scaler is, or was, switched off."""
-        if value:
-            then = jsonable.decode(value, tensors)
-            for key in ("scale", "_growth_tracker"):
-                if isinstance(then[key], Tensor):
-                    then[key] = then[key].item()
-            self._scaler.load_state_dict(then)
+        scaler = self._scaler
+        states = getattr(scaler, "_per_optimizer_states", None)
+        if states is not None:
+            states.clear()  # of a step that was interrupted between unscaling and updating
+        if not value:
+            return
+        then = jsonable.decode(value, tensors)
+        was_used = isinstance(then["scale"], Tensor)
+        for key in ("scale", "_growth_tracker"):
+            if isinstance(then[key], Tensor):
+                then[key] = then[key].item()
+        scaler.load_state_dict(then)
+        if was_used and scaler.is_enabled() and scaler._scale is None:  # noqa: SLF001
+            # so that it looks like one that was in use all along
+            scaler._lazy_init_scale_growth_tracker(torch.device(scaler._device))  # noqa: SLF001

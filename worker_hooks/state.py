@@ -82,7 +82,7 @@ class TrainState:
         given = {name: thing for name, thing in (named | objects).items() if thing is not None}
         if not given:
             raise ValueError("TrainState() has nothing to save: give model=..., optimizer=...")
-        self._told = told = Told.read(os.environ)
+        told = Told.read(os.environ)
         self._saboteur = saboteur = Saboteur.from_env(os.environ, told.rank, told.attempt)
         self._witness = witness = Witness.from_env(os.environ, told.rank)
         wishes = Wishes.of(self.callbacks, ckpt_save_path, told.drill)
@@ -102,6 +102,7 @@ class TrainState:
         self._knows_exit = False  # the script was told to leave
         self._feeds = Feeds()
         self._feed: Feed | None = None  # of the loop that was begun last
+        self._is_armed = False
         self._meta = b"{}"
         self._present: object = None  # the loop over batches() that was begun last
         self._reducers = Reducers(self._modules)
@@ -178,11 +179,13 @@ class TrainState:
         self._resumed = None
         mine = self._present = object()
         feed = self._feed = self._feeds.of(loader)
-        feed.is_kept = not self._guard.why_fixed
+        feed.is_kept = self._guard.is_on and not self._guard.why_fixed
         self.batches_per_epoch = feed.length
         epoch = self.epoch if self._counts_epochs else None
         batches = resume.opened(point, feed, epoch, self._ledger, self.rank)
         self.batch, feed.place = feed.consumed, (self.epoch, loop)
+        if point is not None:
+            self._feeds.let_go(feed)
         is_over, opened = point is not None and point.is_over, self.batch
         may_raise = True
         self._set_meta(feed, loop, is_over=is_over)
@@ -257,31 +260,24 @@ class TrainState:
             self._witness.finish(self.step, *self._ledger.digests())
 
     def begin_run(self) -> None:
-        """The training function is about to be entered for the first time. Called by ``run``."""
+        """The training function is about to be entered for the first time. For ``run``."""
         self._membership.begin()
 
     def hold(self, error: str) -> bool:
-        """Stay until the state is saved, if it is to be: the script failed. For ``run``.
-
-        Returns:
-            Whether to :meth:`rejoin`.
-        """
+        """After a failure, stay while it is saved; whether to :meth:`rejoin`. For ``run``."""
         return self._guard.raised(error)
 
     def rejoin(self) -> None:
-        """Go on with new peers, from the checkpoint that the agent has in memory. For ``run``.
-
-        Raises:
-            RuntimeError: a peer is gone again.
-        """
+        """Go on with new peers, from the checkpoint that the agent has in memory. For ``run``."""
         order, was_torn = self._membership.leave(self._reducers.forget())
         self._under_way.forget(order.attempt)
-        self._told = self._guard.told
         live_step = None if was_torn or self._ledger.is_touched() else self.step
-        point = resume.restored(self._ledger.pieces, Path(order.path), self._told, live_step)
+        point = resume.restored(self._ledger.pieces, Path(order.path), self._guard.told, live_step)
         self._ledger.begin_again(point.step)
         self.batch, self._loop, self._present, self._is_done = 0, 0, None, False
+        self._is_armed = False
         self._go_on(point)
+        self.exit.rejoined()
         tell(self.callbacks, "rejoined", self)
         self._membership.join()
 
@@ -294,7 +290,8 @@ class TrainState:
         self.epoch = point.epoch
         self._ledger.step, self._ledger.usual = point.step, point.usual
         self._ledger.private.late |= point.late
-        self._guard.resumed_step = point.step
+        if not point.quick_digest:  # else it is in memory only
+            self._guard.resumed_step = point.step
 
     def _facts(self) -> dict[str, Any]:
         return {"loop": self._loop - 1, "ready_orders": self._reducers.orders()}
@@ -330,9 +327,10 @@ class TrainState:
     def _arm(self, feed: Feed) -> None:
         """Everything that will be in the state is made by now: watch it, and let it be saved."""
         self._under_way.watch()
+        self._is_armed = True
         is_wanted = self._guard.is_on or self._witness is not None or places_of(self.callbacks)
         if is_wanted and not self._ledger.private.turn_to(feed):
-            page = self._ledger.open(self.rank, self._told.attempt, feed, self._position())
+            page = self._ledger.open(self.rank, self._guard.told.attempt, feed, self._position())
             self._guard.register(page, self.step)
             os.close(page)
 
@@ -352,7 +350,7 @@ class TrainState:
 
     def _step_alone(self) -> None:
         """The script's own loop, not one over :meth:`batches`, is at the end of a step."""
-        if not self._under_way.is_watched:  # nor is there one that was begun
+        if not self._is_armed:  # nor is there one that was begun
             feed = Feed(())
             feed.begin(None)
             self._set_meta(feed, 0, is_over=False)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -17,6 +18,9 @@ from jobs import WORKERS, Launcher, poll
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
+from msrun.commands import run
+from msrun.drill_faults import read_words
+from worker_hooks.fault import Plan
 from worker_hooks.manifest import Manifest, candidates, newest, read, verify
 
 pytestmark = [
@@ -26,16 +30,26 @@ pytestmark = [
 ]
 SCRIPT = WORKERS / "train_and_save.py"
 LAST = 24
+KILLS = int(os.environ.get("MSRUN_KILLS", "3"))
+EPOCHS = 1 + KILLS // 2  # of a training that is killed so often
 INTEGRATED = {"save_checkpoint_steps": 5}
 COPIES = {"save_checkpoint_steps": 5, "integrated_save": False, "async_save": True}
 SPLIT = {"save_checkpoint_steps": 5, "remove_redundancy": True, "async_save": True}
 
 
-def train(msrun: Launcher, *args: object, ranks: int = 2, **config: object) -> dict[int, str]:
-    """A training to its end; how it ended on each rank."""
+def train(
+    msrun: Launcher, *args: object, ranks: int = 2, fault: str = "", **config: object
+) -> dict[int, str]:
+    """A training to its end; how it ended on each rank. Whom a fault strikes is replaced."""
     words = (f"--worker_num={ranks}", SCRIPT, "--config", json.dumps(config), *args)
-    ended = msrun.run(*words, within_s=90)
+    environ = {}
+    if fault:
+        (msrun.tmp / "witness").mkdir()
+        faults = read_words(fault, "kill").faults
+        environ["MSRUN_DRILL"] = Plan(str(msrun.tmp / "witness"), "", faults).encode()
+    ended = msrun.run(*words, within_s=90, **environ)
     assert ended.code == 0, ended.err
+    assert ended.err.count(" replaced: every rank goes on from step ") == bool(fault), ended.err
     return {rank: (msrun.tmp / f"end.{rank}").read_text() for rank in range(ranks)}
 
 
@@ -62,6 +76,27 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
         launcher.end()
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """Undisturbed, two epochs of a larger state."""
+    launcher = Launcher(tmp_path_factory.mktemp("filled"))
+    try:
+        return train(launcher, "--epochs", EPOCHS, "--fill", 8, save_checkpoint_steps=0)
+    finally:
+        launcher.end()
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one epoch of two ranks has saved."""
+    launcher = Launcher(tmp_path_factory.mktemp("begun"))
+    try:
+        train(launcher, "--epochs", 1, **SPLIT)
+        return launcher.tmp / "saved"
+    finally:
+        launcher.end()
+
+
 @pytest.mark.parametrize("config", [INTEGRATED, COPIES, SPLIT], ids=["one", "copies", "split"])
 def test_a_training_goes_on_from_its_last_checkpoint(msrun, undisturbed, config):
     job = msrun.start(
@@ -83,9 +118,13 @@ def test_a_training_goes_on_from_its_last_checkpoint(msrun, undisturbed, config)
             "split": {"replicated": 2, "private": 2},
         }[next(name for name, each in WAYS.items() if each is config)]
     )
-    end = train(msrun, "--is_recover", 1, **config)
+    # saving goes on when a rank was replaced, in the very middle of it for those that copy
+    end = train(msrun, "--is_recover", 1, fault="rank=1,step=20,phase=commit", **config)
     assert f"from step {found.step}" in msrun_log(msrun)
     assert end == undisturbed
+    saves = [one.step for _, one in candidates(saved) if isinstance(one, Manifest)]
+    assert {20, LAST} <= {*saves}
+    assert run(["checkpoints", "verify", str(saved)]) == 0
     assert dcp_reads(saved / "Net-3_8", load_all(saved / "Net-3_8"))
     assert [path.name for path in sorted(saved.iterdir()) if "_tmp" in path.name] == []
 
@@ -113,8 +152,8 @@ def dcp_reads(folder: Path, wanted: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_another_number_of_ranks_goes_on(msrun, ranks):
-    train(msrun, "--epochs", 1, **SPLIT)
+def test_another_number_of_ranks_goes_on(msrun, begun, ranks):
+    shutil.copytree(begun, msrun.tmp / "saved")
     end = train(msrun, "--epochs", 2, "--is_recover", 1, ranks=ranks, **SPLIT)
     assert f"from step {8}" in msrun_log(msrun)
     assert end[0].startswith("16 ")
@@ -162,9 +201,8 @@ def test_an_exception_of_one_rank_is_saved_beside_the_checkpoints(msrun, undistu
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_whatever_moment_everything_is_killed_at_the_newest_loads(msrun, is_async):
+def test_whatever_moment_everything_is_killed_at_the_newest_loads(msrun, filled, is_async):
     """Again and again, over one training; the moments are random, the seed is not."""
-    count = int(os.environ.get("MSRUN_KILLS", "3"))
     chance = random.Random(7 + is_async)
     config = {
         "save_checkpoint_steps": 1,
@@ -175,9 +213,9 @@ def test_whatever_moment_everything_is_killed_at_the_newest_loads(msrun, is_asyn
     }
     saved = msrun.tmp / "saved"
     words = ("--worker_num=2", SCRIPT, "--config", json.dumps(config), "--fill", "8", "--say")
-    epochs = ("--epochs", 1 + count // 2)
+    epochs = ("--epochs", EPOCHS)
     known = interrupted = 0
-    for _ in range(count):
+    for _ in range(KILLS):
         before = set(saved.glob("*_tmp"))
         # where the first one was interrupted there is nothing to go on from, and msrun says so
         job = msrun.start(*words, *epochs, "--is_recover", int(known > 0), "--pause", "0.02")
@@ -190,14 +228,9 @@ def test_whatever_moment_everything_is_killed_at_the_newest_loads(msrun, is_asyn
         assert newest_step(saved) >= known
         known = newest_step(saved)
         interrupted += bool(set(saved.glob("*_tmp")) - before)
-    print(f"{interrupted} of {count} saves were interrupted")
+    print(f"{interrupted} of {KILLS} saves were interrupted")
     end = train(msrun, *epochs, "--is_recover", int(known > 0), "--fill", 8, **config)
-    whole = Launcher(msrun.tmp / "whole")
-    whole.tmp.mkdir()
-    try:
-        assert train(whole, *epochs, "--fill", 8, save_checkpoint_steps=0) == end
-    finally:
-        whole.end()
+    assert end == filled
     assert len([one for _, one in candidates(saved) if isinstance(one, Manifest)]) == 2
 
 

@@ -3,8 +3,9 @@
 import random
 
 import pytest
+import torch
 
-from worker_hooks.again import Again
+from worker_hooks.again import MOST, Again
 from worker_hooks.loader import Feed
 from worker_hooks.rng import Randomness
 
@@ -89,3 +90,43 @@ def test_a_feed_keeps_nothing_unless_it_is_to():
     feed.place = (0, 0)
     taken(feed.open(), 2)
     assert feed.open_again((0, 0), 2) is None
+
+
+def test_a_batch_that_the_script_took_apart_is_whole_again():
+    again = Again(iter([{"x": torch.ones(2), "label": [1, (2, "three")]}, 5]), 0)
+    batch = next(again)
+    batch.pop("label").append(4)
+    (repeated,) = taken(again.behind(0, print), 1)
+    assert repeated["label"] == [1, (2, "three")]
+    repeated.clear()
+    assert next(again.behind(0, print)).keys() == {"x", "label"}
+
+
+@pytest.mark.parametrize("batch", [[torch.ones(2)], {"x": (torch.ones(2), None)}])
+def test_a_tensor_that_the_script_changed_in_place_is_not_handed_out_again(batch):
+    again = Again(iter([batch]), 0)
+    next(again)
+    assert again.has(0)
+    (batch[0] if isinstance(batch, list) else batch["x"][0]).mul_(2)
+    assert not again.has(0)
+
+
+def test_a_kind_that_does_not_tell_whether_it_was_changed_is_not_kept():
+    class Words(dict):
+        pass
+
+    again = Again(iter([Words(x=1)]), 0)
+    next(again)
+    assert not again.has(0) and again.has(1)
+
+
+def test_a_validation_is_not_kept():
+    again = Again(iter([torch.ones(1)] * 1000), 0)
+    with torch.no_grad():
+        taken(again, 500)
+    assert len(again.recent) == 1
+    taken(again, 500)
+    assert len(again.recent) <= MOST
+    assert not again.has(0)
+    again.settle(1000)
+    assert again.has(1000)

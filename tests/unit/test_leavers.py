@@ -38,7 +38,7 @@ class Room:
     ("state", "is_done", "is_let_go"),
     [
         (S.RUNNING, True, False),  # it may hold the last step
-        (S.RUNNING, False, True),
+        (S.RUNNING, False, False),  # it may flee a death that nobody has heard of
         (S.FREEZING, False, False),
         (S.COMMITTING, True, False),
         (S.REPLACING, True, False),  # it has to join the newcomers
@@ -64,6 +64,25 @@ def test_patience_with_peers_has_an_end():
     room.leavers.let_go()
     room.timers.pop()()
     assert room.released == [1]
+
+
+def test_who_leaves_amid_training_waits_a_moment_for_a_death_to_be_heard_of():
+    room = Room()
+    room.leavers.decided(S.RUNNING)
+    room.leavers.add(1, is_done=False)
+    room.leavers.let_go()
+    assert room.released == []
+    room.timers.pop()()
+    assert room.released == [1]
+    room.leavers.add(2, is_done=False)
+    room.leavers.decided(S.FREEZING)  # there was one
+    room.timers.pop()()
+    assert room.released == [1]
+    room.leavers.decided(S.RUNNING)
+    room.leavers.add(3, is_done=False)
+    room.training.clear()  # nobody is left who could need it
+    room.leavers.let_go()
+    assert room.released == [1, 2, 3]
 
 
 def test_who_trains_again_is_not_let_go_for_what_it_wanted_before():

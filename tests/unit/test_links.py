@@ -277,6 +277,17 @@ def test_what_a_rank_said_before_it_died_is_heard(room):
     room.links.hear_out(0)
 
 
+def test_what_others_said_before_a_death_is_taken_in_with_it(room):
+    dead, living = room.hello(0), room.hello(1)
+    room.heard.clear()
+    packet.send(living, protocol.Leaving(1, 0))
+    dead.close()
+    room.links.hear_out(0)
+    room.links.catch_up((0, 1, 2))
+    assert room.heard == [protocol.Leaving(1, 0)]
+    assert room.links.pid(1) != 0
+
+
 def test_a_flood_leaves_others_their_turn(room):
     noisy, quiet = room.hello(0), room.hello(1)
     for _ in range(2 * BURST):

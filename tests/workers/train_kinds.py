@@ -1,10 +1,10 @@
 # ruff: noqa: NPY002  numpy's functions of old draw from the randomness of the whole process
 """Trains in one of many ways and says at the end, bit by bit, what came of it.
 
-    train_kinds.py OUT --kind NAME [--plain]
+    train_kinds.py OUT --kind NAME [--plain] [--plain-first OTHER]
 
 `--kind all` trains in all ways, one after the other, `--kind a,b` in some. With `--plain` the loops are those of a script
-that knows no hooks. Every rank notes each loss in OUT/NAME.RANK.jsonl as it computes it, and the
+that knows no hooks; `--plain-first` does all of that before, into another folder. Every rank notes each loss in OUT/NAME.RANK.jsonl as it computes it, and the
 digest of everything it holds at the end in OUT/NAME.RANK.json.
 """
 
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from worker_hooks import TrainState, run
+from worker_hooks import TrainState, run, watch
 
 FILES = (kinds_of_state, kinds_of_updates, kinds_of_loops, kinds_of_data)
 KINDS = {name: kind for file in FILES for name, kind in file.KINDS.items()}
@@ -137,18 +137,24 @@ def main():
     parser.add_argument("out")
     parser.add_argument("--kind", default="all")
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--plain-first", metavar="OTHER")
     parser.add_argument("--ckpt", default="checkpoints")
     told, _ = parser.parse_known_args()
-    Path(told.out).mkdir(exist_ok=True)
+    passes = [(told.plain_first, True)] if told.plain_first else []
+    passes.append((told.out, told.plain))
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     else:  # started by hand
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    for name in KINDS if told.kind == "all" else told.kind.split(","):
-        job = Job(name, told)
-        KINDS[name](job)
-        job.end()
+    for told.out, told.plain in passes:
+        Path(told.out).mkdir(exist_ok=True)
+        for name in KINDS if told.kind == "all" else told.kind.split(","):
+            job = Job(name, told)
+            KINDS[name](job)
+            job.end()
+            if not told.plain:  # the next one's backward is no business of this one
+                watch.unwatch_backward(job.made._under_way.began_backward)
     dist.destroy_process_group()
 
 

@@ -89,7 +89,8 @@ class ModelCheckpoint:
             ValueError: what was asked for cannot be done in this job.
         """
         self._subject = subject = Subject.of(state)
-        self._step, self._pid = state.step, os.getpid()
+        # what is in memory only, is saved by nobody; all ranks must think alike of it
+        self._step, self._pid = subject.guard.resumed_step, os.getpid()
         self._policy, self._life, self._numbered = None, "", None
         plan = Plan.decode(subject.told.drill)
         if plan is not None and plan.ckpt:  # the user's own folder is none of a drill's business
@@ -126,7 +127,7 @@ class ModelCheckpoint:
         Raises:
             OSError: another writer cannot be started.
         """
-        self._subject = self._subject._replace(told=state._told)  # noqa: SLF001  of another life
+        self._subject = self._subject._replace(told=state._guard.told)  # noqa: SLF001  of another life
         if self._policy is not None:
             self._policy.close()
         self._policy, self._life = None, ""
@@ -134,7 +135,7 @@ class ModelCheckpoint:
             log.warning("the checkpoint of step %d is given up: a rank died meanwhile", self._step)
             self._background.give_up()
             self._background = Background()
-        self._step = min(self._step, state.step)
+        self._step = 0  # as a new rank has it, which does not know what was saved
 
     def end(self, state: Any) -> None:
         """Save the last step, and wait until all is saved.

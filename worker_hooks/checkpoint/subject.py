@@ -23,9 +23,10 @@ class Subject(NamedTuple):
     def of(state: Any) -> Subject:
         """Look at a ``TrainState`` as it begins."""
         point = state._resumed  # noqa: SLF001  scripts have no business with it
-        resumed = None if point is None else Path(point.saved.folder)
+        is_on_disk = point is not None and not point.quick_digest
+        resumed = Path(point.saved.folder) if is_on_disk else None
         run = "" if point is None else str(point.saved.manifest.record_id)
-        told = state._told  # noqa: SLF001
+        told = state._guard.told  # noqa: SLF001
         ancestor = "" if run == told.record_id else run
         return Subject(told, state._ledger, state._guard, resumed, ancestor)  # noqa: SLF001
 

@@ -1,0 +1,264 @@
+"""Only the rank that is lost is started again, and nothing is lost: real trainings, the drill judges."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from jobs import WORKERS, Job, Launcher, poll
+
+from msrun.drill_faults import read_words
+from msrun.drill_history import History, read
+from worker_hooks.fault import Plan
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+RANKS = 4
+SMALL = (WORKERS / "train_small.py", "--epochs=2", "--pause=0.005")  # 16 steps
+
+# Each of these is one job, so that few have to be started. ``attempt`` grows with each replacement.
+DRILLS = {
+    "each phase and rank": (
+        "rank=0,step=3,phase=data",
+        "rank=1,step=5,phase=forward",
+        "rank=2,step=7,phase=backward",
+        "rank=0,step=9,phase=update",
+        "rank=1,step=11,phase=commit",
+        "rank=2,step=13,phase=forward,raise",
+    ),
+    "two at once, and one that stands still for ever": (
+        "rank=0,step=4,phase=forward",
+        "rank=2,step=4,phase=forward",
+        "rank=1,step=8,phase=backward,signal=STOP",
+    ),
+    "a second death in what follows the first": (
+        "rank=1,step=4,phase=backward",
+        "rank=2,step=4,phase=data,attempt=1",  # who lived on, before all have joined or after it
+        "rank=1,step=7,attempt=2",
+        "rank=1,step=7,attempt=3",  # who came
+        "rank=0,step=10,phase=forward,attempt=4",
+        "rank=2,phase=dump,attempt=4",  # who was to write
+    ),
+    "three deaths of one rank at one step": (
+        "rank=1,step=7,phase=forward",
+        "rank=1,step=7,phase=forward,attempt=1",
+        "rank=1,step=7,phase=forward,attempt=2",
+    ),
+}
+
+
+class Session(NamedTuple):
+    """One ``msrun drill``: what it judged, and all that it kept."""
+
+    outcomes: dict[str, dict]
+    folder: Path
+    said: str
+
+    @property
+    def reference(self) -> History:
+        return read(self.folder / "reference")
+
+    def history(self, name: str) -> History:
+        return read(self.folder / f"{1 + list(self.outcomes).index(name):03}")
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path_factory.mktemp("replacements"))
+    yield launcher
+    left = launcher.end()
+    assert not left, f"processes outlived their job: {left}"
+
+
+@pytest.fixture(scope="module")
+def session(launcher: Launcher) -> Session:
+    kills = [f"--kill={'+'.join(faults)}" for faults in DRILLS.values()]
+    words = ["drill", "--json", "--keep", *kills, "--", f"--worker_num={RANKS}", *SMALL]
+    done = subprocess.run(
+        [sys.executable, "-m", "msrun", *map(str, words)],
+        env=launcher.env(TMPDIR=str(launcher.tmp)),
+        cwd=launcher.tmp,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=280,
+        check=False,
+    )
+    content = json.loads(done.stdout)
+    assert content["reference"]["trouble"] == "", done.stderr.decode()
+    assert content["reference"]["steps"] == 16
+    (folder,) = launcher.tmp.glob("msrun-drill-*")
+    assert not (launcher.tmp / "checkpoints").exists()
+    return Session(dict(zip(DRILLS, content["drills"], strict=True)), folder, done.stderr.decode())
+
+
+def of(history: History, event: str) -> list[dict]:
+    return [dict(one) for one in history.events if one["event"] == event]
+
+
+@pytest.mark.parametrize("name", DRILLS)
+def test_nothing_is_lost(name: str, session: Session) -> None:
+    told = session.outcomes[name]
+    assert told["broken"] == []
+    assert (told["steps_lost"], told["weights_equal"], told["runs"]) == (0, True, 1)
+
+
+def test_whoever_dies_wherever_is_replaced_alone(session: Session) -> None:
+    told = session.outcomes["each phase and rank"]
+    assert (told["replaced"], told["restarted"], told["dump_bytes"]) == (6, 0, None)
+    done = of(session.history("each phase and rank"), "ReplaceRanks")
+    assert [each["newcomers"] for each in done] == [[0], [1], [2], [0], [1], [2]]
+    assert [each["attempt"] for each in done] == [1, 2, 3, 4, 5, 6]
+    assert "rank 2 raised DrillError: " in done[-1]["reason"]
+
+
+def test_several_at_once_and_a_hung_one_are_replaced(session: Session) -> None:
+    name = "two at once, and one that stands still for ever"
+    told, history = session.outcomes[name], session.history(name)
+    assert (told["restarted"], told["dump_bytes"]) == (0, None)
+    (hung,) = of(history, "RankHung")
+    assert hung["rank"] == 1
+    *first, last = of(history, "ReplaceRanks")
+    assert {rank for each in first for rank in each["newcomers"]} == {0, 2}
+    assert (last["newcomers"], last["survivors"]) == ([1], [0, 2, 3])
+    assert "made no progress" in last["reason"]
+
+
+def test_a_death_on_the_way_makes_another_round(session: Session) -> None:
+    name = "a second death in what follows the first"
+    told, history = session.outcomes[name], session.history(name)
+    assert (told["restarted"], told["dump_bytes"]) == (0, None)
+    newcomers = [set(each["newcomers"]) for each in of(history, "ReplaceRanks")]
+    assert set.union(*newcomers[:2]) == {1, 2}
+    assert newcomers[2:4] == [{1}, {1}]
+    assert set.union(*newcomers[4:]) == {0, 2}
+
+
+def test_who_dies_three_times_at_one_step_is_not_replaced_again(session: Session) -> None:
+    name = "three deaths of one rank at one step"
+    told, history = session.outcomes[name], session.history(name)
+    assert (told["replaced"], told["restarted"], told["step_saved"]) == (2, 1, 6)
+    assert [each["step"] for each in of(history, "ReplaceRanks")] == [6, 6]
+    assert "rank 1 died three times at step 6" in of(history, "StartAttempt")[-1]["reason"]
+
+
+# --- by hand ----------------------------------------------------------------------------------------
+
+
+def trained(launcher: Launcher, name: str, *words: object, faults: str = "") -> tuple[Job, Path]:
+    """A job in a folder of its own, whose ranks witness what they compute."""
+    folder = launcher.tmp / name
+    for each in ("witness", "ckpt"):
+        (folder / each).mkdir(parents=True)
+    struck = read_words(faults, "kill").faults if faults else ()
+    plan = Plan(str(folder / "witness"), str(folder / "ckpt"), struck)
+    job = launcher.start(
+        f"--worker_num={RANKS}",
+        *words,
+        log_dir=folder / "logs",
+        cwd=folder,
+        MSRUN_DRILL=plan.encode(),
+        XDG_STATE_HOME=str(folder / "state"),
+    )
+    return job, folder
+
+
+def await_seen(job: Job, event: str, count: int = 1) -> None:
+    def is_seen() -> bool:
+        return sum(one["event"] == event for one in job.events()) >= count
+
+    poll(lambda: (job.folder / "events.jsonl").exists() and is_seen())
+
+
+def forkserver(job: Job) -> int:
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    names = {int(pid): Path(f"/proc/{pid}/comm").read_text().strip() for pid in children}
+    (pid,) = (pid for pid, name in names.items() if name == "msrun-fork")
+    return pid
+
+
+SLOW = (WORKERS / "train_small.py", "--epochs=2", "--pause=0.05", "--say")
+
+
+def test_a_stop_in_the_middle_of_it_saves_and_the_resume_goes_on(
+    launcher: Launcher, session: Session
+) -> None:
+    job, folder = trained(launcher, "stopped", *SLOW)
+    job.await_lines("step 3\n", RANKS)
+    server = forkserver(job)
+    os.kill(server, signal.SIGSTOP)  # nobody comes
+    os.kill(job.pids()[1], signal.SIGKILL)
+    await_seen(job, "ReplaceRanks")
+    job.signal(signal.SIGTERM)
+    await_seen(job, "StopRequested")
+    os.kill(server, signal.SIGCONT)
+    ended = job.wait()
+    assert ended.code == 128 + signal.SIGTERM, ended
+    (dump,) = read(folder).dumps
+    assert dump.step >= 3
+    again = launcher.start(
+        "--resume",
+        log_dir=folder / "logs",
+        cwd=folder,
+        XDG_STATE_HOME=str(folder / "state"),
+        MSRUN_DRILL=Plan(str(folder / "witness"), str(folder / "ckpt")).encode(),
+    )
+    assert again.wait().code == 0
+    assert read(folder).finals == session.reference.finals
+
+
+def test_a_dead_forkserver_changes_nothing_and_when_all_die_all_begin_anew(
+    launcher: Launcher, session: Session
+) -> None:
+    job, folder = trained(launcher, "all", "--max-restarts=1", *SLOW)
+    job.await_lines("step 3\n", RANKS)
+    os.kill(forkserver(job), signal.SIGKILL)
+    os.kill(job.pids()[1], signal.SIGKILL)
+    await_seen(job, "GoOnRanks")
+    assert [one["newcomers"] for one in job.events() if one["event"] == "ReplaceRanks"] == [[1]]
+    pids = poll(lambda: (found := job.pids()) and None not in found.values() and found)
+    job.signal(signal.SIGSTOP)  # it hears of all at once
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
+    job.signal(signal.SIGCONT)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    history = read(folder)
+    assert history.finals == session.reference.finals
+    assert len(of(history, "StartAttempt")) == 2
+    assert history.dumps == ()
+
+
+def test_who_lives_on_keeps_its_process_its_objects_and_what_it_loaded(launcher: Launcher) -> None:
+    """The loader's workers, too: the interrupted step's batch is not loaded a second time."""
+    words = ("--max-restarts=0", WORKERS / "train_kept.py")
+    job, folder = trained(launcher, "kept", *words, faults="rank=1,step=3,phase=backward")
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert not list((folder / "ckpt").iterdir())
+    started = [one["pid"] for one in job.events() if one["event"] == "WorkerStarted"]
+    told = [json.loads((folder / f"KEPT.{rank}.json").read_text()) for rank in range(RANKS)]
+    assert [each["pid"] in started for each in told] == [True] * RANKS
+    assert len(started) == RANKS + 1
+    share = 48 // RANKS * 2  # of two epochs
+    for rank in (0, 2, 3):
+        kept = told[rank]
+        assert kept["entries"] == [
+            {"attempt": "0", "step": 0},
+            {"attempt": "1", "step": 2},
+        ]
+        loaded = [int(line) for line in (folder / f"LOADS.{rank}").read_text().split()]
+        assert len(loaded) == share
+        batches = kept["handed"]
+        assert batches[2] == batches[3]  # the step was interrupted, and is repeated
+        del batches[3]
+        assert sorted(itertools.chain.from_iterable(batches)) == sorted(loaded)
+        assert kept["workers"] == 2
+        assert kept["same weights"]
+    assert told[1]["entries"] == [{"attempt": "1", "step": 2}]
