@@ -74,6 +74,8 @@ def _draw(
         case "double" if world_size > 1:
             shift = chance.randrange(1, world_size)
             return fault, other._replace(rank=(fault.rank + shift) % world_size)
+        case "hang":  # nobody is watched before the first commit
+            return (fault._replace(step=max(2, fault.step)),)
         case "again":
             return fault, other._replace(rank=chance.randrange(world_size), attempt=1)
     return (fault,)

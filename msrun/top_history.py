@@ -75,11 +75,11 @@ class History(NamedTuple):
                 count = self.replaced + len(event["newcomers"])
                 known = self._replace(replaced=count, hung=frozenset(), slow=frozenset())
                 who, step = listed(event["newcomers"]), event["step"]
-                known = known._replace(replacement=f"{who} replaced, going on from step {step}")
+                known = known._replace(replacement=f"{who} replaced at step {step}")
                 return known.solved(event, f"{who} starts again, from step {step}")
             case "GoOnRanks" if self.failure is not None:
                 took_s = event["time"] - self.failure.at
-                return self.solved(event, f"{self.replacement} after {took_s:.2f} s")
+                return self.solved(event, f"{self.replacement} in {took_s:.2f} s")
             case "StartAttempt" if event["attempt"] == 0:
                 return self._replace(origin=(event["resume"] and _origin(event["resume"])) or "")
             case "StartAttempt":

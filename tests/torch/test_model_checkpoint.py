@@ -118,8 +118,8 @@ def test_a_training_goes_on_from_its_last_checkpoint(msrun, undisturbed, config)
             "split": {"replicated": 2, "private": 2},
         }[next(name for name, each in WAYS.items() if each is config)]
     )
-    # saving goes on when a rank was replaced, in the very middle of it for those that copy
-    end = train(msrun, "--is_recover", 1, fault="rank=1,step=20,phase=commit", **config)
+    # saving goes on when a rank was replaced
+    end = train(msrun, "--is_recover", 1, fault="rank=1,step=19,phase=backward", **config)
     assert f"from step {found.step}" in msrun_log(msrun)
     assert end == undisturbed
     saves = [one.step for _, one in candidates(saved) if isinstance(one, Manifest)]
@@ -171,9 +171,8 @@ def test_ranks_share_rank_0_s_clock(msrun, undisturbed):
 
 def test_a_rank_that_cannot_write_ends_training_with_the_reason(msrun):
     """A file stands where rank 1's folder would be."""
-    job = msrun.start(
-        "--worker_num=2", SCRIPT, "--config", json.dumps({"save_checkpoint_steps": 4})
-    )
+    config = json.dumps({"save_checkpoint_steps": 4})
+    job = msrun.start("--worker_num=2", "--on_failure=dump", SCRIPT, "--config", config)
     saved = msrun.tmp / "saved"
     run = job.await_state("running")["record_id"]
     folder = saved / f"Net-1_4.{run}-0_tmp"
@@ -188,7 +187,7 @@ def test_an_exception_of_one_rank_is_saved_beside_the_checkpoints(msrun, undistu
     """By both ranks' agreement: the other one waits in a collective."""
     config = {"save_checkpoint_steps": 5, "exception_save": True}
     words = ("--config", json.dumps(config), "--fail", 11, "--failing", 1)
-    ended = msrun.run("--worker_num=2", "--max_restarts=0", SCRIPT, *words, within_s=90)
+    ended = msrun.run("--worker_num=2", "--on_failure=dump", SCRIPT, *words, within_s=90)
     assert ended.code == 1
     path, found = newest(msrun.tmp / "saved", print)
     assert found.step in {11, 12}  # the other rank may have updated already

@@ -20,7 +20,7 @@ JOB = JobFacts(
     ranks=tuple(RANK._replace(rank=rank) for rank in range(8)), attempt=2, max_restarts=3,
     history=History(
         restarts=1, replaced=1,
-        failure=Failure(100.0, "rank 2 was killed by SIGKILL", "rank 2 replaced, going on from step 48"),
+        failure=Failure(100.0, "rank 2 was killed by SIGKILL", "rank 2 replaced at step 48"),
     ),
     checkpoint=40, now=112.0,
 )  # fmt: skip
@@ -65,7 +65,7 @@ def test_a_job_at_80_columns():
     assert lines[:5] == [
         "20261121-150740-a4a49b  running  up 2 min 7 s  train.py",
         "step 48  saved step 40  attempt 2  1 of 3 restarts  1 replaced",
-        "12 s ago rank 2 was killed by SIGKILL: rank 2 replaced, going on from step 48",
+        "12 s ago rank 2 was killed by SIGKILL: rank 2 replaced at step 48",
         "rank     pid state     phase     ep/step steps/s step time       RSS CPU% silent",
         "   0 4194304 running   backward     2/48    31.4 ▇▇▇▇█████▇▇▇▇  261M   99       ",
     ]

@@ -44,7 +44,7 @@ KILLED = "rank 2 was killed by SIGKILL"
         ),
         (
             (exited(2, -9, "freezing"), REPLACE, event("GoOnRanks", 10.25)),
-            Failure(10.0, KILLED, "rank 2 replaced, going on from step 52 after 0.25 s"),
+            Failure(10.0, KILLED, "rank 2 replaced at step 52 in 0.25 s"),
         ),
         (
             (exited(2, -9, "freezing"), {**REPLACE, "job": "replacing"}, exited(0, 1, "replacing", 12)),
