@@ -137,7 +137,8 @@ class Lookout:
 
     def _arm(self) -> None:
         """Look at the ranks from now on, if there is something to go by."""
-        is_ready = self._were_all and bool(self._ranks) and bool(self._paced)
+        has_begun = any(beat.step for beat in self._pages.beats(self._ranks).values())
+        is_ready = self._were_all and bool(self._ranks) and has_begun
         if is_ready and self._hang_s != 0 and self._timer is None:
             self._vigil.start_anew(self._loop.time())
             self._set_timer()

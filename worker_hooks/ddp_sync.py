@@ -10,21 +10,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import ref
 
 from torch import nn
 from torch.nn.parallel import distributed
 
-_equal: Callable[[], Iterable[nn.Module]] | None = None
+_equal: tuple[ref[nn.Module], ...] = ()  # the last state may never train again
 _is_watched = False
 
 
-def trust(modules: Callable[[], Iterable[nn.Module]] | None) -> None:
-    """From now on the parameters of these modules are equal on all ranks; ``None``: of none.
+def trust(modules: Iterable[nn.Module]) -> None:
+    """From now on the parameters of these modules are equal on all ranks, and of no other.
 
     A DDP of a module with any other parameter broadcasts as ever.
     """
     global _equal, _is_watched  # noqa: PLW0603  as global as what is wrapped
-    _equal = modules
+    _equal = tuple(map(ref, modules))
     if not _is_watched and hasattr(distributed, "_sync_module_states"):  # private to torch
         _is_watched = True
         distributed._sync_module_states = _spared(distributed._sync_module_states)  # noqa: SLF001
@@ -40,7 +41,8 @@ def _spared(sync: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_equal(module: nn.Module) -> bool:
-    if _equal is None:
+    if not _equal:
         return False
-    known = {id(parameter) for each in _equal() for parameter in each.parameters()}
+    living = [each for one in _equal if (each := one()) is not None]
+    known = {id(parameter) for each in living for parameter in each.parameters()}
     return all(id(parameter) in known for parameter in module.parameters())

@@ -43,11 +43,11 @@ class Reducers:
     def expect(self, orders: Sequence[list[int] | None]) -> None:
         """The state of a checkpoint is put back; DDPs that follow had these orders in it."""
         self._expected, self.is_expecting = orders, True
-        ddp_sync.trust(self._modules)
+        ddp_sync.trust(self._modules())
 
     def rehearse(self) -> None:
         """Lay the buckets out as they were when the checkpoint was made; a collective."""
-        ddp_sync.trust(None)
+        ddp_sync.trust(())
         if self._expected:
             self._found = ddp.find_all(self._modules())
             for one, order in zip(self._found, self._expected, strict=False):

@@ -17,6 +17,6 @@ def test_who_dies_before_the_first_step_leaves_the_orders_it_came_from(monkeypat
         monkeypatch.setattr(ddp, "rehearse", lambda *_: seen.append(reducers.orders()))
         reducers.rehearse()
     finally:
-        ddp_sync.trust(None)
+        ddp_sync.trust(())
     assert seen == [[[1, 0]]]  # or in the collective that this is
     assert not reducers.is_expecting

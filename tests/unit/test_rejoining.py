@@ -104,13 +104,13 @@ def test_ddp_broadcasts_what_is_not_known_to_be_equal(monkeypatch):
     known, other = nn.Linear(1, 1), nn.Linear(1, 1)
     mixed = nn.Sequential(known, other)
     try:
-        ddp_sync.trust(lambda: [known])
+        ddp_sync.trust([known])
         for module in (known, other, mixed):
             distributed._sync_module_states(module)
         assert told == [other, mixed]
-        ddp_sync.trust(None)
+        ddp_sync.trust(())
         distributed._sync_module_states(known)
         assert told == [other, mixed, known]
     finally:
-        ddp_sync.trust(None)
+        ddp_sync.trust(())
     gc.collect()
