@@ -247,18 +247,20 @@ def test_who_lives_on_keeps_its_process_its_objects_and_what_it_loaded(launcher:
     assert [each["pid"] in started for each in told] == [True] * RANKS
     assert len(started) == RANKS + 1
     share = 48 // RANKS * 2  # of two epochs
+    step = told[1]["entries"][0]["step"]
+    assert step in {1, 2}  # the others may have been before their second update yet
     for rank in (0, 2, 3):
         kept = told[rank]
         assert kept["entries"] == [
             {"attempt": "0", "step": 0},
-            {"attempt": "1", "step": 2},
+            {"attempt": "1", "step": step},
         ]
         loaded = [int(line) for line in (folder / f"LOADS.{rank}").read_text().split()]
         assert len(loaded) == share
         batches = kept["handed"]
-        assert batches[2] == batches[3]  # the step was interrupted, and is repeated
-        del batches[3]
+        assert batches[step] == batches[step + 1]  # it was interrupted, and is repeated
+        del batches[step + 1]
         assert sorted(itertools.chain.from_iterable(batches)) == sorted(loaded)
         assert kept["workers"] == 2
         assert kept["same weights"]
-    assert told[1]["entries"] == [{"attempt": "1", "step": 2}]
+    assert told[1]["entries"] == [{"attempt": "1", "step": step}]
