@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from agent.pages import record
 from agent.scribe import side_by_side
+from agent.unfinished import AbandonedError, Unfinished
 from worker_hooks import seal
 from worker_hooks.layout import DumpLayout
 from worker_hooks.manifest import DUMP_KIND, PRIVATE, REPLICATED, Manifest, Shard
@@ -41,10 +41,6 @@ class Saved(NamedTuple):
     nbytes: int
     without_private: tuple[int, ...]
     stale_private: tuple[int, ...]
-
-
-class AbandonedError(Exception):
-    """The dump was given up meanwhile."""
 
 
 def describe(
@@ -102,8 +98,7 @@ class Draft:
         self._private: list[Shard] = []
         self._stale: list[int] = []
         self._failure: OSError | AbandonedError | None = None
-        self._is_begun = False
-        self._is_abandoned = False
+        self._folder = Unfinished(layout)
 
     def begin(self) -> None:
         """Make the folder; what an interrupted dump left there is removed.
@@ -111,8 +106,7 @@ class Draft:
         Raises:
             OSError: the place cannot be written to.
         """
-        seal.make_folder(self.layout)
-        self._is_begun = True
+        self._folder.begin()
 
     def place_of(self, _rank: int) -> str:
         """Where a writer writes."""
@@ -129,7 +123,7 @@ class Draft:
             self._failure = error.with_traceback(None)  # whose frames hold pages
 
     def _write_private(self, rank: int, advance: Callable[[int], None]) -> None:
-        self._check()
+        self._folder.check()
         page = self._pages.get(rank)
         found = record(page, self.step)
         if page is None or found is None:
@@ -156,24 +150,19 @@ class Draft:
         found = record(self._pages.get(order.variants[0][0]), self.step)
         stale = tuple(sorted(self._stale))
         manifest = describe(DUMP_KIND, self.step, order, shards, self._ranks, stale, found)
-        self._check()
+        self._folder.check()
         seal.seal(self.layout, manifest)
         nbytes = sum(shard.nbytes for shard in shards)
         path = str(self.layout.folder)
         return Saved(path, nbytes, manifest.without_private, manifest.stale_private)
 
     def abandon(self) -> None:
-        """Let nothing more be written; called in the loop, before :meth:`remove` is ordered."""
-        self._is_abandoned = True
+        """As of :class:`Unfinished`."""
+        self._folder.abandon()
 
     def remove(self) -> None:
-        """Remove what was written."""
-        if self._is_begun:
-            shutil.rmtree(self.layout.unfinished, ignore_errors=True)
-
-    def _check(self) -> None:
-        if self._is_abandoned:
-            raise AbandonedError
+        """As of :class:`Unfinished`."""
+        self._folder.remove()
 
     def _replicated(self, order: Order) -> list[Shard]:
         shards = []

@@ -14,9 +14,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from agent.dump import AbandonedError, Order, Saved, describe
+from agent.dump import Order, Saved, describe
 from agent.pages import record
 from agent.scribe import side_by_side
+from agent.unfinished import AbandonedError
 from worker_hooks import manifest as manifests
 from worker_hooks import seal
 from worker_hooks.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Manifest, Shard

@@ -15,7 +15,7 @@ from agent import actions as do
 from agent import events as ev
 from agent.announcement import sentences
 from agent.answers import Answer, Answers
-from agent.dump import AbandonedError, Draft, Order, Saved
+from agent.dump import Draft, Order, Saved
 from agent.greeting import Greeting
 from agent.links import Links
 from agent.memory import Memory
@@ -23,6 +23,7 @@ from agent.pages import Pages
 from agent.scribe import Scribe
 from agent.spec import JobSpec
 from agent.transcript import Transcript
+from agent.unfinished import AbandonedError
 from worker_hooks import protocol
 from worker_hooks.layout import CheckpointLayout, DumpLayout
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from agent.dump import AbandonedError, Saved
+from agent.dump import Saved
 from agent.memory import Memory
 from agent.scribe import side_by_side
+from agent.unfinished import Unfinished
 from worker_hooks import safetensor, seal
 from worker_hooks.layout import DumpLayout
 from worker_hooks.manifest import DUMP_KIND, PRIVATE, Shard
@@ -37,8 +37,7 @@ class Transcript:
         self.layout = layout
         self._manifest = memory.manifest
         self._files: list[tuple[Shard, int]] = []
-        self._is_begun = False
-        self._is_abandoned = False
+        self._folder = Unfinished(layout)
         try:
             for shard in self._manifest.shards:
                 self._files.append((shard, os.dup(int(shard.file))))
@@ -55,7 +54,7 @@ class Transcript:
         """
 
         def go_on(nbytes: int) -> None:
-            self._check()
+            self._folder.check()
             advance(nbytes)
 
         shards: dict[int, Shard] = {}
@@ -64,11 +63,10 @@ class Transcript:
             shards[at] = self._copy(*self._files[at], go_on)
 
         try:
-            self._check()
-            seal.make_folder(self.layout)
-            self._is_begun = True
+            self._folder.check()
+            self._folder.begin()
             side_by_side(copy, range(len(self._files)))
-            self._check()
+            self._folder.check()
             about = self._manifest._replace(
                 kind=DUMP_KIND,
                 saved_at=time.time(),
@@ -83,17 +81,12 @@ class Transcript:
         return Saved(path, nbytes, about.without_private, about.stale_private)
 
     def abandon(self) -> None:
-        """Let nothing more be written; called in the loop, before :meth:`remove` is ordered."""
-        self._is_abandoned = True
+        """As of :class:`Unfinished`."""
+        self._folder.abandon()
 
     def remove(self) -> None:
-        """Remove what was written."""
-        if self._is_begun:
-            shutil.rmtree(self.layout.unfinished, ignore_errors=True)
-
-    def _check(self) -> None:
-        if self._is_abandoned:
-            raise AbandonedError
+        """As of :class:`Unfinished`."""
+        self._folder.remove()
 
     def _copy(self, shard: Shard, file: int, advance: Callable[[int], None]) -> Shard:
         about = self._manifest

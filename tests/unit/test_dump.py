@@ -12,8 +12,9 @@ from safetensors import safe_open
 
 from agent import actions as do
 from agent.announcement import sentences
-from agent.dump import AbandonedError, Draft, Order, Saved
+from agent.dump import Draft, Order, Saved
 from agent.scribe import THREADS, Scribe, side_by_side
+from agent.unfinished import AbandonedError
 from worker_hooks import manifest, page, safetensor
 from worker_hooks.layout import DumpLayout
 from worker_hooks.page import Entry, Page

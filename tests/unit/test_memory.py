@@ -16,12 +16,13 @@ from agent import actions as do
 from agent import events as ev
 from agent import memory as room
 from agent.announcement import sentences
-from agent.dump import AbandonedError, Order, Saved
+from agent.dump import Order, Saved
 from agent.memory import Memory
 from agent.pages import Pages
 from agent.saving import Saving
 from agent.spec import JobSpec, Program, ProgramKind
 from agent.transcript import Transcript
+from agent.unfinished import AbandonedError
 from worker_hooks import manifest, page, protocol, safetensor
 from worker_hooks.layout import DumpLayout
 from worker_hooks.page import Entry
