@@ -1,24 +1,17 @@
 """Trains the ordinary way: rank 0 saves every few steps, a restart begins from there."""
 
-import os
-
 import torch
 import torch.distributed as dist
 from stamp import stamp
 from torch.nn.parallel import DistributedDataParallel
-from training import EPOCHS, RANK, Steps, arguments, data, network
+from training import EPOCHS, RANK, Steps, arguments, data, network, put_back, save
 
 stamp("imported")
 options = arguments()
 net = network(options.width)
 optimizer = torch.optim.AdamW(net.parameters())
 checkpoint = options.fifo.with_name("checkpoint.pt")
-step = 0
-if checkpoint.exists():
-    saved = torch.load(checkpoint)
-    net.load_state_dict(saved["net"])
-    optimizer.load_state_dict(saved["optimizer"])
-    step = saved["step"]
+step = put_back(checkpoint, net, optimizer)
 stamp("restored")
 dist.init_process_group("gloo")
 stamp("joined")
@@ -36,6 +29,4 @@ for epoch in range(step // len(loader), EPOCHS):
         step += 1
         steps.finish(step)
         if RANK == 0 and step % options.every == 0:
-            whole = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-            torch.save(whole, aside := checkpoint.with_suffix(".aside"))
-            os.replace(aside, checkpoint)
+            save(checkpoint, net, optimizer, step)

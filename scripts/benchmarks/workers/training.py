@@ -49,6 +49,23 @@ def data(rank: int = RANK, world: int = WORLD) -> DataLoader:
     return DataLoader(samples, batch_size=BATCH, sampler=sampler)
 
 
+def put_back(checkpoint: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Put back what :func:`save` saved last, the ordinary way; the step that it was saved at."""
+    if not checkpoint.exists():
+        return 0
+    saved = torch.load(checkpoint)
+    net.load_state_dict(saved["net"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return int(saved["step"])
+
+
+def save(checkpoint: Path, net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Save it all aside, and rename."""
+    whole = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    torch.save(whole, aside := checkpoint.with_suffix(".aside"))
+    os.replace(aside, checkpoint)
+
+
 def batches(loader: DataLoader, begun: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """Number the batches of all epochs, and pass over the first ``begun``."""
     for epoch in range(begun // len(loader), EPOCHS):

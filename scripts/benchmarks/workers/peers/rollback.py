@@ -1,13 +1,12 @@
 """The training of a peer that goes back to the last save: rank 0 saves every few steps."""
 
 import argparse
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from training import Steps, batches, data, network
+from training import Steps, batches, data, network, put_back, save
 
 
 def train(
@@ -27,12 +26,7 @@ def train(
     net = network(options.width)
     optimizer = torch.optim.AdamW(net.parameters())
     checkpoint = options.fifo.with_name("checkpoint.pt")
-    step = 0
-    if checkpoint.exists():
-        saved = torch.load(checkpoint)
-        net.load_state_dict(saved["net"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step = saved["step"]
+    step = put_back(checkpoint, net, optimizer)
     model = DistributedDataParallel(net)
     steps.begin(step, attempt)
     for batch, inputs, labels in batches(data(rank, world), step):
@@ -44,6 +38,4 @@ def train(
         beat()
         if rank == 0 and step % options.every == 0:
             with saving():
-                whole = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                torch.save(whole, aside := checkpoint.with_suffix(".aside"))
-                os.replace(aside, checkpoint)
+                save(checkpoint, net, optimizer, step)
