@@ -20,7 +20,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture
 def msrun(tmp_path: Path) -> Iterator[Launcher]:
     """Starts msrun; fails the test if a process of a job outlives it."""
-    launcher = Launcher(tmp_path)
+    yield from launched(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    """The same for jobs that all tests of a file look at."""
+    yield from launched(tmp_path_factory.mktemp("jobs"))
+
+
+def launched(folder: Path) -> Iterator[Launcher]:
+    launcher = Launcher(folder)
     yield launcher
     left = launcher.end()
     assert not left, f"processes outlived their job: {left}"

@@ -158,6 +158,19 @@ class Launcher:
     def run(self, *args: object, within_s: float = DEADLINE_S, **kwargs: object) -> Ended:
         return self.start(*args, **kwargs).wait(within_s)
 
+    def drill(self, *words: object, within_s: float = 280) -> Ended:
+        """`msrun drill WORDS`, whose own files are in the launcher's folder."""
+        done = subprocess.run(
+            [sys.executable, "-m", "msrun", "drill", *map(str, words)],
+            env=self.env(TMPDIR=str(self.tmp)),
+            cwd=self.tmp,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=within_s,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
     def run_with_descriptors(self, count: int, *program: object) -> subprocess.CompletedProcess:
         """Two ranks of a program, by an msrun that inherited ``count`` open descriptors."""
         if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < count + 200:

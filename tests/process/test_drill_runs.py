@@ -30,16 +30,7 @@ def drill(launcher: Launcher, *options: object, play: str = "steps=8", job: str 
         PLAY,
         *play.split(),
     ]
-    done = subprocess.run(
-        command(*line),
-        env=launcher.env(TMPDIR=str(launcher.tmp)),
-        cwd=launcher.tmp,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=100,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+    return launcher.drill(*line, within_s=100)
 
 
 def drilled(launcher: Launcher, *options: object, **more: str) -> dict:

@@ -7,9 +7,6 @@ leave. A session of drills runs the undisturbed job once.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
 
 import pytest
 from jobs import WORKERS, Launcher
@@ -34,30 +31,14 @@ BESIDES = (
 
 def drilled(launcher: Launcher, *options: str, job: tuple[str, ...] = ()) -> list[dict]:
     """Every drill's outcome; nothing of the user's folder was touched, nothing is left."""
-    words = ["--json", *options, "--", RANKS, *job, SMALL, "--epochs=2", "--pause=0.005"]
-    done = subprocess.run(
-        [sys.executable, "-m", "msrun", "drill", *map(str, words)],
-        env=launcher.env(TMPDIR=str(launcher.tmp)),
-        cwd=launcher.tmp,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=280,
-        check=False,
-    )
-    content = json.loads(done.stdout)
-    assert content["reference"]["trouble"] == "", done.stderr.decode()
+    job_words = (RANKS, *job, SMALL, "--epochs=2", "--pause=0.005")
+    done = launcher.drill("--json", *options, "--", *job_words)
+    content = json.loads(done.out)
+    assert content["reference"]["trouble"] == "", done.err
     assert content["reference"]["steps"] == 16
     assert not (launcher.tmp / "checkpoints").exists()
     assert not launcher.marked()
     return content["drills"]
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    launcher = Launcher(tmp_path_factory.mktemp("drills"))
-    yield launcher
-    left = launcher.end()
-    assert not left, f"processes outlived their job: {left}"
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,25 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from worker_hooks import groups
+
 SCRIPT = Path(__file__).parents[1] / "workers" / "leave_group.py"
+
+
+def test_a_rank_tells_why_it_could_not_join_others():
+    script = SCRIPT.with_name("fixed_groups.py")
+    environ = {"PYTHONPATH": str(SCRIPT.parents[2]), "PATH": os.environ["PATH"]}
+    words = [sys.executable, str(script)]
+    done = subprocess.run(words, capture_output=True, env=environ, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout) == {
+        "none": "",
+        "store": groups.STORE,
+        "plain": "",
+        "groups": groups.GROUPS,
+        "early": groups.EARLY,
+        "wrapped": groups.WRAPPED,
+    }
 
 
 def test_ranks_leave_a_broken_group_and_make_a_new_one():

@@ -6,9 +6,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,32 +67,15 @@ class Session(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    launcher = Launcher(tmp_path_factory.mktemp("replacements"))
-    yield launcher
-    left = launcher.end()
-    assert not left, f"processes outlived their job: {left}"
-
-
-@pytest.fixture(scope="module")
 def session(launcher: Launcher) -> Session:
     kills = [f"--kill={'+'.join(faults)}" for faults in DRILLS.values()]
-    words = ["drill", "--json", "--keep", *kills, "--", f"--worker_num={RANKS}", *SMALL]
-    done = subprocess.run(
-        [sys.executable, "-m", "msrun", *map(str, words)],
-        env=launcher.env(TMPDIR=str(launcher.tmp)),
-        cwd=launcher.tmp,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=280,
-        check=False,
-    )
-    content = json.loads(done.stdout)
-    assert content["reference"]["trouble"] == "", done.stderr.decode()
+    done = launcher.drill("--json", "--keep", *kills, "--", f"--worker_num={RANKS}", *SMALL)
+    content = json.loads(done.out)
+    assert content["reference"]["trouble"] == "", done.err
     assert content["reference"]["steps"] == 16
     (folder,) = launcher.tmp.glob("msrun-drill-*")
     assert not (launcher.tmp / "checkpoints").exists()
-    return Session(dict(zip(DRILLS, content["drills"], strict=True)), folder, done.stderr.decode())
+    return Session(dict(zip(DRILLS, content["drills"], strict=True)), folder, done.err)
 
 
 def of(history: History, event: str) -> list[dict]:

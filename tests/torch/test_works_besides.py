@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 
 import pytest
 from jobs import WORKERS, Launcher
@@ -21,14 +20,6 @@ from worker_hooks.fault import Plan
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 PLAIN = "plain"
 UNGUARDED = "nothing guards this run; under msrun a dead rank loses nothing"
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    launcher = Launcher(tmp_path_factory.mktemp("besides"))
-    yield launcher
-    left = launcher.end()
-    assert not left, f"processes outlived their job: {left}"
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ where that can be, and after the second all are restarted from a dump.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -69,14 +69,6 @@ def faults(kind: str) -> str:
     last = CASES[kind]
     rank = (int(last[5]) - 1) % RANKS
     return last if kind in FIXED else f"rank={rank},step=3,phase=backward+{last}"
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    launcher = Launcher(tmp_path_factory.mktemp("works"))
-    yield launcher
-    left = launcher.end()
-    assert not left, f"processes outlived their job: {left}"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,45 @@
+"""One rank that tells why it could not join new peers, for each way to make its group. Prints JSON."""
+
+import json
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from worker_hooks.env import Told
+from worker_hooks.groups import why_fixed
+
+server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+os.environ.update(
+    MASTER_ADDR="127.0.0.1",
+    MASTER_PORT=str(server.port),
+    RANK="0",
+    WORLD_SIZE="1",
+    TORCHELASTIC_USE_AGENT_STORE="True",
+)
+net = nn.Linear(1, 1)
+
+
+def why():
+    # as one of two ranks: a rank alone has no peers to lose
+    return why_fixed(Told.read(os.environ)._replace(world_size=2), lambda: [net])
+
+
+told = {"none": why()}
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+told["store"] = why()
+dist.destroy_process_group()
+dist.init_process_group("gloo")
+told["plain"] = why()
+dist.new_group([0])
+told["groups"] = why()
+dist.destroy_process_group()
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+told["early"] = why()
+model = DistributedDataParallel(net)
+told["wrapped"] = why()
+dist.destroy_process_group()
+print(json.dumps(told))
