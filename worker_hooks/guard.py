@@ -107,6 +107,7 @@ class Guard:
         self._out = threading.Event()  # the main thread has come to its top for the order
         self._pid = os.getpid()
         self._frozen: int | None = None  # the state's version, where it was torn but complete
+        self.digest = ""  # quick, of the state that was compared last
 
     @property
     def is_on(self) -> bool:
@@ -387,4 +388,6 @@ class Guard:
         self, order: protocol.Save, advance: Callable[[int], None]
     ) -> protocol.Written | protocol.Digested:
         """As :func:`worker_hooks.saving.save`, of this rank."""
-        return saving.save(self.source, self._who, order, self._frozen, advance)
+        done = saving.save(self.source, self._who, order, self._frozen, advance)
+        self.digest = done.digest
+        return done

@@ -5,8 +5,6 @@ Standard library only: a process without torch writes checkpoints beside trainin
 
 from __future__ import annotations
 
-import io
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -62,44 +60,6 @@ def write(
             file.blocks.add(content)
         done = file.finish()
     return Written(done.nbytes, done.sha256, digest_of(seed, hashes))
-
-
-def write_quick(
-    path: Path,
-    head: bytes,
-    seed: str,
-    state: Iterable[tuple[Bytes, bool]],
-    buffers: Sequence[Bytes],
-    advance: Callable[[int], None],
-) -> Written:
-    """The same bytes to memory that is there already, without a checksum; arguments as above.
-
-    Raises:
-        OSError: there is no memory, or nobody keeps it any more.
-    """
-    found = 0
-    with open(path, "r+b", buffering=0) as file:
-        nbytes = _put(file, head)
-        for piece, is_mine in state:
-            found = zlib.crc32(piece, found)
-            if is_mine:
-                nbytes += _put(file, piece)
-            advance(len(piece))
-        for content in buffers:
-            nbytes += _put(file, content)
-    return Written(nbytes, "", quick_digest_of(seed, found))
-
-
-def _put(file: io.FileIO, content: Bytes) -> int:
-    left = memoryview(content)
-    while left:
-        left = left[file.write(left) :]
-    return len(content)
-
-
-def quick_digest_of(seed: str, found: int) -> str:
-    """The digest of a state by the CRC-32 of its bytes; like none of :func:`digest_of`."""
-    return f"quick-{seed[:24]}-{found:08x}"
 
 
 def digest_of(seed: str, hashes: bytes) -> str:

@@ -74,6 +74,7 @@ class Point(NamedTuple):
     ready_orders: Sequence[list[int] | None]
     saved: restore.Saved
     quick_digest: str  # of the replicated state, if it lies in memory; else empty
+    is_live: bool  # that is the digest of what was registered then, and stayed
     looks: tuple[Any, ...]  # of the pieces, when the state had been put back
 
 
@@ -85,7 +86,7 @@ def find(*places: str) -> Path | None:
 
 
 def restored(
-    pieces: Sequence[Piece], folder: Path, told: Told, live_step: int | None = None
+    pieces: Sequence[Piece], folder: Path, told: Told, live: tuple[int, str] | None = None
 ) -> Point:
     """Put the replicated state of a verified checkpoint back.
 
@@ -93,8 +94,8 @@ def restored(
         pieces: what is registered.
         folder: the checkpoint's; of one in memory, its manifest's file.
         told: who this process is.
-        live_step: the step that the registered tensors are whole as of; of a checkpoint of that
-            step they are not read.
+        live: the step that the registered tensors are whole as of, and their digest; of a
+            checkpoint with both they are not read.
 
     Raises:
         OSError: a file cannot be read.
@@ -107,7 +108,8 @@ def restored(
         saved = restore.load(folder, _whole(folder, manifest))
     manifest = saved.manifest
     _forget_gradients(pieces)
-    restore.restore(pieces, saved, is_live=manifest.step == live_step)
+    is_live = live == (manifest.step, manifest.digest)
+    restore.restore(pieces, saved, is_live=is_live)
     facts = json.loads(saved.metadata["facts"])
     own = _private(saved, told.rank)
     late = frozenset(facts.get("late", ()))
@@ -140,6 +142,7 @@ def restored(
         ready_orders=facts.get("ready_orders", ()),
         saved=saved,
         quick_digest=manifest.digest if manifest.kind == manifests.MEMORY_KIND else "",
+        is_live=is_live,
         looks=tuple(map(_look, pieces)),
     )
 
@@ -213,8 +216,8 @@ def put_back(point: Point, ledger: Ledger, rank: int) -> None:
         OSError: a file of the checkpoint cannot be read any more.
         RuntimeError: what was put back from memory is something else.
     """
-    # a replica that is not what the others are may have kept it
-    if point.quick_digest or tuple(map(_look, ledger.pieces)) != point.looks:
+    is_unsure = bool(point.quick_digest) and not point.is_live  # nobody has compared it yet
+    if is_unsure or tuple(map(_look, ledger.pieces)) != point.looks:
         # a broadcast of equal weights, as by DDP, moves their versions and nothing else
         is_same = _is_same(point, ledger)
         mine = [piece for piece in ledger.pieces if not (is_same and piece.is_compared)]

@@ -271,8 +271,9 @@ class TrainState:
         """Go on with new peers, from the checkpoint that the agent has in memory. For ``run``."""
         order, was_torn = self._membership.leave(self._reducers.forget())
         self._under_way.forget(order.attempt)
-        live_step = None if was_torn or self._ledger.is_touched() else self.step
-        point = resume.restored(self._ledger.pieces, Path(order.path), self._guard.told, live_step)
+        is_whole = not was_torn and not self._ledger.is_touched()
+        live = (self.step, self._guard.digest) if is_whole else None
+        point = resume.restored(self._ledger.pieces, Path(order.path), self._guard.told, live)
         self._ledger.begin_again(point.step)
         self.batch, self._loop, self._present, self._is_done = 0, 0, None, False
         self._is_armed = False

@@ -1,6 +1,7 @@
 """The training that all sides of ``scripts/bench recover`` do, and what they tell of it."""
 
 import argparse
+import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ballast", type=int, default=0, help="MiB of parameters kept as they are")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds added to a step")
     parser.add_argument("--mark", type=int, default=0, help="say when this step is finished")
+    parser.add_argument("--turns", type=Path, help="a file: trains only while it can be locked")
     parser.add_argument("--every", type=int, default=1, help="steps from save to save, unguarded")
     return parser.parse_known_args()[0]
 
@@ -83,6 +85,7 @@ class Steps:
         self._rank = rank
         self._attempt = self._first = 0
         self._board = board.opened(options.fifo.parent)
+        self._turns = options.turns and options.turns.open("a")
 
     def begin(self, begun: int, attempt: int | None = None) -> None:
         """Train on from a step; also a process that lives on begins with each attempt."""
@@ -100,3 +103,6 @@ class Steps:
         if step == self._options.mark:
             stamp("marked")
         time.sleep(self._options.pause)
+        if self._turns:  # whose turn it is not, waits here
+            fcntl.flock(self._turns, fcntl.LOCK_SH)
+            fcntl.flock(self._turns, fcntl.LOCK_UN)
