@@ -118,7 +118,9 @@ def commit_memory(job: Job, dump: Dump, place: int, why: str) -> Turn:
 
 def _enough(job: Job, dump: Dump, able: tuple[int, ...]) -> tuple[int, ...]:
     """Of those that are able, who writes."""
-    return able if job.rules.split or _is_stuck(job, dump) else able[:1]
+    if job.rules.split or _is_stuck(job, dump):
+        return able
+    return able[: job.rules.memory_writers if dump.place == do.MEMORY else 1]
 
 
 def _is_stuck(job: Job, dump: Dump) -> bool:
@@ -154,9 +156,9 @@ def _commit(
 
 
 def order_all(job: Job, dump: Dump, why: str) -> Turn:
-    """The first order in a place: the quickest writes, or all do; what others hold is compared."""
+    """The first order in a place: the quickest writes, or more do; what others hold is compared."""
     able = holders(job, dump)
-    writers = able if job.rules.split else able[:1]
+    writers = _enough(job, dump, able)
     return order(job, dump, writers, why, able[len(writers) :])
 
 

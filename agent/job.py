@@ -40,6 +40,7 @@ class Rules:
     replacement_period_s: float = 3600.0
     deaths: int = 3  # of one rank at one step: no more of them is replaced
     rejoin_s: float = 30.0  # for those that live on to leave the training function
+    memory_writers: int = 8  # at most: a core touches 2 GB of memory a second, a GPU has its link
     join_s: float = 600.0  # for all to be in the new group of processes, newcomers too
 
 

@@ -271,8 +271,9 @@ class DumpWatch:
             self.broken(f"{action}, but the holders are {sorted(self.holders())}")
         is_last = action.place + 1 == self.node.rules.places
         is_stuck = is_last and self.stuck[action.place] > 0  # then all that are left try at once
-        if len(action.writers) > 1 and not (self.node.rules.split or is_stuck):
-            self.broken(f"{action}: one is enough")
+        enough = self.node.rules.memory_writers if action.place == do.MEMORY else 1
+        if len(action.writers) > enough and not (self.node.rules.split or is_stuck):
+            self.broken(f"{action}: {enough} are enough")
         last = self.orders[-1].round if self.orders else self.since - 1
         place = min({0, 1, 2} - self.full)
         is_there = action.place == (place if place < self.node.rules.places else -2)

@@ -104,8 +104,9 @@ class ReplaceWatch:
             case ev.RankRaised() if self.first_raised is None and before != self.node.job:
                 if self.node.job.first_raised == event.rank:
                     self.first_raised = event.rank
-            case ev.RankRegistered() if event.rank in self.watch.running | self.unheard():
-                self.fixed[event.rank] = event.why_fixed
+            case ev.RankRegistered() if event.attempt == self.watch.attempt:
+                if event.rank in self.watch.running | self.unheard():
+                    self.fixed[event.rank] = event.why_fixed
             case ev.ReplacementAged() if not before.state.is_end:
                 self.replaced = max(0, self.replaced - 1)
         if before.state is JobState.REPLACING:

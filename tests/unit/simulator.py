@@ -126,6 +126,7 @@ class Node:
             replacement_period_s=rng.choice((5.0, 3600.0)),
             deaths=rng.choice((2, 3, 3)) if rng.random() < 0.9 else 1,
             rejoin_s=rng.choice((0.5, 2.0)),
+            memory_writers=(1, 2, 8)[seed % 3],
             join_s=rng.choice((3.0, 10.0)),
         )
         self.story = Story(seed, self.rules)
