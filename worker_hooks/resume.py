@@ -26,6 +26,7 @@ from worker_hooks.pieces import Piece
 from worker_hooks.private import EPOCH, placed
 from worker_hooks.rng import Randomness, derive
 from worker_hooks.shard import quick_digest
+from worker_hooks.snapshot import version
 
 log = logging.getLogger("msrun")
 
@@ -263,7 +264,9 @@ def _look(piece: Piece) -> tuple[Any, ...]:
     """What differs when a piece was changed."""
     value, small = piece.encode(piece.snapshot())
     octets = {name: bytes(to_bytes(tensor)) for name, tensor in small.items()}
-    return piece.marks(), json.dumps(value), octets
+    # a step's marks leave out what a step changes anyway: most weights, all of an optimizer's
+    versions = list(map(version, piece.tensors().values()))
+    return piece.marks(), versions, json.dumps(value), octets
 
 
 def _private(saved: restore.Saved, rank: int) -> Private | None:
