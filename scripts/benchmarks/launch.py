@@ -14,7 +14,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ import scenarios
 from rows import ROWS, Result, pick
 from table import document, machine, table
 from trial import Side
-from turns import measure
+from turns import measure, stoppable
 
 BIN = Path(sys.executable).parent
 
@@ -89,9 +88,4 @@ def both(left: str, right: str) -> tuple[Side, Side]:
 
 
 if __name__ == "__main__":
-    # a stopped benchmark still clears away its processes
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(stoppable(main))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ from peers_outcome import Goal, Outcome, is_reached, lines
 from peers_ways import HANG, KILL, Way, hang, kill
 from scenarios import Scenario
 from table import aligned, machine
-from turns import measure
+from turns import measure, stoppable
 
 RANKS = 4
 SERIES: dict[str, tuple[Scenario, Mapping[str, Way], Goal]] = {
@@ -103,9 +102,4 @@ def measured(
 
 
 if __name__ == "__main__":
-    # a stopped benchmark still clears away its processes
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(stoppable(main))

@@ -15,31 +15,32 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from statistics import mean
 
+import alternation
 import recovery
 import replacement
 from rows import Goal, Result, Row, pick, three_digits
+from scenarios import Figures
 from table import document, machine, table
 from trial import Side, TrialError
-from turns import Measured, measure, progress
+from turns import Measured, measure, progress, stoppable
 
 BIN = Path(sys.executable).parent
-SIDES = tuple(Side(name, (str(BIN / name),)) for name in ("torchrun", "msrun"))
+SIDES = (Side("torchrun", (str(BIN / "torchrun"),)), Side("msrun", (str(BIN / "msrun"),)))
 SHARE = 5  # of so many kills torchrun gets one: it takes 4 to 10 s to come back
 
 
-def lost(_turn: object) -> recovery.Figures:
+def lost(_turn: object) -> Figures:
     """Stand for the row that one long job yields; never called."""
     raise NotImplementedError
 
 
-def often(_turn: object) -> recovery.Figures:
+def often(_turn: object) -> Figures:
     """Stand for the rows that one long job of msrun's yields; never called."""
     raise NotImplementedError
 
@@ -95,9 +96,18 @@ ROWS = (
     ),
     Row("hang-lost", "lost there", replacement.hang, "steps", goal=Goal(zero=True)),
     Row(
-        "large", "1 GiB more state; left: its plain broadcast", replacement.large, goal=Goal(0.667)
+        "large",
+        "what 1 GiB more state adds to replace; left: to broadcast it",
+        replacement.large,
+        goal=Goal(0.667),
     ),
-    Row("speed", "a step's time before : after", replacement.speed, "", goal=Goal(within=0.02)),
+    Row(
+        "speed",
+        "a step's time before : after, beside a job alike",
+        alternation.speed,
+        "",
+        goal=Goal(within=0.02),
+    ),
     grown("rss", "resident memory, 5th to last replacement", "%"),
     grown("pss", "  the same, shared pages in parts", "%"),
     grown("fds", "  open files"),
@@ -198,6 +208,8 @@ def remarks(results: list[Result]) -> Iterator[str]:
     for result in results:
         if result.row.key == "published":
             yield f"\n{PUBLISHED}"
+        if result.row.key == "speed" and len(result.right.values) > 1:
+            yield f"\n{result.row.what}: {alternation.certainty(result.right.values)}."
         if result.row.key == "lost" and result.left.values and result.right.values:
             left, right = result.left.values, result.right.values
             yield (
@@ -209,9 +221,4 @@ def remarks(results: list[Result]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    # a stopped benchmark still clears away its processes
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(stoppable(main))

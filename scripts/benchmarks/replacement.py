@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from finished import Board, lost, sent, step_s
+import spare_memory
+from finished import Board, lost, sent
 from processes import PROC, field
 from recovery import TEN_MB, is_torchrun, milestones, training
 from scenarios import LIMIT_S, Figures, Turn, latest
 from trial import Side, Trial, TrialError, started
 
 GIB = 1024  # MiB
-STEADY = 200  # steps whose median counts as the speed
-SKIPPED = 10  # steps after a replacement that warm caches up
+STEADY = 200  # steps before a rank is stopped: its usual pace is known
 EARLY = 5  # replacements after which memory should not grow any more
 SETTLE_S = 1.0  # before memory is looked at
 WARM = 3  # steps before a rank is killed
@@ -49,30 +49,22 @@ def hang(turn: Turn) -> Figures:
 
 
 def large(turn: Turn) -> Figures:
-    """What a gigabyte more of state adds; on the other side, a plain broadcast of as much."""
+    """What a gigabyte more of state adds; on the other side, a plain broadcast of as much.
+
+    Before the kill a process holds as much memory as will be taken (the memory checkpoint, the
+    newcomer's copy, and one to spare) and gives it back then: else the figure is mostly the
+    hypervisor's, see ``spare_memory.py``. The broadcast is timed the second time for that reason.
+    """
     if is_torchrun(turn.side):
         with started(turn.side, "broadcast.py", str(GIB), nproc=2) as trial:
             sent_s = latest(trial.wait_for("sent", 2, limit_s=LONG_S))
             warm_s = latest(trial.wait_for("warm", 2, limit_s=LONG_S))
         return {"large": sent_s - warm_s}
-    small = struck(turn, signal.SIGKILL, "large", f"--width={TEN_MB}")
-    whole = struck(turn, signal.SIGKILL, "large", f"--width={TEN_MB}", f"--ballast={GIB}")
+    small, whole = (
+        struck(turn, signal.SIGKILL, "large", f"--width={TEN_MB}", *ballast, spare=3 * GIB << 20)
+        for ballast in ((), (f"--ballast={GIB}",))
+    )
     return {"large": whole["large"] - small["large"]}
-
-
-def speed(turn: Turn) -> Figures:
-    """Compare the time of a step before and after a replacement."""
-    if is_torchrun(turn.side):
-        return {}
-    with guarded(turn.side, f"--width={TEN_MB}", nproc=turn.nproc) as (_, board):
-        ranks = board.wait_all(turn.nproc, SKIPPED + STEADY, LIMIT_S)
-        before_s = step_s(line for line in board.lines if line.step > SKIPPED)
-        killed_s = sent(ranks[turn.victim], signal.SIGKILL)
-        back = board.wait_again(turn.nproc, killed_s, LIMIT_S)
-        begun = back.step + SKIPPED
-        board.wait_all(turn.nproc, begun + STEADY, LIMIT_S)
-        after = [line for line in board.lines if line.attempt == back.attempt]
-    return {"speed": before_s / step_s(line for line in after if line.step > begun)}
 
 
 def memory(side: Side, nproc: int, kills: int) -> Figures:
@@ -132,11 +124,17 @@ def most(what: str, after: Sequence[Held], before: Sequence[Held]) -> float:
     return max(late - early for late, early in grown)
 
 
-def struck(turn: Turn, signum: int, key: str, *args: str, step: int = WARM) -> Figures:
-    """Strike one rank of a training with a signal until all are past their next step."""
+def struck(
+    turn: Turn, signum: int, key: str, *args: str, step: int = WARM, spare: int = 0
+) -> Figures:
+    """Strike one rank of a training with a signal until all are past their next step.
+
+    ``spare``: bytes of memory that are given back right before.
+    """
     with guarded(turn.side, *args, nproc=turn.nproc) as (trial, board):
         ranks = board.wait_all(turn.nproc, step, LONG_S)
-        turn.pause()
+        with spare_memory.held(spare):
+            turn.pause()
         wall_s = time.time() - time.monotonic()
         killed_s = sent(ranks[turn.victim], signum)
         back = board.wait_again(turn.nproc, killed_s, LIMIT_S)

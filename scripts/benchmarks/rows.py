@@ -130,10 +130,10 @@ class Result:
         goal = self.row.goal
         if goal == Goal():
             return None
-        if self.right.median is None or (goal.ratio is not None and self.ratio is None):
+        if self.right.median is None:
             return False
         return (
-            (goal.ratio is None or self.ratio >= goal.ratio)
+            (goal.ratio is None or (self.ratio is not None and self.ratio >= goal.ratio))
             and (goal.below is None or self.right.median < goal.below)
             and not (goal.always and self.right.failed)
             and not (goal.zero and any(self.right.values))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rows import Row, Samples
@@ -68,3 +69,12 @@ def progress(name: str, figures: Figures | None) -> None:
     else:
         said = ", ".join(f"{key} {value:.4g}" for key, value in figures.items()) or "not measured"
     print(f"{name}: {said}", file=sys.stderr, flush=True)
+
+
+def stoppable(main: Callable[[], int]) -> int:
+    """Run a benchmark; its exit status. Stopped, it still clears away its processes."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        return main()
+    except KeyboardInterrupt:
+        return 130
