@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from agent import actions as do
 from agent.dump import Saved
-from agent.words import listed
-
-KB = 1000
+from agent.words import listed, sized
 
 
 def sentences(action: do.CommitDump, saved: Saved, seconds: float, trouble: str = "") -> list[str]:
@@ -19,7 +17,7 @@ def sentences(action: do.CommitDump, saved: Saved, seconds: float, trouble: str 
         trouble: why it is not where the script wants it.
     """
     told = []
-    size, place = _size(saved.nbytes), saved.path + (f" ({trouble})" if trouble else "")
+    size, place = sized(saved.nbytes), saved.path + (f" ({trouble})" if trouble else "")
     if action.from_memory:  # the rest was said when that was complete
         return [f"step {action.step} saved from memory in {seconds:.2f} s ({size}): {place}"]
     if len(action.variants) > 1:
@@ -53,13 +51,3 @@ def sentences(action: do.CommitDump, saved: Saved, seconds: float, trouble: str 
         f"({size}): {place}"
     )
     return told
-
-
-def _size(nbytes: float) -> str:
-    if nbytes < KB:
-        return f"{nbytes:.0f} bytes"
-    for unit in ("kB", "MB"):
-        nbytes /= KB
-        if nbytes < KB:
-            return f"{nbytes:.3g} {unit}"
-    return f"{nbytes / KB:.3g} GB"

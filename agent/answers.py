@@ -48,12 +48,14 @@ class Answers:
         self._dump_id = -1
         self._owed: defaultdict[int, deque[_Owed]] = defaultdict(deque)  # by rank
         self.written: dict[int, protocol.Written] = {}  # by rank, the newest
+        self.frozen: dict[int, tuple[int, int]] = {}  # bytes of states, on the host
 
     def begin(self, dump_id: int) -> None:
         """From now on only answers to this dump count."""
         self._dump_id = dump_id
         self._owed.clear()
         self.written.clear()
+        self.frozen.clear()
 
     def owe(self, rank: int, number: int, *, is_quick: bool) -> None:
         """A rank was ordered to save, in the round ``number``."""
@@ -66,7 +68,8 @@ class Answers:
         match answer:
             case protocol.Standing(rank, _, dump_id, step):
                 self._post(ev.RankStanding(rank, dump_id, step))
-            case protocol.Frozen(rank, _, dump_id, step, is_whole, why):
+            case protocol.Frozen(rank, _, dump_id, step, is_whole, why, nbytes, host_nbytes):
+                self.frozen[rank] = nbytes, host_nbytes
                 self._post(ev.RankFrozen(rank, dump_id, step, is_whole, _clean(why)))
             case protocol.Progress(rank, _, dump_id):
                 self._post(ev.DumpProgressed(rank, dump_id))

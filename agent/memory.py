@@ -48,7 +48,8 @@ class Memory:
         self._is_abandoned = False
         self._closing = threading.Lock()  # held while a thread writes
         entries = (entry.nbytes for page in pages.values() for entry in page.entries)
-        self.is_small = sum(entries) <= SMALL
+        self.private_nbytes = sum(entries)
+        self.is_small = self.private_nbytes <= SMALL
         """Whether all of the agent's own part is done in a moment."""
 
     def place_of(self, rank: int) -> str:

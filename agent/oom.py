@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.cgroup import groups, lines
+
 
 @dataclass(frozen=True, slots=True)
 class OomCounters:
@@ -38,30 +40,16 @@ def read_counters(root: Path = Path("/")) -> OomCounters:
 
 
 def _cgroup_files(root: Path) -> Iterator[Path]:
-    """Files that may hold our cgroup's counter, best first (v2, hybrid, v1)."""
-    mounts = root / "sys/fs/cgroup"
-    for line in _lines(root / "proc/self/cgroup"):
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        # In a container the path may be the host's: what is mounted is then our own group.
-        places = (group.lstrip("/"), "")
-        if controllers == "":
-            yield from (mounts / place / "memory.events" for place in places)
-            yield from (mounts / "unified" / place / "memory.events" for place in places)
-        elif "memory" in controllers.split(","):
-            yield from (mounts / "memory" / place / "memory.oom_control" for place in places)
+    """Files that may hold our cgroup's counter, best first."""
+    for group in groups(root):
+        ours, *_, top = (*group.levels, group.top)
+        name = "memory.events" if group.is_unified else "memory.oom_control"
+        yield from (ours / name, top / name)
 
 
 def _oom_kill(path: Path) -> int | None:
-    for line in _lines(path):
+    for line in lines(path):
         name, _, value = line.partition(" ")
         if name == "oom_kill" and value.strip().isdecimal():
             return int(value)
     return None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []  # not this kind of cgroup, or not for us to read

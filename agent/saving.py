@@ -17,9 +17,11 @@ from agent.announcement import sentences
 from agent.answers import Answer, Answers
 from agent.dump import Draft, Order, Saved
 from agent.greeting import Greeting
+from agent.headroom import free_bytes
 from agent.links import Links
 from agent.memory import Memory
 from agent.pages import Pages
+from agent.room import needed, shortage
 from agent.scribe import Scribe
 from agent.spec import JobSpec
 from agent.transcript import Transcript
@@ -159,12 +161,22 @@ class Saving:
     def _remember(self, action: do.SaveRanks) -> None:
         """To memory: nothing has to be made first, and no disk is waited for."""
         memory = Memory(action.step, self._spec.ranks_here, self._pages.all())
+        if why := self._lack(memory):
+            self._fail(action, why)
+            return
         self._dump = _Dump(action, memory, time.monotonic())
         self._is_begun = True
         self._tell_writers(memory, action)
         if not memory.is_small:
             self._scribe.leave_behind()  # its disk may be slow
         self._do(memory, lambda: memory.write_private(_Pace(self._scribe, self._advance)))
+
+    def _lack(self, memory: Memory) -> str:
+        """Why the memory has no room for it: the kernel would kill ranks. Empty: it has."""
+        sizes = self._answers.frozen
+        gone = len(self._spec.ranks_here) - len(sizes)
+        wanted = needed(*max(sizes.values(), default=(0, 0)), memory.private_nbytes, gone)
+        return shortage(wanted, free_bytes())
 
     def _do(
         self,

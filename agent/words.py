@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from agent.ranges import format_ranges
 
+KB = 1000
 LISTED = 8  # ranks named in a sentence
 
 
@@ -53,3 +54,14 @@ def describe_exit(exit_code: int) -> str:
     if exit_code < 0:
         return f"was killed by {signal_name(-exit_code)}"
     return f"exited with code {exit_code}"
+
+
+def sized(nbytes: float) -> str:
+    """``417 bytes``, ``10.4 MB``, ``1.2 GB``."""
+    if nbytes < KB:
+        return f"{nbytes:.0f} bytes"
+    for unit in ("kB", "MB"):
+        nbytes /= KB
+        if nbytes < KB:
+            return f"{nbytes:.3g} {unit}"
+    return f"{nbytes / KB:.3g} GB"

@@ -50,6 +50,9 @@ class Source(saving.Source, Protocol):
     def is_touched(self) -> bool:
         """Whether live state was changed since the commit, by an optimizer or by the script."""
 
+    def nbytes(self) -> tuple[int, int]:
+        """About how large the replicated state is, and what of it is in ordinary memory."""
+
     def forget(self) -> None:
         """Write to no page any more."""
 
@@ -370,7 +373,8 @@ class Guard:
 
     def _freeze(self, order: protocol.Freeze) -> None:
         step, is_whole, why = self.freeze(order.update_grace_s)
-        self._say(protocol.Frozen(*self._who, order.dump_id, step, is_whole, why))
+        nbytes = self.source.nbytes() if is_whole else (0, 0)
+        self._say(protocol.Frozen(*self._who, order.dump_id, step, is_whole, why, *nbytes))
 
     def _save(self, order: protocol.Save) -> None:
         def tell(nbytes: int) -> None:

@@ -25,7 +25,7 @@ from worker_hooks.private import Position, Private, Source
 from worker_hooks.reader import Reader
 from worker_hooks.rng import TORCH
 from worker_hooks.shard import Replica, digest
-from worker_hooks.snapshot import version
+from worker_hooks.snapshot import tensors_in, version
 from worker_hooks.tensor_piece import TensorPiece
 
 __all__ = ["Commit", "Ledger", "Position"]
@@ -227,6 +227,18 @@ class Ledger:
     def version(self) -> int:
         """A number that changes whenever a replicated tensor is changed."""
         return sum(version(tensor) for piece in self.pieces for tensor in piece.tensors().values())
+
+    def nbytes(self) -> tuple[int, int]:
+        """About how large live state is, and what of it is in ordinary memory; it never fails."""
+        try:
+            held = [
+                [one.state for one in each.optimizers] or each.tensors() for each in self.pieces
+            ]
+            found = tensors_in(held)
+            here = sum(tensor.nbytes for tensor in found if tensor.device.type == "cpu")
+            return sum(tensor.nbytes for tensor in found), here
+        except Exception:  # noqa: BLE001  the script's own kinds of tensors; to save them says why
+            return 0, 0
 
     def position(self, step: int) -> tuple[int, int]:
         """Epoch, counted from 1, and batch of a step."""

@@ -195,6 +195,8 @@ class Frozen(NamedTuple):
     step: int
     is_whole: bool
     why: str = ""
+    nbytes: int = 0  # of the replicated state, about; 0: nobody knows
+    host_nbytes: int = 0  # of those, what is not on an accelerator
 
 
 class Save(NamedTuple):

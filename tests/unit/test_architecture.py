@@ -50,6 +50,7 @@ PURE = (
     "agent.ranks",
     "agent.spec",
     "agent.stay",
+    "agent.room",
     "agent.hang",
     "agent.stragglers",
     "worker_hooks.env",

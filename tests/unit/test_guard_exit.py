@@ -78,6 +78,9 @@ class Source:
     def version(self):
         return 0
 
+    def nbytes(self):
+        return 5, 4
+
     def note(self):
         self.step += 1
 
@@ -214,7 +217,7 @@ def test_a_death_elsewhere_is_answered_as_ever(agent, guard, is_late):
         agent.tell(protocol.Proceed(1, 2))
         until(lambda: not guard.gate.is_held)
     agent.tell(protocol.Freeze(2, LONG_S))
-    assert agent.hear() == protocol.Frozen(*WHO, 2, 1, True)
+    assert agent.hear() == protocol.Frozen(*WHO, 2, 1, True, "", 5, 4)
     training.step()
     agent.hears_nothing()
     assert guard.source.step == 1

@@ -51,6 +51,7 @@ MESSAGES = [
     protocol.Freeze(2, 0.5),
     protocol.Frozen(3, 1, 2, 10**100, is_whole=True),
     protocol.Frozen(3, 1, 2, 5, is_whole=False, why="torn"),
+    protocol.Frozen(3, 1, 2, 5, is_whole=True, nbytes=10**12),
     protocol.Save(2, 5, "/ckpt/step_5_tmp"),
     protocol.Save(2, 5, "/ckpt/step_5_tmp", 1, 3),
     protocol.Written(3, 1, 2, "rank_3/x", 100, "ab", "cd"),
