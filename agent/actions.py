@@ -175,6 +175,19 @@ class RefuseRanks:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareRanks:
+    """Let others come to life in the place of dead ``ranks``, as they would in ``attempt``.
+
+    ReplaceRanks takes them in. Until then nobody hears of them, and if it never comes, they end
+    with the present attempt. Whoever cannot be prepared, is started then.
+    """
+
+    attempt: int
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReplaceRanks:
     """Start ``newcomers`` in the place of ranks that are gone, with a fresh store.
 
@@ -213,11 +226,11 @@ class RemindReplaced:
     after_s: float
 
 
+OnLoss = PrepareRanks | ReplaceRanks | GoOnRanks | RemindReplaced
 # fmt: off
 Action = (
     StartAttempt | CancelStarts | SignalRanks | SetDeadline | Sweep | Finish | HoldRanks
     | ProceedRanks | LeaveRanks | DismissRanks | FreezeRanks | SaveRanks | CommitDump
-    | AbandonDump | ReleaseRanks | RefuseRanks | ReplaceRanks | GoOnRanks | ForgetMemory
-    | RemindReplaced
+    | AbandonDump | ReleaseRanks | RefuseRanks | OnLoss | ForgetMemory
 )
 # fmt: on

@@ -13,6 +13,8 @@ Pure, like the controller, which asks here and moves the job by the answer. Theo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from agent import actions as do
 from agent import events as ev
 from agent.dump_plan import (
@@ -32,7 +34,7 @@ from agent.dump_plan import (
 from agent.job import Dump, Job
 from agent.losses import counted, excused, lost, why_not
 from agent.state import Condition, JobState, RankState
-from agent.words import described
+from agent.words import described, listed
 
 CHANGED = "said two different things about one step"
 
@@ -78,7 +80,18 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
         return give_up(excused(job, not_replaced), dump._replace(step=step), UNSAVED)
     dump = dump._replace(step=step)
     why = f"step {step} is the newest that a rank holds whole"
-    return order_all(excused(job, not_replaced), dump, why)._replace(condition=Condition.WHOLE)
+    turn = order_all(excused(job, not_replaced), dump, why)._replace(condition=Condition.WHOLE)
+    return turn if not_replaced else _prepare(turn, gone)
+
+
+def _prepare(turn: Turn, gone: Iterable[int]) -> Turn:
+    """Whoever will be replaced, unless something comes between, need not wait for the memory."""
+    dead = tuple(rank for rank in gone if not turn.job.ranks[rank].is_alive)
+    if not dead:
+        return turn
+    why = f"{listed(dead)} will be replaced once the state is in memory"
+    prepare = do.PrepareRanks(turn.job.attempt + 1, dead, why)
+    return turn._replace(actions=(*turn.actions, prepare))
 
 
 def hear(job: Job, event: ev.ShardWritten | ev.StateDigested) -> Turn:

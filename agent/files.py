@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from worker_hooks.env import AGENT_ERROR_FILE
@@ -16,10 +16,15 @@ Trouble = Callable[[Path, OSError], None]
 
 def make(orders: Sequence[WorkerOrder], trouble: Trouble) -> None:
     """Make every file and folder the orders name; what is there stays as it is."""
-    for folder in {Path(order.environ[AGENT_ERROR_FILE]).parent for order in orders}:
-        make_folder(folder, trouble)
+    make_folders(orders, trouble)
     for path in {Path(stream) for order in orders for stream in (order.stdout, order.stderr)}:
         make_file(path, trouble)
+
+
+def make_folders(orders: Sequence[WorkerOrder], trouble: Trouble) -> None:
+    """Make the folders that the orders' error files are to be in."""
+    for folder in {Path(order.environ[AGENT_ERROR_FILE]).parent for order in orders}:
+        make_folder(folder, trouble)
 
 
 def make_folder(folder: Path, trouble: Trouble) -> None:
@@ -45,3 +50,33 @@ def keep(layout: RunLayout, attempt: int, orders: Sequence[WorkerOrder]) -> None
         with contextlib.suppress(OSError):  # the folder vanished: there is nothing to keep
             kept = layout.earlier_worker_log(order.rank, attempt)
             os.rename(layout.worker_log(order.rank), kept)
+
+
+def open_ahead(logs: Iterable[Path], trouble: Trouble) -> Iterator[tuple[Path, int]]:
+    """Open new files that will be these logs, while there are others of these names."""
+    for log in logs:
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            yield log, os.open(_ahead(log), flags, 0o644)
+        except OSError as error:
+            trouble(log, error)
+
+
+def rename_ahead(log: Path, trouble: Trouble) -> None:
+    """Give a file that was opened ahead its name, which is free by now."""
+    try:
+        os.rename(_ahead(log), log)
+    except FileNotFoundError:
+        return  # it was done before
+    except OSError as error:
+        trouble(log, error)
+
+
+def remove_ahead(log: Path) -> None:
+    """Remove a file that was opened ahead, unless it got its name."""
+    with contextlib.suppress(OSError):
+        os.unlink(_ahead(log))
+
+
+def _ahead(log: Path) -> Path:
+    return log.with_name(f"{log.name}.next")

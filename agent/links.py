@@ -63,6 +63,8 @@ class Links:
         self._attempt: int | None = None  # between attempts nobody is heard
         self._strangers: set[_Line] = set()  # no Hello yet
         self._lines: dict[int, _Line] = {}
+        self._expected: dict[int, int] = {}  # rank -> an attempt that has not begun
+        self._early: dict[_Line, protocol.Hello] = {}  # of those, until it has
         self._retry: asyncio.TimerHandle | None = None
 
     def attach(
@@ -89,6 +91,21 @@ class Links:
         self.end()
         self._attempt = attempt
 
+    def expect(self, attempt: int, ranks: Iterable[int]) -> None:
+        """Newcomers of an attempt that may begin may greet already; they are heard then."""
+        for line in tuple(self._early):
+            self._close(line)
+        self._expected = dict.fromkeys(ranks, attempt)
+
+    def admit(self) -> None:
+        """The attempt has begun, and its newcomers' greetings can be answered."""
+        early, self._early, self._expected = self._early, {}, {}
+        for line, hello in early.items():
+            if why := self._greet(line, hello):
+                self._drop(line, why)
+            else:
+                self._hear(line, hello, [])
+
     def renew(self, attempt: int, survivors: Iterable[int]) -> None:
         """Go on with the lines of survivors in a new attempt; those of others are closed."""
         self._attempt, kept = attempt, frozenset(survivors)
@@ -98,7 +115,7 @@ class Links:
 
     def end(self) -> None:
         """Close every line."""
-        self._attempt = None
+        self._attempt, self._expected = None, {}
         for line in (*self._strangers, *self._lines.values()):
             self._close(line)
 
@@ -168,6 +185,13 @@ class Links:
         self._lines[message.rank] = line
         return ""
 
+    def _is_early(self, line: _Line, message: protocol.Message | None) -> bool:
+        if line.rank >= 0 or line in self._early or not isinstance(message, protocol.Hello):
+            return False
+        ranks = {hello.rank for hello in self._early.values()}
+        is_new = message.attempt != self._attempt and message.rank not in ranks
+        return is_new and message.attempt == self._expected.get(message.rank)
+
     # --- what it says ---------------------------------------------------------------------------
 
     def _on_readable(self, line: _Line) -> None:
@@ -180,6 +204,11 @@ class Links:
                 return
             except (packet.ProtocolError, OSError) as error:
                 self._drop(line, str(error))
+                return
+            if self._is_early(line, message):
+                assert isinstance(message, protocol.Hello)
+                _close_all(fds)
+                self._early[line] = message
                 return
             if line.rank < 0 and (why := self._greet(line, message)):
                 _close_all(fds)
@@ -232,6 +261,7 @@ class Links:
 
     def _close(self, line: _Line) -> None:
         self._strangers.discard(line)
+        self._early.pop(line, None)
         if self._lines.get(line.rank) is line:
             del self._lines[line.rank]
         if line.link.fileno() >= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import Template
@@ -29,6 +30,7 @@ class Output:
         self._layout = layout
         self._journal = journal
         self._tail = Tail(journal.trouble)
+        self._ahead: dict[Path, int] = {}  # logs of newcomers that may come to life, held open
         self.progress = progress
 
     def begin(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:
@@ -42,7 +44,39 @@ class Output:
             return
         if attempt > 0:
             files.keep(self._layout, attempt - 1, orders)
+        for order in orders:
+            if (log := self._layout.worker_log(order.rank)) in self._ahead:
+                files.rename_ahead(log, self._journal.trouble)
         files.make(orders, self._journal.trouble)
+
+    def make_ahead(self, orders: Sequence[WorkerOrder]) -> tuple[WorkerOrder, ...]:
+        """Make files for ranks whose files are still those of the dead; :meth:`make` swaps them.
+
+        Returns:
+            The orders, with paths that stay good until :meth:`forget_ahead`.
+        """
+        self.forget_ahead()
+        if self._spec.logs.disabled:
+            return tuple(orders)
+        logs = [self._layout.worker_log(order.rank) for order in orders]
+        self._ahead = dict(files.open_ahead(logs, self._journal.trouble))
+        paths = {str(log): f"/proc/{os.getpid()}/fd/{fd}" for log, fd in self._ahead.items()}
+        made = tuple(
+            order._replace(
+                stdout=paths.get(order.stdout, order.stdout),
+                stderr=paths.get(order.stderr, order.stderr),
+            )
+            for order in orders
+        )
+        files.make_folders(made, self._journal.trouble)
+        return made
+
+    def forget_ahead(self) -> None:
+        """Whoever was to write to those files has opened them, or never will."""
+        for log, fd in self._ahead.items():
+            os.close(fd)
+            files.remove_ahead(log)
+        self._ahead = {}
 
     def add(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:
         """Show newcomers' files, too, which were made, as they grow."""

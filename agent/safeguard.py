@@ -116,6 +116,10 @@ class Safeguard:
             self._greeting.begin(attempt, resume)
             self._saving.begin(attempt)
 
+    def expect(self, action: do.PrepareRanks) -> None:
+        """These newcomers may greet before their attempt begins."""
+        self._links.expect(action.attempt, action.ranks)
+
     def renew(self, action: do.ReplaceRanks, port: int) -> None:
         """Newcomers join the survivors of the last attempt, who are told so, and where."""
         assert self._greeting is not None
@@ -136,6 +140,7 @@ class Safeguard:
         for rank in action.survivors:
             if not self._links.pid(rank):
                 self._ward.post(ev.RankUnreachable(rank, action.attempt))
+        self._links.admit()
 
     def _wake(self) -> Greeting:
         """The first script with hooks is there."""

@@ -44,6 +44,8 @@ class Starter:
         self._say = say
         self._orders: tuple[protocol.WorkerOrder, ...] = ()  # waiting
         self._sent = {order.rank: order for order in sent}  # not answered yet
+        self._ahead: dict[int, protocol.WorkerOrder] = {}  # the same, of an attempt not begun
+        self._reserved: tuple[int, socket.socket] | None = None  # that attempt, and where it meets
         self._attempt = 0
         self._keeps = False  # some workers of attempts before live on
         self._deaths = 0
@@ -89,11 +91,46 @@ class Starter:
         untold = [pid for pid in self._guarded[self._told :] if pid in survivors]
         self._guarded, self._told = told + untold, len(told)
         self._attempt, self._keeps = attempt, True
-        self._forkserver.recall()
-        self._orders, self._sent = (), {}
+        unsent = {order.rank for order in self._forkserver.recall()}
+        ahead, listener = self._take_ahead(attempt)
+        self._orders = tuple(order for order in ahead.values() if order.rank in unsent)
+        self._sent = {rank: order for rank, order in ahead.items() if rank not in unsent}
         # a survivor that is late to leave may yet come to where it met the ranks of before
-        self._store.begin(self._settle_at(beside(self._listener)))
+        self._store.begin(self._settle_at(listener))
         self._is_hurried = is_wanted
+
+    def reserve(self, attempt: int) -> int:
+        """The port at which the ranks of an attempt would meet; 0: nobody can be started now."""
+        is_busy = self._orders or self._sent or self._ahead or self._store.is_changing
+        if is_busy or not self._forkserver.ready:
+            return 0
+        self._drop_reserved()
+        listener = beside(self._listener)
+        if listener is self._listener:
+            return 0
+        self._reserved = attempt, listener
+        return int(listener.getsockname()[1])
+
+    def order_ahead(self, orders: tuple[protocol.WorkerOrder, ...]) -> None:
+        """Order newcomers of the attempt that :meth:`reserve` was asked for."""
+        assert self._reserved is not None
+        self._ahead = {order.rank: order for order in orders}
+        with contextlib.suppress(OSError):  # it is gone: its link says so
+            self._forkserver.order(self._reserved[0], orders, keeps=True)
+
+    def _take_ahead(self, attempt: int) -> tuple[dict[int, protocol.WorkerOrder], socket.socket]:
+        """Who was ordered ahead for this attempt and not answered yet, and where it is to meet."""
+        ahead, self._ahead = self._ahead, {}
+        if self._reserved is None or self._reserved[0] != attempt:
+            self._drop_reserved()
+            return {}, beside(self._listener)
+        listener, self._reserved = self._reserved[1], None
+        return ahead, listener
+
+    def _drop_reserved(self) -> None:
+        if self._reserved is not None:
+            self._reserved[1].close()
+            self._reserved = None
 
     @property
     def port(self) -> int:
@@ -107,8 +144,8 @@ class Starter:
         return listener
 
     def add(self, orders: tuple[protocol.WorkerOrder, ...]) -> None:
-        """Order the newcomers of an attempt that was renewed."""
-        self._begin(orders)
+        """Order the newcomers of an attempt that was renewed, but those that were ahead."""
+        self._begin((*self._orders, *orders))
         if self._is_hurried and self._forkserver.ready:
             self._store.hasten()  # while they come to life
 
@@ -134,10 +171,13 @@ class Starter:
         self._refuse(f"called off: {why}")
 
     def end_attempt(self) -> None:
-        """End the store host and wait until it is gone."""
+        """End the store host and wait until it is gone; nobody ordered ahead comes any more."""
         if self._warming is not None:
             self._warming.cancel()
             self._warming = None
+        if self._ahead:  # not even forked; of the next attempt's, nobody could tell them then
+            self._over("newcomers are called off", kill=True)
+        self._drop_reserved()
         self._store.end()
 
     def warm_up(self) -> None:
@@ -172,6 +212,7 @@ class Starter:
 
     def close(self) -> None:
         """The job is over: the forkserver hears it from the closed link."""
+        self._drop_reserved()
         self._unwatch()
         self._forkserver.forget()
         self._settle_at(self._listener)
@@ -207,6 +248,8 @@ class Starter:
             case protocol.Forked() | protocol.ForkFailed():
                 if message.attempt == self._attempt:
                     self._sent.pop(message.rank, None)
+                elif self._reserved is not None and message.attempt == self._reserved[0]:
+                    self._ahead.pop(message.rank, None)
                 self._answer(message)
             case protocol.StoreForked():
                 self._journal.event("StoreForked", **message._asdict())
@@ -235,12 +278,20 @@ class Starter:
         self._forkserver.forget()
         self._orders += tuple(self._sent.values())
         self._sent = {}
+        self._forget_ahead(why)
         self._deaths += 1
         owed = [order.rank for order in self._orders]
         self._journal.event("ForkserverEnded", reason=why, owed=owed)
         self._store.on_forkserver_gone()
         if useless and self._forkserver.warmth is not None:
             self._forkserver = self._forkserver.cooled()
+
+    def _forget_ahead(self, why: str) -> None:
+        """They are ordered again if they are wanted after all."""
+        ahead, self._ahead = self._ahead, {}
+        if self._reserved is not None:
+            for rank in ahead:
+                self._answer(protocol.ForkFailed(rank, self._reserved[0], why))
 
     def _restart(self, why: str) -> None:
         if self._deaths > DEATHS:

@@ -21,6 +21,7 @@ from agent.controller import decide
 from agent.ending import Ending
 from agent.job import Job
 from agent.journal import Journal
+from agent.newcomers import Newcomers
 from agent.outlook import outlook
 from agent.output import Output
 from agent.ranges import format_ranges
@@ -33,7 +34,6 @@ from agent.state import JobState, RankState
 from agent.survival import renewed
 from agent.worker import Worker
 from worker_hooks import protocol
-from worker_hooks.env import rejoined
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 REFRESH_S = 2.0  # how old the steps in status.json may be
@@ -88,6 +88,7 @@ class Supervisor:
         self._deadline: asyncio.TimerHandle | None = None
         self._ended = 0
         self._lost: list[Worker] = []  # have newcomers in their places, not all of which joined
+        self._newcomers = Newcomers(plan, starter, output)
         self._unwanted: set[int] = set()  # pids: were forked for an attempt that is over
         self._reminders: list[asyncio.TimerHandle] = []
         self._ending: Ending | None = None
@@ -144,7 +145,9 @@ class Supervisor:
                 exited.append(self._worker_ended(rank, ended.exit_code))
             elif self._starter.is_store(ended.pid):
                 self._starter.on_store_exit(ended.exit_code)
-            elif self._job.having(RankState.PENDING):
+            elif self._newcomers.ended(ended.pid, ended.exit_code):
+                continue
+            elif self._job.having(RankState.PENDING) or self._newcomers.is_awaited:
                 self._unclaimed[ended.pid] = ended.exit_code
         for worker in exited:
             self._post_exit(worker)
@@ -182,6 +185,9 @@ class Supervisor:
                 self._on_fork_failed(answer)
 
     def _on_forked(self, message: protocol.Forked) -> None:
+        if self._newcomers.forked(message, self._unclaimed.get(message.pid)):
+            self._unclaimed.pop(message.pid, None)
+            return
         worker = self._workers[message.rank]
         if message.attempt != worker.attempt:
             self._unwanted.add(message.pid)
@@ -196,6 +202,8 @@ class Supervisor:
             self._post_exit(self._worker_ended(message.rank, self._unclaimed.pop(message.pid)))
 
     def _on_fork_failed(self, message: protocol.ForkFailed) -> None:
+        if self._newcomers.failed(message):
+            return
         worker = self._workers[message.rank]
         if message.attempt != worker.attempt:
             return
@@ -274,7 +282,7 @@ class Supervisor:
                 self._finish(action)
             case do.RefuseRanks():
                 self._refuse(action)
-            case do.ReplaceRanks() | do.RemindReplaced() | do.GoOnRanks():
+            case do.PrepareRanks() | do.ReplaceRanks() | do.RemindReplaced() | do.GoOnRanks():
                 self._act_on_loss(action)
             case _:
                 self._safeguard.act(action)
@@ -292,8 +300,11 @@ class Supervisor:
         self._output.begin(action.attempt, orders)
         self._starter.start(action.attempt, orders)
 
-    def _act_on_loss(self, action: do.ReplaceRanks | do.RemindReplaced | do.GoOnRanks) -> None:
+    def _act_on_loss(self, action: do.OnLoss) -> None:
         match action:
+            case do.PrepareRanks():
+                if self._newcomers.prepare(action, self._workers):
+                    self._safeguard.expect(action)
             case do.ReplaceRanks():
                 self._replace(action)
             case do.RemindReplaced():
@@ -311,20 +322,12 @@ class Supervisor:
         self._events = deque(renewed(event, attempt, action.survivors) for event in self._events)
         self._starter.renew(attempt, {self._workers[rank].pid for rank in action.survivors})
         self._safeguard.renew(action, self._starter.port)
-        there = rejoined(attempt, self._starter.port)
-        orders = tuple(
-            order._replace(environ=order.environ | there)
-            for order in self._plan(attempt, True)
-            if order.rank in action.newcomers
-        )
-        for order in orders:
-            gone = self._workers[order.rank]
-            gone.is_replaced = True
-            self._lost.append(gone)
-            self._workers[order.rank] = Worker(order.rank, gone.local_rank, attempt)
-        self._output.make(attempt, orders)
-        self._starter.add(orders)
-        self._output.add(attempt, orders)
+        for rank in action.newcomers:
+            self._workers[rank].is_replaced = True
+            self._lost.append(self._workers[rank])
+        for worker in self._newcomers.begin(action, self._workers):
+            self._ranks_by_pid[worker.pid] = worker.rank
+            self.post(ev.WorkerStarted(worker.rank, attempt, worker.pid))
 
     def _look_at_lost(self) -> None:
         """What ranks died of that were replaced, while training goes on."""
@@ -364,6 +367,7 @@ class Supervisor:
             self._deadline.cancel()
             self._deadline = None
         self._starter.end_attempt()
+        self._newcomers.clear()
         self._safeguard.end_attempt()
         killed = processes.end_adopted(self._starter.spared, SWEEP_S)
         if killed:

@@ -99,6 +99,48 @@ def test_only_who_is_lost_is_started_again_as_often_as_it_takes(msrun: Launcher)
     assert {worker["attempt"] for worker in status["workers"]} == {2}
 
 
+def test_a_newcomer_begins_while_the_state_is_saved(msrun: Launcher) -> None:
+    job = start(msrun, 1, "0=waits")
+    kill(job, 2)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    logs = job.logs()
+    assert logs["worker_2.attempt_0.log"] == "ready\n"
+    assert logs["worker_2.log"].startswith("began with memory 5 ")
+    assert ended.out.count("[rank 2]: ready") == 2
+    assert "worker_2.log.next" not in logs
+    names = [one["event"] for one in job.events()]
+    assert names.index("PrepareRanks") < names.index("ShardWritten")
+    assert len(seen(job, "WorkerStarted")) == 4
+
+
+def test_newcomers_that_nobody_wants_leave_no_trace(msrun: Launcher) -> None:
+    job = start(msrun, 1, "0=fails", "1=fails")
+    kill(job, 2)
+    ended = job.wait()
+    assert ended.code == 1, ended
+    assert "the test says so" in ended.err
+    logs = job.logs()
+    assert logs["worker_2.log"] == "ready\n"  # of the dead rank, for whoever looks for the cause
+    assert {name for name in logs if name.startswith("worker")} == {
+        f"worker_{n}.log" for n in range(3)
+    }
+    assert seen(job, "ReplaceRanks") == []
+
+
+def test_a_newcomer_that_was_not_even_forked_is_none_of_the_next_attempt(msrun: Launcher) -> None:
+    job = start(msrun, 1, "0=fails", "1=fails", options=("--max-restarts=1",))
+    os.kill(forkserver(job), signal.SIGSTOP)
+    kill(job, 2)
+    await_seen(job, "PrepareRanks")
+    Path(f"{msrun.tmp / 'ckpt'}.begun").touch()
+    ended = job.wait()
+    assert ended.code == 0, ended
+    started = [(one["rank"], one["attempt"]) for one in seen(job, "WorkerStarted")]
+    assert sorted(started) == [(rank, attempt) for rank in range(3) for attempt in range(2)]
+    assert len(seen(job, "ForkserverEnded")) == 1
+
+
 def test_what_is_in_memory_goes_to_the_disk_when_nobody_can_be_replaced(msrun: Launcher) -> None:
     job = start(msrun, 9, "2=falls")
     kill(job, 2)

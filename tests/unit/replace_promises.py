@@ -182,6 +182,8 @@ class ReplaceWatch:
         match action:
             case do.SaveRanks(place=do.MEMORY):
                 self.is_begun = True
+            case do.PrepareRanks():
+                self.prepare(action)
             case do.ReplaceRanks():
                 self.replace(action)
             case do.GoOnRanks():
@@ -194,6 +196,14 @@ class ReplaceWatch:
                 self.killed |= set(action.ranks)
             case do.ReleaseRanks():
                 self.released |= set(action.ranks)
+
+    def prepare(self, action: do.PrepareRanks) -> None:
+        """Only for the dead, and for what comes next if nothing comes between."""
+        ranks, saves = set(action.ranks), self.watch.dump.orders
+        if action.attempt != self.watch.attempt + 1 or not saves or saves[-1].place != do.MEMORY:
+            self.broken(f"{action} for another round than the next")
+        if not ranks or ranks - self.watch.exits.keys() or ranks & self.watch.running:
+            self.broken(f"{action}, but {sorted(self.watch.exits)} are dead")
 
     def replace(self, action: do.ReplaceRanks) -> None:
         watch, node = self.watch, self.node

@@ -64,6 +64,8 @@ def short_of_replacement(action):
         case do.ReplaceRanks(attempt=attempt, survivors=survivors, newcomers=newcomers):
             to = f"{action.path} at {action.step}"
             return f"replace {attempt}: {named(newcomers)} beside {named(survivors)} from {to}"
+        case do.PrepareRanks(attempt=attempt, ranks=ranks):
+            return f"prepare {attempt}: {named(ranks)}"
         case do.GoOnRanks(ranks=ranks, attempt=attempt):
             return f"go on {attempt}: {named(ranks)}"
         case do.ForgetMemory():

@@ -340,3 +340,59 @@ def test_the_peers_pid_is_the_agents(room):
     client = room.connect()
     creds = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     assert array.array("i", creds)[0] == os.getpid()
+
+
+# --- newcomers that are early -----------------------------------------------------------------------
+
+
+def test_who_is_expected_may_greet_before_its_attempt_begins(room):
+    old = room.hello(1)
+    room.links.expect(1, (2,))
+    early = room.hello(2, attempt=1)
+    assert [hello.attempt for hello in room.heard] == [0]
+    assert not room.is_closed(early)
+    assert room.links.pid(2) == 0
+    room.links.renew(1, (1,))
+    room.links.admit()
+    assert [(hello.rank, hello.attempt) for hello in room.heard] == [(1, 0), (2, 1)]
+    assert room.links.pid(2) == os.getpid()
+    early.setblocking(True)
+    packet.send(early, protocol.Leaving(2, 1))
+    room.turn()
+    assert room.heard[-1] == protocol.Leaving(2, 1)
+    assert room.lost == [] and not room.is_closed(old)
+
+
+@pytest.mark.parametrize(("rank", "attempt"), [(1, 1), (2, 2)])
+def test_others_may_not(room, rank, attempt):
+    room.links.expect(1, (2,))
+    assert room.is_closed(room.hello(rank, attempt))
+    assert room.heard == room.lost == []
+
+
+def test_one_of_a_rank_is_enough(room):
+    room.links.expect(1, (2,))
+    first, second = room.hello(2, attempt=1), room.hello(2, attempt=1)
+    assert room.is_closed(second)
+    assert not room.is_closed(first)
+
+
+def test_who_speaks_or_leaves_before_is_not_admitted(room):
+    room.links.expect(1, (0, 2))
+    gone, hasty = room.hello(0, attempt=1), room.hello(2, attempt=1)
+    gone.close()
+    packet.send(hasty, protocol.Leaving(2, 1))
+    room.turn()
+    assert room.is_closed(hasty)
+    room.links.renew(1, (1,))
+    room.links.admit()
+    assert room.heard == room.lost == []
+
+
+def test_nobody_is_admitted_to_another_attempt(room):
+    room.links.expect(1, (2,))
+    early = room.hello(2, attempt=1)
+    room.links.begin(1)  # all ranks anew: those of before are gone
+    assert room.is_closed(early)
+    room.links.admit()
+    assert room.heard == []

@@ -68,7 +68,12 @@ DIED = [
 ORDERED = [
     *DIED,
     (froze(0), "freezing"),
-    (froze(2), "dumping", f"save 5 by 0 digest 2 memory; {PROGRESS}", "step 5 is the newest"),
+    (
+        froze(2),
+        "dumping",
+        f"save 5 by 0 digest 2 memory; {PROGRESS}; prepare 1: 1",
+        "step 5 is the newest",
+    ),
 ]
 COMMITTING = [
     *ORDERED,
@@ -103,7 +108,7 @@ REPLACED = [*ALMOST, AGAIN]
 ONE_LEFT = [  # of two
     *running(2),
     (gone(1, -9), "freezing", "freeze 1: 0; deadline freezing 15", "rank 1 was killed by SIGKILL"),
-    (froze(0), "dumping", f"save 5 by 0 memory; {PROGRESS}", "step 5 is the newest"),
+    (froze(0), "dumping", f"save 5 by 0 memory; {PROGRESS}; prepare 1: 1", "step 5 is the newest"),
     (wrote(0), "committing", "commit 5 by 0 memory; deadline committing 20", "rank 0"),
     (done(MEMORY), "replacing", starts(1, "0", "1"), "at step 5: replaced, rank 0 lives on"),
 ]
@@ -151,7 +156,7 @@ HISTORIES = [
     # --- the plain way
     ("a rank dies and is replaced; the next death is another one", THREE, [
         *REPLACED, (gone(0, -9, 1), "freezing", "freeze 2: 1,2; deadline freezing 15", "rank 0 was killed by SIGKILL"),
-        (froze(1, 7, dump=2), "freezing"), (froze(2, 7, dump=2), "dumping", f"save 7 by 1 digest 2 memory; {PROGRESS}", "step 7"),
+        (froze(1, 7, dump=2), "freezing"), (froze(2, 7, dump=2), "dumping", f"save 7 by 1 digest 2 memory; {PROGRESS}; prepare 2: 0", "step 7"),
         (wrote(1, dump=2), "dumping", PROGRESS), (holds(2, dump=2), "committing", "commit 7 by 1 memory; deadline committing 20", "written"),
         (done(MEMORY, 2), "replacing", starts(2, "1,2", "0", 7), "at step 7: replaced, ranks 1-2 live on")]),
     ("a job that was replaced can succeed", THREE, [
@@ -163,13 +168,13 @@ HISTORIES = [
     # --- several are lost
     ("deaths until the memory is complete are of one replacement", FOUR, [
         *running(4), (gone(1, -9), "freezing", "freeze 1: 0,2,3; deadline freezing 15", "SIGKILL"), (gone(2, -9), "freezing"), (froze(0), "freezing"),
-        (froze(3), "dumping", f"save 5 by 0 digest 3 memory; {PROGRESS}", "step 5"), (wrote(0), "dumping", PROGRESS), (holds(3), "committing", "commit 5 by 0 memory; deadline committing 20", "written"),
+        (froze(3), "dumping", f"save 5 by 0 digest 3 memory; {PROGRESS}; prepare 1: 1,2", "step 5"), (wrote(0), "dumping", PROGRESS), (holds(3), "committing", "commit 5 by 0 memory; deadline committing 20", "written"),
         (gone(0, -11), "committing"), (done(MEMORY), "replacing", starts(1, "3", "0,1,2"), "rank 1 was killed by SIGKILL at step 5: ranks 0-2 replaced, rank 3 lives on")]),
     ("the writer dies in the middle: another one writes", THREE, [
         *ORDERED, (gone(0, -9), "dumping", f"save 5 by 2 memory; {PROGRESS}", "rank 0 was killed by SIGKILL"), (holds(2), "dumping", PROGRESS),
         (wrote(2, number=1), "committing", "commit 5 by 2 memory; deadline committing 20", "rank 2"), (done(MEMORY), "replacing", starts(1, "2", "0,1"), "ranks 0-1 replaced, rank 2 lives on")]),
     ("who did not even answer is killed and replaced", THREE, [
-        *DIED, (froze(0), "freezing"), (late("freezing"), "dumping", f"save 5 by 0 memory; {PROGRESS}", "step 5"), (wrote(0), "committing", "commit 5 by 0 memory; deadline committing 20", "rank 0"),
+        *DIED, (froze(0), "freezing"), (late("freezing"), "dumping", f"save 5 by 0 memory; {PROGRESS}; prepare 1: 1", "step 5"), (wrote(0), "committing", "commit 5 by 0 memory; deadline committing 20", "rank 0"),
         (done(MEMORY), "replacing", f"KILL 2; {KILL_S}", "rank 2 did not even answer"), (gone(2, -9), "replacing", starts(1, "0", "1,2"), "ranks 1-2 replaced, rank 0 lives on")]),
     # --- exceptions
     ("who raised after a death is its victim and lives on", THREE, [
@@ -200,13 +205,13 @@ HISTORIES = [
         (wrote(0), "committing", "commit 5 by 0 memory; deadline committing 20", "rank 0"), (done(MEMORY), "replacing", KILL_S), (late("replacing"), "committing", TO_DISK, "rank 1 cannot be killed")]),
     ("several write to memory, and one of them dies", asked(4, memory_writers=2), [
         *running(4), (gone(1, -9), "freezing", "freeze 1: 0,2,3; deadline freezing 15", "SIGKILL"), (froze(0), "freezing"), (froze(2), "freezing"),
-        (froze(3), "dumping", f"save 5 by 0,2 digest 3 memory; {PROGRESS}", "step 5"), (wrote(2), "dumping", PROGRESS), (gone(0, -9), "dumping", f"save 5 by 2 memory; {PROGRESS}", "rank 0 was killed"),
+        (froze(3), "dumping", f"save 5 by 0,2 digest 3 memory; {PROGRESS}; prepare 1: 1", "step 5"), (wrote(2), "dumping", PROGRESS), (gone(0, -9), "dumping", f"save 5 by 2 memory; {PROGRESS}", "rank 0 was killed"),
         (holds(3), "dumping", PROGRESS), (wrote(2, number=1), "committing", "commit 5 by 2 memory; deadline committing 20", "written by rank 2")]),
-    ("who answers is not in the way", THREE, [*DIED, (froze(0), "freezing"), (hangs(0), "freezing"), (hangs(2), "dumping", f"KILL 2; save 5 by 0 memory; {PROGRESS}", "rank 2 made")]),
+    ("who answers is not in the way", THREE, [*DIED, (froze(0), "freezing"), (hangs(0), "freezing"), (hangs(2), "dumping", f"KILL 2; save 5 by 0 memory; {PROGRESS}; prepare 1: 1", "rank 2 made")]),
     ("and nobody else is whole", THREE, [
         *DIED, (froze(0, why="the update did not end"), "freezing"), (hangs(2), "stopping", f"KILL 2; abandon; TERM 0,2; {STOP}", "no rank holds it whole")]),
     ("the last that holds the state is asked for it", TWO, [
-        *running(2), (gone(0, -9), "freezing", "freeze 1: 1; deadline freezing 15", "SIGKILL"), (hangs(1), "freezing"), (froze(1), "dumping", f"save 5 by 1 memory; {PROGRESS}", "step 5")]),
+        *running(2), (gone(0, -9), "freezing", "freeze 1: 1; deadline freezing 15", "SIGKILL"), (hangs(1), "freezing"), (froze(1), "dumping", f"save 5 by 1 memory; {PROGRESS}; prepare 1: 0", "step 5")]),
     ("alone it is asked, too, and saved on disk", asked(1), [
         *running(1), (hangs(0), "freezing", "freeze 1: 0; deadline freezing 15", "rank 0 made no progress"), (froze(0), "dumping", f"save 5 by 0; {PROGRESS}", "step 5"),
         (wrote(0), "committing", "commit 5 by 0; deadline committing 20", "rank 0"), (done("/d"), "stopping", f"TERM 0; {STOP}", "rank 0 made no progress for 2.1 s (stopped); step 5 is saved in /d; not replaced: no other rank holds the state")]),

@@ -27,6 +27,7 @@ UNIT = Path(simulator.__file__).parent
 SEEN = {
     1_000: ("no majority", "odd", "elsewhere", "crash loop", "CommitFailed", "replaced"),
     3_000: (
+        "PrepareRanks",
         "ReplaceRanks",
         "RankRejoining",
         "from memory",

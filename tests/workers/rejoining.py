@@ -5,6 +5,10 @@ its training is over. ``HOW`` is one of
 
     falls   it is killed at its first word, in every attempt but the first
     closes  it closes its line when it is told to join the newcomers
+    waits   it saves only when another rank has begun anew
+    fails   the same, and then it cannot
+
+A rank of an attempt that began with all ranks is done at once.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 from worker_hooks import manifest, packet, page, protocol, safetensor
@@ -21,6 +26,7 @@ from worker_hooks import manifest, packet, page, protocol, safetensor
 STEP = 5
 RANK, BEGAN = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 WHERE, LAST = os.path.abspath(sys.argv[1]), int(sys.argv[2])
+BEGUN = Path(f"{WHERE}.begun")  # a newcomer is there
 HOW = {word.partition("=")[2] for word in sys.argv[3:] if word.startswith(f"{RANK}=")}
 
 
@@ -45,12 +51,24 @@ def resumed(path):
         place = Path(path).parent / shard.file
         assert safetensor.read_header(place).entries
         held.setdefault(shard.kind, {})[shard.rank] = place.read_bytes()[-4:].hex()
-    (whole,) = held["replicated"].values()
+    (whole,) = set(held["replicated"].values())  # each writer put all of it there
     return f"{found.kind} {found.step} {whole} {held['private'][RANK]}"
+
+
+def await_newcomer():
+    deadline = time.monotonic() + 60
+    while not BEGUN.exists():
+        assert time.monotonic() < deadline, "nobody begins before the state is saved"
+        time.sleep(0.01)
 
 
 def save(link, attempt, order):
     who = RANK, attempt, order.dump_id
+    if {"waits", "fails"} & HOW:
+        await_newcomer()
+    if "fails" in HOW:
+        packet.send(link, protocol.SaveFailed(*who, "the test says so", False))
+        return
     if order.parts == 0:
         packet.send(link, protocol.Digested(*who, "same"))
         return
@@ -70,7 +88,9 @@ def rejoin(link, order, old):
     return register(link, order.attempt)
 
 
-def main():
+def greet():
+    if BEGAN:
+        BEGUN.touch()
     if "falls" in HOW and BEGAN:
         os.kill(os.getpid(), signal.SIGKILL)
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -79,8 +99,15 @@ def main():
     welcome, _ = packet.receive(link)
     if welcome.is_barred:
         say("began with", resumed(welcome.resume))
-    attempt, kept = BEGAN, register(link, BEGAN)
+    kept = register(link, BEGAN)
     say("ready")
+    if BEGAN and not welcome.is_barred:
+        packet.send(link, protocol.Leaving(RANK, BEGAN, True))
+    return link, kept
+
+
+def main():
+    (link, kept), attempt = greet(), BEGAN
     while (order := packet.receive(link)[0]) is not None:
         match order:
             case protocol.Freeze():
