@@ -334,6 +334,7 @@ class TrainState:
             page = self._ledger.open(self.rank, self._guard.told.attempt, feed, self._position())
             self._guard.register(page, self.step)
             os.close(page)
+        tell(self.callbacks, "armed", self)
 
     def _boundary(self, *, may_raise: bool = True) -> None:
         """The script is back for its next batch: a commit, if there was an update."""

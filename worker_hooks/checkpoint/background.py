@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from worker_hooks.checkpoint.writer import ERROR, FOLDER, ORDER, ROOM, WARNINGS
 
 SILENT_S = 600.0  # without a sign of life; a single fsync can take long
 END_S = 10.0
+GLANCE_S = 0.05  # between two looks for anything else, in a wait
 _LOOK_S = 0.0005  # between two looks at a copy that an accelerator makes
 _ROOT = str(Path(__file__).parents[2])
 _CODE = (
@@ -97,8 +98,11 @@ class Background:
             return None
         return self._hear(0.0)
 
-    def wait(self) -> Done | None:
+    def wait(self, look: Callable[[], None] = lambda: None) -> Done | None:
         """The same when it is known; ``None``: there is no order.
+
+        Args:
+            look: called now and then; what it raises ends the wait, and the order goes on.
 
         Raises:
             CheckpointError: it could not be carried out.
@@ -106,7 +110,8 @@ class Background:
         if self._order is None:
             return None
         self._hand_over(wait=True)
-        while (done := self._hear(1.0)) is None:
+        while (done := self._hear(GLANCE_S)) is None:
+            look()
             if time.monotonic() - self._heard_at > SILENT_S:
                 order = self._order
                 self._process.kill()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import time
 from collections import Counter
@@ -18,10 +17,10 @@ from typing import NamedTuple
 
 from worker_hooks import manifest as manifests
 from worker_hooks import retention, seal
-from worker_hooks.checkpoint import writing
+from worker_hooks.checkpoint import life, writing
 from worker_hooks.checkpoint.order import CheckpointError, Order
 from worker_hooks.checkpoint.writing import Advance, Part
-from worker_hooks.layout import BREAKPOINT, UNFINISHED, CheckpointLayout
+from worker_hooks.layout import CheckpointLayout
 from worker_hooks.manifest import CHECKPOINT_KIND, COPY, PRIVATE, REPLICATED, Manifest, Shard
 
 LOOK_S = 0.02  # between two looks for other ranks' files: no event tells of them everywhere
@@ -93,19 +92,14 @@ def prune(order: Order, newest: Path, advance: Advance) -> Iterator[str]:
 
 def leftovers(order: Order) -> list[Path]:
     """What earlier lives of this training left unfinished, and runs that are long dead."""
-    prefix = re.escape(order.layout.prefix)
-    folder = rf"{prefix}(?:_\d+)?-\d+_\d+(?:{BREAKPOINT})?\.(.+){UNFINISHED}"
-    name = re.compile(rf"{folder}|\.{prefix}\.(.+)\.due{UNFINISHED}")
     now = os.stat(order.final.folder).st_ctime  # by the file system's clock
     found = []
     for path in order.layout.directory.iterdir():
-        match = name.fullmatch(path.name)
-        life = "" if match is None else match[1] or match[2]
-        if not life or life == order.layout.record_id:
+        owner = life.owner(path, order.layout.prefix)
+        if not owner or owner == order.layout.record_id:
             continue
-        run, _, attempt = life.rpartition("-")
-        is_mine = run == order.record_id != "" and attempt.isdecimal()
-        is_over = (is_mine and int(attempt) < order.attempt) or run == order.ancestor != ""
+        is_past = life.is_past(owner, order.record_id, order.attempt)
+        is_over = is_past or owner.rpartition("-")[0] == order.ancestor != ""
         if is_over or now - max(_times(path), default=now) > STALE_S:
             found.append(path)
     return found
@@ -133,7 +127,7 @@ def _parts(order: Order, advance: Advance) -> dict[int, Part]:
             looked = now
             if (seen := _signs(layout)) != signs:
                 signs, heard = seen, now
-            advance(0)
+        advance(0)
         if now - heard > stall_s:
             late = sorted(set(range(order.world_size)) - parts.keys())
             raise CheckpointError(

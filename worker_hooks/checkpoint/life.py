@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from datetime import timedelta
+from pathlib import Path
 
 from worker_hooks.checkpoint.order import CheckpointError
 from worker_hooks.env import Told
+from worker_hooks.layout import BREAKPOINT, UNFINISHED
 
 _AGREE_S = 300.0  # for all ranks to come to their first checkpoint
 
@@ -28,6 +31,20 @@ def named(told: Told) -> str:
             f"ranks cannot agree on a checkpoint ({error}): start them with msrun, or call "
             "torch.distributed.init_process_group first"
         ) from error
+
+
+def owner(path: Path, prefix: str) -> str:
+    """The life that left this unfinished folder, or this announcement; empty: it is neither."""
+    name = re.escape(prefix)
+    folder = rf"{name}(?:_\d+)?-\d+_\d+(?:{BREAKPOINT})?\.(.+){UNFINISHED}"
+    match = re.fullmatch(rf"{folder}|\.{name}\.(.+)\.due{UNFINISHED}", path.name)
+    return "" if match is None else match[1] or match[2]
+
+
+def is_past(life: str, record_id: str, attempt: int) -> bool:
+    """Whether it is a life of this run before this attempt; without msrun nobody can tell."""
+    run, _, number = life.rpartition("-")
+    return run == record_id != "" and number.isdecimal() and int(number) < attempt
 
 
 def _agreed(told: Told) -> str:

@@ -16,6 +16,13 @@ from worker_hooks.layout import BREAKPOINT, REPLACED
 from worker_hooks.manifest import Manifest
 
 
+def numbered(path: Path, prefix: str) -> str:
+    """The prefix that a complete checkpoint was counted under; empty: it is none of this prefix."""
+    own = rf"({re.escape(prefix)}(?:_[1-9]\d*)?)"
+    match = re.fullmatch(rf"{own}-\d+_\d+(?:{BREAKPOINT})?(?:{REPLACED}\d+)?", path.name)
+    return "" if match is None else match[1]
+
+
 def prefix_of(directory: Path, prefix: str, record_id: str, resumed: Path | None) -> str:
     """The prefix to save under. Rank 0 alone needs to know it.
 
@@ -28,21 +35,13 @@ def prefix_of(directory: Path, prefix: str, record_id: str, resumed: Path | None
     Raises:
         OSError: the directory cannot be read.
     """
-    name = re.compile(
-        rf"({re.escape(prefix)}(?:_[1-9]\d*)?)-\d+_\d+(?:{BREAKPOINT})?(?:{REPLACED}\d+)?"
-    )
-
-    def numbered(path: Path) -> str | None:
-        match = name.fullmatch(path.name)
-        return None if match is None else match[1]
-
     is_here = resumed is not None and Path(os.path.realpath(resumed.parent)) == directory
-    if resumed is not None and is_here and (found := numbered(resumed)):
+    if resumed is not None and is_here and (found := numbered(resumed, prefix)):
         return found
     newest: dict[str, Manifest] = {}
     present = retention.present(directory)
     for path, manifest in sorted(present, key=lambda one: one[1].saved_at):
-        if found := numbered(path):
+        if found := numbered(path, prefix):
             newest.pop(found, None)
             newest[found] = manifest  # the newest is the last
     mine = [found for found, one in newest.items() if one.record_id == record_id != ""]

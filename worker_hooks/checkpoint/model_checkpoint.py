@@ -18,6 +18,7 @@ from worker_hooks.checkpoint import life, lineage, policy
 from worker_hooks.checkpoint.background import Background
 from worker_hooks.checkpoint.commit import Done, commit
 from worker_hooks.checkpoint.config import CheckpointConfig
+from worker_hooks.checkpoint.debt import Debt
 from worker_hooks.checkpoint.drafting import Draft, drafted
 from worker_hooks.checkpoint.order import CheckpointError, Order, Rules
 from worker_hooks.checkpoint.subject import Subject
@@ -127,7 +128,7 @@ class ModelCheckpoint:
         Raises:
             OSError: another writer cannot be started.
         """
-        self._subject = self._subject._replace(told=state._guard.told)  # noqa: SLF001  of another life
+        self._subject = self._subject.again(state)
         if self._policy is not None:
             self._policy.close()
         self._policy, self._life = None, ""
@@ -136,6 +137,20 @@ class ModelCheckpoint:
             self._background.give_up()
             self._background = Background()
         self._step = 0  # as a new rank has it, which does not know what was saved
+
+    def armed(self, state: Any) -> None:
+        """The state can be saved from now on: save what was due when a rank died, if none did.
+
+        By steps that is this step, if it was due; where checkpoints are written beside training it
+        stands in for the last that was, and was given up. By time it is this step, if so long none
+        was saved.
+
+        Raises:
+            CheckpointError: that cannot be done.
+        """
+        step = self._subject.remembered
+        if self._policy is None and step and self._is_owed(state, step):
+            self._save(step, f"{self._reason()}, made up for")
 
     def end(self, state: Any) -> None:
         """Save the last step, and wait until all is saved.
@@ -161,8 +176,12 @@ class ModelCheckpoint:
             CheckpointError: that cannot be done; or the script changed the state since.
         """
         self.wait()
-        if state.step > self._step:
-            self._save(state.step, reason)
+        step = state.step
+        if step > self._step:
+            if step == self._subject.remembered and self._debt(step).is_paid(step):
+                self._step = step
+                return
+            self._save(step, reason)
             self.wait()
 
     def wait(self) -> None:
@@ -172,7 +191,7 @@ class ModelCheckpoint:
             CheckpointError: it failed.
         """
         if self._background is not None:
-            self._say(self._background.wait())
+            self._say(self._background.wait(self._subject.guard.gate.look))
 
     # --- the machine ----------------------------------------------------------------------------
 
@@ -208,6 +227,26 @@ class ModelCheckpoint:
             return f"every {steps} steps"
         return f"every {self._config.save_checkpoint_seconds} s"
 
+    def _is_owed(self, state: Any, step: int) -> bool:
+        """Whether all ranks are to save this step, which they went on from; makes the policy."""
+        every, seconds = self._config.save_checkpoint_steps, self._config.save_checkpoint_seconds
+        debt, passed_s, is_owed = self._debt(step), 0.0, False
+        if state.rank == 0:
+            debt.fence()
+        if seconds:
+            passed_s = debt.passed_s() if state.rank == 0 else 0.0
+            is_owed = not debt.is_early(passed_s < seconds, self._announcement())
+        elif every:
+            due = step - step % every
+            is_meant = due == step or (self._config.async_save and due > 0)
+            is_owed = is_meant and not debt.is_paid(due)
+        self._policy = self._made_policy(state, 0.0 if is_owed else passed_s)
+        return is_owed
+
+    def _debt(self, step: int) -> Debt:
+        look = self._subject.guard.gate.look
+        return Debt(self._layout(step), self._subject.told, step, look, STALL_S)
+
     def _save(self, step: int, reason: str) -> None:
         self.wait()
         draft = self._draft(step)
@@ -240,11 +279,9 @@ class ModelCheckpoint:
         return drafted(ledger, step, part, self._config.appended(epoch, step))
 
     def _order(self, step: int, draft: Draft, reason: str, *, is_breakpoint: bool = False) -> Order:
-        told, ledger = self._subject.told, self._subject.ledger
-        epoch, batch = ledger.position(step)
-        layout = CheckpointLayout(
-            self._directory, self._prefix, epoch, batch, self._named_life(), is_breakpoint
-        )
+        told = self._subject.told
+        epoch, batch = self._subject.ledger.position(step)
+        layout = self._layout(step)._replace(is_breakpoint=is_breakpoint)
         config = self._config
         return Order(
             layout=layout,
@@ -268,6 +305,10 @@ class ModelCheckpoint:
             ),
         )
 
+    def _layout(self, step: int) -> CheckpointLayout:
+        where = self._subject.ledger.position(step)
+        return CheckpointLayout(self._directory, self._prefix, *where, self._named_life())
+
     def _named_life(self) -> str:
         self._life = self._life or life.named(self._subject.told)
         return self._life
@@ -283,22 +324,16 @@ class ModelCheckpoint:
                 raise CheckpointError(f"{self._directory} cannot be read: {error}") from error
         return self._numbered
 
-    def _made_policy(self, state: Any) -> policy.Policy:
-        if self._config.save_checkpoint_steps:
-            return policy.Steps(self._config.save_checkpoint_steps)
-        if not self._config.save_checkpoint_seconds:
-            return policy.Never()
-        seconds = policy.Seconds(self._config.save_checkpoint_seconds)
-        if state.world_size == 1:
-            return seconds
-        path = policy.announcement(self._directory, self._prefix, self._named_life())
-        if state.rank:
-            return policy.Listener(path)
+    def _made_policy(self, state: Any, passed_s: float = 0.0) -> policy.Policy:
+        config, ranks = self._config, (state.rank, state.world_size)
+        periods = config.save_checkpoint_steps, config.save_checkpoint_seconds
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            return policy.Announcer(seconds, path)
+            return policy.made(*periods, ranks, self._announcement, passed_s)
         except OSError as error:
             raise CheckpointError(f"{self._directory} cannot be written to: {error}") from error
+
+    def _announcement(self) -> Path:
+        return policy.announcement(self._directory, self._prefix, self._named_life())
 
     # --- the ends of the process ------------------------------------------------------------------
 
@@ -337,7 +372,8 @@ class ModelCheckpoint:
         if os.getpid() != self._pid:  # a forked child's is its parent's
             return
         try:
-            self.wait()
+            if self._background is not None:
+                self._say(self._background.wait())
         except CheckpointError as error:
             log.error("%s", error)  # noqa: TRY400  there is no code to blame
         self._let_go()

@@ -60,10 +60,17 @@ class Steps:
 class Seconds:
     """So long after the time before; for one rank."""
 
-    def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        passed_s: float = 0.0,
+    ) -> None:
+        """Begin; so much of the time has passed already."""
         self._every_s = every_s
         self._clock = clock
-        self._since = clock()
+        self._since = clock() - passed_s
 
     def is_due(self, step: int) -> bool:  # noqa: ARG002
         """Whether so much time has passed."""
@@ -129,6 +136,40 @@ class Listener:
         """Look no more."""
         if self._word is not None:
             self._word.close()
+
+
+def made(
+    every_steps: int,
+    every_s: int,
+    ranks: tuple[int, int],
+    path: Callable[[], Path],
+    passed_s: float = 0.0,
+) -> Policy:
+    """What one rank goes by.
+
+    Args:
+        every_steps: comes before the next; 0: not by steps.
+        every_s: 0: not by time, either.
+        ranks: which one this is, of how many.
+        path: where rank 0 announces; asked only if it has to.
+        passed_s: so much of the time has passed already.
+
+    Raises:
+        OSError: the announcement cannot be made.
+    """
+    if every_steps:
+        return Steps(every_steps)
+    if not every_s:
+        return Never()
+    rank, world_size = ranks
+    if rank:
+        return Listener(path())
+    seconds = Seconds(every_s, passed_s=passed_s)
+    if world_size == 1:
+        return seconds
+    where = path()
+    where.parent.mkdir(parents=True, exist_ok=True)
+    return Announcer(seconds, where)
 
 
 def announcement(directory: Path, prefix: str, life: str) -> Path:

@@ -18,6 +18,7 @@ class Subject(NamedTuple):
     guard: Guard
     resumed: Path | None  # the checkpoint that training went on from
     ancestor: str  # the run that saved it; empty: none that is known
+    remembered: int  # the step that all ranks went on from in memory; 0: they did not
 
     @staticmethod
     def of(state: Any) -> Subject:
@@ -28,7 +29,13 @@ class Subject(NamedTuple):
         run = "" if point is None else str(point.saved.manifest.record_id)
         told = state._guard.told  # noqa: SLF001
         ancestor = "" if run == told.record_id else run
-        return Subject(told, state._ledger, state._guard, resumed, ancestor)  # noqa: SLF001
+        remembered = 0 if point is None or is_on_disk else int(point.step)
+        guard, ledger = state._guard, state._ledger  # noqa: SLF001
+        return Subject(told, ledger, guard, resumed, ancestor, remembered)
+
+    def again(self, state: Any) -> Subject:
+        """The same ``TrainState`` when it goes on with new peers, from memory."""
+        return self._replace(told=state._guard.told, remembered=state.step)  # noqa: SLF001
 
     def stand(self) -> tuple[int, bool, str]:
         """The step that the state is whole as of behind an exception, whether it is; why not."""
