@@ -26,13 +26,15 @@ class Closing(NamedTuple):
     """What to say.
 
     ``lost``: why the newest step is not in ``kept``, empty if it is. ``gave_up``: why restarts
-    were left unused, empty if none were.
+    were left unused, empty if none were. ``not_replaced``: why all ranks stopped for the failure of
+    some, empty if nobody was to be replaced.
     """
 
     kept: Kept | None
     lost: str
     command: str  # to go on
     gave_up: str = ""
+    not_replaced: str = ""
 
     @property
     def text(self) -> str:
@@ -48,6 +50,7 @@ def closing(
     *,
     is_away: bool,
     gave_up: str = "",
+    not_replaced: str = "",
 ) -> Closing:
     """Look at what remains.
 
@@ -58,10 +61,11 @@ def closing(
         environ: msrun's environment.
         is_away: the person who typed the command is in another folder than the run's.
         gave_up: why restarts were left unused, in words.
+        not_replaced: why nobody was replaced who could have been, in words.
     """
     kept = (_kept(saved) if saved else None) or older(record)
     command = "" if kept is None else _command(record, kept, environ, is_away=is_away)
-    return Closing(kept, lost, command, gave_up)
+    return Closing(kept, lost, command, gave_up, not_replaced)
 
 
 def _kept(path: str) -> Kept | None:
@@ -94,6 +98,8 @@ def _command(record: Record, kept: Kept, environ: Mapping[str, str], *, is_away:
 
 def _lines(closing: Closing) -> Iterator[str]:
     kept = closing.kept
+    if closing.not_replaced:
+        yield f"not replaced: {harmless(closing.not_replaced)}"
     if closing.gave_up:
         yield f"gave up: {harmless(closing.gave_up)}"
     if closing.lost:
@@ -109,4 +115,5 @@ def _lines(closing: Closing) -> Iterator[str]:
 def as_json(closing: Closing) -> dict[str, Any]:
     """For programs: a part of ``failure.json``."""
     kept = None if closing.kept is None else {**closing.kept._asdict(), "command": closing.command}
-    return {"saved": kept, "lost": closing.lost or None, "gave_up": closing.gave_up or None}
+    why = {"lost": closing.lost, "gave_up": closing.gave_up, "not_replaced": closing.not_replaced}
+    return {"saved": kept, **{key: words or None for key, words in why.items()}}

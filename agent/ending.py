@@ -24,6 +24,7 @@ class Ending:
     lost: str = ""  # why the newest step is not in it, in words
     has_hooks: bool = False  # some rank's state could be saved
     gave_up: str = ""  # why restarts were left unused, in words
+    not_replaced: str = ""  # why nobody was replaced who was to be, in words
 
     @staticmethod
     def of(action: do.Finish, job: Job, workers: tuple[Worker, ...]) -> Ending:
@@ -38,4 +39,5 @@ class Ending:
             lost(job),
             job.has_hooks,
             job.gave_up,
+            job.not_replaced if job.rules.replace and job.failure else "",
         )

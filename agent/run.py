@@ -154,7 +154,8 @@ def _closing(
 
     known = records.read(prepared.records_folder / spec.record_id) or record
     told = ending.saved, ending.lost, known, environ
-    return closing(*told, is_away=spec.is_away, gave_up=ending.gave_up)
+    why = {"gave_up": ending.gave_up, "not_replaced": ending.not_replaced}
+    return closing(*told, is_away=spec.is_away, **why)
 
 
 def _record(prepared: Prepared, facts: Facts, environ: Mapping[str, str]) -> records.Record:

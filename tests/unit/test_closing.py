@@ -44,6 +44,7 @@ def test_the_last_line_is_what_to_type(environ, tmp_path, others, is_away, comma
         "saved": {"step": 412, "world_size": 2, "path": str(folder), "command": command},
         "lost": None,
         "gave_up": None,
+        "not_replaced": None,
     }
 
 
@@ -63,7 +64,8 @@ def test_without_any_checkpoint_there_is_nothing_to_type(environ, tmp_path):
     record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
     found = closing(None, "no step was committed", record, environ, is_away=False)
     assert found.text == "lost: no step was committed; no older checkpoint remains"
-    assert as_json(found) == {"saved": None, "lost": "no step was committed", "gave_up": None}
+    none = {"saved": None, "gave_up": None, "not_replaced": None}
+    assert as_json(found) == {**none, "lost": "no step was committed"}
     gone = closing(str(tmp_path / "gone"), "", record, environ, is_away=False)
     assert gone == Closing(None, "", "")
 
@@ -79,6 +81,19 @@ def test_restarts_that_are_left_unused_are_explained(environ, tmp_path):
         "msrun --resume",
     ]
     assert as_json(found)["gave_up"] == why
+
+
+def test_it_is_said_why_nobody_was_replaced(environ, tmp_path):
+    record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
+    folder = saved(tmp_path, step=412)
+    why = "rank 3 died three times at step 412"
+    found = closing(str(folder), "", record, environ, is_away=False, not_replaced=why)
+    assert found.text.split("\n") == [
+        f"not replaced: {why}",
+        f"saved: step 412, 2 ranks, {folder}",
+        "msrun --resume",
+    ]
+    assert as_json(found)["not_replaced"] == why
 
 
 def test_one_rank_is_one_rank():
