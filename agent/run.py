@@ -154,8 +154,9 @@ def _closing(
 
     known = records.read(prepared.records_folder / spec.record_id) or record
     told = ending.saved, ending.lost, known, environ
-    why = {"gave_up": ending.gave_up, "not_replaced": ending.not_replaced}
-    return closing(*told, is_away=spec.is_away, **why)
+    return closing(
+        *told, is_away=spec.is_away, gave_up=ending.gave_up, not_replaced=ending.not_replaced
+    )
 
 
 def _record(prepared: Prepared, facts: Facts, environ: Mapping[str, str]) -> records.Record:
