@@ -52,6 +52,15 @@ def keep(layout: RunLayout, attempt: int, orders: Sequence[WorkerOrder]) -> None
             os.rename(layout.worker_log(order.rank), kept)
 
 
+def remove(orders: Sequence[WorkerOrder]) -> None:
+    """Remove what the orders name under names of their attempt's own."""
+    for order in orders:
+        for name in {order.environ[AGENT_ERROR_FILE], order.stdout, order.stderr}:
+            if not name.startswith("/proc/"):
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+
+
 def open_ahead(logs: Iterable[Path], trouble: Trouble) -> Iterator[tuple[Path, int]]:
     """Open new files that will be these logs, while there are others of these names."""
     for log in logs:

@@ -34,6 +34,7 @@ class Newcomers:
         self._starter = starter
         self._output = output
         self._workers: dict[int, Worker] = {}
+        self._ordered: dict[int, protocol.WorkerOrder] = {}
         self._attempt = -1
 
     def prepare(self, action: do.PrepareRanks, workers: Mapping[int, Worker]) -> bool:
@@ -47,12 +48,13 @@ class Newcomers:
         port = self._starter.reserve(action.attempt)
         if not port:
             return False
+        orders = self._output.make_ahead(self._orders(action.attempt, action.ranks, port))
         self._attempt = action.attempt
+        self._ordered = {order.rank: order for order in orders}
         self._workers = {
-            rank: Worker(rank, workers[rank].local_rank, action.attempt) for rank in action.ranks
+            rank: Worker(rank, workers[rank].local_rank, action.attempt) for rank in self._ordered
         }
-        orders = self._orders(action.attempt, action.ranks, port)
-        self._starter.order_ahead(self._output.make_ahead(orders))
+        self._starter.order_ahead(orders)
         return True
 
     def begin(self, action: do.ReplaceRanks, workers: dict[int, Worker]) -> list[Worker]:
@@ -70,6 +72,7 @@ class Newcomers:
         waiting = {rank: self._take(rank, attempt) for rank in action.newcomers}
         self._dismiss()
         for rank, worker in waiting.items():
+            workers[rank].is_replaced = True
             workers[rank] = worker or Worker(rank, workers[rank].local_rank, attempt)
         self._output.make(attempt, orders)
         self._starter.add(tuple(order for order in orders if waiting[order.rank] is None))
@@ -118,14 +121,17 @@ class Newcomers:
         for worker in self._workers.values():
             if worker.pid == pid:
                 worker.exit_code = exit_code
+                processes.signal_group(pid, signal.SIGKILL)  # it is not reaped yet
                 return True
         return False
 
     def _take(self, rank: int, attempt: int) -> Worker | None:
         """One that is alive, or about to be, for the attempt that begins."""
         worker = self._workers.pop(rank, None)
-        is_fit = worker is not None and attempt == self._attempt and worker.exit_code is None
-        return worker if is_fit else None
+        if worker is None or attempt != self._attempt or worker.exit_code is not None:
+            return None
+        del self._ordered[rank]
+        return worker
 
     def clear(self) -> None:
         """The attempt is over; whoever sweeps its processes reaps these, too."""
@@ -136,5 +142,6 @@ class Newcomers:
         for worker in self._workers.values():
             if worker.pid and worker.exit_code is None:
                 processes.signal_group(worker.pid, signal.SIGKILL)
-        self._workers = {}
+        self._output.discard(tuple(self._ordered.values()))
+        self._workers, self._ordered = {}, {}
         self._attempt = -1

@@ -53,23 +53,32 @@ class Output:
         """Make files for ranks whose files are still those of the dead; :meth:`make` swaps them.
 
         Returns:
-            The orders, with paths that stay good until :meth:`forget_ahead`.
+            The orders, with paths that stay good until :meth:`forget_ahead`; without those whose
+            files cannot be made.
         """
         self.forget_ahead()
         if self._spec.logs.disabled:
             return tuple(orders)
-        logs = [self._layout.worker_log(order.rank) for order in orders]
-        self._ahead = dict(files.open_ahead(logs, self._journal.trouble))
+        shared = {str(self._layout.worker_log(order.rank)) for order in orders}
+        wanted = {path for order in orders for path in (order.stdout, order.stderr)} & shared
+        self._ahead = dict(files.open_ahead(map(Path, sorted(wanted)), self._journal.trouble))
         paths = {str(log): f"/proc/{os.getpid()}/fd/{fd}" for log, fd in self._ahead.items()}
+        lacking = wanted - paths.keys()
         made = tuple(
             order._replace(
                 stdout=paths.get(order.stdout, order.stdout),
                 stderr=paths.get(order.stderr, order.stderr),
             )
             for order in orders
+            if not lacking & {order.stdout, order.stderr}
         )
         files.make_folders(made, self._journal.trouble)
         return made
+
+    def discard(self, orders: Sequence[WorkerOrder]) -> None:
+        """What newcomers wrote that nobody wants: others will write to files of the same names."""
+        if not self._spec.logs.disabled:
+            files.remove(orders)
 
     def forget_ahead(self) -> None:
         """Whoever was to write to those files has opened them, or never will."""

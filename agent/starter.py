@@ -163,7 +163,7 @@ class Starter:
         ``now`` it is ended, and whoever it has not forked never starts.
         """
         for order in self._forkserver.recall():
-            self._orders += (self._sent.pop(order.rank),)
+            self._orders += (self._sent.pop(order.rank, order),)
         if now and self._sent:
             self._orders += tuple(self._sent.values())
             self._sent = {}
@@ -176,7 +176,7 @@ class Starter:
             self._warming.cancel()
             self._warming = None
         if self._ahead:  # not even forked; of the next attempt's, nobody could tell them then
-            self._over("newcomers are called off", kill=True)
+            self._over("newcomers are called off", kill=True, is_fit=True)
         self._drop_reserved()
         self._store.end()
 
@@ -269,9 +269,9 @@ class Starter:
         with contextlib.suppress(OSError):  # it is gone: its link says so, and they stay owed
             self._forkserver.order(self._attempt, orders, keeps=self._keeps)
 
-    def _over(self, why: str, *, kill: bool) -> None:
+    def _over(self, why: str, *, kill: bool, is_fit: bool = False) -> None:
         """Give the forkserver up: what it owed waits for the next, which may have to be cold."""
-        useless = kill or not self._forkserver.ready or self._deaths > 0
+        useless = not is_fit and (kill or not self._forkserver.ready or self._deaths > 0)
         self._unwatch()
         if kill:
             end_child(self._forkserver.pid, END_S)

@@ -285,6 +285,8 @@ class Supervisor:
             case do.PrepareRanks() | do.ReplaceRanks() | do.RemindReplaced() | do.GoOnRanks():
                 self._act_on_loss(action)
             case _:
+                if isinstance(action, do.SaveRanks) and action.place != do.MEMORY:
+                    self._newcomers.clear()  # nobody is replaced, and memory may be short
                 self._safeguard.act(action)
 
     def _start_attempt(self, action: do.StartAttempt) -> None:
@@ -322,9 +324,7 @@ class Supervisor:
         self._events = deque(renewed(event, attempt, action.survivors) for event in self._events)
         self._starter.renew(attempt, {self._workers[rank].pid for rank in action.survivors})
         self._safeguard.renew(action, self._starter.port)
-        for rank in action.newcomers:
-            self._workers[rank].is_replaced = True
-            self._lost.append(self._workers[rank])
+        self._lost += (self._workers[rank] for rank in action.newcomers)
         for worker in self._newcomers.begin(action, self._workers):
             self._ranks_by_pid[worker.pid] = worker.rank
             self.post(ev.WorkerStarted(worker.rank, attempt, worker.pid))

@@ -136,7 +136,9 @@ class Guard:
         who = *self._who, self._pid
         try:
             hello = protocol.Hello(*who, self.ckpt_save_path, wants_resume, *self._files)
-            answer = link.ask(hello, VERIFY_S if wants_resume else ANSWER_S)
+            # a newcomer may be early: it is answered when the survivors' state is saved
+            is_patient = wants_resume or self.told.attempt > 0
+            answer = link.ask(hello, VERIFY_S if is_patient else ANSWER_S)
         except (OSError, packet.ProtocolError) as error:
             log.warning("nothing guards rank %d: %s", self.told.rank, error)
             answer = None

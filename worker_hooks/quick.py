@@ -1,11 +1,11 @@
 """A sum of a state's bytes that finds accidents at the speed of memory, for replicas to compare.
 
 CRC-32 takes 4 GB in a second, and here every replica waits for it. So what is large is summed up
-first: of each 512 bytes of a tensor the sum of their eight-byte words, and CRC-32 of these sums.
-One changed bit always shows, a changed number but once in four billion times, as with CRC-32; what
-never would is a change that leaves the sum of its 64 words as it was, by a swap of two neighbours,
-say, which no arithmetic gone wrong is.
-Measured on one core, of large tensors: 10 to 18 GB/s, CRC-32 alone 4.
+first: of each 512 bytes of a tensor the sum of their eight-byte words, and of the words' upper
+parts, which cannot overflow: in the first sum two signs that change leave no trace. The digest is
+CRC-32 of either. One changed bit always shows. What never would is a change that leaves both sums
+of every row that it touches as they were: two neighbours that changed places, say.
+Measured on one core, of large tensors: 9 GB/s, CRC-32 alone 4.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from worker_hooks.octets import view
 
 _ROW = 512  # bytes
+_UPPER = 17  # and so many bits less: 64 of them add up to 53 bits and the sign
 _SMALL = 64 << 10  # bytes; of a smaller tensor CRC-32 is taken at once
 _FEW = 32768 * 8 - _ROW  # bytes; torch may sum up more with threads that stay
 _MANY = 4 << 20  # bytes; torch has no other threads
@@ -33,7 +34,7 @@ class Sum:
         self._is_small = False
         self._rest = bytearray()  # less than a row
         self._most = _FEW if torch.get_num_threads() > 1 else _MANY  # at once
-        self._found = 0
+        self._found = self._found_upper = 0
 
     def add(self, piece: memoryview) -> None:
         """Go on with the stream; how a tensor is cut into pieces does not matter.
@@ -69,11 +70,12 @@ class Sum:
         Args:
             seed: sha256, in hexadecimal, of what the sum does not cover.
         """
-        return f"quick-{seed[:24]}-{self._found:08x}"
+        return f"quick-{seed[:24]}-{self._found:08x}-{self._found_upper:08x}"
 
     def _add_rows(self, rows: memoryview) -> None:
         words = torch.frombuffer(rows, dtype=torch.int64)
         if words.data_ptr() % words.itemsize:  # in the middle of a tensor that lies out of order
             words = torch.frombuffer(bytearray(rows), dtype=torch.int64)
-        sums = words.view(-1, _ROW // words.itemsize).sum(1)
-        self._found = zlib.crc32(view(sums), self._found)
+        rows_of = words.view(-1, _ROW // words.itemsize)
+        self._found = zlib.crc32(view(rows_of.sum(1)), self._found)
+        self._found_upper = zlib.crc32(view((rows_of >> _UPPER).sum(1)), self._found_upper)

@@ -75,7 +75,6 @@ class Point(NamedTuple):
     ready_orders: Sequence[list[int] | None]
     saved: restore.Saved
     quick_digest: str  # of the replicated state, if it lies in memory; else empty
-    is_live: bool  # that is the digest of what was registered then, and stayed
     looks: tuple[Any, ...]  # of the pieces, when the state had been put back
 
 
@@ -109,8 +108,7 @@ def restored(
         saved = restore.load(folder, _whole(folder, manifest))
     manifest = saved.manifest
     _forget_gradients(pieces)
-    is_live = live == (manifest.step, manifest.digest)
-    restore.restore(pieces, saved, is_live=is_live)
+    restore.restore(pieces, saved, is_live=live == (manifest.step, manifest.digest))
     facts = json.loads(saved.metadata["facts"])
     own = _private(saved, told.rank)
     late = frozenset(facts.get("late", ()))
@@ -143,7 +141,6 @@ def restored(
         ready_orders=facts.get("ready_orders", ()),
         saved=saved,
         quick_digest=manifest.digest if manifest.kind == manifests.MEMORY_KIND else "",
-        is_live=is_live,
         looks=tuple(map(_look, pieces)),
     )
 
@@ -217,8 +214,8 @@ def put_back(point: Point, ledger: Ledger, rank: int) -> None:
         OSError: a file of the checkpoint cannot be read any more.
         RuntimeError: what was put back from memory is something else.
     """
-    is_unsure = bool(point.quick_digest) and not point.is_live  # nobody has compared it yet
-    if is_unsure or tuple(map(_look, ledger.pieces)) != point.looks:
+    # what was put back, or stayed since the survivors were compared, may have changed unseen
+    if point.quick_digest or tuple(map(_look, ledger.pieces)) != point.looks:
         # a broadcast of equal weights, as by DDP, moves their versions and nothing else
         is_same = _is_same(point, ledger)
         mine = [piece for piece in ledger.pieces if not (is_same and piece.is_compared)]

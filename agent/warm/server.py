@@ -119,7 +119,7 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
     """Follow orders until the agent is gone; return only in a worker, with its attempt."""
     meant = {signum: signal.signal(signum, signal.SIG_IGN) for signum in STOPS}
     sessions: set[int] = set()  # of the workers that may live
-    attempt = -1
+    attempt, keeps = -1, False
     spared: set[int] = set()  # of them, those that save by themselves if the agent dies
     while True:
         message, fds = packet.receive(link)
@@ -133,11 +133,13 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
                     _become(link, order, message.attempt, orders.agent_pid)
                     return order, message.attempt
                 _announce(link, message, forked)
-                if attempt not in {-1, message.attempt}:
+                # newcomers of an attempt may be called off, and all ranks started in its stead
+                is_anew = keeps and not message.keeps
+                if attempt not in {-1, message.attempt} or is_anew:
                     kept = inhabited() if message.keeps else frozenset()
                     sessions &= kept
                     spared &= kept
-                attempt = message.attempt
+                attempt, keeps = message.attempt, message.keeps
                 sessions.update(outcome.pid for outcome in forked)
             case protocol.StartStore():
                 _fork_store(link, message, fds[0], orders.agent_pid)

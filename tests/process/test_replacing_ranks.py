@@ -128,12 +128,21 @@ def test_newcomers_that_nobody_wants_leave_no_trace(msrun: Launcher) -> None:
     assert seen(job, "ReplaceRanks") == []
 
 
+def test_what_they_wrote_is_none_of_the_next_attempts(msrun: Launcher) -> None:
+    how, options = ("0=fails", "1=fails", "2=tells"), ("--max-restarts=1", "-r", "3")
+    job = start(msrun, 1, *how, options=options)
+    kill(job, 2)
+    assert job.wait().code == 0
+    (path,) = msrun.tmp.rglob("attempt_1/2/stdout.log")
+    assert path.read_text() == "begins\nready\n"
+
+
 def test_a_newcomer_that_was_not_even_forked_is_none_of_the_next_attempt(msrun: Launcher) -> None:
     job = start(msrun, 1, "0=fails", "1=fails", options=("--max-restarts=1",))
     os.kill(forkserver(job), signal.SIGSTOP)
     kill(job, 2)
     await_seen(job, "PrepareRanks")
-    Path(f"{msrun.tmp / 'ckpt'}.begun").touch()
+    (msrun.tmp / "ckpt.begun").write_text("0")
     ended = job.wait()
     assert ended.code == 0, ended
     started = [(one["rank"], one["attempt"]) for one in seen(job, "WorkerStarted")]

@@ -309,3 +309,16 @@ def test_without_an_agent_a_request_ends_the_process_itself_after_its_step():
 def test_it_ends_with_0_and_is_no_exception_of_the_scripts():
     assert GracefulExit().code == 0
     assert not issubclass(GracefulExit, Exception)
+
+
+@pytest.mark.parametrize(("attempt", "is_long"), [(0, False), (1, True)])
+def test_a_newcomer_waits_for_its_welcome_while_a_state_is_saved(monkeypatch, attempt, is_long):
+    waits = []
+    monkeypatch.setattr(guards.Link, "ask", lambda _self, _hello, within_s: waits.append(within_s))
+    name = f"msrun-test-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(f"\0{name}")
+        door.listen()
+        guard = Guard(Told(3, 4, attempt, "run", name, ""), Source(), "", lambda: None, print)
+        assert guard.greet(wants_resume=False) is None
+    assert (waits[0] > 600) is is_long

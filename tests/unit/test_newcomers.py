@@ -17,7 +17,7 @@ class Stage:
     port = 1000
 
     def __init__(self):
-        self.told = []
+        self.told, self.discarded = [], []
         self.reserved = 2000
         self.workers = {rank: Worker(rank, rank, 0) for rank in range(3)}
         self.newcomers = Newcomers(self.plan, self, self)
@@ -47,6 +47,9 @@ class Stage:
 
     def forget_ahead(self):
         self.told.append("forget")
+
+    def discard(self, orders):
+        self.discarded += [order.rank for order in orders]
 
     def note(self, what, orders):
         self.told.append((what, [(order.rank, order.stdout) for order in orders]))
@@ -98,18 +101,21 @@ def test_who_exists_already_is_told_and_who_is_on_the_way_is_not_ordered_again()
     found, added = stage.begin()
     assert [(worker.rank, worker.pid, worker.attempt) for worker in found] == [(1, 101, 1)]
     assert added == []
+    assert stage.discarded == []
     assert (stage.workers[1].pid, stage.workers[2].pid, stage.workers[2].attempt) == (101, 0, 1)
     assert not stage.forked(2, 102)  # that is the attempt's business now
     assert "forget" not in stage.told  # one of them may not have opened its file yet
 
 
-def test_who_failed_or_ended_is_ordered_again():
+def test_who_failed_or_ended_is_ordered_again(monkeypatch):
+    monkeypatch.setattr("agent.worker.signal_group", lambda *_: None)
     stage = prepared()
     assert stage.failed(1)
     assert stage.forked(2, 102)
     assert stage.newcomers.ended(102, -9)
     assert not stage.newcomers.ended(103, 0)
     assert stage.begin() == ([], [1, 2])
+    assert stage.discarded == [1, 2]  # what they wrote is not of those that come
 
 
 def test_who_was_dead_when_it_was_announced():
@@ -150,5 +156,6 @@ def test_who_is_not_wanted_is_killed(monkeypatch):
     stage.newcomers.clear()
     assert killed == [101]
     assert stage.told[-1] == "forget"
+    assert stage.discarded == [1, 2]
     assert not stage.newcomers.is_awaited
     assert not stage.forked(2, 102)

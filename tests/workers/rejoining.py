@@ -6,7 +6,8 @@ its training is over. ``HOW`` is one of
     falls   it is killed at its first word, in every attempt but the first
     closes  it closes its line when it is told to join the newcomers
     waits   it saves only when another rank has begun anew
-    fails   the same, and then it cannot
+    fails   the same, and then it cannot; on disk neither, once the one that began is gone
+    tells   it says that it begins
 
 A rank of an attempt that began with all ranks is done at once.
 """
@@ -55,17 +56,23 @@ def resumed(path):
     return f"{found.kind} {found.step} {whole} {held['private'][RANK]}"
 
 
-def await_newcomer():
+def poll(is_true, otherwise):
     deadline = time.monotonic() + 60
-    while not BEGUN.exists():
-        assert time.monotonic() < deadline, "nobody begins before the state is saved"
+    while not is_true():
+        assert time.monotonic() < deadline, otherwise
         time.sleep(0.01)
+
+
+def await_newcomer(*, is_gone):
+    poll(BEGUN.exists, "nobody begins before the state is saved")
+    if is_gone:
+        poll(lambda: not Path("/proc", BEGUN.read_text()).exists(), "nobody calls it off")
 
 
 def save(link, attempt, order):
     who = RANK, attempt, order.dump_id
     if {"waits", "fails"} & HOW:
-        await_newcomer()
+        await_newcomer(is_gone=not order.is_quick)
     if "fails" in HOW:
         packet.send(link, protocol.SaveFailed(*who, "the test says so", False))
         return
@@ -89,8 +96,10 @@ def rejoin(link, order, old):
 
 
 def greet():
+    if "tells" in HOW:
+        say("begins")
     if BEGAN:
-        BEGUN.touch()
+        BEGUN.write_text(str(os.getpid()))
     if "falls" in HOW and BEGAN:
         os.kill(os.getpid(), signal.SIGKILL)
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -23,6 +23,7 @@ from worker_hooks.layout import CheckpointLayout
 from worker_hooks.manifest import CHECKPOINT_KIND, Manifest
 
 LOOK_S = 0.005  # between two looks for rank 0's word
+READ_S = 0.1  # between two for checkpoints, which are read
 
 
 class Debt(NamedTuple):
@@ -85,9 +86,12 @@ class Debt(NamedTuple):
                 seal.make_durable(directory)
                 sign.mkdir(exist_ok=True)
                 return False
-            until = time.monotonic() + self.within_s
-            while time.monotonic() < until:
-                is_over = is_known()  # first: if rank 0 gives its sign, then before anything else
+            due = time.monotonic()
+            until = due + self.within_s
+            while (now := time.monotonic()) < until:
+                # first: if rank 0 gives its sign, then before anything else
+                is_over = now >= due and is_known()
+                due = now + READ_S if now >= due else due
                 if sign.is_dir():
                     return False
                 if is_over:
