@@ -143,7 +143,7 @@ class Guard:
             log.warning("nothing guards rank %d: %s", self.told.rank, error)
             answer = None
         if not isinstance(answer, protocol.Welcome):  # e.g. a child of a rank: the rank is guarded
-            link.close()
+            link.forget()
             return None
         if answer.refusal:
             log.error("%s", answer.refusal)

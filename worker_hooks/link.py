@@ -106,6 +106,6 @@ class Link:
         self._socket.close()
 
     def forget(self) -> None:
-        """In a forked child: the line is the parent's."""
+        """Keep nothing of it: nobody listens here, as in a forked child, whose parent's it is."""
         os.close(self._socket.detach())
         os.close(self._agent)
