@@ -70,7 +70,7 @@ class Answers:
                 self._post(ev.RankStanding(rank, dump_id, step))
             case protocol.Frozen(rank, _, dump_id, step, is_whole, why, nbytes, host_nbytes):
                 self.frozen[rank] = nbytes, host_nbytes
-                self._post(ev.RankFrozen(rank, dump_id, step, is_whole, _clean(why)))
+                self._post(ev.RankFrozen(rank, dump_id, step, is_whole, _clean(why), nbytes))
             case protocol.Progress(rank, _, dump_id):
                 self._post(ev.DumpProgressed(rank, dump_id))
             case _ if not self._owed[answer.rank]:

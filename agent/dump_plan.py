@@ -16,6 +16,7 @@ from agent.state import Condition, JobState
 from agent.words import described, listed
 
 UNSAVED = "saving after a failure is off"
+WRITER_BYTES = 64 << 20  # of a state for each one who writes to memory: 30 ms of a core's time
 
 
 class Turn(NamedTuple):
@@ -120,7 +121,10 @@ def _enough(job: Job, dump: Dump, able: tuple[int, ...]) -> tuple[int, ...]:
     """Of those that are able, who writes."""
     if job.rules.split or _is_stuck(job, dump):
         return able
-    return able[: job.rules.memory_writers if dump.place == do.MEMORY else 1]
+    if dump.place != do.MEMORY:
+        return able[:1]
+    nbytes = max((answer.nbytes for answer in dump.answers.values()), default=0)
+    return able[: min(job.rules.memory_writers, 1 + nbytes // WRITER_BYTES)]
 
 
 def _is_stuck(job: Job, dump: Dump) -> bool:

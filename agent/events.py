@@ -156,6 +156,7 @@ class RankFrozen:
     step: int
     is_whole: bool
     why: str = ""
+    nbytes: int = 0  # of the replicated state, about; 0: nobody knows
 
 
 @dataclass(frozen=True, slots=True)

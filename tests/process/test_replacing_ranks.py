@@ -60,7 +60,7 @@ def follow_logs(msrun: Launcher) -> Callable[[], str]:
 
 
 def test_only_who_is_lost_is_started_again_as_often_as_it_takes(msrun: Launcher) -> None:
-    job = start(msrun, 2)
+    job = start(msrun, 2, "0=large")
     first = job.pids()
     kill(job, 2)
     await_seen(job, "ForgetMemory")
@@ -77,6 +77,7 @@ def test_only_who_is_lost_is_started_again_as_often_as_it_takes(msrun: Launcher)
     (one, two) = seen(job, "ReplaceRanks")
     assert (one["survivors"], one["newcomers"], one["attempt"]) == ([0, 1], [2], 1)
     assert (two["survivors"], two["newcomers"], two["attempt"]) == ([1], [0, 2], 2)
+    assert [set(one["writers"]) for one in seen(job, "SaveRanks")] == [{0, 1}, {1}]
     assert sorted(event["rank"] for event in seen(job, "RankRejoining")) == [0, 1, 1]
     assert ended.err.count(one["reason"]) == 1
     assert not (msrun.tmp / "ckpt").exists()

@@ -280,7 +280,9 @@ class Replicas:
         if is_here and process.step is not None:
             why = "the update did not end" if process.is_torn else ""
             whole = not process.is_torn
-            self.say(process, ev.RankFrozen(process.rank, dump_id, process.step, whole, why))
+            nbytes = (self.node.story.seed % 2) << 30
+            about = process.rank, dump_id, process.step, whole, why, nbytes
+            self.say(process, ev.RankFrozen(*about))
 
     def save(self, process: Process, order: do.SaveRanks, parts: int) -> None:
         """One order after the other: what the last one writes is what the file is."""

@@ -21,8 +21,8 @@ RULES = {"ranks": (0, 1), "max_restarts": 0, "start_s": 600.0, "grace_s": 30.0, 
 
 
 def rules(**changes):
-    """Of a job whose ranks are not replaced, unless that is said; one writes to memory."""
-    return Rules(**{**RULES, "replace": False, "memory_writers": 1, **changes})
+    """Of a job whose ranks are not replaced, unless that is said."""
+    return Rules(**{**RULES, "replace": False, **changes})
 
 
 ONE, TWO, THREE = rules(ranks=(0,)), rules(), rules(ranks=(0, 1, 2))

@@ -46,8 +46,8 @@ def cut(rank, attempt=0):
     return ev.RankUnreachable(rank, attempt)
 
 
-def froze(rank, step=5, why=None, dump=1):
-    return ev.RankFrozen(rank, dump, step, is_whole=why is None, why=why or "")
+def froze(rank, step=5, why=None, dump=1, nbytes=0):
+    return ev.RankFrozen(rank, dump, step, is_whole=why is None, why=why or "", nbytes=nbytes)
 
 
 def wrote(rank, digest="a", number=0, dump=1):

@@ -204,7 +204,7 @@ HISTORIES = [
         *running(2), (hangs(1), "freezing", "KILL 1; freeze 1: 0; deadline freezing 15", "rank 1 made"), (froze(0), "dumping", f"save 5 by 0 memory; {PROGRESS}", "step 5"),
         (wrote(0), "committing", "commit 5 by 0 memory; deadline committing 20", "rank 0"), (done(MEMORY), "replacing", KILL_S), (late("replacing"), "committing", TO_DISK, "rank 1 cannot be killed")]),
     ("several write to memory, and one of them dies", asked(4, memory_writers=2), [
-        *running(4), (gone(1, -9), "freezing", "freeze 1: 0,2,3; deadline freezing 15", "SIGKILL"), (froze(0), "freezing"), (froze(2), "freezing"),
+        *running(4), (gone(1, -9), "freezing", "freeze 1: 0,2,3; deadline freezing 15", "SIGKILL"), (froze(0), "freezing"), (froze(2, nbytes=1 << 27), "freezing"),
         (froze(3), "dumping", f"save 5 by 0,2 digest 3 memory; {PROGRESS}; prepare 1: 1", "step 5"), (wrote(2), "dumping", PROGRESS), (gone(0, -9), "dumping", f"save 5 by 2 memory; {PROGRESS}", "rank 0 was killed"),
         (holds(3), "dumping", PROGRESS), (wrote(2, number=1), "committing", "commit 5 by 2 memory; deadline committing 20", "written by rank 2")]),
     ("who answers is not in the way", THREE, [*DIED, (froze(0), "freezing"), (hangs(0), "freezing"), (hangs(2), "dumping", f"KILL 2; save 5 by 0 memory; {PROGRESS}; prepare 1: 1", "rank 2 made")]),

@@ -8,6 +8,7 @@ its training is over. ``HOW`` is one of
     waits   it saves only when another rank has begun anew
     fails   the same, and then it cannot; on disk neither, once the one that began is gone
     tells   it says that it begins
+    large   it says that its state is so large that several should write it
 
 A rank of an attempt that began with all ranks is done at once.
 """
@@ -120,7 +121,9 @@ def main():
     while (order := packet.receive(link)[0]) is not None:
         match order:
             case protocol.Freeze():
-                packet.send(link, protocol.Frozen(RANK, attempt, order.dump_id, STEP, True))
+                nbytes = (1 << 28) * ("large" in HOW)
+                about = RANK, attempt, order.dump_id, STEP, True, "", nbytes
+                packet.send(link, protocol.Frozen(*about))
             case protocol.Save():
                 save(link, attempt, order)
             case protocol.Rejoin():
