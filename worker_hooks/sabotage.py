@@ -206,13 +206,14 @@ def _leave_no_core() -> None:
 
 
 def _stop(pid: int, for_s: float) -> None:
-    """Stop a process for a while.
+    """Stop a process for a while; when this returns, it was stopped.
 
     Who stops and wakes it is one orphan, which ends by itself: no child of this rank that a script
-    could meet, and nobody can be woken before he sleeps.
+    could meet, and nobody can be woken before he sleeps. Its output ends with the signal.
     """
-    orders = f"(kill -STOP {pid}; sleep {for_s}; kill -CONT {pid}) </dev/null >/dev/null 2>&1 &"
-    subprocess.run(["/bin/sh", "-c", orders], check=True)
+    acts = f"kill -STOP {pid}; exec >/dev/null; sleep {for_s}; kill -CONT {pid}"
+    orders = f"({acts}) </dev/null 2>/dev/null &"
+    subprocess.run(["/bin/sh", "-c", orders], stdout=subprocess.PIPE, check=True)
 
 
 def _raise_in_main_thread() -> None:
