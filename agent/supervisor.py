@@ -37,6 +37,7 @@ from worker_hooks import protocol
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 REFRESH_S = 2.0  # how old the steps in status.json may be
+TELL_S = 0.1  # and how old the rest of it: a replacement changes it forty times in 0.3 s
 SLOW_START_S = 2.0  # after that a terminal is told who is awaited
 
 
@@ -93,7 +94,7 @@ class Supervisor:
         self._reminders: list[asyncio.TimerHandle] = []
         self._ending: Ending | None = None
         self._deciding = False
-        self._untold = False
+        self._untold, self._told_at = False, 0.0
         self._refreshing: asyncio.TimerHandle | None = None
         self._bug: BaseException | None = None
         self._loop = asyncio.new_event_loop()
@@ -231,10 +232,10 @@ class Supervisor:
             self._tell_change()
         elif not self._untold:
             self._untold = True
-            self._loop.call_soon(self._tell_change)  # once for all events of this turn
+            self._loop.call_at(self._told_at + TELL_S, self._tell_change)
 
     def _tell_change(self) -> None:
-        self._untold = False
+        self._untold, self._told_at = False, self._loop.time()
         self._safeguard.refresh(self._workers)
         self._changed(self._job, tuple(self._workers.values()))
         if self._refreshing is not None:
