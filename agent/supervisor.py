@@ -32,12 +32,11 @@ from agent.spec import JobSpec
 from agent.starter import Starter
 from agent.state import JobState, RankState
 from agent.survival import renewed
+from agent.teller import Teller
 from agent.worker import Worker
 from worker_hooks import protocol
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
-REFRESH_S = 2.0  # how old the steps in status.json may be
-TELL_S = 0.1  # and how old the rest of it: a replacement changes it forty times in 0.3 s
 SLOW_START_S = 2.0  # after that a terminal is told who is awaited
 
 
@@ -68,7 +67,7 @@ class Supervisor:
             output: the workers' files and their view on the console.
             journal: what is written about the run.
             say: tells people one sentence.
-            changed: told whenever the present state changed.
+            changed: told of the present state, soon after it changed.
             attempt_ended: told when an attempt's last process is gone, before the next begins.
         """
         self._spec = spec
@@ -94,11 +93,10 @@ class Supervisor:
         self._reminders: list[asyncio.TimerHandle] = []
         self._ending: Ending | None = None
         self._deciding = False
-        self._untold, self._told_at = False, 0.0
-        self._refreshing: asyncio.TimerHandle | None = None
         self._bug: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._on_bug)
+        self._teller = Teller(self._loop, self._tell)
 
     def run(self) -> Ending:
         """Run the job to its end."""
@@ -228,21 +226,12 @@ class Supervisor:
                 self._decide(self._events.popleft())
         finally:
             self._deciding = False
-        if self._job.state.is_end:
-            self._tell_change()
-        elif not self._untold:
-            self._untold = True
-            self._loop.call_at(self._told_at + TELL_S, self._tell_change)
+        self._teller.changed(self._job.state)
 
-    def _tell_change(self) -> None:
-        self._untold, self._told_at = False, self._loop.time()
+    def _tell(self) -> bool:
         self._safeguard.refresh(self._workers)
         self._changed(self._job, tuple(self._workers.values()))
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-            self._refreshing = None
-        if self._safeguard.is_needed and not self._job.state.is_end:
-            self._refreshing = self._loop.call_later(REFRESH_S, self._tell_change)
+        return self._safeguard.is_needed and not self._job.state.is_end
 
     def _decide(self, event: ev.Event) -> None:
         before, earlier = self._job.state, self._job

@@ -90,8 +90,17 @@ class Job:
         return poll(lambda: (now := self.status())["state"] == state and now, within_s)
 
     def pids(self) -> dict[int, int]:
-        """rank -> pid of the present attempt."""
-        return {worker["rank"]: worker["pid"] for worker in self.status()["workers"]}
+        """rank -> pid of the present attempt: what events.jsonl knows before status.json does."""
+        found: dict[int, int] = {}
+        for one in self.events():
+            match one["event"]:
+                case "StartAttempt":
+                    found = {}
+                case "ReplaceRanks":
+                    found = {rank: found[rank] for rank in one["survivors"]}
+                case "WorkerStarted":
+                    found[one["rank"]] = one["pid"]
+        return found
 
     def await_lines(self, text: str, count: int = 1, within_s: float = DEADLINE_S) -> None:
         """Wait until ``text`` stands ``count`` times in the workers' present logs."""
@@ -101,9 +110,12 @@ class Job:
         return {path.name: path.read_text(errors="replace") for path in self.folder.glob("*_*.log")}
 
     def events(self) -> list[dict]:
-        return [
-            json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()
-        ]
+        """All that happened; of a line that is being written nothing."""
+        try:
+            lines = (self.folder / "events.jsonl").read_text().split("\n")[:-1]
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines]
 
 
 @dataclass
@@ -113,6 +125,7 @@ class Launcher:
     tmp: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     jobs: list[Job] = field(default_factory=list)
+    helpers: list[subprocess.Popen] = field(default_factory=list)  # end with their job
     environ: dict[str, str] = field(default_factory=dict)
 
     def env(self, **extra: str) -> dict[str, str]:
@@ -201,6 +214,9 @@ class Launcher:
                 if stream:
                     stream.close()
             job.process.wait()
+        for helper in self.helpers:
+            helper.kill()
+            helper.wait()
         try:
             poll(lambda: not self.marked(), within_s=5)
         except AssertionError:

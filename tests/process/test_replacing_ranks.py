@@ -55,6 +55,7 @@ def follow_logs(msrun: Launcher) -> Callable[[], str]:
     words, shown = [sys.executable, "-m", "msrun", "logs", "-f"], msrun.tmp / "shown"
     with open(shown, "wb") as out:
         follower = subprocess.Popen(words, env=msrun.env(), cwd=msrun.tmp, stdout=out)
+    msrun.helpers.append(follower)
     poll(shown.read_bytes)
     return lambda: (follower.wait(20), shown.read_text())[1]
 

@@ -202,7 +202,7 @@ def test_a_dead_forkserver_changes_nothing_and_when_all_die_all_begin_anew(
     os.kill(job.pids()[1], signal.SIGKILL)
     await_seen(job, "GoOnRanks")
     assert [one["newcomers"] for one in job.events() if one["event"] == "ReplaceRanks"] == [[1]]
-    pids = poll(lambda: (found := job.pids()) and None not in found.values() and found)
+    pids = poll(lambda: len(found := job.pids()) == RANKS and found)
     job.signal(signal.SIGSTOP)  # it hears of all at once
     for pid in pids.values():
         os.kill(pid, signal.SIGKILL)
