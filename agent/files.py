@@ -52,40 +52,44 @@ def keep(layout: RunLayout, attempt: int, orders: Sequence[WorkerOrder]) -> None
             os.rename(layout.worker_log(order.rank), kept)
 
 
-def remove(orders: Sequence[WorkerOrder]) -> None:
+def remove(layout: RunLayout, orders: Sequence[WorkerOrder]) -> None:
     """Remove what the orders name under names of their attempt's own."""
     for order in orders:
-        for name in {order.environ[AGENT_ERROR_FILE], order.stdout, order.stderr}:
-            if not name.startswith("/proc/"):
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
+        names = {order.environ[AGENT_ERROR_FILE], order.stdout, order.stderr}
+        for name in names - {str(layout.worker_log(order.rank))}:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
 
 
-def open_ahead(logs: Iterable[Path], trouble: Trouble) -> Iterator[tuple[Path, int]]:
-    """Open new files that will be these logs, while there are others of these names."""
-    for log in logs:
+def open_next(
+    layout: RunLayout, ranks: Iterable[int], trouble: Trouble
+) -> Iterator[tuple[int, int]]:
+    """Open new files that will be the logs of these ranks, while theirs are others.
+
+    Returns:
+        Rank and descriptor.
+    """
+    for rank in ranks:
+        path = layout.next_worker_log(rank)
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            yield log, os.open(_ahead(log), flags, 0o644)
+            yield rank, os.open(path, flags, 0o644)
         except OSError as error:
-            trouble(log, error)
+            trouble(path, error)
 
 
-def rename_ahead(log: Path, trouble: Trouble) -> None:
-    """Give a file that was opened ahead its name, which is free by now."""
+def rename_next(layout: RunLayout, rank: int, trouble: Trouble) -> None:
+    """Give a rank's next log its name, which is free by now."""
+    log = layout.worker_log(rank)
     try:
-        os.rename(_ahead(log), log)
+        os.rename(layout.next_worker_log(rank), log)
     except FileNotFoundError:
         return  # it was done before
     except OSError as error:
         trouble(log, error)
 
 
-def remove_ahead(log: Path) -> None:
-    """Remove a file that was opened ahead, unless it got its name."""
+def remove_next(layout: RunLayout, rank: int) -> None:
+    """Remove a rank's next log, unless it got its name."""
     with contextlib.suppress(OSError):
-        os.unlink(_ahead(log))
-
-
-def _ahead(log: Path) -> Path:
-    return log.with_name(f"{log.name}.next")
+        os.unlink(layout.next_worker_log(rank))

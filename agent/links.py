@@ -188,9 +188,9 @@ class Links:
     def _is_early(self, line: _Line, message: protocol.Message | None) -> bool:
         if line.rank >= 0 or line in self._early or not isinstance(message, protocol.Hello):
             return False
-        ranks = {hello.rank for hello in self._early.values()}
-        is_new = message.attempt != self._attempt and message.rank not in ranks
-        return is_new and message.attempt == self._expected.get(message.rank)
+        if message.rank in {hello.rank for hello in self._early.values()}:
+            return False
+        return message.attempt == self._expected.get(message.rank)
 
     # --- what it says ---------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from agent.scribe import side_by_side
 from agent.unfinished import AbandonedError
 from worker_hooks import manifest as manifests
 from worker_hooks import seal
+from worker_hooks.layout import held
 from worker_hooks.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Manifest, Shard
 from worker_hooks.page import Page
 from worker_hooks.protocol import Written
@@ -62,7 +63,7 @@ class Memory:
         if (before := self._written.get(rank)) is not None:
             _empty(before)
         self._written[rank] = file
-        return _path(file)
+        return held(file)
 
     def write_private(self, advance: Callable[[int], None]) -> None:
         """Write every rank's private state, the dead ones' too, from their pages.
@@ -121,7 +122,7 @@ class Memory:
         self.manifest = about
         self._pages = {}
         nbytes = sum(shard.nbytes for shard in shards)
-        return Saved(_path(file), nbytes, about.without_private, about.stale_private)
+        return Saved(held(file), nbytes, about.without_private, about.stale_private)
 
     def abandon(self) -> None:
         """Let nothing more be written; called in the loop, before :meth:`remove` is ordered."""
@@ -165,16 +166,12 @@ class Memory:
 def _look_at(file: int, done: Written) -> None:
     nbytes = os.fstat(file).st_size
     if nbytes != done.nbytes:
-        raise OSError(errno.EIO, f"{nbytes} bytes instead of {done.nbytes}", _path(file))
+        raise OSError(errno.EIO, f"{nbytes} bytes instead of {done.nbytes}", held(file))
 
 
 def _empty(file: int) -> None:
     os.ftruncate(file, 0)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, _FROZEN)
-
-
-def _path(file: int) -> str:
-    return f"/proc/{os.getpid()}/fd/{file}"
 
 
 def _write(file: int, pieces: Sequence[bytes]) -> int:

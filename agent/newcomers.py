@@ -48,13 +48,15 @@ class Newcomers:
         port = self._starter.reserve(action.attempt)
         if not port:
             return False
-        orders = self._output.make_ahead(self._orders(action.attempt, action.ranks, port))
+        orders = self._orders(action.attempt, action.ranks, port)
+        made = self._output.make_ahead(orders)
         self._attempt = action.attempt
         self._ordered = {order.rank: order for order in orders}
         self._workers = {
-            rank: Worker(rank, workers[rank].local_rank, action.attempt) for rank in self._ordered
+            rank: Worker(rank, workers[rank].local_rank, action.attempt)
+            for rank in (order.rank for order in made)
         }
-        self._starter.order_ahead(orders)
+        self._starter.order_ahead(made)
         return True
 
     def begin(self, action: do.ReplaceRanks, workers: dict[int, Worker]) -> list[Worker]:

@@ -11,7 +11,7 @@ from agent import files
 from agent.journal import Journal
 from agent.spec import JobSpec, Std
 from agent.tail import Tail, View
-from worker_hooks.layout import RunLayout
+from worker_hooks.layout import RunLayout, held
 from worker_hooks.protocol import WorkerOrder
 
 TORCHRUN_PREFIX = "[${role_name}${local_rank}]:"
@@ -30,7 +30,7 @@ class Output:
         self._layout = layout
         self._journal = journal
         self._tail = Tail(journal.trouble)
-        self._ahead: dict[Path, int] = {}  # logs of newcomers that may come to life, held open
+        self._ahead: dict[int, int] = {}  # rank -> its next log, held open for a newcomer
         self.progress = progress
 
     def begin(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:
@@ -45,8 +45,8 @@ class Output:
         if attempt > 0:
             files.keep(self._layout, attempt - 1, orders)
         for order in orders:
-            if (log := self._layout.worker_log(order.rank)) in self._ahead:
-                files.rename_ahead(log, self._journal.trouble)
+            if order.rank in self._ahead:
+                files.rename_next(self._layout, order.rank, self._journal.trouble)
         files.make(orders, self._journal.trouble)
 
     def make_ahead(self, orders: Sequence[WorkerOrder]) -> tuple[WorkerOrder, ...]:
@@ -59,18 +59,18 @@ class Output:
         self.forget_ahead()
         if self._spec.logs.disabled:
             return tuple(orders)
-        shared = {str(self._layout.worker_log(order.rank)) for order in orders}
-        wanted = {path for order in orders for path in (order.stdout, order.stderr)} & shared
-        self._ahead = dict(files.open_ahead(map(Path, sorted(wanted)), self._journal.trouble))
-        paths = {str(log): f"/proc/{os.getpid()}/fd/{fd}" for log, fd in self._ahead.items()}
-        lacking = wanted - paths.keys()
+        logs = {order.rank: str(self._layout.worker_log(order.rank)) for order in orders}
+        wanted = [one.rank for one in orders if logs[one.rank] in {one.stdout, one.stderr}]
+        opened = files.open_next(self._layout, wanted, self._journal.trouble)
+        self._ahead = dict(opened)
+        paths = {logs[rank]: held(file) for rank, file in self._ahead.items()}
         made = tuple(
             order._replace(
                 stdout=paths.get(order.stdout, order.stdout),
                 stderr=paths.get(order.stderr, order.stderr),
             )
             for order in orders
-            if not lacking & {order.stdout, order.stderr}
+            if order.rank in self._ahead or order.rank not in wanted
         )
         files.make_folders(made, self._journal.trouble)
         return made
@@ -78,13 +78,13 @@ class Output:
     def discard(self, orders: Sequence[WorkerOrder]) -> None:
         """What newcomers wrote that nobody wants: others will write to files of the same names."""
         if not self._spec.logs.disabled:
-            files.remove(orders)
+            files.remove(self._layout, orders)
 
     def forget_ahead(self) -> None:
         """Whoever was to write to those files has opened them, or never will."""
-        for log, fd in self._ahead.items():
-            os.close(fd)
-            files.remove_ahead(log)
+        for rank, file in self._ahead.items():
+            os.close(file)
+            files.remove_next(self._layout, rank)
         self._ahead = {}
 
     def add(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:

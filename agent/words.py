@@ -57,11 +57,11 @@ def describe_exit(exit_code: int) -> str:
 
 
 def sized(nbytes: float) -> str:
-    """``417 bytes``, ``10.4 MB``, ``1.2 GB``."""
+    """``417 bytes``, ``10.4 MB``, ``37.1 GB``."""
     if nbytes < KB:
         return f"{nbytes:.0f} bytes"
-    for unit in ("kB", "MB"):
+    for unit in ("kB", "MB", "GB"):
         nbytes /= KB
         if nbytes < KB:
             return f"{nbytes:.3g} {unit}"
-    return f"{nbytes / KB:.3g} GB"
+    return f"{nbytes / KB:.3g} TB"

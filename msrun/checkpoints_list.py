@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.excerpt import harmless
+from agent.words import sized
 from msrun.checkpoints_found import FOREIGN, LEFTOVER, Item, bytes_to_read, damages, fact
-from msrun.checkpoints_words import UNKNOWN, bar, size
+from msrun.checkpoints_words import UNKNOWN, bar
 from msrun.show_status import duration, show_json, table
 from msrun.stdout import put
 from worker_hooks.manifest import Manifest
@@ -91,7 +92,7 @@ def _row(folder: Path, item: Item, found: Sequence[str] | None, now: float) -> t
     known = (fact(item, name) for name in FACTS)
     step, epoch, batch, ranks = (UNKNOWN if one is None else str(one) for one in known)
     return (
-        *(step, epoch, batch, item.kind, size(item.nbytes), ranks),
+        *(step, epoch, batch, item.kind, sized(item.nbytes), ranks),
         duration(now - item.saved_at) if item.saved_at else UNKNOWN,
         "yes" if item.is_complete else "no",
         _verified(item, found),

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.spec import UsageError
+from agent.words import sized
 from msrun.checkpoints_found import Item, bytes_to_read, checkpoints, damages
 from msrun.checkpoints_tensors import SHARDING, Whole, joined, runs
-from msrun.checkpoints_words import bar, counted, say, size
+from msrun.checkpoints_words import bar, counted, say
 from msrun.stdout import put
 from worker_hooks import safetensor
 from worker_hooks.layout import fsync_folder
@@ -69,7 +70,7 @@ def merge(folder: Path, items: Sequence[Item], order: Order) -> bool:
     except OSError as error:
         where = error.filename or order.output or folder
         raise UsageError(f"{where}: {error.strerror or error}; nothing was written") from error
-    put(f"{path}: {counted(len(names), 'tensor')}, {size(done)}\n")
+    put(f"{path}: {counted(len(names), 'tensor')}, {sized(done)}\n")
     return True
 
 

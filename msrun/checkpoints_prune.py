@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from agent.excerpt import harmless
 from agent.spec import UsageError
+from agent.words import sized
 from msrun.checkpoints_found import LEFTOVER, Item, bytes_to_read, checkpoints, damages
 from msrun.checkpoints_list import named
-from msrun.checkpoints_words import bar, counted, say, size
+from msrun.checkpoints_words import bar, counted, say
 from msrun.stdout import put
 from worker_hooks import retention
 
@@ -52,7 +53,7 @@ def prune(folder: Path, items: Sequence[Item], rule: Rule, *, is_dry: bool, is_s
         return False
     said = [_words(folder, item) for item in (*left, *going)]
     stay = counted(len(checkpoints(items)) - len(going), "checkpoint")
-    nbytes = size(sum(item.nbytes for item in (*left, *going)))
+    nbytes = sized(sum(item.nbytes for item in (*left, *going)))
     if not said:
         put(f"nothing to delete: {stay}\n")
     elif is_dry:
@@ -93,7 +94,7 @@ def _newest_verified(newest_first: Sequence[Item]) -> Item | None:
 
 def _words(folder: Path, item: Item) -> str:
     of = "left of a deletion" if item.kind == LEFTOVER else f"step {_step(item)}"
-    return harmless(f"{named(folder, item.path)} ({of}, {size(item.nbytes)})")
+    return harmless(f"{named(folder, item.path)} ({of}, {sized(item.nbytes)})")
 
 
 def _step(item: Item) -> int:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.excerpt import harmless
+from agent.words import sized
 from msrun.checkpoints_found import Item, checkpoints
 from msrun.checkpoints_tensors import Whole, joined
-from msrun.checkpoints_words import UNKNOWN, counted, size
+from msrun.checkpoints_words import UNKNOWN, counted
 from msrun.show_status import duration, moment, show_json, table
 from msrun.stdout import put
 from worker_hooks.manifest import Manifest, Shard
@@ -112,11 +113,11 @@ def _described(look: Look) -> dict[str, Any]:
 def _text(look: Look, others: int, now: float) -> str:
     facts = "".join(f"{name:<10} {harmless(value)}\n" for name, value in _facts(look, others, now))
     files = [
-        (one.file, str(one.rank), _kind(one), size(one.nbytes), one.sha256[:_SHOWN_DIGITS])
+        (one.file, str(one.rank), _kind(one), sized(one.nbytes), one.sha256[:_SHOWN_DIGITS])
         for one in look.shards
     ]
     tensors = [
-        (entry.name, entry.dtype, _shape(entry.shape), size(entry.nbytes), str(len(parts)))
+        (entry.name, entry.dtype, _shape(entry.shape), sized(entry.nbytes), str(len(parts)))
         for entry, parts in look.tensors.values()
     ]
     text = facts
@@ -133,7 +134,7 @@ def _facts(look: Look, others: int, now: float) -> Iterator[tuple[str, str]]:
     if others:
         yield "beside", f"{counted(others, 'other')}: `msrun checkpoints list` shows all"
     yield "kind", item.kind
-    yield "size", size(item.nbytes)
+    yield "size", sized(item.nbytes)
     if isinstance(item.content, Manifest):
         yield from _manifest_facts(item.content)
     if item.saved_at:
@@ -143,7 +144,7 @@ def _facts(look: Look, others: int, now: float) -> Iterator[tuple[str, str]]:
         yield "metadata", f"{name}={json.dumps(cut)}"
     if look.tensors:
         nbytes = sum(whole.entry.nbytes for whole in look.tensors.values())
-        yield "tensors", f"{len(look.tensors)}, {size(nbytes)}"
+        yield "tensors", f"{len(look.tensors)}, {sized(nbytes)}"
     for flaw in look.flaws:
         yield "damaged", flaw
 

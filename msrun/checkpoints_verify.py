@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agent.excerpt import harmless
+from agent.words import sized
 from msrun.checkpoints_found import FOREIGN, LEFTOVER, Item, bytes_to_read, damages
 from msrun.checkpoints_list import described, named, still_there
-from msrun.checkpoints_words import bar, counted, size
+from msrun.checkpoints_words import bar, counted
 from msrun.show_status import show_json
 from msrun.stdout import put
 
@@ -57,5 +58,5 @@ def _lines(folder: Path, item: Item, flaws: Sequence[str]) -> Iterator[str]:
 
 def _sum(pairs: Sequence[Pair], nbytes: int, took_s: float) -> str:
     damaged = sum(bool(flaws) for _, flaws in pairs)
-    read = f"; {size(nbytes)} compared in {took_s:.1f} s" if nbytes else ""
+    read = f"; {sized(nbytes)} compared in {took_s:.1f} s" if nbytes else ""
     return f"{counted(len(pairs), 'item')}: {_whole(pairs)} whole, {damaged} damaged{read}"

@@ -11,18 +11,6 @@ from agent.excerpt import harmless
 
 UNKNOWN = "-"
 STDERR = 2
-_KB = 1000
-
-
-def size(nbytes: float) -> str:
-    """``812 bytes``, ``1.25 MB``, ``37.1 GB``."""
-    if nbytes < _KB:
-        return f"{nbytes:.0f} bytes"
-    for unit in ("kB", "MB", "GB"):
-        nbytes /= _KB
-        if nbytes < _KB:
-            return f"{nbytes:.3g} {unit}"
-    return f"{nbytes / _KB:.3g} TB"
 
 
 def counted(number: int, what: str) -> str:

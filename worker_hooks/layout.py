@@ -75,6 +75,10 @@ class RunLayout(NamedTuple):
         """Both streams of a rank's present attempt."""
         return self.folder / f"{self.stem}_{rank}.log"
 
+    def next_worker_log(self, rank: int) -> Path:
+        """The same of a newcomer, while the present one is the dead rank's."""
+        return self.folder / f"{self.stem}_{rank}.log.next"
+
     def earlier_worker_log(self, rank: int, attempt: int) -> Path:
         """Both streams of a rank's past attempt."""
         return self.folder / f"{self.stem}_{rank}.attempt_{attempt}.log"
@@ -229,6 +233,11 @@ def runs_folder(environ: Mapping[str, str], uid: int) -> Iterator[Path]:
     if home.startswith("/"):
         yield Path(home) / ".local" / "state" / "msrun" / "runs"
     yield Path(environ.get("TMPDIR") or "/tmp", f"msrun-{uid}", "runs")  # noqa: S108  see records
+
+
+def held(file: int) -> str:
+    """Where other processes of the user find a file that this one has open, whatever its name."""
+    return f"/proc/{os.getpid()}/fd/{file}"
 
 
 def write_atomic(

@@ -68,10 +68,9 @@ class Job:
 def speed(turn: Turn) -> Figures:
     """Compare the time of a step before and after a replacement.
 
-    On a quiet machine a sample is expected to deviate by about 0.035, so the median of 20 is known
-    to 0.02, 19 times of 20: ``--runs 20``, a good minute each. Beside other work samples have
-    deviated by more than 0.1, and no sensible number of them decides; the remark below the table
-    says what those taken are worth.
+    Five samples, a good minute each, deviated by 0.065 on a machine with little else to do: about
+    40 are needed to know the mean to 0.02, 19 times of 20. The remark below the table says what
+    those taken are worth.
 
     Raises:
         TrialError: a job did not get there, or more than the dead rank was started anew.

@@ -70,30 +70,27 @@ def test_without_any_checkpoint_there_is_nothing_to_type(environ, tmp_path):
     assert gone == Closing(None, "", "")
 
 
-def test_restarts_that_are_left_unused_are_explained(environ, tmp_path):
+@pytest.mark.parametrize(
+    ("key", "words", "why"),
+    [
+        (
+            "gave_up",
+            "gave up",
+            "3 attempts in a row reached no commit after step 412 (2 of 5 restarts left unused)",
+        ),
+        ("not_replaced", "not replaced", "rank 3 died three times at step 412"),
+    ],
+)
+def test_why_there_was_no_restart_and_why_nobody_was_replaced(environ, tmp_path, key, words, why):
     record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
     folder = saved(tmp_path, step=412)
-    why = "3 attempts in a row reached no commit after step 412 (2 of 5 restarts left unused)"
-    found = closing(str(folder), "", record, environ, is_away=False, gave_up=why)
+    found = closing(str(folder), "", record, environ, is_away=False, **{key: why})
     assert found.text.split("\n") == [
-        f"gave up: {why}",
+        f"{words}: {why}",
         f"saved: step 412, 2 ranks, {folder}",
         "msrun --resume",
     ]
-    assert as_json(found)["gave_up"] == why
-
-
-def test_it_is_said_why_nobody_was_replaced(environ, tmp_path):
-    record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
-    folder = saved(tmp_path, step=412)
-    why = "rank 3 died three times at step 412"
-    found = closing(str(folder), "", record, environ, is_away=False, not_replaced=why)
-    assert found.text.split("\n") == [
-        f"not replaced: {why}",
-        f"saved: step 412, 2 ranks, {folder}",
-        "msrun --resume",
-    ]
-    assert as_json(found)["not_replaced"] == why
+    assert as_json(found)[key] == why
 
 
 def test_one_rank_is_one_rank():

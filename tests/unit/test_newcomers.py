@@ -130,7 +130,7 @@ def test_who_dies_in_the_meantime_is_one_of_more():
     stage = prepared()
     stage.forked(1, 101)
     stage.forked(2, 102)
-    found, added = stage.begin(REPLACE.__class__(1, (), (0, 1, 2), "/m", 5, "all"))
+    found, added = stage.begin(do.ReplaceRanks(1, (), (0, 1, 2), "/m", 5, "all"))
     assert ([worker.rank for worker in found], added) == ([1, 2], [0])
 
 
