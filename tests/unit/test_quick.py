@@ -16,7 +16,8 @@ from worker_hooks.shard import Replica, quick_digest, write_quick
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-ROW = 512
+WORDS = 257
+ROW = 8 * WORDS
 SMALL = 64 << 10
 EDGES = [
     size + more for size in (SMALL, 256 << 10, PIECE) for more in (-ROW, -1, 0, 1, ROW - 1, ROW)
@@ -42,18 +43,19 @@ def summed(content, *cuts):
 
 def spelled_out(tensors):
     """The sum as it is described, without torch."""
-    found = upper = 0
+    found = found_columns = 0
     for content in tensors:
         if len(content) < SMALL:
             found = zlib.crc32(content, found)
             continue
-        whole = len(content) // ROW * ROW
+        whole, columns = len(content) // ROW * ROW, [0] * WORDS
         for at in range(0, whole, ROW):
-            words = struct.unpack_from("<64q", content, at)
+            words = struct.unpack_from(f"<{WORDS}Q", content, at)
             found = zlib.crc32(struct.pack("<Q", sum(words) % 2**64), found)
-            upper = zlib.crc32(struct.pack("<q", sum(word >> 17 for word in words)), upper)
+            columns = [sum(each) % 2**64 for each in zip(columns, words, strict=True)]
         found = zlib.crc32(content[whole:], found)
-    return f"quick--{found:08x}-{upper:08x}"
+        found_columns = zlib.crc32(struct.pack(f"<{WORDS}Q", *columns), found_columns)
+    return f"quick--{found:08x}-{found_columns:08x}"
 
 
 def octets(nbytes, seed=0):
@@ -163,6 +165,17 @@ def test_signs_that_change_together_show(dtype, columns):
     assert quick_digest(replica({"w": tensor})) != quick_digest(replica({"w": other}))
 
 
+@pytest.mark.parametrize("first", [0, 100, 256, 30 * WORDS, 31 * WORDS - 1])
+def test_a_run_of_signs_shows(first):
+    tensor = noise((SMALL // 8 + WORDS,), torch.float64, 2)
+    wanted, unseen = of(tensor), []
+    for count in (*range(1, 2 * WORDS + 3), 4 * WORDS, 5 * WORDS + 1):
+        other = tensor.clone()
+        other[first : first + count].neg_()
+        unseen += [count] * (of(other) == wanted)
+    assert unseen == []
+
+
 @pytest.mark.parametrize("fill", [0x00, 0xFF, None])
 def test_every_flipped_bit_shows(fill):
     size = SMALL + 5 * ROW + 13
@@ -209,9 +222,11 @@ def test_what_is_in_another_place_shows():
     one, two = noise((SMALL,), torch.uint8, 1), noise((SMALL,), torch.uint8, 2)
     assert of(one, two) != of(two, one)
     assert of(one[:9], two[:9]) != of(two[:9], one[:9])
-    rows = one.view(-1, ROW).clone()
-    rows[[3, 4]] = rows[[4, 3]]
-    assert of(rows.view(-1)) != of(one)
+    for width in (ROW, 8):  # rows, and words of one row
+        whole = one[: len(one) // width * width]
+        changed = whole.view(-1, width).clone()
+        changed[[3, 4]] = changed[[4, 3]]
+        assert of(changed.view(-1)) != of(whole)
     large = noise((2 * PIECE,), torch.uint8)
     assert of(large.roll(PIECE)) != of(large)
 
