@@ -13,6 +13,7 @@ import pytest
 from jobs import WORKERS, Ended, Launcher, poll
 
 PLAY = WORKERS / "play_training.py"
+LONG = "steps=100"  # goes on for a second behind step 4, so that a request to leave finds it
 
 
 def command(*words: object) -> list[str]:
@@ -84,7 +85,7 @@ def test_a_stopped_rank_disturbs_nobody(msrun: Launcher) -> None:
 
 
 def test_a_preempted_job_that_leaves_in_time_is_not_killed(msrun: Launcher) -> None:
-    told = drilled(msrun, "--preempt", "step=4,phase=forward,grace=60")
+    told = drilled(msrun, "--preempt", "step=4,phase=forward,grace=60", play=LONG)
     assert told["ok"], told
     (one,) = told["drills"]
     assert one["in_time"] and one["runs"] == 2 and one["steps_lost"] == 0
@@ -106,7 +107,7 @@ def test_a_preempted_job_that_stays_is_killed_with_all_its_ranks(
 
 
 def test_a_job_that_cannot_leave_gracefully_breaks_its_promise(msrun: Launcher) -> None:
-    (one,) = drilled(msrun, "--graceful", "step=4,phase=commit")["drills"]
+    (one,) = drilled(msrun, "--graceful", "step=4,phase=commit", play=LONG)["drills"]
     # where the ranks stood when the signal reached them is chance, and may be broken as well
     assert one["broken"][0] == "the graceful exit ended with exit code 143 instead of 0"
     assert one["weights_equal"] and one["runs"] == 2  # there was no checkpoint to go on from

@@ -153,7 +153,8 @@ def test_a_restart_works_after_the_forkserver_was_killed(msrun, tmp_path):
 @pytest.mark.parametrize("method", ["auto", "spawn"])
 def test_no_process_left_for_a_worker_is_said(msrun, tmp_path, limit, method):
     """With RLIMIT_NPROC a fork of the forkserver, of its helper or of a worker fails."""
-    user = ("setpriv", "--reuid=54321", "--inh-caps=+dac_override", "--ambient-caps=+dac_override")
+    uid = 54321 + os.getpid() % 1000  # another one than of the tests that run beside this one
+    user = ("setpriv", f"--reuid={uid}", "--inh-caps=+dac_override", "--ambient-caps=+dac_override")
     words = (f"--log_dir={tmp_path}/logs", WARM, f"--start-method={method}", "--nproc-per-node=4")
     program = ("-m", "timeit", "-n1", "-r1", "import time; time.sleep(30)")
     ended = subprocess.run(
