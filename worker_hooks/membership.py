@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import ref
@@ -52,11 +53,13 @@ class Membership:
         """
         order, was_torn = self._guard.rejoin()
         os.environ.update(rejoined(order.attempt, order.port))
-        self._left.append((users, groups.leave()))
+        left = groups.leave()
+        self._left.append((users, left))
         if self._modes is not None:
             self._modes.restore()
-        # what is left of them in cycles must not be found by a forked child, without their threads
-        gc.collect()
+        if _are_held(users, left):
+            # in cycles, perhaps: a forked child must not find them there, without their threads
+            gc.collect()
         self._left = [(users, left) for users, left in self._left if any(user() for user in users)]
         return order, was_torn
 
@@ -69,3 +72,14 @@ class Membership:
         """
         if self._group is not None:
             groups.join(self._group, self._guard.gate.look)
+
+
+def _are_held(users: Sequence[ref[Any]], left: Sequence[Any]) -> bool:
+    """Whether anybody but this list refers to the groups, or to their DDPs at all.
+
+    If nobody does, there is nothing of them to look for in all of the process, for 60 ms.
+    """
+    if any(user() is not None for user in users):
+        return True
+    *counts, alone = (sys.getrefcount(each) for each in [*left, object()])
+    return any(count > alone + 1 for count in counts)
