@@ -29,12 +29,13 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 log = logging.getLogger("msrun")
@@ -50,16 +51,20 @@ def find(module: nn.Module) -> DistributedDataParallel | None:
 
 
 def find_all(
-    modules: Iterable[nn.Module], *, is_over: bool = False
+    modules: Iterable[nn.Module],
+    among: Iterable[DistributedDataParallel] | None = None,
+    *,
+    is_over: bool = False,
 ) -> list[DistributedDataParallel]:
     """Every DDP that reduces gradients of these modules, in the order of their parameters.
 
     A DDP belongs to a module when they share a parameter: whether it is the module, wraps it, is a
-    part of it, and whatever ``torch.compile`` has put in between, does not matter. Looks through
-    all objects of the process (up to 20 ms): for once, not for every step.
+    part of it, and whatever ``torch.compile`` has put in between, does not matter.
 
     Args:
         modules: the registered ones.
+        among: all that there are; else all objects of the process are looked through (up to
+            20 ms): for once, not for every step.
         is_over: also those whose process group is gone.
     """
     places: dict[int, int] = {}  # by identity
@@ -67,13 +72,36 @@ def find_all(
         for parameter in module.parameters():
             places.setdefault(id(parameter), len(places))
     found: list[tuple[int, DistributedDataParallel]] = []
+    for one in _living() if among is None else among:
+        if is_over or _is_alive(one):
+            shared = [places[id(p)] for p in one.parameters() if id(p) in places]
+            if shared:
+                found.append((min(shared), one))
+    return [one for _, one in sorted(found, key=lambda each: each[0])]
+
+
+def _living() -> Iterator[DistributedDataParallel]:
     kinds = _kinds(DistributedDataParallel)
     for thing in gc.get_referrers(*kinds):  # an object refers to its class
-        if type(thing) in kinds and (is_over or _is_alive(thing)):
-            shared = [places[id(p)] for p in thing.parameters() if id(p) in places]
-            if shared:
-                found.append((min(shared), thing))
-    return [thing for _, thing in sorted(found, key=lambda each: each[0])]
+        if type(thing) in kinds:
+            yield thing
+
+
+class New:
+    """Notes the DDPs that are made from now on."""
+
+    def __init__(self) -> None:
+        self._made: list[ref[DistributedDataParallel]] = []
+        self._hook = register_module_module_registration_hook(self._note)
+
+    def _note(self, parent: nn.Module, name: str, _child: nn.Module | None) -> None:
+        if name == "module" and isinstance(parent, DistributedDataParallel):
+            self._made.append(ref(parent))
+
+    def end(self) -> list[DistributedDataParallel]:
+        """Note no more; those that were made and still are."""
+        self._hook.remove()
+        return [one for each in self._made if (one := each()) is not None]
 
 
 def unhook(ddp: DistributedDataParallel) -> None:

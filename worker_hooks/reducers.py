@@ -20,6 +20,7 @@ class Reducers:
         self._found: list[Any] | None = None
         self._expected: Sequence[list[int] | None] = ()  # orders, of a checkpoint
         self.is_expecting = False  # the first step after a resume
+        self._new: ddp.New | None = None  # there were none before these
 
     def orders(self) -> list[list[int] | None]:
         """What the next step's layouts are made of; any thread may ask."""
@@ -34,22 +35,32 @@ class Reducers:
             Those that there are. None of them reduces anything any more, whoever still has it.
         """
         found, self._found = self._found, None
+        new = self._forget_new()
         if found is None:
-            found = ddp.find_all(self._modules(), is_over=True)
+            found = ddp.find_all(self._modules(), new, is_over=True)
         for one in found:
             ddp.unhook(one)
         return [ref(one) for one in found]
 
-    def expect(self, orders: Sequence[list[int] | None]) -> None:
-        """The state of a checkpoint is put back; DDPs that follow had these orders in it."""
+    def expect(self, orders: Sequence[list[int] | None], *, are_none: bool = False) -> None:
+        """The state of a checkpoint is put back; DDPs had these orders in it.
+
+        Args:
+            orders: one for each DDP.
+            are_none: no DDP is made yet, so they need not be looked for in all of the process.
+        """
         self._expected, self.is_expecting = orders, True
         ddp_sync.trust(self._modules())
+        self._forget_new()
+        if are_none:
+            self._new = ddp.New()
 
     def rehearse(self) -> None:
         """Lay the buckets out as they were when the checkpoint was made; a collective."""
         ddp_sync.trust(())
+        new = self._forget_new()
         if self._expected:
-            self._found = ddp.find_all(self._modules())
+            self._found = ddp.find_all(self._modules(), new)
             for one, order in zip(self._found, self._expected, strict=False):
                 ddp.rehearse(one, order)
         self.is_expecting = False
@@ -60,3 +71,8 @@ class Reducers:
             self._found = ddp.find_all(self._modules())
         for one in self._found:
             ddp.learn(one)
+
+    def _forget_new(self) -> list[Any] | None:
+        """Note no more; those that there are, if that is known."""
+        new, self._new = self._new, None
+        return None if new is None else new.end()

@@ -287,7 +287,7 @@ class TrainState:
     def _go_on(self, point: resume.Point) -> None:
         """From where a checkpoint says; its replicated state is put back already."""
         self._resumed = point
-        self._reducers.expect(point.ready_orders)
+        self._reducers.expect(point.ready_orders, are_none=bool(point.quick_digest))
         self.epoch = point.epoch
         self._ledger.step, self._ledger.usual = point.step, point.usual
         self._ledger.private.late |= point.late
