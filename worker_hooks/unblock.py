@@ -20,8 +20,9 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from worker_hooks.other_ends import other_ends
+
 _STORE = "msrun-store"  # the short name of the store host, a child of the agent like the ranks
-_INODE, _LOCAL, _REMOTE = 9, 1, 2  # columns of /proc/net/tcp
 
 
 def unblock(agent_pid: int) -> int:
@@ -46,14 +47,9 @@ def _abort_groups() -> None:
 
 
 def _shut_down(agent_pid: int) -> int:
-    mine = dict(_sockets("self"))  # inode -> descriptor
-    ends, owners = _connections()
     theirs = {inode for pid in _peers(agent_pid) for inode, _ in _sockets(str(pid))}
-    count = 0
-    for inode, descriptor in mine.items():
-        if inode in ends and owners.get(ends[inode][::-1], 0) in theirs:
-            count += _shut(descriptor)
-    return count
+    others = other_ends(descriptor for _, descriptor in _sockets("self"))
+    return sum(_shut(descriptor) for descriptor, inode in others.items() if inode in theirs)
 
 
 def _shut(descriptor: int) -> bool:
@@ -96,15 +92,3 @@ def _sockets(process: str) -> Iterator[tuple[int, int]]:
             target = os.readlink(f"{folder}/{name}")
             if target.startswith("socket:["):
                 yield int(target[8:-1]), int(name)
-
-
-def _connections() -> tuple[dict[int, tuple[str, str]], dict[tuple[str, str], int]]:
-    """Both ends of each TCP connection by its inode, and the other way round."""
-    ends: dict[int, tuple[str, str]] = {}
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/self/net/{table}") as file:
-            next(file, None)  # the head
-            for line in file:
-                words = line.split(maxsplit=_INODE + 1)
-                ends[int(words[_INODE])] = words[_LOCAL], words[_REMOTE]
-    return ends, {pair: inode for inode, pair in ends.items()}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from worker_hooks import groups
 
+STUCK = 3
 SCRIPT = Path(__file__).parents[1] / "workers" / "leave_group.py"
 
 
@@ -29,21 +30,28 @@ def test_a_rank_tells_why_it_could_not_join_others():
     }
 
 
-def test_ranks_leave_a_broken_group_and_make_a_new_one():
-    job = subprocess.Popen(
+def leave():
+    """Exit code, stdout and stderr of the script."""
+    with subprocess.Popen(
         [sys.executable, str(SCRIPT)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={"PYTHONPATH": str(SCRIPT.parents[2]), "PATH": os.environ["PATH"]},
         start_new_session=True,
-    )
-    try:
-        out, err = job.communicate(timeout=100)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
-    assert job.returncode == 0, err
+    ) as job:
+        try:
+            out, err = job.communicate(timeout=100)
+            return job.returncode, out, err
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+
+
+def test_ranks_leave_a_broken_group_and_make_a_new_one():
+    # gloo forgets to wake a sender once in a hundred times; such a rank is ended and replaced
+    code, out, err = next(done for _ in range(3) if (done := leave())[0] != STUCK)
+    assert code == 0, err
     told = [json.loads(line) for line in out.splitlines()]
     assert len(told) == 3
     for each in told:

@@ -2,7 +2,7 @@
 
 Prints a JSON line of each survivor: seconds from the order to the exception, whether a connection
 that is no rank's still answers, the sum that the second group made, and the threads of before and
-after.
+after. Exit code 3: a survivor could not be freed and was ended for that, as in a job (escape.py).
 """
 
 import json
@@ -18,11 +18,12 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from worker_hooks import groups
+from worker_hooks import escape, groups
 from worker_hooks.env import Told
 from worker_hooks.unblock import unblock
 
 RANKS, STOPPED = 4, 1
+STUCK = 3
 
 
 def rank(number, order, address):
@@ -38,12 +39,13 @@ def rank(number, order, address):
     threads = len(os.listdir("/proc/self/task"))
     if number == STOPPED:
         os.kill(os.getpid(), signal.SIGSTOP)
-    ordered = []
+    ordered, is_out = [], threading.Event()
 
     def listen():
         os.read(order, 1)
         ordered.append(time.monotonic())
         unblock(os.getppid())
+        threading.Thread(target=escape.insist, args=(is_out,), daemon=True).start()
 
     listener = threading.Thread(target=listen)
     listener.start()
@@ -52,6 +54,7 @@ def rank(number, order, address):
             dist.all_reduce(total)
     except RuntimeError:
         freed_s = time.monotonic() - ordered[0]
+    is_out.set()
     listener.join()
     echo.sendall(b"?")
     groups.leave()
@@ -103,7 +106,11 @@ def main():
         for descriptor, _ in poll.poll(20_000) or sys.exit("a survivor does not answer"):
             poll.unregister(descriptor)
             echo = waiting.pop(descriptor)
-            echo.sendall(echo.recv(1))
+            if not (said := echo.recv(1)):
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+                sys.exit(STUCK)
+            echo.sendall(said)
     os.kill(pids[STOPPED], signal.SIGKILL)
     codes = [os.waitpid(pid, 0)[1] for pid in pids]
     assert codes.count(0) == RANKS - 1, codes
