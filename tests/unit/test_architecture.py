@@ -155,6 +155,7 @@ def test_only_the_supervisors_rooms_know_asyncio():
         "agent.supervisor",
         "agent.store",
         "agent.links",
+        "agent.teller",
     }
 
 

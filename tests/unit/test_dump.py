@@ -246,7 +246,7 @@ def test_a_dump_is_announced():
     told = sentences(commit(), Saved("/ckpt/x", 10_400_000, (), ()), 0.094)
     assert told == ["step 412 saved by rank 1 in 0.09 s (10.4 MB): /ckpt/x"]
     told = sentences(commit(((0, 1, 5),)), Saved("/x", 1_230_000_000_000, (), ()), 100)
-    assert told == ["step 412 saved by ranks 0, 1, 5 in 100.00 s (1.23e+03 GB): /x"]
+    assert told == ["step 412 saved by ranks 0, 1, 5 in 100.00 s (1.23 TB): /x"]
     assert "(999 bytes)" in sentences(commit(), Saved("/x", 999, (), ()), 1)[0]
     assert "(1 kB)" in sentences(commit(), Saved("/x", 1000, (), ()), 1)[0]
 
