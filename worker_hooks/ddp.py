@@ -95,7 +95,8 @@ class New:
         self._hook = register_module_module_registration_hook(self._note)
 
     def _note(self, parent: nn.Module, name: str, _child: nn.Module | None) -> None:
-        if name == "module" and isinstance(parent, DistributedDataParallel):
+        is_new = all(one() is not parent for one in self._made)  # it may get another module
+        if name == "module" and isinstance(parent, DistributedDataParallel) and is_new:
             self._made.append(ref(parent))
 
     def end(self) -> list[DistributedDataParallel]:

@@ -6,6 +6,7 @@ called before anything of ours was imported.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -27,7 +28,7 @@ STORE = "gives init_process_group a store or an address of its own"
 EARLY = "runs collectives before run(), which a new rank could not repeat alone"
 WRAPPED = "wraps its model in DDP outside of the training function"
 
-
+_THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
 _PREFIX = "default_pg"  # torch's, where it looks for a store itself; the new ranks do
 CONNECT = timedelta(seconds=0.2)  # to a socket that listens; its answer is waited for longer
 
@@ -101,6 +102,15 @@ def leave() -> list[Any]:
     # the next one's name is a number, which new ranks begin with 0; one that failed counts, too
     _world().group_count = 0
     return groups
+
+
+def have_threads() -> bool:
+    """Whether a group of gloo's has threads yet: somebody has a part of it, perhaps in a cycle."""
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
+            if file.read().strip() in _THREADS:
+                return True
+    return False
 
 
 def join(group: Group, look: Callable[[], None]) -> None:

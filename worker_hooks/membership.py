@@ -54,14 +54,26 @@ class Membership:
         order, was_torn = self._guard.rejoin()
         os.environ.update(rejoined(order.attempt, order.port))
         left = groups.leave()
-        self._left.append((users, left))
         if self._modes is not None:
             self._modes.restore()
-        if _are_held(users, left):
-            # in cycles, perhaps: a forked child must not find them there, without their threads
+        is_searched = _are_held(users, left) or self._uses_accelerators()
+        self._left.append((users, left))
+        del left
+        if is_searched:
             gc.collect()
-        self._left = [(users, left) for users, left in self._left if any(user() for user in users)]
+        self._let_go()
+        if not is_searched and groups.have_threads():
+            gc.collect()
         return order, was_torn
+
+    def _let_go(self) -> None:
+        """Let the groups go that nothing uses any more."""
+        self._left = [(users, left) for users, left in self._left if any(user() for user in users)]
+
+    def _uses_accelerators(self) -> bool:
+        """Whether what is left of the interrupted step may fill memory that the next one needs."""
+        parameters = (each for module in self._modules() for each in module.parameters())
+        return any(each.device.type != "cpu" for each in parameters)
 
     def join(self) -> None:
         """Make the group again that the script made before ``run``; a collective.
@@ -77,7 +89,8 @@ class Membership:
 def _are_held(users: Sequence[ref[Any]], left: Sequence[Any]) -> bool:
     """Whether anybody but this list refers to the groups, or to their DDPs at all.
 
-    If nobody does, there is nothing of them to look for in all of the process, for 60 ms.
+    They may be in cycles, where a forked child must not find them, without their threads. If not,
+    there is no need to look through all of the process, for 60 ms.
     """
     if any(user() is not None for user in users):
         return True

@@ -1,6 +1,6 @@
 """Which sockets of this machine are at the other ends of TCP connections.
 
-The kernel is asked for each (sock_diag(7)), which takes 20 us. To read /proc/net/tcp is to walk
+The kernel is asked for each (sock_diag(7)), which takes 40 us. To read /proc/net/tcp is to walk
 through tables that are as large as the machine, 8 ms on a small one: for where that is not allowed.
 """
 
@@ -22,8 +22,11 @@ _HEAD = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 _ASKED = struct.Struct("=BBBBI")  # inet_diag_req_v2: family, protocol, extensions, -, states
 _PORTS = struct.Struct(">HH16s16s")  # inet_diag_sockid, which goes on with _REST
 _REST = struct.Struct("=III")  # interface, cookie
-_INODE_AT = _HEAD.size + 4 + _PORTS.size + _REST.size + 16  # in the answer, an inet_diag_msg
+_STATE_AT = _HEAD.size + 1  # in the answer, an inet_diag_msg
+_INODE_AT = _HEAD.size + 4 + _PORTS.size + _REST.size + 16
 _LEAST = _INODE_AT + 4
+_LISTENS = 10  # TCP_LISTEN, linux/tcp_states.h
+ANSWER_S = 1.0  # it answers at once
 _INODE, _LOCAL, _REMOTE = 9, 1, 2  # columns of /proc/net/tcp
 _MAPPED = "0000000000000000FFFF0000"  # what stands before an IPv4 address as one of IPv6
 
@@ -36,27 +39,41 @@ class _Link(NamedTuple):
     remote: tuple[bytes, int]
     interface: int  # of addresses that mean something there only, else 0
 
+    @property
+    def turned(self) -> _Link:
+        """As the other end has it."""
+        return self._replace(local=self.remote, remote=self.local)
+
 
 def other_ends(descriptors: Iterable[int]) -> dict[int, int]:
     """Of those that are TCP connections within this machine, the other ends' inodes."""
     links = {fd: link for fd in descriptors if (link := _link(fd)) is not None}
+    found = {}
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _DIAG) as kernel:
-            found = {fd: _ask(kernel, link) for fd, link in links.items()}
-    except OSError:  # a sandbox, or a kernel without it
+            kernel.settimeout(ANSWER_S)
+            for fd, link in links.items():
+                # it says the same of what it cannot know and of what is not there: it must know us
+                if not _ask(kernel, link):
+                    raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))  # noqa: TRY301
+                if inode := _ask(kernel, link.turned):
+                    found[fd] = inode
+    except OSError:  # a sandbox, a kernel without it, a socket bound to a device
         return _from_tables(links)
-    return {fd: inode for fd, inode in found.items() if inode}
+    return found
 
 
 def _link(descriptor: int) -> _Link | None:
     """``None``: it is no TCP connection, or none any more."""
     try:
-        end = socket.socket(fileno=descriptor)
+        # with a type of ours, lest Python make it non-blocking for all who have it, for the sake
+        # of a script's socket.setdefaulttimeout
+        end = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=descriptor)
     except OSError:
         return None
     try:
-        family = end.family
-        if end.type != socket.SOCK_STREAM or family not in {socket.AF_INET, socket.AF_INET6}:
+        family, kind = end.family, end.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+        if kind != socket.SOCK_STREAM or family not in {socket.AF_INET, socket.AF_INET6}:
             return None
         local, remote = end.getsockname(), end.getpeername()
     except OSError:
@@ -72,12 +89,12 @@ def _link(descriptor: int) -> _Link | None:
 
 
 def _ask(kernel: socket.socket, link: _Link) -> int:
-    """The other end's inode; 0: it is not on this machine, or gone.
+    """The inode of the end that is local to the connection; 0: it is nobody's on this machine.
 
     Raises:
         OSError: the kernel does not tell.
     """
-    (address, port), (other, other_port) = link.remote, link.local
+    (address, port), (other, other_port) = link.local, link.remote
     asked = b"".join(
         (
             _ASKED.pack(link.family, socket.IPPROTO_TCP, 0, 0, _ANY),
@@ -95,6 +112,8 @@ def _ask(kernel: socket.socket, link: _Link) -> int:
         raise OSError(code, os.strerror(code))
     if kind != _BY_FAMILY or len(answer) < _LEAST:
         raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
+    if answer[_STATE_AT] == _LISTENS:  # where there is no connection: to any address of its port
+        return 0
     return int(struct.unpack_from("=I", answer, _INODE_AT)[0])
 
 

@@ -18,7 +18,7 @@ import torch
 
 from worker_hooks.octets import view
 
-_WORDS = 257  # of a row: odd, for the signs, and prime, as no matrix is so wide
+_WORDS = 257  # of a row: odd, for the signs, and prime, as few matrices are so wide
 _ROW = _WORDS * 8  # bytes
 _SMALL = 64 << 10  # bytes; of a smaller tensor CRC-32 is taken at once
 _FEW = 32768 * 8 // _ROW * _ROW  # bytes; torch may sum up more with threads that stay

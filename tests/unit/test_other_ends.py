@@ -24,7 +24,7 @@ sys.stdin.read()
 def how(request, monkeypatch):
     """Either way."""
     if request.param == "read":
-        monkeypatch.setattr(socket, "AF_NETLINK", -1)
+        monkeypatch.setattr(socket, "AF_NETLINK", 12345)
     else:
         monkeypatch.setattr(sockets, "_from_tables", pytest.fail)
     return request.param
@@ -96,7 +96,39 @@ def test_it_may_be_another_process(stack):
         child.stdin.close()
 
 
-def test_a_kernel_that_does_not_tell_is_believed_once(stack, monkeypatch):
+@pytest.mark.parametrize(
+    ("where", "what", "other"),
+    [(sockets, "_BY_FAMILY", 4711), (socket, "IPPROTO_TCP", socket.IPPROTO_SCTP)],
+    ids=["no such question", "nothing of this kind"],
+)
+def test_a_kernel_that_does_not_tell_is_not_believed(stack, monkeypatch, where, what, other):
+    monkeypatch.setattr(where, what, other)
     _, one, other = connected(stack, SERVERS["4"][0], SERVERS["4"][1]())
-    monkeypatch.setattr(sockets, "_BY_FAMILY", 4711)  # it knows no such question
     assert other_ends([one.fileno()]) == {one.fileno(): inode(other)}
+
+
+def test_who_listens_at_the_port_is_no_end_of_a_connection_to_elsewhere(stack):
+    listener = stack.enter_context(socket.create_server(("", 0)))
+    one = stack.enter_context(socket.create_connection(listener.getsockname()))
+    link = sockets._link(one.fileno())
+    elsewhere = link._replace(
+        remote=(socket.inet_aton("192.0.2.1").ljust(16, b"\0"), link.remote[1])
+    )
+    kernel = stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, sockets._DIAG))
+    assert sockets._ask(kernel, link) == inode(one)
+    assert sockets._ask(kernel, elsewhere.turned) == 0
+
+
+@pytest.mark.usefixtures("how")
+def test_nobodys_socket_becomes_another(stack):
+    """Whatever is looked at blocks as before, also where scripts have a time-out of their own."""
+    ends = [stack.enter_context(end) for end in socket.socketpair()]
+    _, one, other = connected(stack, SERVERS["4"][0], SERVERS["4"][1]())
+    ends += [one, other]
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(30)
+    try:
+        assert len(other_ends(end.fileno() for end in ends)) == 2
+    finally:
+        socket.setdefaulttimeout(before)
+    assert [os.get_blocking(end.fileno()) for end in ends] == [True] * 4

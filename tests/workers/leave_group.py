@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -107,9 +108,11 @@ def main():
             poll.unregister(descriptor)
             echo = waiting.pop(descriptor)
             if not (said := echo.recv(1)):
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED)
                 for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
-                sys.exit(STUCK)
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                sys.exit(STUCK if ended.si_status == signal.SIGKILL else "a survivor failed")
             echo.sendall(said)
     os.kill(pids[STOPPED], signal.SIGKILL)
     codes = [os.waitpid(pid, 0)[1] for pid in pids]
