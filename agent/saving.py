@@ -126,9 +126,10 @@ class Saving:
     def freeze(self, action: do.FreezeRanks) -> None:
         """Order ranks to begin no update."""
         self._open(action)
+        newest = max(self._pages.newest_step(rank) or 0 for rank in self._spec.ranks_here)
+        order = protocol.Freeze(action.dump_id, self._spec.dump.update_grace_s, newest)
         for rank in action.ranks:
-            grace_s = self._spec.dump.update_grace_s
-            self._links.send(rank, protocol.Freeze(action.dump_id, grace_s))
+            self._links.send(rank, order)
 
     def save(self, action: do.SaveRanks) -> None:
         """Order ranks to digest now, and to write once the folder is there."""

@@ -30,6 +30,7 @@ from types import FrameType
 
 STILL_S = 0.2  # a main thread that stands at one instruction for so long is blocked, not busy
 LOOK_S = 0.02  # between two looks at it
+CATCH_UP_S = 1.0  # for what takes milliseconds where processors are free
 
 _IS_FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
@@ -57,6 +58,7 @@ class Gate:
         "_barred",
         "_changed",
         "_closed",
+        "_closed_at",
         "_committing",
         "_ejecting",
         "_held",
@@ -86,6 +88,7 @@ class Gate:
         self.is_shut = _IS_FREE_THREADED
         """False: there is nothing to :meth:`pause` for. May be read at any time, without a lock."""
         self._closed = False
+        self._closed_at = 0  # the commit that the main thread may yet come to
         self._holding = False
         self._stay_at: int | None = None  # the commit the main thread stays at
         self._arrived: Callable[[], None] | None = None  # called by it, once, when it is there
@@ -120,7 +123,7 @@ class Gate:
             self._changed.notify_all()
             # the second optimizer of a step goes through, if that was not called complete
             while not self._ejecting and (
-                self._barred or (self._closed and (self._is_settled or not was_torn))
+                self._barred or (self._is_closed() and (self._is_settled or not was_torn))
             ):
                 self._changed.wait()
             if self._ejecting:
@@ -177,7 +180,7 @@ class Gate:
         """Until the main thread may go on; or it has come to where it is awaited: whom to tell."""
         with self._changed:
             while not (self._leaving or self._ejecting) and (
-                self._holding or self._closed or self._is_there()
+                self._holding or self._is_closed() or self._is_there()
             ):
                 if self._arrived is not None and self._is_there():
                     arrived, self._arrived = self._arrived, None
@@ -187,6 +190,9 @@ class Gate:
                 self._changed.wait()
             self._held = False
             return None
+
+    def _is_closed(self) -> bool:
+        return self._closed and self._step() >= self._closed_at
 
     def _is_there(self) -> bool:
         return self._stay_at is not None and self._step() >= self._stay_at
@@ -311,6 +317,7 @@ class Gate:
         grace_s: float,
         is_complete: Callable[[], bool],
         is_touched: Callable[[], bool] = lambda: False,
+        newest: int = 0,
     ) -> Stand:
         """Let no update begin; let one that is under way come to its commit, if it can.
 
@@ -319,11 +326,15 @@ class Gate:
             is_complete: whether all that a step usually changes has changed; asked when the main
                 thread stands still after an update, in a collective that a dead rank never joins.
             is_touched: whether the script has changed state by itself since the commit.
+            newest: the newest commit of any rank; who is one behind may come to it, see below.
         """
         began = time.monotonic()
-        frame, since, has_waited = _place(), began, False
         with self._changed:
             self._closed = self.is_shut = True
+            self._closed_at = newest if self._step() + 1 == newest else 0
+            self._catch_up(min(grace_s, CATCH_UP_S))
+            self._closed_at = 0
+            frame, since, has_waited = _place(), time.monotonic(), False
             self._arrived = None  # whoever waits for that is answered here
             while self._committing or self._torn or is_touched():
                 now = time.monotonic()
@@ -339,6 +350,22 @@ class Gate:
                 self._changed.wait(LOOK_S)
                 has_waited = True
             return Stand.WHOLE
+
+    def _catch_up(self, within_s: float) -> None:
+        """Let the main thread come to the commit at which it is closed. The lock is held.
+
+        A peer came to it, and so had all that it needs of the others: the same has been sent to
+        this rank, or it raises, as the peer is gone. A step less is trained again.
+        """
+        began = time.monotonic()
+        place, since = _place(), began
+        while not (self._is_closed() or self._raised or self._held or self._barred):
+            now = time.monotonic()
+            if (here := _place()) != place:
+                place, since = here, now
+            if now - since > STILL_S or now - began > within_s:
+                return
+            self._changed.wait(LOOK_S)
 
 
 def _place() -> tuple[int, int]:

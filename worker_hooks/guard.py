@@ -362,9 +362,10 @@ class Guard:
             with contextlib.suppress(OSError):  # the listener hears the closed line
                 self._link.send(message)
 
-    def freeze(self, grace_s: float) -> tuple[int, bool, str]:
+    def freeze(self, grace_s: float, newest: int = 0) -> tuple[int, bool, str]:
         """Close the gate: the step the state is whole as of, whether it is, and why not."""
-        stand = self.gate.close(grace_s, self.source.is_complete, self.source.is_touched)
+        source = self.source
+        stand = self.gate.close(grace_s, source.is_complete, source.is_touched, newest)
         step = self.source.step + (stand is Stand.UPDATED)
         self._frozen = self.source.version() if stand is Stand.UPDATED else None
         why = ""
@@ -374,7 +375,7 @@ class Guard:
         return step, stand is not Stand.TORN, why
 
     def _freeze(self, order: protocol.Freeze) -> None:
-        step, is_whole, why = self.freeze(order.update_grace_s)
+        step, is_whole, why = self.freeze(order.update_grace_s, order.step)
         nbytes = self.source.nbytes() if is_whole else (0, 0)
         self._say(protocol.Frozen(*self._who, order.dump_id, step, is_whole, why, *nbytes))
 

@@ -184,6 +184,7 @@ class Freeze(NamedTuple):
 
     dump_id: int
     update_grace_s: float
+    step: int = 0  # the newest that any rank committed: whoever is one behind may come to it
 
 
 class Frozen(NamedTuple):

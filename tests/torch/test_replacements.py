@@ -98,6 +98,14 @@ def test_whoever_dies_wherever_is_replaced_alone(session: Session) -> None:
     assert "rank 2 raised DrillError: " in done[-1]["reason"]
 
 
+def test_a_step_that_the_dead_rank_had_finished_is_finished_by_all(launcher: Launcher) -> None:
+    kill = "--kill=rank=0,step=4,phase=data+rank=0,step=9,phase=forward"
+    words = ("--json", kill, "--", f"--worker_num={RANKS}", *SMALL, "--late=0.05")
+    (told,) = json.loads(launcher.drill(*words).out)["drills"]
+    assert told["broken"] == []
+    assert (told["steps_lost"], told["replaced"]) == (0, 2)
+
+
 def test_several_at_once_and_a_hung_one_are_replaced(session: Session) -> None:
     name = "two at once, and one that stands still for ever"
     told, history = session.outcomes[name], session.history(name)

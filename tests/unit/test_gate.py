@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -269,3 +270,55 @@ def test_a_gate_that_a_child_inherited_is_open(gate):
     gate.forget()
     assert not gate.is_shut
     gate.begin_update()
+
+
+# --- a commit that a peer came to -----------------------------------------------------------------
+
+
+def behind(monkeypatch, still_s):
+    """A rank whose last commit is step 4."""
+    monkeypatch.setattr(gates, "CATCH_UP_S", LONG_S)
+    monkeypatch.setattr(gates, "STILL_S", still_s)
+    rank = Rank()
+    rank.step = 4
+    return rank
+
+
+def test_who_is_one_commit_behind_may_come_to_it(monkeypatch):
+    rank, found = behind(monkeypatch, LONG_S), []
+    close = partial(rank.gate.close, LONG_S, never, newest=5)
+    listener = threading.Thread(target=lambda: found.append(close()))
+    listener.start()
+    until(lambda: rank.gate.is_shut)
+    _, thread = training(rank.update, rank.commit, rank.update)
+    listener.join(LONG_S)
+    assert found == [Stand.WHOLE]
+    assert rank.look() == (1, 1, 5, 1)
+    rank.gate.open()
+    thread.join(LONG_S)
+    assert rank.half == 2
+
+
+@pytest.mark.parametrize(("newest", "has_raised"), [(0, False), (4, False), (6, False), (5, True)])
+def test_nobody_else_is_waited_for(monkeypatch, newest, has_raised):
+    rank, began = behind(monkeypatch, LONG_S), time.monotonic()
+    if has_raised:
+        rank.gate.note_raised()
+    assert rank.gate.close(LONG_S, never, newest=newest) is Stand.WHOLE
+    assert time.monotonic() < began + LONG_S / 2
+    assert rank.step == 4
+
+
+@pytest.mark.parametrize(("grace_s", "still_s"), [(LONG_S, 0.01), (0.01, LONG_S)])
+def test_who_does_not_come_to_it_stays_behind(monkeypatch, grace_s, still_s):
+    rank, found = behind(monkeypatch, still_s), []
+    close = partial(rank.gate.close, grace_s, never, newest=5)
+    listener = threading.Thread(target=lambda: found.append(close()))
+    listener.start()
+    listener.join(LONG_S / 2)  # here the main thread stands still
+    assert found == [Stand.WHOLE]
+    done, thread = training(rank.update)
+    thread.join(0.05)
+    assert (done, rank.step) == ([], 4)  # its update would come too late
+    rank.gate.open()
+    thread.join(LONG_S)

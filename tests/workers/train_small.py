@@ -2,7 +2,7 @@
 
 BatchNorm, Dropout, AdamW, a scheduler, a shuffling DistributedSampler, two backwards an update,
 DistributedDataParallel on gloo. `--steps N` stops after N updates, `--epochs N` counts loops over
-the data; `--pause S` makes a step slower.
+the data; `--pause S` makes a step slower, `--late S` some ranks' updates.
 """
 
 import argparse
@@ -21,6 +21,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--steps", type=int, default=10**9)
 parser.add_argument("--pause", type=float, default=0.0)
+parser.add_argument("--late", type=float, default=0.0, help="all ranks but 0, before an update")
 parser.add_argument("--ckpt", default="checkpoints")
 parser.add_argument("--say", action="store_true", help="each step")
 options, _ = parser.parse_known_args()
@@ -53,6 +54,7 @@ def train(state):
             loss = nn.functional.cross_entropy(model(x), y)
             (loss / ACCUMULATED).backward()
             if state.batch % ACCUMULATED == 0:
+                time.sleep(options.late if dist.get_rank() else 0)
                 optimizer.step()
                 optimizer.zero_grad()
                 scheduler.step()
