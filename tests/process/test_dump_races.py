@@ -24,6 +24,7 @@ from agent.door import name_of, open_door
 from agent.job import Job as Known
 from agent.job import Rules
 from agent.journal import Journal
+from agent.pages import Pages
 from agent.remembered import remembered
 from agent.saving import Saving
 from agent.spec import DumpSpec, JobSpec, Program, ProgramKind, UsageError
@@ -351,10 +352,6 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
             assert ranks
             return str(tmp_path / "nfs")
 
-    class NoPages:
-        def all(self) -> dict:
-            return {}
-
     one = scribe.Scribe(lambda what, *args: what(*args))
     spec = JobSpec(
         Program("x", (), ProgramKind.SCRIPT, "python"), 2, "run", "id", dump=DumpSpec(stall_s=4.0)
@@ -363,7 +360,7 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
         spec,
         tmp_path / "dumps",
         Lines(),
-        NoPages(),
+        Pages(),
         Places(),
         one,
         posted.append,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from jobs import poll
 
 from worker_hooks import groups
 from worker_hooks.membership import Membership
@@ -100,11 +101,13 @@ HELD = {
 def test_no_thread_of_a_group_is_left_for_a_forked_child_to_join(monkeypatch, held):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert groups.have_threads()
     gc.disable()
     try:
+        poll(groups.have_threads)  # each gives itself its name
         Cycle(HELD[held]())
         Membership(Ordered(), list).leave([])
     finally:
         gc.enable()
+        if dist.is_initialized():
+            dist.destroy_process_group()
     assert not groups.have_threads()
