@@ -331,21 +331,18 @@ class Gate:
         began = time.monotonic()
         with self._changed:
             self._closed = self.is_shut = True
+            self._arrived = None  # whoever waits for that is answered here
             self._closed_at = newest if self._step() + 1 == newest else 0
             self._catch_up(min(grace_s, CATCH_UP_S))
             self._closed_at = 0
-            frame, since, has_waited = _place(), time.monotonic(), False
-            self._arrived = None  # whoever waits for that is answered here
+            main, has_waited = _Main(), False
             while self._committing or self._torn or is_touched():
-                now = time.monotonic()
-                if (place := _place()) != frame:
-                    frame, since = place, now
-                is_still = self._raised or now - since > STILL_S
+                is_still = main.still_s() > STILL_S or self._raised
                 if is_still and not self._committing and self._updates == 0 and is_complete():
                     self._is_settled = True
                     return Stand.UPDATED
                 # a main thread that saw the gate shut needs the lock to take its update back
-                if self._raised or (now > began + grace_s and has_waited):
+                if self._raised or (time.monotonic() > began + grace_s and has_waited):
                     return Stand.TORN
                 self._changed.wait(LOOK_S)
                 has_waited = True
@@ -357,15 +354,24 @@ class Gate:
         A peer came to it, and so had all that it needs of the others: the same has been sent to
         this rank, or it raises, as the peer is gone. A step less is trained again.
         """
-        began = time.monotonic()
-        place, since = _place(), began
+        main, deadline = _Main(), time.monotonic() + within_s
         while not (self._is_closed() or self._raised or self._held or self._barred):
-            now = time.monotonic()
-            if (here := _place()) != place:
-                place, since = here, now
-            if now - since > STILL_S or now - began > within_s:
+            if main.still_s() > STILL_S or time.monotonic() > deadline:
                 return
             self._changed.wait(LOOK_S)
+
+
+class _Main:
+    """The main thread, looked at now and then."""
+
+    def __init__(self) -> None:
+        self._place, self._since = _place(), time.monotonic()
+
+    def still_s(self) -> float:
+        """How long it has been at one instruction, as far as was seen."""
+        if (place := _place()) != self._place:
+            self._place, self._since = place, time.monotonic()
+        return time.monotonic() - self._since
 
 
 def _place() -> tuple[int, int]:

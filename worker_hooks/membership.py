@@ -61,14 +61,10 @@ class Membership:
         del left
         if is_searched:
             gc.collect()
-        self._let_go()
+        self._left = [(users, left) for users, left in self._left if any(user() for user in users)]
         if not is_searched and groups.have_threads():
             gc.collect()
         return order, was_torn
-
-    def _let_go(self) -> None:
-        """Let the groups go that nothing uses any more."""
-        self._left = [(users, left) for users, left in self._left if any(user() for user in users)]
 
     def _uses_accelerators(self) -> bool:
         """Whether what is left of the interrupted step may fill memory that the next one needs."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from weakref import ref
 
 import pytest
 import torch
@@ -111,3 +112,39 @@ def test_no_thread_of_a_group_is_left_for_a_forked_child_to_join(monkeypatch, he
         if dist.is_initialized():
             dist.destroy_process_group()
     assert not groups.have_threads()
+
+
+class Node:
+    """A group, or a DDP of one; may be part of a cycle."""
+
+    held = None
+
+
+@pytest.mark.parametrize(
+    ("holder", "looks"), [("nobody", 0), ("group", 1), ("ddp", 1), ("accelerator", 1)]
+)
+def test_all_of_the_process_is_searched_only_where_somebody_holds_a_group(
+    monkeypatch, holder, looks
+):
+    searched, collect = [], gc.collect
+    group, ddp = Node(), Node()
+    if holder == "group":
+        cycle = Node()
+        cycle.held = cycle, group
+        del cycle
+    elif holder == "ddp":
+        ddp.held = ddp
+    modules = [torch.nn.Linear(1, 1, device="meta")] if holder == "accelerator" else []
+    left, gone = [group], [ref(group), ref(ddp)]
+    del group, ddp
+    monkeypatch.setattr(gc, "collect", lambda: searched.append(collect()))
+    monkeypatch.setattr(groups, "leave", lambda: [left.pop()])
+    monkeypatch.setattr(groups, "have_threads", lambda: False)  # another test's, that is
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    gc.disable()  # no cycle is found by chance
+    try:
+        Membership(Ordered(), lambda: modules).leave([gone[1]])
+    finally:
+        gc.enable()
+    assert len(searched) == looks
+    assert [one() for one in gone] == [None, None]

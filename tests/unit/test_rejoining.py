@@ -2,20 +2,17 @@
 
 import gc
 import os
-from weakref import ref
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import distributed
 
-from worker_hooks import ddp_sync, escape, groups
+from worker_hooks import ddp_sync, escape
 from worker_hooks.beacon import Beacon, alight
 from worker_hooks.env import Told, meeting_point, rejoined
 from worker_hooks.feeds import Feeds
-from worker_hooks.membership import Membership
 from worker_hooks.modes import Modes
-from worker_hooks.protocol import Rejoin
 from worker_hooks.scaler_piece import ScalerPiece
 
 
@@ -89,47 +86,6 @@ def test_a_thread_that_computes_is_at_another_place_each_time():
     assert before is not None
     while escape._place()[2] == before[2]:
         sum(range(10**6))
-
-
-class Node:
-    """A group, or a DDP of one; may be part of a cycle."""
-
-    held = None
-
-
-class Ordered:
-    """A guard, as far as it matters to whoever leaves."""
-
-    why_fixed = ""
-
-    def rejoin(self):
-        return Rejoin(1, "", "", 0), False
-
-
-@pytest.mark.parametrize(("holder", "looks"), [("nobody", 0), ("group", 1), ("ddp", 1)])
-def test_all_of_the_process_is_searched_only_where_somebody_holds_a_group(
-    monkeypatch, holder, looks
-):
-    searched, collect = [], gc.collect
-    group, ddp = Node(), Node()
-    if holder == "group":
-        cycle = Node()
-        cycle.held = cycle, group
-        del cycle
-    elif holder == "ddp":
-        ddp.held = ddp
-    left, gone = [group], [ref(group), ref(ddp)]
-    del group, ddp
-    monkeypatch.setattr(gc, "collect", lambda: searched.append(collect()))
-    monkeypatch.setattr(groups, "leave", lambda: [left.pop()])
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    gc.disable()  # no cycle is found by chance
-    try:
-        Membership(Ordered(), list).leave([gone[1]])
-    finally:
-        gc.enable()
-    assert len(searched) == looks
-    assert [one() for one in gone] == [None, None]
 
 
 def test_where_ranks_meet():
