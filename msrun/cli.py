@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from agent.spec import UsageError
+from agent.spec.job_spec import UsageError
 
 USAGE_EXIT = 2
 STDERR = 2
@@ -57,8 +57,8 @@ def _check_folder() -> None:
 
 
 def _launch(argv: Sequence[str]) -> int:
-    from agent.ladder import words
-    from msrun.parse import parse
+    from agent.spec.timeouts import words
+    from msrun.launch.request import parse
 
     _check_folder()
     request = parse(argv, os.environ)
@@ -66,21 +66,21 @@ def _launch(argv: Sequence[str]) -> int:
         _say(f"warning: {warning}")
     os.environ.update(request.environ)
     if request.origin is not None:
-        from msrun.origin import go_on
+        from msrun.launch.resume_point import go_on
 
         dump = go_on(request.job.dump, request.origin, request.job.world_size, _say)
         request = request._replace(job=request.job._replace(dump=dump))
     if request.verbose:
         _say(words(request.job))
     if request.dry_run:
-        from msrun.dry_run import show
+        from msrun.launch.dry_run import show
 
         return show(request, os.environ)
-    from agent.launch import abandon, ignite, prepare
+    from agent.launch.prepare import abandon, ignite, prepare
 
     prepared = prepare(request.job, os.environ)
     if not request.join:
-        from msrun.detach import detach
+        from msrun.launch.detach import detach
 
         if not detach(prepared):
             return 0
@@ -90,8 +90,8 @@ def _launch(argv: Sequence[str]) -> int:
         if request.join:  # else its log is the only place where it is said
             abandon(prepared)
         raise
-    from agent.run import run  # while the forkserver starts
-    from msrun.console import CONSOLE, VOICE
+    from agent.supervisor.run import run  # while the forkserver starts
+    from msrun.terminal.console import CONSOLE, VOICE
 
     try:
         return run(prepared, ignited, os.environ, CONSOLE)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import click
 
-from agent import records
-from agent.spec import UsageError
-from msrun.checkpoints import checkpoints, completed
-from msrun.drill_command import drill
-from msrun.stdout import ReaderLeftError
+from agent.records import run_record
+from agent.spec.job_spec import UsageError
+from msrun.checkpoints.commands import checkpoints, completed
+from msrun.drill.command import drill
+from msrun.terminal.stdout import ReaderLeftError
 
 INTERRUPTED_EXIT = 130
 
@@ -40,20 +40,20 @@ def status(run: str | None, *, every: bool, as_json: bool) -> None:
 
     RUN is a run's id or its beginning; without it the newest run that is alive, else the newest.
     """
-    from msrun import show_status
-    from msrun.run_state import look
+    from msrun.runs import status as show_status
+    from msrun.runs.run_state import look
 
     if every:
         if run is not None:
             raise UsageError("msrun status: --all lists every run: leave RUN out")
-        newest_first = sorted(records.records(os.environ), key=lambda one: -one.started)
+        newest_first = sorted(run_record.records(os.environ), key=lambda one: -one.started)
         found = [look(record) for record in newest_first]
         if as_json:
             show_status.show_json([show_status.as_json(one) for one in found])
         else:
             show_status.show_runs(found)
         return
-    one = look(records.find(os.environ, run))
+    one = look(run_record.find(os.environ, run))
     if as_json:
         show_status.show_json(show_status.as_json(one))
     else:
@@ -79,7 +79,7 @@ def top(run: str | None, *, once: bool, interval: float) -> None:
 
     RUN is a run's id or its beginning; without it the newest run that is alive.
     """
-    from msrun.top import top as watch
+    from msrun.top.watch import top as watch
 
     watch(os.environ, run, interval, once=once)
 
@@ -113,8 +113,8 @@ def stop(
 
     RUN is a run's id or its beginning; without it the only run that is alive.
     """
-    from agent.stop_note import StopNote
-    from msrun.stop import stop as stop_run
+    from agent.records.stop_note import StopNote
+    from msrun.runs.stop import stop as stop_run
 
     if now and (graceful or grace is not None):
         raise UsageError("msrun stop: --now leaves no time: leave --graceful and --grace out")
@@ -134,16 +134,16 @@ def logs(
 
     RUN is a run's id or its beginning; without it the newest run that is alive, else the newest.
     """
-    from msrun import show_logs
-    from msrun.log_files import Wanted
-    from msrun.run_state import look
+    from msrun.runs import logs as show_logs
+    from msrun.runs.log_files import Wanted
+    from msrun.runs.run_state import look
 
     if scheduler and (rank is not None or attempt is not None):
         raise UsageError(
             "msrun logs: --scheduler is one log for all ranks and attempts: leave those out"
         )
     show = show_logs.follow if follow else show_logs.show
-    show(look(records.find(os.environ, run)), Wanted(rank, attempt, scheduler))
+    show(look(run_record.find(os.environ, run)), Wanted(rank, attempt, scheduler))
 
 
 def run(argv: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from worker_hooks.manifest import Manifest, Shard, write
+from worker_hooks.storage.manifest import Manifest, Shard, write
 
 NAME = "tft_saved_checkpoints-step_"
 SHARD = "rank_0/ttp_rank_0-0_7.safetensors"

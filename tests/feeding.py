@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from worker_hooks.loader import Feed
-from worker_hooks.rng import Randomness
+from worker_hooks.data.feed import Feed
+from worker_hooks.rng.randomness import Randomness
 
 EPOCHS = 3
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from jobs import WORKERS, Ended, Launcher
 
-from msrun.drill_faults import read_words
-from worker_hooks.fault import Plan
+from msrun.drill.fault_options import read_words
+from worker_hooks.drill.plan import Plan
 
 SCRIPT = WORKERS / "train_kinds.py"
 RANKS = 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jobs import WORKERS, Ended, Job, Launcher, poll
 
-from worker_hooks import manifest
+from worker_hooks.storage import manifest
 
 STEP_6 = "tft_saved_checkpoints-step_6"
 LINE = "Graceful exit is triggered, stop training"

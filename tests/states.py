@@ -8,11 +8,11 @@ import time
 import torch
 from torch import nn
 
-from worker_hooks import seal
-from worker_hooks.layout import CheckpointLayout
-from worker_hooks.manifest import Manifest, Shard
-from worker_hooks.pieces import pieces_of
-from worker_hooks.shard import Replica, entry_of, to_bytes, write
+from worker_hooks.contract.layout import CheckpointLayout
+from worker_hooks.state.registry import pieces_of
+from worker_hooks.storage import commit
+from worker_hooks.storage.manifest import Manifest, Shard
+from worker_hooks.tensors.shard import Replica, entry_of, to_bytes, write
 
 
 class Net(nn.Module):
@@ -52,7 +52,7 @@ def stored(folder, objects, *, step=7, parts=3, whole_each=False, more=()):
         values["model"] |= more
     replica = Replica(tensors, buffers, json.dumps({"pieces": values}), {"objects": "{}"})
     layout = CheckpointLayout(folder, "CKP", 1, step, "r1")
-    seal.make_folder(layout.place)
+    commit.make_folder(layout.place)
     shards = []
     for rank in range(parts):
         path = layout.unfinished / layout.shard(rank)
@@ -63,5 +63,5 @@ def stored(folder, objects, *, step=7, parts=3, whole_each=False, more=()):
     made = Manifest(
         "checkpoint", step, 1, step, parts, 0, "r1", "", time.time(), tuple(shards), "d"
     )
-    seal.seal(layout.place, made)
+    commit.seal(layout.place, made)
     return layout.folder

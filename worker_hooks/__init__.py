@@ -2,9 +2,10 @@
 
 The script's side: ``TrainState``, ``run``, and MindSpore's names for callbacks. They are looked up
 when they are asked for, because they import torch and the agent, which imports the contract, must
-not. The contract has four faces: :mod:`worker_hooks.env` (what a worker is told),
-:mod:`worker_hooks.protocol` (what it says), :mod:`worker_hooks.page` (what outlives it) and
-:mod:`worker_hooks.layout` (where it writes); they need only the standard library.
+not. The contract has four faces: :mod:`worker_hooks.contract.env` (what a worker is told),
+:mod:`worker_hooks.contract.protocol` (what it says),
+:mod:`worker_hooks.contract.status_page` (what outlives it) and :mod:`worker_hooks.contract.layout`
+ (where it writes); they need only the standard library.
 This package imports nothing of ``agent`` or ``msrun``.
 """
 
@@ -12,16 +13,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from worker_hooks.callbacks import LossMonitor, TimeMonitor
+    from worker_hooks.adapters.exit_by_request import ExitByRequest
+    from worker_hooks.adapters.mindspore import OptTFTWrapper, TFTRegister, TrainFaultTolerance
+    from worker_hooks.callbacks.graceful_exit import GracefulExit
+    from worker_hooks.callbacks.on_request_exit import OnRequestExit
+    from worker_hooks.callbacks.protocol import LossMonitor, TimeMonitor
     from worker_hooks.checkpoint.config import CheckpointConfig
     from worker_hooks.checkpoint.model_checkpoint import ModelCheckpoint
-    from worker_hooks.checkpoint.order import CheckpointError
-    from worker_hooks.departure import GracefulExit
-    from worker_hooks.entry import run
-    from worker_hooks.exit_by_request import ExitByRequest
-    from worker_hooks.on_request_exit import OnRequestExit
-    from worker_hooks.state import TrainState
-    from worker_hooks.tft import OptTFTWrapper, TFTRegister, TrainFaultTolerance
+    from worker_hooks.checkpoint.save_plan import CheckpointError
+    from worker_hooks.training.run import run
+    from worker_hooks.training.train_state import TrainState
 
 __all__ = [
     "CheckpointConfig",
@@ -41,18 +42,18 @@ __all__ = [
 
 _HOMES = {
     "CheckpointConfig": "checkpoint.config",
-    "CheckpointError": "checkpoint.order",
+    "CheckpointError": "checkpoint.save_plan",
+    "ExitByRequest": "adapters.exit_by_request",
+    "GracefulExit": "callbacks.graceful_exit",
+    "LossMonitor": "callbacks.protocol",
     "ModelCheckpoint": "checkpoint.model_checkpoint",
-    "ExitByRequest": "exit_by_request",
-    "GracefulExit": "departure",
-    "LossMonitor": "callbacks",
-    "OnRequestExit": "on_request_exit",
-    "TimeMonitor": "callbacks",
-    "OptTFTWrapper": "tft",
-    "TFTRegister": "tft",
-    "TrainFaultTolerance": "tft",
-    "TrainState": "state",
-    "run": "entry",
+    "OnRequestExit": "callbacks.on_request_exit",
+    "OptTFTWrapper": "adapters.mindspore",
+    "TFTRegister": "adapters.mindspore",
+    "TimeMonitor": "callbacks.protocol",
+    "TrainFaultTolerance": "adapters.mindspore",
+    "TrainState": "training.train_state",
+    "run": "training.run",
 }
 
 

@@ -31,11 +31,12 @@ import torch
 from table import machine
 from torch import nn
 
-from worker_hooks import TrainState, packet, protocol
-from worker_hooks.env import HOOKS
-from worker_hooks.ledger import Ledger, Position
-from worker_hooks.loader import Feed
-from worker_hooks.pieces import pieces_of
+from worker_hooks import TrainState
+from worker_hooks.contract import protocol, wire
+from worker_hooks.contract.env import HOOKS
+from worker_hooks.data.feed import Feed
+from worker_hooks.state.committed_state import Ledger, Position
+from worker_hooks.state.registry import pieces_of
 
 RATIO = 1.01  # at most
 COMMIT_US = 40.0  # below
@@ -195,12 +196,12 @@ def guard() -> None:
 def welcome(listener: socket.socket) -> None:
     link, _ = listener.accept()
     pages: list[int] = []  # held, as the agent does
-    while (heard := packet.receive(link))[0] is not None:
+    while (heard := wire.receive(link))[0] is not None:
         pages += heard[1]
         if isinstance(heard[0], protocol.Hello):
-            packet.send(link, protocol.Welcome(""))
+            wire.send(link, protocol.Welcome(""))
         elif isinstance(heard[0], protocol.Leaving):
-            packet.send(link, protocol.Release("the bench is over"))
+            wire.send(link, protocol.Release("the bench is over"))
 
 
 def extras(training: Training) -> Iterator[float]:

@@ -13,8 +13,8 @@ import pytest
 from checkpoints import flipped, saved
 from jobs import ROOT
 
-from worker_hooks import retention
-from worker_hooks.manifest import newest, read, verify
+from worker_hooks.storage import retention
+from worker_hooks.storage.manifest import newest, read, verify
 
 MSRUN = [sys.executable, "-m", "msrun", "checkpoints"]
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}

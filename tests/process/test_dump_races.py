@@ -16,21 +16,23 @@ import pytest
 from checkpoints import saved
 from jobs import WORKERS, Job, Launcher, poll
 
-from agent import actions as do
-from agent import events as ev
-from agent import links, records, scribe
-from agent.controller import decide
-from agent.door import name_of, open_door
-from agent.job import Job as Known
-from agent.job import Rules
-from agent.journal import Journal
-from agent.pages import Pages
-from agent.remembered import remembered
-from agent.saving import Saving
-from agent.spec import DumpSpec, JobSpec, Program, ProgramKind, UsageError
-from agent.state import JobState
-from worker_hooks import manifest, packet, protocol, seal
-from worker_hooks.layout import DumpLayout
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.controller.decide import decide
+from agent.controller.job import Job as Known
+from agent.controller.job import Rules
+from agent.controller.states import JobState
+from agent.dump.executor import Saving
+from agent.hooks import rank_links
+from agent.hooks.listener import name_of, open_door
+from agent.hooks.status_pages import Pages
+from agent.records import file_thread, run_record
+from agent.records.journal import Journal
+from agent.records.remembered import remembered
+from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind, UsageError
+from worker_hooks.contract import protocol, wire
+from worker_hooks.contract.layout import DumpLayout
+from worker_hooks.storage import commit, manifest
 
 STEP_5 = "tft_saved_checkpoints-step_5"
 
@@ -119,16 +121,16 @@ def test_the_line_to_type_works_without_a_record(msrun: Launcher) -> None:
 
 def test_a_run_is_held_by_one_and_nobody_holds_what_nobody_knows(tmp_path: Path) -> None:
     (tmp_path / "r1").mkdir()
-    held = records.claim(tmp_path, "r1")
+    held = run_record.claim(tmp_path, "r1")
     assert held is not None
     with pytest.raises(UsageError, match="run r1 goes on already"):
-        records.claim(tmp_path, "r1")
+        run_record.claim(tmp_path, "r1")
     os.close(held)
-    held = records.claim(tmp_path, "r1")
+    held = run_record.claim(tmp_path, "r1")
     assert held is not None
     os.close(held)
     for odd in ("r2", "", "..", "\ud800", "a\0b"):
-        claimed = records.claim(tmp_path, odd)
+        claimed = run_record.claim(tmp_path, odd)
         if claimed is not None:  # a folder of ours, whatever it is called
             os.close(claimed)
 
@@ -188,7 +190,7 @@ def test_a_commit_that_fails_anywhere_leaves_the_old_or_the_new(
     with monkeypatch.context() as patched:
         failing = FailingCalls(patched, at)
         try:
-            seal.seal(DumpLayout(old), found)
+            commit.seal(DumpLayout(old), found)
         except OSError:
             is_new = False
         else:
@@ -219,7 +221,7 @@ def test_what_vanishes_while_others_files_are_removed_does_not_fail_the_commit(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", raced)
-        seal.seal(DumpLayout(tmp_path / "tft_saved_checkpoints-step_7"), found)
+        commit.seal(DumpLayout(tmp_path / "tft_saved_checkpoints-step_7"), found)
     assert manifest.newest(tmp_path, pytest.fail) is not None
 
 
@@ -227,8 +229,8 @@ def test_folders_that_are_made_for_a_dump_are_made_to_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = []
-    monkeypatch.setattr(seal, "fsync_folder", synced.append)
-    seal.make_folder(DumpLayout.of_step(tmp_path / "a" / "b", 3))
+    monkeypatch.setattr(commit, "fsync_folder", synced.append)
+    commit.make_folder(DumpLayout.of_step(tmp_path / "a" / "b", 3))
     assert synced == [tmp_path, tmp_path / "a"]
 
 
@@ -272,13 +274,13 @@ def test_a_dump_that_is_stuck_everywhere_ends_soon_whatever_the_ranks() -> None:
 def test_descriptors_beside_an_empty_packet_are_closed(tmp_path: Path) -> None:
     door = open_door("x")
     loop, lost = asyncio.new_event_loop(), []
-    lines = links.Links(door, (0,), Journal(None, print))
+    lines = rank_links.Links(door, (0,), Journal(None, print))
     lines.attach(loop, lambda _message, _fds: None, lambda rank, _pid: lost.append(rank))
     lines.begin(0)
     before = len(os.listdir("/proc/self/fd"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
         rank.connect("\0" + name_of(door))
-        packet.send(rank, protocol.Hello(0, 0, os.getpid(), str(tmp_path), False))
+        wire.send(rank, protocol.Hello(0, 0, os.getpid(), str(tmp_path), False))
         socket.send_fds(rank, [b""], [0, 0, 0])
         while not lost:
             loop.run_until_complete(asyncio.sleep(0.01))
@@ -303,10 +305,10 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_threads")
 def test_without_threads_the_files_are_written_all_the_same() -> None:
     done: list[object] = []
-    one = scribe.Scribe(lambda what, *args: what(*args))
+    one = file_thread.Scribe(lambda what, *args: what(*args))
     one.do(lambda: 1, done.append)
     one.do(lambda: 2, done.append)
-    scribe.side_by_side(done.append, [3, 4, 5])
+    file_thread.side_by_side(done.append, [3, 4, 5])
     one.close(1)
     assert done == [1, 2, 3, 4, 5]
 
@@ -319,7 +321,7 @@ def test_what_is_stuck_is_left_behind_and_awaited_at_the_end() -> None:
         what(*args)
         told.set()
 
-    one, disk = scribe.Scribe(call_soon), threading.Event()
+    one, disk = file_thread.Scribe(call_soon), threading.Event()
     one.do(disk.wait, done.append)
     one.leave_behind()
     one.do(lambda: "new", done.append)
@@ -334,14 +336,14 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, posted, sent, later = threading.Event(), [], [], []
-    make = seal.make_folder
+    make = commit.make_folder
 
     def stuck(layout: DumpLayout) -> None:
         if layout.folder.parent.name == "nfs":
             disk.wait()
         make(layout)
 
-    monkeypatch.setattr(seal, "make_folder", stuck)
+    monkeypatch.setattr(commit, "make_folder", stuck)
 
     class Lines:
         def send(self, rank: int, message: protocol.Message) -> None:
@@ -352,7 +354,7 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
             assert ranks
             return str(tmp_path / "nfs")
 
-    one = scribe.Scribe(lambda what, *args: what(*args))
+    one = file_thread.Scribe(lambda what, *args: what(*args))
     spec = JobSpec(
         Program("x", (), ProgramKind.SCRIPT, "python"), 2, "run", "id", dump=DumpSpec(stall_s=4.0)
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import WORKERS, Job, Launcher, poll, shell
 
-from worker_hooks import manifest
+from worker_hooks.storage import manifest
 
 STEP_5 = "tft_saved_checkpoints-step_5"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jobs import WORKERS, Job, Launcher, poll
 
-from worker_hooks import manifest
+from worker_hooks.storage import manifest
 
 STEP_5 = "tft_saved_checkpoints-step_5"
 

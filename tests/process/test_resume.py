@@ -14,8 +14,8 @@ import pytest
 from checkpoints import OTHER, flipped, saved
 from jobs import WORKERS, Ended, Launcher, poll, refused
 
-from agent import records
-from agent.records import Record
+from agent.records import run_record
+from agent.records.run_record import Record
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def told(folder: Path) -> list[dict]:
 
 
 def newest(msrun: Launcher) -> Record:
-    return next(records.records(msrun.env()))
+    return next(run_record.records(msrun.env()))
 
 
 def failed(msrun: Launcher, home: Path, *args: object, **environ: str) -> Record:
@@ -61,7 +61,9 @@ def failed(msrun: Launcher, home: Path, *args: object, **environ: str) -> Record
     assert call(msrun, home, *words, **environ).code == 1
     told(home)
     record = newest(msrun)
-    return records.add_checkpoints(records.writable_folder(msrun.env()), record, str(home / "ckpt"))
+    return run_record.add_checkpoints(
+        run_record.writable_folder(msrun.env()), record, str(home / "ckpt")
+    )
 
 
 def resuming(ended: Ended) -> str:
@@ -189,8 +191,8 @@ def test_a_run_that_lives_is_not_started_twice_and_a_killed_one_is(msrun, home):
     )
     job.await_state("running")
     record = newest(msrun)
-    record = records.add_checkpoints(
-        records.writable_folder(msrun.env()), record, str(home / "ckpt")
+    record = run_record.add_checkpoints(
+        run_record.writable_folder(msrun.env()), record, str(home / "ckpt")
     )
     folder = saved(home / "ckpt", run=record.record_id)
     assert refused(call(msrun, home, "--resume")).startswith(

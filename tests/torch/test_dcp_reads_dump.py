@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from worker_hooks.shard import Replica, entry_of, tensors_of, to_bytes, write
+from worker_hooks.tensors.shard import Replica, entry_of, tensors_of, to_bytes, write
 
 pytestmark = [
     pytest.mark.torch,

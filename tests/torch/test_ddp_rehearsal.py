@@ -13,7 +13,7 @@ from jobs import WORKERS, Launcher
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from worker_hooks import ddp as ours
+from worker_hooks.distributed import ddp_bucket_order as ours
 
 pytestmark = pytest.mark.torch
 

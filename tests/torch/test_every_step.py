@@ -19,11 +19,14 @@ import torch
 import torch.distributed as dist
 from jobs import WORKERS
 
-from worker_hooks import TrainState, seal, shard, watch
-from worker_hooks.guard import Guard
-from worker_hooks.layout import DumpLayout
-from worker_hooks.ledger import Ledger
-from worker_hooks.manifest import Manifest, Shard
+from worker_hooks import TrainState
+from worker_hooks.contract.layout import DumpLayout
+from worker_hooks.guard.guard import Guard
+from worker_hooks.state.committed_state import Ledger
+from worker_hooks.storage import commit as seal
+from worker_hooks.storage.manifest import Manifest, Shard
+from worker_hooks.tensors import shard
+from worker_hooks.training import torch_hooks
 
 pytestmark = [
     pytest.mark.torch,
@@ -109,7 +112,7 @@ class Trainings:
             job.end()
         finally:
             job.notes.close()
-            watch.unwatch_backward(job.made._under_way.began_backward)
+            torch_hooks.unwatch_backward(job.made._under_way.began_backward)
             self._script.TrainState = TrainState
         losses: dict[str, str] = {}
         for line in (out / f"{self._kind}.0.jsonl").read_text().splitlines():

@@ -17,7 +17,7 @@ import torch
 from jobs import Job, Launcher, poll
 from safetensors import safe_open
 
-from worker_hooks import manifest as manifests
+from worker_hooks.storage import manifest as manifests
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).parents[1] / "workers" / "train_exit.py"

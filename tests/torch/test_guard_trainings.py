@@ -15,8 +15,8 @@ from typing import Self
 
 import pytest
 
-from worker_hooks import packet, protocol
-from worker_hooks.page import Page
+from worker_hooks.contract import protocol, wire
+from worker_hooks.contract.status_page import Page
 
 ROOT = Path(__file__).parents[2]
 LONG_S = 30.0
@@ -85,10 +85,10 @@ class Guarded:
             page.close()
 
     def say(self, message: protocol.Message) -> None:
-        packet.send(self.link, message)
+        wire.send(self.link, message)
 
     def hear(self) -> tuple[protocol.Message | None, list[int]]:
-        return packet.receive(self.link)
+        return wire.receive(self.link)
 
     def page(self) -> Page:
         """The status page, once the state is registered."""

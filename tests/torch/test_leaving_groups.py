@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from jobs import poll
 
-from worker_hooks import groups
-from worker_hooks.membership import Membership
-from worker_hooks.protocol import Rejoin
+from worker_hooks.contract.protocol import Rejoin
+from worker_hooks.distributed import process_group
+from worker_hooks.recovery.rejoin import Membership
 
 STUCK = 3
 SCRIPT = Path(__file__).parents[1] / "workers" / "leave_group.py"
@@ -31,11 +31,11 @@ def test_a_rank_tells_why_it_could_not_join_others():
     assert done.returncode == 0, done.stderr.decode()
     assert json.loads(done.stdout) == {
         "none": "",
-        "store": groups.STORE,
+        "store": process_group.STORE,
         "plain": "",
-        "groups": groups.GROUPS,
-        "early": groups.EARLY,
-        "wrapped": groups.WRAPPED,
+        "groups": process_group.GROUPS,
+        "early": process_group.EARLY,
+        "wrapped": process_group.WRAPPED,
     }
 
 
@@ -104,14 +104,14 @@ def test_no_thread_of_a_group_is_left_for_a_forked_child_to_join(monkeypatch, he
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     gc.disable()
     try:
-        poll(groups.have_threads)  # each gives itself its name
+        poll(process_group.have_threads)  # each gives itself its name
         Cycle(HELD[held]())
         Membership(Ordered(), list).leave([])
     finally:
         gc.enable()
         if dist.is_initialized():
             dist.destroy_process_group()
-    assert not groups.have_threads()
+    assert not process_group.have_threads()
 
 
 class Node:
@@ -138,8 +138,8 @@ def test_all_of_the_process_is_searched_only_where_somebody_holds_a_group(
     left, gone = [group], [ref(group), ref(ddp)]
     del group, ddp
     monkeypatch.setattr(gc, "collect", lambda: searched.append(collect()))
-    monkeypatch.setattr(groups, "leave", lambda: [left.pop()])
-    monkeypatch.setattr(groups, "have_threads", lambda: False)  # another test's, that is
+    monkeypatch.setattr(process_group, "leave", lambda: [left.pop()])
+    monkeypatch.setattr(process_group, "have_threads", lambda: False)  # another test's, that is
     monkeypatch.setattr(os, "environ", dict(os.environ))
     gc.disable()  # no cycle is found by chance
     try:

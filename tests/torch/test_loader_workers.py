@@ -18,9 +18,9 @@ from feeding import Owned, Rolls, Stream, check, hooked, plain, seed
 from torch.utils.data import DataLoader, RandomSampler, get_worker_info
 from torch.utils.data._utils import signal_handling
 
-from worker_hooks import loader_kind
-from worker_hooks.loader import Feed
-from worker_hooks.loader_kind import Way
+from worker_hooks.data import loader_kind
+from worker_hooks.data.feed import Feed
+from worker_hooks.data.loader_kind import Way
 
 pytestmark = [
     pytest.mark.torch,
@@ -191,7 +191,9 @@ def test_going_on_with_a_loader_whose_workers_live():
 
 
 def test_lost_states_are_found_again_by_loading(caplog, monkeypatch):
-    monkeypatch.setattr("worker_hooks.loader.LONG_S", 0.0)  # else it is too quick to be a warning
+    monkeypatch.setattr(
+        "worker_hooks.data.feed.LONG_S", 0.0
+    )  # else it is too quick to be a warning
 
     def make():
         return KINDS["shuffled"]()

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from msrun.commands import run
-from msrun.drill_faults import read_words
-from worker_hooks.fault import Plan
-from worker_hooks.manifest import Manifest, candidates, newest, read, verify
+from msrun.drill.fault_options import read_words
+from worker_hooks.drill.plan import Plan
+from worker_hooks.storage.manifest import Manifest, candidates, newest, read, verify
 
 pytestmark = [
     pytest.mark.torch,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jobs import Job, Launcher, poll
 
-from worker_hooks import manifest as manifests
+from worker_hooks.storage import manifest as manifests
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).parents[1] / "workers" / "train_small.py"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from jobs import WORKERS, Launcher
 
-from worker_hooks.manifest import PRIVATE, Manifest, candidates, verify
+from worker_hooks.storage.manifest import PRIVATE, Manifest, candidates, verify
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 RANKS = 3

@@ -7,9 +7,9 @@ import io
 
 import pytest
 
-from agent.spec import UsageError
-from msrun.options import Origin
-from msrun.scan import _match, scan
+from agent.spec.job_spec import UsageError
+from msrun.options.argv import _match, scan
+from msrun.options.table import Origin
 
 pytestmark = pytest.mark.torch
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 from jobs import WORKERS, Job, Launcher, poll
 
-from msrun.drill_faults import read_words
-from msrun.drill_history import History, read
-from worker_hooks.fault import Plan
+from msrun.drill.fault_options import read_words
+from msrun.drill.history import History, read
+from worker_hooks.drill.plan import Plan
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 RANKS = 4

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.cause import Cause
-from agent.evidence import Evidence, WorkerEnd, gather
-from agent.torchrun_block import block
+from agent.failure.evidence import Evidence, WorkerEnd, gather
+from agent.failure.root_cause import Cause
+from agent.failure.torchrun_report import block
 
 pytestmark = pytest.mark.torch
 errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")

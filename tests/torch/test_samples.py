@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker_hooks import manifest, safetensor
+from worker_hooks.storage import manifest, safetensors_file
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 pytestmark = pytest.mark.torch
@@ -65,7 +65,7 @@ def test_graceful_exit_sample_leaves_and_goes_on(tmp_path):
     assert 5 <= left_at < 80
     for rank in range(3):
         folder = here / f"rank_{rank}"
-        header = safetensor.read_header(folder / "LeNet_train.safetensors")
+        header = safetensors_file.read_header(folder / "LeNet_train.safetensors")
         assert header.metadata["global_step"] == str(left_at)
         program = torch.export.load(folder / "LeNet_train.pt2").module()
         assert program(torch.zeros(32, 1, 32, 32)).shape == (32, 10)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from jobs import ROOT
 
-from worker_hooks.manifest import Manifest, candidates, verify
+from worker_hooks.storage.manifest import Manifest, candidates, verify
 
 SCRIPTS = ROOT / "scripts"
 pytestmark = pytest.mark.torch

@@ -12,10 +12,10 @@ import pytest
 from jobs import WORKERS, Launcher
 from kinds import RANKS, SCRIPT, Run, killed, msrun_of, run
 
-from msrun.drill_faults import read_words
-from msrun.drill_history import read
-from msrun.drill_verdict import steps_lost
-from worker_hooks.fault import Plan
+from msrun.drill.fault_options import read_words
+from msrun.drill.history import read
+from msrun.drill.verdict import steps_lost
+from worker_hooks.drill.plan import Plan
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 PLAIN = "plain"

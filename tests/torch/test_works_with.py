@@ -15,8 +15,8 @@ import pytest
 from jobs import Launcher
 from kinds import RANKS, SCRIPT, Run, killed, msrun_of, run
 
-from msrun.drill_history import read
-from msrun.drill_verdict import steps_lost
+from msrun.drill.history import read
+from msrun.drill.verdict import steps_lost
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 AT_ONCE = 2  # jobs

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from worker_hooks import ddp as ours
+from worker_hooks.distributed import ddp_bucket_order as ours
 
 STEPS = 6
 WIDTH = 320

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from worker_hooks.env import Told
-from worker_hooks.groups import why_fixed
+from worker_hooks.contract.env import Told
+from worker_hooks.distributed.process_group import why_fixed
 
 server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 os.environ.update(

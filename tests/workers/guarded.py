@@ -48,8 +48,9 @@ import subprocess
 import sys
 import time
 
-from worker_hooks import packet, page, protocol, safetensor
-from worker_hooks.layout import DumpLayout
+from worker_hooks.contract import protocol, status_page, wire
+from worker_hooks.contract.layout import DumpLayout
+from worker_hooks.storage import safetensors_file
 
 STEP = 5
 RANK, ATTEMPT = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -68,13 +69,13 @@ def connect():
     exit_file = os.path.abspath("exit.json") if "file" in HOW else ""
     periodic = os.path.abspath("periodic") if "periodic" in HOW else ""
     hello = protocol.Hello(*WHO, os.getpid(), WHERE, "asks" in HOW, exit_file, periodic)
-    packet.send(link, hello)
+    wire.send(link, hello)
     return link
 
 
 def committed():
-    fd = page.create(*WHO, [page.Entry("rng", "U8", (4,), 4)])
-    mine = page.Page(fd)
+    fd = status_page.create(*WHO, [status_page.Entry("rng", "U8", (4,), 4)])
+    mine = status_page.Page(fd)
     for step in range(1, STEP + 1):
         commit(mine, step)
     return fd, mine
@@ -82,7 +83,9 @@ def committed():
 
 def commit(mine, step):
     mine.write(step, 1, step, b'{"at": 1}', lambda to: ctypes.memset(to, RANK, 4), is_commit=True)
-    mine.beat(step, 1, step, page.Phase.FORWARD if "trains" in HOW else page.Phase.UPDATED)
+    mine.beat(
+        step, 1, step, status_page.Phase.FORWARD if "trains" in HOW else status_page.Phase.UPDATED
+    )
 
 
 def await_go():
@@ -108,12 +111,12 @@ def first_of_all():
 
 def stand(link, order):
     if "finishes" in HOW:
-        packet.send(link, protocol.Leaving(*WHO, True))
+        wire.send(link, protocol.Leaving(*WHO, True))
     elif "done" in HOW:
-        packet.send(link, protocol.Standing(*WHO, order.dump_id, STEP))
+        wire.send(link, protocol.Standing(*WHO, order.dump_id, STEP))
     elif "mute" not in HOW:
         step = STEP + 2 if "ahead" in HOW else STEP + 1
-        packet.send(link, protocol.Standing(*WHO, order.dump_id, step))
+        wire.send(link, protocol.Standing(*WHO, order.dump_id, step))
 
 
 def proceed(link, mine, order):
@@ -125,7 +128,7 @@ def proceed(link, mine, order):
         return
     for step in range(STEP + 1, order.step + 1):
         commit(mine, step)
-    packet.send(link, protocol.Frozen(*WHO, order.dump_id, order.step, True))
+    wire.send(link, protocol.Frozen(*WHO, order.dump_id, order.step, True))
 
 
 def depart(order):
@@ -149,7 +152,7 @@ def listen_to_signals(link):
         return
 
     def caught(_signum, _frame):
-        packet.send(link, protocol.ExitRequested(*WHO, f"rank {RANK} received SIGTERM"))
+        wire.send(link, protocol.ExitRequested(*WHO, f"rank {RANK} received SIGTERM"))
 
     signal.signal(signal.SIGTERM, caught)
 
@@ -158,7 +161,7 @@ def save(link, order):
     digest = "odd" if "odd" in HOW else "same"
     who = *WHO, order.dump_id
     if order.parts == 0:
-        packet.send(link, protocol.Digested(*who, digest))
+        wire.send(link, protocol.Digested(*who, digest))
         return
     say("writes into", order.folder)
     file = DumpLayout.shard(RANK, 1, order.step)
@@ -166,19 +169,19 @@ def save(link, order):
     if "hang" in HOW:
         return
     if "full" in HOW and "dumps" not in order.folder:
-        packet.send(link, protocol.SaveFailed(*who, "No space left on device", True))
+        wire.send(link, protocol.SaveFailed(*who, "No space left on device", True))
         return
     if "wait" in HOW:
         await_go()
-        packet.send(link, protocol.Progress(*who, 1))
+        wire.send(link, protocol.Progress(*who, 1))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if "first" in HOW and first_of_all():
         with open(path, "wb") as half:
             half.write(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
-    head = safetensor.header([page.Entry("w", "U8", (8,), 8)], {})
-    done = safetensor.write(path, head, [digest.encode().ljust(8)], lambda _: None)
-    packet.send(link, protocol.Written(*who, file, done.nbytes, done.sha256, digest))
+    head = safetensors_file.header([status_page.Entry("w", "U8", (8,), 8)], {})
+    done = safetensors_file.write(path, head, [digest.encode().ljust(8)], lambda _: None)
+    wire.send(link, protocol.Written(*who, file, done.nbytes, done.sha256, digest))
 
 
 def freeze(link, order):
@@ -192,14 +195,14 @@ def freeze(link, order):
         time.sleep(0.3 if "late" in HOW else 0)
         whole = "torn" not in HOW
         why = "" if whole else "an update was under way"
-        packet.send(link, protocol.Frozen(*WHO, order.dump_id, STEP, whole, why))
+        wire.send(link, protocol.Frozen(*WHO, order.dump_id, STEP, whole, why))
         if "leave" in HOW:
-            packet.send(link, protocol.Leaving(*WHO))
+            wire.send(link, protocol.Leaving(*WHO))
 
 
 def child():
     """What a child that imports the script does: it is told nothing, and lives on without."""
-    answer, _ = packet.receive(connect())
+    answer, _ = wire.receive(connect())
     say("the child was told", answer)
     signal.pause()
 
@@ -208,7 +211,7 @@ def begin(link, welcome):
     """Register, and do what comes before the first order."""
     listen_to_signals(link)
     fd, mine = committed()
-    packet.send(link, protocol.Registered(*WHO, STEP, "it cannot"), [fd])  # be replaced
+    wire.send(link, protocol.Registered(*WHO, STEP, "it cannot"), [fd])  # be replaced
     os.close(fd)
     if ATTEMPT > 0:
         say("resumed from", welcome.resume, "with", sys.argv[-1])
@@ -216,7 +219,7 @@ def begin(link, welcome):
         await_all()
         os.kill(os.getpid(), signal.SIGKILL)
     if ATTEMPT > 0 and "asks" not in HOW:
-        packet.send(link, protocol.Leaving(*WHO))
+        wire.send(link, protocol.Leaving(*WHO))
     if "asks" in HOW:
         await_all()
     if "child" in HOW:
@@ -226,11 +229,11 @@ def begin(link, welcome):
     say("ready")
     if "done" in HOW:
         await_go()  # who is done alone is let go at once
-        packet.send(link, protocol.Leaving(*WHO, True))
+        wire.send(link, protocol.Leaving(*WHO, True))
     if "raise" in HOW and ATTEMPT == 0:
         await_go()
         print("Traceback (most recent call last):\nValueError: mine", file=sys.stderr, flush=True)
-        packet.send(link, protocol.Raised(*WHO, "ValueError: mine"))
+        wire.send(link, protocol.Raised(*WHO, "ValueError: mine"))
     return mine
 
 
@@ -257,14 +260,14 @@ def obey(link, mine, order):
         case protocol.Release():
             release(order)
         case protocol.Inspect():
-            packet.send(link, protocol.Stack(*WHO, order.id, "stuck" not in HOW, "train.py:9 f"))
+            wire.send(link, protocol.Stack(*WHO, order.id, "stuck" not in HOW, "train.py:9 f"))
 
 
 def main():
     if "apart" in HOW:
         signal.pause()
     link = connect()
-    welcome, _ = packet.receive(link)
+    welcome, _ = wire.receive(link)
     say("welcome", welcome._asdict())
     say("arguments", sys.argv[1:])
     say("files", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -274,7 +277,7 @@ def main():
         print(welcome.refusal, file=sys.stderr, flush=True)
         sys.exit(2)
     kept = begin(link, welcome)
-    while (order := packet.receive(link)[0]) is not None:
+    while (order := wire.receive(link)[0]) is not None:
         obey(link, kept, order)
     say("the line is closed")
     while "alone" in HOW and os.path.exists("stay"):

@@ -19,9 +19,9 @@ from contextlib import suppress
 import torch
 import torch.distributed as dist
 
-from worker_hooks import escape, groups
-from worker_hooks.env import Told
-from worker_hooks.unblock import unblock
+from worker_hooks.contract.env import Told
+from worker_hooks.distributed import escape, process_group
+from worker_hooks.distributed.abort import unblock
 
 RANKS, STOPPED = 4, 1
 STUCK = 3
@@ -32,11 +32,11 @@ def rank(number, order, address):
     ports = json.loads(echo.recv(100))
     os.environ.update(RANK=str(number), MASTER_PORT=str(ports[0]))
     dist.init_process_group("gloo")
-    assert groups.why_fixed(Told.read(os.environ), list) == ""
-    group = groups.present()
+    assert process_group.why_fixed(Told.read(os.environ), list) == ""
+    group = process_group.present()
     total = torch.ones(1)
     dist.all_reduce(total)
-    assert groups.why_fixed(Told.read(os.environ), list) == groups.EARLY
+    assert process_group.why_fixed(Told.read(os.environ), list) == process_group.EARLY
     threads = len(os.listdir("/proc/self/task"))
     if number == STOPPED:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -58,13 +58,13 @@ def rank(number, order, address):
     is_out.set()
     listener.join()
     echo.sendall(b"?")
-    groups.leave()
+    process_group.leave()
     place = [each for each in range(RANKS) if each != STOPPED].index(number)
     os.environ.update(RANK=str(place), WORLD_SIZE=str(RANKS - 1), MASTER_PORT=str(ports[1]))
-    groups.join(group, lambda: None)
+    process_group.join(group, lambda: None)
     total = torch.ones(1)
     dist.all_reduce(total)
-    groups.leave()
+    process_group.leave()
     told = {
         "freed_s": freed_s,
         "echo": echo.recv(1).decode(),

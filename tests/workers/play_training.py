@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-from worker_hooks.fault import Plan
-from worker_hooks.page import Phase
-from worker_hooks.sabotage import Saboteur
-from worker_hooks.witness import Witness
+from worker_hooks.contract.status_page import Phase
+from worker_hooks.drill.inject import Saboteur
+from worker_hooks.drill.plan import Plan
+from worker_hooks.drill.trace import Witness
 
 words = dict(word.split("=") for word in sys.argv[1:] if not word.startswith("-"))
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -23,7 +23,8 @@ import sys
 import time
 from pathlib import Path
 
-from worker_hooks import manifest, packet, page, protocol, safetensor
+from worker_hooks.contract import protocol, status_page, wire
+from worker_hooks.storage import manifest, safetensors_file
 
 STEP = 5
 RANK, BEGAN = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -37,10 +38,10 @@ def say(*words):
 
 
 def register(link, attempt):
-    fd = page.create(RANK, attempt, [page.Entry("rng", "U8", (4,), 4)])
-    mine = page.Page(fd)
+    fd = status_page.create(RANK, attempt, [status_page.Entry("rng", "U8", (4,), 4)])
+    mine = status_page.Page(fd)
     mine.write(STEP, 1, 5, b'{"at": 1}', lambda to: ctypes.memset(to, RANK, 4), is_commit=True)
-    packet.send(link, protocol.Registered(RANK, attempt, STEP), [fd])
+    wire.send(link, protocol.Registered(RANK, attempt, STEP), [fd])
     os.close(fd)
     return mine
 
@@ -51,7 +52,7 @@ def resumed(path):
     held = {}
     for shard in found.shards:
         place = Path(path).parent / shard.file
-        assert safetensor.read_header(place).entries
+        assert safetensors_file.read_header(place).entries
         held.setdefault(shard.kind, {})[shard.rank] = place.read_bytes()[-4:].hex()
     (whole,) = set(held["replicated"].values())  # each writer put all of it there
     return f"{found.kind} {found.step} {whole} {held['private'][RANK]}"
@@ -75,23 +76,23 @@ def save(link, attempt, order):
     if {"waits", "fails"} & HOW:
         await_newcomer(is_gone=not order.is_quick)
     if "fails" in HOW:
-        packet.send(link, protocol.SaveFailed(*who, "the test says so", False))
+        wire.send(link, protocol.SaveFailed(*who, "the test says so", False))
         return
     if order.parts == 0:
-        packet.send(link, protocol.Digested(*who, "same"))
+        wire.send(link, protocol.Digested(*who, "same"))
         return
-    head = safetensor.header([page.Entry("w", "U8", (8,), 8)], {})
+    head = safetensors_file.header([status_page.Entry("w", "U8", (8,), 8)], {})
     with open(order.folder, "r+b") as file:
         file.write(head + b"weights!")
-    packet.send(link, protocol.Written(*who, "", len(head) + 8, "", "same"))
+    wire.send(link, protocol.Written(*who, "", len(head) + 8, "", "same"))
 
 
 def rejoin(link, order, old):
     if "closes" in HOW:
         link.close()
         signal.pause()
-    packet.send(link, protocol.Leaving(RANK, old, True))  # from before it was told
-    packet.send(link, protocol.Rejoining(RANK, order.attempt))
+    wire.send(link, protocol.Leaving(RANK, old, True))  # from before it was told
+    wire.send(link, protocol.Rejoining(RANK, order.attempt))
     say("lives on with", resumed(order.path))
     return register(link, order.attempt)
 
@@ -105,25 +106,25 @@ def greet():
         os.kill(os.getpid(), signal.SIGKILL)
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.connect("\0" + os.environ["MSRUN_HOOKS"])
-    packet.send(link, protocol.Hello(RANK, BEGAN, os.getpid(), WHERE, False))
-    welcome, _ = packet.receive(link)
+    wire.send(link, protocol.Hello(RANK, BEGAN, os.getpid(), WHERE, False))
+    welcome, _ = wire.receive(link)
     if welcome.is_barred:
         say("began with", resumed(welcome.resume))
     kept = register(link, BEGAN)
     say("ready")
     if BEGAN and not welcome.is_barred:
-        packet.send(link, protocol.Leaving(RANK, BEGAN, True))
+        wire.send(link, protocol.Leaving(RANK, BEGAN, True))
     return link, kept
 
 
 def main():
     (link, kept), attempt = greet(), BEGAN
-    while (order := packet.receive(link)[0]) is not None:
+    while (order := wire.receive(link)[0]) is not None:
         match order:
             case protocol.Freeze():
                 nbytes = (1 << 28) * ("large" in HOW)
                 about = RANK, attempt, order.dump_id, STEP, True, "", nbytes
-                packet.send(link, protocol.Frozen(*about))
+                wire.send(link, protocol.Frozen(*about))
             case protocol.Save():
                 save(link, attempt, order)
             case protocol.Rejoin():
@@ -132,7 +133,7 @@ def main():
             case protocol.GoOn():
                 say("goes on in", order.attempt)
                 if order.attempt == LAST:
-                    packet.send(link, protocol.Leaving(RANK, attempt, True))
+                    wire.send(link, protocol.Leaving(RANK, attempt, True))
             case protocol.Release():
                 del kept
                 sys.exit(0)

@@ -26,9 +26,9 @@ import torch.optim  # noqa: F401
 from torch.nn.parallel import DistributedDataParallel  # noqa: F401
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # noqa: F401
 
-from worker_hooks import seal
 from worker_hooks.checkpoint import model_checkpoint
 from worker_hooks.checkpoint.model_checkpoint import ModelCheckpoint
+from worker_hooks.storage import commit as seal
 
 falls = json.loads(sys.argv.pop(1))
 rank = int(os.environ["RANK"])

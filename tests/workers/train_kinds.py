@@ -25,7 +25,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from worker_hooks import TrainState, run, watch
+from worker_hooks import TrainState, run
+from worker_hooks.training import torch_hooks
 
 FILES = (kinds_of_state, kinds_of_updates, kinds_of_loops, kinds_of_data)
 KINDS = {name: kind for file in FILES for name, kind in file.KINDS.items()}
@@ -154,7 +155,7 @@ def main():
             KINDS[name](job)
             job.end()
             if not told.plain:  # the next one's backward is no business of this one
-                watch.unwatch_backward(job.made._under_way.began_backward)
+                torch_hooks.unwatch_backward(job.made._under_way.began_backward)
     dist.destroy_process_group()
 
 

@@ -14,18 +14,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from worker_hooks.checkpoint import life, lineage, policy
-from worker_hooks.checkpoint.background import Background
-from worker_hooks.checkpoint.commit import Done, commit
+from worker_hooks.checkpoint import incarnation, numbering, schedule
+from worker_hooks.checkpoint.async_writer import Background
 from worker_hooks.checkpoint.config import CheckpointConfig
-from worker_hooks.checkpoint.debt import Debt
-from worker_hooks.checkpoint.drafting import Draft, drafted
-from worker_hooks.checkpoint.order import CheckpointError, Order, Rules
-from worker_hooks.checkpoint.subject import Subject
-from worker_hooks.checkpoint.writing import carry_out
-from worker_hooks.fault import Plan
-from worker_hooks.hold import describe
-from worker_hooks.layout import CheckpointLayout
+from worker_hooks.checkpoint.context import Subject
+from worker_hooks.checkpoint.finalize import Done, commit
+from worker_hooks.checkpoint.overdue import Debt
+from worker_hooks.checkpoint.planner import Draft, drafted
+from worker_hooks.checkpoint.rank_writer import carry_out
+from worker_hooks.checkpoint.save_plan import CheckpointError, Order, Rules
+from worker_hooks.contract.layout import CheckpointLayout
+from worker_hooks.drill.plan import Plan
+from worker_hooks.guard.exit_hooks import describe
 
 log = logging.getLogger("msrun")
 
@@ -63,7 +63,7 @@ class ModelCheckpoint:
         self._prefix = prefix
         self._directory = Path(os.path.realpath(os.fspath(directory or ".")))
         self._config = config or CheckpointConfig()
-        self._policy: policy.Policy | None = None
+        self._policy: schedule.Policy | None = None
         self._background: Background | None = None
         self._life = ""
         self._numbered: str | None = None  # the prefix, once it is known to be ours
@@ -310,30 +310,30 @@ class ModelCheckpoint:
         return CheckpointLayout(self._directory, self._prefix, *where, self._named_life())
 
     def _named_life(self) -> str:
-        self._life = self._life or life.named(self._subject.told)
+        self._life = self._life or incarnation.named(self._subject.told)
         return self._life
 
     def _own_prefix(self) -> str:
         if self._numbered is None:
             told, resumed = self._subject.told, self._subject.resumed
             try:
-                self._numbered = lineage.prefix_of(
+                self._numbered = numbering.prefix_of(
                     self._directory, self._prefix, told.record_id, resumed
                 )
             except OSError as error:
                 raise CheckpointError(f"{self._directory} cannot be read: {error}") from error
         return self._numbered
 
-    def _made_policy(self, state: Any, passed_s: float = 0.0) -> policy.Policy:
+    def _made_policy(self, state: Any, passed_s: float = 0.0) -> schedule.Policy:
         config, ranks = self._config, (state.rank, state.world_size)
         periods = config.save_checkpoint_steps, config.save_checkpoint_seconds
         try:
-            return policy.made(*periods, ranks, self._announcement, passed_s)
+            return schedule.made(*periods, ranks, self._announcement, passed_s)
         except OSError as error:
             raise CheckpointError(f"{self._directory} cannot be written to: {error}") from error
 
     def _announcement(self) -> Path:
-        return policy.announcement(self._directory, self._prefix, self._named_life())
+        return schedule.announcement(self._directory, self._prefix, self._named_life())
 
     # --- the ends of the process ------------------------------------------------------------------
 

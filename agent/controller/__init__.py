@@ -1,0 +1,1 @@
+"""All decisions, pure: events in, actions with a reason out."""

@@ -1,0 +1,1 @@
+"""Carries out a dump: to disk, to memory, from memory to disk."""

@@ -1,0 +1,1 @@
+"""After a failure: evidence, root cause, hints, reports, what to type now."""

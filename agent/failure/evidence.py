@@ -1,0 +1,206 @@
+"""What a worker left behind when it ended: its error file and the end of its log.
+
+The only I/O of the failure report. Everything read was written by the worker's program, so
+nothing here trusts it and nothing here raises: what cannot be read is said in words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGABRT
+from typing import Any
+
+from agent.failure.log_excerpt import Traceback, find_fatal, find_traceback, last_lines, log_lines
+
+LOG_TAIL_BYTES = 64 * 1024
+LOG_TAIL_LINES = 20
+ERROR_FILE_BYTES = 1024 * 1024
+NEAR_LINES = 20
+"""An uncaught exception is the last thing a process prints, but for so much noise of teardown."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnd:
+    """How one worker of one attempt ended, as the agent saw it."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    host: str
+    exit_code: int | None  # 0..255
+    signal: int | None
+    at_epoch_s: float  # wall clock
+    order: int  # order of detection in this attempt
+    stopped_by_us: bool = False
+    error_file: Path | None = None
+    log: Path | None = None  # where its stderr went
+    attempt: int = 0
+    hung: str = ""  # why msrun killed it, if it did for that
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended badly, for whatever reason."""
+        return self.exit_code != 0
+
+    @property
+    def exitcode(self) -> int | None:
+        """Both kinds of end in torchrun's one number: negative is a signal."""
+        return self.exit_code if self.signal is None else -self.signal
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFile:
+    """What a worker wrote to TORCHELASTIC_ERROR_FILE, in either of torch's two forms."""
+
+    message: str
+    traceback: str | None = None
+    timestamp: int | None = None  # seconds since the epoch
+    content: Mapping[str, Any] = field(default_factory=dict)  # as it was written
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything known about one worker's end."""
+
+    end: WorkerEnd
+    error: ErrorFile | None = None
+    error_problem: str | None = None  # "unreadable error file ...: why"
+    logged: Traceback | None = None  # found in the log
+    log_tail: tuple[str, ...] = ()
+    oom_kills: int = 0  # by the kernel in our cgroup during this attempt
+
+    @property
+    def traceback(self) -> str | None:
+        """The best traceback there is, many lines."""
+        if self.error is not None and self.error.traceback:
+            return self.error.traceback
+        return None if self.logged is None else self.logged.text
+
+    @property
+    def message(self) -> str | None:
+        """The exception in words: type and text."""
+        if self.error is not None and self.error.message:
+            return self.error.message
+        return None if self.logged is None else self.logged.message
+
+
+def gather(end: WorkerEnd, oom_kills: int = 0) -> Evidence:
+    """Read what ``end`` left; never raises.
+
+    Args:
+        end: the worker's end.
+        oom_kills: how far the kernel's counter rose during this attempt.
+    """
+    error, problem = _error_file(end.error_file)
+    lines = _log(end.log)
+    return Evidence(
+        end=end,
+        error=error,
+        error_problem=problem,
+        logged=pick_traceback(end, lines),
+        log_tail=last_lines(lines, LOG_TAIL_LINES),
+        oom_kills=oom_kills,
+    )
+
+
+def pick_traceback(end: WorkerEnd, lines: list[str]) -> Traceback | None:
+    """The traceback in the log that has to do with this end, not one logged long before it."""
+    python, fatal = find_traceback(lines), find_fatal(lines)
+    if python is not None and not _recent(end, python):
+        python = None
+    # An exception in Python often ends in abort(): then the exception is the news.
+    python_first = end.signal in (None, SIGABRT)
+    return (python or fatal) if python_first else (fatal or python)
+
+
+def _recent(end: WorkerEnd, python: Traceback) -> bool:
+    uncaught = end.exit_code == 1 and not end.stopped_by_us
+    return uncaught or python.lines_after <= NEAR_LINES
+
+
+def parse_error_file(raw: bytes) -> ErrorFile:
+    """Read an error file's bytes.
+
+    Raises:
+        ValueError: it is not what torch writes; the text says why.
+    """
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("not JSON") from error
+    match content:
+        case {"message": str(text)}:
+            return ErrorFile(_text(text), None, _seconds(content.get("timestamp")), content)
+        case {"message": {"message": _} as message} | {"message": {"extraInfo": _} as message}:
+            return _detailed(message, content)
+        case _:
+            raise ValueError("no message in it")
+
+
+def _detailed(message: Mapping[str, Any], content: Mapping[str, Any]) -> ErrorFile:
+    extra = message.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    traceback, text = extra.get("py_callstack"), message.get("message")
+    return ErrorFile(
+        message=_text(text) if isinstance(text, str) else "",
+        traceback=_text(traceback) if isinstance(traceback, str) else None,
+        timestamp=_seconds(extra.get("timestamp")),
+        content=content,
+    )
+
+
+def _text(text: str) -> str:
+    # JSON may spell half a surrogate pair, which no stream can encode.
+    return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+def _seconds(value: object) -> int | None:
+    if not isinstance(value, int | float | str):
+        return None
+    try:
+        return int(value)
+    except (ValueError, OverflowError):
+        return None  # a word, not a number, infinity
+
+
+def _error_file(path: Path | None) -> tuple[ErrorFile | None, str | None]:
+    if path is None:
+        return None, None
+    try:
+        raw, size = _read(path, ERROR_FILE_BYTES)
+        if size > ERROR_FILE_BYTES:
+            raise ValueError(f"{size} bytes long")  # noqa: TRY301
+        return parse_error_file(raw), None
+    except FileNotFoundError:
+        return None, None  # only a script under @record writes one
+    except OSError as error:
+        return None, f"unreadable error file {path}: {error.strerror}"
+    except ValueError as error:
+        return None, f"unreadable error file {path}: {error}"
+
+
+def _log(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        raw, size = _read(path, LOG_TAIL_BYTES)
+    except (OSError, ValueError):
+        return []  # no log is no evidence
+    return log_lines(raw, cut=size > len(raw))
+
+
+def _read(path: Path, limit: int) -> tuple[bytes, int]:
+    """The last ``limit`` bytes of a regular file, and its size; a pipe would block for ever."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(0, "not a regular file")
+        return os.pread(fd, limit, max(0, status.st_size - limit)), status.st_size
+    finally:
+        os.close(fd)

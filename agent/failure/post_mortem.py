@@ -1,0 +1,119 @@
+"""From an attempt's ended workers to the failure report: what they left, which was first, why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+from agent.failure.evidence import WorkerEnd, gather
+from agent.failure.hints import hint
+from agent.failure.report import Report, as_json, headline, outer_error, render
+from agent.failure.resume_advice import Closing
+from agent.failure.resume_advice import as_json as closing_json
+from agent.failure.root_cause import find_cause
+from agent.machine.oom_kills import OomCounters, read_counters
+from agent.records.journal import Journal
+from agent.spec.run_facts import Facts
+from agent.workers.processes import Worker
+from worker_hooks.contract.env import AGENT_ERROR_FILE
+from worker_hooks.contract.layout import write_atomic
+from worker_hooks.contract.protocol import WorkerOrder
+
+
+class Coroner:
+    """Looks at what an attempt left before the next one begins, and tells the last one's story."""
+
+    def __init__(self, facts: Facts, counters: OomCounters) -> None:
+        """``counters``: the kernel's, when the run began."""
+        self._facts = facts
+        self._counters = counters
+        self._report: Report | None = None
+
+    def examine(self, workers: tuple[Worker, ...]) -> str | None:
+        """Find the root cause of an attempt; one sentence, if a process failed by itself."""
+        now = read_counters()
+        kills, self._counters = now.kills_since(self._counters), now
+        orders = {began: self._facts.plan(began) for began in {one.began for one in workers}}
+        ends = [
+            gather(self._end(worker, orders[worker.began][worker.local_rank]), kills)
+            for worker in workers
+            if worker.pid and worker.exit_code is not None
+        ]
+        cause = find_cause(ends)
+        self._report = None
+        if cause is None:
+            return None
+        program = self._facts.spec.program
+        why = hint(cause.root, program.interpreter)
+        self._report = Report(cause, program.name, why, self._facts.ids)
+        return headline(cause.root.end).removeprefix("msrun: ")
+
+    @property
+    def found(self) -> bool:
+        """Whether the last attempt has a root cause."""
+        return self._report is not None
+
+    def tell(
+        self,
+        reason: str,
+        environ: Mapping[str, str],
+        journal: Journal,
+        closing: Closing | None = None,
+    ) -> str:
+        """Write the failure down for programs and return it for people.
+
+        Args:
+            reason: the controller's, for when no process failed by itself.
+            environ: msrun's own: under another launcher its error file is filled, too.
+            journal: keeps both.
+            closing: what remains of the job; ``None`` when nothing was ever to be saved.
+        """
+        if self._report is None:
+            text, content = f"msrun: {reason}", {**self._facts.ids, "root": None, "reason": reason}
+        else:
+            text, content = render(self._report), as_json(self._report)
+            _write_outer_error(environ.get(AGENT_ERROR_FILE), outer_error(self._report.cause))
+        if closing is not None:
+            content |= closing_json(closing)
+        journal.log(text)
+        journal.replace(self._facts.layout.failure, content, durable=True)
+        return text
+
+    def _end(self, worker: Worker, order: WorkerOrder) -> WorkerEnd:
+        assert worker.exit_code is not None
+        assert worker.ended_at is not None
+        code = worker.exit_code
+        error_file = order.environ[AGENT_ERROR_FILE]
+        return WorkerEnd(
+            rank=worker.rank,
+            local_rank=worker.local_rank,
+            pid=worker.pid,
+            host=self._facts.host,
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            at_epoch_s=worker.ended_at,
+            order=worker.order,
+            stopped_by_us=worker.told,
+            error_file=Path(error_file) if error_file else None,
+            log=self._log(worker, order),
+            attempt=worker.attempt,
+            hung=worker.hung if code == -SIGKILL else "",
+        )
+
+    def _log(self, worker: Worker, order: WorkerOrder) -> Path | None:
+        """Where its last words are: its file has another name if the rank has a newcomer."""
+        layout, log = self._facts.layout, Path(order.stderr)
+        if worker.is_replaced and log == layout.worker_log(worker.rank):
+            return layout.earlier_worker_log(worker.rank, worker.attempt)
+        return log if order.stderr else None
+
+
+def _write_outer_error(path: str | None, content: dict[str, Any]) -> None:
+    if path:
+        try:
+            write_atomic(Path(path), json.dumps(content).encode(), durable=False)
+        except OSError:
+            return  # the outer launcher reports without it

@@ -1,0 +1,160 @@
+"""Which of many deaths was the first cause. Pure: evidence in, one root and the reason out.
+
+A rank that dies takes its peers with it: their collectives fail, sometimes sooner than the dead
+rank has finished dying. So time alone does not find the cause. A *consequence* is a failure whose
+own words say that a peer was lost; it is the root only if nothing else failed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from signal import SIGKILL
+
+from agent.failure.evidence import Evidence
+from agent.failure.log_excerpt import find_traceback
+
+PEER_LOST = re.compile(
+    r"Connection closed by peer"
+    r"|Read error \[.*Connection reset by peer"
+    r"|writev? .*Broken pipe"
+    r"|connectFullMesh failed"
+    r"|Timed out waiting \d+ ?ms for (?:recv|send) operation"
+    r"|Application timeout caused pair closure"
+    r"|failed to pass monitoredBarrier"
+    r"|DistNetworkError|DistStoreError"
+    r"|(?:TCPStore|sendBytes|recvValue|recvVector)"
+    r".*(?:Broken pipe|Connection (?:reset|was) |timeout)"
+    r"|remote process exited or there was a network error"
+    r"|atchdog caught collective operation timeout"
+    r"|socketPollConnect|socketStartConnect|socketProgress"
+    r"|NCCL communicator was aborted"
+    r"|ncclRemoteError",
+    re.DOTALL,
+)
+STOPPED_WORDS = re.compile(r"(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|SignalException)\b")
+WINDOW_S = 1.0
+"""Error files carry whole seconds: closer than this, the order of detection tells more."""
+CREDIBLE_S = 3600.0
+"""How long a teardown may hang between the exception and the process's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The first cause of an attempt's end, and what became of the other ranks."""
+
+    root: Evidence
+    reason: str  # why this one, in words
+    consequences: tuple[Evidence, ...] = ()  # failed because they lost a peer
+    others: tuple[Evidence, ...] = ()  # failed, too, for reasons of their own
+    stopped: tuple[int, ...] = ()  # ranks that msrun stopped
+
+    @property
+    def failures(self) -> tuple[Evidence, ...]:
+        """All that failed by themselves, in order of detection; the root is one of them."""
+        found = (self.root, *self.consequences, *self.others)
+        return tuple(sorted(found, key=lambda evidence: evidence.end.order))
+
+
+def find_cause(evidence: Sequence[Evidence]) -> Cause | None:
+    """The root among the ends of one attempt; ``None`` when no rank failed by itself."""
+    failed = [each for each in evidence if each.end.failed and not each.end.stopped_by_us]
+    if not failed:
+        return None
+    lost = [each for each in failed if is_consequence(each)]
+    own = [each for each in failed if each not in lost]
+    root, reason = _choose(own, lost, _failed_before_stop(evidence))
+    return Cause(
+        root=root,
+        reason=reason,
+        consequences=tuple(each for each in lost if each is not root),
+        others=tuple(each for each in own if each is not root),
+        stopped=tuple(sorted(_stopped(evidence, root))),
+    )
+
+
+def is_consequence(evidence: Evidence) -> bool:
+    """Whether what first went wrong in it was that a peer or the store was lost.
+
+    The first exception of a chain decides: a lost peer wrapped in the script's own exception is
+    still a consequence, and a ValueError whose clean-up then met a dead peer is not.
+    """
+    return PEER_LOST.search(first_words(evidence)) is not None
+
+
+def first_words(evidence: Evidence) -> str:
+    """What it said when things first went wrong: the first exception of its chain."""
+    if evidence.error is None:
+        return last_words(evidence) if evidence.logged is None else evidence.logged.origin
+    found = find_traceback((evidence.error.traceback or "").split("\n"))
+    return evidence.error.message if found is None else found.origin
+
+
+def last_words(evidence: Evidence) -> str:
+    """What the worker said at its end: the exception, else (no traceback) its last lines.
+
+    A process killed by SIGKILL said nothing about its death: its log is about something else.
+    """
+    if evidence.message is not None:
+        return evidence.message
+    return "" if evidence.end.signal == SIGKILL else "\n".join(evidence.log_tail)
+
+
+def _choose(
+    own: list[Evidence], lost: list[Evidence], early: list[Evidence]
+) -> tuple[Evidence, str]:
+    if own:
+        root = _first(own)
+        return root, _reason_own(root, own, lost)
+    if early:
+        root = _first(early)
+        return root, "it had failed by itself when msrun stopped it; the others lost a peer"
+    root = _first(lost)
+    if len(lost) == 1:
+        return root, "it lost a peer, and no other rank here failed: one hangs or was too late"
+    return root, "every failed rank lost a peer; this one was the first"
+
+
+def _reason_own(root: Evidence, own: list[Evidence], lost: list[Evidence]) -> str:
+    if len(own) > 1:
+        second = _first([each for each in own if each is not root])
+        later_s = failed_at(second) - failed_at(root)
+        if later_s > WINDOW_S:
+            return f"it failed {later_s:.0f} s before rank {second.end.rank}"
+        return "it was the first that was seen to fail"
+    if lost:
+        return "the other failed ranks only lost a peer"
+    return "it is the only rank that failed by itself"
+
+
+def _first(failures: Sequence[Evidence]) -> Evidence:
+    earliest_s = min(map(failed_at, failures))
+    near = [each for each in failures if failed_at(each) <= earliest_s + WINDOW_S]
+    return min(near, key=lambda evidence: evidence.end.order)
+
+
+def failed_at(evidence: Evidence) -> float:
+    """Seconds since the epoch: when its exception was written, else when its end was seen."""
+    seen_s = evidence.end.at_epoch_s
+    written_s = None if evidence.error is None else evidence.error.timestamp
+    if written_s is not None and seen_s - CREDIBLE_S <= written_s <= seen_s:
+        return float(written_s)
+    return seen_s
+
+
+def _failed_before_stop(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Ranks msrun stopped while they were dying of their own exception (teardown takes time)."""
+    stopped = (each for each in evidence if each.end.failed and each.end.stopped_by_us)
+    return [each for each in stopped if _told_its_own(each)]
+
+
+def _told_its_own(evidence: Evidence) -> bool:
+    message = evidence.message
+    if message is None or STOPPED_WORDS.match(message):
+        return False
+    return not is_consequence(evidence)
+
+
+def _stopped(evidence: Sequence[Evidence], root: Evidence) -> list[int]:
+    return [each.end.rank for each in evidence if each.end.stopped_by_us and each is not root]

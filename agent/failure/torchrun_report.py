@@ -1,0 +1,103 @@
+"""torchrun's report of a failed job, in its exact layout, because tools parse it. Pure.
+
+One thing differs: ranks that msrun itself stopped are no failures and are not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from signal import Signals
+
+from agent.failure.evidence import Evidence
+from agent.failure.log_excerpt import harmless
+from agent.failure.root_cause import Cause
+
+NOT_AVAILABLE = "<N/A>"
+NO_TRACEBACK = (
+    "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"  # torch's words
+)
+MAX_WIDTH = 60
+
+
+def block(cause: Cause, script: str) -> str:
+    """The report, beginning with an empty line as torchrun's does."""
+    title = f"{harmless(script)} FAILED"
+    entries = {id(each): _entry(index, each) for index, each in enumerate(cause.failures)}
+    lines = [title, *(line for entry in entries.values() for line in entry.split("\n"))]
+    width = min(MAX_WIDTH, max(map(len, lines)))
+    root = entries.pop(id(cause.root))
+    return "\n".join(
+        (
+            "",
+            "=" * width,
+            title,
+            "-" * width,
+            "Failures:",
+            *(entries.values() or ("  <NO_OTHER_FAILURES>",)),
+            "-" * width,
+            "Root Cause (first observed failure):",
+            root,
+            "=" * width,
+        )
+    )
+
+
+def signal_name(number: int | None) -> str | None:
+    """``SIGKILL`` for 9; real-time signals have no name of their own."""
+    try:
+        return None if number is None else Signals(number).name
+    except ValueError:
+        return None
+
+
+def local_time(epoch_s: float) -> str:
+    """Local time with a resolution of one second, as torchrun writes it."""
+    try:
+        return datetime.fromtimestamp(int(epoch_s)).isoformat(sep="_")  # noqa: DTZ006
+    except (ValueError, OverflowError, OSError):
+        return NOT_AVAILABLE  # a number that no calendar knows
+
+
+def _entry(index: int, evidence: Evidence) -> str:
+    end, name = evidence.end, signal_name(evidence.end.signal)
+    exitcode = NOT_AVAILABLE if end.exitcode is None else end.exitcode
+    return "\n".join(
+        (
+            f"[{index}]:",
+            f"  time      : {local_time(_time(evidence))}",
+            f"  host      : {harmless(end.host)}",
+            f"  rank      : {end.rank} (local_rank: {end.local_rank})",
+            f"  exitcode  : {exitcode} (pid: {end.pid}) {f' ({name})' if name else ''}",
+            f"  error_file: {_error_file(evidence)}",
+            f"  traceback : {harmless(_told(evidence))}",
+        )
+    )
+
+
+def _time(evidence: Evidence) -> float:
+    error = evidence.error
+    if error is None or error.timestamp is None:
+        return evidence.end.at_epoch_s
+    return error.timestamp
+
+
+def _error_file(evidence: Evidence) -> str:
+    there = evidence.error is not None or evidence.error_problem is not None
+    return harmless(str(evidence.end.error_file)) if there else NOT_AVAILABLE
+
+
+def _told(evidence: Evidence) -> str:
+    """The error file as torch shows it; without one the exception found in the log."""
+    error, end = evidence.error, evidence.end
+    if error is not None:
+        detailed = isinstance(error.content.get("message"), Mapping)
+        told = (error.traceback or error.message or NOT_AVAILABLE) if detailed else error.message
+        if told:
+            return told.replace("\n", "\n  ") if detailed else told
+    if end.signal is not None:
+        name = signal_name(end.signal) or NOT_AVAILABLE
+        return f"Signal {end.signal} ({name}) received by PID {end.pid}"
+    if evidence.logged is not None:
+        return evidence.logged.message.replace("\n", "\n  ")
+    return NO_TRACEBACK

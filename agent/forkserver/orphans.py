@@ -1,0 +1,119 @@
+"""Ends what is left of a run whose agent is gone: the last thing a forkserver does."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from worker_hooks.contract.env import RUNS
+
+SWEEPS = 50  # rounds of looking for processes left over, 20 ms apart: one second
+SAVE_S = 1800.0  # for workers that save by themselves; they give up earlier without progress
+
+
+def end_leftovers(record_id: str, sessions: frozenset[int], spared: frozenset[int]) -> None:
+    """Kill every process of this run, wherever it went, but let who guards a state save it first.
+
+    Args:
+        record_id: the run's; in the environment of what its workers started.
+        sessions: those the workers lead; their children may have an environment of their own.
+        spared: processes that save by themselves and end; then the rest of theirs is killed, too.
+    """
+    saving = {pid for pid in spared if _is_of(pid, record_id, sessions)}
+    if saving:
+        watched = _open(saving)
+        _kill_all(record_id, sessions, _with_families(saving))
+        _await_ends(watched, SAVE_S)
+    _kill_all(record_id, sessions, set())
+
+
+def inhabited() -> frozenset[int]:
+    """Every session that has a process in it."""
+    return frozenset(_session(pid) for pid in _pids())
+
+
+def _kill_all(record_id: str, sessions: frozenset[int], spared: set[int]) -> None:
+    for _ in range(SWEEPS):
+        left = [
+            pid
+            for pid in _pids()
+            if pid not in spared and pid != os.getpid() and _is_of(pid, record_id, sessions)
+        ]
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue  # it ended by itself meanwhile, or became somebody else's
+        time.sleep(0.02)  # a killed process that is nobody's child here gives no event
+
+
+def _is_of(pid: int, record_id: str, sessions: frozenset[int]) -> bool:
+    return _session(pid) in sessions or _belongs(pid, record_id)
+
+
+def _with_families(spared: set[int]) -> set[int]:
+    """The spared, everybody in their sessions, and all below them."""
+    parents = {pid: _parent(pid) for pid in _pids()}
+    sessions = {_session(pid) for pid in spared} - {-1, os.getsid(0)}
+    found = {*spared} | {pid for pid in parents if _session(pid) in sessions}
+    while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
+        found |= more
+    return found
+
+
+def _open(pids: set[int]) -> list[int]:
+    watched = []
+    for pid in pids:
+        try:
+            watched.append(os.pidfd_open(pid))
+        except OSError:
+            continue  # it ended, or there are no descriptors left to wait with
+    return watched
+
+
+def _await_ends(watched: list[int], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    waiting = select.poll()  # not select(): a descriptor may be above 1023
+    for fd in watched:
+        waiting.register(fd, select.POLLIN)
+    alive = len(watched)
+    while alive and (left_s := deadline - time.monotonic()) > 0:
+        for fd, _ in waiting.poll(left_s * 1000):
+            waiting.unregister(fd)
+            alive -= 1
+    for fd in watched:
+        os.close(fd)
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _belongs(pid: int, record_id: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+        mark = f"{RUNS}=".encode()
+        runs = [entry[len(mark) :].split(b":") for entry in entries if entry.startswith(mark)]
+        return any(record_id.encode() in run for run in runs)
+    except OSError:
+        return False  # gone, or somebody else's

@@ -1,0 +1,209 @@
+"""The forkserver: waits for orders and forks workers that become children of the agent.
+
+Two ways of life: *warm* (inside ``sitecustomize`` of an interpreter started as the user's script,
+everything heavy imported) and *cold* (a bare interpreter that forks and execs).
+When the agent dies the link closes, and this process ends what is left of the job.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from typing import NamedTuple
+
+from agent.forkserver import (
+    adoption,
+    child,
+    fast_exit,
+    preload_imports,
+    store_host,
+    tolerant_streams,
+    unload,
+)
+from agent.forkserver.orphans import end_leftovers, inhabited
+from worker_hooks.contract import protocol, wire
+
+# A batch system may signal every process of a job: ranks need the store while they save.
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Orders(NamedTuple):
+    """What the agent tells the forkserver at its birth."""
+
+    fd: int  # the link to the agent
+    agent_pid: int
+    record_id: str
+    preload: tuple[str, ...] = ()
+    search_path: str | None = None  # what will be sys.path[0] for the script
+    pythonpath: str | None = None  # PYTHONPATH as the user had it
+    site: str | None = None  # this folder, if cold workers are this interpreter, too
+
+
+def read_orders(text: str) -> Orders:
+    """Orders as the agent wrote them (JSON)."""
+    fields = json.loads(text)
+    fields["preload"] = tuple(fields["preload"])
+    return Orders(**fields)
+
+
+def serve_warm(text: str, root: str) -> None:
+    """Be the forkserver; return only in a forked worker, ready to run the user's script.
+
+    Args:
+        text: orders as JSON.
+        root: the folder of our packages, at the front of ``sys.path``; it is taken out again.
+    """
+    orders = read_orders(text)
+    if orders.pythonpath is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = orders.pythonpath
+    sys.path.remove(root)
+    comm = child.rename("msrun-fork")
+    link = _link(orders)
+    fast_exit.prepare()
+    started = time.monotonic()
+    before = set(sys.modules)
+    problem = preload_imports.hidden(orders.search_path, _before_us()) or preload_imports.load(
+        orders.preload, orders.search_path
+    )
+    fast_exit.spare_registrations()
+    gc.freeze()
+    threads = preload_imports.threads()
+    problem = problem or preload_imports.why_not_fork()
+    wire.send(link, protocol.Ready(time.monotonic() - started, problem))
+    order, _ = _serve(link, orders)
+    child.rename(comm)
+    link.close()
+    if threads > 1:
+        child.revive_blas_threads()
+    if not os.environ.get("LD_PRELOAD"):  # a profiler or allocator there reports as it is unloaded
+        fast_exit.arm(set(sys.modules) - before)
+    child.adopt(order)
+    if order.stdout or order.stderr:
+        tolerant_streams.forgive()
+    unload.vanish(root, orders.preload)
+
+
+def _before_us() -> set[str]:
+    """Modules that were loaded before the first of ours."""
+    loaded = list(sys.modules)
+    return set(loaded[: loaded.index("agent")])
+
+
+def serve_cold(text: str) -> None:
+    """Be a forkserver that execs; never returns."""
+    orders = read_orders(text)
+    child.rename("msrun-fork")
+    link = _link(orders)
+    wire.send(link, protocol.Ready(0.0))
+    order, attempt = _serve(link, orders)
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)  # ignored by Python, and exec would pass that on
+    environ = {**os.environ, **order.environ}
+    if orders.site is not None and (order.stdout or order.stderr):
+        pythonpath = environ.get("PYTHONPATH")
+        environ["MSRUN_STREAMS"] = "" if pythonpath is None else f"={pythonpath}"
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (orders.site, pythonpath)))
+    try:
+        os.execvpe(order.argv[0], order.argv, environ)
+    except OSError as error:
+        why = f"cannot run {order.argv[0]}: {error.strerror}"
+        wire.send(link, protocol.ForkFailed(order.rank, attempt, why))
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _link(orders: Orders) -> socket.socket:
+    os.set_inheritable(orders.fd, False)  # it came through an exec; no worker's exec may have it
+    return socket.socket(fileno=orders.fd)
+
+
+def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, int]:
+    """Follow orders until the agent is gone; return only in a worker, with its attempt."""
+    meant = {signum: signal.signal(signum, signal.SIG_IGN) for signum in STOPS}
+    sessions: set[int] = set()  # of the workers that may live
+    attempt, keeps = -1, False
+    spared: set[int] = set()  # of them, those that save by themselves if the agent dies
+    while True:
+        message, fds = wire.receive(link)
+        match message:
+            case protocol.StartWorkers():
+                forked = adoption.fork_adopted(len(message.workers))
+                if isinstance(forked, int):
+                    for signum, disposition in meant.items():
+                        signal.signal(signum, disposition)
+                    order = message.workers[forked]
+                    _become(link, order, message.attempt, orders.agent_pid)
+                    return order, message.attempt
+                _announce(link, message, forked)
+                # newcomers of an attempt may be called off, and all ranks started in its stead
+                is_anew = keeps and not message.keeps
+                if attempt not in {-1, message.attempt} or is_anew:
+                    kept = inhabited() if message.keeps else frozenset()
+                    sessions &= kept
+                    spared &= kept
+                attempt, keeps = message.attempt, message.keeps
+                sessions.update(outcome.pid for outcome in forked)
+            case protocol.StartStore():
+                _fork_store(link, message, fds[0], orders.agent_pid)
+                os.close(fds[0])
+            case protocol.Preload():
+                _warm_up(link, message.modules, orders.search_path)
+            case protocol.Spare():
+                spared.add(message.pid)
+            case None:
+                end_leftovers(orders.record_id, frozenset(sessions - {0}), frozenset(spared))
+                os._exit(0)
+            case _:
+                raise wire.ProtocolError(f"not for a forkserver: {message}")
+
+
+def _announce(
+    link: socket.socket, message: protocol.StartWorkers, forked: tuple[adoption.Outcome, ...]
+) -> None:
+    for order, (pid, why) in zip(message.workers, forked, strict=True):
+        if pid:
+            wire.send(link, protocol.Forked(order.rank, message.attempt, pid))
+        else:
+            wire.send(link, protocol.ForkFailed(order.rank, message.attempt, why))
+
+
+def _become(link: socket.socket, order: protocol.WorkerOrder, attempt: int, agent_pid: int) -> None:
+    try:
+        child.become(order, agent_pid)
+    except OSError as error:
+        why = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        wire.send(link, protocol.ForkFailed(order.rank, attempt, why))
+        os._exit(126)
+
+
+def _fork_store(link: socket.socket, message: protocol.StartStore, fd: int, agent_pid: int) -> None:
+    forked = adoption.fork_adopted(1)
+    if not isinstance(forked, int):
+        wire.send(link, protocol.StoreForked(message.attempt, *forked[0]))
+        return
+    try:
+        child.detach(agent_pid)
+        link.close()
+        child.rename("msrun-store")
+        store_host.become(fd, message.host, message.port)
+    finally:
+        os._exit(1)
+
+
+def _warm_up(link: socket.socket, modules: tuple[str, ...], search_path: str | None) -> None:
+    """Import for a restart; found without the script's folder, whose code is not ours to run."""
+    before = set(sys.modules)
+    problem = preload_imports.load(modules, None)
+    fast_exit.spare_registrations()
+    problem = (
+        problem or preload_imports.hidden(search_path, before) or preload_imports.why_not_fork()
+    )
+    gc.freeze()
+    if problem:
+        wire.send(link, protocol.Ready(0.0, problem))

@@ -1,0 +1,46 @@
+"""The store host: torch's TCPStore on a socket that the agent bound, in a process of its own.
+
+No rank hosts the store, so any rank may die; every attempt gets a new one, so no restarted rank
+reads an address of the dead.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from agent.forkserver.store_host import main; main()"
+)
+
+
+def become(fd: int, host: str, port: int) -> None:
+    """Be the store host: here if torch is warm, else in a fresh interpreter."""
+    if "torch" in sys.modules:
+        serve(fd, host, port)
+    os.set_inheritable(fd, True)
+    argv = [sys.executable, "-c", _START, _ROOT, str(fd), host, str(port)]
+    os.execv(sys.executable, argv)
+
+
+def serve(fd: int, host: str, port: int) -> None:
+    """Serve until killed.
+
+    Args:
+        fd: a listening socket; connections may be waiting.
+        host: the address the socket is bound to.
+        port: its port.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public by its docs
+
+    kept = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=fd)
+    while kept is not None:
+        signal.pause()
+
+
+def main() -> None:
+    """In a fresh interpreter: ``argv`` is the folder of our packages, descriptor, host, port."""
+    serve(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

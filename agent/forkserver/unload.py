@@ -1,0 +1,24 @@
+"""Leave no trace of our packages in a worker: the user may have an ``agent`` of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+
+OURS = frozenset({"agent", "worker_hooks"})
+
+
+def vanish(root: str, preloaded: Collection[str] = ()) -> None:
+    """Forget our modules, and that they were looked for under ``root``.
+
+    Args:
+        root: the folder of our packages.
+        preloaded: modules the script imports itself; its own copy of the hooks stays.
+    """
+    kept = {name.split(".")[0] for name in preloaded}
+    for name in [name for name in sys.modules if name.split(".")[0] in OURS - kept]:
+        del sys.modules[name]
+    folders = tuple(f"{root}/{package}" for package in OURS)
+    for place in list(sys.path_importer_cache):
+        if (place == root or place.startswith(folders)) and place not in sys.path:
+            del sys.path_importer_cache[place]

@@ -1,0 +1,1 @@
+"""Hangs and stragglers."""

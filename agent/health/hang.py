@@ -1,0 +1,180 @@
+"""Which rank of a job hangs: alive, without progress, while its peers wait for it.
+
+Pure: what was seen at each look comes in, a verdict comes out. Who is over its limit (see
+:mod:`agent.health.stall`) is *suspected*, unless its peers make progress or it is in backward,
+where ranks wait for each other; all ranks are inspected then. A *culprit* is over its limit
+and gives no answer or stands in no collective; who stands in one is its victim.
+
+If all ranks stand in collectives for twice their limits, these do not match. Nobody is to blame
+then, and the rank that is furthest behind (the lowest of several) is named: its end ends the
+waiting of all, and the reason tells where each of them stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from agent.health.stall import ARMED, STOPPED, TRACED, Case, Seen, Stay, Usual, case, follow, limits
+from worker_hooks.contract.status_page import Beat, Phase
+
+STALEMATE = 2  # times the limit, until ranks that all are in collectives wait in vain
+EVERYBODY_WAITS = "all ranks wait in collectives that do not match"
+
+
+class Answer(NamedTuple):
+    """Where a rank's main thread stands, as its listener told."""
+
+    is_in_collective: bool
+    text: str
+
+    @property
+    def innermost(self) -> str:
+        """The last line."""
+        return self.text.rpartition("\n")[2]
+
+
+class Verdict(NamedTuple):
+    """Who hangs, and why, in words; or why nobody does."""
+
+    culprits: Mapping[int, str]
+    victims: tuple[int, ...]
+    reason: str = ""
+
+
+class Vigil:
+    """Follows the ranks of one job from look to look. Times are monotonic seconds."""
+
+    def __init__(self, fixed_s: float | None) -> None:
+        """``fixed_s``: the one limit of all tiers; ``None``: by the ranks' own pace."""
+        self._fixed_s = fixed_s
+        self.limits = limits(Usual(), fixed_s)
+        self.is_paused = False
+        """Whether every process is stopped: that is no accident, but somebody's wish."""
+        self._stays: dict[int, Stay] = {}
+        self._have_left = False  # some ranks; others may wait for them in vain until they are gone
+        self._from_s = 0.0  # nothing before counts
+        self._cleared: dict[int, int] = {}  # victim -> when it came to where it waits
+        self._excused: dict[int, int] = {}  # the same of one that may wait by means of its own
+        self._accused: dict[int, int] = {}
+
+    def set_pace(self, steps: Usual) -> None:
+        """The job's recent steps took so long."""
+        self.limits = limits(steps, self._fixed_s)
+
+    def start_anew(self, now_s: float) -> None:
+        """Nobody looked for a while: perhaps nothing could happen in it, either."""
+        self._stays.clear()
+        self._from_s = now_s
+
+    def is_silent(self, rank: int, beat: Beat) -> bool:
+        """Whether a rank's page tells nothing new since the last look."""
+        stay = self._stays.get(rank)
+        return stay is not None and stay.seen.beat == beat
+
+    def look(self, seen: Sequence[Seen], now_s: float, *, have_left: bool = False) -> list[Case]:
+        """Take in what was seen of all ranks that train; suspects, if all are to be inspected."""
+        self.note(seen, now_s, have_left=have_left)
+        cases = self._cases()
+        is_reason = any(map(self._is_suspected, cases.values())) or self._is_stalemate(cases)
+        return list(cases.values()) if is_reason else []
+
+    def note(self, seen: Sequence[Seen], now_s: float, *, have_left: bool = False) -> None:
+        """Only take it in. ``have_left``: there are ranks that train no more."""
+        self._have_left = have_left
+        self.is_paused = bool(seen) and all(each.state == STOPPED for each in seen)
+        if self.is_paused or any(each.state == TRACED for each in seen):
+            before: dict[int, Stay] = {}  # somebody debugs one, and its peers wait for that
+            self._from_s = now_s
+        else:
+            before = self._stays
+        self._stays = {
+            each.rank: follow(before.get(each.rank), each, now_s, self._from_s) for each in seen
+        }
+
+    def judge(self, answers: Mapping[int, Answer]) -> Verdict:
+        """Who hangs, as of the last look, by what the ranks' listeners answered since."""
+        cases = self._cases()
+        victims = [rank for rank in self._stays if self._is_victim(rank, cases, answers)]
+        culprits = {rank: each for rank, each in cases.items() if rank not in victims}
+        others = [rank for rank in self._stays if rank not in victims and rank not in cases]
+        self._remember(self._cleared, victims)
+        if any(self._stays[rank].seen.beat.phase not in ARMED for rank in others):
+            excused = [rank for rank, each in culprits.items() if not self._is_overdue(each)]
+            self._remember(self._excused, excused)  # they may wait for it by means of their own
+            culprits = {rank: each for rank, each in culprits.items() if rank not in excused}
+        told = {rank: _accusation(each, answers.get(rank)) for rank, each in culprits.items()}
+        if not told and self._is_stalemate(cases):
+            told = self._break(cases, answers)
+        self._remember(self._accused, told)
+        victims = [rank for rank in victims if rank not in told]
+        return Verdict(told, tuple(victims), "" if told else _awaited(cases, others))
+
+    def _cases(self) -> dict[int, Case]:
+        """Ranks over their limits, if all others are at least on their way there."""
+        found = {rank: case(stay, self.limits) for rank, stay in self._stays.items()}
+        cases = {rank: each for rank, each in found.items() if each is not None}
+        least_s = min((each.limit_s for each in cases.values()), default=0.0) / 2
+        if any(stay.looked_s - stay.since_s < least_s for stay in self._stays.values()):
+            return {}  # they do not wait for anybody
+        return cases
+
+    def _is_victim(
+        self, rank: int, cases: Mapping[int, Case], answers: Mapping[int, Answer]
+    ) -> bool:
+        answer = answers.get(rank)
+        is_stopped = rank in cases and cases[rank].is_stopped
+        return answer is not None and answer.is_in_collective and not is_stopped
+
+    def _is_suspected(self, case: Case) -> bool:
+        """Whether this one is reason enough to ask all where they stand."""
+        if self._is_known(case.rank, self._accused):
+            return False
+        if case.is_stopped:
+            return True
+        is_in_backward = self._stays[case.rank].seen.beat.phase is Phase.BACKWARD
+        if is_in_backward or self._is_known(case.rank, self._cleared):
+            return False
+        return self._is_overdue(case) or not self._is_known(case.rank, self._excused)
+
+    def _is_overdue(self, case: Case) -> bool:
+        """Whether no work of others is an excuse any more."""
+        return case.is_stopped or case.silent_s >= self.limits.busy_s
+
+    def _is_stalemate(self, cases: Mapping[int, Case]) -> bool:
+        """Whether all ranks have waited far too long, and nobody was blamed for it yet."""
+        if len(cases) < len(self._stays) or self._have_left:
+            return False
+        return bool(cases) and all(
+            each.silent_s >= STALEMATE * each.limit_s and not self._is_known(rank, self._accused)
+            for rank, each in cases.items()
+        )
+
+    def _break(self, cases: Mapping[int, Case], answers: Mapping[int, Answer]) -> dict[int, str]:
+        """Somebody has to go, though all wait."""
+        last = min(cases, key=lambda rank: (self._stays[rank].seen.beat.step, rank))
+        if len(cases) == 1:
+            return {last: _accusation(cases[last], answers.get(last))}
+        self._remember(self._accused, cases)
+        where = "; ".join(f"rank {rank} at {answers[rank].innermost}" for rank in sorted(cases))
+        return {last: f"{cases[last].words}; {EVERYBODY_WAITS}: {where}"}
+
+    def _is_known(self, rank: int, known: Mapping[int, int]) -> bool:
+        return known.get(rank) == self._stays[rank].seen.beat.at_ns
+
+    def _remember(self, known: dict[int, int], ranks: Iterable[int]) -> None:
+        known.update({rank: self._stays[rank].seen.beat.at_ns for rank in ranks})
+
+
+def _accusation(case: Case, answer: Answer | None) -> str:
+    if answer is not None:
+        return f"{case.words}; it stands at {answer.innermost}"
+    return case.words if case.is_stopped else f"{case.words}; it gives no answer"
+
+
+def _awaited(cases: Mapping[int, Case], others: Sequence[int]) -> str:
+    if not cases:
+        return "there is progress again"
+    if not others:
+        return "all wait for each other, which may take a while"
+    return f"the others wait for rank {', '.join(map(str, sorted(others)))}, within its limit"

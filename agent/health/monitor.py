@@ -1,0 +1,265 @@
+"""Looks after ranks that make no progress, and after slow ones: the effects of hang and straggler.
+
+The status pages are read, which costs no message and no system call; a process is looked at only
+once its page tells nothing new. The timer runs while the job does, from the first commits on, once
+every rank has registered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+from agent.controller import events as ev
+from agent.controller.states import JobState
+from agent.health.hang import Answer, Vigil
+from agent.health.stall import DEAD, STOPPED, Case, Seen, usual
+from agent.health.stragglers import Stragglers, Tempo, tempo
+from agent.hooks.rank_links import Loop, Timer
+from agent.hooks.status_pages import Pages
+from agent.records.journal import Journal
+from agent.workers.processes import Worker
+from worker_hooks.contract import protocol
+
+SHORTEST_S, LONGEST_S = 0.25, 5.0  # between two looks
+LOOKS = 4  # within the shortest limit
+LATE_S = 0.5  # a look that is so late finds what was late, not the ranks
+ANSWER_S = 1.0
+CANNOT = frozenset({STOPPED, *DEAD})  # answer
+DEPTH = 3  # of processes below a rank's
+
+PAUSED = (
+    "all ranks are stopped (SIGSTOP): the job is taken to be paused by somebody; SIGCONT to every "
+    "rank lets it go on"
+)
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Peers(Protocol):
+    """The ranks' lines."""
+
+    def pid(self, rank: int) -> int:
+        """The process at a rank's line; 0: there is none."""
+
+    def send(self, rank: int, message: protocol.Message) -> None:
+        """Say something to a rank."""
+
+
+class Ward(Protocol):
+    """The supervisor, as far as it is needed here."""
+
+    def post(self, event: ev.Event) -> None:
+        """Decide on an event."""
+
+    def worker(self, rank: int) -> Worker:
+        """A rank of the present attempt."""
+
+
+class Lookout:
+    """Watches the ranks of a job that runs."""
+
+    def __init__(
+        self,
+        hang_s: float | None,
+        pages: Pages,
+        links: Peers,
+        journal: Journal,
+        say: Callable[[str], None],
+        ward: Ward,
+        loop: Loop,
+    ) -> None:
+        """Watch nothing yet.
+
+        Args:
+            hang_s: without progress for so long a rank hangs; 0: never; ``None``: by its pace.
+            pages: the ranks' status pages.
+            links: the ranks' lines.
+            journal: what is written about the run.
+            say: tells people one sentence.
+            ward: who decides.
+            loop: the agent's.
+        """
+        self._hang_s = hang_s
+        self._pages = pages
+        self._links = links
+        self._journal = journal
+        self._say = say
+        self._ward = ward
+        self._loop = loop
+        self._state = JobState.NEW
+        self._ranks: frozenset[int] = frozenset()
+        self._are_all = self._were_all = False
+        self._vigil = Vigil(hang_s)
+        self._stragglers = Stragglers()
+        self._paced: dict[int, Tempo] = {}
+        self._timer: Timer | None = None
+        self._due_s = 0.0
+        self._was_paused = False
+        self._inspection = 0  # its id
+        self._answers: dict[int, Answer] | None = None  # while there is one
+        self._asked: dict[int, int] = {}  # rank -> attempt
+        self._deadline: Timer | None = None
+
+    def watch(self, state: JobState, ranks: Collection[int], *, are_all: bool) -> None:
+        """The job is in this state, these ranks train; ``are_all``: none has left already."""
+        self._state, self._ranks, self._are_all = state, frozenset(ranks), are_all
+        self._were_all = self._were_all or are_all
+        if state is not JobState.RUNNING or not ranks:
+            self._rest()
+
+    def refresh(self, workers: Mapping[int, Worker]) -> None:
+        """Note in ``workers`` how quick they are; called now and then while ranks have pages."""
+        paces = self._pages.paces(workers)
+        found = {rank: tempo(each) for rank, each in paces.items()}
+        self._paced = {rank: each for rank, each in found.items() if each is not None}
+        self._vigil.set_pace(usual(paces.values()))
+        if self._state is JobState.RUNNING:
+            self._name_stragglers()
+            self._arm()
+        for rank, worker in workers.items():
+            worker.tempo = self._paced.get(rank, worker.tempo)  # its last word, once it is gone
+            worker.is_slow = rank in self._stragglers.named
+
+    def hear(self, message: protocol.Stack) -> None:
+        """A rank told where it stands."""
+        if self._answers is not None and message.id == self._inspection:
+            self._answers[message.rank] = Answer(message.is_in_collective, message.text)
+            self._judge_if_all_answered()
+
+    def forget(self) -> None:
+        """The attempt is over."""
+        self._rest()
+        self._vigil = Vigil(self._hang_s)
+        self._stragglers = Stragglers()
+        self._ranks = frozenset()
+        self._were_all = False
+
+    def _arm(self) -> None:
+        """Look at the ranks from now on, if there is something to go by."""
+        has_begun = any(beat.step for beat in self._pages.beats(self._ranks).values())
+        is_ready = self._were_all and bool(self._ranks) and has_begun
+        if is_ready and self._hang_s != 0 and self._timer is None:
+            self._vigil.start_anew(self._loop.time())
+            self._set_timer()
+
+    def _rest(self) -> None:
+        for timer in (self._timer, self._deadline):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._deadline = self._answers = None
+
+    def _name_stragglers(self) -> None:
+        change = self._stragglers.look({r: t for r, t in self._paced.items() if r in self._ranks})
+        for slow in change.began:
+            self._journal.event("StragglerNamed", **slow._asdict(), reason=slow.words)
+        for rank in change.ended:
+            self._journal.event("StragglerEnded", rank=rank)
+
+    # --- hangs ----------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        least_s = min(self._vigil.limits[:3]) / LOOKS
+        after_s = min(LONGEST_S, max(SHORTEST_S, least_s))
+        self._due_s = self._loop.time() + after_s
+        self._timer = self._loop.call_at(self._due_s, self._look)
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        if now_s - self._due_s > LATE_S:
+            self._vigil.start_anew(now_s)
+        self._set_timer()
+        seen = self._seen()
+        if self._answers is not None:
+            self._vigil.note(seen, now_s, have_left=not self._are_all)
+            return
+        cases = self._vigil.look(seen, now_s, have_left=not self._are_all)
+        if self._vigil.is_paused and not self._was_paused:
+            self._journal.event("JobPaused", ranks=sorted(self._ranks), reason=PAUSED)
+            self._say(PAUSED)
+        self._was_paused = self._vigil.is_paused
+        if cases:
+            self._inspect(cases)
+
+    def _seen(self) -> list[Seen]:
+        beats = self._pages.beats(self._ranks)
+        found = []
+        for rank, beat in beats.items():
+            seen = Seen(rank, beat, rank in self._paced)
+            if self._vigil.is_silent(rank, beat) and (pid := self._links.pid(rank)):
+                state, cpu_s = process(pid)
+                seen = seen._replace(state=state, cpu_s=cpu_s)
+            found.append(seen)
+        return found
+
+    def _inspect(self, cases: list[Case]) -> None:
+        self._inspection += 1
+        self._answers = {}
+        attempts = {rank: page.attempt for rank, page in self._pages.all().items()}
+        self._asked = {rank: attempts[rank] for rank in sorted(self._ranks) if rank in attempts}
+        self._journal.event(
+            "HangSuspected",
+            ranks=[case.rank for case in cases],
+            inspection=self._inspection,
+            reason="; ".join(f"rank {case.rank} {case.words}" for case in cases),
+        )
+        self._deadline = self._loop.call_later(ANSWER_S, self._judge)
+        for rank in self._asked:
+            self._links.send(rank, protocol.Inspect(self._inspection))
+        self._judge_if_all_answered()
+
+    def _judge_if_all_answered(self) -> None:
+        """All but those that cannot."""
+        if self._answers is None:
+            return
+        silent = self._asked.keys() - self._answers.keys()
+        if all(process(self._links.pid(rank))[0] in CANNOT for rank in silent):
+            self._judge()
+
+    def _judge(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        answers, self._answers = self._answers or {}, None
+        self._vigil.note(self._seen(), self._loop.time(), have_left=not self._are_all)
+        verdict = self._vigil.judge(answers)
+        self._journal.event(
+            "HangJudged",
+            inspection=self._inspection,
+            culprits=sorted(verdict.culprits),
+            victims=verdict.victims,
+            unanswered=sorted(self._asked.keys() - answers.keys()),
+            stacks={rank: answers[rank].text.splitlines() for rank in sorted(answers)},
+            reason=verdict.reason or "; ".join(verdict.culprits.values()),
+        )
+        for rank, why in verdict.culprits.items():
+            self._ward.worker(rank).hung = why
+            self._ward.post(ev.RankHung(rank, self._asked[rank], why))
+
+
+def process(pid: int) -> tuple[str, float]:
+    """The kernel's letter for a process, and the processor seconds it used, with its children.
+
+    One that is gone, or that may not be looked at, is ``X``.
+    """
+    state, used = _stat(pid)
+    return state, (used + _below(pid, DEPTH)) / _TICKS
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0].decode(), sum(map(int, fields[11:15]))  # own and of children it has reaped
+    except (OSError, ValueError, IndexError):
+        return "X", 0
+
+
+def _below(pid: int, depth: int) -> int:
+    """What living children used: a rank that waits for its data workers is not idle."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+            children = [int(child) for child in file.read().split()]
+    except (OSError, ValueError):
+        return 0
+    return sum(_stat(child)[1] + (_below(child, depth - 1) if depth else 0) for child in children)

@@ -1,0 +1,152 @@
+"""How long a rank has been where it is, and whether that is longer than allowed.
+
+Pure: what a look found comes in with the time of the look. Three tiers of evidence, by the kernel's
+word on the rank's process; ``usual`` and ``slowest`` are the median and the slowest of the recent
+steps, without what lay aside of them (a checkpoint, a validation), each of the rank with the
+largest:
+
+    stopped    it is in state T                      max(1.5 s, 5 x usual)
+    idle       it uses no processor, nor do its      max(15 s, 30 x slowest)
+               children
+    busy       else, or it awaits a loop's first     max(300 s, 30 x slowest)
+               batch
+
+Between loops, and from an update to the next batch, a rank may be at anything for any time: there
+only one that is stopped can be a case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from worker_hooks.contract.status_page import Beat, Pace, Phase
+
+STOPPED, TRACED, DEAD = "T", "t", "ZX"  # the kernel's letters
+ARMED = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE})
+AT_WORK = 0.05  # of one processor: who uses less is idle
+TICK_S = 0.011  # the kernel counts processor time in steps of 10 ms
+NS = 1e-9
+BY_SIGNAL = "stopped by a signal"
+
+
+class Seen(NamedTuple):
+    """What a look finds of a rank that trains; of one with news on its page, only these."""
+
+    rank: int
+    beat: Beat
+    has_pace: bool  # it made a step from commit to commit
+    state: str = ""  # of its process, the kernel's letter; empty: not looked at
+    cpu_s: float = 0.0  # processor time used so far, by its children too
+
+
+class Limits(NamedTuple):
+    """Seconds without progress, by what is seen of the process."""
+
+    stopped_s: float
+    idle_s: float
+    busy_s: float
+    words: str  # where the numbers are from
+
+
+class Stay(NamedTuple):
+    """Where a rank is and since when; monotonic seconds."""
+
+    seen: Seen
+    looked_s: float
+    since_s: float  # its last progress
+    stopped_s: float  # it may have been stopped since
+    idle_s: float  # it was seen at work last
+
+
+class Case(NamedTuple):
+    """A rank without progress for longer than allowed."""
+
+    rank: int
+    silent_s: float
+    limit_s: float
+    is_stopped: bool
+    words: str
+
+
+class Usual(NamedTuple):
+    """How long recent steps took without what lay aside of them, in seconds."""
+
+    median_s: float = 0.0
+    slowest_s: float = 0.0
+
+
+def limits(steps: Usual, fixed_s: float | None) -> Limits:
+    """The limits for such steps; ``fixed_s``: the one limit that was asked for."""
+    if fixed_s is not None:
+        return Limits(fixed_s, fixed_s, fixed_s, f"--hang_timeout={fixed_s:g}")
+    return Limits(
+        max(1.5, 5 * steps.median_s),
+        max(15.0, 30 * steps.slowest_s),
+        max(300.0, 30 * steps.slowest_s),
+        f"as steps take {steps.median_s:.2g} s and the slowest of late {steps.slowest_s:.2g} s",
+    )
+
+
+def usual(paces: Iterable[Sequence[Pace]]) -> Usual:
+    """The figures of several ranks' steps."""
+    found = [sorted(pace.step_ns - pace.aside_ns for pace in each) for each in paces if each]
+    medians = [each[len(each) // 2] for each in found]
+    slowest = [each[-1] for each in found]
+    return Usual(max(medians, default=0) * NS, max(slowest, default=0) * NS)
+
+
+def follow(before: Stay | None, seen: Seen, now_s: float, from_s: float) -> Stay:
+    """A rank's stay as of this look.
+
+    Args:
+        before: as of the look before; ``None``: there was none.
+        seen: what this one found.
+        now_s: when.
+        from_s: what was before that does not count.
+    """
+    since_s = max(from_s, seen.beat.at_ns * NS)
+    if before is None or before.seen.beat != seen.beat:
+        return Stay(seen, now_s, since_s, since_s, now_s)
+    is_first = not before.seen.state  # only now the process is looked at, too
+    ran_s = 0.0 if is_first else before.looked_s
+    used_s = seen.cpu_s - before.seen.cpu_s
+    is_busy = is_first or used_s > TICK_S + AT_WORK * (now_s - before.looked_s)
+    return Stay(
+        seen,
+        now_s,
+        since_s,
+        before.stopped_s if before.seen.state == STOPPED else max(since_s, ran_s),
+        now_s if is_busy else before.idle_s,
+    )
+
+
+def case(stay: Stay, limits: Limits) -> Case | None:
+    """Whether a rank is over its limit, as of the last look."""
+    seen, now_s = stay.seen, stay.looked_s
+    if not seen.state or seen.state in DEAD or seen.state == TRACED:
+        return None
+    is_stopped = seen.state == STOPPED
+    if is_stopped:
+        silent_s, limit_s = now_s - max(stay.since_s, stay.stopped_s), limits.stopped_s
+        how = BY_SIGNAL
+    elif seen.beat.phase not in ARMED or not seen.has_pace:
+        return None
+    else:
+        silent_s, limit_s = now_s - stay.since_s, limits.busy_s
+        idle_s = now_s - max(stay.since_s, stay.idle_s)
+        how = "it is busy" if idle_s < silent_s / 2 else "it uses no processor time"
+        is_first = seen.beat.phase is Phase.DATA and not seen.beat.batch
+        if idle_s >= limits.idle_s and not is_first:
+            silent_s, limit_s = idle_s, limits.idle_s
+    if silent_s < limit_s:
+        return None
+    words = f"made no progress for {silent_s:.1f} s {_where(seen.beat)}"
+    words += f" ({how}; the limit is {limit_s:.3g} s, {limits.words})"
+    return Case(seen.rank, silent_s, limit_s, is_stopped, words)
+
+
+def _where(beat: Beat) -> str:
+    if beat.phase in ARMED:
+        return f"in {beat.phase.name.lower()} of step {beat.step + 1}"
+    return f"after step {beat.step}"

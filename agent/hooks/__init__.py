@@ -1,0 +1,1 @@
+"""The agent's end of the lines to the ranks' hooks, and the ranks' status pages."""

@@ -1,0 +1,200 @@
+"""Answers a training script's first word: whether it is guarded, and what it goes on from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.controller import events as ev
+from agent.hooks.rank_links import Links
+from agent.records.file_thread import Scribe
+from agent.spec.job_spec import DumpSpec
+from worker_hooks.contract import protocol
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.manifest import Manifest, verify
+
+
+class _Found(NamedTuple):
+    """What can be gone on from."""
+
+    path: str = ""  # empty: nothing was ever saved
+    step: int = 0
+    skipped: tuple[str, ...] = ()  # sentences about what cannot be trusted
+    refusal: str = ""
+
+
+class Greeting:
+    """What the ranks of an attempt are told at their Hello; the same to all of them."""
+
+    def __init__(
+        self,
+        spec: DumpSpec,
+        fallback: Path,
+        links: Links,
+        scribe: Scribe,
+        post: Callable[[ev.Event], None],
+        say: Callable[[str], None],
+        keep_place: Callable[[str], None],
+        record_id: str = "",
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            spec: the times that ranks are told.
+            fallback: where dumps go when the script's folder cannot be written.
+            links: carry the answers.
+            scribe: does the file work.
+            post: decides on an event.
+            say: tells people one sentence.
+            keep_place: remembers a folder that the run saves into; does file work.
+            record_id: the run's: what it saved itself, a restart goes on from unasked.
+        """
+        self._own = frozenset({record_id, *spec.lineage})
+        self._spec = spec
+        self._fallback = fallback
+        self._links = links
+        self._scribe = scribe
+        self._post = post
+        self._say = say
+        self._keep_place = keep_place
+        self._kept: set[str] = set()
+        self._attempt = -1
+        self._joining = ""  # what newcomers go on from; empty: nobody is replaced
+        self._is_searched = False
+        self._resume = ""
+        self._refusal = ""
+        self._paths: dict[int, str] = {}
+        self._breakpoints: dict[int, tuple[Path, str]] = {}
+        self._waiting: list[int] = []  # for the search
+
+    def begin(self, attempt: int, resume: str) -> None:
+        """An attempt begins; ``resume``: the checkpoint it goes on from, or empty."""
+        self._attempt = attempt
+        self._resume = resume
+        self._refusal = ""
+        self._joining, self._is_searched = "", False
+        self._paths.clear()
+        self._breakpoints.clear()
+        self._waiting.clear()
+
+    def renew(self, attempt: int, path: str, newcomers: Sequence[int]) -> None:
+        """Newcomers join the survivors: nothing is newer than what all of them go on from."""
+        self._attempt, self._joining = attempt, path
+        self._waiting.clear()
+        for rank in newcomers:
+            self._paths.pop(rank, None)
+            self._breakpoints.pop(rank, None)
+
+    def go_on(self) -> None:
+        """All have joined: who greets now, made a new state."""
+        self._joining = ""
+
+    def place(self, ranks: Sequence[int]) -> str:
+        """Where these ranks save to, else where any rank does; empty: nowhere."""
+        paths = (self._paths.get(rank, "") for rank in (*ranks, *self._paths))
+        return next(filter(None, paths), "")
+
+    def breakpoint(self, ranks: Sequence[int]) -> tuple[Path, str] | None:
+        """Folder and prefix of an exception's dump, as these ranks want it, else as any does."""
+        wishes = (self._breakpoints.get(rank) for rank in (*ranks, *self._breakpoints))
+        return next(filter(None, wishes), None)
+
+    def greet(self, hello: protocol.Hello) -> None:
+        """Answer a rank, at once unless the newest checkpoint has to be found first."""
+        self._paths[hello.rank] = hello.ckpt_save_path
+        if hello.checkpoints and hello.breakpoints:
+            self._breakpoints[hello.rank] = Path(hello.checkpoints), hello.breakpoints
+        if self._joining:
+            self._welcome(hello.rank, self._joining)
+            return
+        places = [place for place in (hello.ckpt_save_path, hello.checkpoints) if place]
+        for place in dict.fromkeys(places):
+            self._keep(place)
+        is_again = self._attempt > 0 and bool(hello.checkpoints)
+        if not self._is_due(bool(places) and hello.wants_resume, is_again):
+            self._welcome(hello.rank, self._resume)
+            return
+        if self._refusal:
+            self.refuse((hello.rank,), self._refusal)
+            return
+        self._waiting.append(hello.rank)
+        if len(self._waiting) == 1:
+            attempt, folders = self._attempt, (*map(Path, places), self._fallback)
+            resume, own = self._resume, self._own
+            search = (
+                partial(_newer, folders, resume, own) if is_again else partial(_search, folders)
+            )
+            self._scribe.do(search, lambda found: self._answer(attempt, found))
+
+    def _is_due(self, is_asked: bool, is_again: bool) -> bool:
+        """Whether a rank has to wait for a search: for what is newer, or for anything at all."""
+        if is_again:
+            return not self._is_searched
+        return is_asked and not self._resume
+
+    def _keep(self, place: str) -> None:
+        if place not in self._kept:
+            self._kept.add(place)
+            self._scribe.do(lambda: self._keep_place(place), lambda _: None)
+
+    def refuse(self, ranks: Sequence[int], why: str) -> None:
+        """They leave by themselves then."""
+        for rank in ranks:
+            self._welcome(rank, refusal=why)
+
+    def _answer(self, attempt: int, found: _Found | Exception) -> None:
+        """To ranks that ask by themselves for the newest checkpoint."""
+        if attempt != self._attempt:
+            return
+        if isinstance(found, Exception):
+            found = _Found(refusal=f"the checkpoints cannot be looked at: {found}")
+        for sentence in found.skipped:
+            self._say(sentence)
+        waiting, self._waiting = tuple(self._waiting), []
+        is_new = found.path != self._resume
+        self._resume, self._refusal, self._is_searched = found.path, found.refusal, True
+        if found.refusal:  # the job's last words
+            self._post(ev.ResumeRefused(attempt, found.refusal, waiting))
+            return
+        for rank in waiting:
+            self._welcome(rank, found.path)
+        if found.path and is_new:
+            self._post(ev.CheckpointFound(attempt, found.path, found.step))
+
+    def _welcome(self, rank: int, resume: str = "", refusal: str = "") -> None:
+        fallback, times = str(self._fallback), (self._spec.update_grace_s, self._spec.stall_s)
+        about = resume, refusal, fallback, *times, bool(self._joining)
+        self._links.send(rank, protocol.Welcome(*about))
+
+
+def _newer(folders: Sequence[Path], resume: str, own: frozenset[str]) -> _Found:
+    """What the run itself saved after ``resume``, now and then; else that."""
+    offered = [
+        (path, manifest)
+        for path, manifest in manifests.candidates_of(folders)
+        if isinstance(manifest, Manifest)
+    ]
+    steps = {os.path.realpath(path): manifest.step for path, manifest in offered}
+    best = _Found(resume, steps.get(os.path.realpath(resume), -1) if resume else -1)
+    for path, manifest in offered:
+        is_ours = manifest.record_id in own
+        if is_ours and manifest.step > best.step and not verify(path, manifest, quick=True):
+            best = _Found(str(path), manifest.step)
+    return best
+
+
+def _search(folders: Sequence[Path]) -> _Found:
+    skipped: list[str] = []
+    offered = manifests.candidates_of(folders)
+    newest = manifests.newest_of(offered, skipped.append)
+    if newest is not None:
+        path, manifest = newest
+        return _Found(str(path), manifest.step, tuple(skipped))
+    # what a first save that was killed left behind is no checkpoint that is missed
+    if any(found != manifests.UNFINISHED_WORDS for _, found in offered):
+        refusal = f"no checkpoint in {folders[0]} can be trusted: move them away to begin anew"
+        return _Found(skipped=tuple(skipped), refusal=refusal)
+    return _Found(skipped=tuple(skipped))

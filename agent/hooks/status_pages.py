@@ -1,0 +1,101 @@
+"""The status pages of the present attempt: what ranks said of themselves, readable after death.
+
+A page is written by a worker, so nothing in it is trusted to be sound: what cannot be read is as
+good as not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+from collections.abc import Iterable, Mapping
+
+from worker_hooks.contract.status_page import Beat, Pace, Page, Record
+
+_UNSOUND = (ValueError, TypeError, IndexError, RecursionError, struct.error)
+
+
+class Pages:
+    """One page per rank, mapped; the newest that a rank sent."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, Page] = {}
+
+    def keep(self, rank: int, attempt: int, fd: int) -> None:
+        """Map a rank's page; ``fd`` is closed.
+
+        Raises:
+            ValueError: it is no page of this rank and attempt, or could be cut short under us.
+            OSError: it cannot be mapped.
+        """
+        try:
+            if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise ValueError("not a sealed status page")  # reading past its end would kill us
+            page = Page(fd)
+        except _UNSOUND as error:
+            raise ValueError(f"rank {rank} sent no status page: {error}") from error
+        finally:
+            os.close(fd)
+        if (page.rank, page.attempt) != (rank, attempt):
+            raise ValueError(f"rank {rank} sent the page of rank {page.rank}")
+        self._pages[rank] = page
+
+    def newest_step(self, rank: int) -> int | None:
+        """A rank's newest commit; ``None``: it has no page or committed nothing."""
+        try:
+            return None if (page := self._pages.get(rank)) is None else page.newest_step()
+        except _UNSOUND:
+            return None
+
+    def position(self, ranks: Iterable[int], step: int) -> tuple[int, int] | None:
+        """Epoch, counted from 1, and batch of a step, as the first of these ranks knows them."""
+        for rank in ranks:
+            with contextlib.suppress(*_UNSOUND):
+                page = self._pages.get(rank)
+                if page is not None and (found := page.record(step)) is not None:
+                    return found.epoch + 1, found.batch
+        return None
+
+    def beats(self, ranks: Iterable[int]) -> dict[int, Beat]:
+        """How far each of these ranks is that has a page."""
+        found = {}
+        for rank in ranks:
+            if (page := self._pages.get(rank)) is not None:
+                with contextlib.suppress(*_UNSOUND):
+                    found[rank] = page.heartbeat()
+        return found
+
+    def paces(self, ranks: Iterable[int]) -> dict[int, list[Pace]]:
+        """How long the last steps took of each of these ranks that has a page."""
+        found = {}
+        for rank in ranks:
+            if (page := self._pages.get(rank)) is not None:
+                with contextlib.suppress(*_UNSOUND):
+                    found[rank] = page.paces()
+        return found
+
+    def all(self) -> Mapping[int, Page]:
+        """Every page by rank, mapped for as long as the answer is kept."""
+        return dict(self._pages)
+
+    def drop(self, rank: int) -> None:
+        """Forget the page of a rank that is gone for good."""
+        self._pages.pop(rank, None)
+
+    def clear(self) -> None:
+        """Forget them: their attempt is over."""
+        self._pages.clear()
+
+
+def record(page: Page | None, step: int) -> Record | None:
+    """A rank's private state as of ``step``, else of its newest commit, else ``None``."""
+    if page is None:
+        return None
+    try:
+        found = page.record(step) or page.newest()
+        wanted = sum(entry.nbytes for entry in page.entries)
+    except _UNSOUND:
+        return None
+    return found if found is not None and len(found.payload) == wanted else None

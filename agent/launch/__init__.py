@@ -1,0 +1,1 @@
+"""What is prepared before a run: checks, processors, ranks, imports, forkserver."""

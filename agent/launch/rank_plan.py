@@ -1,0 +1,166 @@
+"""The launch plan: what each rank of an attempt runs, with which environment, into which files.
+
+Pure: the same plan is started by the supervisor and printed by a dry run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+from agent.spec.job_spec import JobSpec, ProgramKind, Std, UsageError
+from agent.workers.order_batches import order_bytes
+from worker_hooks.contract.env import JobEnv, WorkerEnv, visible_devices
+from worker_hooks.contract.layout import RunLayout
+from worker_hooks.contract.protocol import WorkerOrder
+from worker_hooks.contract.wire import PACKET_BYTES
+
+_RUN_PATH = (
+    "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+ORDER_BYTES = PACKET_BYTES - 1000  # beside one order a message says little
+
+
+class Binding(NamedTuple):
+    """Processors of one rank; empty: any."""
+
+    cpus: tuple[int, ...] = ()
+
+
+class Streams(NamedTuple):
+    """Paths a rank's streams are appended to; empty: msrun's own stream."""
+
+    stdout: str
+    stderr: str
+
+
+def run_layout(spec: JobSpec, records_folder: Path) -> RunLayout:
+    """Every path of the run: under ``--log_dir``, else under its record."""
+    folder = spec.logs.log_dir or records_folder / spec.record_id
+    return RunLayout(
+        folder=folder.absolute(),
+        record_id=spec.record_id,
+        run_id=spec.run_id,
+        stem=spec.logs.worker_log_name,
+        torchrun_tree=spec.logs.torchrun_tree,
+    )
+
+
+def job_env(spec: JobSpec, port: int, hooks: str = "") -> JobEnv:
+    """What all workers are told alike; ``hooks``: the agent's socket for them."""
+    return JobEnv(
+        run_id=spec.run_id,
+        world_size=spec.world_size,
+        local_world_size=spec.nproc,
+        group_rank=spec.node_rank,
+        group_world_size=spec.nnodes,
+        role=spec.role,
+        master_addr=spec.master_addr,
+        master_port=port,
+        max_restarts=spec.max_restarts,
+        signals=spec.signals,
+        rank_table_file=spec.rank_table_file,
+        hooks=hooks,
+    )
+
+
+def command(spec: JobSpec, local_rank: int, *, resumes: bool = False) -> tuple[str, ...]:
+    """A rank's command line, with ``${local_rank}`` filled in as torchrun does.
+
+    ``resumes``: it goes on from a checkpoint, and is told so once.
+    """
+    program = spec.program
+    told = {"local_rank": str(local_rank)}
+    name, *args = (Template(word).safe_substitute(told) for word in (program.name, *program.args))
+    if resumes and spec.dump.recover_arg and spec.dump.recover_arg not in args:
+        args.append(spec.dump.recover_arg)
+    match program.kind:
+        case ProgramKind.SCRIPT:
+            return (program.interpreter, "-u", name, *args)
+        case ProgramKind.MODULE:
+            return (program.interpreter, "-u", "-m", name, *args)
+        case ProgramKind.RUN_PATH:
+            return (program.interpreter, "-u", "-c", _RUN_PATH, name, *args)
+        case ProgramKind.PROGRAM:
+            return (name, *args)
+
+
+def streams(spec: JobSpec, layout: RunLayout, attempt: int, local_rank: int) -> Streams:
+    """Where a rank's output goes: torchrun's tree for what -r/-t name, else the worker log."""
+    if spec.logs.disabled:
+        return Streams("", "")
+    rank = spec.node_rank * spec.nproc + local_rank
+    plain = str(layout.worker_log(rank))
+    filed = spec.logs.redirects.get(local_rank, Std.NONE) | spec.logs.tee.get(local_rank, Std.NONE)
+    return Streams(
+        str(layout.stream(attempt, local_rank, "stdout")) if filed & Std.OUT else plain,
+        str(layout.stream(attempt, local_rank, "stderr")) if filed & Std.ERR else plain,
+    )
+
+
+def plan(
+    spec: JobSpec,
+    layout: RunLayout,
+    attempt: int,
+    inherited: Mapping[str, str],
+    bindings: Sequence[Binding],
+    *,
+    resumes: bool = False,
+) -> tuple[WorkerOrder, ...]:
+    """The orders of one attempt, by local rank; ``resumes``: it goes on from a checkpoint.
+
+    Raises:
+        UsageError: ``--virtual-local-rank`` with too few visible devices.
+    """
+    devices = _devices(spec, inherited)
+    orders = []
+    for local_rank in range(spec.nproc):
+        error_file = "" if spec.logs.disabled else str(layout.error_file(attempt, local_rank))
+        rank = spec.node_rank * spec.nproc + local_rank
+        told = WorkerEnv(
+            rank=rank,
+            local_rank=local_rank,
+            restart_count=attempt,
+            error_file=error_file,
+            visible_device=None if devices is None else devices[local_rank],
+        )
+        out = streams(spec, layout, attempt, local_rank)
+        binding = bindings[local_rank] if bindings else Binding()
+        orders.append(
+            WorkerOrder(
+                rank=rank,
+                argv=command(spec, local_rank, resumes=resumes),
+                environ=told.environ(),
+                stdout=out.stdout,
+                stderr=out.stderr,
+                cpus=binding.cpus,
+            )
+        )
+    return tuple(orders)
+
+
+def check_orders(orders: Sequence[WorkerOrder]) -> None:
+    """Refuse what does not fit a message to the forkserver.
+
+    Raises:
+        UsageError: one order alone is too large.
+    """
+    for order in orders:
+        size = order_bytes(order)
+        if size > ORDER_BYTES:
+            raise UsageError(
+                f"the command line of rank {order.rank} is too long ({size} bytes as JSON, at most "
+                f"{ORDER_BYTES}): pass long arguments in a file"
+            )
+
+
+def _devices(spec: JobSpec, inherited: Mapping[str, str]) -> tuple[str, ...] | None:
+    if not spec.virtual_local_rank:
+        return None
+    try:
+        return visible_devices(spec.nproc, inherited)
+    except ValueError as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,266 @@
+"""What a script will import, found by parsing it and its local modules, never by running them.
+
+The rule of a warm start: nothing is preloaded that the script would not import itself, and nothing
+is preloaded early whose import the script prepares (by setting an environment variable that is
+read at import). When in doubt, the answer is a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.spec.job_spec import JobSpec, ProgramKind, StartMethod
+from agent.workers.forkserver_client import Warmth
+from worker_hooks.contract.env import sets_omp_threads
+
+MAX_FILES = 300  # local modules looked at
+MAX_BYTES = 2_000_000  # of one file
+DYNAMO = "torch._dynamo"  # imported by the first optimizer or torch.compile; 0.9-1.5 s
+HOOKS_ENTRY = (
+    "worker_hooks.training.run"  # what the names that worker_hooks offers are looked up in
+)
+OPTIMIZERS = ("torch.optim", "torch.compile")
+
+# Set before `import torch`, these change what the import does; any other variable is read later.
+READ_AT_IMPORT = (
+    "OMP",
+    "MKL",
+    "KMP",
+    "GOMP",
+    "OPENBLAS",
+    "TORCH",
+    "PYTORCH",
+    "ATEN",
+    "LD_",
+    "PYTHON",
+)
+READ_LATER = ("TORCH_NCCL", "TORCHELASTIC")
+LOOKS = frozenset({"get", "copy", "items", "keys", "values"})  # methods that change nothing
+
+# Import torch themselves; a script that uses them may never name torch.
+TORCH_USERS = frozenset(
+    {
+        "accelerate",
+        "deepspeed",
+        "lightning",
+        "pytorch_lightning",
+        "torchvision",
+        "torchaudio",
+        "timm",
+    }
+)
+
+
+class Findings:
+    """What the sources say."""
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()  # dotted names that are imported
+        self.names: set[str] = set()  # dotted names that are used
+        self.early_environ: str | None = None  # a variable set that an import reads
+        self.files = 0
+
+
+class Choice(NamedTuple):
+    """Warm or cold, with the reason in words."""
+
+    warmth: Warmth | None
+    reason: str
+
+
+def choose(spec: JobSpec, argv: tuple[str, ...], environ: Mapping[str, str]) -> Choice:
+    """Decide how this job's workers start.
+
+    Args:
+        spec: the job.
+        argv: a worker's command line.
+        environ: the agent's environment.
+    """
+    program = spec.program
+    if spec.start_method is StartMethod.SPAWN:
+        return Choice(None, "--start-method spawn")
+    if program.kind not in {ProgramKind.SCRIPT, ProgramKind.MODULE}:
+        return Choice(None, "the program is not a Python script or module")
+    if program.interpreter != sys.executable:
+        return Choice(None, f"the workers' interpreter is {program.interpreter}")
+    if "$" in program.name:
+        return Choice(None, "each rank has a script of its own")
+    if spec.bind.wanted and not (
+        "OMP_NUM_THREADS" in environ or sets_omp_threads(spec.nproc, environ)
+    ):
+        return Choice(None, "with bound cores the thread count is read at import")
+    source = _entry(spec)
+    if source is None:
+        return Choice(None, f"no Python source was found for {program.name}")
+    search_path = str(source.parent) if program.kind is ProgramKind.SCRIPT else os.getcwd()
+    found = look(source, Path(search_path))
+    wanted = tuple(spec.preload)
+    if not wanted and not _imports_torch(found):
+        return Choice(None, "the script does not import torch")
+    if found.early_environ is not None and not wanted:
+        return Choice(None, f"the script sets {found.early_environ}, which torch reads at import")
+    modules = _torch_modules(found, Path(search_path))
+    optimizes = any(name.startswith(OPTIMIZERS) for name in found.modules | found.names)
+    later = (DYNAMO,) if modules and not optimizes else ()
+    if modules and optimizes:
+        modules = (*modules, DYNAMO)
+    warmth = Warmth(argv, (*modules, *wanted), later, search_path)
+    return Choice(warmth, "imports " + ", ".join(warmth.preload))
+
+
+def is_python_of_ours(spec: JobSpec) -> bool:
+    """Whether the workers run the very interpreter that runs msrun."""
+    program = spec.program
+    return program.kind is not ProgramKind.PROGRAM and program.interpreter == sys.executable
+
+
+def _entry(spec: JobSpec) -> Path | None:
+    """The source file that will be ``__main__``."""
+    name = spec.program.name
+    if spec.program.kind is ProgramKind.SCRIPT:
+        path = Path(os.path.realpath(name))
+        return path / "__main__.py" if path.is_dir() else path
+    for folder in (os.getcwd(), *sys.path):
+        base = Path(folder, *name.split("."))
+        for path in (base.parent / f"{base.name}.py", base / "__main__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _imports_torch(found: Findings) -> bool:
+    tops = {_top(module) for module in found.modules}
+    return "torch" in tops or bool(tops & TORCH_USERS)
+
+
+def _top(module: str) -> str:
+    return module.split(".", maxsplit=1)[0]
+
+
+def _torch_modules(found: Findings, search_path: Path) -> tuple[str, ...]:
+    if not _imports_torch(found):
+        return ()
+    named = {module for module in found.modules if module.startswith("torch.")}
+    hooks: tuple[str, ...] = ()
+    if any(_top(module) == "worker_hooks" for module in found.modules):
+        # a package of that name beside the script is the script's, and only it may import that
+        own = any((search_path / name).exists() for name in ("worker_hooks", "worker_hooks.py"))
+        hooks = () if own else (HOOKS_ENTRY,)
+    return ("torch", *sorted(named), *hooks)
+
+
+def look(entry: Path, search_path: Path) -> Findings:
+    """Walk ``entry`` and the local modules it imports."""
+    found = Findings()
+    seen: set[Path] = set()
+    # `-m pkg.train` imports pkg first
+    queue = [entry, *(folder / "__init__.py" for folder in _packages(entry, search_path))]
+    while queue and found.files < MAX_FILES:
+        path = queue.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        tree = _parse(path)
+        if tree is None:
+            continue
+        found.files += 1
+        imported = set(_imports(tree))
+        found.modules |= imported
+        found.names |= set(_used_names(tree))
+        found.early_environ = found.early_environ or _early_environ(tree)
+        for module in imported:
+            queue += _local(module, search_path, path.parent)
+    return found
+
+
+def _packages(entry: Path, search_path: Path) -> Iterator[Path]:
+    if search_path in entry.parents:
+        for folder in entry.parents:
+            if folder == search_path:
+                return
+            yield folder
+
+
+def _parse(path: Path) -> ast.Module | None:
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:
+            return None  # what a pipe holds is the worker's to read
+        with warnings.catch_warnings(action="ignore"):  # they are the worker's to give
+            return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # Python will say it better, with a traceback
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = "." * node.level + (node.module or "")
+            if node.module:
+                yield package
+            # `from torch import optim` may name a module, `from . import model` too
+            joint = "." if node.module else ""
+            yield from (f"{package}{joint}{alias.name}" for alias in node.names)
+
+
+def _used_names(tree: ast.Module) -> Iterator[str]:
+    """Dotted names as they are written; `import torch as t` is not followed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}"
+
+
+def _early_environ(tree: ast.Module) -> str | None:
+    """A variable that the module changes anywhere and that an import reads."""
+    for node in ast.walk(tree):
+        if _changes_environ(node):
+            for name in _words(node):
+                if name.startswith(READ_AT_IMPORT) and not name.startswith(READ_LATER):
+                    return name
+    return None
+
+
+def _changes_environ(node: ast.AST) -> bool:
+    """os.environ[X] = .., del, |=, any method but those that only look, putenv, unsetenv."""
+    match node:
+        case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
+            return _says_environ(value)
+        case ast.AugAssign(target=target):
+            return _says_environ(target)
+        case ast.Call(func=ast.Attribute(value=value, attr=method)):
+            changes = _says_environ(value) and method not in LOOKS
+            return changes or method in {"putenv", "unsetenv"}
+        case _:
+            return False
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    for part in ast.walk(node):
+        match part:
+            case ast.Constant(value=str(word)) | ast.keyword(arg=str(word)):
+                yield word
+
+
+def _says_environ(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return name == "environ"
+
+
+def _local(module: str, search_path: Path, folder: Path) -> Iterator[Path]:
+    """Source files that ``module`` may mean: beside the script, or relative to ``folder``."""
+    dots = len(module) - len(module.lstrip("."))
+    base = search_path if dots == 0 else folder
+    for _ in range(dots - 1):
+        base = base.parent
+    for part in module[dots:].split("."):
+        base = base / part
+        yield from (
+            path for path in (base.with_name(part + ".py"), base / "__init__.py") if path.is_file()
+        )

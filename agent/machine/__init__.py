@@ -1,0 +1,1 @@
+"""What this host is: processors, devices, cgroup, memory, processes."""

@@ -1,0 +1,58 @@
+"""How much memory can still be had here before the kernel's out-of-memory killer comes.
+
+A control group's own limit counts as well as those of the groups around it, and the machine's.
+Nothing here raises: what the kernel does not tell is no limit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.machine.cgroup import groups, lines
+from agent.machine.room import room
+
+_KIB = 1024
+_MOST_DIGITS = 20
+
+
+def free_bytes(root: Path = Path("/")) -> int | None:
+    """What the tightest limit leaves; ``None``: none is known. ``root`` holds ``proc``, ``sys``."""
+    found = [_available(root)]
+    for group in groups(root):
+        of = _unified if group.is_unified else _old
+        found += map(of, group.levels)
+    return min((nbytes for nbytes in found if nbytes is not None), default=None)
+
+
+def _available(root: Path) -> int | None:
+    """Of the whole machine, what the kernel holds for available without swapping."""
+    kib = _table(root / "proc/meminfo").get("MemAvailable:")
+    return None if kib is None else kib * _KIB
+
+
+def _unified(level: Path) -> int | None:
+    limits = [_number(level / "memory.max"), _number(level / "memory.high")]
+    used, table = _number(level / "memory.current"), _table(level / "memory.stat")
+    return room(limits, used, table.get("inactive_file", 0), table.get("active_file", 0))
+
+
+def _old(level: Path) -> int | None:
+    limits = [_number(level / "memory.limit_in_bytes")]
+    used, table = _number(level / "memory.usage_in_bytes"), _table(level / "memory.stat")
+    idle, busy = (table.get(f"total_{kind}_file", 0) for kind in ("inactive", "active"))
+    return room(limits, used, idle, busy)
+
+
+def _number(path: Path) -> int | None:
+    """``None``: no such file, or no limit."""
+    text = "".join(lines(path)).strip()
+    return int(text) if _is_number(text) else None
+
+
+def _table(path: Path) -> dict[str, int]:
+    rows = (line.split() for line in lines(path))
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and _is_number(row[1])}
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS

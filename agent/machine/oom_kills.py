@@ -1,0 +1,55 @@
+"""The kernel's own count of processes it killed because memory ran out.
+
+The cgroup's counter counts its processes whichever out-of-memory killer took them, so it decides
+alone where it can be read; the machine-wide counter, which other containers raise, too, is asked
+only where there is no cgroup counter. Nothing here raises: no counter, no claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.machine.cgroup import groups, lines
+
+
+@dataclass(frozen=True, slots=True)
+class OomCounters:
+    """A snapshot; ``None`` where the kernel does not tell."""
+
+    cgroup: int | None = None
+    machine: int | None = None
+
+    def kills_since(self, start: OomCounters) -> int:
+        """Processes killed for lack of memory between ``start`` and this snapshot; 0 if unknown."""
+        if self.cgroup is not None and start.cgroup is not None:
+            return max(0, self.cgroup - start.cgroup)
+        if self.machine is not None and start.machine is not None:
+            return max(0, self.machine - start.machine)
+        return 0
+
+
+def read_counters(root: Path = Path("/")) -> OomCounters:
+    """The counters now; ``root`` holds ``proc`` and ``sys``. The kernel counts before it kills."""
+    counts = (_oom_kill(path) for path in _cgroup_files(root))
+    return OomCounters(
+        cgroup=next((count for count in counts if count is not None), None),
+        machine=_oom_kill(root / "proc/vmstat"),
+    )
+
+
+def _cgroup_files(root: Path) -> Iterator[Path]:
+    """Files that may hold our cgroup's counter, best first."""
+    for group in groups(root):
+        ours, *_, top = (*group.levels, group.top)
+        name = "memory.events" if group.is_unified else "memory.oom_control"
+        yield from (ours / name, top / name)
+
+
+def _oom_kill(path: Path) -> int | None:
+    for line in lines(path):
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.strip().isdecimal():
+            return int(value)
+    return None

@@ -1,0 +1,101 @@
+"""What msrun writes about a run: events, its own log, the present state. Never fails the job.
+
+``events.jsonl`` and ``scheduler.log`` grow, ``status.json`` is replaced. A full disk is said once
+and costs lines here, never a worker.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+
+from worker_hooks.contract.layout import RunLayout, write_atomic
+
+
+class Journal:
+    """The open files of one run."""
+
+    def __init__(
+        self,
+        layout: RunLayout | None,
+        say: Callable[[str], None],
+        echo: Callable[[str], None] | None = None,
+    ) -> None:
+        """``layout`` None: nothing is written. ``echo``: takes the events as lines of JSON, too."""
+        self._layout = layout
+        self._say = say
+        self._echo = echo
+        self._said = False  # of troubles only the first
+        self._files: dict[Path, int] = {}
+
+    def event(self, what: str, **fields: object) -> None:
+        """One event or decision."""
+        entry = {"time": round(time.time(), 6), "event": what, **fields}
+        line = json.dumps(entry, default=_plain)
+        if self._echo is not None:
+            self._echo(line)
+        if self._layout is not None:
+            self._append(self._layout.events, line)
+            words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
+            self._append(self._layout.scheduler_log, f"{_stamp()} {what} {words}")
+
+    def log(self, text: str) -> None:
+        """Lines for people in ``scheduler.log`` only."""
+        if self._layout is not None:
+            for line in text.splitlines():
+                self._append(self._layout.scheduler_log, f"{_stamp()} {line}")
+
+    def replace(self, path: Path, content: Mapping[str, object], *, durable: bool = False) -> None:
+        """Replace a small JSON file."""
+        try:
+            write_atomic(path, json.dumps(content, indent=1).encode() + b"\n", durable=durable)
+        except OSError as error:
+            self.trouble(path, error)
+
+    def trouble(self, path: Path, error: OSError, doing: str = "write") -> None:
+        """Say once that files cannot be written, or shown."""
+        if not self._said:
+            self._said = True
+            self._say(
+                f"cannot {doing} {path} ({error.strerror}): the job goes on, "
+                "logs and console may lack lines"
+            )
+
+    def _append(self, path: Path, line: str) -> None:
+        try:
+            fd = self._files.get(path)
+            if fd is None:
+                fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._files[path] = fd
+            data = line.encode(errors="backslashreplace") + b"\n"
+            written = os.write(fd, data)
+            if written < len(data):  # the disk became full within the line: whole lines only
+                os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR) - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301
+        except OSError as error:
+            self.trouble(path, error)
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+
+def _stamp() -> str:
+    now = time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
+
+
+def _plain(value: object) -> object:
+    return value.value if isinstance(value, Enum) else str(value)
+
+
+def _word(value: object) -> str:
+    text = str(_plain(value))
+    return json.dumps(text) if " " in text or not text else text

@@ -1,0 +1,90 @@
+"""Makes a run's folder ready: it exists, can be written, is ours, holds no old run's files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+from pathlib import Path
+
+from agent.spec.job_spec import UsageError
+from worker_hooks.contract.layout import EARLIER, EVENTS, FAILURE, SCHEDULER_LOG, STATUS, RunLayout
+
+
+def open_run_folder(layout: RunLayout) -> int:
+    """Make the folder and hold its lock.
+
+    Returns:
+        The lock's descriptor; the folder is ours while it is open.
+
+    Raises:
+        UsageError: the folder cannot be made or written, or a live msrun writes there.
+    """
+    try:
+        layout.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(
+            f"--log_dir {layout.folder} is not a folder: name one, it is made if missing"
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"--log_dir {layout.folder} cannot be written ({error.strerror}): name another folder"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise UsageError(
+            f"--log_dir {layout.folder} is in use by another msrun: name another folder"
+        ) from error
+    _set_earlier_run_aside(layout)
+    return lock
+
+
+def abandon_run_folder(layout: RunLayout, lock: int) -> None:
+    """Give the folder back as it was found: nothing was started."""
+    with contextlib.suppress(OSError):
+        os.unlink(layout.scheduler_log)
+        os.unlink(layout.lock)
+        os.rmdir(layout.folder)  # unless it holds what others put there
+    os.close(lock)
+
+
+def _set_earlier_run_aside(layout: RunLayout) -> None:
+    """Move what a previous run left into ``earlier/<its id>/``: nothing is overwritten."""
+    earlier = _earlier_id(layout)
+    names = [SCHEDULER_LOG, EVENTS, STATUS, FAILURE]
+    if earlier is not None:  # else what has such a name is the user's, and is only added to
+        names += [f"errors/{path.name}" for path in layout.folder.glob("errors/attempt_*")]
+    found = [layout.folder / name for name in names if (layout.folder / name).exists()]
+    found += sorted(layout.folder.glob(f"{glob.escape(layout.stem)}_*.log"))
+    if not found:
+        return
+    aside = _free_name(layout.folder / EARLIER, earlier or "unknown")
+    with contextlib.suppress(OSError):  # a full disk: the old files are appended to instead
+        aside.mkdir(parents=True, exist_ok=True)
+        for path in found:
+            kept = aside / path.relative_to(layout.folder)
+            kept.parent.mkdir(exist_ok=True)
+            os.rename(path, kept)
+        os.rmdir(layout.folder / "errors")  # unless it holds what is the user's
+
+
+def _earlier_id(layout: RunLayout) -> str | None:
+    """The record id of the run that wrote here; ``None`` if no run of msrun did."""
+    try:
+        return Path(str(json.loads(layout.status.read_bytes())["record_id"])).name
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _free_name(folder: Path, name: str) -> Path:
+    taken = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    candidate, count = name, 1
+    while candidate in taken:
+        count += 1
+        candidate = f"{name}.{count}"
+    return folder / candidate

@@ -1,0 +1,185 @@
+"""Run records: small files by which ``msrun status``, ``stop`` and ``logs`` find a run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.spec.job_spec import UsageError
+from worker_hooks.contract.layout import DUMP, RECORD, runs_folder, write_atomic
+
+KEPT = 100  # records of ended runs; the oldest go first
+
+
+class Record(NamedTuple):
+    """Who runs what, and where its files are."""
+
+    record_id: str
+    run_id: str
+    pid: int
+    born: int  # the process's start in clock ticks since boot: tells a reused pid
+    log_dir: str
+    argv: tuple[str, ...]
+    cwd: str
+    started: float  # seconds since the epoch
+    checkpoints: tuple[str, ...] = ()  # folders that this run saves into, absolute
+    environ: Mapping[str, str] = {}  # what agent.records.remembered keeps of the launch's
+    lineage: tuple[str, ...] = ()  # record ids of the runs that this one goes on from, newest first
+
+    def is_alive(self) -> bool:
+        """Whether the msrun of this record still runs."""
+        return birth(self.pid) == self.born
+
+
+def birth(pid: int) -> int | None:
+    """When a process was started, in clock ticks since boot; ``None`` when there is none alive."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # the name in parentheses may hold anything; state is the first field after it,
+            # and field 22, the start, the 20th
+            fields = file.read().rpartition(b")")[2].split()
+            return None if fields[0] in {b"Z", b"X"} else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def writable_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of run records, made if missing.
+
+    Raises:
+        UsageError: no candidate can be written to.
+    """
+    for folder in runs_folder(environ, os.getuid()):
+        with contextlib.suppress(OSError):
+            for level in (folder.parent, folder):
+                level.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if _is_ours(folder) and os.access(folder, os.W_OK):
+                return folder
+    raise UsageError("no folder for run records can be written: set XDG_STATE_HOME to one that can")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Against what somebody else laid ready, under /tmp above all: both levels must be ours."""
+    found = (os.lstat(level) for level in (folder.parent, folder))
+    return all(
+        stat.S_ISDIR(level.st_mode)
+        and level.st_uid == os.getuid()
+        and not level.st_mode & (stat.S_IWOTH | stat.S_IWGRP)
+        for level in found
+    )
+
+
+def write(folder: Path, record: Record) -> None:
+    """Write a record into ``folder/<record id>/``; ended records beyond the kept number go.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    own = folder / record.record_id
+    own.mkdir(mode=0o700, exist_ok=True)
+    content = json.dumps(record._asdict(), indent=1).encode() + b"\n"
+    write_atomic(own / RECORD, content, durable=False, private=True)
+    _prune(folder)
+
+
+def add_checkpoints(folder: Path, record: Record, path: str) -> Record:
+    """Note a folder that the run saves into, so that a resume finds it; the record as it is then.
+
+    Raises:
+        OSError: the record cannot be written.
+    """
+    if path in record.checkpoints:
+        return record
+    added = record._replace(checkpoints=(*record.checkpoints, path))
+    write(folder, added)
+    return added
+
+
+def _prune(folder: Path) -> None:
+    for old in sorted(path for path in folder.iterdir() if path.is_dir())[:-KEPT]:
+        record = read(old)
+        if record is not None and not record.is_alive() and not any(old.glob(f"*/{DUMP}*")):
+            import shutil  # slow to import, rarely needed
+
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def claim(folder: Path, record_id: str) -> int | None:
+    """Be the only one to go on from a run, for as long as the answer is open.
+
+    Args:
+        folder: of all records.
+        record_id: the run's; nobody may remember it, then there is nothing to hold.
+
+    Raises:
+        UsageError: somebody else goes on from it.
+    """
+    try:
+        own = os.open(folder / Path(record_id).name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(own)
+        raise UsageError(
+            f"run {record_id} goes on already: another msrun began to resume it a moment ago"
+        ) from None
+    except OSError:  # a file system without locks: nothing can be held there
+        os.close(own)
+        return None
+    return own
+
+
+def read(folder: Path) -> Record | None:
+    """The record in a run's own folder; ``None`` if there is none that can be read."""
+    try:
+        fields = json.loads((folder / RECORD).read_bytes())
+        for name in ("argv", "checkpoints", "lineage"):
+            fields[name] = tuple(fields.get(name, ()))
+        return Record(**fields)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def records(environ: Mapping[str, str]) -> Iterator[Record]:
+    """All readable records, newest first."""
+    found = [
+        read(path)
+        for folder in runs_folder(environ, os.getuid())
+        if folder.is_dir() and _is_ours(folder)
+        for path in folder.iterdir()
+    ]
+    known = {record.record_id: record for record in found if record is not None}
+    yield from sorted(known.values(), key=lambda record: record.started, reverse=True)
+
+
+def find(environ: Mapping[str, str], name: str | None) -> Record:
+    """The record called ``name`` (run id, record id, or the unique beginning of one).
+
+    Without a name: the newest run that is alive, else the newest.
+
+    Raises:
+        UsageError: there is none, or more than one.
+    """
+    known = list(records(environ))
+    if not known:
+        raise UsageError("no run is recorded for this user on this host")
+    if name is None:
+        return next((record for record in known if record.is_alive()), known[0])
+    for exact in known:
+        if name in {exact.record_id, exact.run_id}:
+            return exact
+    fitting = [record for record in known if record.record_id.startswith(name)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        listed = ", ".join(record.record_id for record in fitting[:5])
+        raise UsageError(f"{name} fits {len(fitting)} runs ({listed}): give more of the id")
+    raise UsageError(f"no run is called {name}: `msrun status --all` lists them")

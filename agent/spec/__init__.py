@@ -1,0 +1,1 @@
+"""The job as it was asked for: specification, timeouts, console."""

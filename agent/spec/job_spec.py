@@ -1,0 +1,164 @@
+"""The one frozen description of a job that flags, YAML and environment are turned into.
+
+Everything below the command line reads this and nothing else. Values are already checked. What is
+needed before the first fork is made of named tuples: dataclasses cost 25 ms of start-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, IntFlag
+from pathlib import Path
+from typing import NamedTuple
+
+
+class UsageError(Exception):
+    """Something given to msrun is wrong: one clear sentence that says what to do; exit code 2."""
+
+
+class Std(IntFlag):
+    """Which of a worker's streams, with torchrun's numbers for ``--redirects`` and ``--tee``."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+
+class ProgramKind(Enum):
+    """How a worker's command line is built from the program's name."""
+
+    SCRIPT = "script"  # python -u NAME ARGS
+    MODULE = "module"  # python -u -m NAME ARGS
+    PROGRAM = "program"  # NAME ARGS (--no-python)
+    RUN_PATH = "run_path"  # runpy.run_path(NAME) in a python of its own (--run-path)
+
+
+class StartMethod(Enum):
+    """How workers come to life."""
+
+    AUTO = "auto"  # fork from a warm interpreter where that is safe, else a fresh one
+    SPAWN = "spawn"  # always a fresh interpreter
+
+
+class Program(NamedTuple):
+    """What every rank runs. ``args`` may still hold ``${local_rank}``."""
+
+    name: str
+    args: tuple[str, ...]
+    kind: ProgramKind
+    interpreter: str
+
+
+class Timeouts(NamedTuple):
+    """Bounds of the waiting states, in seconds; ``None`` means the user asked for no bound."""
+
+    start_s: float | None = 600.0  # --cluster_time_out
+    grace_s: float = 30.0  # --shutdown-timeout: from asking workers to stop to SIGKILL
+    kill_s: float = 30.0  # from SIGKILL to giving up on an unkillable worker
+    scheduler_s: float | None = None  # --scheduler_grace: what the cluster gives msrun to end
+    exit_s: float = 30.0  # --grace: from a signal that asks for a stop until the step is saved
+    asked_exit_s: float = 600.0  # the same for other requests, after which nobody kills msrun
+    hang_s: float | None = None  # --hang_timeout; None: by the ranks' own pace; 0: nobody looks
+
+
+class LogSpec(NamedTuple):
+    """Where output goes. Ranks are local ranks, but for ``tail`` (global ranks)."""
+
+    log_dir: Path | None = None  # None: under the run's record in the state folder
+    disabled: bool = False  # --log-dir /dev/null: no files, workers write to the console
+    redirects: Mapping[int, Std] = {}  # empty: no -r given
+    tee: Mapping[int, Std] = {}  # empty: no -t given
+    local_ranks_filter: frozenset[int] | None = None  # console shows only these; None: all
+    tail: frozenset[int] | None = None  # --tail_worker_log, console shows only these; None: all
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    worker_log_name: str = "worker"  # {ip} and {hostname} already filled in
+    prefix_template: str | None = None  # ${role_name} ${rank} ${local_rank}
+
+    @property
+    def torchrun_tree(self) -> bool:
+        """Whether ``-r``/``-t`` ask for torchrun's folder tree."""
+        return not self.disabled and bool(self.redirects or self.tee)
+
+
+class DumpSpec(NamedTuple):
+    """How a power-off checkpoint is made and what a run goes on from. Times in seconds.
+
+    ``agent.spec.timeouts`` derives the times from what the user gave.
+    """
+
+    update_grace_s: float = 10.0  # --update_grace: for an optimizer update that is under way
+    freeze_s: float = 5.0  # --freeze_timeout: until ranks outside an update say they stand still
+    stall_s: float = 20.0  # --dump_timeout: without a byte of progress
+    split: bool = False  # --dump_split: all survivors write a part each
+    fallback: Path | None = None  # --dump_fallback; None: dumps/ in the log folder
+    resume: Path | None = None  # the verified checkpoint folder that attempt 0 goes on from
+    resume_step: int = 0  # what it holds
+    lineage: tuple[str, ...] = ()  # record ids of the runs that this one goes on from, newest first
+    recover_arg: str = "--is_recover=1"  # --recover_arg: appended at a resume; empty: nothing
+    restarts_explicit: bool = False  # whether --max-restarts was given, in whatever way
+    after_failure: bool = True  # --on_failure names it; a graceful exit is saved all the same
+    ttp: bool = True  # MS_ENABLE_TFT='{TTP:0}' switches the feature off
+
+
+class ReplaceSpec(NamedTuple):
+    """Whether lost ranks alone are started again, while the others live on."""
+
+    is_on: bool = True  # --on_failure, MS_ENABLE_TFT='{ARF:0}'
+    why_off: str = ""  # in words, where it is not on
+    most: int = 20  # --max_replacements within the period
+    period_s: float = 3600.0  # --replacement_period
+
+
+class BindSpec(NamedTuple):
+    """CPU binding that was asked for; ``agent.launch.cpu_binding`` resolves it."""
+
+    auto: bool = False  # --bind_core=True: an even, NUMA-aware share of the cores
+    cores: Mapping[int, tuple[str, ...]] = {}  # {0: ("0-3", "8")}
+    numa: str | None = None  # node | socket | exclusive | core-complex
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any binding was asked for."""
+        return self.auto or bool(self.cores) or self.numa is not None
+
+
+class JobSpec(NamedTuple):
+    """A checked job: what to run, how many times, where, and what to do when it breaks."""
+
+    program: Program
+    nproc: int  # workers on this node
+    run_id: str  # TORCHELASTIC_RUN_ID
+    record_id: str  # unique name of this run on this host
+    argv: tuple[str, ...] = ()  # the words after msrun that start this job again
+    is_away: bool = False  # --resume took msrun to the run's folder from another one
+    nnodes: int = 1
+    node_rank: int = 0
+    role: str = "default"
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None  # None: a free port is taken
+    max_restarts: int = 0
+    start_method: StartMethod = StartMethod.AUTO
+    preload: tuple[str, ...] = ()
+    timeouts: Timeouts = Timeouts()
+    signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    graceful_signals: tuple[int, ...] = ()  # --graceful_signals
+    exit_file: Path | None = None  # --graceful_exit_file, absolute
+    logs: LogSpec = LogSpec()
+    bind: BindSpec = BindSpec()
+    dump: DumpSpec = DumpSpec()
+    replace: ReplaceSpec = ReplaceSpec()
+    virtual_local_rank: bool = False
+    rank_table_file: str | None = None
+    event_log_handler: str = "null"  # null | console
+
+    @property
+    def world_size(self) -> int:
+        """All workers of the job."""
+        return self.nnodes * self.nproc
+
+    @property
+    def ranks_here(self) -> tuple[int, ...]:
+        """The ranks of this node."""
+        return tuple(range(self.node_rank * self.nproc, (self.node_rank + 1) * self.nproc))

@@ -1,0 +1,26 @@
+"""What does not change during a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agent.spec.job_spec import JobSpec
+from worker_hooks.contract.layout import RunLayout
+from worker_hooks.contract.protocol import WorkerOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Read by whoever tells about the run."""
+
+    spec: JobSpec
+    layout: RunLayout
+    host: str
+    started: float  # seconds since the epoch
+    plan: Callable[[int], tuple[WorkerOrder, ...]]  # the orders of an attempt, by local rank
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """The run's names."""
+        return {"run_id": self.spec.run_id, "record_id": self.spec.record_id}

@@ -1,0 +1,1 @@
+"""The one loop of a node: events in, actions out."""

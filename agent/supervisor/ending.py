@@ -1,0 +1,43 @@
+"""How a job ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.controller import actions as do
+from agent.controller.job import Job
+from agent.controller.restart_policy import lost
+from agent.controller.states import JobState
+from agent.workers.processes import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job ended, and the last attempt's workers."""
+
+    state: JobState
+    exit_code: int
+    reason: str
+    attempt: int
+    workers: tuple[Worker, ...]
+    saved: str | None = None  # the newest checkpoint folder, if any is known
+    lost: str = ""  # why the newest step is not in it, in words
+    has_hooks: bool = False  # some rank's state could be saved
+    gave_up: str = ""  # why restarts were left unused, in words
+    not_replaced: str = ""  # why nobody was replaced who was to be, in words
+
+    @staticmethod
+    def of(action: do.Finish, job: Job, workers: tuple[Worker, ...]) -> Ending:
+        """The end of ``job`` that was decided."""
+        return Ending(
+            action.state,
+            action.exit_code,
+            action.reason,
+            job.attempt,
+            workers,
+            job.resume,
+            lost(job),
+            job.has_hooks,
+            job.gave_up,
+            job.not_replaced if job.rules.replace and job.failure else "",
+        )

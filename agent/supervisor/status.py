@@ -1,0 +1,81 @@
+"""The present state of a run as one small JSON object: what ``msrun status`` reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from agent.controller.job import Job
+from agent.spec.run_facts import Facts
+from agent.text.wording import describe_exit
+from agent.workers.processes import Worker
+from worker_hooks.contract.layout import RunLayout
+
+
+def status(facts: Facts, job: Job, workers: Sequence[Worker]) -> dict[str, object]:
+    """Everything known; times in seconds since the epoch."""
+    spec, layout = facts.spec, facts.layout
+    ended = time.time() if job.state.is_end else None
+    return {
+        "record_id": spec.record_id,
+        "run_id": spec.run_id,
+        "host": facts.host,
+        "state": job.state.value,
+        "attempt": job.attempt,
+        "max_restarts": spec.max_restarts,
+        "grace_s": spec.timeouts.grace_s,
+        "kill_s": spec.timeouts.kill_s,
+        "exit_s": spec.timeouts.exit_s,
+        "asked_exit_s": spec.timeouts.asked_exit_s,
+        "dump_s": spec.dump.stall_s,
+        "reason": job.failure,
+        "started": facts.started,
+        "updated": time.time(),
+        "ended": ended,
+        "log_dir": str(layout.folder),
+        "workers": [_worker(layout, worker) for worker in workers],
+    }
+
+
+def _worker(layout: RunLayout, worker: Worker) -> dict[str, object]:
+    return {
+        "rank": worker.rank,
+        "local_rank": worker.local_rank,
+        "pid": worker.pid or None,
+        "state": worker.state.value,
+        "attempt": worker.attempt,
+        "began": worker.began,
+        "started": worker.started_at,
+        "ended": worker.ended_at,
+        "exit_code": worker.exit_code,
+        "exit": _exit_words(worker),
+        **_progress(worker),
+        "log": str(layout.worker_log(worker.rank)),
+    }
+
+
+def _progress(worker: Worker) -> dict[str, object]:
+    """How far a guarded rank is: its newest commit, epoch and batch as the script counts."""
+    beat = worker.beat
+    if beat is None:
+        return {}
+    phase = beat.phase.name.lower()
+    told = {"step": beat.step, "epoch": beat.epoch, "batch": beat.batch, "phase": phase}
+    return told | _tempo(worker)
+
+
+def _tempo(worker: Worker) -> dict[str, object]:
+    """How long its recent steps took, in seconds, and whether it is slower than its peers."""
+    tempo = worker.tempo
+    if tempo is None:
+        return {}
+    figures = ("median_s", "p95_s", "own_median_s", "own_p95_s")
+    told = {f"step_{name}": round(getattr(tempo, name), 6) for name in figures}
+    return {**told, "is_slow": worker.is_slow}
+
+
+def _exit_words(worker: Worker) -> str:
+    """How it ended; empty while it has not."""
+    if worker.why:
+        return f"not started: {worker.why}"
+    return "" if worker.exit_code is None else describe_exit(worker.exit_code)

@@ -1,0 +1,389 @@
+"""Acts on one node: turns what happens into events and the controller's actions into effects.
+
+One asyncio loop, one thread. Signal handlers only enqueue; every worker's end arrives as SIGCHLD;
+an idle job causes no wake-up. What to do is never decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.controller.decide import decide
+from agent.controller.job import Job
+from agent.controller.messages import outlook
+from agent.controller.rules import first_job
+from agent.controller.states import JobState, RankState
+from agent.controller.survival import renewed
+from agent.records.journal import Journal
+from agent.records.worker_output import Output
+from agent.spec.job_spec import JobSpec
+from agent.supervisor.ending import Ending
+from agent.supervisor.hooks_bridge import Safeguard
+from agent.supervisor.requests import Requests
+from agent.supervisor.teller import Teller
+from agent.text.ranges import format_ranges
+from agent.workers import processes
+from agent.workers.processes import Worker
+from agent.workers.replacements import Newcomers
+from agent.workers.starter import Starter
+from worker_hooks.contract import protocol
+
+SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
+SLOW_START_S = 2.0  # after that a terminal is told who is awaited
+
+
+class Supervisor:
+    """Runs one job on this node, from the first fork to the last process gone."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        plan: Callable[[int, bool], tuple[protocol.WorkerOrder, ...]],
+        starter: Starter,
+        safeguard: Safeguard,
+        requests: Requests,
+        output: Output,
+        journal: Journal,
+        say: Callable[[str], None],
+        changed: Callable[[Job, tuple[Worker, ...]], None],
+        attempt_ended: Callable[[JobState, tuple[Worker, ...]], None],
+    ) -> None:
+        """Take the parts; nothing starts before :meth:`run`.
+
+        Args:
+            spec: the job.
+            plan: the orders of an attempt, and whether it goes on from a checkpoint.
+            starter: its forkserver started already, to import while the agent does, too.
+            safeguard: hears the ranks' hooks.
+            requests: hears who wants the job to end.
+            output: the workers' files and their view on the console.
+            journal: what is written about the run.
+            say: tells people one sentence.
+            changed: told of the present state, soon after it changed.
+            attempt_ended: told when an attempt's last process is gone, before the next begins.
+        """
+        self._spec = spec
+        self._plan = plan
+        self._starter = starter
+        self._safeguard = safeguard
+        self._requests = requests
+        self._output = output
+        self._journal = journal
+        self._say = say
+        self._changed = changed
+        self._attempt_ended = attempt_ended
+        self._job = first_job(spec)
+        self._workers: dict[int, Worker] = {}
+        self._ranks_by_pid: dict[int, int] = {}
+        self._unclaimed: dict[int, int] = {}  # pid -> exit code: ended before it was announced
+        self._events: deque[ev.Event] = deque()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._ended = 0
+        self._lost: list[Worker] = []  # have newcomers in their places, not all of which joined
+        self._newcomers = Newcomers(plan, starter, output)
+        self._unwanted: set[int] = set()  # pids: were forked for an attempt that is over
+        self._reminders: list[asyncio.TimerHandle] = []
+        self._ending: Ending | None = None
+        self._deciding = False
+        self._bug: BaseException | None = None
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._on_bug)
+        self._teller = Teller(self._loop, self._tell)
+
+    def run(self) -> Ending:
+        """Run the job to its end."""
+        loop = self._loop
+        loop.add_signal_handler(signal.SIGCHLD, self.settle)
+        self._requests.attach(loop, self.post, lambda: self._job.attempt)
+        self._safeguard.attach(loop, self)
+        try:
+            self._starter.attach(loop, self._on_answer)
+            self.post(ev.LaunchRequested())
+            self.settle()  # a worker that was ordered early may have ended already
+            slow = loop.call_later(SLOW_START_S, self._say_who_is_awaited)
+            if self._ending is None:
+                loop.run_forever()
+            slow.cancel()
+            if self._ending is None:
+                raise RuntimeError("the supervisor stopped without an end") from self._bug
+            return self._ending
+        finally:
+            self._end_processes()
+            loop.close()
+
+    def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception in a callback is ours: end everything rather than go on half blind."""
+        self._bug = context.get("exception")
+        loop.stop()
+
+    # --- events in -----------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Some workers have been started."""
+        self._starter.hear()
+
+    def settle(self) -> None:
+        """Some children are dead: their groups are signalled before their pids are given back."""
+        self._starter.hear()  # a worker may be announced and dead at once
+        exited: list[Worker] = []
+        for ended in processes.ended_children():
+            rank = self._ranks_by_pid.pop(ended.pid, None)
+            if ended.pid in self._unwanted:
+                self._unwanted.remove(ended.pid)
+            elif rank is not None:
+                if ended.exit_code != 0:
+                    processes.signal_group(ended.pid, signal.SIGKILL)
+                exited.append(self._worker_ended(rank, ended.exit_code))
+            elif self._starter.is_store(ended.pid):
+                self._starter.on_store_exit(ended.exit_code)
+            elif self._newcomers.ended(ended.pid, ended.exit_code):
+                continue
+            elif self._job.having(RankState.PENDING) or self._newcomers.is_awaited:
+                self._unclaimed[ended.pid] = ended.exit_code
+        for worker in exited:
+            self._post_exit(worker)
+
+    def _worker_ended(self, rank: int, exit_code: int) -> Worker:
+        worker = self._workers[rank]
+        worker.exit_code = exit_code
+        worker.ended_at = time.time()
+        self._ended += 1
+        worker.order = self._ended
+        return worker
+
+    def _post_exit(self, worker: Worker) -> None:
+        assert worker.exit_code is not None
+        step = self._safeguard.hear_out(worker.rank)
+        self.post(ev.WorkerExited(worker.rank, worker.attempt, worker.exit_code, step))
+
+    def worker(self, rank: int) -> Worker:
+        """A rank of the present attempt."""
+        return self._workers[rank]
+
+    def spare(self, pid: int) -> None:
+        """If this process dies, ``pid`` is left its time to save."""
+        self._starter.spare(pid)
+
+    def watch(self, path: str) -> None:
+        """A graceful exit may be asked for in this file."""
+        self._requests.watch(path)
+
+    def _on_answer(self, answer: protocol.Forked | protocol.ForkFailed) -> None:
+        match answer:
+            case protocol.Forked():
+                self._on_forked(answer)
+            case protocol.ForkFailed():
+                self._on_fork_failed(answer)
+
+    def _on_forked(self, message: protocol.Forked) -> None:
+        if self._newcomers.forked(message, self._unclaimed.get(message.pid)):
+            self._unclaimed.pop(message.pid, None)
+            return
+        worker = self._workers[message.rank]
+        if message.attempt != worker.attempt:
+            self._unwanted.add(message.pid)
+            processes.signal_group(message.pid, signal.SIGKILL)
+            return
+        worker.pid = message.pid
+        worker.started_at = time.time()
+        self._ranks_by_pid[message.pid] = message.rank
+        self.post(ev.WorkerStarted(message.rank, message.attempt, message.pid))
+        if message.pid in self._unclaimed:
+            del self._ranks_by_pid[message.pid]
+            self._post_exit(self._worker_ended(message.rank, self._unclaimed.pop(message.pid)))
+
+    def _on_fork_failed(self, message: protocol.ForkFailed) -> None:
+        if self._newcomers.failed(message):
+            return
+        worker = self._workers[message.rank]
+        if message.attempt != worker.attempt:
+            return
+        worker.why = message.why
+        if worker.pid:  # it exists and says why it will leave: its exit is the event
+            self._journal.event("WorkerSpoke", rank=message.rank, why=message.why)
+            return
+        self._ended += 1
+        worker.order = self._ended
+        worker.ended_at = time.time()
+        self.post(ev.StartFailed(message.rank, message.attempt, message.why))
+
+    def post(self, event: ev.Event) -> None:
+        """Decide on an event and act; events that acting causes are decided afterwards."""
+        self._events.append(event)
+        if self._deciding:
+            return
+        self._deciding = True
+        try:
+            while self._events:
+                self._decide(self._events.popleft())
+        finally:
+            self._deciding = False
+        self._teller.changed(self._job.state)
+
+    def _tell(self) -> bool:
+        self._safeguard.refresh(self._workers)
+        self._changed(self._job, tuple(self._workers.values()))
+        return self._safeguard.is_needed and not self._job.state.is_end
+
+    def _decide(self, event: ev.Event) -> None:
+        before, earlier = self._job.state, self._job
+        decision = decide(self._job, event)
+        self._job = decision.job
+        for rank, state in self._job.ranks.items():
+            if rank in self._workers and self._workers[rank].attempt == self._job.attempt:
+                self._workers[rank].state = state
+        if not isinstance(event, ev.DumpProgressed):  # a large dump makes many
+            self._journal.event(type(event).__name__, **asdict(event), job=self._job.state.value)
+        for action in decision.actions:
+            self._journal.event(type(action).__name__, **asdict(action))
+            self._act(action)
+        self._safeguard.decided(self._job.state)
+        if sentence := outlook(earlier, self._job):
+            self._say(sentence)
+        has_all_started = before is JobState.STARTING and self._job.state is JobState.RUNNING
+        can_restart = self._job.restarts < self._spec.max_restarts
+        can_rejoin = isinstance(event, ev.RankRegistered) and not event.why_fixed
+        if (has_all_started and can_restart) or (can_rejoin and self._spec.replace.is_on):
+            self._starter.warm_up()
+
+    # --- actions out ---------------------------------------------------------------------------
+
+    def _act(self, action: do.Action) -> None:
+        match action:
+            case do.StartAttempt():
+                self._start_attempt(action)
+            case do.CancelStarts():
+                self._starter.cancel(action.reason, now=action.now)
+            case do.SignalRanks():
+                self._signal(action)
+            case do.SetDeadline():
+                self._set_deadline(action)
+            case do.Sweep():
+                self._sweep()
+            case do.Finish():
+                self._finish(action)
+            case do.RefuseRanks():
+                self._refuse(action)
+            case do.PrepareRanks() | do.ReplaceRanks() | do.RemindReplaced() | do.GoOnRanks():
+                self._act_on_loss(action)
+            case _:
+                if isinstance(action, do.SaveRanks) and action.place != do.MEMORY:
+                    self._newcomers.clear()  # nobody is replaced, and memory may be short
+                self._safeguard.act(action)
+
+    def _start_attempt(self, action: do.StartAttempt) -> None:
+        if action.attempt > 0:
+            self._say(action.reason)
+        orders = self._plan(action.attempt, action.resume is not None)
+        self._safeguard.begin(action.attempt, action.resume or "")
+        self._workers = {
+            order.rank: Worker(order.rank, local_rank, action.attempt)
+            for local_rank, order in enumerate(orders)
+        }
+        self._ended = 0
+        self._output.begin(action.attempt, orders)
+        self._starter.start(action.attempt, orders)
+
+    def _act_on_loss(self, action: do.OnLoss) -> None:
+        match action:
+            case do.PrepareRanks():
+                if self._newcomers.prepare(action, self._workers):
+                    self._safeguard.expect(action)
+            case do.ReplaceRanks():
+                self._replace(action)
+            case do.RemindReplaced():
+                aged = ev.ReplacementAged()
+                self._reminders.append(self._loop.call_later(action.after_s, self.post, aged))
+            case do.GoOnRanks():
+                self._safeguard.act(action)
+                self._look_at_lost()
+
+    def _replace(self, action: do.ReplaceRanks) -> None:
+        """Survivors first: they have more to do until all meet than newcomers have."""
+        attempt = action.attempt
+        for rank in action.survivors:
+            self._workers[rank].attempt = attempt
+        self._events = deque(renewed(event, attempt, action.survivors) for event in self._events)
+        self._starter.renew(attempt, {self._workers[rank].pid for rank in action.survivors})
+        self._safeguard.renew(action, self._starter.port)
+        self._lost += (self._workers[rank] for rank in action.newcomers)
+        for worker in self._newcomers.begin(action, self._workers):
+            self._ranks_by_pid[worker.pid] = worker.rank
+            self.post(ev.WorkerStarted(worker.rank, attempt, worker.pid))
+
+    def _look_at_lost(self) -> None:
+        """What ranks died of that were replaced, while training goes on."""
+        gone, self._lost = tuple(self._lost), []
+        if gone:
+            self._attempt_ended(JobState.REPLACING, gone)
+
+    def _signal(self, action: do.SignalRanks) -> None:
+        stopping = self._job.state in {JobState.STOPPING, JobState.KILLING}
+        for rank in action.ranks:
+            worker = self._workers[rank]
+            if worker.pid in self._ranks_by_pid:
+                is_news = stopping and not worker.is_released and not worker.hung
+                worker.told = worker.told or is_news
+                if stopping:
+                    processes.signal_group(worker.pid, action.signum)
+                else:  # for the rank, not for the programs it started
+                    processes.signal_one(worker.pid, action.signum)
+
+    def _refuse(self, action: do.RefuseRanks) -> None:
+        """What each rank says then in its log, is said to people once and by msrun."""
+        self._output.hush()
+        for rank in action.ranks:
+            self._workers[rank].told = True
+        self._safeguard.act(action)
+
+    def _set_deadline(self, action: do.SetDeadline) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if action.after_s is not None:
+            passed = ev.DeadlinePassed(action.state, action.attempt)
+            self._deadline = self._loop.call_later(action.after_s, self.post, passed)
+
+    def _sweep(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self._starter.end_attempt()
+        self._newcomers.clear()
+        self._safeguard.end_attempt()
+        killed = processes.end_adopted(self._starter.spared, SWEEP_S)
+        if killed:
+            self._journal.event("LeftoversKilled", pids=killed)
+        self._unclaimed.clear()
+        self._unwanted.clear()
+        gone, self._lost = tuple(self._lost), []
+        self._attempt_ended(self._job.state, (*gone, *self._workers.values()))
+
+    def _finish(self, action: do.Finish) -> None:
+        self._ending = Ending.of(action, self._job, tuple(self._workers.values()))
+        self._loop.stop()
+
+    def _say_who_is_awaited(self) -> None:
+        awaited = self._job.having(RankState.PENDING)
+        if awaited and self._job.state is JobState.STARTING:
+            doing = "" if self._starter.is_ready else "; the forkserver is still importing"
+            ranks = f"rank{'s' if len(awaited) > 1 else ''} {format_ranges(awaited)}"
+            self._output.progress(f"waiting for {ranks} to start{doing}")
+
+    def _end_processes(self) -> None:
+        """Nothing of the job outlives this call but what the kernel cannot kill."""
+        for timer in self._reminders:
+            timer.cancel()
+        self._starter.close()
+        self._safeguard.close()
+        self._requests.close()
+        self._loop.remove_signal_handler(signal.SIGCHLD)
+        processes.end_adopted(frozenset(), SWEEP_S)

@@ -1,0 +1,67 @@
+"""Exits, signals and ranks in words, as every reason spells them. Pure."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Iterable, Sequence
+
+from agent.text.ranges import format_ranges
+
+KB = 1000
+LISTED = 8  # ranks named in a sentence
+
+
+def signal_name(signum: int) -> str:
+    """``SIGTERM``, or ``signal 40`` for one without a name (a real-time signal)."""
+    try:
+        return signals.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0, 2``; a long list is cut."""
+    more = ", ..." if len(ranks) > LISTED else ""
+    words = ", ".join(str(rank) for rank in ranks[:LISTED]) + more
+    return f"rank{'s' if len(ranks) != 1 else ''} {words}"
+
+
+def ranged(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0-2,5``: all of them."""
+    numbers = format_ranges(ranks)
+    return f"rank{'' if numbers.isdecimal() else 's'} {numbers}"
+
+
+def times(count: int) -> str:
+    """``three times``."""
+    words = {1: "once", 2: "twice", 3: "three times"}
+    return words.get(count, f"{count} times")
+
+
+def described(facts: Iterable[tuple[int, str]]) -> str:
+    """Ranks with what is true of each, those alike together: ``ranks 0, 2 ended; rank 1 is torn``.
+
+    ``facts`` are verbs; each fits one rank as well as several.
+    """
+    alike: dict[str, list[int]] = {}
+    for rank, fact in facts:
+        alike.setdefault(fact, []).append(rank)
+    return "; ".join(f"{listed(ranks)} {fact}" for fact, ranks in alike.items())
+
+
+def describe_exit(exit_code: int) -> str:
+    """An exit code in words: ``was killed by SIGKILL``, ``exited with code 3``."""
+    if exit_code < 0:
+        return f"was killed by {signal_name(-exit_code)}"
+    return f"exited with code {exit_code}"
+
+
+def sized(nbytes: float) -> str:
+    """``417 bytes``, ``10.4 MB``, ``37.1 GB``."""
+    if nbytes < KB:
+        return f"{nbytes:.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
+        nbytes /= KB
+        if nbytes < KB:
+            return f"{nbytes:.3g} {unit}"
+    return f"{nbytes / KB:.3g} TB"

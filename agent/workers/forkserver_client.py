@@ -1,0 +1,238 @@
+"""The agent's end of the forkserver: start it, order workers, hear what became of them.
+
+Its death is an event like any other (``agent.workers.starter`` says what follows); running
+workers do not depend on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.workers.master_port import loopback_host
+from agent.workers.order_batches import batches
+from worker_hooks.contract import protocol, wire
+
+_ROOT = Path(__file__).parents[2]
+_WARM = _ROOT / "agent/forkserver"
+_COLD_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from agent.forkserver import server; server.serve_cold(sys.argv[2])"
+)
+
+
+class Warmth(NamedTuple):
+    """What a warm forkserver needs to know of the script."""
+
+    argv: tuple[str, ...]  # the interpreter's command line, exactly as a cold worker's
+    preload: tuple[str, ...]  # imported before the first fork
+    later: tuple[str, ...]  # imported after it, so that a restart finds it warm
+    search_path: str  # what will be sys.path[0] for the script
+
+
+class Forkserver:
+    """One forkserver process and the link to it."""
+
+    def __init__(
+        self,
+        warmth: Warmth | None,
+        environ: Mapping[str, str],
+        record_id: str,
+        log: Path | None,
+        *,
+        is_ours: bool,
+    ) -> None:
+        """Describe it; nothing starts yet.
+
+        Args:
+            warmth: what it preloads; ``None``: nothing, it starts fresh processes.
+            environ: of the workers, as far as it is the same for all.
+            record_id: the run's.
+            log: where its own output goes; ``None``: msrun's streams.
+            is_ours: fresh workers run this very interpreter.
+        """
+        self.warmth = warmth
+        self._environ = dict(environ)
+        self._record_id = record_id
+        self._log = log
+        self._is_ours = is_ours
+        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)  # the agent may raise its own
+        self.link: socket.socket | None = None
+        self.pid = 0
+        self.ready = False
+        self._waiting: deque[protocol.StartWorkers] = deque()
+        self._unanswered: set[int] = set()  # ranks of the batch that was sent
+
+    def cooled(self) -> Forkserver:
+        """One that preloads nothing, for when warmth is no use."""
+        cold = Forkserver(None, self._environ, self._record_id, self._log, is_ours=self._is_ours)
+        cold._files = self._files
+        return cold
+
+    def start(self) -> None:
+        """Start the process; Ready arrives on the link.
+
+        Raises:
+            OSError: no process, socket or memory could be had.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        orders: dict[str, object] = {
+            "fd": theirs.fileno(),
+            "agent_pid": os.getpid(),
+            "record_id": self._record_id,
+            "preload": [],
+        }
+        environ = dict(self._environ)
+        if self.warmth is None:
+            root = str(_ROOT)
+            orders["site"] = str(_WARM) if self._is_ours else None
+            argv = [sys.executable, "-I", "-S", "-c", _COLD_START, root, json.dumps(orders)]
+        else:
+            argv = list(self.warmth.argv)
+            orders["preload"] = self.warmth.preload
+            orders["search_path"] = self.warmth.search_path
+            orders["pythonpath"] = environ.get("PYTHONPATH")
+            environ["MSRUN_FORKSERVER"] = json.dumps(orders)
+            environ["PYTHONPATH"] = os.pathsep.join(
+                filter(None, (str(_WARM), environ.get("PYTHONPATH")))
+            )
+        try:
+            self.pid = self._spawn(argv, environ, theirs)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self.link = ours
+        self.ready = False
+
+    def _spawn(self, argv: list[str], environ: dict[str, str], link: socket.socket) -> int:
+        log = None if self._log is None else _open_log(self._log)
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=environ,
+                stdout=log,
+                stderr=log,
+                pass_fds=(link.fileno(),),
+                start_new_session=True,
+            )
+        finally:
+            if log is not None:
+                os.close(log)
+        with contextlib.suppress(OSError):  # it is dead already: its link says so
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, self._files)
+        process.returncode = 0  # reaped with all other children; Popen must not try
+        return process.pid
+
+    def order(
+        self, attempt: int, workers: Sequence[protocol.WorkerOrder], *, keeps: bool = False
+    ) -> None:
+        """Order workers; each is answered by Forked or ForkFailed.
+
+        One batch at a time: with thousands of ranks both sides would fill the link and wait.
+
+        Args:
+            attempt: of all of them.
+            workers: what they are.
+            keeps: workers of attempts before live on.
+
+        Raises:
+            OSError: the forkserver is gone.
+        """
+        self._waiting.extend(batches(attempt, workers, keeps=keeps))
+        self._order_next()
+
+    def recall(self) -> tuple[protocol.WorkerOrder, ...]:
+        """Take back the orders that were not sent yet."""
+        recalled = tuple(order for batch in self._waiting for order in batch.workers)
+        self._waiting.clear()
+        return recalled
+
+    def _order_next(self) -> None:
+        if self._waiting and not self._unanswered:
+            batch = self._waiting.popleft()
+            self._unanswered = {order.rank for order in batch.workers}
+            self._send(batch)
+
+    def warm_up(self) -> None:
+        """Import what a restart will want, while nobody waits."""
+        if self.warmth is not None and self.warmth.later:
+            self._send(protocol.Preload(self.warmth.later))
+
+    def order_store(self, attempt: int, listener: socket.socket) -> None:
+        """Hand a listening socket to a new store host; answered by StoreForked.
+
+        Raises:
+            OSError: the forkserver is gone.
+        """
+        order = protocol.StartStore(attempt, loopback_host(listener), listener.getsockname()[1])
+        self._send(order, [listener.fileno()])
+
+    def spare(self, pid: int) -> None:
+        """Let a worker live on for a while if the agent dies.
+
+        Raises:
+            BlockingIOError: the link is full; its writability tells when to try again.
+            OSError: the forkserver is gone.
+        """
+        if self.link is None:
+            raise BrokenPipeError("the forkserver is not running")
+        wire.send(self.link, protocol.Spare(pid))
+
+    def _send(self, message: protocol.Message, fds: Sequence[int] = ()) -> None:
+        if self.link is None:
+            raise BrokenPipeError("the forkserver is not running")
+        self.link.setblocking(True)
+        self.link.settimeout(60)
+        try:
+            wire.send(self.link, message, fds)
+        finally:
+            self.link.setblocking(False)
+
+    def hear(self, deliver: Callable[[protocol.Message], None]) -> bool:
+        """Deliver every message that has arrived; False when the forkserver is gone."""
+        while self.link is not None:
+            try:
+                message, _ = wire.receive(self.link)
+            except BlockingIOError:
+                return True
+            if message is None:
+                return False
+            match message:
+                case protocol.Ready():
+                    self.ready = True
+                case protocol.Forked() | protocol.ForkFailed():
+                    self._unanswered.discard(message.rank)
+                    with contextlib.suppress(OSError):  # it is gone: the next receive says so
+                        self._order_next()
+                case _:
+                    pass
+            deliver(message)
+        return False
+
+    def forget(self) -> None:
+        """Close the link: the process, if it lives, takes that as its end."""
+        if self.link is not None:
+            self.link.close()
+            self.link = None
+        self.ready = False
+        self._waiting.clear()
+        self._unanswered.clear()
+
+
+def _open_log(path: Path) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:  # a full disk: the journal says so
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

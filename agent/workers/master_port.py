@@ -1,0 +1,112 @@
+"""The socket on MASTER_PORT: bound by the agent before anything starts, so no race loses a port.
+
+It stays the agent's for the whole job. A store host gets a copy when the first worker knocks; a
+restart gives the same socket to a new store host, a replacement takes one beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+
+from agent.spec.job_spec import UsageError
+
+BACKLOG = 4096  # every rank may knock before the store host is up
+
+
+def listen(host: str, port: int | None) -> socket.socket:
+    """Bind and listen where workers will look for MASTER_ADDR:MASTER_PORT.
+
+    A loopback address is bound as it is. Any other address of this machine means all addresses,
+    so that ``localhost`` works beside it.
+
+    Args:
+        host: name or address of this machine.
+        port: TCP port; ``None`` or 0 takes a free one.
+
+    Raises:
+        UsageError: the host does not resolve or is another machine's, or the port is taken.
+    """
+    family, address = _resolve(host)
+    wanted = port or 0
+    try:
+        if _is_loopback(address[0]):
+            return _bind(family, address[0], wanted)
+        with contextlib.closing(_bind(family, address[0], 0)):  # proves that it is ours
+            pass
+        return _bind_all(wanted)
+    except OSError as error:
+        raise UsageError(_why(error, host, wanted)) from error
+
+
+def beside(listener: socket.socket) -> socket.socket:
+    """Another one at the same address, on a free port; the same one if none is to be had."""
+    try:
+        if listener.family is socket.AF_INET6 and listener.getsockname()[0] == "::":
+            return _bind_all(0)
+        return _bind(listener.family, listener.getsockname()[0], 0)
+    except OSError:
+        return listener
+
+
+def loopback_host(listener: socket.socket) -> str:
+    """An address at which this machine itself reaches the socket."""
+    address = str(listener.getsockname()[0])
+    return "127.0.0.1" if address in {"::", "0.0.0.0"} else address  # noqa: S104  not bound here
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _resolve(host: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no host has such a name"
+        raise UsageError(
+            f"--master_addr {host!r} does not resolve ({why}): give a name or address of this host"
+        ) from error
+    # IPv4 first: what `localhost` means to most scripts
+    family, _, _, _, address = min(found, key=lambda info: info[0] is not socket.AF_INET)
+    return family, (str(address[0]), 0)
+
+
+def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # connections of an earlier job may still be in TIME_WAIT; a live listener still refuses us
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind_all(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
+        )
+    return _bind(socket.AF_INET, "0.0.0.0", port)  # noqa: S104  the user named an outer address
+
+
+def _why(error: OSError, host: str, port: int) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"port {port} on {host} is already in use: choose another --master_port, "
+                "or leave it out and a free one is taken"
+            )
+        case errno.EACCES:
+            return f"port {port} needs privileges to bind: choose a --master_port above 1023"
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"--master_addr {host} is not an address of this machine: with one node leave it "
+                "out or give a local address"
+            )
+        case _:
+            return f"cannot listen on {host}:{port}: {error.strerror}"

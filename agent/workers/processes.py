@@ -1,0 +1,173 @@
+"""A worker as the agent sees it: a process, its group, and the way it ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from agent.controller.states import RankState
+
+if TYPE_CHECKING:
+    from agent.health.stragglers import Tempo
+    from worker_hooks.contract.status_page import Beat
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PF_EXITING = 0x4  # linux/sched.h
+
+
+class Worker:
+    """One rank's process. Times are wall clock, for people."""
+
+    def __init__(self, rank: int, local_rank: int, attempt: int) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.attempt = attempt  # grows with every replacement of other ranks that it survives
+        self.began = attempt  # the attempt that its process was started in: its files' names
+        self.is_replaced = False
+        self.pid = 0
+        self.state = RankState.PENDING
+        self.exit_code: int | None = None  # 0-255, or negative for a signal
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.order = 0  # of ending, within the attempt
+        self.told = False  # msrun signalled it to stop before it ended
+        self.is_released = False  # it was held with an exception, and ends by that
+        self.beat: Beat | None = None  # how far it was when last looked at
+        self.tempo: Tempo | None = None  # how quick
+        self.is_slow = False  # persistently slower than its peers
+        self.hung = ""  # why it is killed, if it hangs
+        self.why = ""  # why it could not be started
+
+
+class Ended(NamedTuple):
+    """A child of the agent that is dead and not yet reaped: its pid is still its own."""
+
+    pid: int
+    exit_code: int
+
+
+def become_subreaper() -> None:
+    """Adopt every orphan below this process, so that none escapes and all can be reaped.
+
+    Raises:
+        OSError: the kernel refused (Linux before 3.4).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def ended_children() -> Iterator[Ended]:
+    """Every dead child, oldest first as the kernel lists them; each is reaped after its turn.
+
+    While a child is looked at it is a zombie, so its pid and its group's id cannot belong to
+    anybody else: that is the moment to signal the group.
+    """
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None:
+            return
+        exited = found.si_code == os.CLD_EXITED
+        yield Ended(found.si_pid, found.si_status if exited else -found.si_status)
+        os.waitid(os.P_PID, found.si_pid, os.WEXITED)
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the kernel is taking this process apart: its descriptors close before it is dead."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return bool(int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING)
+    except (OSError, ValueError, IndexError):
+        return True  # it is gone
+
+
+def signal_group(pid: int, signum: int) -> None:
+    """Signal the group that ``pid`` leads, or ``pid`` alone while it leads none yet.
+
+    Must only be called while ``pid`` is an unreaped child of ours. ESRCH is harmless then: the
+    group is empty. EPERM: it changed its user; nothing can be done.
+    """
+    try:
+        os.killpg(pid, signum)
+    except ProcessLookupError:
+        signal_one(pid, signum)
+    except PermissionError:
+        return
+
+
+def signal_one(pid: int, signum: int) -> None:
+    """Signal an unreaped child of ours. EPERM: it changed its user; nothing can be done."""
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def adopted(spared: frozenset[int]) -> list[int]:
+    """Children of this process but ``spared``: what workers left behind."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [pid for pid in map(int, file.read().split()) if pid not in spared]
+
+
+def end_adopted(spared: frozenset[int], within_s: float) -> list[int]:
+    """Kill all children but ``spared``, and the children they leave, until there are none.
+
+    Returns:
+        The pids that were killed. A process in uninterruptible sleep may outlast ``within_s``.
+    """
+    killed: list[int] = []
+    deadline = time.monotonic() + within_s
+    while left := adopted(spared):
+        for pid in left:
+            signal_group_or_process(pid)
+            if pid not in killed:
+                killed.append(pid)
+        for pid in left:
+            _reap_until(pid, deadline)
+        if time.monotonic() > deadline:
+            break
+    return killed
+
+
+def signal_group_or_process(pid: int) -> None:
+    """SIGKILL a child of ours, with its group if it leads one."""
+    try:
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return  # already dead, or no longer ours to kill
+
+
+def end_child(pid: int, within_s: float) -> None:
+    """SIGKILL a process and wait until it is gone, if it is an unreaped child of ours."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.kill(pid, signal.SIGKILL)
+    except (ChildProcessError, ProcessLookupError):
+        return  # reaped already: the pid is not its own any more
+    _reap_until(pid, time.monotonic() + within_s)
+
+
+def _reap_until(pid: int, deadline: float) -> None:
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        waiting = select.poll()  # not select(): a descriptor may be above 1023
+        waiting.register(fd, select.POLLIN)
+        if waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            os.waitid(os.P_PID, pid, os.WEXITED)
+    except ChildProcessError:
+        return  # reaped elsewhere
+    finally:
+        os.close(fd)

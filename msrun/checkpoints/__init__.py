@@ -1,0 +1,1 @@
+"""``msrun checkpoints``: list, show, verify, prune, merge."""

@@ -1,0 +1,185 @@
+"""What is in a folder: checkpoints of msrun's, what became of unfinished ones, and foreign files.
+
+Nothing but names, sizes, manifests and headers is read here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.spec.job_spec import UsageError
+from worker_hooks.contract.layout import DUMP, REMOVED, UNFINISHED
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage import retention
+from worker_hooks.storage.manifest import CHECKPOINT_KIND, DUMP_KIND, Manifest
+from worker_hooks.storage.safetensors_file import Header, read_header
+
+FOREIGN = "foreign"  # a safetensors file that no manifest names
+LEFTOVER = "leftover"  # of a deletion that was killed
+SUFFIX = ".safetensors"
+INDEX = ".safetensors.index.json"
+_DIGITS = 19  # a number with so many is none of ours
+_DEEP = 3  # levels of folders in which foreign files are looked for
+
+
+class Item(NamedTuple):
+    """A checkpoint folder, a foreign file, or what is left of a folder.
+
+    Without ``content`` it is not complete, or so damaged that nothing is known of it.
+    """
+
+    path: Path
+    kind: str  # a manifest's, FOREIGN or LEFTOVER
+    nbytes: int
+    saved_at: float  # seconds since the epoch
+    content: Manifest | Header | None = None
+    flaws: tuple[str, ...] = ()  # damage that shows without reading tensors
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is all there, as far as sizes and headers tell."""
+        return self.content is not None and not self.flaws
+
+
+def look(folder: Path) -> list[Item]:
+    """All that is there: checkpoints, the newest step first, then foreign files by name.
+
+    Args:
+        folder: one that holds checkpoints, a checkpoint itself, or a single file.
+
+    Raises:
+        UsageError: there is nothing.
+    """
+    if folder.is_file():
+        return [_file(folder)]
+    if not folder.is_dir():
+        what = "is no file or folder" if os.path.lexists(folder) else "does not exist"
+        raise UsageError(f"{folder} {what}")
+    if folder.name.endswith(REMOVED):
+        return [_leftover(folder)]
+    items = [_checkpoint(path, found) for path, found in manifests.candidates(folder)]
+    with contextlib.suppress(OSError):  # then all of it is unreadable, and that was said
+        items += map(_leftover, retention.leftovers(folder))
+    claimed = {os.path.realpath(item.path) for item in items}
+    items += map(_file, _foreign(folder, claimed, SUFFIX))
+    items += (item for path in _foreign(folder, claimed, INDEX) if (item := _index(path)).flaws)
+    if not items:
+        raise UsageError(f"{folder} holds no checkpoint and no safetensors file")
+    return items
+
+
+def checkpoints(items: Collection[Item]) -> list[tuple[Item, Manifest]]:
+    """Those that have a manifest."""
+    return [(item, item.content) for item in items if isinstance(item.content, Manifest)]
+
+
+def damages(item: Item, advance: Callable[[int], None]) -> list[str]:
+    """All that is wrong with it, each file read to its end where there is a checksum.
+
+    ``advance`` is told of bytes that were read, from several threads.
+    """
+    if isinstance(item.content, Manifest):
+        return manifests.verify(item.path, item.content, advance)
+    return list(item.flaws)
+
+
+def bytes_to_read(item: Item) -> int:
+    """How many bytes :func:`damages` reads."""
+    if isinstance(item.content, Manifest):
+        return sum(shard.nbytes for shard in item.content.shards)
+    return 0
+
+
+def fact(item: Item, name: str) -> int | None:
+    """``step``, ``epoch``, ``batch`` or ``world_size``, as the manifest or the header tells it."""
+    match item.content:
+        case Manifest():
+            return int(getattr(item.content, name))
+        case Header():
+            text = item.content.metadata.get(name, "")
+            return int(text) if text.isascii() and text.isdigit() and len(text) < _DIGITS else None
+    return None
+
+
+def _checkpoint(path: Path, found: Manifest | str) -> Item:
+    if isinstance(found, Manifest):
+        flaws = tuple(manifests.verify(path, found, quick=True))
+        return Item(path, found.kind, _nbytes(path), found.saved_at, found, flaws)
+    kind = DUMP_KIND if path.name.startswith(DUMP) else CHECKPOINT_KIND
+    flaws = () if path.name.endswith(UNFINISHED) else (found,)
+    return Item(path, kind, _nbytes(path), _changed(path), None, flaws)
+
+
+def _leftover(path: Path) -> Item:
+    return Item(path, LEFTOVER, _nbytes(path), _changed(path))
+
+
+def _file(path: Path) -> Item:
+    try:
+        state = path.stat()
+        header = read_header(path)
+    except ValueError as error:
+        why = str(error).removeprefix(f"{path} ")
+        return Item(path, FOREIGN, state.st_size, state.st_mtime, None, (why,))
+    except OSError as error:
+        return Item(path, FOREIGN, 0, 0.0, None, (f"cannot be read ({error.strerror})",))
+    return Item(path, FOREIGN, state.st_size, state.st_mtime, header)
+
+
+def _index(path: Path) -> Item:
+    """The list of a model's files, as Hugging Face has it beside them; damaged if one is gone."""
+    flaws: tuple[str, ...] = ()
+    try:
+        named = set(json.loads(path.read_bytes())["weight_map"].values())
+        missing = sorted(name for name in named if not (path.parent / name).is_file())
+        flaws = tuple(f"it names {name}, which is missing" for name in missing)
+    except OSError as error:
+        flaws = (f"cannot be read ({error.strerror})",)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        flaws = ("is no list of a model's files",)
+    return Item(path, FOREIGN, 0, _changed(path), None, flaws)
+
+
+def _foreign(folder: Path, claimed: Collection[str], suffix: str) -> list[Path]:
+    """Files outside of checkpoints; one with several names under one of them."""
+    found: dict[str, Path] = {}
+    for path in sorted(_files(folder, claimed, suffix)):
+        real = os.path.realpath(path)
+        if real not in found or found[real].is_symlink():
+            found[real] = path
+    return sorted(found.values())
+
+
+def _files(folder: Path, claimed: Collection[str], suffix: str) -> Iterator[Path]:
+    top = len(folder.parts)
+    if os.path.realpath(folder) in claimed:
+        return
+    for place, folders, files in os.walk(folder):
+        here = Path(place)
+        is_deep = len(here.parts) - top >= _DEEP
+        inside = [name for name in folders if os.path.realpath(here / name) not in claimed]
+        folders[:] = [] if is_deep else inside
+        paths = (here / name for name in files if name.endswith(suffix))
+        yield from (path for path in paths if path.is_file())
+
+
+def _nbytes(folder: Path) -> int:
+    """Of all files in it; links are not followed."""
+    found = (os.path.join(place, name) for place, _, files in os.walk(folder) for name in files)
+    total = 0
+    for path in found:
+        with contextlib.suppress(OSError):  # it is being written, or deleted
+            total += os.lstat(path).st_size
+    return total
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,120 @@
+"""``msrun checkpoints list``: a table of what is in a folder, or JSON."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent.failure.log_excerpt import harmless
+from agent.text.wording import sized
+from msrun.checkpoints.catalog import FOREIGN, LEFTOVER, Item, bytes_to_read, damages, fact
+from msrun.runs.status import duration, show_json, table
+from msrun.terminal.progress import UNKNOWN, bar
+from msrun.terminal.stdout import put
+from worker_hooks.storage.manifest import Manifest
+from worker_hooks.storage.safetensors_file import Header
+
+COLUMNS = (
+    "step", "epoch", "batch", "kind", "size", "ranks", "age", "complete", "verified", "name",
+)  # fmt: skip
+FACTS = ("step", "epoch", "batch", "world_size")
+T = TypeVar("T")
+BY_HEADER = "header"  # a foreign file has no checksum, only sizes that fit or not
+
+
+def show(folder: Path, items: Sequence[Item], now: float, *, verifies: bool, as_json: bool) -> bool:
+    """Print a line for each; whether all is sound, as far as was looked.
+
+    Args:
+        folder: names are relative to it.
+        items: what is in it.
+        now: seconds since the epoch.
+        verifies: compare all checksums, too.
+        as_json: for programs.
+    """
+    found: list[Sequence[str] | None] = [None] * len(items)
+    if verifies:
+        with bar("verifying", sum(map(bytes_to_read, items))) as advance:
+            found = [damages(item, advance) for item in items]
+    pairs = still_there(items, found)
+    if as_json:
+        show_json([described(*one, now) for one in pairs])
+    else:
+        put(table(COLUMNS, [_row(folder, *one, now) for one in pairs], styled="complete"))
+        notes = [_note(folder, *one) for one in pairs]
+        if said := [note for note in notes if note]:
+            put("\n" + "\n".join(said) + "\n")
+    return not any(_flaws(*one) for one in pairs)
+
+
+def still_there(items: Sequence[Item], found: Sequence[T]) -> list[tuple[Item, T]]:
+    """Items, each with what was found, without those that training has deleted meanwhile."""
+    pairs = zip(items, found, strict=True)
+    return [one for one in pairs if os.path.lexists(one[0].path)]
+
+
+def described(item: Item, found: Sequence[str] | None, now: float) -> dict[str, Any]:
+    """An item for programs; ``found`` is ``None`` where checksums were not compared.
+
+    ``verified`` is true, false or unknown; a foreign file has no checksums, and is never.
+    """
+    has_sums = isinstance(item.content, Manifest)
+    flaws = _flaws(item, found)
+    return {
+        "path": str(item.path.absolute()),
+        "kind": item.kind,
+        **{name: fact(item, name) for name in FACTS},
+        "nbytes": item.nbytes,
+        "saved_at": item.saved_at,
+        "age_s": max(0.0, now - item.saved_at),
+        "is_complete": item.is_complete,
+        "verified": False if flaws else True if has_sums and found is not None else None,
+        "damages": list(flaws),
+        "record_id": item.content.record_id if isinstance(item.content, Manifest) else None,
+        "reason": item.content.reason if isinstance(item.content, Manifest) else None,
+    }
+
+
+def named(folder: Path, path: Path) -> str:
+    """The path as the person who named the folder knows it."""
+    if path == folder:
+        return path.name or str(path)
+    return os.path.relpath(path, folder)
+
+
+def _flaws(item: Item, found: Sequence[str] | None) -> Sequence[str]:
+    return found or item.flaws
+
+
+def _row(folder: Path, item: Item, found: Sequence[str] | None, now: float) -> tuple[str, ...]:
+    known = (fact(item, name) for name in FACTS)
+    step, epoch, batch, ranks = (UNKNOWN if one is None else str(one) for one in known)
+    return (
+        *(step, epoch, batch, item.kind, sized(item.nbytes), ranks),
+        duration(now - item.saved_at) if item.saved_at else UNKNOWN,
+        "yes" if item.is_complete else "no",
+        _verified(item, found),
+        named(folder, item.path),
+    )
+
+
+def _verified(item: Item, found: Sequence[str] | None) -> str:
+    if _flaws(item, found):
+        return "damaged"
+    if isinstance(item.content, Header):
+        return BY_HEADER
+    return UNKNOWN if found is None or item.content is None else "yes"
+
+
+def _note(folder: Path, item: Item, found: Sequence[str] | None) -> str:
+    """What else is to be said of it."""
+    name = named(folder, item.path)
+    if flaws := _flaws(item, found):
+        return "\n".join(harmless(f"damaged: {name}: {flaw}") for flaw in flaws)
+    if item.kind == LEFTOVER:
+        return harmless(f"{name}: is left of a deletion; `msrun checkpoints prune` removes it")
+    if not item.is_complete and item.kind != FOREIGN:
+        return harmless(f"{name}: is unfinished: being written, or left by a save that was killed")
+    return ""

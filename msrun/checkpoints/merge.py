@@ -1,0 +1,257 @@
+"""``msrun checkpoints merge``: the tensors of a checkpoint as one safetensors file.
+
+Its bytes are read and written in pieces, so that the largest state needs little memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agent.spec.job_spec import UsageError
+from agent.text.wording import sized
+from msrun.checkpoints.catalog import Item, bytes_to_read, checkpoints, damages
+from msrun.checkpoints.tensors import SHARDING, Whole, joined, runs
+from msrun.terminal.progress import bar, counted, say
+from msrun.terminal.stdout import put
+from worker_hooks.contract.layout import fsync_folder
+from worker_hooks.storage import safetensors_file
+from worker_hooks.storage.manifest import Manifest
+from worker_hooks.storage.safetensors_file import BITS, Header, read_header
+
+_PIECE = 4 << 20  # bytes
+_REST, _OBJECTS = "rest", "objects"  # worker_hooks.tensors.shard's and .restore's, which need torch
+_EXTRA, _TRANSIENT = "extra", "transient"  # of a module: what its state_dict has not as tensors
+
+
+class Order(NamedTuple):
+    """What is asked for."""
+
+    output: Path | None  # by default named after what is merged, in the present folder
+    only: str | None  # a registered object; the names in the file are then its own
+    is_forced: bool  # replaces a file that is there
+
+
+class _Source(NamedTuple):
+    """What is merged."""
+
+    item: Item
+    tensors: Mapping[str, Whole]
+    metadata: Mapping[str, str]
+
+
+def merge(folder: Path, items: Sequence[Item], order: Order) -> bool:
+    """Write the file; whether there was anything whole to write.
+
+    Args:
+        folder: where the items are.
+        items: of several checkpoints the newest verified one is taken.
+        order: what to write.
+
+    Raises:
+        UsageError: the tensors do not make up a state, there is no such object, the file exists,
+            or it cannot be written.
+    """
+    chosen = _chosen(items)
+    if chosen is None:
+        say(f"nothing in {folder} is whole: nothing was written")
+        return False
+    try:
+        source = _source(chosen)
+        names = _names(source, order.only)
+        path = order.output or Path(_stem(folder, chosen[0], order.only) + ".safetensors")
+        done = _write(path, source, names, order)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        where = error.filename or order.output or folder
+        raise UsageError(f"{where}: {error.strerror or error}; nothing was written") from error
+    put(f"{path}: {counted(len(names), 'tensor')}, {sized(done)}\n")
+    return True
+
+
+def _chosen(items: Sequence[Item]) -> list[Item] | None:
+    """The newest verified checkpoint, else all foreign files; ``None`` if they are damaged."""
+    found = [item for item, _ in checkpoints(items)]
+    for item in found:
+        with bar("verifying", bytes_to_read(item)) as advance:
+            flaws = damages(item, advance)
+        if not flaws:
+            return [item]
+        for flaw in flaws:
+            say(f"{item.path} is damaged: {flaw}")
+    files = [] if found else [item for item in items if isinstance(item.content, Header)]
+    broken = [item for item in items if item.flaws and not found]
+    for item in broken:
+        say(f"{item.path} is damaged: {item.flaws[0]}")
+    return files if files and not broken else None
+
+
+def _source(chosen: Sequence[Item]) -> _Source:
+    """What the chosen items hold together.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: parts are missing or do not fit.
+    """
+    first = chosen[0]
+    if not isinstance(first.content, Manifest):
+        files = [(item.path, item.content) for item in chosen if isinstance(item.content, Header)]
+        return _Source(first, joined(files, has_replicas=False), files[0][1].metadata)
+    state = [one for one in first.content.shards if one.kind == "replicated" and not one.variant]
+    files = [(path, read_header(path)) for path in (first.path / one.file for one in state)]
+    tensors = joined(files, has_replicas=True)
+    headers = [header for _, header in files]
+    return _Source(first, tensors, max(headers, key=_own).metadata if headers else {})
+
+
+def _own(header: Header) -> int:
+    """How much of what its rank alone had is in the file: its metadata tell of that."""
+    names = set(_texts(_json(header.metadata, _OBJECTS)))
+    return sum(entry.name in names for entry in header.entries)
+
+
+def _json(metadata: Mapping[str, str], key: str) -> Any:
+    try:
+        return json.loads(metadata.get(key, "{}"))
+    except (ValueError, RecursionError):
+        return {}  # another program's word of that name
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in it; names of tensors are among them."""
+    match value:
+        case str():
+            yield value
+        case list():
+            for each in value:
+                yield from _texts(each)
+        case dict():
+            for each in value.values():
+                yield from _texts(each)
+
+
+def _names(source: _Source, only: str | None) -> dict[str, str]:
+    """Names in the file, each with the tensor's own.
+
+    With ``only`` they are those of the module's ``state_dict``: without what is in front of them,
+    and without the tensors that are not in it.
+
+    Raises:
+        ValueError: nothing of that name was saved.
+    """
+    if only is None:
+        return {name: name for name in source.tensors}
+    rest = _json(source.metadata, _REST)
+    pieces = rest.get("pieces", {}) if isinstance(rest, dict) else {}
+    pieces = pieces if isinstance(pieces, dict) else {}
+    found = {name.removeprefix(f"{only}."): name for name in source.tensors if _is_in(name, only)}
+    if not found:
+        known = sorted(pieces or {name.partition(".")[0] for name in source.tensors})
+        raise ValueError(
+            f"{source.item.path} has no {only}: it has {', '.join(known) or 'nothing'}"
+        )
+    left_out: set[str] = set()
+    for name, value in pieces.items():
+        if _is_in(name, only) and isinstance(value, dict):
+            extra = value.get(_EXTRA) or {}
+            if extra:
+                say(f"{name} has extra state, which is not written: load with strict=False")
+            left_out |= {*_texts(extra), *_texts(value.get(_TRANSIENT))}
+    return {new: old for new, old in found.items() if old not in left_out}
+
+
+def _is_in(name: str, only: str) -> bool:
+    return name == only or name.startswith(f"{only}.")
+
+
+def _stem(folder: Path, first: Item, only: str | None) -> str:
+    """What the file is called when nobody says."""
+    if isinstance(first.content, Manifest):
+        stem = first.path.absolute().name
+    else:
+        stem = first.path.stem if folder.is_file() else folder.absolute().name
+    return stem if only is None else f"{stem}-{only}"
+
+
+def _check(path: Path, source: _Source, order: Order) -> None:
+    """Whether the file may be written there.
+
+    Raises:
+        ValueError: it may not.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file by --output")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path} is in no folder that exists")
+    inside = isinstance(source.item.content, Manifest) and source.item.path.resolve()
+    if inside and path.resolve().is_relative_to(inside):
+        raise ValueError(f"{path} is in the checkpoint itself: name another place by --output")
+    if os.path.lexists(path) and not order.is_forced:
+        raise ValueError(f"{path} exists: --force replaces it, --output names another")
+
+
+def _write(path: Path, source: _Source, names: Mapping[str, str], order: Order) -> int:
+    """Write the file aside, then give it its name; how many bytes it has."""
+    _check(path, source, order)
+    wholes = [(new, source.tensors[old]) for new, old in names.items()]
+    wholes.sort(key=lambda each: (-BITS[each[1].entry.dtype], each[0]))  # so that all lie aligned
+    entries = [whole.entry._replace(name=name) for name, whole in wholes]
+    for entry in entries:
+        if (kept := safetensors_file.stored(entry)) != entry:
+            say(f"{entry.name} is {entry.dtype}, unknown to safetensors: written as {kept.dtype}")
+    head = safetensors_file.header(entries, _metadata(source, order.only))
+    aside = path.parent / f".{path.name}.{os.getpid()}_tmp"
+    pieces = (piece for _, whole in wholes for piece in _pieces(whole))
+    with bar("merging", sum(entry.nbytes for entry in entries)) as advance:
+        done = safetensors_file.write(aside, head, pieces, advance)
+    try:
+        _check(path, source, order)  # again: it took a while
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
+    fsync_folder(path.parent)
+    return done.nbytes
+
+
+def _metadata(source: _Source, only: str | None) -> dict[str, str]:
+    """What the file says: all that is no tensor goes with all tensors."""
+    kept = {} if only is not None and _REST in source.metadata else dict(source.metadata)
+    for key in (SHARDING, "DCP_VERSION"):  # nothing in it is a part any more
+        kept.pop(key, None)
+    if isinstance(manifest := source.item.content, Manifest):
+        facts = ("kind", "step", "epoch", "batch", "world_size", "record_id", "digest")
+        kept |= {name: str(getattr(manifest, name)) for name in facts}
+    return kept | {"format": "pt"}
+
+
+def _pieces(whole: Whole) -> Iterator[bytes]:
+    """A tensor's bytes.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: one has become shorter.
+    """
+    with contextlib.ExitStack() as stack:
+        files: dict[Path, int] = {}
+        held, size_held = [], 0
+        for path, start, nbytes in runs(whole):
+            if path not in files:
+                files[path] = stack.enter_context(open(path, "rb", buffering=0)).fileno()
+            at, end = start, start + nbytes
+            while at < end:
+                held.append(os.pread(files[path], min(end - at, _PIECE - size_held), at))
+                if not held[-1]:
+                    raise ValueError(f"{path} ends too early")
+                at += len(held[-1])
+                size_held += len(held[-1])
+                if size_held == _PIECE:
+                    yield b"".join(held)
+                    held, size_held = [], 0
+        yield b"".join(held)

@@ -1,0 +1,122 @@
+"""``msrun checkpoints prune``: retention by hand; the newest verified checkpoint always stays."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.failure.log_excerpt import harmless
+from agent.spec.job_spec import UsageError
+from agent.text.wording import sized
+from msrun.checkpoints.catalog import LEFTOVER, Item, bytes_to_read, checkpoints, damages
+from msrun.checkpoints.list import named
+from msrun.terminal.progress import bar, counted, say
+from msrun.terminal.stdout import put
+from worker_hooks.storage import retention
+
+
+class Rule(NamedTuple):
+    """What stays."""
+
+    keep: int  # of the newest; 0: no such rule
+    per_minutes: int
+    prefix: str | None  # only periodic checkpoints of this prefix
+
+
+def prune(folder: Path, items: Sequence[Item], rule: Rule, *, is_dry: bool, is_sure: bool) -> bool:
+    """Delete the oldest checkpoints of a folder, and what is left of earlier deletions.
+
+    Args:
+        folder: holds the checkpoints.
+        items: what is in it.
+        rule: what stays.
+        is_dry: only say what would go.
+        is_sure: do not ask.
+
+    Returns:
+        Whether nothing stands in the way: a checkpoint that is whole is needed.
+
+    Raises:
+        UsageError: there is nothing to prune, nobody to ask, or something cannot be deleted.
+    """
+    if any(item.path == folder for item in items):
+        raise UsageError(f"{folder} is a checkpoint itself: name the folder that it is in")
+    left = [item for item in items if item.kind == LEFTOVER]
+    if not left and not checkpoints(items):
+        raise UsageError(f"{folder} holds no complete checkpoint of msrun's: nothing to prune")
+    going = _going(items, rule)
+    if going is None:
+        say(f"no checkpoint in {folder} is whole: nothing is deleted")
+        return False
+    said = [_words(folder, item) for item in (*left, *going)]
+    stay = counted(len(checkpoints(items)) - len(going), "checkpoint")
+    nbytes = sized(sum(item.nbytes for item in (*left, *going)))
+    if not said:
+        put(f"nothing to delete: {stay}\n")
+    elif is_dry:
+        put("".join(f"would delete {line}\n" for line in said) + f"{nbytes}; {stay} would stay\n")
+    elif is_sure or _agrees(said, nbytes):
+        _delete(folder, going)
+        put("".join(f"deleted {line}\n" for line in said) + f"{nbytes}; {stay} left\n")
+    return True
+
+
+def _going(items: Sequence[Item], rule: Rule) -> list[Item] | None:
+    """What the rule lets go, the oldest first; ``None`` if nothing is known to be whole."""
+    known = {item.path: (item, manifest) for item, manifest in checkpoints(items)}
+    meant = [
+        (path, manifest)
+        for path, (_, manifest) in known.items()
+        if not path.is_symlink() and (rule.prefix is None or retention.is_of(path, rule.prefix))
+    ]
+    if not retention.chosen(meant, rule.keep, rule.per_minutes):
+        return []
+    spared = _newest_verified([item for item, _ in known.values()])
+    if spared is None:
+        return None
+    going = retention.chosen(meant, rule.keep, rule.per_minutes, [spared.path])
+    return [known[path][0] for path in going]
+
+
+def _newest_verified(newest_first: Sequence[Item]) -> Item | None:
+    """The one that a resume would take."""
+    for item in newest_first:
+        with bar("verifying the newest", bytes_to_read(item)) as advance:
+            found = damages(item, advance)
+        if not found:
+            return item
+        say(harmless(f"{item.path} is damaged: {found[0]}"))
+    return None
+
+
+def _words(folder: Path, item: Item) -> str:
+    of = "left of a deletion" if item.kind == LEFTOVER else f"step {_step(item)}"
+    return harmless(f"{named(folder, item.path)} ({of}, {sized(item.nbytes)})")
+
+
+def _step(item: Item) -> int:
+    return checkpoints([item])[0][1].step
+
+
+def _agrees(said: Sequence[str], nbytes: str) -> bool:
+    if not (os.isatty(0) and sys.stdout is not None and sys.stdout.isatty()):
+        raise UsageError(
+            f"{counted(len(said), 'folder')} ({nbytes}) would be deleted, and nobody can be asked: "
+            "say --yes, or --dry-run to see them"
+        )
+    put("".join(f"{line}\n" for line in said) + f"Delete {nbytes}? [y/N] ")
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def _delete(folder: Path, going: Sequence[Item]) -> None:
+    try:
+        retention.sweep(folder)
+        for item in going:
+            retention.remove(item.path)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or folder} cannot be deleted ({error.strerror})"
+        ) from error

@@ -1,0 +1,181 @@
+"""``msrun checkpoints show``: what a checkpoint's manifest says, its files, and every tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agent.failure.log_excerpt import harmless
+from agent.text.wording import sized
+from msrun.checkpoints.catalog import Item, checkpoints
+from msrun.checkpoints.tensors import Whole, joined
+from msrun.runs.status import duration, moment, show_json, table
+from msrun.terminal.progress import UNKNOWN, counted
+from msrun.terminal.stdout import put
+from worker_hooks.storage.manifest import Manifest, Shard
+from worker_hooks.storage.safetensors_file import Header, read_header
+
+FILE_COLUMNS = ("file", "rank", "kind", "size", "sha256")
+TENSOR_COLUMNS = ("tensor", "dtype", "shape", "size", "parts")
+_SHOWN_DIGITS = 12  # of a checksum
+_SHOWN_TEXT = 200  # characters of a header's metadata
+
+
+class Look(NamedTuple):
+    """A checkpoint or a file, opened as far as the headers."""
+
+    item: Item
+    shards: tuple[Shard, ...]
+    metadata: Mapping[str, str]
+    tensors: Mapping[str, Whole]
+    flaws: tuple[str, ...]
+
+
+def show(items: Sequence[Item], now: float, *, as_json: bool) -> bool:
+    """Print the newest complete checkpoint, or each foreign file; whether they are sound.
+
+    Args:
+        items: what was found.
+        now: seconds since the epoch.
+        as_json: for programs: a list.
+    """
+    looks = [_opened(item) for item in _meant(items)]
+    if as_json:
+        show_json([_described(look) for look in looks])
+    else:
+        others = len(items) - len(looks)
+        put("\n".join(_text(look, others, now) for look in looks))
+    return not any(look.flaws for look in looks)
+
+
+def _meant(items: Sequence[Item]) -> Sequence[Item]:
+    """What is shown of a folder: one checkpoint of several, the newest that seems whole."""
+    found = [item for item, _ in checkpoints(items)]
+    whole = [item for item in found if item.is_complete]
+    return (whole or found)[:1] or items
+
+
+def _opened(item: Item) -> Look:
+    match item.content:
+        case Manifest() as manifest:
+            state = [one for one in manifest.shards if one.kind == "replicated" and not one.variant]
+            files, flaws = _headers(item.path, [shard.file for shard in state])
+            found = item.flaws or tuple(flaws)
+            return _look(item, manifest.shards, {}, files, found)
+        case Header() as header:
+            return _look(item, (), header.metadata, [(item.path, header)], item.flaws)
+    return Look(item, (), {}, {}, item.flaws or ("it is not complete",))
+
+
+def _headers(folder: Path, files: Sequence[str]) -> tuple[list[tuple[Path, Header]], list[str]]:
+    found, flaws = [], []
+    for file in files:
+        try:
+            found.append((folder / file, read_header(folder / file)))
+        except (OSError, ValueError) as error:
+            flaws.append(str(error))
+    return found, flaws
+
+
+def _look(
+    item: Item,
+    shards: tuple[Shard, ...],
+    metadata: Mapping[str, str],
+    files: Sequence[tuple[Path, Header]],
+    flaws: tuple[str, ...],
+) -> Look:
+    try:
+        tensors = joined(files, has_replicas=bool(shards))
+    except ValueError as error:
+        return Look(item, shards, metadata, {}, flaws or (str(error),))
+    return Look(item, shards, metadata, dict(sorted(tensors.items())), flaws)
+
+
+def _described(look: Look) -> dict[str, Any]:
+    manifest = look.item.content if isinstance(look.item.content, Manifest) else None
+    facts = {} if manifest is None else manifest._asdict()
+    return {
+        "path": str(look.item.path.absolute()),
+        "kind": look.item.kind,
+        "nbytes": look.item.nbytes,
+        **facts,
+        "shards": [shard._asdict() for shard in look.shards],
+        "metadata": dict(look.metadata),
+        "tensors": [
+            {**whole.entry._asdict(), "parts": len(whole.parts)} for whole in look.tensors.values()
+        ],
+        "damages": list(look.flaws),
+    }
+
+
+def _text(look: Look, others: int, now: float) -> str:
+    facts = "".join(f"{name:<10} {harmless(value)}\n" for name, value in _facts(look, others, now))
+    files = [
+        (one.file, str(one.rank), _kind(one), sized(one.nbytes), one.sha256[:_SHOWN_DIGITS])
+        for one in look.shards
+    ]
+    tensors = [
+        (entry.name, entry.dtype, _shape(entry.shape), sized(entry.nbytes), str(len(parts)))
+        for entry, parts in look.tensors.values()
+    ]
+    text = facts
+    if files:
+        text += "\n" + table(FILE_COLUMNS, files, styled="kind")
+    if tensors:
+        text += "\n" + table(TENSOR_COLUMNS, tensors, styled="dtype")
+    return text
+
+
+def _facts(look: Look, others: int, now: float) -> Iterator[tuple[str, str]]:
+    item = look.item
+    yield "path", str(item.path)
+    if others:
+        yield "beside", f"{counted(others, 'other')}: `msrun checkpoints list` shows all"
+    yield "kind", item.kind
+    yield "size", sized(item.nbytes)
+    if isinstance(item.content, Manifest):
+        yield from _manifest_facts(item.content)
+    if item.saved_at:
+        yield "saved", f"{moment(item.saved_at)} ({duration(now - item.saved_at)} ago)"
+    for name, text in sorted(look.metadata.items()):
+        cut = text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]}... ({len(text)} in all)"
+        yield "metadata", f"{name}={json.dumps(cut)}"
+    if look.tensors:
+        nbytes = sum(whole.entry.nbytes for whole in look.tensors.values())
+        yield "tensors", f"{len(look.tensors)}, {sized(nbytes)}"
+    for flaw in look.flaws:
+        yield "damaged", flaw
+
+
+def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    yield "step", f"{manifest.step} (epoch {manifest.epoch}, batch {manifest.batch})"
+    yield "ranks", str(manifest.world_size)
+    yield "run", f"{manifest.record_id or UNKNOWN} (attempt {manifest.attempt})"
+    if manifest.reason:
+        yield "reason", manifest.reason
+    if manifest.digest:
+        yield "digest", manifest.digest
+    for name, ranks in (
+        ("odd", manifest.odd),
+        ("lost", manifest.without_private),
+        ("stale", manifest.stale_private),
+    ):
+        if ranks:
+            yield name, f"{_OF_RANKS[name]} {', '.join(map(str, ranks))}"
+
+
+_OF_RANKS = {
+    "odd": "the state differed on rank",
+    "lost": "no private state of rank",
+    "stale": "private state of an earlier step of rank",
+}
+
+
+def _kind(shard: Shard) -> str:
+    return f"{shard.kind} (variant {shard.variant})" if shard.variant else shard.kind
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"

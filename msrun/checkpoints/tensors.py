@@ -1,0 +1,190 @@
+"""Tensors of several files as what they are parts of: who has which part, and in which order.
+
+A file says in ``DCP_SHARDING_INFO`` where its part of a tensor begins. Parts may be cut along any
+dimensions; what is read of them are runs of bytes, in the order of the whole tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from operator import add, gt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from worker_hooks.contract.status_page import Entry
+from worker_hooks.storage.safetensors_file import BITS, Header
+
+SHARDING = "DCP_SHARDING_INFO"  # these words are worker_hooks.tensors.shard's, which needs torch
+OFFSETS = "saved_offsets"
+GLOBAL_SHAPE = "global_shape"
+
+Shape = tuple[int, ...]
+
+
+class Part(NamedTuple):
+    """A block of a tensor, in a file from byte ``at`` on."""
+
+    offsets: Shape
+    shape: Shape
+    path: Path
+    at: int
+
+
+class Whole(NamedTuple):
+    """A tensor with the parts that make it up; ``entry`` is of all of it."""
+
+    entry: Entry
+    parts: tuple[Part, ...]
+
+
+class Run(NamedTuple):
+    """Bytes of a tensor that follow each other in a file."""
+
+    path: Path
+    at: int
+    nbytes: int
+
+
+class _Told(NamedTuple):
+    """What one file says of a tensor."""
+
+    dtype: str
+    part: Part
+    shape: Shape | None  # of the whole, if it says so
+
+
+def joined(files: Iterable[tuple[Path, Header]], *, has_replicas: bool) -> dict[str, Whole]:
+    """The tensors that files hold together, by name.
+
+    Args:
+        files: with their headers.
+        has_replicas: the same part in two files is the same state, as a manifest promises; else
+            it is ambiguous.
+
+    Raises:
+        ValueError: parts are missing or do not fit each other; the sentence names the tensor.
+    """
+    told: dict[str, list[_Told]] = {}
+    for path, header in files:
+        places = _places(path, header)
+        at = header.data_offset
+        for entry in header.entries:
+            told.setdefault(entry.name, []).append(_told(entry, path, at, places))
+            at += entry.nbytes
+    return {name: _whole(name, parts, has_replicas=has_replicas) for name, parts in told.items()}
+
+
+def _places(path: Path, header: Header) -> Mapping[str, Any]:
+    try:
+        places = json.loads(header.metadata.get(SHARDING, "{}"))
+    except (ValueError, RecursionError):
+        places = None
+    if not isinstance(places, dict):
+        raise ValueError(f"{path} has a {SHARDING} that is no JSON object")  # noqa: TRY004
+    return places
+
+
+def _told(entry: Entry, path: Path, at: int, places: Mapping[str, Any]) -> _Told:
+    rank = len(entry.shape)
+    try:
+        place = places.get(entry.name, {})
+        offsets = _sizes(place.get(OFFSETS, [0] * rank), rank)
+        shape = _sizes(place[GLOBAL_SHAPE], rank) if GLOBAL_SHAPE in place else None
+    except (TypeError, AttributeError):
+        raise ValueError(f"{path} does not say where its part of {entry.name} belongs") from None
+    return _Told(entry.dtype, Part(offsets, entry.shape, path, at), shape)
+
+
+def _sizes(value: Any, count: int) -> Shape:
+    """The first ``count`` of a list of sizes; a type in another's guise has more dimensions."""
+    if not isinstance(value, list) or len(value) < count:
+        raise TypeError
+    if not all(type(number) is int and number >= 0 for number in value):
+        raise TypeError
+    return tuple(value[:count])
+
+
+def _whole(name: str, told: Sequence[_Told], *, has_replicas: bool) -> Whole:
+    said = {each.shape for each in told if each.shape is not None}
+    ends = [tuple(map(add, each.part.offsets, each.part.shape)) for each in told]
+    shape = next(iter(said)) if said else tuple(map(max, zip(*ends, strict=False)))
+    is_alike = len(said) <= 1 and len({(each.dtype, len(each.part.shape)) for each in told}) == 1
+    if not is_alike or any(any(map(gt, end, shape)) for end in ends):
+        raise ValueError(f"the parts of {name} differ in their types or shapes")
+    parts: dict[tuple[Shape, Shape], Part] = {}
+    for each in told:
+        first = parts.setdefault(each.part[:2], each.part)
+        if first is not each.part and not has_replicas:
+            raise ValueError(f"{name} is in {first.path} and in {each.part.path}: name one of them")
+    if math.prod(shape) and not _covers(shape, 0, list(parts.values())):
+        raise ValueError(f"parts of {name} are missing")
+    dtype = told[0].dtype
+    nbytes = math.prod(shape) * BITS[dtype] // 8
+    return Whole(Entry(name, dtype, shape, nbytes), tuple(parts.values()))
+
+
+def _covers(shape: Shape, dim: int, parts: Sequence[Part]) -> bool:
+    """Whether the parts have every element, from a dimension on."""
+    if any(part.shape[dim:] == shape[dim:] for part in parts):
+        return True
+    edges = _edges(dim, parts)
+    if edges[:1] != [0] or edges[-1] != shape[dim]:
+        return False
+    return all(
+        bool(inside := [part for part in parts if _spans(part, dim, start, stop)])
+        and _covers(shape, dim + 1, inside)
+        for start, stop in pairwise(edges)
+    )
+
+
+def _edges(dim: int, parts: Iterable[Part]) -> list[int]:
+    spans = ((part.offsets[dim], part.shape[dim]) for part in parts)
+    return sorted({edge for start, size in spans for edge in (start, start + size)})
+
+
+def _spans(part: Part, dim: int, start: int, stop: int) -> bool:
+    at = part.offsets[dim]
+    return at <= start and stop <= at + part.shape[dim]
+
+
+def runs(whole: Whole) -> Iterator[Run]:
+    """Where the tensor's bytes are, in their order.
+
+    Raises:
+        ValueError: it was cut within a byte.
+    """
+    if whole.entry.nbytes:
+        bits = BITS[whole.entry.dtype]
+        for part, index, count in _blocks(whole.entry.shape, 0, [(p, 0) for p in whole.parts]):
+            if index * bits % 8 or count * bits % 8:
+                raise ValueError(f"{whole.entry.name} was cut within a byte")
+            yield Run(part.path, part.at + index * bits // 8, count * bits // 8)
+
+
+def _blocks(
+    shape: Shape, dim: int, parts: Sequence[tuple[Part, int]]
+) -> Iterator[tuple[Part, int, int]]:
+    """Elements that follow each other in a part: the first's index there, and how many.
+
+    ``parts`` come with the index of their first element that is meant.
+    """
+    for part, index in parts:
+        if part.shape[dim:] == shape[dim:]:
+            yield part, index, math.prod(shape[dim:])
+            return
+    for start, stop in pairwise(_edges(dim, (part for part, _ in parts))):
+        inside = [
+            (part, index + (start - part.offsets[dim]) * math.prod(part.shape[dim + 1 :]))
+            for part, index in parts
+            if _spans(part, dim, start, stop)
+        ]
+        full = next((one for one in inside if one[0].shape[dim + 1 :] == shape[dim + 1 :]), None)
+        if full is not None:
+            yield *full, (stop - start) * math.prod(shape[dim + 1 :])
+            continue
+        for row in range(stop - start):
+            moved = [(p, index + row * math.prod(p.shape[dim + 1 :])) for p, index in inside]
+            yield from _blocks(shape, dim + 1, moved)

@@ -1,0 +1,62 @@
+"""``msrun checkpoints verify``: every byte against its checksum, foreign files by their headers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from agent.failure.log_excerpt import harmless
+from agent.text.wording import sized
+from msrun.checkpoints.catalog import FOREIGN, LEFTOVER, Item, bytes_to_read, damages
+from msrun.checkpoints.list import described, named, still_there
+from msrun.runs.status import show_json
+from msrun.terminal.progress import bar, counted
+from msrun.terminal.stdout import put
+
+Pair = tuple[Item, Sequence[str]]
+
+
+def verify(folder: Path, items: Sequence[Item], *, as_json: bool) -> bool:
+    """Print a line for each that is whole, one for each damage, and the sum.
+
+    Returns:
+        Whether something is whole, and nothing damaged. What is unfinished is neither.
+    """
+    began = time.monotonic()
+    total = sum(map(bytes_to_read, items))
+    with bar("verifying", total) as advance:
+        found = [damages(item, advance) for item in items]
+    took_s = time.monotonic() - began
+    pairs = still_there(items, found)
+    if as_json:
+        now = time.time()
+        show_json([described(*one, now) for one in pairs])
+    else:
+        lines = [line for one in pairs for line in _lines(folder, *one)]
+        put("\n".join(map(harmless, (*lines, _sum(pairs, total, took_s)))) + "\n")
+    return _whole(pairs) > 0 and not any(flaws for _, flaws in pairs)
+
+
+def _whole(pairs: Sequence[Pair]) -> int:
+    return sum(item.is_complete and not flaws for item, flaws in pairs)
+
+
+def _lines(folder: Path, item: Item, flaws: Sequence[str]) -> Iterator[str]:
+    name = named(folder, item.path)
+    if flaws:
+        yield from (f"damaged: {name}: {flaw}" for flaw in flaws)
+    elif item.kind == LEFTOVER:
+        yield f"skipped: {name}: is left of a deletion"
+    elif not item.is_complete:
+        yield f"skipped: {name}: is unfinished"
+    elif item.kind == FOREIGN:
+        yield f"sound: {name}: header and sizes fit; it has no checksums"
+    else:
+        yield f"whole: {name}"
+
+
+def _sum(pairs: Sequence[Pair], nbytes: int, took_s: float) -> str:
+    damaged = sum(bool(flaws) for _, flaws in pairs)
+    read = f"; {sized(nbytes)} compared in {took_s:.1f} s" if nbytes else ""
+    return f"{counted(len(pairs), 'item')}: {_whole(pairs)} whole, {damaged} damaged{read}"

@@ -1,0 +1,185 @@
+"""What drills are asked for, in words or in YAML, and the faults that makes.
+
+One ``--kill``, ``--stop``, ``--graceful`` or ``--preempt`` is one drill; ``+`` joins several faults
+into one. A kill and a stop strike a rank, or msrun itself; the other two begin with a signal to
+msrun, sent by rank 0 when it is where it was asked for.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from agent.spec.job_spec import UsageError
+from msrun.drill.drill_fields import fraction, moment, positive, signum, whole
+from msrun.drill.random_faults import Lots, read_kinds
+from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment
+
+_WHEN = ("step", "phase", "attempt", "delay")
+_KEYS = {
+    "kill": ("rank", *_WHEN, "signal", "exit", "raise"),
+    "stop": ("rank", *_WHEN, "for"),
+    "graceful": (*_WHEN, "signal"),
+    "preempt": (*_WHEN, "grace"),
+}
+_SHORTEST_S = 0.01
+_BYTE = 255
+
+
+class Order(NamedTuple):
+    """One drill that was asked for by name."""
+
+    faults: tuple[Fault, ...]
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return " + ".join(fault.words for fault in self.faults)
+
+
+def read_words(words: str, deed: str) -> Order:
+    """The drill that an option asks for: ``rank=3,step=50,phase=backward``.
+
+    Args:
+        words: what was typed.
+        deed: ``kill``, ``stop``, ``graceful`` or ``preempt``: the option.
+
+    Raises:
+        UsageError: one sentence on what is wrong.
+    """
+    return Order(tuple(_fault(_fields(part, deed), deed) for part in words.split("+")))
+
+
+def read_file(path: str) -> tuple[Order | Lots, ...]:
+    """The drills of a YAML file: a list of mappings, each of what the options are called.
+
+    ``- kill: {rank: 3, step: 50}`` is a drill, ``- {graceful: {step: 40}, kill: {rank: 1, step:
+    40}}`` one with two faults, ``- {random: 20, seed: 1, of: "kill,graceful"}`` twenty.
+
+    Raises:
+        UsageError: one sentence on what is wrong.
+    """
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.load(file, Loader=yaml.BaseLoader)  # noqa: S506 - builds text only
+    except OSError as error:
+        raise UsageError(f"--faults {path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"--faults {path} is malformed YAML: {reason}") from None
+    if not isinstance(content, list) or not content:
+        raise UsageError(f"--faults {path} must be a list of drills: - kill: {{rank: 3, step: 50}}")
+    return tuple(_entry(entry, path) for entry in content)
+
+
+def check_ranks(orders: Sequence[Order | Lots], world_size: int) -> None:
+    """Refuse faults of ranks the job does not have.
+
+    Raises:
+        UsageError: the rank is named.
+    """
+    for order in orders:
+        for fault in order.faults if isinstance(order, Order) else ():
+            if fault.rank >= world_size:
+                raise UsageError(
+                    f"rank {fault.rank} is to fail, the ranks are 0 to {world_size - 1}"
+                )
+
+
+def _entry(entry: Any, path: str) -> Order | Lots:
+    try:
+        match entry:
+            case {"random": number, **rest} if not rest.keys() - {"seed", "of"}:
+                seed = whole("seed", rest.get("seed", "0"), 0)
+                kinds = read_kinds(str(rest.get("of", "kill")))
+                return Lots(whole("random", number, 1), seed, kinds)
+            case dict() if entry and entry.keys() <= _KEYS.keys():
+                return Order(tuple(one for deed in entry for one in _joined(entry[deed], deed)))
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    raise UsageError(f"{path}: {entry!r} is no drill: {', '.join(_KEYS)}; or random, on its own")
+
+
+def _joined(faults: Any, deed: str) -> tuple[Fault, ...]:
+    """One mapping, or a list of them for several faults in one drill."""
+    several = faults if isinstance(faults, list) else [faults]
+    if not several or not all(isinstance(fields, dict) for fields in several):
+        raise UsageError(f"{deed} needs {' and '.join(_needed(deed))}")
+    return tuple(_fault(fields, deed) for fields in several)
+
+
+def _fields(part: str, deed: str) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for word in part.split(","):
+        name, equals, value = word.strip().partition("=")
+        if not equals and name != "raise":
+            raise UsageError(f"--{deed} {part}: {word!r} is not of the form NAME=VALUE")
+        if name in fields:
+            raise UsageError(f"--{deed} {part} says {name} twice")
+        fields[name] = value
+    return fields
+
+
+def _needed(deed: str) -> tuple[str, ...]:
+    return tuple(name for name in ("rank", "step") if name in _KEYS[deed])
+
+
+def _fault(fields: Mapping[str, Any], deed: str) -> Fault:
+    known = _KEYS[deed]
+    if unknown := [name for name in fields if name not in known]:
+        raise UsageError(f"{deed}: {unknown[0]!r} is unknown, choose from {', '.join(known)}")
+    when = moment(deed, fields.get("phase", "any"))
+    for needed in _needed(deed):
+        if needed not in fields and (needed, when) != ("step", Moment.DUMP):
+            raise UsageError(f"{deed}: {needed} is missing")
+    rank = fields.get("rank", "launcher")
+    what, number = _deed(fields, deed)
+    fault = Fault(
+        rank=LAUNCHER if rank == "launcher" else whole("rank", rank, 0),
+        step=whole("step", fields.get("step", "1"), 1),
+        moment=when,
+        deed=what,
+        number=number,
+        attempt=whole("attempt", fields["attempt"], 0) if "attempt" in fields else None,
+        delay=fraction("delay", fields.get("delay", "0.5")),
+        for_s=max(_SHORTEST_S, positive("for", fields.get("for", "2"))),
+        grace_s=max(_SHORTEST_S, positive("grace", fields.get("grace", "30"))),
+    )
+    _check(fault)
+    return fault
+
+
+def _check(fault: Fault) -> None:
+    if fault.rank == LAUNCHER and fault.deed in {Deed.EXIT, Deed.RAISE}:
+        raise UsageError("kill: msrun itself can only be signalled or stopped")
+    if fault.moment is Moment.DUMP and fault.deed is Deed.RAISE:
+        raise UsageError("kill: a dump has no main thread to raise in: give a signal or exit")
+    if fault.deed is Deed.REQUEST and fault.number in {signal.SIGKILL, signal.SIGSTOP}:
+        raise UsageError("graceful: no process can catch that signal, so it asks for nothing")
+
+
+def _deed(fields: Mapping[str, Any], deed: str) -> tuple[Deed, int]:
+    """What is done, and its signal or exit code."""
+    match deed:
+        case "stop":
+            return Deed.STOP, signal.SIGSTOP
+        case "graceful":
+            return Deed.REQUEST, signum(deed, str(fields.get("signal", "TERM")))
+        case "preempt":
+            return Deed.PREEMPT, signal.SIGTERM
+    given = [name for name in ("signal", "exit", "raise") if name in fields]
+    if len(given) > 1:
+        raise UsageError(f"kill: {given[0]} and {given[1]} exclude each other")
+    match given:
+        case ["exit"]:
+            code = whole("exit", fields["exit"], 1)
+            if code > _BYTE:
+                raise UsageError(f"kill: exit={code} is above {_BYTE}")
+            return Deed.EXIT, code
+        case ["raise"]:
+            return Deed.RAISE, 0
+        case _:
+            return Deed.SIGNAL, signum(deed, str(fields.get("signal", "KILL")))

@@ -1,0 +1,162 @@
+"""What a trial left behind, read back: what ranks witnessed, what msrun decided, what was saved.
+
+Only facts; nothing is judged here. Lines that were cut off by a death are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from worker_hooks.contract.layout import DUMP, EVENTS, MANIFEST, DrillLayout
+
+Curve = dict[int, tuple[str, ...]]  # step -> its losses, in hexadecimal
+
+
+@dataclass(slots=True)
+class Life:
+    """One rank in one attempt of one run. Times are monotonic seconds."""
+
+    run: str
+    attempt: int
+    begun_at: float
+    losses: dict[int, list[str]] = field(default_factory=dict)
+    commits: dict[int, float] = field(default_factory=dict)
+
+
+class Final(NamedTuple):
+    """What a rank held at the end of training."""
+
+    step: int
+    digest: str
+    private_digest: str
+
+
+class Strike(NamedTuple):
+    """A fault that struck: wall clock, monotonic clock, and the step under way."""
+
+    number: int  # in the plan
+    time: float
+    at: float
+    step: int
+    attempt: int
+
+
+class Saved(NamedTuple):
+    """A complete dump: when it was saved (wall clock), of which step, how large."""
+
+    time: float
+    step: int
+    nbytes: int
+
+
+class Departure(NamedTuple):
+    """How an msrun of a trial went."""
+
+    exit_code: int  # as a shell's parent sees it
+    at: float  # monotonic
+    is_killed: bool = False  # by the drill, at the end of a preemption's grace
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Everything known about a trial."""
+
+    lives: Mapping[int, tuple[Life, ...]]  # by rank, in their order
+    finals: Mapping[int, Final]
+    strikes: tuple[Strike, ...] = ()  # in their order
+    events: tuple[Mapping[str, Any], ...] = ()  # of all runs, in their order
+    dumps: tuple[Saved, ...] = ()
+
+    @property
+    def last_step(self) -> int:
+        """The step training ended with."""
+        return max((final.step for final in self.finals.values()), default=0)
+
+    def curve(self, rank: int) -> Curve:
+        """A rank's losses as they count in the end: a repeated step by its last life."""
+        steps: Curve = {}
+        for life in self.lives.get(rank, ()):
+            steps |= {step: tuple(losses) for step, losses in life.losses.items()}
+        return steps
+
+    def rounds(self) -> list[list[Life]]:
+        """The lives of all ranks by attempt, in the order of their beginning."""
+        found: dict[tuple[str, int], list[Life]] = {}
+        for lives in self.lives.values():
+            for life in lives:
+                found.setdefault((life.run, life.attempt), []).append(life)
+        return sorted(found.values(), key=lambda lives: min(life.begun_at for life in lives))
+
+
+def read(folder: Path) -> History:
+    """The history of the trial in ``folder``."""
+    told = DrillLayout(folder / "witness")
+    ranks = sorted(_number(path.stem) for path in told.folder.glob("rank_*.jsonl"))
+    finals = {rank: _json(told.final(rank)) for rank in ranks}
+    events = [event for path in (folder / "logs").rglob(EVENTS) for event in _lines(path)]
+    return History(
+        lives={rank: tuple(_lives(told.lines(rank))) for rank in ranks},
+        finals={rank: Final(**content) for rank, content in finals.items() if content},
+        strikes=tuple(sorted(_strikes(told.folder), key=lambda strike: strike.at)),
+        events=tuple(sorted(events, key=lambda event: float(event.get("time", 0)))),
+        dumps=tuple(sorted(_dumps(folder / "ckpt"))),
+    )
+
+
+def _lives(path: Path) -> Iterator[Life]:
+    life: Life | None = None
+    for line in _lines(path):
+        match line:
+            case {"life": attempt, "run": run, "at": at}:
+                if life is not None:
+                    yield life
+                life = Life(run, attempt, at)
+            case {"loss": loss, "step": step} if life is not None:
+                life.losses.setdefault(step, []).append(loss)
+            case {"commit": step, "at": at} if life is not None:
+                life.commits[step] = at
+    if life is not None:
+        yield life
+
+
+def _strikes(folder: Path) -> Iterator[Strike]:
+    for path in folder.glob("struck_*.json"):
+        mark = _json(path)
+        if mark:
+            number = _number(path.stem)
+            yield Strike(number, mark["time"], mark["at"], mark["step"], mark["attempt"])
+
+
+def _dumps(folder: Path) -> Iterator[Saved]:
+    for path in folder.glob(f"{DUMP}*/{MANIFEST}"):
+        content = _json(path)
+        if content:
+            nbytes = sum(shard["nbytes"] for shard in content["shards"])
+            yield Saved(content["saved_at"], content["step"], nbytes)
+
+
+def _number(stem: str) -> int:
+    return int(stem.rpartition("_")[2])
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return
+    for line in content.splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        return {}

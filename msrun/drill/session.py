@@ -1,0 +1,172 @@
+"""``msrun drill``: injects faults into a job and proves that nothing was lost.
+
+The job runs once undisturbed, then once for each drill, always from its beginning and in folders
+of its own; what every rank computed is compared bit for bit. Ranks are killed and stopped, or the
+whole job is asked to leave, as a person does (``--graceful``) or as Slurm and Kubernetes do before
+they kill everything (``--preempt``); then it is gone on with by ``msrun --resume``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.spec.job_spec import UsageError
+from agent.workers.processes import become_subreaper
+from msrun.drill import fault_options, table
+from msrun.drill.fault_options import Order
+from msrun.drill.history import History, read
+from msrun.drill.random_faults import Lots, draw
+from msrun.drill.trial import Command, Trial
+from msrun.drill.verdict import Outcome, check_reference, judge
+from msrun.launch.request import parse
+from msrun.options.argv import scan
+from msrun.terminal.stdout import put
+from worker_hooks.drill.plan import Deed
+
+RESTARTS = 3  # added where the user says nothing: several faults may strike in one drill
+SLOWDOWN = 10  # a drill may take so many times the undisturbed run ...
+SLACK_S = 60.0  # ... and this
+BROKEN_EXIT = 1
+
+
+class Asked(NamedTuple):
+    """What the user asked for."""
+
+    drills: tuple[Order | Lots, ...]
+    words: tuple[str, ...]  # the job, as it would be typed after ``msrun``
+    timeout_s: float | None = None  # of each run; None: by the undisturbed one
+    as_json: bool = False
+    keep: bool = False
+
+
+def drill(asked: Asked, environ: Mapping[str, str]) -> int:
+    """Run the drills and show their results.
+
+    Returns:
+        0 when every promise was kept, else 1.
+
+    Raises:
+        UsageError: one sentence on what is wrong; nothing was started.
+        KeyboardInterrupt: it was called off; everything it started is gone.
+    """
+    if not asked.drills:
+        raise UsageError(
+            "msrun drill: no fault is given: --kill, --stop, --graceful, --preempt, --random or "
+            "--faults"
+        )
+    request = parse(asked.words, environ)
+    if request.dry_run:
+        raise UsageError("msrun drill: a dry run trains nothing that could be compared")
+    if request.origin is not None:
+        raise UsageError("msrun drill: its runs begin at the beginning: leave --resume out")
+    world_size = request.job.world_size
+    fault_options.check_ranks(asked.drills, world_size)
+    command = Command.of(scan(asked.words))
+    if not request.job.dump.restarts_explicit:
+        command = command._replace(options=(*command.options, f"--max-restarts={RESTARTS}"))
+    folder = Path(tempfile.mkdtemp(prefix="msrun-drill-"))
+    become_subreaper()
+    is_wanted = asked.keep
+    try:
+        with _stoppable():
+            session = _Session(folder, command, environ, world_size, asked)
+            code = session.run()
+            is_wanted = is_wanted or code != 0
+            return code
+    finally:
+        if is_wanted:
+            print(f"msrun: logs of the drills are in {folder}", file=sys.stderr)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM and a closed terminal end a drill as Ctrl-C does."""
+    before = {
+        signum: signal.signal(signum, signal.default_int_handler)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for signum, old in before.items():
+            signal.signal(signum, old)
+
+
+class _Session:
+    """The runs of one ``msrun drill``, one after the other."""
+
+    def __init__(
+        self,
+        folder: Path,
+        command: Command,
+        environ: Mapping[str, str],
+        world_size: int,
+        asked: Asked,
+    ) -> None:
+        self._folder = folder
+        self._command = command
+        self._environ = environ
+        self._world_size = world_size
+        self._asked = asked
+
+    def run(self) -> int:
+        """Run them all and show what came of it; the exit code."""
+        with table.bar() as bar:
+            bar.doing("the undisturbed run")
+            trial = Trial(self._folder / "reference", self._command)
+            ended = trial.run(self._environ, self._asked.timeout_s)
+            reference = read(trial.folder)
+            trouble = check_reference(reference, ended.exit_code, self._world_size)
+            orders = () if trouble else tuple(self._orders(reference.last_step))
+            bar.expect(len(orders) + 1)
+            within_s = self._asked.timeout_s or SLOWDOWN * ended.took_s + SLACK_S
+            outcomes = []
+            for number, order in enumerate(orders, 1):
+                bar.doing(order.words)
+                outcomes.append(self._drill(number, order, reference, within_s))
+        facts = {"steps": reference.last_step, "took_s": ended.took_s, "trouble": trouble}
+        self._show(facts, outcomes)
+        return BROKEN_EXIT if trouble or any(outcome.broken for outcome in outcomes) else 0
+
+    def _orders(self, steps: int) -> Iterator[Order]:
+        for drill in self._asked.drills:
+            if isinstance(drill, Order):
+                yield drill
+            else:
+                for faults in draw(drill, self._world_size, steps):
+                    yield Order(faults)
+
+    def _drill(self, number: int, order: Order, reference: History, within_s: float) -> Outcome:
+        trial = Trial(self._folder / f"{number:03}", self._command, order.faults)
+        graces = (fault.grace_s for fault in order.faults if fault.deed is Deed.PREEMPT)
+        ended = trial.run(self._environ, within_s + sum(graces))
+        outcome = judge(
+            order.faults,
+            reference,
+            read(trial.folder),
+            exit_code=ended.exit_code,
+            departures=ended.departures,
+            left=ended.left,
+            took_s=ended.took_s,
+        )
+        if not outcome.broken and not self._asked.keep:
+            shutil.rmtree(trial.folder, ignore_errors=True)  # dumps are as large as the state
+        return outcome
+
+    def _show(self, reference: dict[str, object], outcomes: Sequence[Outcome]) -> None:
+        if self._asked.as_json:
+            put(table.as_json(reference, outcomes))
+            return
+        if reference["trouble"]:
+            print(f"msrun: {reference['trouble']}", file=sys.stderr)
+        else:
+            table.show(outcomes)

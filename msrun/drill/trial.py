@@ -1,0 +1,175 @@
+"""One run of the job under a drill: a child msrun in folders of its own, bounded, leaving nothing.
+
+The drill adopts every orphan below it (it is a subreaper), so what a run leaves behind is found and
+ended, even when msrun itself was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.controller.states import JobState
+from msrun.drill import process as drill_process
+from msrun.drill.history import Departure
+from msrun.drill.process import Process
+from msrun.options.argv import CommandLine
+from msrun.options.table import BY_DEST
+from worker_hooks.contract.env import DRILL
+from worker_hooks.contract.layout import STATUS
+from worker_hooks.drill.plan import Deed, Fault, Plan
+
+STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+FOLDERS = ("logs", "state", "ckpt", "witness")
+REFUSED_EXIT = 2  # nothing to go on from
+LOOK_S = 0.02  # between two looks for a preemption's first signal
+
+
+class Command(NamedTuple):
+    """The user's msrun line, taken apart where options may be added."""
+
+    options: tuple[str, ...]
+    program: tuple[str, ...]  # script and arguments; empty: a YAML file names them
+
+    @staticmethod
+    def of(line: CommandLine) -> Command:
+        """What was typed, as it was meant."""
+        options = (
+            setting.name if setting.flag else f"{BY_DEST[dest].long}={setting.text}"
+            for dest, setting in line.given.items()
+        )
+        program = (line.script, *line.script_args) if line.script is not None else ()
+        return Command(tuple(options), program)
+
+    def argv(self, added: Sequence[str]) -> list[str]:
+        """The child's line; what is added wins."""
+        argv = [sys.executable, "-m", "msrun", *self.options, *added]
+        return [*argv, "--", *self.program] if self.program else argv
+
+
+class Ended(NamedTuple):
+    """How a trial ended. ``exit_code`` of its last msrun; ``None``: it was called off."""
+
+    exit_code: int | None
+    departures: tuple[Departure, ...]  # more than one when it had to be resumed
+    left: int  # processes that outlived the last one
+    took_s: float
+
+
+class Trial:
+    """A job in a folder of its own, with faults or without."""
+
+    def __init__(self, folder: Path, command: Command, faults: Sequence[Fault] = ()) -> None:
+        """Make the folders.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        self.folder = folder
+        self._command, self._faults = command, tuple(faults)
+        for name in FOLDERS:
+            (folder / name).mkdir(parents=True)
+        self._plan = Plan(str(folder / "witness"), str(folder / "ckpt"), self._faults)
+        self._process: Process | None = None
+
+    def run(self, environ: Mapping[str, str], within_s: float | None) -> Ended:
+        """Run the job to its end; where it was stopped, or its budget or msrun is gone, resume it.
+
+        Whatever happens, no process of it is left.
+        """
+        began = time.monotonic()
+        deadline = None if within_s is None else began + within_s
+        told = {
+            **environ,
+            DRILL: self._plan.encode(),
+            "XDG_STATE_HOME": str(self.folder / "state"),
+        }
+        first = self._command.argv(["--join=True", f"--log_dir={self.folder / 'logs'}"])
+        departures: list[Departure] = []
+        try:
+            went = self._launch(first, told, deadline)
+            while went is not None:
+                departures.append(went)
+                if len(departures) > len(self._faults) or not (resume := self._resume(went)):
+                    break
+                went = self._launch(resume, told, deadline)
+                if went is not None and went.exit_code == REFUSED_EXIT:
+                    went = self._launch(first, told, deadline)  # as whoever started the job would
+        finally:
+            with _undisturbed():
+                if self._process is not None:
+                    self._process.call_off()
+                left = drill_process.sweep()
+        code = None if went is None else went.exit_code
+        return Ended(code, tuple(departures), left, time.monotonic() - began)
+
+    def _launch(
+        self, argv: Sequence[str], environ: Mapping[str, str], deadline: float | None
+    ) -> Departure | None:
+        """Run one msrun to its end; ``None``: the time is over."""
+        self._process = process = Process(argv, environ, self.folder / "console.log")
+        self._plan.layout.launcher.write_text(str(process.pid))
+        is_killed = False
+        while not process.await_end(self._next_look(process.pid, deadline)):
+            if time.monotonic() >= self._kill_at(process.pid):
+                process.kill_all()
+                is_killed = True
+            elif deadline is not None and time.monotonic() >= deadline:
+                return None
+        at, code = time.monotonic(), process.reap()
+        was_killed_alone = code < 0 and not is_killed
+        if was_killed_alone and not drill_process.await_orphans(deadline):
+            return None
+        return Departure(code, at, is_killed)
+
+    def _next_look(self, pid: int, deadline: float | None) -> float | None:
+        """Until when nothing but its end is of interest; monotonic."""
+        moments = [self._kill_at(pid), float("inf") if deadline is None else deadline]
+        marks = [self._plan.layout.struck(index) for index, _ in self._preemptions()]
+        if any(not mark.exists() for mark in marks):
+            moments.append(time.monotonic() + LOOK_S)
+        return min(moments) if min(moments) < float("inf") else None
+
+    def _kill_at(self, pid: int) -> float:
+        """When this msrun is to be killed, monotonic; infinite: not yet known, or never."""
+        found = float("inf")
+        for index, fault in self._preemptions():
+            with contextlib.suppress(OSError, ValueError, KeyError):  # it is not written yet
+                mark = json.loads(self._plan.layout.struck(index).read_bytes())
+                if mark["pid"] == pid:
+                    found = min(found, float(mark["at"]) + fault.grace_s)
+        return found
+
+    def _preemptions(self) -> Iterator[tuple[int, Fault]]:
+        return (
+            (index, fault) for index, fault in enumerate(self._faults) if fault.deed is Deed.PREEMPT
+        )
+
+    def _resume(self, went: Departure) -> list[str] | None:
+        """The line that goes on, if a person would have to type it, too."""
+        try:
+            word = json.loads((self.folder / "logs" / STATUS).read_bytes())
+            record, is_spent = str(word["record_id"]), word["attempt"] >= word["max_restarts"]
+            is_stopped = word["state"] == JobState.STOPPED.value
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        is_failed = went.exit_code != 0 and (is_spent or went.exit_code < 0)
+        if not (is_failed or is_stopped):
+            return None
+        return [sys.executable, "-m", "msrun", "--resume", record]
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep a second Ctrl-C from cutting the cleaning short."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

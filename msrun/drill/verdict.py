@@ -1,0 +1,226 @@
+"""Holds a drill's history against the undisturbed run's and judges it. Pure: facts in, words out.
+
+What is promised: the faults strike, the job ends well by itself or once it is gone on with, no step
+is lost, and what every rank computed is the same to the last bit. A stop, moreover, must disturb
+nobody; what is asked to leave is judged in :mod:`msrun.drill.exit_verdict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent.text.ranges import format_ranges
+from msrun.drill.exit_verdict import ASKING, heard_at, judge_leave, steps_lost
+from msrun.drill.history import Departure, History, Life, Strike
+from worker_hooks.drill.plan import Deed, Fault
+
+_NOTICED = frozenset({"WorkerExited", "RankRaised", "RankUnreachable"})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A drill's line. Seconds after the first strike; ``None``: it did not happen."""
+
+    fault: str
+    noticed_s: float | None = None
+    frozen_s: float | None = None
+    dump_s: float | None = None  # from the order to save to the rename
+    dump_bytes: int | None = None
+    step_saved: int | None = None
+    steps_lost: int | None = None
+    training_s: float | None = None  # until every rank has committed its next step
+    weights_equal: bool = False
+    replaced: int = 0  # ranks that alone were started again
+    restarted: int = 0  # times that all were
+    runs: int = 1  # of msrun: more than one when it had to be resumed
+    left_s: float | None = None  # until the msrun was gone that was asked to leave
+    in_time: bool | None = None  # a preempted one: its newest step was saved before the kill
+    leave: str = ""  # how it left, in words
+    took_s: float = 0.0
+    broken: tuple[str, ...] = ()  # promises, in words
+
+    @property
+    def answer(self) -> str:
+        """What was done about it, for people; empty: nothing had to be."""
+        done = [f"{self.replaced} replaced"] if self.replaced else []
+        done += [f"{self.restarted}x restarted"] if self.restarted else []
+        done += [f"{self.runs - 1}x resumed"] if self.runs > 1 else []
+        return ", ".join(done)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        return "; ".join(filter(None, ("; ".join(self.broken) or "nothing lost", self.leave)))
+
+
+def judge(
+    faults: Sequence[Fault],
+    reference: History,
+    history: History,
+    *,
+    exit_code: int | None,
+    departures: Sequence[Departure] = (),
+    left: int = 0,
+    took_s: float = 0.0,
+) -> Outcome:
+    """The outcome of a drill.
+
+    Args:
+        faults: what was to strike.
+        reference: the undisturbed run.
+        history: the disturbed one.
+        exit_code: of its last msrun; ``None`` when it was called off.
+        departures: how each msrun went, in their order.
+        left: processes that outlived the job.
+        took_s: how long it took in all.
+    """
+    lost, leave = steps_lost(history), judge_leave(faults, history, departures)
+    odd = tuple(_differing(reference, history))
+    broken = [
+        *_unstruck(faults, history),
+        *_ending(history, exit_code, left, took_s),
+        *_disturbed(faults, history),
+        *(leave.broken if leave is not None else ()),
+        *([f"{lost} step{'s' if lost > 1 else ''} lost"] if lost else []),
+    ]
+    if exit_code == 0:  # else it did not get to an end that could be compared
+        broken += [*odd, *_curves(reference, history)]
+    return Outcome(
+        fault=" + ".join(fault.words for fault in faults),
+        **_timings(faults, history),
+        steps_lost=lost,
+        replaced=sum(len(each["newcomers"]) for each in _of(history, "ReplaceRanks")),
+        restarted=sum(each["attempt"] > 0 for each in _of(history, "StartAttempt")),
+        weights_equal=exit_code == 0 and not odd,
+        runs=max(1, len(departures)),
+        left_s=None if leave is None else leave.left_s,
+        in_time=None if leave is None else leave.in_time,
+        leave="" if leave is None else leave.words,
+        took_s=took_s,
+        broken=tuple(broken),
+    )
+
+
+def check_reference(history: History, exit_code: int | None, world_size: int) -> str:
+    """Why the undisturbed run is nothing to compare with; empty if it is."""
+    if exit_code is None:
+        return "the undisturbed run did not end in time"
+    if exit_code != 0:
+        return f"the undisturbed run failed with exit code {exit_code}{_why(history)}"
+    silent = [rank for rank in range(world_size) if rank not in history.finals]
+    if silent:
+        who = f"rank{'s' if len(silent) > 1 else ''} {format_ranges(tuple(silent))}"
+        return f"{who} of the undisturbed run did not train to an end with worker_hooks.TrainState"
+    return ""
+
+
+def _unstruck(faults: Sequence[Fault], history: History) -> Iterator[str]:
+    struck = {strike.number for strike in history.strikes}
+    for index, fault in enumerate(faults):
+        if index not in struck:
+            which = "the fault" if len(faults) == 1 else f"fault {index + 1} of {len(faults)}"
+            beyond = f": training ended with step {history.last_step}" if history.finals else ""
+            yield f"broken drill, {which} never struck ({fault.words}{beyond})"
+
+
+def _ending(history: History, exit_code: int | None, left: int, took_s: float) -> Iterator[str]:
+    if exit_code is None:
+        yield f"called off after {took_s:.0f} s without an end"
+    elif exit_code != 0:
+        yield f"the job failed with exit code {exit_code}{_why(history)}"
+    elif left:
+        yield f"{left} process{'es' if left > 1 else ''} outlived the job"
+
+
+def _why(history: History) -> str:
+    """The last end's reason, as msrun noted it."""
+    ends = [event["reason"] for event in history.events if event["event"] == "Finish"]
+    return f": {ends[-1]}" if ends else ""
+
+
+def _disturbed(faults: Sequence[Fault], history: History) -> Iterator[str]:
+    """A stop is no death: nobody may be restarted for it."""
+    if all(fault.deed is Deed.STOP for fault in faults) and len(history.rounds()) > 1:
+        yield "a rank that only stood still was taken for dead"
+
+
+def _differing(reference: History, history: History) -> Iterator[str]:
+    for rank, expected in reference.finals.items():
+        found = history.finals.get(rank)
+        if found is None:
+            yield f"rank {rank} did not train to its end"
+        elif found.step != expected.step:
+            yield f"rank {rank} ended with step {found.step} instead of {expected.step}"
+        elif found.digest != expected.digest:
+            yield f"weights differ on rank {rank}"
+        elif found.private_digest != expected.private_digest:
+            yield f"random state or buffers differ on rank {rank}"
+
+
+def _curves(reference: History, history: History) -> Iterator[str]:
+    """The first step at which a rank's loss differs.
+
+    A rank that died before its own commit of a step that its peers could save says nothing of it.
+    """
+    for rank in reference.lives:
+        expected, found = reference.curve(rank), history.curve(rank)
+        committed = {step for life in history.lives.get(rank, ()) for step in life.commits}
+        for step, losses in sorted(expected.items()):
+            if found.get(step) != losses and (step in found or step in committed):
+                yield f"the loss of rank {rank} differs at step {step}"
+                break
+
+
+def _timings(faults: Sequence[Fault], history: History) -> dict[str, Any]:
+    """What happened when, counted from the first strike."""
+    if not history.strikes:
+        return {}
+    strike = history.strikes[0]
+    fault = faults[strike.number]
+    after = [event for event in history.events if event["time"] >= strike.time]
+    bad = [event for event in after if event.get("exit_code") != 0]  # 0: it left in peace
+    if fault.deed in ASKING:
+        noticed = heard_at(history, strike)
+    else:  # a death is often noticed by the cry of a peer, a stop by nobody
+        noticed = _first(bad, _NOTICED) if fault.deed is not Deed.STOP else None
+    times: dict[str, Any] = {
+        "noticed_s": None if noticed is None else noticed - strike.time,
+        "training_s": _training_again(history, strike),
+    }
+    saved = [dump for dump in history.dumps if dump.time >= strike.time]
+    if saved:
+        times |= {"step_saved": saved[-1].step, "dump_bytes": saved[-1].nbytes}
+    committed = [event for event in after if event["event"] == "DumpCommitted"]
+    if committed:
+        dump_id = committed[-1]["dump_id"]
+        of_dump = [event for event in after if event.get("dump_id") == dump_id]
+        frozen = [event["time"] for event in of_dump if event["event"] == "RankFrozen"]
+        ordered = _first(of_dump, {"SaveRanks"})
+        times["frozen_s"] = max(frozen) - strike.time if frozen else None
+        times["dump_s"] = committed[-1]["time"] - ordered if ordered is not None else None
+    return times
+
+
+def _of(history: History, name: str) -> list[Mapping[str, Any]]:
+    return [event for event in history.events if event["event"] == name]
+
+
+def _first(events: Sequence[Mapping[str, Any]], names: frozenset[str] | set[str]) -> float | None:
+    """When the first event with one of these names was."""
+    return next((float(event["time"]) for event in events if event["event"] in names), None)
+
+
+def _training_again(history: History, strike: Strike) -> float | None:
+    """When every rank of the last attempt had committed a step after the strike."""
+    trained = [lives for lives in history.rounds() if any(life.commits for life in lives)]
+    if not trained or len(trained[-1]) < len(history.lives):
+        return None
+    firsts = [_next_commit(life, strike.at) for life in trained[-1]]
+    return max(firsts) - strike.at if all(firsts) else None
+
+
+def _next_commit(life: Life, after: float) -> float:
+    """The first commit after a moment; 0 if there is none."""
+    return min((at for at in life.commits.values() if at > after), default=0.0)

@@ -1,0 +1,1 @@
+"""A command line becomes a job: request, resume, dry run, detach."""

@@ -1,0 +1,263 @@
+"""From a command line and an environment to a checked `agent.spec.job_spec.JobSpec`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.spec.job_spec import JobSpec, StartMethod, UsageError
+from msrun import __version__
+from msrun.launch.resume_point import Origin
+from msrun.options import dialects
+from msrun.options.argv import CommandLine, scan
+from msrun.options.graceful import graceful
+from msrun.options.help import USAGE, help_text
+from msrun.options.logs import logs
+from msrun.options.on_failure import on_failure
+from msrun.options.program import build_program
+from msrun.options.recovery import guard
+from msrun.options.settings import Setting, Settings, from_environ, is_truth, truth
+from msrun.options.table import BY_DEST
+from worker_hooks.contract import env
+
+_UNFORWARDABLE = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD"})
+
+
+class Request(NamedTuple):
+    """What the user asked for: a job, and what to do with it."""
+
+    job: JobSpec
+    join: bool
+    dry_run: bool
+    sim_rank_id: int | None  # a dry run of this rank only
+    warnings: tuple[str, ...]  # sentences to print before anything starts
+    verbose: bool = False
+    origin: Origin | None = None  # None: the job begins anew
+    environ: Mapping[str, str] = {}  # of the run gone on with: to be set before anything starts
+
+
+class _Layers(NamedTuple):
+    """All layers merged."""
+
+    settings: Settings
+    script: str | None
+    script_args: tuple[str, ...]
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """Turn the words after ``msrun`` and the environment into a request.
+
+    With ``--resume`` and no script the present folder becomes that of the run gone on with.
+
+    Raises:
+        UsageError: one sentence on what is wrong and where it was given.
+        SystemExit: 0, after ``--help`` or ``--version`` was printed.
+    """
+    line = scan(argv, lambda words: _names_origin(words, environ))
+    if line.asked is not None:
+        _answer(line.asked)
+    layers = _layers(line, environ)
+    resumed = _resumed(layers.settings)
+    if resumed is None:
+        return _request(layers, environ, tuple(argv))
+    from msrun.launch.resume import again, words
+
+    once_more = again(resumed, line, layers.script, environ)
+    layers = _layers(once_more.line, {**environ, **once_more.environ})
+    request = _request(layers, {**environ, **once_more.environ}, words(once_more.line))
+    job = request.job._replace(is_away=once_more.is_away)
+    return request._replace(job=job, origin=once_more.origin, environ=once_more.environ)
+
+
+def _names_origin(following: Sequence[str], environ: Mapping[str, str]) -> bool:
+    from msrun.launch.resume import names_origin
+
+    return names_origin(following, environ)
+
+
+def _layers(line: CommandLine, environ: Mapping[str, str]) -> _Layers:
+    """Defaults < YAML < environment < flags. A script typed brings its own arguments."""
+    typed = from_environ(environ) | dict(line.given)
+    given, script, script_args = typed, line.script, line.script_args
+    if "config" in typed and typed["config"].text:
+        from msrun.options.config_file import read_config
+
+        config = read_config(typed["config"].text)
+        given = config.given | typed
+        if script is None:
+            script, script_args = config.script, config.script_args
+    return _Layers(Settings(given), script, script_args)
+
+
+def _resumed(settings: Settings) -> str | None:
+    """The run or folder to go on from, empty for the newest; ``None`` to begin anew."""
+    if "resume" in settings.given:
+        setting = settings.of("resume")
+        if not is_truth(setting):
+            return setting.text
+        return "" if setting.text == "" or truth(setting) else None
+    return "" if settings.boolean("is_recover") else None
+
+
+def _request(layers: _Layers, environ: Mapping[str, str], argv: tuple[str, ...]) -> Request:
+    """The checked request; ``argv`` starts the job again."""
+    settings, warnings = layers.settings, list[str]()
+    job = _job(layers, environ, warnings)._replace(argv=argv)
+    return Request(
+        job=job,
+        join=settings.boolean("join"),
+        dry_run=_dry_run(settings),
+        sim_rank_id=_sim_rank(settings, job.world_size, warnings),
+        warnings=tuple(warnings),
+        verbose=settings.boolean("verbose"),
+    )
+
+
+def _answer(asked: str) -> None:
+    """Print what was asked for and leave."""
+    print(f"msrun {__version__}" if asked == "version" else help_text(), end="\n")
+    sys.exit(0)
+
+
+def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> JobSpec:
+    """The checked job."""
+    settings = layers.settings
+    if layers.script is None:
+        raise UsageError(f"no script was given ({USAGE}); msrun --help lists the options")
+    size = dialects.size(settings, environ)
+    master = dialects.master(settings, warnings)
+    _check_unused(settings)
+    record = record_id()
+    timeouts, dump = guard(settings, environ)
+    replace, dumps, max_restarts = on_failure(settings, environ)
+    job = JobSpec(
+        program=build_program(settings, layers.script, layers.script_args, environ),
+        nproc=size.nproc,
+        run_id=_run_id(settings.of("rdzv_id"), record),
+        record_id=record,
+        role=settings.text("role"),
+        master_addr=master.addr,
+        master_port=master.port,
+        max_restarts=max_restarts,
+        start_method=_start_method(settings),
+        preload=_preload(settings.of("preload")),
+        timeouts=timeouts,
+        signals=_signals(settings.of("signals_to_handle"), warnings),
+        graceful_signals=graceful(settings.of("graceful_signals")),
+        exit_file=_exit_file(settings.of("graceful_exit_file")),
+        logs=logs(settings, size, environ, warnings),
+        bind=dialects.bind(settings, size.nproc),
+        dump=dump._replace(after_failure=dumps),
+        replace=replace,
+        virtual_local_rank=_virtual(settings, size.nproc, environ),
+        rank_table_file=_rank_table(settings.of("rank_table_file")),
+        event_log_handler=settings.text("event_log_handler"),
+    )
+    _one_node(settings, size, warnings)
+    return job
+
+
+def _one_node(settings: Settings, size: dialects.Size, warnings: list[str]) -> None:
+    """Many nodes are read and understood, and not started yet."""
+    if size.nnodes > 1:
+        message = f"{size.nnodes} nodes are not supported yet: start with --nnodes=1"
+        raise UsageError(message)
+    if (settings.integer("node_rank") or 0) > 0:
+        warnings.append(f"{settings.of('node_rank').shown} is ignored, there is one node.")
+
+
+def _check_unused(settings: Settings) -> None:
+    """Options without effect are checked all the same: a typo in them is a typo."""
+    settings.text("logs_specs")
+    if not settings.number("monitor_interval") > 0:
+        raise UsageError(f"{settings.of('monitor_interval').shown} must be above 0")
+
+
+def record_id() -> str:
+    """A new name for a run: unique on this host, sortable by its start."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
+
+
+def _run_id(setting: Setting, record: str) -> str:
+    """TORCHELASTIC_RUN_ID; it names a folder, too."""
+    if setting.text in {"", BY_DEST["rdzv_id"].default}:
+        return record
+    if "/" in setting.text or setting.text.startswith("."):
+        raise UsageError(f"{setting.shown} names a folder: no slash, no leading dot")
+    return setting.text
+
+
+def _start_method(settings: Settings) -> StartMethod:
+    """How workers start: fork and forkserver are what auto does where it is safe."""
+    chosen = settings.text("start_method")
+    return StartMethod.SPAWN if chosen == "spawn" else StartMethod.AUTO
+
+
+def _preload(setting: Setting) -> tuple[str, ...]:
+    """Names of modules."""
+    names = tuple(name.strip() for name in setting.text.split(",") if name.strip())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"{setting.shown}: {name!r} is no module's name")
+    return names
+
+
+def _signals(setting: Setting, warnings: list[str]) -> tuple[str, ...]:
+    """Names of signals; as in torchrun, one that cannot be handled is dropped with a warning."""
+    names = dict.fromkeys(name.strip() for name in setting.text.split(",") if name.strip())
+    kept = []
+    for name in names:
+        if name in _UNFORWARDABLE or name not in signal.Signals.__members__:
+            warnings.append(f"{setting.shown}: {name} cannot be handled and is left out.")
+        else:
+            kept.append(name)
+    return tuple(kept)
+
+
+def _exit_file(setting: Setting) -> Path | None:
+    """A file that may come later, absolute."""
+    if setting.text and os.path.isdir(setting.text):
+        raise UsageError(f"{setting.shown}: that is a folder")
+    return Path(os.path.abspath(setting.text)) if setting.text else None
+
+
+def _virtual(settings: Settings, nproc: int, environ: Mapping[str, str]) -> bool:
+    """Whether each worker sees one device; there must be one for each."""
+    wanted = settings.boolean("virtual_local_rank")
+    if wanted:
+        try:
+            env.visible_devices(nproc, environ)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    return wanted
+
+
+def _rank_table(setting: Setting) -> str | None:
+    """An existing file."""
+    if setting.text and not os.path.isfile(setting.text):
+        raise UsageError(f"{setting.shown}: there is no such file")
+    return setting.text or None
+
+
+def _dry_run(settings: Settings) -> bool:
+    """In either dialect."""
+    level = settings.integer("sim_level")
+    return settings.boolean("dry_run") or (level is not None and level >= 0)
+
+
+def _sim_rank(settings: Settings, world_size: int, warnings: list[str]) -> int | None:
+    """The one rank a dry run shows."""
+    setting, rank = settings.of("sim_rank_id"), settings.integer("sim_rank_id")
+    if rank is None or rank < 0:
+        return None
+    if rank >= world_size:
+        raise UsageError(f"{setting.shown}: the ranks are 0 to {world_size - 1}")
+    if not _dry_run(settings):
+        warnings.append(f"{setting.shown} is ignored without --dry_run or --sim_level.")
+        return None
+    return rank

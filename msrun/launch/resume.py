@@ -1,0 +1,238 @@
+"""``msrun --resume``: which run is gone on with, from which checkpoint, by which command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.controller.states import JobState
+from agent.records import run_record
+from agent.records.run_record import Record
+from agent.spec.job_spec import UsageError
+from msrun.launch.resume_point import Origin
+from msrun.options.argv import CommandLine, scan
+from msrun.options.settings import Setting
+from msrun.options.table import BY_DEST, Kind
+from msrun.runs.run_state import look
+from worker_hooks.contract.layout import FALLBACK
+
+_RESUMING = frozenset({"resume", "is_recover"})
+_PATHS = frozenset({"config", "log_dir", "dump_fallback", "rank_table_file", "graceful_exit_file"})
+_ALTERNATIVES = (
+    frozenset({"worker_num", "local_worker_num", "nproc_per_node"}),
+    frozenset({"master_addr", "master_port", "rdzv_endpoint", "standalone"}),
+    frozenset({"module", "no_python", "run_path"}),
+    frozenset({"bind_core", "bind_numa", "numa_binding"}),
+)
+"""Options that say the same: one that is given now replaces all of its kind that were recorded."""
+
+
+class Again(NamedTuple):
+    """How to start, and from where."""
+
+    line: CommandLine  # without --resume
+    origin: Origin
+    environ: Mapping[str, str] = {}  # variables that are missing here
+    is_away: bool = False  # the run's folder is not the one that msrun was called in
+
+
+def names_origin(words: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether the word after ``--resume`` is a run or a folder, and not the script.
+
+    Args:
+        words: what follows.
+        environ: msrun's environment.
+    """
+    word = words[0]
+    if not word or os.path.isfile(word):
+        return False
+    if os.path.isdir(word):
+        return not os.path.isfile(os.path.join(word, "__main__.py"))
+    known = run_record.records(environ)
+    return len(words) == 1 or any(
+        record.record_id.startswith(word) or record.run_id == word for record in known
+    )
+
+
+def again(name: str, line: CommandLine, script: str | None, environ: Mapping[str, str]) -> Again:
+    """The command line to start: the one given if it has a script, else the recorded one.
+
+    Without a script the present folder becomes the run's.
+
+    Args:
+        name: a run or a folder with checkpoints; empty for the newest run.
+        line: what was typed.
+        script: the script that was given, typed or in a file.
+        environ: msrun's environment.
+
+    Raises:
+        UsageError: no such run, one that is alive, or one without checkpoints.
+    """
+    folder = os.path.realpath(name) if name and os.path.isdir(name) else None
+    record = _record(name, folder, script, environ)
+    if record is not None:
+        _check_over(record, environ, is_sure=folder is not None)
+    typed = line._replace(given=_without(line.given, _RESUMING))
+    lineage = () if record is None else (record.record_id, *record.lineage)
+    if folder is not None:
+        places: tuple[str, ...] = (folder,)
+    else:
+        assert record is not None  # or it was said that there is none
+        places = _places(record)
+    origin = Origin(tuple(Path(place) for place in places), lineage, prefers_own=folder is None)
+    if script is not None:
+        return Again(typed, origin)
+    if record is None:
+        raise UsageError(
+            f"no recorded run has saved into {folder}: give the script, too, as in "
+            f"msrun --resume {name} train.py"
+        )
+    return _recorded(record, typed, origin, environ)
+
+
+def _record(
+    name: str, folder: str | None, script: str | None, environ: Mapping[str, str]
+) -> Record | None:
+    """The run that is meant; ``None`` if nobody remembers who saved into ``folder``."""
+    saved = [record for record in run_record.records(environ) if record.checkpoints]
+    if folder is not None:
+        return next((one for one in saved if _saved_into(one, folder)), None)
+    if name:
+        return _named(name, environ)
+    if script is not None:
+        wanted = os.path.join(os.getcwd(), script)
+        for record in saved:
+            if record.cwd == os.getcwd() and _script_of(record) == wanted:
+                return record
+        raise UsageError(
+            f"no recorded run of {script} in this folder has a checkpoint: "
+            "name a run or a folder, as in --resume=FOLDER"
+        )
+    return _newest(saved)
+
+
+def _named(name: str, environ: Mapping[str, str]) -> Record:
+    if "/" in name:
+        raise UsageError(f"--resume {name}: there is no such folder")
+    record = run_record.find(environ, name)
+    if not record.checkpoints:
+        raise UsageError(
+            f"run {record.record_id} has no checkpoint: none of its ranks registered a state"
+        )
+    return record
+
+
+def _newest(saved: Sequence[Record]) -> Record:
+    """The newest run of this folder that has ended; another folder's is not taken unasked."""
+    if not saved:
+        raise UsageError("no run of this user on this host has saved a checkpoint")
+    known = [record for record in saved if record.cwd == os.getcwd()]
+    if not known:
+        other = saved[0]
+        raise UsageError(
+            "no run that was started in this folder has saved a checkpoint; the newest elsewhere "
+            f"is of {other.cwd}: msrun --resume {other.record_id}"
+        )
+    record = next((record for record in known if not record.is_alive()), known[0])
+    word = look(record).word
+    if word is not None and word.state == JobState.SUCCEEDED.value:
+        raise UsageError(
+            f"the newest run {record.record_id} succeeded, there is nothing to go on with; name it "
+            f"to do so all the same: msrun --resume {record.record_id}"
+        )
+    return record
+
+
+def _places(record: Record) -> tuple[str, ...]:
+    """Where the run saved, and where its ranks save when msrun itself is killed."""
+    fallback = os.path.join(record.log_dir, FALLBACK)
+    with contextlib.suppress(UsageError):  # a record of another version
+        given = scan(record.argv[1:]).given.get("dump_fallback")
+        if given is not None and given.text:
+            fallback = os.path.join(record.cwd, given.text)
+    return (*record.checkpoints, fallback)
+
+
+def _saved_into(record: Record, folder: str) -> bool:
+    """Whether ``folder`` is one the run saves into, or a checkpoint in it."""
+    places = {os.path.realpath(place) for place in _places(record)}
+    return folder in places or os.path.dirname(folder) in places
+
+
+def _script_of(record: Record) -> str | None:
+    """The script a run ran, absolute."""
+    try:
+        line = scan(record.argv[1:])
+        script, config = line.script, line.given.get("config")
+        if script is None and config is not None:
+            from msrun.options.config_file import read_config
+
+            script = read_config(os.path.join(record.cwd, config.text)).script
+    except UsageError:  # a record of another version, a file that is gone
+        return None
+    return None if script is None else os.path.join(record.cwd, script)
+
+
+def _check_over(record: Record, environ: Mapping[str, str], *, is_sure: bool) -> None:
+    """Two runs must not go on from one: neither it nor one that goes on with it may be alive."""
+    for other in run_record.records(environ):
+        if not other.is_alive():
+            continue
+        if other.record_id == record.record_id:
+            raise UsageError(
+                f"run {record.record_id} is alive (msrun pid {record.pid}): "
+                f"`msrun stop {record.record_id}` ends it"
+            )
+        if record.record_id in other.lineage:
+            raise UsageError(
+                f"run {record.record_id} goes on already: as run {other.record_id} "
+                f"(msrun pid {other.pid})"
+            )
+    state = look(record)
+    if state.elsewhere and not state.ended and not is_sure:
+        raise UsageError(
+            f"run {record.record_id} was last heard of on host {state.elsewhere} and may be alive "
+            f"there: if it is not, name its folder: msrun --resume {record.checkpoints[0]}"
+        )
+
+
+def _recorded(
+    record: Record, typed: CommandLine, origin: Origin, environ: Mapping[str, str]
+) -> Again:
+    """The run's own command line, with what is typed now in its place."""
+    old = scan(record.argv[1:])
+    replaced = {dest for same in _ALTERNATIVES if same & typed.given.keys() for dest in same}
+    given = dict(_without(old.given, replaced | _RESUMING))
+    for dest, setting in typed.given.items():
+        is_here = dest in _PATHS and setting.text and not setting.text.startswith("/")
+        given[dest] = setting._replace(text=os.path.abspath(setting.text)) if is_here else setting
+    is_away = os.path.realpath(record.cwd) != os.getcwd()
+    try:
+        os.chdir(record.cwd)
+    except OSError as error:
+        raise UsageError(
+            f"the folder of run {record.record_id} cannot be entered: {record.cwd} "
+            f"({error.strerror})"
+        ) from None
+    missing = {name: text for name, text in record.environ.items() if name not in environ}
+    line = CommandLine(given, old.script, old.script_args)
+    return Again(line, origin, missing, is_away)
+
+
+def _without(given: Mapping[str, Setting], dests: Iterable[str]) -> dict[str, Setting]:
+    return {dest: setting for dest, setting in given.items() if dest not in dests}
+
+
+def words(line: CommandLine) -> tuple[str, ...]:
+    """The words after ``msrun`` that :func:`msrun.options.argv.scan` reads as this line."""
+    options = [
+        setting.name if BY_DEST[dest].kind is Kind.FLAG else f"{setting.name}={setting.text}"
+        for dest, setting in line.given.items()
+    ]
+    if line.script is None:
+        return tuple(options)
+    is_odd = line.script.startswith("-") or line.script_args[:1] == ("--",)
+    return (*options, *(("--",) if is_odd else ()), line.script, *line.script_args)

@@ -1,0 +1,60 @@
+"""Where a resumed run begins: the newest checkpoint that is whole, and what is said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.spec.job_spec import DumpSpec, UsageError
+
+LINEAGE = 100  # runs that are remembered of a long chain
+
+
+class Origin(NamedTuple):
+    """What ``--resume`` goes on from."""
+
+    places: tuple[Path, ...]  # folders that may hold checkpoints
+    lineage: tuple[str, ...] = ()  # record ids: the run gone on with, then those before it
+    prefers_own: bool = False  # what the lineage saved comes first, whatever else is newer
+
+
+def go_on(dump: DumpSpec, origin: Origin, world_size: int, say: Callable[[str], None]) -> DumpSpec:
+    """Find the newest verified checkpoint; ``say`` what is skipped and what is taken.
+
+    Two runs may have saved into one folder, so a run goes on from a step of its own, if it has any.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from worker_hooks.storage.manifest import Manifest, candidates_of, newest_of  # rarely needed
+
+    places, lineage, prefers_own = origin
+    found = candidates_of(places)
+    others = [
+        (path, manifest)
+        for path, manifest in found
+        if prefers_own and isinstance(manifest, Manifest) and manifest.record_id not in lineage
+    ]
+    best = newest_of([one for one in found if one not in others], say)
+    if best is None:
+        best = newest_of(others, say)
+    else:
+        for path, manifest in others:
+            if manifest.step > best[1].step:
+                say(f"{path} is skipped: another run saved it ({manifest.record_id})")
+    if best is None:
+        listed = ", ".join(str(place) for place in places)
+        raise UsageError(f"no whole checkpoint is in {listed}: nothing was started")
+    path, manifest = best
+    run = lineage[0] if lineage and manifest.record_id in lineage else manifest.record_id
+    say(f"resuming step {manifest.step} of run {run} from {path}")
+    if manifest.world_size != world_size:
+        say(
+            f"it was saved by {manifest.world_size} ranks, now there are {world_size}: training "
+            "goes on, but not bit for bit as it would have"
+        )
+    before = dict.fromkeys((*lineage[:1], manifest.record_id, *lineage[1:]))
+    return dump._replace(
+        resume=path.absolute(), resume_step=manifest.step, lineage=tuple(before)[:LINEAGE]
+    )

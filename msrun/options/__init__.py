@@ -1,0 +1,1 @@
+"""The table of options; command line, YAML and environment become settings."""

@@ -1,0 +1,136 @@
+"""Reads a command line by the rules of torchrun's argparse, into settings and a script.
+
+Not argparse itself: up to Python 3.11 that refuses ``--nproc 2`` because both spellings of the one
+option match, it reads the *script's* arguments too (``torchrun train.py --log x`` is "ambiguous"),
+its rules for ``--`` change with the Python version, and it knows no torchrun-first
+abbreviations. ``tests/torch/test_parser_parity.py`` holds the two against each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from agent.spec.job_spec import UsageError
+from msrun.options.settings import Setting
+from msrun.options.table import OPTIONS, SPELLINGS, Kind, Option, Origin
+
+_NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+
+
+class CommandLine(NamedTuple):
+    """What was typed: the options by dest, the script and what belongs to it."""
+
+    given: Mapping[str, Setting]
+    script: str | None
+    script_args: tuple[str, ...]
+    asked: str | None = None  # "help" or "version": print that and do nothing else
+
+
+def scan(
+    argv: Sequence[str], takes: Callable[[Sequence[str]], bool] = lambda _: False
+) -> CommandLine:
+    """Read ``argv`` (without the program's name). Of a repeated option the last one counts.
+
+    Args:
+        argv: the words.
+        takes: whether an option whose value may be missing takes the first of these words, which
+            follow it, or none.
+
+    Raises:
+        UsageError: an unknown or ambiguous option, a value missing or one too many.
+    """
+    given: dict[str, Setting] = {}
+    rest = list(argv)
+    while rest and rest[0] != "--" and _is_option(rest[0]):
+        option, spelling, value = _match(rest.pop(0))
+        if option.kind is Kind.MAYBE and value is None:
+            takes_it = bool(rest) and not _is_option(rest[0]) and rest[0] != "--" and takes(rest)
+            given[option.dest] = Setting(
+                rest.pop(0) if takes_it else "", spelling, flag=not takes_it
+            )
+            continue
+        if option.kind is not Kind.FLAG:
+            given[option.dest] = Setting(_value(spelling, value, rest), spelling)
+            continue
+        if option.name in {"help", "version"}:
+            return CommandLine(given, None, (), option.name)
+        if value is not None:  # -mr3 is -m -r3
+            rest.insert(0, _after_flag(spelling, value))
+        given[option.dest] = Setting("1", spelling, flag=True)
+    script, script_args = _positional(rest)
+    return CommandLine(given, script, script_args)
+
+
+def _positional(rest: list[str]) -> tuple[str | None, tuple[str, ...]]:
+    """The script and its arguments; the first ``--`` goes when it stands beside the script."""
+    if "--" in rest[:2]:
+        rest.remove("--")
+    return (rest[0] if rest else None), tuple(rest[1:])
+
+
+def _is_option(token: str) -> bool:
+    """Whether argparse would take ``token`` for an option, known or not."""
+    if len(token) <= 1 or token[0] != "-":
+        return False
+    if _candidates(token):
+        return True
+    return not _NEGATIVE_NUMBER.fullmatch(token) and " " not in token
+
+
+def _candidates(token: str) -> list[Option]:
+    """The options ``token`` may mean: an exact spelling, else a short one, else abbreviations."""
+    name = token.partition("=")[0]
+    if name in SPELLINGS:
+        return [SPELLINGS[name]]
+    if not token.startswith("--"):
+        return [SPELLINGS[token[:2]]] if token[:2] in SPELLINGS else []
+    matching = [
+        option
+        for option in OPTIONS
+        if any(spelling.startswith(name) for spelling in option.spellings)
+    ]
+    torchrun = [option for option in matching if option.origin is Origin.TORCHRUN]
+    return torchrun or matching
+
+
+def _match(token: str) -> tuple[Option, str, str | None]:
+    """The option ``token`` names, its full spelling, and the value attached to it, if any."""
+    name, equals, attached = token.partition("=")
+    match _candidates(token):
+        case [option]:
+            pass
+        case []:
+            raise UsageError(f"unrecognized option {name}{_closest(name)}: msrun --help lists all")
+        case several:
+            names = ", ".join(option.long for option in several)
+            raise UsageError(f"ambiguous option {name}: it could match {names}")
+    if name not in SPELLINGS and not token.startswith("--"):
+        return option, token[:2], token[2:]
+    spelling = name if name in SPELLINGS else option.long
+    return option, spelling, attached if equals else None
+
+
+def _closest(name: str) -> str:
+    """A hint at the option that was probably meant."""
+    import difflib
+
+    near = difflib.get_close_matches(name.replace("_", "-"), list(SPELLINGS), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _value(spelling: str, attached: str | None, rest: list[str]) -> str:
+    """The value of an option: what is attached, else the next word, which is then taken."""
+    if attached is not None:
+        return attached
+    if not rest or rest[0] == "--" or _is_option(rest[0]):
+        raise UsageError(f"{spelling} needs a value, and none follows it")
+    return rest.pop(0)
+
+
+def _after_flag(spelling: str, attached: str) -> str:
+    """The word that stands for the options after a flag in one cluster."""
+    if spelling.startswith("--") or f"-{attached[:1]}" not in SPELLINGS:
+        raise UsageError(f"{spelling} takes no value, but {attached!r} was given to it")
+    return f"-{attached}"

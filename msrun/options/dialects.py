@@ -1,0 +1,227 @@
+"""Where torchrun's and MindSpore's options say the same thing: one answer, or an error naming both.
+
+How many workers, where they meet, which cores they get. One node for now.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from agent.spec.job_spec import BindSpec, UsageError
+from msrun.options import rank_maps
+from msrun.options.settings import Setting, Settings, bounded, truth
+from msrun.options.table import BY_DEST, NUMA_MODES, PORT_MAX
+
+WORKERS_MAX = 10_000
+"""Workers on one node: far above any machine, far below what would take it down."""
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1"})
+_BACKENDS = ("static", "c10d")
+_ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>.*))?", re.DOTALL)
+
+
+class Size(NamedTuple):
+    """How many nodes, and workers on this one."""
+
+    nnodes: int
+    nproc: int
+
+
+class Master(NamedTuple):
+    """Where the workers' store listens; port ``None`` is a free one."""
+
+    addr: str
+    port: int | None
+
+
+def disagreement(*settings: Setting) -> UsageError:
+    """The error that names what contradicts each other."""
+    names = " and ".join(setting.shown for setting in settings)
+    return UsageError(f"{names} disagree: give one of them, or make them agree")
+
+
+def size(settings: Settings, environ: Mapping[str, str]) -> Size:
+    """Nodes and workers from --nnodes, --nproc-per-node, --worker_num, --local_worker_num.
+
+    Raises:
+        UsageError: they contradict each other or are out of range.
+    """
+    nnodes, total = _nnodes(settings.of("nnodes")), settings.integer("worker_num")
+    local = _local(settings, environ)
+    if total is None:
+        return _checked(settings, Size(nnodes, local or 1))
+    whole = settings.of("worker_num")
+    if "nnodes" not in settings.given and "local_worker_num" in settings.given and local:
+        nnodes = max(total // local, 1)
+    if local is None and total % nnodes == 0:
+        local = total // nnodes
+    if local is None or nnodes * local != total:
+        given = ("nnodes", "nproc_per_node", "local_worker_num")
+        raise disagreement(whole, *(settings.of(dest) for dest in given if dest in settings.given))
+    return _checked(settings, Size(nnodes, local))
+
+
+def _local(settings: Settings, environ: Mapping[str, str]) -> int | None:
+    """Workers on this node in either dialect; ``None`` when neither says."""
+    theirs = settings.integer("local_worker_num")
+    if "nproc_per_node" not in settings.given:
+        return theirs
+    ours = _nproc(settings.of("nproc_per_node"), environ)
+    if theirs not in {None, ours}:
+        raise disagreement(settings.of("local_worker_num"), settings.of("nproc_per_node"))
+    return ours
+
+
+def _nproc(setting: Setting, environ: Mapping[str, str]) -> int:
+    """A number of workers, or what a device word stands for."""
+    try:
+        count = int(setting.text)
+    except ValueError:
+        from agent.machine.devices import device_count
+
+        try:
+            return device_count(setting.text, environ)
+        except UsageError as error:
+            raise UsageError(f"{setting.shown}: {error}") from None
+    if count < 1:
+        raise UsageError(f"{setting.shown} must be at least 1")
+    return count
+
+
+def _nnodes(setting: Setting) -> int:
+    """The largest number of nodes that is asked for, which is torchrun's world when static."""
+    try:
+        bounds = [int(part) for part in setting.text.split(":")]
+    except ValueError:
+        bounds = []
+    match bounds:
+        case [low] | [low, _] if low < 1:
+            raise UsageError(f"{setting.shown} must be at least 1")
+        case [low]:
+            return low
+        case [low, high] if low <= high:
+            return high
+    raise UsageError(f"{setting.shown} must be a number of nodes, or MIN:MAX with MIN <= MAX")
+
+
+def _checked(settings: Settings, found: Size) -> Size:
+    """Refuse a size no node could run."""
+    if found.nproc <= WORKERS_MAX:
+        return found
+    given = (dest for dest in ("worker_num", "local_worker_num", "nproc_per_node"))
+    named = [settings.of(dest).shown for dest in given if dest in settings.given]
+    raise UsageError(f"{' and '.join(named)}: a node runs at most {WORKERS_MAX} workers")
+
+
+def master(settings: Settings, warnings: list[str]) -> Master:
+    """The store's address, by torchrun's choice of backend reduced to one node.
+
+    A fixed port is bound only when one was asked for. What is ignored is said in ``warnings``.
+    """
+    port = settings.integer("master_port") or None
+    local_addr = settings.text("local_addr")
+    if settings.boolean("standalone"):
+        _warn_overridden(settings, warnings)
+        return Master(local_addr or BY_DEST["master_addr"].default, None)
+    backend = _backend(settings.of("rdzv_backend"))
+    conf = rank_maps.check_pairs(settings.of("rdzv_conf"))
+    addr = _unbracketed(settings.text("master_addr"))
+    endpoint = settings.of("rdzv_endpoint")
+    if endpoint.text and not (backend == "c10d" and conf.get("store_type") == "file"):
+        return _at_endpoint(settings, backend, endpoint)
+    if local_addr and "master_addr" not in settings.given:
+        addr = local_addr
+    return Master(addr, port)
+
+
+def _warn_overridden(settings: Settings, warnings: list[str]) -> None:
+    """Say what --standalone wins over, as it does in torchrun."""
+    others = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port")
+    lost = [settings.of(dest).shown for dest in others if dest in settings.given]
+    if lost:
+        warnings.append(f"{settings.of('standalone').shown} overrides {', '.join(lost)}.")
+
+
+def _backend(setting: Setting) -> str:
+    """One of the two backends there are."""
+    if setting.text in _BACKENDS:
+        return setting.text
+    if setting.text.startswith("etcd"):
+        raise UsageError(f"{setting.shown}: etcd is not supported, use static or c10d")
+    raise UsageError(f"{setting.shown} is no known backend, use static or c10d")
+
+
+def _at_endpoint(settings: Settings, backend: str, setting: Setting) -> Master:
+    """The store's place from --rdzv-endpoint, which --master-addr/--master-port may repeat."""
+    host, port = endpoint(setting)
+    if backend == "static" and port is None:
+        raise UsageError(f"{setting.shown} needs a port, as in {host}:29500")
+    addr_given, port_given = (settings.given.get(dest) for dest in ("master_addr", "master_port"))
+    if addr_given and not _same_host(_unbracketed(addr_given.text), host):
+        raise disagreement(addr_given, setting)
+    if port_given:
+        repeated = bounded(port_given, BY_DEST["master_port"])
+        if port not in {None, repeated}:
+            raise disagreement(port_given, setting)
+        port = repeated
+    return Master(host, port or None)
+
+
+def endpoint(setting: Setting) -> tuple[str, int | None]:
+    """Host and port of ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``."""
+    text = setting.text
+    if text.count(":") > 1 and not text.startswith("["):
+        return text, None  # an IPv6 address without brackets has no room for a port
+    match = _ENDPOINT.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{setting.shown} must be host or host:port")
+    host, port = match["v6"] or match["host"], match["port"]
+    if port is None:
+        return host, None
+    if not port.isdecimal() or int(port) > PORT_MAX:
+        raise UsageError(f"{setting.shown}: the port must be a number from 0 to {PORT_MAX}")
+    return host, int(port)
+
+
+def _unbracketed(addr: str) -> str:
+    """The address itself: torchrun asks for ``[::1]`` where an IPv6 one is meant."""
+    return addr[1:-1] if addr.startswith("[") and addr.endswith("]") else addr
+
+
+def _same_host(one: str, other: str) -> bool:
+    """Whether two spellings name one host, as far as can be told without asking DNS."""
+    return one.lower() == other.lower() or {one.lower(), other.lower()} <= _LOOPBACK
+
+
+def bind(settings: Settings, nproc: int) -> BindSpec:
+    """CPU binding from --bind_core, --bind_numa and --numa-binding."""
+    core, numa = settings.of("bind_core"), _numa(settings)
+    try:
+        auto = truth(core)
+    except UsageError:
+        found = BindSpec(cores=rank_maps.cores(core, nproc))
+    else:
+        found = BindSpec(auto=auto, numa=numa)
+    if numa is not None and (found.auto or found.cores):
+        other = "bind_numa" if "bind_numa" in settings.given else "numa_binding"
+        raise disagreement(core, settings.of(other))
+    return found
+
+
+def _numa(settings: Settings) -> str | None:
+    """The NUMA mode in either dialect."""
+    ours, theirs = settings.text("numa_binding") or None, settings.given.get("bind_numa")
+    if theirs is None:
+        return ours
+    mode: str | None = theirs.text
+    if mode not in NUMA_MODES:
+        try:
+            mode = "node" if truth(theirs) else None
+        except UsageError:
+            choices = ", ".join(NUMA_MODES)
+            raise UsageError(f"{theirs.shown} must be True, False or one of {choices}") from None
+    if "numa_binding" in settings.given and mode != ours:
+        raise disagreement(theirs, settings.of("numa_binding"))
+    return mode

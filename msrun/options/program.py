@@ -1,0 +1,89 @@
+"""What every rank runs: the script and its kind, checked to be there before anything starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from agent.spec.job_spec import Program, ProgramKind, UsageError
+from msrun.options.settings import Settings
+from worker_hooks.contract import env
+
+_PROGRAMS = frozenset({"python", "python3", "pytest"})
+"""MindSpore's msrun runs these as they are: ``msrun --worker_num=8 python train.py``."""
+
+
+def build_program(
+    settings: Settings, script: str, args: tuple[str, ...], environ: Mapping[str, str]
+) -> Program:
+    """The checked program.
+
+    Raises:
+        UsageError: no such script, or one that cannot be run.
+    """
+    kind = _kind(settings, script)
+    # ${local_rank} in the name is filled in per rank, so there is nothing to look at yet.
+    if "local_rank" not in script:
+        _check(script, kind, environ)
+    interpreter = environ.get(env.PYTHON_EXEC) or sys.executable
+    return Program(name=script, args=args, kind=kind, interpreter=interpreter)
+
+
+def _kind(settings: Settings, script: str) -> ProgramKind:
+    """How to run it, in torchrun's order: --run-path, --no-python, -m, script."""
+    module, direct = settings.boolean("module"), settings.boolean("no_python")
+    if settings.boolean("run_path"):
+        return ProgramKind.RUN_PATH
+    if module and direct:
+        raise UsageError("--module and --no-python exclude each other: a module needs python")
+    if module:
+        return ProgramKind.MODULE
+    if direct or (script in _PROGRAMS and not os.path.exists(script)):
+        return ProgramKind.PROGRAM
+    return ProgramKind.SCRIPT
+
+
+def _check(name: str, kind: ProgramKind, environ: Mapping[str, str]) -> None:
+    """Refuse what cannot run. A module is found by importing, which is the worker's business."""
+    match kind:
+        case ProgramKind.MODULE:
+            if not name:
+                raise UsageError("--module needs the name of a module")
+        case ProgramKind.PROGRAM:
+            _check_program(name, environ)
+        case ProgramKind.SCRIPT | ProgramKind.RUN_PATH:
+            _check_script(name)
+
+
+def _check_script(name: str) -> None:
+    """A file python can read, or a folder with a ``__main__.py``."""
+    if not os.path.exists(name):
+        raise UsageError(f"there is no script {name!r}: give its path, or -m and a module's name")
+    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
+        raise UsageError(f"{name!r} is a directory without __main__.py: give the script inside it")
+    if not os.access(name, os.R_OK):
+        raise UsageError(f"the script {name!r} is not readable: check its permissions")
+
+
+def _check_program(name: str, environ: Mapping[str, str]) -> None:
+    """A file with exec permission, looked up on PATH when it has no slash, as exec does."""
+    if "/" in name:
+        found = [name]
+    else:
+        folders = environ.get("PATH", os.defpath).split(os.pathsep)
+        found = [os.path.join(folder or ".", name) for folder in folders]
+    files = [path for path in found if os.path.isfile(path)]
+    if any(os.access(path, os.X_OK) for path in files):
+        return
+    if files:
+        raise UsageError(f"{files[0]} has no exec permission: chmod +x it, or drop --no-python")
+    if "/" in name and os.path.isdir(name):
+        raise UsageError(f"{name!r} is a directory: --no-python needs an executable file")
+    place = "there is no program" if "/" in name else "PATH has no program"
+    hint = (
+        f"; for the file here write ./{name}"
+        if name and "/" not in name and os.path.exists(name)
+        else ""
+    )
+    raise UsageError(f"{place} {name!r}{hint}")

@@ -1,0 +1,1 @@
+"""Recorded runs: status, logs, stop."""

@@ -1,0 +1,99 @@
+"""Which files hold the output of a run's ranks: worker logs, and torchrun's tree beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.records.tail import View
+from agent.spec.job_spec import UsageError
+from msrun.runs.run_state import RunState, WorkerState
+from worker_hooks.contract.layout import SCHEDULER_LOG, RunLayout
+
+STREAMS = ("stdout", "stderr")
+STDOUT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the user asked to see."""
+
+    rank: int | None = None  # None: all ranks, each line with its rank
+    attempt: int | None = None  # None: the present one
+    scheduler: bool = False  # msrun's own log instead of the workers'
+
+
+def views(run: RunState, wanted: Wanted, attempt: int, *, newcomers: bool = False) -> list[View]:
+    """The files of one attempt, by rank; some may not exist.
+
+    Args:
+        run: whose.
+        wanted: what of it.
+        attempt: which.
+        newcomers: leave out those of ranks that lived on from the attempt before.
+
+    Raises:
+        UsageError: there is no such rank.
+    """
+    if wanted.scheduler:
+        return [View(run.folder / SCHEDULER_LOG, STDOUT, None)]
+    return [
+        View(path, STDOUT, _prefix(worker.rank) if wanted.rank is None else None, rank=worker.rank)
+        for worker in _workers(run, wanted)
+        if not (newcomers and worker.began < attempt == worker.attempt)
+        for path in _files(run, worker, attempt)
+    ]
+
+
+def checked_attempt(run: RunState, wanted: Wanted) -> int:
+    """The attempt to show; the present one unless another was asked for.
+
+    Raises:
+        UsageError: there was no such attempt.
+    """
+    present = run.word.attempt if run.word else 0
+    if wanted.scheduler:
+        return 0  # one file for all attempts
+    if wanted.attempt is None:
+        return present
+    if wanted.attempt > present:
+        known = "only attempt 0" if present == 0 else f"attempts 0 to {present}"
+        raise UsageError(
+            f"run {run.record.record_id} has no attempt {wanted.attempt}: it has {known}"
+        )
+    return wanted.attempt
+
+
+def _prefix(rank: int) -> bytes:
+    return f"[rank {rank}]: ".encode()
+
+
+def _workers(run: RunState, wanted: Wanted) -> list[WorkerState]:
+    workers = sorted(run.word.workers if run.word else (), key=lambda worker: worker.rank)
+    if wanted.rank is None:
+        return workers
+    chosen = [worker for worker in workers if worker.rank == wanted.rank]
+    if workers and not chosen:
+        ranks = f"{workers[0].rank} to {workers[-1].rank}"
+        raise UsageError(
+            f"run {run.record.record_id} has no rank {wanted.rank}: its ranks are {ranks}"
+        )
+    return chosen
+
+
+def _files(run: RunState, worker: WorkerState, attempt: int) -> Iterator[Path]:
+    stem = Path(worker.log).name.removesuffix(f"_{worker.rank}.log")
+    layout = RunLayout(run.folder, run.record.record_id, run.record.run_id, stem)
+    if attempt == worker.attempt:
+        yield layout.worker_log(worker.rank)
+    else:
+        yield layout.earlier_worker_log(worker.rank, attempt)
+    # torchrun's tree stays in the log folder even when a later run sets the other files aside
+    tree = RunLayout(Path(run.record.log_dir), run.record.record_id, run.record.run_id)
+    for name in STREAMS:
+        folder = worker.began if attempt == worker.attempt else attempt
+        path = tree.stream(folder, worker.local_rank, name)
+        if os.path.exists(path):
+            yield path

@@ -1,0 +1,104 @@
+"""``msrun logs``: what the workers wrote, once or as it comes."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+
+from agent.records.tail import Follower, Tail, View
+from agent.spec.job_spec import UsageError
+from msrun.runs.log_files import STDOUT, Wanted, checked_attempt, views
+from msrun.runs.run_state import RunState, look, open_process
+from msrun.terminal.stdout import put_bytes
+
+POLL_S = 0.2  # for the next attempt; lines of the present one come as they are written
+PATIENCE_S = 60.0
+
+
+def show(run: RunState, wanted: Wanted) -> None:
+    """Print the logs as they are now, ordered by rank.
+
+    Raises:
+        UsageError: no such rank or attempt, or the files are gone.
+    """
+    found = views(run, wanted, checked_attempt(run, wanted))
+    existing = [view for view in found if os.path.isfile(view.path)]
+    if not existing:
+        raise UsageError(_why_none(run, wanted))
+    for view in existing:
+        _show(view)
+
+
+def _show(view: View) -> None:
+    try:
+        follower = Follower(view)
+    except OSError as error:
+        raise UsageError(f"{view.path} cannot be read ({error.strerror})") from error
+    while follower.read(put_bytes):
+        pass
+    follower.finish(put_bytes)
+
+
+def _why_none(run: RunState, wanted: Wanted) -> str:
+    name = f"run {run.record.record_id}"
+    if not os.path.isdir(run.folder):
+        return f"the log folder of {name} is gone: {run.folder}"
+    if run.word is None and run.alive and not wanted.scheduler:
+        return f"{name} is still starting: it has no worker logs yet"
+    what = "scheduler.log" if wanted.scheduler else "worker logs"
+    return (
+        f"{name} has no {what} in {run.folder}: removed, or switched off with --log-dir /dev/null"
+    )
+
+
+def follow(run: RunState, wanted: Wanted) -> None:
+    """Print the logs as they grow, this attempt's and the next ones', until the run has ended.
+
+    Raises:
+        UsageError: no such rank or attempt, or the files are gone.
+    """
+    if sys.stdout is None:  # closed
+        return
+    process = open_process(run.record)
+    if process is None:
+        show(look(run.record), wanted)
+        return
+    try:
+        _follow(run, wanted, process)
+    finally:
+        os.close(process)
+
+
+def _follow(run: RunState, wanted: Wanted, process: int) -> None:
+    tail = Tail()
+    shown = _follow_new(tail, run, wanted, None)
+    waiting = select.poll()
+    waiting.register(process, select.POLLIN)
+    waiting.register(STDOUT, 0)  # only its hang-up: the reader left
+    ended = False
+    while not ended:
+        happened = dict(waiting.poll(int(POLL_S * 1000)))
+        if STDOUT in happened:
+            return
+        ended = process in happened
+        shown = _follow_new(tail, look(run.record), wanted, shown)
+    while not tail.close(PATIENCE_S):
+        pass  # a pager may pause for as long as its reader likes
+
+
+def _follow_new(tail: Tail, run: RunState, wanted: Wanted, shown: int | None) -> int | None:
+    """Follow the attempts after ``shown``; the newest that is followed, ``None`` before the first.
+
+    A last word that names an attempt was written after that attempt's files were made.
+    """
+    if run.word is None and not wanted.scheduler:
+        return shown
+    newest = checked_attempt(run, wanted)
+    for attempt in range(newest if shown is None else shown + 1, newest + 1):
+        found = views(run, wanted, attempt, newcomers=shown is not None)
+        existing = [view for view in found if os.path.isfile(view.path)]
+        if not existing and shown is None:
+            raise UsageError(_why_none(run, wanted))
+        tail.follow(existing, None if shown is None else frozenset(view.rank for view in found))
+    return newest

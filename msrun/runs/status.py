@@ -1,0 +1,234 @@
+"""``msrun status``: a run's state and its ranks as a table, or all runs, or JSON.
+
+Into a pipe goes one line a rank, however wide, without colours.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent.failure.log_excerpt import harmless
+from agent.records.run_record import Record
+from agent.spec.job_spec import UsageError
+from msrun.runs.run_state import ALIVE, LOST, RunState, WorkerState
+from msrun.terminal.stdout import put
+
+UNKNOWN = "-"
+PIPE_WIDTH = 10_000  # columns: nothing is wrapped or cut for a reader that is a program
+STYLES = {
+    "running": "green",
+    "succeeded": "green",
+    "failed": "red",
+    LOST: "red",
+    "holding": "yellow",
+    "stopping": "yellow",
+    "killing": "yellow",
+    "stopped": "yellow",
+}
+RUN_COLUMNS = ("run", "state", "pid", "workers", "started", "script", "logs")
+RANK_COLUMNS = ("rank", "pid", "state", "attempt", "uptime", "exit")
+PROGRESS_COLUMNS = ("step", "epoch")  # where ranks tell
+TEMPO_COLUMNS = ("median", "p95")  # of the time of a step, once there is any
+LONG = frozenset({"script", "logs", "exit"})  # on a narrow terminal these are wrapped first
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+ROUNDED_S = 0.9995  # from here on a second
+
+
+def show_run(run: RunState, now: float) -> None:
+    """One run with its ranks."""
+    lines = [f"{name:<8} {harmless(value)}" for name, value in facts(run, now)]
+    put("\n".join(lines) + "\n")
+    if run.word and run.word.workers:
+        rows = [rank_row(run, worker, now) for worker in run.word.workers]
+        columns: tuple[str, ...] = RANK_COLUMNS
+        if any(worker.step is not None for worker in run.word.workers):
+            columns += PROGRESS_COLUMNS
+            steps = [progress(worker) for worker in run.word.workers]
+            rows = [(*row, *step) for row, step in zip(rows, steps, strict=True)]
+        if any(worker.step_median_s is not None for worker in run.word.workers):
+            columns += TEMPO_COLUMNS
+            times = [(each.step_median_s, each.step_p95_s) for each in run.word.workers]
+            rows = [(*row, *map(brief, pair)) for row, pair in zip(rows, times, strict=True)]
+        put("\n" + table(columns, rows, styled="state"))
+
+
+def show_runs(runs: Iterable[RunState]) -> None:
+    """All runs, a line each."""
+    put(table(RUN_COLUMNS, [run_row(run) for run in runs], styled="state"))
+
+
+def show_json(content: object) -> None:
+    """The same for programs."""
+    put(json.dumps(content, indent=1) + "\n")
+
+
+def facts(run: RunState, now: float) -> Iterable[tuple[str, str]]:
+    """What is to be said of a run, by name."""
+    record, word = run.record, run.word
+    named = "" if record.run_id == record.record_id else f" (run id {record.run_id})"
+    yield "run", record.record_id + named
+    yield "state", run.state_words
+    yield "msrun", f"pid {record.pid}" if run.alive else f"pid {record.pid} (ended)"
+    if word:
+        yield "attempt", f"{word.attempt} ({word.attempt} of {word.max_restarts} restarts used)"
+    yield "uptime", f"{uptime(run, now)} (started {moment(record.started)})"
+    if word and word.reason:
+        yield "reason", word.reason
+    if word and run.alive:
+        for worker in word.workers:
+            if worker.is_slow:
+                yield "slow", straggler(word.workers, worker)
+    if not run.alive and record.checkpoints:
+        from agent.failure.resume_advice import older  # rarely needed
+
+        if (kept := older(record)) is not None:
+            yield "saved", f"step {kept.step}: {kept.path}"
+            yield "go on", f"msrun --resume {record.record_id}"
+    gone = "" if os.path.isdir(run.folder) else " (gone)"
+    yield "logs", f"{run.folder}{gone}"
+    yield "command", shlex.join(record.argv)
+
+
+def uptime(run: RunState, now: float) -> str:
+    """How long the run has lasted, as far as that is known."""
+    if run.word and run.word.ended is not None:
+        return duration(run.word.ended - run.record.started)
+    if run.alive:
+        return duration(now - run.record.started)
+    if run.word:
+        return f"{duration(run.word.updated - run.record.started)} or more"
+    return UNKNOWN
+
+
+def rank_row(run: RunState, worker: WorkerState, now: float) -> tuple[str, ...]:
+    """A rank's cells; one that was alive when msrun died is lost with it."""
+    alive = worker.state in ALIVE
+    last = worker.ended if worker.ended is not None else now if run.alive else None
+    known = worker.started is not None and last is not None
+    return (
+        str(worker.rank),
+        str(worker.pid or UNKNOWN),
+        LOST if alive and run.lost else worker.state,
+        str(worker.attempt),
+        duration((last or 0) - (worker.started or 0)) if known else UNKNOWN,
+        worker.exit or UNKNOWN,
+    )
+
+
+def progress(worker: WorkerState) -> tuple[str, ...]:
+    """How far a rank is."""
+    known = (worker.step, worker.epoch)
+    return tuple(UNKNOWN if number is None else str(number) for number in known)
+
+
+def straggler(workers: Sequence[WorkerState], slow: WorkerState) -> str:
+    """Which rank is slow, and how much."""
+    peers = [
+        worker.step_own_median_s
+        for worker in workers
+        if worker is not slow and worker.step_own_median_s is not None
+    ]
+    peers_s = median(peers) if peers else None
+    own = brief(slow.step_own_median_s)
+    return f"rank {slow.rank}: {own} of its own a step, its peers {brief(peers_s)}"
+
+
+def run_row(run: RunState) -> tuple[str, ...]:
+    """A run's cells in the list of all."""
+    return (
+        run.record.record_id,
+        run.state_words,
+        str(run.record.pid),
+        str(len(run.word.workers)) if run.word else UNKNOWN,
+        moment(run.record.started),
+        script(run.record),
+        str(run.folder),
+    )
+
+
+def script(record: Record) -> str:
+    """What the run ran; its whole command line when the script stands in a YAML file."""
+    from msrun.options.argv import scan
+
+    argv = record.argv[1:]
+    try:
+        return scan(argv).script or shlex.join(argv)
+    except UsageError:  # a record of another version
+        return shlex.join(argv)
+
+
+def as_json(run: RunState) -> dict[str, Any]:
+    """Everything known about a run."""
+    shown = run.record._asdict()
+    del shown["environ"]  # what a resume needs is nobody's news
+    return {
+        **shown,
+        "state": run.state,
+        "state_words": run.state_words,
+        "alive": run.alive,
+        "folder": str(run.folder),
+        "status": asdict(run.word) if run.word else None,
+    }
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, styled: str) -> str:
+    """A table as text; its lines end where their text ends."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    console = Console(
+        width=None if is_terminal else PIPE_WIDTH,
+        color_system="auto" if is_terminal else None,
+        force_terminal=None if is_terminal else False,  # whatever FORCE_COLOR says
+        file=sys.stdout if is_terminal else io.StringIO(),
+        highlight=False,
+        markup=False,
+    )
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        grid.add_column(column, overflow="fold", no_wrap=column not in LONG)
+    at = columns.index(styled)
+    for row in rows:
+        cells = [Text(harmless(cell)) for cell in row]
+        cells[at].stylize(STYLES.get(row[at].partition(":")[0], ""))
+        grid.add_row(*cells)
+    with console.capture() as captured:
+        console.print(grid)
+    return "".join(line.rstrip() + "\n" for line in captured.get().splitlines())
+
+
+def duration(seconds: float) -> str:
+    """``7 s``, ``2 min 7 s``, ``3 h 02 min``, ``4 d 3 h``."""
+    whole = max(0, int(seconds))
+    if whole < MINUTE_S:
+        return f"{whole} s"
+    if whole < HOUR_S:
+        return f"{whole // MINUTE_S} min {whole % MINUTE_S} s"
+    if whole < DAY_S:
+        return f"{whole // HOUR_S} h {whole % HOUR_S // MINUTE_S:02} min"
+    return f"{whole // DAY_S} d {whole % DAY_S // HOUR_S} h"
+
+
+def brief(seconds: float | None) -> str:
+    """``1.25 ms``, ``83 ms``, ``2.5 s``, ``95 s``."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < ROUNDED_S:
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < MINUTE_S else f"{seconds:.0f} s"
+
+
+def moment(seconds: float) -> str:
+    """Local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,1 @@
+"""Tables, progress bars, and streams that never block."""

@@ -1,0 +1,1 @@
+"""``msrun top``: the live view of a run."""

@@ -1,0 +1,57 @@
+"""The newest step that a running job saved, looked for only where something changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.records import run_record
+from agent.records.run_record import Record
+from worker_hooks.contract.layout import runs_folder
+from worker_hooks.storage.manifest import Manifest, candidates_of
+
+Mark = tuple[tuple[str, int], ...]
+
+
+class Checkpoints:
+    """Remembers what was found until a folder changes."""
+
+    def __init__(self, environ: Mapping[str, str], record: Record) -> None:
+        """``record``: of the run; the folders that it saves into are added to it as it runs."""
+        folders = (folder / record.record_id for folder in runs_folder(environ, os.getuid()))
+        self._own = next((folder for folder in folders if folder.is_dir()), None)
+        self._record = record
+        self._mark: Mark = ()
+        self._step: int | None = None
+
+    def newest(self) -> int | None:
+        """The newest step in a complete dump or checkpoint of this run.
+
+        Earlier runs may have left newer ones in the same folder.
+        """
+        if self._own is not None:
+            self._record = run_record.read(self._own) or self._record
+        mark = tuple(_marks(self._record))
+        if mark != self._mark:
+            self._mark, self._step = mark, _newest(self._record)
+        return self._step
+
+
+def _marks(record: Record) -> Mark:
+    found = []
+    for place in record.checkpoints:
+        with contextlib.suppress(OSError):  # nothing was saved there yet
+            found.append((place, os.stat(place).st_mtime_ns))
+    return tuple(found)
+
+
+def _newest(record: Record) -> int | None:
+    found = candidates_of(Path(place) for place in record.checkpoints)
+    steps = (
+        manifest.step
+        for _, manifest in found
+        if isinstance(manifest, Manifest) and manifest.saved_at >= record.started
+    )
+    return next(steps, None)  # the newest is the first

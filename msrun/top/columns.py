@@ -1,0 +1,149 @@
+"""The columns of ``msrun top``, and which of them fit. Pure.
+
+On a narrow terminal columns drop out, the least important first; nothing is ever wrapped. What is
+left over goes to the picture of the step times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from agent.failure.log_excerpt import harmless
+from msrun.top.facts import SILENT_S, RankFacts
+from worker_hooks.contract.status_page import PACES
+
+UNKNOWN = "-"
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = ".:-=+*#@"  # for a terminal that cannot show the others
+LONG_STEP = 0.95  # the picture's top: slower steps, one in twenty, are cut there
+GAP = 1
+KIB, MS, MINUTE_S, HOUR_S = 1024, 1000, 60, 3600
+HUNDRED = 100
+
+
+class Column(NamedTuple):
+    """One column; those with the lowest ``order`` stay longest."""
+
+    title: str
+    order: int
+    width: int  # at least
+    cell: Callable[[RankFacts], str]
+    is_left: bool = False
+    is_optional: bool = False  # left out unless some rank has something to say in it
+
+
+def progress(one: RankFacts) -> str:
+    """Epoch and step, as the script counts."""
+    return UNKNOWN if one.step is None else f"{one.epoch}/{one.step}"
+
+
+def rate(steps_per_s: float | None) -> str:
+    """Three figures."""
+    if steps_per_s is None:
+        return UNKNOWN
+    return f"{steps_per_s:.0f}" if steps_per_s >= HUNDRED else f"{steps_per_s:#.3g}"
+
+
+def span(seconds: float | None) -> str:
+    """``0.8ms``, ``38ms``, ``1.2s``, ``3m``."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 1:
+        return f"{seconds * MS:.{1 if seconds * MS < 10 else 0}f}ms"  # noqa: PLR2004  two figures
+    if seconds < HUNDRED:
+        return f"{seconds:.1f}s"
+    return (
+        f"{seconds / MINUTE_S:.0f}m" if seconds < HUNDRED * MINUTE_S else f"{seconds / HOUR_S:.0f}h"
+    )
+
+
+def silence(seconds: float) -> str:
+    """The age of a heartbeat, once it is one to wonder about."""
+    return span(seconds) if seconds >= SILENT_S else ""
+
+
+def size(nbytes: int | None) -> str:
+    """``412M``, ``1.2G``."""
+    if nbytes is None:
+        return UNKNOWN
+    value, units = nbytes / KIB, iter("KMGTP")
+    unit = next(units)
+    while value >= 1000:  # noqa: PLR2004  at most four characters
+        value, unit = value / KIB, next(units)
+    return f"{value:.1f}{unit}" if value < 10 else f"{value:.0f}{unit}"  # noqa: PLR2004
+
+
+def percent(value: float | None) -> str:
+    """Whole."""
+    return UNKNOWN if value is None else f"{value:.0f}"
+
+
+PICTURE = "step time"
+# fmt: off
+COLUMNS = (
+    Column("rank", 0, 4, lambda one: str(one.rank)),
+    Column("pid", 9, 7, lambda one: UNKNOWN if one.pid is None else str(one.pid)),
+    Column("state", 1, 9, lambda one: harmless(one.state) or UNKNOWN, is_left=True),
+    Column("phase", 4, 8, lambda one: one.phase or UNKNOWN, is_left=True),
+    Column("ep/step", 2, 8, progress),
+    Column("steps/s", 3, 7, lambda one: rate(one.steps_per_s)),
+    Column(PICTURE, 6, 10, lambda _: "", is_left=True),
+    Column("own", 12, 6, lambda one: span(one.own_s)),
+    Column("RSS", 8, 5, lambda one: size(one.rss_bytes)),
+    Column("CPU%", 7, 4, lambda one: percent(one.cpu_percent)),
+    Column("GPU", 11, 5, lambda one: size(one.gpu_bytes), is_optional=True),
+    Column("GPU%", 10, 4, lambda one: percent(one.gpu_percent), is_optional=True),
+    Column("silent", 5, 6, lambda one: silence(one.silent_s)),
+)
+# fmt: on
+
+
+class Fitted(NamedTuple):
+    """A column as it is shown."""
+
+    column: Column
+    width: int
+    cells: tuple[str, ...]  # one for each row
+
+
+def fit(rows: Sequence[RankFacts], width: int) -> list[Fitted]:
+    """The columns that fit into so many cells, in their order."""
+    wanted = [_fitted(column, rows) for column in COLUMNS]
+    kept: set[str] = set()
+    left = width + GAP
+    for one in sorted(wanted, key=lambda one: one.column.order):
+        says_nothing = all(cell == UNKNOWN for cell in one.cells)
+        if one.width + GAP <= left and not (one.column.is_optional and says_nothing):
+            kept.add(one.column.title)
+            left -= one.width + GAP
+    fitted = [one for one in wanted if one.column.title in kept]
+    return [_grown(one, left) if one.column.title == PICTURE else one for one in fitted]
+
+
+def _fitted(column: Column, rows: Sequence[RankFacts]) -> Fitted:
+    cells = tuple(column.cell(row) for row in rows)
+    return Fitted(column, max(column.width, *map(len, cells), 0), cells)
+
+
+def _grown(one: Fitted, left: int) -> Fitted:
+    return one._replace(width=min(PACES, one.width + left))
+
+
+def tallest(rows: Sequence[RankFacts]) -> float:
+    """The time that fills a block: of the rank with the longest steps, its rare ones left out."""
+    longest = (
+        sorted(row.step_s)[math.ceil(len(row.step_s) * LONG_STEP) - 1] for row in rows if row.step_s
+    )
+    return max(longest, default=0.0)
+
+
+def picture(step_s: Sequence[float], top_s: float, width: int, blocks: str = BLOCKS) -> str:
+    """The newest steps as blocks, the newest at the right; a full one is ``top_s`` or more."""
+    shown = step_s[-width:]
+    if top_s <= 0:
+        return ""
+    last = len(blocks) - 1
+    heights = (min(last, max(0, math.ceil(each / top_s * len(blocks)) - 1)) for each in shown)
+    return "".join(blocks[height] for height in heights)

@@ -1,0 +1,43 @@
+"""A run's ``events.jsonl``, read on and on as it grows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+from msrun.top.history import History
+from worker_hooks.contract.layout import EVENTS
+
+CHUNK_BYTES = 1 << 20
+
+
+class Events:
+    """What the lines so far tell."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        self._partial = b""
+        self._history = History()
+
+    def read(self, folder: Path) -> History:
+        """The history up to now; as far as it was known, when the file cannot be read."""
+        with contextlib.suppress(OSError):
+            if self._file is None:
+                self._file = os.open(folder / EVENTS, os.O_RDONLY | os.O_CLOEXEC)
+            while chunk := os.read(self._file, CHUNK_BYTES):
+                *lines, self._partial = (self._partial + chunk).split(b"\n")
+                for line in lines:
+                    self._take(line)
+        return self._history
+
+    def _take(self, line: bytes) -> None:
+        """A line that is damaged, or of another version, tells nothing."""
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            self._history = self._history.after(json.loads(line))
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._file is not None:
+            os.close(self._file)

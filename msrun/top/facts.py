@@ -1,0 +1,81 @@
+"""What ``msrun top`` knows of a job at one moment: plain facts, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from agent.health.stragglers import tempo
+from msrun.top.history import History
+from worker_hooks.contract.status_page import Beat, Pace, Phase
+
+NS = 1e-9
+RATE_S = 10.0  # steps a second are those of about the last seconds
+SILENT_S = 1.0  # a heartbeat that is younger is no news
+
+
+class RankFacts(NamedTuple):
+    """One rank; ``None`` and empty: not known."""
+
+    rank: int
+    pid: int | None = None
+    state: str = ""
+    phase: str = ""
+    epoch: int | None = None
+    step: int | None = None
+    steps_per_s: float | None = None
+    step_s: tuple[float, ...] = ()  # how long the last steps took, oldest first
+    own_s: float | None = None  # of a step, mostly: what it did not spend on waiting for others
+    rss_bytes: int | None = None
+    cpu_percent: float | None = None  # of one processor
+    gpu_bytes: int | None = None
+    gpu_percent: float | None = None  # of the GPU that it is on
+    silent_s: float = 0.0  # since its last heartbeat
+
+    def telling(self, beat: Beat, paces: Sequence[Pace], now_ns: int | None) -> RankFacts:
+        """The same with what its page says; ``now_ns``: monotonic, ``None``: it lives no more."""
+        step_s = tuple(pace.step_ns * NS for pace in paces)
+        known = self._replace(epoch=beat.epoch, step=beat.step, step_s=step_s)
+        if now_ns is None:
+            return known
+        silent_s = max(0, now_ns - beat.at_ns) * NS
+        measured = tempo(paces)
+        return known._replace(
+            phase=Phase(beat.phase).name.lower(),
+            silent_s=silent_s,
+            steps_per_s=rate(step_s, silent_s),
+            own_s=None if measured is None else measured.own_median_s,
+        )
+
+
+class JobFacts(NamedTuple):
+    """The job and its ranks, ordered by rank."""
+
+    run: str  # the record's id
+    script: str
+    state: str
+    uptime: str
+    ranks: tuple[RankFacts, ...]
+    attempt: int = 0
+    max_restarts: int = 0
+    history: History = History()
+    checkpoint: int | None = None  # the newest step that it saved
+    now: float = 0.0  # seconds since the epoch
+    is_over: bool = False
+
+    @property
+    def step(self) -> int | None:
+        """The newest of any rank."""
+        return max((one.step for one in self.ranks if one.step is not None), default=None)
+
+
+def rate(step_s: Sequence[float], silent_s: float) -> float | None:
+    """Steps a second of late; a rank that comes no further becomes slower and slower."""
+    total_s = silent_s if silent_s >= SILENT_S else 0.0
+    count = 0
+    for took_s in reversed(step_s):
+        count += 1
+        total_s += took_s
+        if total_s >= RATE_S:
+            break
+    return count / total_s if total_s > 0 and count else None

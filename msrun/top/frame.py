@@ -1,0 +1,155 @@
+"""One frame of ``msrun top``: facts in, lines out, none wider than the terminal. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+from agent.failure.log_excerpt import harmless
+from msrun.runs.status import STYLES, duration
+from msrun.top.columns import BLOCKS, GAP, PICTURE, Fitted, fit, picture, span, tallest
+from msrun.top.facts import JobFacts, RankFacts
+from msrun.top.history import Failure
+from msrun.top.view import View
+
+KEYS = "q quit  j/k select  l log"
+LOG_KEYS = "Esc back  j/k other ranks  q quit"
+HEAD_LINES = 4  # at most, above the ranks: three of the job, one of titles
+LEAST_WORDS = 20  # characters of an error
+ODD = "yellow"  # neither well nor over
+
+
+def room(height: int) -> int:
+    """How many ranks fit into a terminal of so many lines."""
+    return max(1, height - HEAD_LINES - 1)
+
+
+def table(job: JobFacts, width: int, blocks: str = BLOCKS) -> list[Text]:
+    """Every rank, for a reader who cannot scroll; ``blocks``: for the picture, from low to high."""
+    lines = [*_head(job, width), *_rows(job.ranks, width, blocks, None)]
+    return [_cut(line, width) for line in lines]
+
+
+def screen(job: JobFacts, view: View, size: os.terminal_size, blocks: str = BLOCKS) -> list[Text]:
+    """The ranks in sight, as many lines as the terminal has."""
+    rows = job.ranks[view.top : view.top + room(size.lines)]
+    lines = [
+        *_head(job, size.columns),
+        *_rows(rows, size.columns, blocks, view.selected - view.top),
+    ]
+    lines += [Text()] * (size.lines - 1 - len(lines))
+    seen = f"ranks {rows[0].rank}-{rows[-1].rank}, {len(job.ranks)} in all" if rows else "no ranks"
+    return [_cut(line, size.columns) for line in (*lines, _foot(KEYS, seen, size.columns))]
+
+
+def log(
+    job: JobFacts, view: View, size: os.terminal_size, path: str, tail: Sequence[str]
+) -> list[Text]:
+    """The end of the selected rank's log instead; ``tail``: its last lines, or why none."""
+    space = max(1, size.lines - 2)
+    lines = [Text(_line(line)) for line in tail[-space:]]
+    lines += [Text()] * (space - len(lines))
+    rank, where = job.ranks[view.selected].rank, _line(path)
+    spare = size.columns - len(f"rank {rank}: ")
+    if len(where) > spare:  # its end tells more
+        where = f"…{where[len(where) - max(0, spare - 1) :]}"
+    title = Text(f"rank {rank}: {where}", "bold")
+    foot = _foot(LOG_KEYS, f"job {job.state}", size.columns)
+    return [_cut(line, size.columns) for line in (title, *lines, foot)]
+
+
+def _head(job: JobFacts, width: int) -> Iterator[Text]:
+    history = job.history
+    yield Text("  ").join(
+        (
+            Text(job.run, "bold"),
+            Text(job.state, STYLES.get(job.state, ODD)),
+            Text(f"up {job.uptime}"),
+            Text(_line(os.path.basename(job.script)), "bold"),
+        )
+    )
+    step = "no step yet" if job.step is None else f"step {job.step}"
+    saved = "nothing saved" if job.checkpoint is None else f"saved step {job.checkpoint}"
+    if job.checkpoint is None and history.origin:
+        saved += f" since {history.origin}"
+    restarts = f"{history.restarts} of {job.max_restarts} restarts"
+    replaced = f"{history.replaced} replaced"
+    yield Text("  ".join((step, saved, f"attempt {job.attempt}", restarts, replaced)))
+    if history.end and job.is_over:
+        yield Text(_line(history.end), STYLES.get(job.state, ODD))
+    elif history.failure is not None:
+        yield Text(_failure(job, history.failure, width), ODD)
+
+
+def _failure(job: JobFacts, failure: Failure, width: int) -> str:
+    """When, what, and what was done about it, for which a long error makes room."""
+    ago = f"{duration(job.now - failure.at)} ago "
+    what, done = _line(failure.what), f": {failure.done or f'the job is {job.state}'}"
+    spare = max(LEAST_WORDS, width - len(ago) - len(done))
+    return f"{ago}{what if len(what) <= spare else f'{what[: spare - 1]}…'}{_line(done)}"
+
+
+def _rows(
+    rows: Sequence[RankFacts], width: int, blocks: str, selected: int | None
+) -> Iterator[Text]:
+    """Titles, then ranks."""
+    columns = fit(rows, width)
+    top_s = tallest(rows)
+    titles = [_title(one, top_s, blocks) for one in columns]
+    yield Text(
+        (" " * GAP).join(_placed(one, title) for one, title in zip(columns, titles, strict=True)),
+        "bold",
+    )
+    for at, row in enumerate(rows):
+        line = Text()
+        for one in columns:
+            shown = (
+                picture(row.step_s, top_s, one.width, blocks)
+                if one.column.title == PICTURE
+                else one.cells[at]
+            )
+            line.append(" " * GAP if line else "")
+            line.append(_placed(one, shown), _style(one.column.title, shown))
+        line.stylize("reverse" if at == selected else "")
+        yield line
+
+
+def _title(one: Fitted, top_s: float, blocks: str) -> str:
+    if one.column.title != PICTURE or top_s <= 0:
+        return one.column.title
+    explained = f"{PICTURE}, {blocks[-1]} {span(top_s)}"
+    return explained if len(explained) <= one.width else PICTURE
+
+
+def _placed(one: Fitted, text: str) -> str:
+    return text.ljust(one.width) if one.column.is_left else text.rjust(one.width)
+
+
+def _style(title: str, shown: str) -> str:
+    match title:
+        case "state":
+            return STYLES.get(shown, ODD)
+        case "silent":
+            return "red"
+        case _ if title == PICTURE:
+            return "cyan"
+    return ""
+
+
+def _foot(left: str, right: str, width: int) -> Text:
+    space = max(2, width - len(left) - len(right))
+    return Text(f"{left}{' ' * space}{right}", "dim")
+
+
+def _line(text: str) -> str:
+    """What others wrote, as one line that does no harm."""
+    return harmless(text).expandtabs().replace("\n", " ")
+
+
+def _cut(line: Text, width: int) -> Text:
+    """A copy that fits; what is cut off is marked."""
+    line = line.copy()
+    line.truncate(width, overflow="ellipsis")
+    return line

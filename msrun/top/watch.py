@@ -1,0 +1,130 @@
+"""``msrun top``: a running job, live, at no cost for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from agent.failure.log_excerpt import last_lines, log_lines
+from agent.records import run_record
+from agent.spec.job_spec import UsageError
+from msrun.runs.log_files import Wanted, checked_attempt, views
+from msrun.runs.run_state import RunState, has_ended, look, open_process
+from msrun.terminal.stdout import ReaderLeftError, put
+from msrun.top import frame
+from msrun.top.columns import ASCII_BLOCKS, BLOCKS
+from msrun.top.facts import JobFacts
+from msrun.top.gather import Gather
+from msrun.top.screen import Screen
+from msrun.top.view import View
+
+GPU_WAIT_S = 3.0  # of a single frame, for the first answer
+LOG_BYTES = 1 << 16
+
+
+def top(environ: Mapping[str, str], name: str | None, interval_s: float, *, once: bool) -> None:
+    """Show a run until it ends or the person leaves; one that does not run in a sentence.
+
+    Args:
+        environ: msrun's environment.
+        name: a run; ``None`` for the newest that is alive.
+        interval_s: from one look to the next.
+        once: one frame only, as into a pipe.
+
+    Raises:
+        UsageError: there is no such run.
+        ReaderLeftError: nobody reads the output any more.
+    """
+    record = run_record.find(environ, name)
+    process = open_process(record)
+    if process is None:
+        put(f"run {record.record_id} does not run: {look(record).state_words}\n")
+        return
+    gather = Gather(environ, record)
+    try:
+        if once or not _is_terminal():
+            put(_plain(gather.look(gpu_wait_s=GPU_WAIT_S)[1]))
+        else:
+            _watch(gather, process, interval_s)
+    finally:
+        gather.close()
+        os.close(process)
+
+
+def _watch(gather: Gather, process: int, interval_s: float) -> None:
+    view = View()
+    with Screen(process) as screen:
+        while not has_ended(process, 0.0):
+            run, job = gather.look()
+            again = time.monotonic() + interval_s
+            while (left_s := again - time.monotonic()) > 0 and not has_ended(process, 0.0):
+                rows, size = len(job.ranks), screen.size
+                view = view.settled(rows, frame.room(size.lines))
+                screen.draw(_frame(run, job, view, size))
+                for key in screen.wait(left_s):
+                    if key == "quit":
+                        return
+                    view = view.after(key, rows, frame.room(size.lines))
+    put(_plain(gather.look()[1]))
+
+
+def _frame(run: RunState, job: JobFacts, view: View, size: os.terminal_size) -> Sequence[Text]:
+    if not (view.is_log and job.ranks):
+        return frame.screen(job, view, size, _blocks())
+    path, tail = _log(run, job.ranks[view.selected].rank, size.lines)
+    return frame.log(job, view, size, path, tail)
+
+
+def _log(run: RunState, rank: int, lines: int) -> tuple[str, Sequence[str]]:
+    """Where a rank's output goes, and the end of it; of several files, what changed last."""
+    wanted = Wanted(rank)
+    try:
+        paths = [view.path for view in views(run, wanted, checked_attempt(run, wanted))]
+        newest = max(filter(os.path.isfile, paths), key=os.path.getmtime)
+        with newest.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - LOG_BYTES))
+            found = log_lines(file.read(LOG_BYTES), cut=size > LOG_BYTES)
+    except (OSError, ValueError, UsageError):
+        return "no log", ("nothing was written, or --log_dir switches files off",)
+    return str(newest), last_lines(found, lines)
+
+
+def _plain(job: JobFacts) -> str:
+    """A frame with all ranks, for whatever stdout is."""
+    is_terminal = _is_terminal()
+    width = shutil.get_terminal_size().columns
+    console = Console(
+        width=width,
+        color_system="auto" if is_terminal else None,
+        force_terminal=None if is_terminal else False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    with console.capture() as captured:
+        for line in frame.table(job, width, _blocks()):
+            line.rstrip()
+            console.print(line, no_wrap=True, overflow="crop")
+    return captured.get()
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def _blocks() -> str:
+    """What this stdout can show."""
+    if sys.stdout is None:
+        raise ReaderLeftError
+    try:
+        BLOCKS.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return ASCII_BLOCKS
+    return BLOCKS

@@ -1,0 +1,78 @@
+"""Actions of the controller in short, as the rows of histories spell them. Not a test itself."""
+
+from signal import Signals
+
+from agent.controller import actions as do
+
+PLACES = {do.MEMORY: " memory", 0: "", 1: " place 1"}
+
+
+def short(action):
+    """An action without its reason."""
+    match action:
+        case do.StartAttempt(attempt=attempt, resume=resume):
+            return f"start {attempt}" + (f" from {resume}" if resume else "")
+        case do.CancelStarts():
+            return "cancel now" if action.now else "cancel"
+        case do.SignalRanks(ranks=ranks, signum=signum):
+            return f"{Signals(signum).name[3:]} {named(ranks)}"
+        case do.SetDeadline(state=state, after_s=after_s):
+            return f"deadline {state.value} {'-' if after_s is None else format(after_s, 'g')}"
+        case do.Sweep():
+            return "sweep"
+        case do.Finish(state=state, exit_code=exit_code):
+            return f"finish {state.value} {exit_code}"
+        case _:
+            return short_of_exit(action) or short_of_dump(action)
+
+
+def short_of_exit(action):
+    match action:
+        case do.HoldRanks(ranks=ranks, dump_id=dump_id):
+            return f"hold {dump_id}: {named(ranks)}"
+        case do.ProceedRanks(ranks=ranks, step=step):
+            return f"proceed to {step}: {named(ranks)}"
+        case do.LeaveRanks(ranks=ranks, step=step):
+            return f"leave at {step}: {named(ranks)}"
+        case do.DismissRanks(ranks=ranks):
+            return f"dismiss {named(ranks)}"
+
+
+def short_of_dump(action):
+    match action:
+        case do.FreezeRanks(ranks=ranks, dump_id=dump_id):
+            return f"freeze {dump_id}: {named(ranks)}"
+        case do.SaveRanks(step=step, writers=writers, digesters=digesters, place=place):
+            asked = f" digest {named(digesters)}" if digesters else ""
+            return f"save {step} by {named(writers)}{asked}{PLACES[place]}"
+        case do.CommitDump(step=step, variants=variants, odd=odd, place=place):
+            by = "/".join(map(named, variants)) + (f" odd {named(odd)}" if odd else "")
+            memory = " from memory" if action.from_memory else ""
+            return f"commit {step} by {by}{PLACES[place]}{memory}"
+        case do.AbandonDump():
+            return "abandon"
+        case do.ReleaseRanks(ranks=ranks):
+            return f"release {named(ranks)}"
+        case do.RefuseRanks(ranks=ranks):
+            return f"refuse {named(ranks)}"
+        case _:
+            return short_of_replacement(action)
+
+
+def short_of_replacement(action):
+    match action:
+        case do.ReplaceRanks(attempt=attempt, survivors=survivors, newcomers=newcomers):
+            to = f"{action.path} at {action.step}"
+            return f"replace {attempt}: {named(newcomers)} beside {named(survivors)} from {to}"
+        case do.PrepareRanks(attempt=attempt, ranks=ranks):
+            return f"prepare {attempt}: {named(ranks)}"
+        case do.GoOnRanks(ranks=ranks, attempt=attempt):
+            return f"go on {attempt}: {named(ranks)}"
+        case do.ForgetMemory():
+            return "forget"
+        case do.RemindReplaced(after_s=after_s):
+            return f"remind {after_s:g}"
+
+
+def named(ranks):
+    return ",".join(map(str, ranks))

@@ -1,0 +1,301 @@
+"""Random schedules of deaths, delays and losses against the controller's promises."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import simulator
+from promises import BrokenPromiseError
+from simulator import simulate
+
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.controller.attempts import Decision
+from agent.controller.decide import decide
+from agent.controller.states import JobState, RankState
+
+SCHEDULES, PROCESSES = 100_000, 2
+LIMIT_S = 150.0  # of processor time, on a slow machine
+UNIT = Path(simulator.__file__).parent
+
+# the weather is such that nothing of this is rare
+SEEN = {
+    1_000: ("no majority", "odd", "elsewhere", "crash loop", "CommitFailed", "replaced"),
+    3_000: (
+        "PrepareRanks",
+        "ReplaceRanks",
+        "RankRejoining",
+        "from memory",
+        "RankHung",
+        "written again",
+        "HoldRanks",
+        "ProceedRanks",
+        "RankStanding",
+        "ExitRequested",
+        "DumpProgressed",
+        "SaveFailed",
+        "StateDigested",
+        "RankUnreachable",
+    ),
+    500: ("gracefully",),
+    1_500: ("LeaveRanks", "DismissRanks"),
+    6_000: ("to memory", "ForgetMemory"),
+    800: ("ResumeRefused", "RefuseRanks", "CheckpointFound"),
+    8_000: ("succeeded", "failed", "stopped", "restarted", "RankRaised", "AbandonDump"),
+    10_000: ("FreezeRanks", "SaveRanks", "CommitDump", "DumpCommitted", "ReleaseRanks"),
+}
+
+
+@pytest.mark.timeout(600)
+def test_a_hundred_thousand_schedules_keep_every_promise():
+    seen = Counter()
+    for census in play(SCHEDULES):
+        seen.update(census)
+    assert seen["Finish"] == SCHEDULES
+    assert seen["seconds"] < LIMIT_S
+    assert [
+        (each, seen[each]) for least in SEEN for each in SEEN[least] if seen[each] < least
+    ] == []
+
+
+def play(schedules):
+    """In several processes; a broken promise is shown as it was raised, with its seed."""
+    share = schedules // PROCESSES
+    environ = {**os.environ, "PYTHONPATH": f"{UNIT}:{UNIT.parents[3]}"}
+    playing = [
+        subprocess.Popen(
+            [sys.executable, UNIT / "simulator.py", str(first), str(share)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+        for first in range(0, schedules, share)
+    ]
+    try:
+        for process in playing:
+            told, error = process.communicate()
+            assert process.returncode == 0, error
+            yield json.loads(told)
+    finally:
+        for process in playing:
+            process.kill()
+            process.communicate()
+
+
+def test_a_seed_is_a_schedule():
+    for seed in range(200):
+        first, second = simulate(seed), simulate(seed)
+        assert (first.events, first.actions) == (second.events, second.actions)
+
+
+def without_finish(job, event):
+    decision = decide(job, event)
+    kept = (each for each in decision.actions if not isinstance(each, do.Finish))
+    return Decision(decision.job, tuple(kept))
+
+
+def forgetting_the_request(job, event):
+    decision = decide(job, event)
+    return replace(decision, job=decision.job._replace(stop_signal=None))
+
+
+def believing_old_news(job, event):
+    if hasattr(event, "attempt"):
+        event = replace(event, attempt=job.attempt)
+    return decide(job, event)
+
+
+def signalling_the_dead(job, event):
+    decision = decide(job, event)
+    known = [rank for rank, state in job.ranks.items() if state is not RankState.PENDING]
+    actions = (
+        replace(each, ranks=tuple({*each.ranks, *known}))
+        if isinstance(each, do.SignalRanks)
+        else each
+        for each in decision.actions
+    )
+    return replace(decision, actions=tuple(actions))
+
+
+def without_a_budget(job, event):
+    rules = job.rules
+    decision = decide(job._replace(rules=replace(rules, max_restarts=9)), event)
+    return replace(decision, job=decision.job._replace(rules=rules))
+
+
+def blaming_the_last(job, event):
+    decision = decide(job, event)
+    died = isinstance(event, ev.WorkerExited) and event.exit_code != 0
+    if died and not job.state.is_end and decision.job.failure:
+        return replace(decision, job=decision.job._replace(failure=f"rank {event.rank} failed"))
+    return decision
+
+
+def never_killing(job, event):
+    if isinstance(event, ev.DeadlinePassed) and event.state is JobState.STOPPING:
+        return Decision(job)
+    return decide(job, event)
+
+
+def forgetting_dumps(job, event):
+    decision = decide(job, event)
+    if decision.job.state is JobState.STARTING:
+        return replace(decision, job=decision.job._replace(dump=None))
+    return decision
+
+
+def forgetting_what_is_saved(job, event):
+    decision = decide(job, event)
+    return replace(decision, job=decision.job._replace(resume=job.resume))
+
+
+def changing(kind, **fields):
+    """Every action of a kind is ordered otherwise."""
+
+    def mutant(job, event):
+        decision = decide(job, event)
+        actions = (
+            replace(each, **fields) if isinstance(each, kind) else each for each in decision.actions
+        )
+        return replace(decision, actions=tuple(actions))
+
+    return mutant
+
+
+def without(kind):
+    def mutant(job, event):
+        decision = decide(job, event)
+        kept = tuple(each for each in decision.actions if not isinstance(each, kind))
+        return replace(decision, actions=kept)
+
+    return mutant
+
+
+def believing(kind, **fields):
+    """Every event of a kind is taken for another one."""
+
+    def mutant(job, event):
+        return decide(job, replace(event, **fields) if isinstance(event, kind) else event)
+
+    return mutant
+
+
+def believing_answers_to_old_orders(job, event):
+    if isinstance(event, ev.ShardWritten) and job.dump is not None:
+        event = replace(event, round=job.dump.round)
+    return decide(job, event)
+
+
+def taking_the_oldest_step(job, event):
+    if isinstance(event, ev.RankFrozen):
+        event = replace(event, step=1_000 - event.step)
+    return decide(job, event)
+
+
+def not_comparing(job, event):
+    if isinstance(event, ev.ShardWritten) and job.dump is not None:
+        job = job._replace(dump=job.dump._replace(digesting=frozenset()))
+    return decide(job, event)
+
+
+def not_waiting_for_all_parts(job, event):
+    if job.state is JobState.DUMPING and isinstance(event, ev.ShardWritten):
+        dump = job.dump
+        digests = dict.fromkeys(dump.writers, event.digest)
+        job = job._replace(
+            dump=dump._replace(digests={**digests, **dump.digests}, writing=frozenset({event.rank}))
+        )
+    return decide(job, event)
+
+
+def giving_up_at_the_first_trouble(job, event):
+    if isinstance(event, ev.SaveFailed):
+        rules = replace(job.rules, places=1)
+        decision = decide(job._replace(rules=rules), replace(event, is_place=True))
+        return replace(decision, job=decision.job._replace(rules=job.rules))
+    return decide(job, event)
+
+
+def asking_again_who_failed(job, event):
+    if job.state is JobState.DUMPING:
+        job = job._replace(dump=job.dump._replace(failed={}))
+    return decide(job, event)
+
+
+def waiting_for_ever(state):
+    def mutant(job, event):
+        if isinstance(event, ev.DeadlinePassed) and event.state is state:
+            return Decision(job)
+        return decide(job, event)
+
+    return mutant
+
+
+def seeing(changed):
+    """Every event is answered as if the job were another one."""
+
+    def mutant(job, event):
+        if job.state.is_end:
+            return decide(job, event)
+        seen = changed(job)
+        decision = decide(seen, event)
+        return Decision(job) if decision == Decision(seen) else decision
+
+    return mutant
+
+
+BROKEN = [
+    (without_finish, "waits for ever"),
+    (forgetting_the_request, "after a stop was asked for|what happened is"),
+    (believing_old_news, "simulate"),
+    (signalling_the_dead, "are not alive"),
+    (without_a_budget, "budget"),
+    (blaming_the_last, "does not blame"),
+    (never_killing, "waits for ever"),
+    (forgetting_dumps, "is open or known"),
+    (forgetting_what_is_saved, "is forgotten"),
+    (changing(do.StartAttempt, resume=None), "but the newest dump is"),
+    (changing(do.SaveRanks, place=0), "are full"),
+    (changing(do.SaveRanks, digesters=()), "but the holders are"),
+    (changing(do.CommitDump, odd=()), "but they said"),
+    (changing(do.CommitDump, step=1), "without coverage"),
+    (changing(do.Finish, reason="rank 0 1 2 3 4"), "does not|while ranks are alive"),
+    (without(do.AbandonDump), "is open"),
+    (without(do.ReleaseRanks), "do not hear|for ever"),
+    (without(do.SaveRanks), "simulate"),
+    (believing(ev.RankFrozen, is_whole=True), "the holders are|the newest step"),
+    (believing(ev.RankFrozen, step=3), "the newest step|a crash loop|could be saved"),
+    (believing(ev.SaveFailed, is_place=False), "be saved|the holders are|are full"),
+    (believing(ev.StateDigested, digest="1:0"), "simulate"),
+    (believing_answers_to_old_orders, "without coverage"),
+    (taking_the_oldest_step, "the newest step|a crash loop|could be saved"),
+    (not_comparing, "have not said"),
+    (not_waiting_for_all_parts, "without coverage"),
+    (giving_up_at_the_first_trouble, "could be saved"),
+    (asking_again_who_failed, "the holders are|waits for ever|the end took"),
+    (waiting_for_ever(JobState.FREEZING), "waits for ever|frozen for"),
+    (waiting_for_ever(JobState.DUMPING), "waits for ever"),
+    (waiting_for_ever(JobState.COMMITTING), "waits for ever"),
+    (seeing(lambda job: job._replace(stalled=0)), "a crash loop"),
+    (seeing(lambda job: job._replace(stalled=9)), "while the budget is left"),
+    (seeing(lambda job: job._replace(raised=frozenset())), "leave with its own code"),
+    (seeing(lambda job: job._replace(is_failure_raised=False)), "does not blame"),
+    (believing(ev.CheckpointFound, step=5), "is forgotten"),
+    (seeing(lambda job: job._replace(refusal="")), "what happened is|a crash loop"),
+    (without(do.RefuseRanks), "do not hear"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "promise"), BROKEN, ids=lambda each: getattr(each, "__name__", each)
+)
+def test_a_broken_controller_is_noticed(mutant, promise):
+    with pytest.raises(BrokenPromiseError, match=promise):
+        for seed in range(10_000):
+            simulate(seed, mutant)

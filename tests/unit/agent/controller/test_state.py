@@ -1,0 +1,179 @@
+"""The table of moves: complete, without dead rows, and drawn in the README as it is."""
+
+import re
+from pathlib import Path
+
+import pytest
+from simulator import simulate
+from test_controller import HISTORIES as PLAIN
+from test_dumping import HISTORIES as SAVING
+from test_falls import HISTORIES as FALLS
+from test_holding import HISTORIES as EXITS
+from test_replacing import HISTORIES as REPLACING
+from test_restarts import ASKED
+from test_restarts import HISTORIES as RESTARTS
+
+from agent.controller import attempts, states
+from agent.controller import events as ev
+from agent.controller.decide import decide
+from agent.controller.job import Job
+from agent.controller.states import MOVES, Condition, JobState, RankState, diagram, next_state
+
+ROWS = {
+    (at, event, condition)
+    for at, events in MOVES.items()
+    for event, conditions in events.items()
+    for condition in conditions
+}
+RARE = {  # a few times in 100,000 schedules
+    (JobState.STARTING, "StartFailed", Condition.HOPELESS),
+    (JobState.HOLDING, "WorkerExited", Condition.GIVEN_UP),
+    (JobState.DUMPING, "StateDigested", Condition.GIVEN_UP),
+    (JobState.COMMITTING, "DumpCommitted", Condition.HOPELESS),
+    (JobState.COMMITTING, "DeadlinePassed", Condition.HOPELESS),
+    (JobState.COMMITTING, "CommitFailed", Condition.HOPELESS),
+    (JobState.COMMITTING, "CommitFailed", Condition.BUDGET_SPENT),
+    (JobState.REPLACING, "RankRegistered", Condition.GIVEN_UP),
+    (JobState.COMMITTING, "StopRequested", Condition.STOP_WANTED),
+}
+WAITING = {
+    JobState.STARTING,
+    JobState.HOLDING,
+    JobState.FREEZING,
+    JobState.DUMPING,
+    JobState.COMMITTING,
+    JobState.REPLACING,
+    JobState.STOPPING,
+    JobState.KILLING,
+}
+ASKED_AGAIN = {JobState.DUMPING, JobState.REPLACING}  # a rank less, or a round more, every time
+README = Path(__file__).parents[4] / "README.md"
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Rows of the table that were used."""
+    rows = set()
+
+    def noted(at, event, condition):
+        rows.add((at, event, condition))
+        return next_state(at, event, condition)
+
+    monkeypatch.setattr(attempts, "next_state", noted)
+    return rows
+
+
+def replay(rules, steps):
+    job = Job(rules)
+    for event, *_ in steps:
+        job = decide(job, event).job
+
+
+def test_every_move_is_taken_by_a_history(taken):
+    for _, rules, steps in (*PLAIN, *SAVING, *RESTARTS, *ASKED, *EXITS, *REPLACING, *FALLS):
+        replay(rules, steps)
+    assert ROWS - taken == set()
+
+
+def test_every_move_is_taken_by_chance(taken):
+    for seed in range(40_000):
+        simulate(seed)
+        if taken >= ROWS - RARE:
+            return
+    assert ROWS - RARE - taken == set()
+
+
+def reachable(start):
+    found, queue = {start}, [start]
+    while queue:
+        for conditions in MOVES.get(queue.pop(), {}).values():
+            new = set(conditions.values()) - found
+            found |= new
+            queue += new
+    return found
+
+
+def test_every_state_can_be_reached():
+    assert reachable(JobState.NEW) == set(JobState)
+
+
+@pytest.mark.parametrize("at", [each for each in JobState if not each.is_end])
+def test_every_state_has_a_way_to_an_end(at):
+    assert any(each.is_end for each in reachable(at))
+
+
+def test_the_ends_are_the_states_without_moves():
+    assert {each for each in JobState if each.is_end} == set(JobState) - set(MOVES)
+
+
+def test_every_waiting_state_has_a_deadline_that_leads_out_of_it():
+    for at in WAITING - ASKED_AGAIN:
+        assert at not in MOVES[at]["DeadlinePassed"].values()
+    for at in ASKED_AGAIN:
+        assert set(MOVES[at]["DeadlinePassed"].values()) > {at}
+
+
+def test_only_waiting_states_have_a_deadline():
+    with_deadline = {at for at, events in MOVES.items() if "DeadlinePassed" in events}
+    assert with_deadline == WAITING
+
+
+def test_a_stop_can_be_asked_for_in_every_state_that_lasts():
+    lasting = set(MOVES) - {JobState.NEW}
+    assert all(
+        {"StopRequested", "ExitRequested", "SignalReceived"} <= MOVES[at].keys() for at in lasting
+    )
+
+
+def test_the_table_names_real_events():
+    named = {event for events in MOVES.values() for event in events}
+    only_told = {"CheckpointFound", "ReplacementAged"}
+    assert named == {each.__name__ for each in ev.Event.__args__} - only_told
+
+
+def test_an_absent_row_raises():
+    with pytest.raises(KeyError):
+        next_state(JobState.RUNNING, "DeadlinePassed", Condition.ALWAYS)
+    with pytest.raises(KeyError):
+        next_state(JobState.FAILED, "WorkerExited", Condition.BUDGET_LEFT)
+
+
+@pytest.mark.parametrize(
+    ("rank", "alive"),
+    [
+        (RankState.PENDING, True),
+        (RankState.RUNNING, True),
+        (RankState.SUCCEEDED, False),
+        (RankState.FAILED, False),
+        (RankState.STOPPED, False),
+    ],
+)
+def test_which_ranks_are_alive(rank, alive):
+    assert rank.is_alive is alive
+
+
+def test_the_table_imports_nothing_of_ours():
+    imports = re.findall(r"^(?:from|import) (\S+)", Path(states.__file__).read_text(), re.MULTILINE)
+    assert set(imports) == {"__future__", "enum"}
+
+
+def test_the_diagram_draws_every_move_to_another_state_once():
+    arrows = re.findall(r"    (\w+) --> (\w+): ([\w, ]+?)(?: \[(.*)\])?\n", diagram())
+    drawn = [(at, to, each, why) for at, to, named, why in arrows for each in named.split(", ")]
+    moves = set()
+    for at, event, condition in ROWS:
+        to, why = next_state(at, event, condition), condition.value
+        if why.startswith("no rank is alive, "):
+            moves.add((at.value, "gone", event, "no rank is alive"))
+        elif to is not at:
+            moves.add((at.value, to.value, event, why))
+    assert {each for each in drawn if each[0] != "gone"} == moves
+    assert len(drawn) == len(set(drawn))
+    assert "    running --> succeeded: WorkerExited [every rank left with 0]" in diagram()
+    assert "    gone --> stopped: a stop was asked for" in diagram()
+
+
+@pytest.mark.skipif(not README.exists(), reason="README.md is not there")
+def test_the_readme_shows_the_table_as_it_is():
+    drawn = re.findall(r"```mermaid\n(.*?)\n```", README.read_text(), re.DOTALL)
+    assert drawn == [diagram()]

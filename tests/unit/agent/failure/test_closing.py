@@ -1,0 +1,98 @@
+"""The last words of a job that did not succeed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from checkpoints import OTHER, saved
+
+from agent.failure.resume_advice import Closing, Kept, as_json, closing
+from agent.records import run_record
+from agent.records.run_record import Record
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+def remember(places, name, started, cwd="/here", **fields) -> Record:
+    made = Record(name, "job", os.getpid(), 1, "/logs", ("msrun", "t.py"), cwd, started)
+    made = made._replace(**fields)
+    run_record.write(run_record.writable_folder(places), made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("others", "is_away", "command"),
+    [
+        ([], False, "msrun --resume"),
+        ([("old", 1, "/here"), ("far", 9, "/there")], False, "msrun --resume"),
+        ([("new", 9, "/here")], False, "msrun --resume mine"),
+        ([], True, "msrun --resume mine"),
+    ],
+)
+def test_the_last_line_is_what_to_type(environ, tmp_path, others, is_away, command):
+    record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
+    for name, started, cwd in others:
+        remember(environ, name, started, cwd)
+    folder = saved(tmp_path, step=412)
+    found = closing(str(folder), "", record, environ, is_away=is_away)
+    assert found.text.split("\n") == [f"saved: step 412, 2 ranks, {folder}", command]
+    assert as_json(found) == {
+        "saved": {"step": 412, "world_size": 2, "path": str(folder), "command": command},
+        "lost": None,
+        "gave_up": None,
+        "not_replaced": None,
+    }
+
+
+def test_what_was_lost_comes_first_and_the_older_checkpoint_is_named(environ, tmp_path):
+    good = saved(tmp_path, step=3)
+    (saved(tmp_path, step=4) / OTHER).unlink()
+    record = remember(environ, "mine", 5, checkpoints=("/nowhere", str(tmp_path)))
+    found = closing(None, "step 9 is not saved: \x1b[2J", record, environ, is_away=False)
+    assert found.text.split("\n") == [
+        "lost: step 9 is not saved: \\x1b[2J",
+        f"older checkpoint: step 3, 2 ranks, {good}",
+        "msrun --resume",
+    ]
+
+
+def test_without_any_checkpoint_there_is_nothing_to_type(environ, tmp_path):
+    record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
+    found = closing(None, "no step was committed", record, environ, is_away=False)
+    assert found.text == "lost: no step was committed; no older checkpoint remains"
+    none = {"saved": None, "gave_up": None, "not_replaced": None}
+    assert as_json(found) == {**none, "lost": "no step was committed"}
+    gone = closing(str(tmp_path / "gone"), "", record, environ, is_away=False)
+    assert gone == Closing(None, "", "")
+
+
+@pytest.mark.parametrize(
+    ("key", "words", "why"),
+    [
+        (
+            "gave_up",
+            "gave up",
+            "3 attempts in a row reached no commit after step 412 (2 of 5 restarts left unused)",
+        ),
+        ("not_replaced", "not replaced", "rank 3 died three times at step 412"),
+    ],
+)
+def test_why_there_was_no_restart_and_why_nobody_was_replaced(environ, tmp_path, key, words, why):
+    record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
+    folder = saved(tmp_path, step=412)
+    found = closing(str(folder), "", record, environ, is_away=False, **{key: why})
+    assert found.text.split("\n") == [
+        f"{words}: {why}",
+        f"saved: step 412, 2 ranks, {folder}",
+        "msrun --resume",
+    ]
+    assert as_json(found)[key] == why
+
+
+def test_one_rank_is_one_rank():
+    text = Closing(Kept(1, 1, "/c"), "", "msrun --resume").text
+    assert text == "saved: step 1, 1 rank, /c\nmsrun --resume"

@@ -1,0 +1,300 @@
+"""Who hangs, judged on made-up ranks by a clock that is made up, too."""
+
+import random
+
+import pytest
+
+from agent.health.hang import EVERYBODY_WAITS, Answer, Vigil
+from agent.health.stall import Seen, Usual, limits, usual
+from worker_hooks.contract.status_page import Beat, Pace, Phase
+
+COLLECTIVE = Answer(True, "train.py:9 train\ngraph.py:979 _engine_run_backward")
+WORK = Answer(False, "train.py:9 train\ndata.py:3 read: lock.acquire()")
+
+
+def rank(
+    number, at_s, phase=Phase.FORWARD, state="S", cpu_s=0.0, step=412, batch=12, has_pace=True
+):
+    return Seen(number, Beat(step, 1, batch, int(at_s * 1e9), phase), has_pace, state, cpu_s)
+
+
+class Ranks:
+    """Ranks that stand where they are, looked at again and again."""
+
+    def __init__(self, *seen, fixed_s=None, slowest_s=0.05, every_s=0.375, start_s=100.0):
+        self.vigil = Vigil(fixed_s)
+        self.vigil.set_pace(Usual(slowest_s, slowest_s))
+        self.seen = {each.rank: each for each in seen}
+        self.every_s, self.now_s = every_s, start_s
+        self.busy = set()  # ranks that use the processor
+        self.have_left = False
+
+    def until(self, end_s):
+        """The suspicion that arises first, or None."""
+        while self.now_s < end_s:
+            self.now_s += self.every_s
+            for number in self.busy:
+                self.seen[number] = self.seen[number]._replace(cpu_s=self.now_s)
+            found = [
+                each if self.vigil.is_silent(each.rank, each.beat) else each._replace(state="")
+                for each in self.seen.values()
+            ]
+            if cases := self.vigil.look(found, self.now_s, have_left=self.have_left):
+                return sorted(case.rank for case in cases)
+        return None
+
+
+def test_a_stopped_rank_is_found_soon():
+    job = Ranks(
+        rank(0, 99.96, Phase.BACKWARD), rank(1, 99.9, state="T"), rank(2, 99.97, Phase.BACKWARD)
+    )
+    assert job.until(105) == [1]
+    assert job.now_s < 101.9
+    verdict = job.vigil.judge({0: COLLECTIVE, 2: COLLECTIVE})
+    assert verdict.victims == (0, 2)
+    assert verdict.culprits == {
+        1: "made no progress for 1.6 s in forward of step 413 "
+        "(stopped by a signal; the limit is 1.5 s, as steps take 0.05 s and the slowest of late 0.05 s)"
+    }
+    assert job.until(200) is None  # it is said once
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_stopped_rank_is_found_in_every_phase(phase):
+    job = Ranks(rank(0, 99.96, Phase.BACKWARD), rank(1, 99.9, phase, "T"))
+    assert job.until(105) == [1]
+    assert list(job.vigil.judge({0: COLLECTIVE}).culprits) == [1]
+
+
+def test_a_rank_that_is_stopped_for_a_moment_after_a_long_time_of_work_is_not_hung():
+    job = Ranks(rank(0, 99, Phase.BACKWARD), rank(1, 99))
+    job.busy = {1}
+    assert job.until(200) is None
+    job.busy = set()
+    job.seen[1] = job.seen[1]._replace(state="T")
+    assert job.until(201) is None
+    job.seen[1] = job.seen[1]._replace(state="R")
+    assert job.until(202) is None
+    job.seen[1] = job.seen[1]._replace(state="T")
+    assert 1 in job.until(204.5)
+
+
+def test_an_idle_rank_takes_longer_and_a_busy_one_longest():
+    job = Ranks(rank(0, 99, Phase.BACKWARD), rank(1, 99, Phase.DATA))
+    assert job.until(200) == [0, 1]
+    assert 114 < job.now_s < 116
+    assert (
+        "it uses no processor time; the limit is 15 s"
+        in job.vigil.judge({0: COLLECTIVE, 1: WORK}).culprits[1]
+    )
+    job = Ranks(rank(0, 99, Phase.BACKWARD), rank(1, 99))
+    job.busy = {1}
+    assert job.until(500) == [0, 1]
+    assert 399 < job.now_s < 401
+    verdict = job.vigil.judge({0: COLLECTIVE})  # it holds the interpreter
+    assert list(verdict.culprits) == [1]
+    assert "it is busy; the limit is 300 s" in verdict.culprits[1]
+    assert verdict.culprits[1].endswith("it gives no answer")
+
+
+def test_the_accusation_tells_where_the_culprit_stands():
+    job = Ranks(rank(0, 99, Phase.BACKWARD), rank(1, 99, Phase.DATA))
+    job.until(200)
+    assert (
+        job.vigil.judge({0: COLLECTIVE, 1: WORK})
+        .culprits[1]
+        .endswith("; it stands at data.py:3 read: lock.acquire()")
+    )
+
+
+def test_who_waits_in_forward_is_a_victim_and_is_asked_once():
+    """Its peer is at work, within its limit: SyncBatchNorm, sharded parameters."""
+    job = Ranks(rank(0, 99), rank(1, 99))
+    job.busy = {1}
+    assert job.until(200) == [0]
+    verdict = job.vigil.judge({0: COLLECTIVE, 1: WORK})
+    assert (verdict.culprits, verdict.victims) == ({}, (0,))
+    assert verdict.reason == "the others wait for rank 1, within its limit"
+    assert job.until(398) is None
+    assert job.until(500) == [0, 1]
+
+
+def test_peers_with_progress_wait_for_nobody():
+    job = Ranks(rank(0, 99), rank(1, 99.9, state="T"))
+    for _ in range(30):
+        job.seen[0] = rank(0, job.now_s)
+        assert job.until(job.now_s + 0.3) is None
+
+
+def test_what_is_not_armed_is_left_alone_for_ever():
+    for phase, has_pace in ((Phase.IDLE, True), (Phase.UPDATED, True), (Phase.FORWARD, False)):
+        job = Ranks(rank(0, 99, phase, has_pace=has_pace), rank(1, 99, Phase.BACKWARD))
+        assert job.until(1000) is None
+
+
+def test_the_first_batch_of_a_loop_may_take_its_time():
+    job = Ranks(rank(0, 99, Phase.DATA, batch=0), rank(1, 99, Phase.DATA, batch=0))
+    assert job.until(398) is None
+    assert job.until(500) == [0, 1]
+
+
+def test_who_polls_for_a_peer_in_its_validation_is_excused_for_long():
+    job = Ranks(rank(0, 99, Phase.UPDATED), rank(1, 99, Phase.DATA))
+    job.busy = {0}
+    assert job.until(200) == [1]
+    assert job.vigil.judge({0: WORK, 1: WORK}).culprits == {}
+    assert job.until(390) is None
+    job = Ranks(rank(0, 99, Phase.UPDATED), rank(1, 99, Phase.DATA))  # it sums up the loss
+    assert job.until(200) == [1]
+    assert list(job.vigil.judge({0: COLLECTIVE, 1: WORK}).culprits) == [1]
+
+
+def test_minutes_of_validation_in_rank_0_disturb_nobody():
+    job = Ranks(rank(0, 99, Phase.UPDATED), *[rank(n, 99, Phase.BACKWARD) for n in (1, 2, 3)])
+    job.busy = {0}
+    assert job.until(2000) is None
+
+
+def test_collectives_that_do_not_match_are_a_stalemate():
+    job = Ranks(
+        rank(0, 99, Phase.BACKWARD),
+        rank(1, 99, Phase.BACKWARD),
+        rank(2, 99, Phase.BACKWARD, step=411),
+    )
+    assert job.until(300) == [0, 1, 2]
+    assert 129 < job.now_s < 131.5  # twice as long
+    verdict = job.vigil.judge(dict.fromkeys((0, 1, 2), COLLECTIVE))
+    assert list(verdict.culprits) == [2]
+    assert EVERYBODY_WAITS in verdict.culprits[2]
+    assert "rank 1 at graph.py:979 _engine_run_backward" in verdict.culprits[2]
+    assert verdict.victims == (0, 1)
+    assert job.until(2000) is None
+
+
+def test_a_hook_that_sleeps_within_backward_is_found_by_its_stack():
+    job = Ranks(rank(0, 99, Phase.BACKWARD), rank(1, 99, Phase.BACKWARD))
+    assert job.until(300) == [0, 1]
+    assert list(job.vigil.judge({0: COLLECTIVE, 1: WORK}).culprits) == [1]
+
+
+def test_a_rank_whose_peers_have_left_waits_until_its_collective_fails():
+    job = Ranks(rank(0, 99, Phase.BACKWARD))
+    job.have_left = True
+    assert job.until(1000) is None
+    job.have_left = False
+    assert job.until(1010) == [0]
+    assert EVERYBODY_WAITS not in job.vigil.judge({0: COLLECTIVE}).culprits[0]
+
+
+def test_progress_while_the_ranks_are_asked_acquits():
+    job = Ranks(rank(0, 99, Phase.BACKWARD), rank(1, 99))
+    assert job.until(200) == [0, 1]
+    job.vigil.note([rank(0, 99, Phase.BACKWARD), rank(1, job.now_s)], job.now_s + 0.5)
+    verdict = job.vigil.judge({0: COLLECTIVE, 1: WORK})
+    assert (verdict.culprits, verdict.reason) == ({}, "there is progress again")
+
+
+def test_a_rank_under_a_debugger_and_its_peers_are_never_hung():
+    job = Ranks(rank(0, 99, Phase.BACKWARD), rank(1, 99, state="t"))
+    assert job.until(2000) is None
+    job.seen[1] = job.seen[1]._replace(state="S")
+    assert job.until(2013) is None
+    assert job.until(2020) == [0, 1]
+
+
+def test_a_job_that_is_stopped_as_a_whole_is_paused():
+    job = Ranks(rank(0, 99, state="T"), rank(1, 99, Phase.BACKWARD, "T"))
+    assert job.until(1000) is None
+    assert job.vigil.is_paused
+    job.seen[1] = job.seen[1]._replace(state="S")  # one after the other is continued
+    assert job.until(1001) is None
+    job.seen[0] = job.seen[0]._replace(state="S")
+    assert job.until(1012) is None
+    assert not job.vigil.is_paused
+    assert job.until(1020) == [0, 1]
+
+
+def test_after_a_pause_of_the_agent_the_clocks_begin_anew():
+    job = Ranks(rank(0, 99, Phase.BACKWARD), rank(1, 99))
+    assert job.until(110) is None
+    job.now_s = 4000.0
+    job.vigil.start_anew(job.now_s)
+    assert job.until(4014) is None
+    assert job.until(4020) == [0, 1]
+
+
+def test_a_limit_that_was_asked_for_holds_for_all():
+    for state, busy in (("T", False), ("S", False), ("R", True)):
+        job = Ranks(rank(0, 99.9, Phase.BACKWARD), rank(1, 99.9, state=state), fixed_s=4.0)
+        job.busy = {1} if busy else set()
+        assert 1 in job.until(200)
+        assert 103.9 <= job.now_s <= 105
+        assert "the limit is 4 s, --hang_timeout=4" in job.vigil.judge({0: COLLECTIVE}).culprits[1]
+
+
+def test_a_process_that_ends_is_not_hung():
+    assert Ranks(rank(0, 99, Phase.BACKWARD), rank(1, 99, state="Z")).until(300) is None
+
+
+def test_limits_follow_the_slowest_step_without_what_lay_aside():
+    second = 1_000_000_000
+    paces = [Pace(1, second, 0, 0), Pace(2, 90 * second, 0, 89 * second), Pace(3, 2 * second, 0, 0)]
+    assert usual([paces, [], paces[:2]]) == pytest.approx((1.0, 2.0))
+    assert usual([[], []]) == (0, 0)
+    assert limits(Usual(1.0, 2.0), None)[:3] == (5, 60, 300)
+    assert limits(Usual(0.05, 20.0), None)[:3] == (1.5, 600, 600)
+
+
+# --- ten minutes of training, in virtual time ----------------------------------------------------
+
+
+def steps(seed, ranks, step_s, minutes=10):
+    """(second, step, phase, who) of ranks that wait for each other, sometimes 20 times as slow."""
+    draw = random.Random(seed)
+    now, step, news = 0.0, 0, []
+    while now < 60 * minutes:
+        step += 1
+        arrivals = []
+        for number in range(ranks):
+            data, forward = 0.2 * step_s, 0.6 * step_s
+            if draw.random() < 0.02:
+                slow = 19 * step_s * draw.random() ** 0.2
+                data, forward = (
+                    (data + slow, forward) if draw.random() < 0.5 else (data, forward + slow)
+                )
+            jitter = draw.uniform(0.9, 1.1)
+            news.append((now, step, Phase.DATA, number))
+            news.append((now + data * jitter, step, Phase.FORWARD, number))
+            news.append((now + (data + forward) * jitter, step, Phase.BACKWARD, number))
+            arrivals.append(now + (data + forward) * jitter)
+        done = max(arrivals) + 0.2 * step_s
+        aside = 120.0 if step % max(1, int(250 / step_s)) == 0 else 0.0  # rank 0 validates
+        news += [(done, step, Phase.UPDATED, 0)] if aside else []
+        now = done + 0.01 * step_s
+        news += [(now, step, Phase.DATA, number) for number in range(1, ranks)] if aside else []
+        now += aside
+    return sorted(news, key=lambda each: each[0])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ten_minutes_with_steps_that_are_20_times_as_slow_raise_no_alarm(seed):
+    """Sleeps: no processor time is used. With every alarm all ranks answer that they work."""
+    step_s = (0.05, 0.3, 1.0, 5.0)[seed % 4]
+    vigil, beats, now = Vigil(None), {}, 0.0
+    vigil.set_pace(Usual(step_s, step_s))  # the worst case: the ring has forgotten the slow ones
+    every_s = min(5.0, vigil.limits.stopped_s / 4)
+    for at_s, step, phase, number in steps(seed, 4, step_s, minutes=2 if seed % 4 == 0 else 10):
+        while now + every_s <= at_s:
+            now += every_s
+            found = [
+                Seen(each, beat, step > 2, "S" if vigil.is_silent(each, beat) else "", 0.0)
+                for each, beat in beats.items()
+            ]
+            cases = vigil.look(found, now)
+            if cases:
+                answers = {
+                    each: COLLECTIVE if beat.phase is Phase.BACKWARD else WORK
+                    for each, beat in beats.items()
+                }
+                assert vigil.judge(answers).culprits == {}, (now, cases)
+        beats[number] = Beat(step, 0, step, int(at_s * 1e9), phase)

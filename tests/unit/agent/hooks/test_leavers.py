@@ -1,0 +1,101 @@
+"""Ranks that want to leave are let go, unless a peer, a dump or a replacement needs them."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.controller.states import JobState
+from agent.hooks.exiting_ranks import Leavers
+from worker_hooks.contract.protocol import Release
+
+S = JobState
+
+
+class Room:
+    """Rank 0 trains; what ranks are told."""
+
+    def __init__(self):
+        self.released, self.training, self.timers = [], {0}, []
+        self.leavers = Leavers(self, self, self.training)
+        self.leavers.attach(self.call_later)
+
+    def send(self, rank, message):
+        assert isinstance(message, Release)
+        self.released.append(rank)
+
+    def newest_step(self, _rank):
+        return 5
+
+    def call_later(self, _after_s, call):
+        self.timers.append(call)
+        return self
+
+    def cancel(self):
+        self.timers.clear()
+
+
+@pytest.mark.parametrize(
+    ("state", "is_done", "is_let_go"),
+    [
+        (S.RUNNING, True, False),  # it may hold the last step
+        (S.RUNNING, False, False),  # it may flee a death that nobody has heard of
+        (S.FREEZING, False, False),
+        (S.COMMITTING, True, False),
+        (S.REPLACING, True, False),  # it has to join the newcomers
+        (S.REPLACING, False, True),  # and this one cannot
+        (S.STOPPING, True, True),
+    ],
+)
+def test_who_is_let_go(state, is_done, is_let_go):
+    room = Room()
+    room.leavers.decided(state)
+    room.leavers.add(1, is_done=is_done)
+    room.leavers.let_go()
+    assert room.released == ([1] if is_let_go else [])
+    assert room.leavers.has_finished(1) == (is_let_go and is_done)
+    room.leavers.decided(S.STOPPING)
+    assert room.released == [1]
+
+
+def test_patience_with_peers_has_an_end():
+    room = Room()
+    room.leavers.decided(S.RUNNING)
+    room.leavers.add(1, is_done=True)
+    room.leavers.let_go()
+    room.timers.pop()()
+    assert room.released == [1]
+
+
+def test_who_leaves_amid_training_waits_a_moment_for_a_death_to_be_heard_of():
+    room = Room()
+    room.leavers.decided(S.RUNNING)
+    room.leavers.add(1, is_done=False)
+    room.leavers.let_go()
+    assert room.released == []
+    room.timers.pop()()
+    assert room.released == [1]
+    room.leavers.add(2, is_done=False)
+    room.leavers.decided(S.FREEZING)  # there was one
+    room.timers.pop()()
+    assert room.released == [1]
+    room.leavers.decided(S.RUNNING)
+    room.leavers.add(3, is_done=False)
+    room.training.clear()  # nobody is left who could need it
+    room.leavers.let_go()
+    assert room.released == [1, 2, 3]
+
+
+def test_who_trains_again_is_not_let_go_for_what_it_wanted_before():
+    room = Room()
+    room.leavers.decided(S.REPLACING)
+    room.leavers.add(1, is_done=True)
+    room.leavers.take_back(1)
+    room.leavers.decided(S.RUNNING)
+    assert room.released == []
+    room.leavers.add(1, is_done=True)
+    room.leavers.agreed = 6
+    room.leavers.let_go()
+    assert room.released == [1]  # it is in the way of a graceful exit
+    room.leavers.clear()
+    assert not room.leavers.has_finished(1)
+    assert room.timers == []

@@ -1,0 +1,165 @@
+"""Status pages as the agent keeps them: readable after their rank, and never trusted."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+
+import pytest
+
+from agent.hooks.status_pages import Pages, record
+from worker_hooks.contract import status_page as page_module
+from worker_hooks.contract.status_page import Entry, Page, Phase
+
+ENTRIES = (Entry("rng", "U8", (16,), 16),)
+
+
+def make(rank=0, attempt=0, entries=ENTRIES):
+    """A worker's page and its own view of it."""
+    fd = page_module.create(rank, attempt, entries)
+    return fd, Page(fd)
+
+
+def write(page, step, byte, *, is_commit=True):
+    page.write(
+        step,
+        2,
+        step * 10,
+        b'{"at": 1}',
+        lambda to: ctypes.memset(to, byte, 16),
+        is_commit=is_commit,
+    )
+
+
+def kept(rank=0, attempt=0):
+    pages = Pages()
+    fd, page = make(rank, attempt)
+    pages.keep(rank, attempt, fd)
+    return pages, page
+
+
+def test_the_descriptor_is_closed_and_the_page_stays():
+    before = len(os.listdir("/proc/self/fd"))
+    pages, page = kept()
+    write(page, 1, 7)
+    del page
+    found = record(pages.all()[0], 1)
+    assert (found.step, found.epoch, found.batch) == (1, 2, 10)
+    assert found.payload == b"\7" * 16
+    pages.clear()
+    del found
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_newest_step_is_the_newest_commit():
+    pages, page = kept()
+    assert pages.newest_step(0) is None
+    assert pages.newest_step(1) is None
+    for step in (4, 5, 6):
+        write(page, step, step)
+        assert pages.newest_step(0) == step
+    write(page, 7, 7, is_commit=False)
+    assert pages.newest_step(0) == 6
+
+
+def test_a_record_is_of_the_step_or_of_the_newest_commit_before():
+    pages, page = kept()
+    assert record(pages.all()[0], 1) is None
+    assert record(None, 1) is None
+    write(page, 4, 4)
+    write(page, 5, 5)
+    write(page, 6, 6, is_commit=False)
+    mapped = pages.all()[0]
+    assert record(mapped, 4).payload[0] == 4
+    assert record(mapped, 6).is_commit is False
+    assert record(mapped, 9).step == 5
+
+
+def test_beats_tell_how_far_ranks_are():
+    pages, page = kept(3)
+    page.beat(8, 1, 4, Phase.BACKWARD)
+    beats = pages.beats([1, 3])
+    assert list(beats) == [3]
+    assert (beats[3].step, beats[3].epoch, beats[3].batch) == (8, 1, 4)
+    assert beats[3].phase is Phase.BACKWARD
+
+
+def test_a_newer_page_of_a_rank_replaces_the_older():
+    pages, old = kept()
+    write(old, 1, 1)
+    fd, new = make()
+    pages.keep(0, 0, fd)
+    write(new, 2, 2)
+    assert pages.newest_step(0) == 2
+
+
+def test_what_is_no_page_of_that_rank_is_refused():
+    pages = Pages()
+    before = len(os.listdir("/proc/self/fd"))
+
+    def memory(content):
+        fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+        os.write(fd, content)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        return fd
+
+    others = [
+        memory(b""),
+        memory(b"x" * 5000),
+        os.open("/dev/null", os.O_RDONLY),
+        os.open("/etc/passwd", os.O_RDONLY),
+        os.open("/", os.O_RDONLY),
+        make(1, 0)[0],
+        make(0, 1)[0],
+    ]
+    for fd in others:
+        with pytest.raises((ValueError, OSError)):
+            pages.keep(0, 0, fd)
+    assert pages.all() == {}
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_page_that_could_be_cut_short_under_us_is_refused():
+    fd = os.memfd_create("x")
+    good, page = make()
+    os.write(fd, os.pread(good, os.fstat(good).st_size, 0))
+    os.close(good)
+    del page
+    with pytest.raises(ValueError, match="sealed"):
+        Pages().keep(0, 0, fd)
+
+
+def test_a_page_cannot_be_cut_short():
+    fd, page = make()
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 10)
+    os.close(fd)
+    del page
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_page_full_of_garbage_harms_nobody(seed):
+    import random
+
+    rng = random.Random(seed)
+    pages, page = kept()
+    write(page, 5, 5)
+    garbled = page._map
+    for _ in range(rng.choice([1, 10, 1000])):
+        at = rng.randrange(0, len(garbled)) if seed % 2 else rng.randrange(0, 400)
+        garbled[at] = rng.randrange(256)
+    pages.newest_step(0)
+    pages.beats([0])
+    record(pages.all()[0], 5)
+    size = os.memfd_create("again", os.MFD_ALLOW_SEALING)
+    os.write(size, garbled[:])
+    fcntl.fcntl(size, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    other = Pages()
+    try:
+        other.keep(0, 0, size)
+    except ValueError:
+        return
+    other.newest_step(0)
+    other.beats([0])
+    record(other.all()[0], 5)

@@ -1,0 +1,289 @@
+"""A checkpoint as one file: what was registered, in what a module's load_state_dict takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import flipped
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from states import Net, stored, trained
+from torch import nn
+
+from agent.spec.job_spec import UsageError
+from msrun.commands import run
+from worker_hooks.storage import checksum, commit, safetensors_file
+from worker_hooks.storage.manifest import Manifest, Shard
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(3)
+    return Net()
+
+
+@pytest.fixture
+def call(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        code = run(["checkpoints", *map(str, words)])
+        return code, *capfd.readouterr()
+
+    return call
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.dtype == other[name].dtype, name
+        assert torch.equal(tensor, other[name]), name
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_model_loads_it_strictly_and_bit_for_bit(call, tmp_path, net, parts):
+    optimizer = trained(net)
+    folder = stored(tmp_path / "ckpt", {"model": net, "optimizer": optimizer}, parts=parts)
+    code, out, err = call("merge", "--only=model", folder)
+    assert (code, err) == (0, "")
+    assert out.startswith("CKP-1_7-model.safetensors: 12 tensors, 4.5 MB")
+    other = Net()
+    other.load_state_dict(load_file("CKP-1_7-model.safetensors"))
+    same(other.state_dict(), net.state_dict())
+    with safe_open("CKP-1_7-model.safetensors", framework="pt") as file:
+        told = file.metadata()
+    assert (told["step"], told["kind"], told["format"]) == ("7", "checkpoint", "pt")
+    assert not {"rest", "DCP_SHARDING_INFO"} & told.keys()
+
+
+def test_all_of_it_keeps_its_names_and_what_is_no_tensor(call, tmp_path, net):
+    optimizer = trained(net)
+    folder = stored(tmp_path / "ckpt", {"model": net, "optimizer": optimizer})
+    assert call("merge", folder, "-o", "all.safetensors")[0] == 0
+    found = load_file("all.safetensors")
+    assert {name.partition(".")[0] for name in found} == {"model", "optimizer"}
+    assert len([name for name in found if name.startswith("optimizer")]) >= 3 * 5
+    same(
+        {f"model.{name}": each for name, each in net.state_dict().items()},
+        {name: each for name, each in found.items() if name.startswith("model")},
+    )
+    with safe_open("all.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["rest"])["pieces"].keys() == {"model", "optimizer"}
+    assert safetensors_file.read_header(Path("all.safetensors")).data_offset % 64 == 0
+
+
+def test_whole_copies_on_every_rank_are_one(call, tmp_path, net):
+    folder = stored(tmp_path / "ckpt", {"model": net}, whole_each=True)
+    assert call("merge", "--only=model", folder)[0] == 0
+    same(load_file("CKP-1_7-model.safetensors"), net.state_dict())
+
+
+def test_of_several_checkpoints_the_newest_whole_one_is_taken(call, tmp_path, net):
+    for step in (1, 2, 3):
+        folder = stored(tmp_path / "ckpt", {"model": net}, step=step)
+    flipped(folder / "rank_0" / "CKP-1_3.safetensors")
+    code, out, err = call("merge", tmp_path / "ckpt")
+    assert (code, out.partition(":")[0]) == (0, "CKP-1_2.safetensors")
+    assert "CKP-1_3 is damaged: rank_0/CKP-1_3.safetensors was altered" in err
+    code, _, err = call("merge", folder)
+    assert (code, os.path.exists("CKP-1_3.safetensors")) == (1, False)
+    assert "is whole: nothing was written" in err
+
+
+def test_objects_in_a_list_have_their_own_names(call, tmp_path):
+    two = [nn.Linear(2, 3), nn.Linear(3, 1)]
+    folder = stored(tmp_path / "ckpt", {"model": two, "ema": torch.ones(2)}, parts=1)
+    assert call("merge", "--only=model.1", folder, "-o", "one")[0] == 0
+    same(load_file("one"), two[1].state_dict())
+    assert call("merge", "--only=model", folder, "-o", "two")[0] == 0
+    same(load_file("two"), nn.ModuleList(two).state_dict())
+    assert call("merge", "--only=ema", folder, "-o", "three")[0] == 0
+    same(load_file("three"), {"ema": torch.ones(2)})
+    with pytest.raises(UsageError, match=r"has no mode: it has ema, model.0, model.1"):
+        call("merge", "--only=mode", folder, "-o", "four")
+    assert not os.path.exists("four")
+
+
+def test_buffers_that_are_not_in_the_state_dict_are_left_out(call, tmp_path):
+    net = nn.Module()
+    net.register_buffer("kept", torch.ones(2))
+    net.register_buffer("cache", torch.ones(3), persistent=False)
+
+    more = {"transient": ["model.cache"]}
+    folder = stored(tmp_path / "ckpt", {"model": net}, parts=1, more=more)
+    assert call("merge", "--only=model", folder)[0] == 0
+    same(load_file("CKP-1_7-model.safetensors"), net.state_dict())
+
+
+class Extra(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.extra_state = nn.Linear(1, 1)  # a name to stumble over
+
+    def get_extra_state(self):
+        return {"seen": torch.ones(3)}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_extra_state_is_left_out_and_that_is_said(call, tmp_path):
+    folder = stored(tmp_path / "ckpt", {"model": Extra()}, parts=1)
+    code, _, err = call("merge", "--only=model", folder)
+    assert code == 0
+    assert "model has extra state, which is not written: load with strict=False" in err
+    assert load_file("CKP-1_7-model.safetensors").keys() == {
+        "weight", "extra_state.weight", "extra_state.bias",
+    }  # fmt: skip
+
+
+def test_types_that_the_format_lacks_are_said(call, tmp_path):
+    folder = stored(tmp_path / "ckpt", {"z": torch.ones(4, dtype=torch.complex128)}, parts=1)
+    code, _, err = call("merge", folder)
+    assert (code, "z is C128, unknown to safetensors: written as F64" in err) == (0, True)
+    assert load_file("CKP-1_7.safetensors")["z"].shape == (4, 2)
+    (entry,) = safetensors_file.read_header(Path("CKP-1_7.safetensors")).entries
+    assert (entry.dtype, entry.shape) == ("C128", (4,))
+
+
+# --- foreign files -----------------------------------------------------------------------------
+
+
+def test_files_of_another_program_are_merged(call, tmp_path, net):
+    state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    names = sorted(state)
+    (tmp_path / "hub").mkdir()
+    for number, some in enumerate((names[:4], names[4:])):
+        save_file(
+            {name: state[name] for name in some}, tmp_path / "hub" / f"m-{number}.safetensors"
+        )
+    assert call("merge", tmp_path / "hub", "-o", "m")[0] == 0
+    same(load_file("m"), net.state_dict())
+    assert call("merge", tmp_path / "hub" / "m-0.safetensors", "-o", "m0")[0] == 0
+    assert sorted(load_file("m0")) == names[:4]
+    assert call("merge", "--only=wide", tmp_path / "hub", "-o", "wide")[0] == 0
+    same(load_file("wide"), net.wide.state_dict())
+    save_file({names[0]: state[names[0]]}, tmp_path / "hub" / "again.safetensors")
+    with pytest.raises(UsageError, match="name one of them"):
+        call("merge", tmp_path / "hub", "-o", "again")
+    (tmp_path / "hub" / "again.safetensors").write_bytes(b"x")
+    code, _, err = call("merge", tmp_path / "hub", "-o", "again")
+    assert (code, "again.safetensors is damaged" in err) == (1, True)
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_there_is_replaced_only_by_force(call, tmp_path, net):
+    folder = stored(tmp_path / "ckpt", {"model": net})
+    out = tmp_path / "out.safetensors"
+    out.write_text("precious")
+    with pytest.raises(UsageError, match="exists: --force replaces it"):
+        call("merge", folder, "-o", out)
+    assert out.read_text() == "precious"
+    assert call("merge", "--force", "--only=model", folder, "-o", out)[0] == 0
+    same(load_file(out), net.state_dict())
+
+
+def test_one_that_appears_meanwhile_is_not_replaced(call, tmp_path, net, monkeypatch):
+    folder, out = stored(tmp_path / "ckpt", {"model": net}), tmp_path / "out.safetensors"
+    real = safetensors_file.write
+
+    def slow(*args):
+        out.write_text("precious")
+        return real(*args)
+
+    monkeypatch.setattr(safetensors_file, "write", slow)
+    with pytest.raises(UsageError, match="exists"):
+        call("merge", folder, "-o", out)
+    assert out.read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == ["ckpt", "out.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("ckpt/CKP-1_7/more.safetensors", "is in the checkpoint itself"),
+        ("ckpt/CKP-1_7/rank_0/CKP-1_7.safetensors", "is in the checkpoint itself"),
+        ("ckpt", "is a folder"),
+        ("nowhere/x.safetensors", "is in no folder that exists"),
+    ],
+)
+def test_a_place_that_cannot_be_meant_is_refused(call, tmp_path, net, place, said):
+    folder = stored(tmp_path / "ckpt", {"model": net})
+    with pytest.raises(UsageError, match=said):
+        call("merge", "--force", folder, "-o", tmp_path / place)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_trouble_leaves_the_old_file_and_nothing_else(
+    call, tmp_path, net, monkeypatch, error, name
+):
+    folder, out = stored(tmp_path / "ckpt", {"model": net}), tmp_path / "out.safetensors"
+    out.write_text("old")
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(os, name, fail)
+    raised = UsageError if isinstance(error, OSError) else KeyboardInterrupt
+    try:
+        code = call("merge", "--force", folder, "-o", out)[0]
+    except raised as said:
+        assert raised is KeyboardInterrupt or "No space left on device" in str(said)
+    else:
+        assert (code, raised) == (130, KeyboardInterrupt)  # click says so
+    assert out.read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["ckpt", "out.safetensors"]
+
+
+MERGE = """
+import re
+from msrun.commands import run
+import msrun.checkpoints.merge, msrun.checkpoints.catalog, concurrent.futures.thread, hashlib
+def peak():  # kB; getrusage would tell of the process that started this one
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+before = peak()
+code = run(["checkpoints", "merge", "ckpt", "-o", "out.safetensors"])
+print(code, peak() - before)
+"""
+
+
+def test_a_large_state_takes_little_memory(tmp_path):
+    """192 MB, cut along the second dimension: no two rows of a part follow each other."""
+    folder = tmp_path / "ckpt" / "CKP-1_7"
+    shards = []
+    rows, columns = 500, 48_000
+    for part in range(2):
+        place = {"t": {"saved_offsets": [0, part * columns], "global_shape": [rows, 2 * columns]}}
+        entry = safetensors_file.Entry("t", "F32", (rows, columns), rows * columns * 4)
+        head = safetensors_file.header([entry], {"DCP_SHARDING_INFO": json.dumps(place)})
+        file = folder / f"rank_{part}" / "CKP-1_7.safetensors"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(head)
+        os.truncate(file, len(head) + entry.nbytes)  # a hole: no disk is used
+        name = str(file.relative_to(folder))
+        sha256 = checksum.of_file(file, lambda _: None)
+        shards.append(Shard(name, part, "replicated", file.stat().st_size, sha256))
+    commit.manifests.write(
+        folder, Manifest("checkpoint", 7, 1, 7, 2, 0, "r", "", 1.0, tuple(shards), "d")
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", MERGE], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
+    code, kilobytes = map(int, done.stdout.splitlines()[-1].split())
+    assert code == 0
+    assert 0 < kilobytes < 80_000
+    assert (tmp_path / "out.safetensors").stat().st_size > 192_000_000
+    (tmp_path / "out.safetensors").unlink()

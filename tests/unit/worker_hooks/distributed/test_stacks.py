@@ -1,0 +1,139 @@
+"""Where a rank's threads stand, and whether that is a collective."""
+
+import os
+import queue
+import sysconfig
+import threading
+
+import pytest
+
+from worker_hooks.contract import protocol
+from worker_hooks.distributed.stacks import Call, inspect, is_in_collective
+
+SITE = "/venv/lib/python3.11/site-packages/torch"
+STDLIB = sysconfig.get_paths()["stdlib"]
+SCRIPT = Call("/home/me/train.py", 9, "train", "loss.backward()")
+BACKWARD = (
+    SCRIPT,
+    Call(f"{SITE}/_tensor.py", 623, "backward", "torch.autograd.backward("),
+    Call("/site-packages/worker_hooks/training/torch_hooks.py", 52, "watched", "backward(tensors)"),
+    Call(f"{SITE}/autograd/__init__.py", 395, "backward", "_engine_run_backward("),
+    Call(f"{SITE}/autograd/graph.py", 979, "_engine_run_backward", "return Variable._execution"),
+)
+
+
+def at(text):
+    """The script itself is the innermost frame."""
+    return (SCRIPT, SCRIPT._replace(text=text))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        pytest.param(BACKWARD, id="DDP's all-reduce"),
+        pytest.param(
+            (
+                SCRIPT,
+                Call(f"{SITE}/distributed/c10d_logger.py", 83, "wrapper", "return func(*args)"),
+                Call(f"{SITE}/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()"),
+            ),
+            id="all_reduce",
+        ),
+        pytest.param(
+            (
+                SCRIPT,
+                Call(f"{SITE}/distributed/rendezvous.py", 200, "x", "store.get()"),
+                Call(f"{STDLIB}/threading.py", 320, "wait", "waiter.acquire()"),
+            ),
+            id="a rendezvous that waits by the standard library",
+        ),
+        pytest.param(
+            (SCRIPT, Call(f"{SITE}/nn/parallel/distributed.py", 2000, "_sync_buffers", "dist._b")),
+            id="DDP's buffers in forward",
+        ),
+        pytest.param(
+            (
+                SCRIPT,
+                Call(f"{SITE}/distributed/_functional_collectives.py", 1, "wait_tensor", "x"),
+                Call(f"{SITE}/_ops.py", 874, "__call__", "return self._op(*args)"),
+            ),
+            id="functional collective",
+        ),
+        pytest.param(at("work.wait()"), id="an asynchronous collective"),
+        pytest.param(at("total += loss.item()"), id="the device"),
+        pytest.param((*at("torch.cuda.synchronize()"), Call(f"{SITE}/cuda/__init__.py", 1, "synchronize", "")), id="the device, by hand"),
+    ],
+)  # fmt: skip
+def test_these_wait_for_others(calls):
+    assert is_in_collective(calls)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        pytest.param((), id="no main thread"),
+        pytest.param(at("time.sleep(1000)"), id="sleep"),
+        pytest.param(at("while True: pass"), id="loop"),
+        pytest.param((*at("lock.acquire()"),), id="deadlock"),
+        pytest.param((*at("done.wait()"), Call(f"{STDLIB}/threading.py", 629, "wait", "signaled = self._cond.wait(timeout)")), id="an event of threading"),
+        pytest.param((*at("q.get()"), Call(f"{STDLIB}/queue.py", 171, "get", "self.not_empty.wait()"), Call(f"{STDLIB}/threading.py", 320, "wait", "waiter.acquire()")), id="a queue"),
+        pytest.param(
+            (
+                SCRIPT,
+                Call(f"{SITE}/utils/data/dataloader.py", 630, "__next__", "data = self._next_data()"),
+                Call(f"{STDLIB}/multiprocessing/connection.py", 940, "wait", "ready = selector.select(timeout)"),
+            ),
+            id="a data loader's workers",
+        ),
+        pytest.param((*BACKWARD, Call(f"{SITE}/autograd/function.py", 325, "apply", ""), SCRIPT._replace(text="time.sleep(9)")), id="a hook of the script's in backward"),
+        pytest.param(
+            (
+                SCRIPT,
+                Call(f"{SITE}/nn/parallel/distributed.py", 1, "forward", "self._run_ddp_forward()"),
+                Call(f"{SITE}/nn/modules/module.py", 1, "_call_impl", "return forward_call()"),
+                Call("/home/me/train.py", 3, "forward", "x = self.slow(x)"),
+            ),
+            id="the model within DDP",
+        ),
+        pytest.param((SCRIPT, Call(f"{SITE}/optim/adam.py", 5, "step", "denom.sqrt()")), id="an optimizer"),
+    ],
+)  # fmt: skip
+def test_these_do_not(calls):
+    assert not is_in_collective(calls)
+
+
+def test_an_inspection_writes_all_stacks_and_answers_with_the_main_threads(capfd):
+    """The listener is another thread; the main one stands in a wait."""
+    answers, asked = queue.Queue(), threading.Event()
+
+    def listen():
+        asked.wait(5)
+        answers.put(inspect(3, 1, protocol.Inspect(7)))
+
+    thread = threading.Thread(target=listen, name="msrun")
+    other = threading.Thread(target=answers.join, name="a\udcffnother")
+    answers.put(None)  # other waits
+    answers.get()
+    thread.start()
+    other.start()
+    asked.set()
+    answer = answers.get(timeout=5)
+    answers.task_done()
+    answers.task_done()
+    thread.join()
+    other.join()
+    assert (answer.rank, answer.attempt, answer.id, answer.is_in_collective) == (3, 1, 7, False)
+    assert "test_stacks.py" in answer.text
+    assert len(answer.text.splitlines()) <= 4
+    err = capfd.readouterr().err
+    assert "rank 3 is looked at" in err
+    assert "thread MainThread (main)" in err
+    assert r"thread a\udcffnother," in err
+    assert "listen" not in err.replace("listening", "")  # itself is no news
+
+
+def test_no_thread_is_kept_by_a_log_that_cannot_be_written(monkeypatch):
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr("worker_hooks.distributed.stacks.STDERR", full)
+    assert inspect(0, 0, protocol.Inspect(1)).id == 1
+    os.close(full)

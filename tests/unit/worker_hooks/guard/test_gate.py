@@ -1,0 +1,324 @@
+"""The test's thread is the listener; a thread of the test plays the main thread's part."""
+
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from worker_hooks.guard import gate as gates
+from worker_hooks.guard.gate import Gate, Stand
+
+LONG_S = 20.0
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+def training(*calls):
+    """Run calls one after the other in a thread; returns what is over so far, and the thread."""
+    done = []
+
+    def run():
+        for call in calls:
+            call()
+            done.append(call)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return done, thread
+
+
+def until(condition):
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def never():
+    return False
+
+
+def commit(gate):
+    return lambda: gate.commit(lambda: None)
+
+
+def test_a_closed_gate_lets_no_update_begin(gate):
+    assert gate.close(LONG_S, never) is Stand.WHOLE
+    done, thread = training(gate.begin_update)
+    thread.join(0.05)
+    assert done == []
+    assert not gate.is_torn
+    gate.open()
+    thread.join(LONG_S)
+    assert gate.is_torn
+
+
+def test_an_update_under_way_is_let_through_to_its_commit(gate):
+    gate.begin_update()
+    found = []
+    listener = threading.Thread(target=lambda: found.append(gate.close(LONG_S, never)))
+    listener.start()
+    gate.end_update()
+    gate.begin_update()  # a second optimizer of the same step
+    gate.end_update()
+    gate.commit(lambda: None)
+    listener.join(LONG_S)
+    assert found == [Stand.WHOLE]
+
+
+def test_after_the_commit_the_main_thread_is_held(gate):
+    gate.close(LONG_S, never)
+    done, thread = training(gate.pause)
+    until(lambda: gate.is_held)
+    assert done == []
+    gate.open()
+    thread.join(LONG_S)
+    assert not gate.is_held
+
+
+def test_an_update_that_never_ends_is_torn(gate):
+    gate.begin_update()
+    assert gate.close(0.05, lambda: True) is Stand.TORN
+
+
+def closed(gate, grace_s, is_complete):
+    """Close it from a listener, while the main thread stands still."""
+    found = []
+    listener = threading.Thread(target=lambda: found.append(gate.close(grace_s, is_complete)))
+    listener.start()
+    listener.join()
+    return found[0]
+
+
+def test_between_update_and_commit_it_is_torn_unless_all_is_complete(gate):
+    gate.begin_update()
+    gate.end_update()
+    assert closed(gate, 3 * gates.STILL_S, never) is Stand.TORN
+    assert closed(gate, LONG_S, lambda: True) is Stand.UPDATED
+
+
+def test_a_main_thread_that_gets_on_is_waited_for(gate):
+    gate.begin_update()
+    gate.end_update()
+    found = []
+    grace_s = 4 * gates.STILL_S
+    listener = threading.Thread(target=lambda: found.append(gate.close(grace_s, lambda: True)))
+    listener.start()
+    while listener.is_alive():
+        x = 1  # this is the main thread, and it never stands at one instruction
+        y = x + 1
+        z = x * y
+        x = z - y
+    assert found == [Stand.TORN]
+
+
+def test_who_has_raised_is_not_waited_for(gate):
+    gate.begin_update()
+    gate.end_update()
+    gate.note_raised()
+    began = time.monotonic()
+    assert gate.close(LONG_S, never) is Stand.TORN
+    assert gate.close(LONG_S, lambda: True) is Stand.UPDATED
+    assert time.monotonic() - began < LONG_S / 2
+
+
+def test_holding_lets_updates_through_and_stops_at_the_commit(gate):
+    gate.hold()
+    done, thread = training(gate.begin_update, gate.end_update, commit(gate), gate.pause)
+    until(lambda: gate.is_held)
+    assert len(done) == 3
+    assert gate.close(LONG_S, never) is Stand.WHOLE
+    gate.open()
+    thread.join(LONG_S)
+
+
+def test_what_the_commit_notes_is_noted_before_anybody_sees_it_whole(gate):
+    noted = []
+    gate.begin_update()
+    gate.end_update()
+    gate.commit(lambda: noted.append(gate.is_torn))
+    assert noted == [True]
+    assert not gate.is_torn
+
+
+def test_an_open_gate_costs_no_wait(gate):
+    done, thread = training(
+        gate.pause, gate.begin_update, gate.end_update, commit(gate), gate.pause
+    )
+    thread.join(LONG_S)
+    assert len(done) == 5
+
+
+# --- staying at a step, and leaving -------------------------------------------------------------
+
+
+class Rank:
+    """A main thread's part: a step that two writes make, and a commit that two writes make."""
+
+    def __init__(self):
+        self.half = self.other = self.step = self.noted = 0
+        self.gate = Gate(lambda: self.step)
+
+    def update(self):
+        self.gate.begin_update()
+        self.half += 1
+        self.other += 1
+        self.gate.end_update()
+
+    def note(self):
+        self.step += 1
+        self.noted += 1
+
+    def commit(self):
+        self.gate.commit(self.note)
+        return self.gate.pause()
+
+    def look(self):
+        return self.half, self.other, self.step, self.noted
+
+
+def test_it_says_the_step_that_is_under_way_and_stays_at_its_end():
+    rank = Rank()
+    assert not rank.gate.is_shut
+    assert rank.gate.hold_next(never) == 1
+    assert rank.gate.is_shut
+    done, thread = training(rank.gate.pause, rank.update, rank.commit)
+    until(lambda: rank.gate.is_held)
+    assert (len(done), rank.step) == (2, 1)
+    rank.gate.open()
+    thread.join(LONG_S)
+
+
+def test_where_no_step_follows_it_stays_where_it_is():
+    rank = Rank()
+    rank.step = 7
+    assert rank.gate.hold_next(lambda: True) == 7
+    _, thread = training(rank.gate.pause)
+    until(lambda: rank.gate.is_held)
+    rank.gate.leave()
+    thread.join(LONG_S)
+
+
+def test_who_must_go_on_goes_on_and_tells_once_when_it_is_there():
+    rank = Rank()
+    told = []
+    rank.gate.hold_next(never)
+    _, thread = training(rank.update, rank.commit, rank.update, rank.commit)
+    until(lambda: rank.gate.is_held)
+    rank.gate.hold_at(2, lambda: told.append((rank.step, threading.current_thread())))
+    until(lambda: told and rank.gate.is_held)
+    assert told == [(2, thread)]
+    assert not rank.gate.take_arrival()
+    assert rank.gate.close(LONG_S, never) is Stand.WHOLE
+    rank.gate.open()
+    thread.join(LONG_S)
+
+
+def test_who_is_there_already_tells_at_once():
+    rank = Rank()
+    told = []
+    rank.gate.hold_next(never)
+    _, thread = training(rank.update, rank.commit)
+    until(lambda: rank.gate.is_held)
+    rank.gate.hold_at(1, lambda: told.append(rank.step))
+    until(lambda: told == [1])
+    rank.gate.leave()
+    thread.join(LONG_S)
+
+
+def test_the_order_to_leave_lets_out_and_stands():
+    rank = Rank()
+    said = []
+    rank.gate.hold_next(never)
+    _, thread = training(rank.update, lambda: said.append(rank.commit()))
+    until(lambda: rank.gate.is_held)
+    assert rank.gate.is_asked
+    rank.gate.leave()
+    thread.join(LONG_S)
+    assert said == [True]
+    rank.gate.close(LONG_S, never)
+    assert rank.gate.pause() is True  # nobody holds it any more
+    rank.gate.open()
+    assert rank.gate.pause() is True
+    rank.update()  # and a script that goes on nevertheless is not in the way
+
+
+def test_a_death_meanwhile_closes_the_gate_and_nobody_arrives():
+    rank = Rank()
+    told = []
+    rank.gate.hold_next(never)
+    done, thread = training(rank.update, rank.commit, rank.update, rank.commit)
+    until(lambda: rank.gate.is_held)
+    assert rank.gate.close(LONG_S, never) is Stand.WHOLE
+    rank.gate.hold_at(2, lambda: told.append(2))  # it crossed the order to stand still
+    assert rank.gate.close(LONG_S, never) is Stand.WHOLE
+    thread.join(0.05)
+    assert (rank.step, told, len(done)) == (1, [], 1)
+    rank.gate.open()
+    thread.join(LONG_S)
+    assert rank.step == 2
+
+
+def test_a_gate_that_a_child_inherited_is_open(gate):
+    gate.close(LONG_S, never)
+    gate.forget()
+    assert not gate.is_shut
+    gate.begin_update()
+
+
+# --- a commit that a peer came to -----------------------------------------------------------------
+
+
+def behind(monkeypatch, still_s):
+    """A rank whose last commit is step 4."""
+    monkeypatch.setattr(gates, "CATCH_UP_S", LONG_S)
+    monkeypatch.setattr(gates, "STILL_S", still_s)
+    rank = Rank()
+    rank.step = 4
+    return rank
+
+
+def test_who_is_one_commit_behind_may_come_to_it(monkeypatch):
+    rank, found = behind(monkeypatch, LONG_S), []
+    close = partial(rank.gate.close, LONG_S, never, newest=5)
+    listener = threading.Thread(target=lambda: found.append(close()))
+    listener.start()
+    until(lambda: rank.gate.is_shut)
+    _, thread = training(rank.update, rank.commit, rank.update)
+    listener.join(LONG_S)
+    assert found == [Stand.WHOLE]
+    assert rank.look() == (1, 1, 5, 1)
+    rank.gate.open()
+    thread.join(LONG_S)
+    assert rank.half == 2
+
+
+@pytest.mark.parametrize(("newest", "has_raised"), [(0, False), (4, False), (6, False), (5, True)])
+def test_nobody_else_is_waited_for(monkeypatch, newest, has_raised):
+    rank, began = behind(monkeypatch, LONG_S), time.monotonic()
+    if has_raised:
+        rank.gate.note_raised()
+    assert rank.gate.close(LONG_S, never, newest=newest) is Stand.WHOLE
+    assert time.monotonic() < began + LONG_S / 2
+    assert rank.step == 4
+
+
+@pytest.mark.parametrize(("grace_s", "still_s"), [(LONG_S, 0.01), (0.01, LONG_S)])
+def test_who_does_not_come_to_it_stays_behind(monkeypatch, grace_s, still_s):
+    rank, found = behind(monkeypatch, still_s), []
+    close = partial(rank.gate.close, grace_s, never, newest=5)
+    listener = threading.Thread(target=lambda: found.append(close()))
+    listener.start()
+    listener.join(LONG_S / 2)  # here the main thread stands still
+    assert found == [Stand.WHOLE]
+    done, thread = training(rank.update)
+    thread.join(0.05)
+    assert (done, rank.step) == ([], 4)  # its update would come too late
+    rank.gate.open()
+    thread.join(LONG_S)

@@ -1,0 +1,188 @@
+"""What the guard must not be fooled by: each case was once a state called whole that was not."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from worker_hooks.contract.env import Told
+from worker_hooks.guard.gate import Gate, Stand
+from worker_hooks.guard.guard import Guard
+from worker_hooks.recovery import agent_lost
+from worker_hooks.recovery.peer_notes import Notes
+from worker_hooks.state.committed_state import Ledger, Position
+from worker_hooks.state.registry import pieces_of
+
+LONG_S = 30.0
+
+# --- the gate ---------------------------------------------------------------------------------
+
+
+def closed(gate: Gate, grace_s: float) -> Stand:
+    found: list[Stand] = []
+    listener = threading.Thread(target=lambda: found.append(gate.close(grace_s, lambda: True)))
+    listener.start()
+    listener.join()
+    return found[0]
+
+
+def test_once_it_is_called_updated_no_further_update_begins():
+    gate = Gate()
+    gate.begin_update()
+    gate.end_update()
+    assert closed(gate, LONG_S) is Stand.UPDATED
+    begun = threading.Thread(target=gate.begin_update)
+    begun.start()
+    begun.join(0.1)
+    assert begun.is_alive()
+    gate.open()
+    begun.join(LONG_S)
+    assert not begun.is_alive()
+
+
+def test_an_update_that_failed_is_over_with_the_next_commit():
+    gate = Gate()
+    gate.begin_update()  # an exception in the optimizer: torch calls no hook behind it
+    gate.begin_update()
+    gate.end_update()
+    gate.commit(lambda: None)
+    gate.begin_update()
+    gate.end_update()
+    assert closed(gate, 3.0) is Stand.UPDATED
+
+
+# --- the ledger -------------------------------------------------------------------------------
+
+
+def stepped(ledger: Ledger, batch: int) -> None:
+    ledger.updated(1)
+    ledger.commit(Position(0, batch))
+
+
+def test_what_changes_twice_in_a_step_is_not_complete_after_the_first_time():
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    things = {"model": net, "optimizer": optimizer, "scheduler": scheduler}
+    ledger = Ledger(pieces_of(things), dict)
+    ledger.begin_loop(0, 0)
+    for each in net.parameters():
+        each.grad = torch.ones_like(each)
+    optimizer.step()
+    for batch in (2, 4):
+        scheduler.step()  # by batch, and an update is two batches
+        optimizer.step()
+        ledger.updated(1)
+        assert batch == 2 or not ledger.is_complete()
+        scheduler.step()
+        assert batch == 2 or ledger.is_complete()
+        ledger.commit(Position(0, batch))
+
+
+def test_a_commit_that_is_interrupted_does_not_look_like_a_complete_step(monkeypatch):
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    ledger = Ledger(pieces_of({"model": net, "optimizer": optimizer}), dict)
+    ledger.begin_loop(0, 0)
+
+    def interrupted(*_told):
+        raise KeyboardInterrupt
+
+    for batch in (1, 2):
+        for each in net.parameters():
+            each.grad = torch.ones_like(each)
+        optimizer.step()
+        ledger.updated(1)
+        if batch == 1:
+            ledger.commit(Position(0, batch))
+    monkeypatch.setattr(ledger, "_note", interrupted)
+    assert ledger.is_complete()
+    with pytest.raises(KeyboardInterrupt):
+        ledger.commit(Position(0, 2))
+    assert not (ledger.is_complete() and ledger.step == 2)
+
+
+def test_state_made_for_inference_can_be_saved():
+    with torch.inference_mode():
+        table = torch.zeros(4)
+    ledger = Ledger(pieces_of({"table": table}), dict)
+    assert ledger.version() == 0
+
+
+class Moody:
+    """An object whose state cannot be told from the second commit on."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def state_dict(self):
+        self.asked += 1
+        if self.asked > 8:
+            raise RuntimeError("not now")
+        return {"a": 1}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_an_object_that_fails_later_fails_the_dump_and_not_the_training():
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    things = {"model": net, "optimizer": optimizer, "moody": Moody()}
+    ledger = Ledger(pieces_of(things), dict)
+    ledger.begin_loop(0, 0)
+    for batch in range(1, 5):
+        stepped(ledger, batch)
+    assert not ledger.is_complete()
+    with pytest.raises(RuntimeError, match="moody"):
+        ledger.replica(4)
+
+
+# --- the notes --------------------------------------------------------------------------------
+
+
+def test_a_clock_that_is_set_makes_nobody_late(tmp_path, monkeypatch):
+    notes = Notes(tmp_path, 0)
+    notes.tell(step=1)
+    assert notes.last_sign_s() < 5.0
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600.0)  # or a server of files ahead of us
+    assert notes.last_sign_s() < 5.0
+    monkeypatch.setattr(time, "time", lambda: now() - 3600.0)
+    time.sleep(0.05)
+    assert 0.05 <= notes.last_sign_s() < 5.0
+
+
+# --- without msrun ----------------------------------------------------------------------------
+
+
+class Complete:
+    """A state whose update is done, with its rank in a collective that nobody will finish."""
+
+    step = 4
+
+    def is_complete(self):
+        return True
+
+    def is_touched(self):
+        return False
+
+    def version(self):
+        return 0
+
+
+def test_an_orphan_that_is_done_with_its_update_has_nothing_to_lose(tmp_path):
+    told = Told(rank=0, world_size=1, attempt=0, record_id="races", hooks="", drill="")
+    guard = Guard(told, Complete(), str(tmp_path), lambda: None, lambda _: None)
+    notes = Notes(tmp_path, 0)
+    notes.tell(step=4)
+    guard.gate.begin_update()
+    guard.gate.end_update()
+    settling = threading.Thread(target=lambda: agent_lost._settle(guard, notes, 0.3))
+    settling.start()
+    settling.join()
+    assert (notes.mine.step, notes.mine.is_whole) == (5, True), notes.mine.why

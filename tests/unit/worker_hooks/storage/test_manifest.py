@@ -1,0 +1,277 @@
+"""A checkpoint is believed only when every byte is what its manifest says."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from checkpoints import OTHER, SHARD, flipped, saved
+
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.manifest import candidates, newest, read, verify, write
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return saved(tmp_path)
+
+
+def changed(folder, **fields):
+    """The manifest with other content."""
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def with_file(folder, file):
+    """The manifest's first shard under another name, with its right size and checksum."""
+    found = read(folder)
+    return found._replace(shards=(found.shards[0]._replace(file=file), *found.shards[1:]))
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def test_a_manifest_is_read_as_it_was_written_and_people_can_read_it(folder):
+    found = read(folder)
+    assert (found.step, found.odd, found.stale_private, found.world_size) == (7, (1,), (0,), 2)
+    assert [one.file for one in found.shards] == [SHARD, OTHER]
+    write(folder, found)
+    assert read(folder) == found
+    text = (folder / "manifest.json").read_text()
+    assert '\n "step": 7,\n' in text
+    keys = list(json.loads(text))
+    assert keys == sorted(keys)
+
+
+def none(folder):
+    (folder / "manifest.json").unlink()
+
+
+def torn(folder):
+    path = folder / "manifest.json"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def binary(folder):
+    (folder / "manifest.json").write_bytes(b"\xff\xfe\x00")
+
+
+def deep(folder):
+    (folder / "manifest.json").write_text("[" * 100_000)
+
+
+def a_folder(folder):
+    none(folder)
+    (folder / "manifest.json").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (none, "has no manifest.json: not saved by msrun, or never completed"),
+        (torn, "is damaged: it is not JSON"),
+        (binary, "is damaged: it is not JSON"),
+        (deep, "is damaged: it is not JSON"),
+        (a_folder, "cannot be read (Is a directory)"),
+        (lambda folder: (folder / "manifest.json").write_text("[1]"), "was not written by msrun"),
+        (lambda folder: changed(folder, format="1"), "was not written by msrun"),
+        (lambda folder: changed(folder, format=True), "was not written by msrun"),
+        (lambda folder: changed(folder, format=2), "has format 2, known are those up to 1"),
+        (lambda folder: changed(folder, more=1), "lacks fields, or has unknown"),
+        (lambda folder: changed(folder, shards=[{}]), "lacks fields, or has unknown"),
+        (lambda folder: changed(folder, shards=7), "lacks fields, or has unknown"),
+        (lambda folder: changed(folder, odd=7), "lacks fields, or has unknown"),
+        (lambda folder: changed(folder, step=-1), "step=-1 cannot be"),
+        (lambda folder: changed(folder, step="7"), "step='7' cannot be"),
+        (lambda folder: changed(folder, world_size=0), "world_size=0 cannot be"),
+        (lambda folder: changed(folder, saved_at=float("nan")), "saved_at=nan cannot be"),
+        (lambda folder: changed(folder, reason=None), "reason=None cannot be"),
+        (lambda folder: changed(folder, odd=["1"]), "odd=('1',) cannot be"),
+    ],
+)
+def test_what_is_no_manifest_of_ours_is_one_sentence(folder, spoil, said):
+    spoil(folder)
+    with pytest.raises(ValueError) as raised:
+        read(folder)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"file": ""}, {"file": "a\0b"}, {"file": 7}, {"nbytes": -1}, {"sha256": "x"}, {"rank": None}],
+)
+def test_a_shard_s_fields_are_checked(folder, field):
+    shards = [one._asdict() for one in read(folder).shards]
+    changed(folder, shards=[shards[0] | field, shards[1]])
+    with pytest.raises(ValueError, match="is damaged: Shard"):
+        read(folder)
+
+
+# --- verifying ---------------------------------------------------------------------------------
+
+
+def test_a_whole_checkpoint_has_no_damage_and_all_of_it_was_read(folder):
+    heard = []
+    assert verify(folder, read(folder), heard.append) == []
+    assert sum(heard) == 8000
+    assert verify(folder, read(folder), quick=True) == []
+
+
+def longer(path):
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def shorter(path):
+    os.truncate(path, 10)
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def outward(path):
+    away = path.parent.parent.parent / "away"
+    path.rename(away)
+    path.symlink_to(away)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said", "is_quick"),
+    [
+        (os.unlink, f"{SHARD} is missing", True),
+        (longer, f"{SHARD} has 3001 bytes instead of 3000", True),
+        (shorter, f"{SHARD} has 10 bytes instead of 3000", True),
+        (pipe, f"{SHARD} is not a file", True),
+        (outward, f"{SHARD} is outside the folder", True),
+        (flipped, f"{SHARD} was altered (its checksum differs)", False),
+    ],
+)
+def test_a_damaged_file_is_named(folder, spoil, said, is_quick):
+    spoil(folder / SHARD)
+    found = read(folder)
+    assert verify(folder, found) == [said]
+    assert verify(folder, found, quick=True) == ([said] if is_quick else [])
+
+
+def test_all_damages_are_found(folder):
+    flipped(folder / SHARD)
+    flipped(folder / OTHER)
+    assert len(verify(folder, read(folder))) == 2
+
+
+@pytest.mark.parametrize("file", ["../away", "/etc/passwd", "rank_0/../../away", ".."])
+def test_a_path_that_leaves_the_folder_is_never_opened(folder, file):
+    (folder.parent / "away").write_bytes(b"x" * 3000)
+    assert verify(folder, with_file(folder, file)) == [f"{file} is outside the folder"]
+
+
+def test_an_absolute_path_is_refused_even_into_the_folder(folder):
+    path = str(folder / SHARD)
+    assert verify(folder, with_file(folder, path)) == [f"{path} is outside the folder"]
+
+
+@pytest.mark.parametrize("file", [OTHER, "rank_1/./private_rank_1.safetensors"])
+def test_a_file_that_is_named_twice_is_damage(folder, file):
+    assert verify(folder, with_file(folder, file)) == ["its manifest names a file twice"]
+
+
+def test_a_manifest_that_names_nothing_is_damage(folder):
+    assert verify(folder, read(folder)._replace(shards=())) == ["its manifest names no file"]
+
+
+def test_a_folder_may_be_reached_through_a_link(folder, tmp_path):
+    (tmp_path / "link").symlink_to(folder)
+    assert verify(tmp_path / "link", read(folder)) == []
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_damage(folder):
+    (folder / SHARD).chmod(0)
+    assert verify(folder, read(folder)) == [f"{SHARD} cannot be read (Permission denied)"]
+
+
+# --- choosing ----------------------------------------------------------------------------------
+
+
+def test_candidates_come_newest_step_first_then_newest_time(tmp_path):
+    base = "tft_saved_checkpoints-step_"
+    for name, step, at in [("9", 9, 1), ("10", 10, 5), ("10_replaced_1", 10, 2), ("2", 200, 1)]:
+        saved(tmp_path, base + name, step=step, saved_at=at)
+    (tmp_path / f"{base}300_tmp").mkdir()
+    (tmp_path / f"{base}8").mkdir()
+    (tmp_path / f"{base}x").mkdir()
+    (tmp_path / f"{base}77").write_text("a file")
+    (tmp_path / "runs").mkdir()
+    found = candidates(tmp_path)
+    assert [path.name.removeprefix(base) for path, _ in found] == [
+        "300_tmp", "2", "10", "10_replaced_1", "9", "8",
+    ]  # fmt: skip
+    assert found[0][1] == "it is unfinished"
+    assert found[1][1].step == 200
+    assert "no manifest.json" in found[5][1]
+
+
+def test_periodic_checkpoints_are_candidates_by_their_manifest(tmp_path):
+    saved(tmp_path, step=9)
+    saved(tmp_path, "CKP-1_3", step=103)
+    saved(tmp_path, "other name", step=50)
+    none(saved(tmp_path, "CKP-1_2", step=102))  # foreign: nobody says that it is a checkpoint
+    saved(tmp_path, "CKP-1_4_tmp", step=104)
+    for name in ("CKP-1_5.r1_tmp", "a-b-1_5_breakpoint_tmp", "mine_tmp", "CKP-1_6.removed_tmp"):
+        (tmp_path / name).mkdir()
+    saved(tmp_path, "CKP-1_7.removed_tmp", step=107)
+    (tmp_path / "latest").symlink_to("CKP-1_3")
+    found = {path.name: found for path, found in candidates(tmp_path)}
+    assert list(found)[:3] == ["CKP-1_3", "other name", "tft_saved_checkpoints-step_9"]
+    assert set(list(found)[3:]) == {"CKP-1_4_tmp", "CKP-1_5.r1_tmp", "a-b-1_5_breakpoint_tmp"}
+    assert {each for each in found.values() if isinstance(each, str)} == {"it is unfinished"}
+    assert (newest(tmp_path, lambda _: None) or ())[0] == tmp_path / "CKP-1_3"
+    assert [path.name for path, _ in candidates(tmp_path / "CKP-1_4_tmp")] == ["CKP-1_4_tmp"]
+
+
+def test_what_is_being_deleted_is_no_candidate_even_by_its_own_name(tmp_path):
+    folder = saved(tmp_path, "tft_saved_checkpoints-step_7.removed_tmp")
+    assert candidates(folder) == candidates(tmp_path) == []
+
+
+def test_a_checkpoint_itself_is_its_only_candidate(folder):
+    assert [path for path, _ in candidates(folder)] == [folder]
+    renamed = folder.rename(folder.parent / "mine")
+    assert [path for path, _ in candidates(renamed)] == [renamed]
+
+
+def test_a_folder_that_is_not_there_has_no_candidates(tmp_path):
+    assert candidates(tmp_path / "nowhere") == []
+    (tmp_path / "file").touch()
+    assert candidates(tmp_path / "file") == []
+
+
+def test_a_checkpoint_that_is_found_twice_is_one(folder):
+    assert len(manifests.candidates_of((folder, folder.parent, folder.parent / "."))) == 1
+
+
+def test_the_newest_whole_checkpoint_is_taken_and_damaged_ones_are_named(tmp_path):
+    base = "tft_saved_checkpoints-step_"
+    saved(tmp_path, base + "1", step=1)
+    good = saved(tmp_path, base + "2", step=2)
+    flipped(saved(tmp_path, base + "3", step=3) / OTHER)
+    none(saved(tmp_path, base + "4", step=4))
+    saved(tmp_path, base + "5_tmp", step=5)
+    said = []
+    path, found = newest(tmp_path, said.append)
+    assert (path, found.step) == (good, 2)
+    assert said == [
+        f"{tmp_path}/{base}5_tmp is skipped: it is unfinished",
+        f"{tmp_path}/{base}4 is skipped: it has no manifest.json: not saved by msrun, or never completed",
+        f"{tmp_path}/{base}3 is skipped: {OTHER} was altered (its checksum differs)",
+    ]
+
+
+def test_no_whole_checkpoint_is_none(folder):
+    said = []
+    os.unlink(folder / SHARD)
+    assert newest(folder, said.append) is None
+    assert said == [f"{folder} is skipped: {SHARD} is missing"]

@@ -1,0 +1,76 @@
+"""Tensors of every type, lying in every way, for tests of what saves them."""
+
+import torch
+
+from worker_hooks.tensors.tensor_bytes import to_bytes
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.uint16,
+    torch.int16,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint32,
+    torch.int32,
+    torch.float32,
+    torch.uint64,
+    torch.int64,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+    torch.float4_e2m1fn_x2,
+]
+OURS = {torch.complex32, torch.complex128, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2}
+
+
+def noise(shape, dtype, seed=0):
+    """Every bit pattern, NaNs and infinities included."""
+    generator = torch.Generator().manual_seed(seed)
+    count = torch.Size(shape).numel() * dtype.itemsize
+    raw = torch.randint(0, 2 if dtype is torch.bool else 256, (count,), generator=generator)
+    return (
+        raw.to(torch.uint8).view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+    )
+
+
+def bits(tensor):
+    tensor = tensor.contiguous()
+    return tensor.dtype, tuple(tensor.shape), bytes(to_bytes(tensor))
+
+
+def everything():
+    found = {}
+    for dtype in DTYPES:
+        for shape in ((), (0,), (3, 0), (5,), (2, 3, 4)):
+            name = f"{str(dtype).removeprefix('torch.')}.{'x'.join(map(str, shape))}"
+            found[name] = noise(shape, dtype, len(found))
+    return found
+
+
+def layouts():
+    """Tensors whose elements are not in order, larger than a piece and smaller."""
+    large, small = noise((1030, 2050), torch.float32), noise((6, 8), torch.complex64)
+    return {
+        "transposed": large.t(),
+        "columns": large[:, ::3],
+        "rows": large[5:1029],
+        "step": large[::2],
+        "expanded": noise((3, 1, 5), torch.int16).expand(3, 400_000, 5),
+        "one wide": noise((1, 1, 2_500_000), torch.int8).expand(2, 1, 2_500_000).transpose(0, 2),
+        "channels last": noise((16, 3, 200, 300), torch.bfloat16).to(
+            memory_format=torch.channels_last
+        ),
+        "conjugated": small.conj(),
+        "negated": small.conj().imag,
+        "conjugated, in order": small.conj().reshape(-1),
+        "parameter": torch.nn.Parameter(torch.ones(3, 3).t()),
+        "flipped": small.t().flip(0)[1:],
+    }

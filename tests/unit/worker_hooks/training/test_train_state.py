@@ -1,0 +1,332 @@
+"""One rank's state in its loop: what is a commit, what stays readable, and what is none of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from worker_hooks import TrainState
+from worker_hooks.contract.status_page import Phase
+from worker_hooks.guard.guard import Guard
+from worker_hooks.training import torch_hooks
+
+
+@pytest.fixture(autouse=True)
+def paged(monkeypatch):
+    """There is a page, though there is no agent; torch and its hooks are left as they were."""
+    for name in ("RANK", "WORLD_SIZE", "MSRUN_HOOKS", "MSRUN_DRILL", "MS_ENABLE_TFT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Guard, "is_on", property(lambda _: True))
+    before, watchers = torch.get_rng_state(), list(torch_hooks._watchers)
+    yield
+    torch.set_rng_state(before)
+    torch_hooks._watchers[:] = watchers
+    gc.collect()  # pages are files
+
+
+class Training:
+    """A linear layer, momentum, a schedule."""
+
+    def __init__(self, **objects):
+        torch.manual_seed(1)
+        self.net = nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.state = TrainState(
+            model=self.net, optimizer=self.optimizer, scheduler=self.schedule, **objects
+        )
+        self.ledger = self.state._ledger
+
+    def backward(self):
+        self.net(torch.ones(1, 3)).square().sum().backward()
+
+    def update(self):
+        self.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.schedule.step()
+
+    def record(self):
+        return self.ledger.page.record(self.state.step)
+
+
+def steps_over(training, batches, body):
+    """The step in front of each batch, and behind the loop."""
+    seen = []
+    for batch in training.state.batches(batches):
+        seen.append(training.state.step)
+        body(batch)
+    return [*seen, training.state.step]
+
+
+def test_a_commit_is_the_return_for_the_next_batch_behind_an_update():
+    training = Training()
+    seen = steps_over(training, range(4), lambda batch: training.update() if batch % 2 else None)
+    assert seen == [0, 0, 1, 1, 2]
+
+
+def test_a_loop_that_is_left_at_will_is_a_commit_and_is_over():
+    training = Training()
+    for _ in training.state.batches(range(4)):
+        training.update()
+        break
+    assert training.state.step == 1
+    assert b'"is_over": true' in training.record().meta
+
+
+def test_a_loop_that_an_exception_ends_is_neither():
+    training = Training()
+    with contextlib.suppress(KeyError):
+        for _ in training.state.batches(range(4)):
+            training.update()
+            raise KeyError
+    assert training.state.step == 0
+    assert training.ledger.is_complete() is False  # nothing is known yet of what a step changes
+    assert b'"is_over": false' in training.record().meta
+    assert training.state._guard.gate.is_torn
+    next(training.state.batches(range(4)))  # the script goes on nevertheless
+    assert (training.state.step, training.state._guard.gate.is_torn) == (1, False)
+
+
+def leaves_by(statement):
+    namespace = {
+        "left": [],
+        "contextlib": contextlib,
+        "torch_hooks": torch_hooks,
+        "sys": __import__("sys"),
+    }
+    code = f"""
+def batches():
+    try:
+        yield from range(3)
+    except GeneratorExit:
+        left.append(torch_hooks.is_left_at_will(sys._getframe(1)))
+        raise
+
+def around(inner):
+    for each in inner:
+        yield each
+
+def script():
+    {statement}
+"""
+    exec(code, namespace)
+    with contextlib.suppress(ValueError):
+        namespace["script"]()
+    (left,) = namespace["left"]
+    return left
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_at_will"),
+    [
+        ("for _ in batches(): break", True),
+        ("for _ in batches(): return 3", True),
+        ("for _ in enumerate(batches()): break", True),
+        ("for _ in around(enumerate(batches())): break", True),
+        ("for _ in zip(batches(), range(9)): return [_]", True),
+        ("for _ in batches():\n        with contextlib.nullcontext(): break", True),
+        ("for _ in batches():\n        try: int('x')\n        except ValueError: break", True),
+        ("for _ in batches(): int('x')", False),
+        ("for _ in batches(): raise ValueError", False),
+        ("for _ in around(batches()): int('x')", False),
+        ("for _ in batches():\n        with contextlib.nullcontext(): int('x')", False),
+        ("for _ in batches():\n        for _ in range(3): int('x')", False),
+        ("for _ in batches():\n        try: int('x')\n        finally: print()", False),
+        ("try:\n        for _ in batches(): int('x')\n    except ValueError: pass", False),
+    ],
+)
+def test_python_tells_how_a_loop_was_left(statement, is_at_will):
+    assert leaves_by(statement) is is_at_will
+
+
+def test_weights_that_the_script_changes_are_an_update_too():
+    training = Training()
+
+    def change(_):
+        with torch.no_grad():
+            training.net.weight.mul_(0.9)
+        assert training.ledger.is_touched()
+        with pytest.raises(RuntimeError, match="changed the state after step"):
+            training.ledger.replica(training.state.step)
+
+    assert steps_over(training, range(3), change) == [0, 1, 2, 3]
+    assert not training.ledger.is_touched()
+
+
+def test_weights_that_are_changed_for_a_validation_are_not():
+    training = Training()
+    steps_over(training, range(2), lambda _: training.update())
+    with torch.no_grad():
+        training.net.weight.mul_(0.9)
+        assert steps_over(training, range(3), lambda _: None) == [2] * 4
+        training.net.weight.div_(0.9)
+    training.net.eval()
+    assert steps_over(training, range(3), lambda _: None) == [2] * 4
+    assert training.ledger.is_touched()  # nothing is saved until it is a step of its own
+    training.net.train()
+    assert steps_over(training, range(1), lambda _: training.update()) == [3, 4]
+
+
+def test_a_commit_stays_as_it_was_while_another_loader_is_read():
+    training = Training()
+    first, second = list(range(3)), list(range(5))
+    steps_over(training, first, lambda _: training.update())
+    before, page = training.record(), training.ledger.page
+    learned = dict(
+        zip((e.name for e in page.entries), training.ledger.private.read(3), strict=True)
+    )
+    training.schedule.step()
+    loop = training.state.batches(second)
+    next(loop)
+    assert training.ledger.page is not page
+    after = training.record()
+    assert (after.meta, after.batch, after.step) == (before.meta, before.batch, before.step)
+    for entry, octets in training.ledger.private.read(3):
+        if entry.name in learned:
+            assert octets == learned[entry.name][1], entry.name
+    value = training.ledger.replica(3).rest
+    assert '"last_epoch": 3' in value  # the schedule is as of the commit, not one further
+    training.update()
+    next(loop)
+    assert (training.state.step, training.record().batch) == (4, 1)
+    assert b'"place": 1' in training.record().meta
+    page = training.ledger.page
+    steps_over(training, first, lambda _: training.update())
+    assert training.ledger.page is page  # it has room for both
+
+
+def test_of_loaders_that_are_made_anew_only_the_last_are_kept():
+    training = Training()
+    for _ in range(20):
+        steps_over(training, list(range(2)), lambda _: training.update())
+    assert len(training.state._feeds) == 8
+    assert len(training.ledger.page.entries) < 30
+
+
+def test_what_changes_behind_backward_is_known_as_late():
+    training = Training()
+    norm = nn.BatchNorm1d(3)
+    count = nn.Module()
+    count.register_buffer("updates", torch.tensor(0))
+    state = TrainState(model=[norm, count], optimizer=training.optimizer)
+    for _ in state.batches(range(2)):
+        training.net(norm(torch.randn(4, 3))).sum().backward()
+        training.optimizer.step()
+        count.updates += 1
+    assert state._ledger.private.late == {"model.1.updates"}
+    replica = state._ledger.replica(2)
+    assert {entry.name: bytes(octets) for entry, octets in replica.buffers}["model.1.updates"][
+        0
+    ] == 2
+
+
+def test_a_step_is_complete_when_all_has_changed_that_any_step_changed():
+    training = Training(seldom=(seldom := torch.zeros(1)))
+
+    def body(batch):
+        training.update()
+        if batch == 1:
+            seldom.add_(1)
+        elif batch == 3:
+            assert not training.ledger.is_complete()
+            seldom.add_(1)
+            assert training.ledger.is_complete()
+
+    steps_over(training, range(4), body)
+
+
+def test_what_changes_between_loops_belongs_to_no_step():
+    training = Training()
+
+    def body(_):
+        training.backward()
+        training.optimizer.step()
+
+    for _ in training.state.epochs(2):
+        steps_over(training, range(3), body)
+        training.schedule.step()
+    assert training.ledger.usual == (0, 1, 0, 0, 0, 0)  # updates of each, then what moved
+
+
+def test_the_end_of_training_is_behind_all_epochs():
+    training = Training()
+    for _ in training.state.epochs(2):
+        for _ in training.state.batches(range(3)):
+            training.update()
+        with torch.no_grad():
+            training.net.weight.mul_(0.9)
+    assert training.state.step == 8
+    record = training.record()
+    assert (record.epoch, record.batch) == (2, 0)
+
+
+def test_samplers_are_told_their_epoch_only_by_epochs():
+    loader = DataLoader(
+        range(8), sampler=(sampler := DistributedSampler(range(8), num_replicas=2, rank=0))
+    )
+    training = Training()
+    sampler.set_epoch(5)
+    steps_over(training, loader, lambda _: None)
+    assert sampler.epoch == 5
+    for epoch in training.state.epochs(2):
+        steps_over(training, loader, lambda _: None)
+        assert sampler.epoch == epoch
+
+
+def test_callbacks_hear_of_everything_in_its_order():
+    said = []
+    moments = ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
+    callback = SimpleNamespace(**{m: lambda _, m=m: said.append(m) for m in moments})
+    training = Training(callbacks=[callback])
+    for _ in training.state.epochs(1):
+        for _ in training.state.batches(range(2)):
+            training.update()
+    step = ["step_begin", "step_end"]
+    assert said == ["begin", "epoch_begin", *step, *step, "epoch_end", "end"]
+
+
+def test_the_heartbeat_follows_the_step():
+    training = Training()
+    phases = []
+    training.optimizer.register_step_pre_hook(lambda *_: phases.append(beat().phase))
+
+    def beat():
+        return training.ledger.page.heartbeat()
+
+    for _ in training.state.batches(range(2)):
+        phases.append(beat().phase)
+        training.net(torch.ones(1, 3)).sum().backward()
+        phases.append(beat().phase)
+        training.optimizer.step()
+        phases.append(beat().phase)
+    phases.append(beat().phase)
+    step = [Phase.FORWARD, Phase.BACKWARD, Phase.BACKWARD, Phase.UPDATED]
+    assert phases[:4] == [*step[:2], phases[2], step[3]]
+    assert phases[-1] is Phase.IDLE
+    assert beat().step == 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, "nothing guards this run; under msrun a dead rank loses nothing"),
+        ({"MS_ENABLE_TFT": "{TTP:0}"}, "nothing guards this run: MS_ENABLE_TFT says so"),
+        ({"RANK": "1"}, ""),
+    ],
+)
+def test_one_line_says_that_nothing_guards_it(environ, said, monkeypatch, caplog):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level(logging.WARNING, "msrun"):
+        training = Training()
+        steps_over(training, range(2), lambda _: training.update())
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ([f"TrainState: {said}"] if said else [])

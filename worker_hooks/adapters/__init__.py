@@ -1,0 +1,1 @@
+"""Other frameworks' names on ``TrainState``."""

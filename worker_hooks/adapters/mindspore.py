@@ -1,0 +1,166 @@
+"""MindSpore's names for the power-off checkpoint: thin faces on ``TrainState``.
+
+    state = TrainState(model=net, optimizer=OptTFTWrapper(opt),
+                       callbacks=[TFTRegister(0, "127.0.0.1", 30051, "./ttp_checkpoints")])
+
+Of what MindSpore asks for, only the folder is needed here: there is no controller among the ranks,
+so there is none to place, to dial, or to be lost with rank 0.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from torch.optim import Optimizer
+
+from worker_hooks.contract.env import ENABLE_TFT, tft_features
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+MAX_PORT = 65535
+_HOST = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}")
+
+_wrapped: WeakSet[Optimizer] = WeakSet()
+
+
+def is_enabled(environ: Mapping[str, str]) -> bool:
+    """Whether state is to be saved: unless ``MS_ENABLE_TFT`` says ``{TTP:0}``.
+
+    Unset means yes, as a script with a ``TrainState`` has asked for it. ``MINDIO_FOR_MINDSPORE``
+    may be set and says nothing here.
+
+    Raises:
+        ValueError: the variable is written in another way.
+    """
+    text = environ.get(ENABLE_TFT, "")
+    try:
+        return tft_features(text).get("TTP", True)
+    except ValueError as error:
+        raise ValueError(f"{ENABLE_TFT}={text} {error}") from None
+
+
+class TFTRegister:
+    """Tells the state where to save, by MindSpore 2.4's name."""
+
+    def __init__(
+        self,
+        ctrl_rank_id: int,
+        ctrl_ip: str,
+        ctrl_port: int,
+        ckpt_save_path: str | os.PathLike[str],
+    ) -> None:
+        """Take what MindSpore takes.
+
+        Args:
+            ctrl_rank_id: checked, not used.
+            ctrl_ip: an address or host name; checked, not used.
+            ctrl_port: 0 to 65535; checked, not used.
+            ckpt_save_path: the folder in which ``tft_saved_checkpoints-step_N`` are made.
+
+        Raises:
+            TypeError: an argument is of the wrong type.
+            ValueError: it cannot be what it stands for.
+        """
+        _check_number("ctrl_rank_id", ctrl_rank_id, None)
+        _check_host("ctrl_ip", ctrl_ip)
+        _check_number("ctrl_port", ctrl_port, MAX_PORT)
+        self.ckpt_save_path = _folder(ckpt_save_path)
+
+
+class TrainFaultTolerance:
+    """Tells the state where to save, by MindSpore 2.6's name."""
+
+    def __init__(
+        self, ckpt_save_path: str | os.PathLike[str] | None = None, **kwargs: object
+    ) -> None:
+        """Take what MindSpore takes.
+
+        Args:
+            ckpt_save_path: as in :class:`TFTRegister`; ``None``: the ``TrainState`` is told itself.
+            kwargs: ``initial_step`` is accepted and not needed: the state counts its steps.
+
+        Raises:
+            TypeError: an argument is unknown or of the wrong type.
+            ValueError: an own function is to save or load, which cannot be honoured.
+        """
+        for name, value in kwargs.items():
+            if name in {"ckpt_save_fn", "ckpt_load_fn"}:
+                if value is not None:
+                    raise ValueError(
+                        f"{name} cannot be used: the state is saved while this rank's own code "
+                        "waits or is gone; give ckpt_save_path"
+                    )
+            elif name == "initial_step":
+                _check_number(name, value, None)
+            else:
+                raise TypeError(f"TrainFaultTolerance() has no argument {name!r}")
+        self.ckpt_save_path = None if ckpt_save_path is None else _folder(ckpt_save_path)
+
+    @classmethod
+    def get_optimizer_wrapper(cls, origin_opt_cls: type[AnyOptimizer]) -> type[AnyOptimizer]:
+        """The class as it is: optimizers are watched from outside.
+
+        Raises:
+            TypeError: it is no optimizer's class.
+        """
+        if not (isinstance(origin_opt_cls, type) and issubclass(origin_opt_cls, Optimizer)):
+            raise TypeError(
+                f"origin_opt_cls must be a torch Optimizer class, not {origin_opt_cls!r}"
+            )
+        return origin_opt_cls
+
+
+def OptTFTWrapper(opt: AnyOptimizer, **kwargs: object) -> AnyOptimizer:  # noqa: ARG001, N802
+    """The optimizer itself: the state watches it from outside. Twice is as good as once.
+
+    Args:
+        opt: any torch optimizer.
+        kwargs: accepted as in MindSpore, not used.
+
+    Raises:
+        TypeError: it is no optimizer.
+    """
+    if not isinstance(opt, Optimizer):
+        raise TypeError(f"opt must be a torch Optimizer, not {type(opt).__name__}")
+    _wrapped.add(opt)
+    return opt
+
+
+def is_wrapped(opt: Optimizer) -> bool:
+    """Whether :func:`OptTFTWrapper` has seen it."""
+    return opt in _wrapped
+
+
+def _check_number(name: str, value: Any, highest: int | None) -> None:
+    if type(value) is not int:
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < 0 or (highest is not None and value > highest):
+        limit = "at least 0" if highest is None else f"from 0 to {highest}"
+        raise ValueError(f"{name} must be {limit}, not {value}")
+
+
+def _check_host(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be an address or a host name, not {value!r}")
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        is_number = value.replace(".", "").isdigit()  # 256.0.0.1 is no host name either
+        if is_number or not _HOST.fullmatch(value):
+            raise ValueError(f"{name} must be an address or a host name, not {value!r}") from None
+
+
+def _folder(value: Any) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"ckpt_save_path must be a path, not {value!r}")
+    path = os.fspath(value)
+    if not isinstance(path, str):
+        raise TypeError(f"ckpt_save_path must be a path of text, not {path!r}")
+    if not path:
+        raise ValueError("ckpt_save_path must not be empty")
+    return path

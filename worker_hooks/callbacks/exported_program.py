@@ -1,0 +1,116 @@
+"""A model as a program that runs without its code: torch's ``.pt2``, made by ``torch.export``."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from worker_hooks.contract.layout import fsync_folder
+from worker_hooks.state.module import unwrapped
+
+_SIMPLE = (int, float, bool, str, complex, type(None), torch.dtype, torch.device)
+
+
+class _Look(NamedTuple):
+    """What is remembered of a tensor: all but its elements."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Example:
+    """How a model is called, as its first call in training showed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Look at the next call, and at none after it."""
+        self._module = unwrapped(module)
+        self._leaves: list[Any] | None = None
+        self._spec: Any = None
+        self._hook = self._module.register_forward_pre_hook(self._called, with_kwargs=True)
+
+    def export(self, path: Path) -> None:
+        """Write the program for inference, with the model's weights, or replace the file.
+
+        The first dimension of each tensor, the batch, may be of any size where the model allows.
+
+        Args:
+            path: ends with ``.pt2``, in a folder that exists.
+
+        Raises:
+            ValueError: the model was not called, or with what is no tensor.
+            Exception: the model cannot be exported; torch has many reasons.
+        """
+        self._hook.remove()
+        args, kwargs = self._arguments()
+        with _evaluating(self._module), torch.no_grad():
+            sizes = _sizes(self._module, args, kwargs)
+            program = torch.export.export(self._module, args, kwargs, dynamic_shapes=sizes)
+        aside = path.parent / f".{path.stem}_tmp.pt2"
+        try:
+            torch.export.save(program, aside)
+            with open(aside, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        fsync_folder(path.parent)
+
+    def _called(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # a side effect would break the script's graph
+        self._hook.remove()
+        leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self._leaves = [
+            _Look(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
+            for leaf in leaves
+        ]
+        if not all(isinstance(leaf, (_Look, *_SIMPLE)) for leaf in self._leaves):
+            self._leaves = [type(leaf).__qualname__ for leaf in leaves]  # keep nothing alive
+            self._spec = None
+
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._leaves is None:
+            raise ValueError("the model was not called, or only inside of torch.compile")
+        if self._spec is None:
+            raise ValueError(f"the model is called with {', '.join(self._leaves)}")
+        leaves = [
+            torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+            if isinstance(leaf, _Look)
+            else leaf
+            for leaf in self._leaves
+        ]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return args, kwargs
+
+
+def _sizes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """For each argument by its name which dimensions are free."""
+    named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+
+    def free(leaf: Any) -> Any:
+        return {0: torch.export.Dim.AUTO} if isinstance(leaf, Tensor) and leaf.ndim else None
+
+    sizes: dict[str, Any] = pytree.tree_map(free, dict(named))
+    return sizes
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """The module and all in it as for inference; afterwards as before."""
+    before = [(each, each.training) for each in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for each, was in before:
+            each.training = was

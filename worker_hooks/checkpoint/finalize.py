@@ -1,0 +1,218 @@
+"""What rank 0 does for all: it waits for their files, completes the folder, and lets old ones go.
+
+Standard library only. The manifest is the last file, the rename after it makes the checkpoint
+true, and nothing is deleted before that is on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from worker_hooks.checkpoint import incarnation, rank_writer
+from worker_hooks.checkpoint.rank_writer import Advance, Part
+from worker_hooks.checkpoint.save_plan import CheckpointError, Order
+from worker_hooks.contract.layout import CheckpointLayout
+from worker_hooks.storage import commit as seal
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage import retention
+from worker_hooks.storage.manifest import (
+    CHECKPOINT_KIND,
+    COPY,
+    PRIVATE,
+    REPLICATED,
+    Manifest,
+    Shard,
+)
+
+LOOK_S = 0.02  # between two looks for other ranks' files: no event tells of them everywhere
+SIGN_S = 0.5  # between two looks at how far they are
+STALE_S = 3600.0  # an unfinished folder that nobody wrote into for so long is nobody's
+
+
+class Done(NamedTuple):
+    """A checkpoint that is complete."""
+
+    folder: str
+    warnings: tuple[str, ...]  # of what went wrong beside it
+
+
+def commit(order: Order, advance: Advance) -> Done:
+    """Complete the checkpoint that all ranks write their parts of.
+
+    Args:
+        order: rank 0's.
+        advance: told of progress, and while others are waited for.
+
+    Raises:
+        CheckpointError: it will not be complete; what there is of it is removed.
+    """
+    try:
+        parts = _parts(order, advance)
+        folder, odd = _sealed(order, parts)
+    except (OSError, CheckpointError) as error:
+        shutil.rmtree(order.layout.unfinished, ignore_errors=True)
+        if isinstance(error, CheckpointError):
+            raise
+        why = rank_writer.words(error)
+        raise CheckpointError(f"{order.final.folder} cannot be saved: {why}") from error
+    warnings = [f"{folder}: rank {rank} differs from most replicas" for rank in odd]
+    try:
+        warnings += prune(order, folder, advance)
+    except OSError as error:
+        warnings.append(f"an old checkpoint cannot be deleted: {rank_writer.words(error)}")
+    return Done(str(folder), tuple(warnings))
+
+
+def prune(order: Order, newest: Path, advance: Advance) -> Iterator[str]:
+    """Let old checkpoints go, as far as the new one is sound; sentences of what keeps them.
+
+    Raises:
+        OSError: one cannot be deleted.
+    """
+    directory, rules = order.layout.directory, order.rules
+    retention.sweep(directory)
+    for path in leftovers(order):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    found = retention.present(directory, order.prefix)
+    going = retention.chosen(found, rules.keep_max, rules.per_minutes, {newest})
+    if not going:
+        return
+    # where it would be the only one, what its files really hold counts; else that they are there
+    is_quick = len(found) - len(going) > 1
+    damages = manifests.verify(newest, manifests.read(newest), advance, quick=is_quick)
+    if damages:
+        yield f"{newest} is damaged, so none is deleted: {damages[0]}"
+        return
+    for path in going:
+        retention.remove(path)
+        advance(0)
+
+
+def leftovers(order: Order) -> list[Path]:
+    """What earlier lives of this training left unfinished, and runs that are long dead."""
+    now = os.stat(order.final.folder).st_ctime  # by the file system's clock
+    found = []
+    for path in order.layout.directory.iterdir():
+        owner = incarnation.owner(path, order.layout.prefix)
+        if not owner or owner == order.layout.record_id:
+            continue
+        is_past = incarnation.is_past(owner, order.record_id, order.attempt)
+        is_over = is_past or owner.rpartition("-")[0] == order.ancestor != ""
+        if is_over or now - max(_times(path), default=now) > STALE_S:
+            found.append(path)
+    return found
+
+
+def _parts(order: Order, advance: Advance) -> dict[int, Part]:
+    """What each rank has written.
+
+    Raises:
+        CheckpointError: one cannot, or none gets on any more.
+    """
+    layout, stall_s = order.layout, order.rules.stall_s
+    parts: dict[int, Part] = {}
+    signs: list[tuple[str, int, int]] = []
+    heard, looked = time.monotonic(), 0.0
+    while True:
+        for rank in set(range(order.world_size)) - parts.keys():
+            part = rank_writer.read(layout, rank)
+            if part is not None:
+                parts[rank] = part
+        if len(parts) == order.world_size:
+            break
+        now = time.monotonic()
+        if now - looked > SIGN_S:
+            looked = now
+            if (seen := _signs(layout)) != signs:
+                signs, heard = seen, now
+        advance(0)
+        if now - heard > stall_s:
+            late = sorted(set(range(order.world_size)) - parts.keys())
+            raise CheckpointError(
+                f"{layout.folder} cannot be saved: rank {', '.join(map(str, late))} did not write "
+                f"its part and gave no sign for {stall_s:g} s"
+            )
+        time.sleep(LOOK_S)
+    steps = {rank: part.step for rank, part in parts.items() if part.step != order.step}
+    if steps:
+        raise CheckpointError(f"{layout.folder} cannot be saved: ranks are at other steps: {steps}")
+    return parts
+
+
+def _sealed(order: Order, parts: dict[int, Part]) -> tuple[Path, list[int]]:
+    """The complete folder, and the ranks whose whole models differ from most."""
+    digests = {rank: part.digest for rank, part in parts.items() if part.digest}
+    digest, _ = Counter(digests.values()).most_common(1)[0]
+    odd = sorted(rank for rank, each in digests.items() if each != digest)
+    is_split = order.share is not None and order.share.parts > 1
+    if is_split and odd:
+        raise CheckpointError(
+            f"{order.layout.folder} cannot be saved: rank {', '.join(map(str, odd))} differs from "
+            "the others, so that their parts make up no model"
+        )
+    shards = [shard for rank in sorted(parts) for shard in parts[rank].shards]
+    first = next((one for one in shards if one.kind == COPY and one.rank not in odd), None)
+    shards = [
+        one._replace(kind=REPLICATED) if one is first or (is_split and one.kind == COPY) else one
+        for one in shards
+        if one.kind != COPY or one.rank not in odd
+    ]
+    private = {shard.rank for shard in shards if shard.kind == PRIVATE}
+    made = Manifest(
+        kind=CHECKPOINT_KIND,
+        step=order.step,
+        epoch=order.epoch,
+        batch=order.batch,
+        world_size=order.world_size,
+        attempt=order.attempt,
+        record_id=order.record_id,
+        reason=order.reason,
+        saved_at=time.time(),
+        shards=tuple(shards),
+        digest=digest,
+        odd=tuple(odd),
+        without_private=tuple(rank for rank in range(order.world_size) if rank not in private),
+    )
+    place = order.final.place
+    for shard in shards:
+        _look_at(order.layout.unfinished, shard)
+    if place.unfinished != order.layout.unfinished:
+        os.rename(order.layout.unfinished, place.unfinished)
+    try:
+        seal.seal(place, made)
+    except OSError:
+        shutil.rmtree(place.unfinished, ignore_errors=True)
+        raise
+    return place.folder, odd
+
+
+def _look_at(folder: Path, shard: Shard) -> None:
+    nbytes = os.lstat(folder / shard.file).st_size
+    if nbytes != shard.nbytes:
+        raise CheckpointError(f"{folder / shard.file} has {nbytes} bytes instead of {shard.nbytes}")
+
+
+def _signs(layout: CheckpointLayout) -> list[tuple[str, int, int]]:
+    """The files that are being written, and how far they are."""
+    found = []
+    for path in layout.unfinished.rglob("*"):
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            found.append((str(path), stat.st_size, stat.st_mtime_ns))
+    return sorted(found)
+
+
+def _times(folder: Path) -> Iterator[float]:
+    for path in (folder, *folder.rglob("*")):
+        with contextlib.suppress(OSError):
+            yield path.lstat().st_ctime

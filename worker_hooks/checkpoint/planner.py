@@ -1,0 +1,104 @@
+"""From a rank's live state to an order: what is to be written, and the bytes that it is about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from worker_hooks.checkpoint.save_plan import CheckpointError, Own, Share
+from worker_hooks.contract.status_page import Record
+from worker_hooks.state.committed_state import Ledger
+from worker_hooks.tensors import shard
+from worker_hooks.tensors.reader import Reader
+from worker_hooks.tensors.shard import Plan, Replica
+
+APPENDED = "append_info"
+
+
+class Draft(NamedTuple):
+    """What a rank contributes, and where it is now: in live memory."""
+
+    share: Share | None
+    own: Own | None
+    replica: Replica | None
+    plan: Plan | None
+    payload_of: Record | None
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        share = 0 if self.share is None else self.share.nbytes + self.share.buffers
+        return share + (0 if self.own is None else self.own.nbytes)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The replicated state, in order."""
+        return [] if self.plan is None else [segment for segment, _ in self.plan.segments]
+
+    @property
+    def octets(self) -> list[bytes | memoryview]:
+        """What follows it: buffers, and the private state."""
+        return [*self.buffers(), self.payload()]
+
+    # --- as writing.Content, from live memory -----------------------------------------------------
+
+    def state(self) -> Iterator[tuple[memoryview, bool]]:
+        """The replicated state in pieces."""
+        if self.plan is not None and self.replica is not None:
+            yield from self.plan.pieces(Reader(self.replica.ready))
+
+    def buffers(self) -> Sequence[memoryview]:
+        """The share's last bytes."""
+        return () if self.plan is None else self.plan.buffers
+
+    def payload(self) -> bytes:
+        """The private state."""
+        return b"" if self.payload_of is None else self.payload_of.payload
+
+
+def drafted(
+    ledger: Ledger, step: int, part: tuple[int, int] | None, appended: Mapping[str, Any]
+) -> Draft:
+    """What a rank contributes to a checkpoint.
+
+    Args:
+        ledger: the rank's.
+        step: the newest commit, or one that is complete but for its commit.
+        part: which part of the state, of how many; ``None``: another rank writes it.
+        appended: goes with it, as JSON.
+
+    Raises:
+        CheckpointError: it cannot be saved as of this step.
+    """
+    record = None if ledger.page is None else ledger.page.record(step)
+    own = None if record is None else _own(record, ledger)
+    if part is None:
+        return Draft(None, own, None, None, record)
+    try:
+        replica = ledger.replica(step)
+        metadata = {**replica.metadata, APPENDED: json.dumps(appended)} if appended else None
+        replica = replica._replace(metadata=metadata or replica.metadata)
+        plan = shard.plan(replica, *part)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"step {step} cannot be saved: {error}") from error
+    spans = tuple((segment.nbytes, is_mine) for segment, is_mine in plan.segments)
+    buffers = sum(map(len, plan.buffers))
+    share = Share(part[1], plan.head.decode("latin-1"), plan.seed, spans, buffers)
+    return Draft(share, own, replica, plan, record)
+
+
+def _own(record: Record, ledger: Ledger) -> Own:
+    assert ledger.page is not None
+    return Own(
+        entries=tuple(ledger.page.entries),
+        step=record.step,
+        epoch=record.epoch,
+        batch=record.batch,
+        at_ns=record.at_ns,
+        meta=record.meta.decode(),
+        nbytes=len(record.payload),
+        is_commit=record.is_commit,
+    )

@@ -1,0 +1,1 @@
+"""What the agent and the ranks agree on: environment, messages, wire, paths, status page."""

@@ -1,0 +1,287 @@
+"""Where things are written: the only room that builds a path or replaces a file.
+
+A run's folder (``--log_dir``) holds::
+
+    worker_0.log ...            stdout and stderr of each rank, written by the rank itself
+    worker_0.attempt_0.log ...  the same of attempts before the last
+    scheduler.log               what msrun did and why
+    events.jsonl                every event and decision, one JSON object a line
+    status.json                 the present state, replaced at each change
+    failure.json                the failure report for programs; only after a failure
+    errors/attempt_0/0.json     error files the workers write (TORCHELASTIC_ERROR_FILE)
+    earlier/<record id>/        what a previous run left in the same folder
+
+With ``-r``/``-t`` the workers' streams are in torchrun's tree beside these:
+``<run id>_<record id>/attempt_0/0/{stdout.log,stderr.log,error.json}``.
+
+Run records live in ``$XDG_STATE_HOME/msrun/runs/<record id>/``: ``record.json``, and the run's
+folder itself when no ``--log_dir`` was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+SCHEDULER_LOG = "scheduler.log"
+EVENTS = "events.jsonl"
+STATUS = "status.json"
+FAILURE = "failure.json"
+RECORD = "record.json"
+LOCK = ".msrun.lock"
+EARLIER = "earlier"
+FALLBACK = "dumps"
+"""Below a run's folder: where dumps go when the script's own folder cannot be written."""
+
+
+class RunLayout(NamedTuple):
+    """Every path of one run. ``folder`` is ``None`` when files are switched off (/dev/null)."""
+
+    folder: Path
+    record_id: str
+    run_id: str
+    stem: str = "worker"
+    torchrun_tree: bool = False
+
+    @property
+    def scheduler_log(self) -> Path:
+        """What msrun itself says."""
+        return self.folder / SCHEDULER_LOG
+
+    @property
+    def events(self) -> Path:
+        """One JSON object a line."""
+        return self.folder / EVENTS
+
+    @property
+    def status(self) -> Path:
+        """The present state."""
+        return self.folder / STATUS
+
+    @property
+    def failure(self) -> Path:
+        """The failure report for programs."""
+        return self.folder / FAILURE
+
+    @property
+    def lock(self) -> Path:
+        """Held by the msrun that writes into this folder."""
+        return self.folder / LOCK
+
+    def worker_log(self, rank: int) -> Path:
+        """Both streams of a rank's present attempt."""
+        return self.folder / f"{self.stem}_{rank}.log"
+
+    def next_worker_log(self, rank: int) -> Path:
+        """The same of a newcomer, while the present one is the dead rank's."""
+        return self.folder / f"{self.stem}_{rank}.log.next"
+
+    def earlier_worker_log(self, rank: int, attempt: int) -> Path:
+        """Both streams of a rank's past attempt."""
+        return self.folder / f"{self.stem}_{rank}.attempt_{attempt}.log"
+
+    def attempt(self, attempt: int) -> Path:
+        """Torchrun's folder of an attempt."""
+        return self.folder / f"{self.run_id}_{self.record_id}" / f"attempt_{attempt}"
+
+    def stream(self, attempt: int, local_rank: int, name: str) -> Path:
+        """A redirected stream in torchrun's tree; ``name`` is stdout or stderr."""
+        return self.attempt(attempt) / str(local_rank) / f"{name}.log"
+
+    def filtered(self, attempt: int, name: str) -> Path:
+        """The lines of all ranks that a duplicate filter picked."""
+        return self.attempt(attempt) / f"filtered_{name}.log"
+
+    def error_file(self, attempt: int, local_rank: int) -> Path:
+        """Where a worker describes its own exception (torch's ``@record`` does)."""
+        if self.torchrun_tree:
+            return self.attempt(attempt) / str(local_rank) / "error.json"
+        return self.folder / "errors" / f"attempt_{attempt}" / f"{local_rank}.json"
+
+
+DUMP = "tft_saved_checkpoints-step_"
+"""MindSpore's folder name of a power-off checkpoint; the global step follows."""
+
+UNFINISHED = "_tmp"
+REMOVED = ".removed_tmp"
+"""Ends the name of a folder that is being deleted; what is left of one belongs to nobody."""
+
+REPLACED = "_replaced_"
+"""In the name of what was moved aside for a newer folder of its name; a number follows."""
+
+BREAKPOINT = "_breakpoint"
+MANIFEST = "manifest.json"
+
+
+class DumpLayout(NamedTuple):
+    """Every path of one dump or checkpoint folder.
+
+    A dump is written into ``folder`` with the writing run's id and ``_tmp`` at its end; the rename
+    is its commit.
+    """
+
+    folder: Path  # where it is or will be, once complete
+    record_id: str = ""  # of the run that writes: two may save the same step into one place
+
+    @property
+    def unfinished(self) -> Path:
+        """The folder while it is written."""
+        owner = f".{self.record_id}" if self.record_id else ""
+        return self.folder.parent / f"{self.folder.name}{owner}{UNFINISHED}"
+
+    @staticmethod
+    def of_step(ckpt_save_path: Path, step: int, record_id: str = "") -> DumpLayout:
+        """The dump of a global step."""
+        return DumpLayout(ckpt_save_path / f"{DUMP}{step}", record_id)
+
+    @staticmethod
+    def shard(rank: int, epoch: int, batch: int) -> str:
+        """The file of the rank that wrote replicated state, relative to the folder."""
+        return f"rank_{rank}/ttp_rank_{rank}-{epoch}_{batch}.safetensors"
+
+    @staticmethod
+    def private(rank: int) -> str:
+        """A rank's private state, relative to the folder."""
+        return f"rank_{rank}/private_rank_{rank}.safetensors"
+
+
+class CheckpointLayout(NamedTuple):
+    """Every path of one periodic checkpoint, under MindSpore's name of its file.
+
+    Its folder comes to be as a dump's does: ``worker_hooks.storage.commit`` completes ``place``.
+    """
+
+    directory: Path  # ModelCheckpoint's
+    prefix: str
+    epoch: int
+    batch: int  # the step within the epoch
+    record_id: str = ""  # of the run that writes
+    is_breakpoint: bool = False  # saved because of an exception
+
+    @property
+    def name(self) -> str:
+        """Of the folder, and of the files in it without their suffix."""
+        end = BREAKPOINT if self.is_breakpoint else ""
+        return f"{self.prefix}-{self.epoch}_{self.batch}{end}"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is or will be, once complete."""
+        return self.directory / self.name
+
+    @property
+    def place(self) -> DumpLayout:
+        """The folder as one that is written aside, then renamed."""
+        return DumpLayout(self.folder, self.record_id)
+
+    @property
+    def unfinished(self) -> Path:
+        """The folder while it is written."""
+        return self.place.unfinished
+
+    def shard(self, rank: int) -> str:
+        """The file of the rank that wrote replicated state, relative to the folder."""
+        return f"rank_{rank}/{self.name}.safetensors"
+
+    @staticmethod
+    def private(rank: int) -> str:
+        """A rank's private state, relative to the folder."""
+        return DumpLayout.private(rank)
+
+    @staticmethod
+    def part(rank: int) -> str:
+        """What a rank says of the files it has written, relative to the unfinished folder."""
+        return f"rank_{rank}.part.json"
+
+
+class DrillLayout(NamedTuple):
+    """What ranks write for a drill to compare."""
+
+    folder: Path
+
+    @property
+    def launcher(self) -> Path:
+        """Which process is msrun; the drill writes it."""
+        return self.folder / "launcher.pid"
+
+    def struck(self, number: int) -> Path:
+        """The mark of the plan's fault ``number``: made before it strikes, so it strikes once."""
+        return self.folder / f"struck_{number}.json"
+
+    def lines(self, rank: int) -> Path:
+        """What a rank computed and when, over all attempts."""
+        return self.folder / f"rank_{rank}.jsonl"
+
+    def final(self, rank: int) -> Path:
+        """What a rank held when training was over."""
+        return self.folder / f"final_rank_{rank}.json"
+
+
+def runs_folder(environ: Mapping[str, str], uid: int) -> Iterator[Path]:
+    """Candidate folders for run records, best first; the caller takes the first it can write to.
+
+    XDG base directory specification: ``$XDG_STATE_HOME``, else ``~/.local/state``. Without a
+    usable home, a private folder under the system's temporary folder.
+    """
+    state_home = environ.get("XDG_STATE_HOME", "")
+    if state_home.startswith("/"):
+        yield Path(state_home) / "msrun" / "runs"
+    home = environ.get("HOME", "")
+    if home.startswith("/"):
+        yield Path(home) / ".local" / "state" / "msrun" / "runs"
+    yield Path(environ.get("TMPDIR") or "/tmp", f"msrun-{uid}", "runs")  # noqa: S108  see records
+
+
+def held(file: int) -> str:
+    """Where other processes of the user find a file that this one has open, whatever its name."""
+    return f"/proc/{os.getpid()}/fd/{file}"
+
+
+def write_atomic(
+    path: Path, content: bytes, *, durable: bool = True, private: bool = False
+) -> None:
+    """Replace ``path`` by ``content`` so that a reader or a crash sees the old or the new, whole.
+
+    Args:
+        path: the file to replace; its folder must exist.
+        content: all of the new bytes.
+        durable: also survive a power cut (fsync of the file and of its folder).
+        private: only the user may read it.
+
+    Raises:
+        OSError: nothing was replaced; the temporary file is gone.
+    """
+    aside = path.parent / f".{path.name}.{os.getpid()}_tmp"  # one writer a process
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600 if private else 0o666)
+
+    try:
+        with open(aside, "wb", opener=opener) as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
+    if durable:
+        fsync_folder(path.parent)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Let the folder's names, new, renamed and removed ones, survive a power cut.
+
+    Raises:
+        OSError: they may not.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,1 @@
+"""The data loader's position: skip, replay from memory, the randomness of its workers."""

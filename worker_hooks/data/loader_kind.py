@@ -1,0 +1,119 @@
+"""What can be done with a loader: where its samplers are, and whether it knows its own place."""
+
+from __future__ import annotations
+
+import binascii
+import logging
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from worker_hooks.contract.status_page import META_BYTES
+from worker_hooks.data.loader_workers import can_record
+from worker_hooks.tensors import state_json
+
+log = logging.getLogger("msrun")
+
+_STATE_BYTES = META_BYTES - 2048  # of a loader's own state; the rest is for others
+
+_ASKED = "_IterableDataset_len_called"  # a DataLoader remembers the length it said, and warns
+
+
+class Way(Enum):
+    """How the consumed batches of an epoch are passed over."""
+
+    SAMPLER = "sampler"  # their indices are drawn and dropped
+    LOAD = "load"  # they are loaded and dropped
+    OWN = "own"  # the loader has a state of its own
+
+
+def way_of(loader: Any) -> Way:
+    """How consumed batches of this loader are passed over."""
+    if all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")):
+        return Way.OWN
+    is_mapped = is_plain(loader) and not isinstance(loader.dataset, IterableDataset)
+    return Way.SAMPLER if is_mapped else Way.LOAD
+
+
+def is_plain(loader: Any) -> bool:
+    """Whether this iterates as torch's own DataLoader does, so that its parts mean the same."""
+    if not isinstance(loader, DataLoader) or not can_record():
+        return False
+    parts = ("__iter__", "_get_iterator", "_index_sampler")
+    own = all(getattr(type(loader), part) is getattr(DataLoader, part) for part in parts)
+    return own and {"worker_init_fn", sampler_name(loader)} <= vars(loader).keys()
+
+
+def sampler_name(loader: DataLoader[Any]) -> str:
+    """The attribute whose indices a DataLoader sends to its data set."""
+    return "sampler" if loader.batch_sampler is None else "batch_sampler"
+
+
+def parts_of(loader: Any) -> dict[str, Any]:
+    """The loader and those of its parts that may count epochs or own generators."""
+    batch_sampler = _part(loader, "batch_sampler")
+    parts = {
+        "loader": loader,
+        "sampler": _part(loader, "sampler"),
+        "batch_sampler": batch_sampler,
+        "batch_sampler.sampler": _part(batch_sampler, "sampler"),
+        "dataset": _part(loader, "dataset"),
+    }
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def batch_size_of(loader: Any) -> int:
+    """Samples a batch; 1 if the loader does not tell."""
+    sizes = (_part(_part(loader, "batch_sampler"), "batch_size"), _part(loader, "batch_size"))
+    return next((size for size in sizes if type(size) is int and size > 0), 1)
+
+
+def length_of(loader: Any) -> int | None:
+    """Batches an epoch, if the loader knows; asking leaves no trace."""
+    attributes = getattr(loader, "__dict__", {})
+    before = {_ASKED: attributes[_ASKED]} if _ASKED in attributes else {}
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+    finally:
+        attributes.update(before)
+
+
+def state_of(loader: Any) -> Any | None:
+    """A loader's own state as JSON; ``None`` when JSON cannot say it or it is too large."""
+    try:
+        value, tensors = state_json.encode(loader.state_dict(), "loader")
+        packed = {name: _pack(tensor) for name, tensor in tensors.items()}
+        size = len(state_json.dumps(state := {"value": value, "tensors": packed}))
+    except (TypeError, ValueError) as error:
+        log.debug("%s: %s", type(loader).__name__, error)
+        return None
+    return state if size <= _STATE_BYTES else None
+
+
+def load_state(loader: Any, state: Mapping[str, Any]) -> None:
+    """Give a loader the state that :func:`state_of` told."""
+    tensors = {name: _unpack(*packed) for name, packed in state["tensors"].items()}
+    loader.load_state_dict(state_json.decode(state["value"], tensors))
+
+
+def _pack(tensor: torch.Tensor) -> tuple[str, list[int], str]:
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    text = binascii.b2a_base64(bytes(raw.tolist()), newline=False).decode()
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), text
+
+
+def _unpack(dtype: str, shape: list[int], text: str) -> torch.Tensor:
+    raw = torch.tensor(list(binascii.a2b_base64(text)), dtype=torch.uint8)
+    return raw.view(getattr(torch, dtype)).reshape(shape)
+
+
+def _part(thing: Any, name: str) -> Any | None:
+    try:
+        return getattr(thing, name, None)
+    except Exception:  # noqa: BLE001  a property of a loader that we do not know
+        return None

@@ -1,0 +1,94 @@
+"""Frees a main thread from a collective that a dead peer never joins.
+
+NCCL's communicators can be aborted. gloo's cannot: in torch 2.13 its ``abort`` returns and wakes
+nobody. But a rank that waits in gloo waits for bytes from the sockets to its peers, and shutting
+those down in this process alone is enough: it raises within milliseconds. gloo then leaves its
+buffers, gradient buckets mostly, as garbage; parameters and optimizers it does not touch.
+
+Which sockets those are, gloo does not tell. They are TCP connections whose other end is held by
+another rank of the job, that is by a child of the same agent; everything else that a script may
+have open, a data base or a logger, stays as it is, and so does the store, which is no rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from worker_hooks.distributed.socket_peers import other_ends
+
+_STORE = "msrun-store"  # the short name of the store host, a child of the agent like the ranks
+
+
+def unblock(agent_pid: int) -> int:
+    """Break every connection to other ranks; how many there were. Any thread may call it.
+
+    Raises nothing that belongs to a single connection or group: what is gone is free already.
+    """
+    _abort_groups()
+    return _shut_down(agent_pid)
+
+
+def _abort_groups() -> None:
+    """Abort the communicators of every group, sub-groups included, that can be aborted."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    from torch.distributed import distributed_c10d
+
+    for group in list(distributed_c10d._world.pg_map):  # noqa: SLF001  torch lists them nowhere else
+        for device in ("cuda", "xpu"):
+            with contextlib.suppress(Exception):  # it has no such backend, or was aborted before
+                group._get_backend(torch.device(device)).abort()  # noqa: SLF001
+
+
+def _shut_down(agent_pid: int) -> int:
+    theirs = {inode for pid in _peers(agent_pid) for inode, _ in _sockets(str(pid))}
+    others = other_ends(descriptor for _, descriptor in _sockets("self"))
+    return sum(_shut(descriptor) for descriptor, inode in others.items() if inode in theirs)
+
+
+def _shut(descriptor: int) -> bool:
+    """Shut one down; ``False``: it is closed by now, or dead."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as end:
+            end.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return False
+    return True
+
+
+def _peers(agent_pid: int) -> list[int]:
+    """The other ranks' processes; those that are dying are left out."""
+    try:
+        with open(f"/proc/{agent_pid}/task/{agent_pid}/children") as file:
+            children = [int(pid) for pid in file.read().split()]
+    except OSError:  # it is dead: nobody gives orders any more
+        return []
+    return [pid for pid in children if pid != os.getpid() and _name(pid) != _STORE]
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return _STORE
+
+
+def _sockets(process: str) -> Iterator[tuple[int, int]]:
+    """Inode and descriptor of each socket that a process holds."""
+    folder = f"/proc/{process}/fd"
+    try:
+        descriptors = os.listdir(folder)
+    except OSError:
+        return
+    for name in descriptors:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            target = os.readlink(f"{folder}/{name}")
+            if target.startswith("socket:["):
+                yield int(target[8:-1]), int(name)

@@ -1,0 +1,165 @@
+"""The process group that a script trains in: left when a peer died, and made again with all ranks.
+
+What the script gave to ``init_process_group`` is read from the group itself, so it may have been
+called before anything of ours was imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from worker_hooks.contract.env import Told, meeting_point
+from worker_hooks.distributed import ddp_bucket_order
+
+OUTSIDE = "does not train inside run(train, state)"
+GROUPS = "makes process groups outside of the training function"
+STORE = "gives init_process_group a store or an address of its own"
+EARLY = "runs collectives before run(), which a new rank could not repeat alone"
+WRAPPED = "wraps its model in DDP outside of the training function"
+
+_THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
+_PREFIX = "default_pg"  # torch's, where it looks for a store itself; the new ranks do
+CONNECT = timedelta(seconds=0.2)  # to a socket that listens; its answer is waited for longer
+
+
+class Group(NamedTuple):
+    """How to make the default group again; made outside of the training function."""
+
+    backend: str
+    timeout: timedelta
+    device: torch.device | None
+
+
+def why_fixed(told: Told, modules: Callable[[], Iterable[nn.Module]]) -> str:
+    """Why the group that exists as training begins could not be left and made again.
+
+    Args:
+        told: who this process is.
+        modules: asked for the registered ones when a DDP may be around them.
+
+    Returns:
+        What the script did, as the end of a sentence. Empty: it can, or there is none yet.
+    """
+    if told.world_size == 1 or not dist.is_available() or not dist.is_initialized():
+        return ""
+    world = _world()
+    if len(world.pg_map) > 1:
+        return GROUPS
+    store = world.pg_map[dist.group.WORLD][1]
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    if (getattr(store, "host", ""), getattr(store, "port", 0)) != meeting_point(os.environ):
+        return STORE
+    if not _has_talked():
+        return ""
+    return WRAPPED if ddp_bucket_order.find_all(modules()) else EARLY
+
+
+def _has_talked() -> bool:
+    group: Any = dist.group.WORLD
+    try:
+        return bool(group._get_sequence_number_for_group())  # noqa: SLF001  torch's only count
+    except RuntimeError:  # this backend does not count
+        return False
+
+
+def present() -> Group | None:
+    """The default group; ``None``: there is none."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    world = _world()
+    group: Any = dist.group.WORLD
+    name = world.pg_map[group][0]
+    is_plain = name in dist.Backend.backend_list and name != dist.Backend.UNDEFINED
+    backend = name if is_plain else world.pg_backend_config[group]
+    return Group(str(backend), _timeout(group), group.bound_device_id)
+
+
+def leave() -> list[Any]:
+    """Forget every group: its peers are gone, or about to leave it, too.
+
+    Returns:
+        The groups. To end one of gloo's is to wait for its threads, which may want the GIL for the
+        last tensor of a collective that failed. Python gives the GIL up for that, but a DDP's C++
+        part, if its reference is the last, does not. So this list must be let go of after all DDPs.
+    """
+    if not dist.is_available():
+        return []
+    groups = list(_world().pg_map)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # the next one's name is a number, which new ranks begin with 0; one that failed counts, too
+    _world().group_count = 0
+    return groups
+
+
+def have_threads() -> bool:
+    """Whether a group of gloo's has threads yet: somebody has a part of it, perhaps in a cycle."""
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
+            if file.read().strip() in _THREADS:
+                return True
+    return False
+
+
+def join(group: Group, look: Callable[[], None]) -> None:
+    """Make the group again; a collective.
+
+    As ``init_process_group("env://")`` does, in short tries: that one would look for a store that
+    is gone for as long as the group's own time-out, and nothing could call it off.
+
+    Args:
+        group: as it was.
+        look: called between two tries to reach the store; may raise, to give up.
+
+    Raises:
+        RuntimeError: a peer is gone again, or never came.
+    """
+    deadline = time.monotonic() + group.timeout.total_seconds()
+    while True:
+        look()
+        try:
+            store, rank, world_size = next(rendezvous("env://", timeout=CONNECT))
+        except dist.DistError:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            break
+    store.set_timeout(group.timeout)
+    dist.init_process_group(
+        group.backend,
+        timeout=group.timeout,
+        store=PrefixStore(_PREFIX, store),
+        rank=rank,
+        world_size=world_size,
+        device_id=group.device,
+    )
+
+
+def _timeout(group: Any) -> timedelta:
+    for device in ("cpu", "cuda", "xpu"):
+        try:
+            found = group._get_backend(torch.device(device)).options._timeout  # noqa: SLF001
+        except (RuntimeError, AttributeError):
+            continue
+        if isinstance(found, timedelta):
+            return found
+    return timedelta(minutes=30)  # torch's default for gloo
+
+
+def _world() -> Any:
+    """Torch's own register of groups: there is no public one."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._world  # noqa: SLF001

@@ -1,0 +1,128 @@
+"""Where this process's threads stand, for people, and what its main thread waits for.
+
+Told by the listener while the main thread may be stuck: nothing here takes a lock that others
+hold. Where the interpreter itself is stuck nothing is told, and that tells enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+from typing import NamedTuple
+
+from worker_hooks.contract import protocol
+
+INNERMOST = 4  # frames that travel to the agent
+LONGEST = 1500  # characters of them
+STDERR = 2
+
+
+class Call(NamedTuple):
+    """One frame: ``text`` is its line of source."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+
+
+# file's end, function ("": any): a main thread that stands in it waits for other ranks
+_COLLECTIVES = (
+    ("torch/distributed/", ""),
+    ("torch/nn/parallel/distributed.py", ""),
+    ("torch/nn/modules/_functions.py", ""),  # SyncBatchNorm
+    ("torch/autograd/graph.py", "_engine_run_backward"),  # in DDP's all-reduce, or computing
+    ("torch/cuda/__init__.py", "synchronize"),  # what a device waits for is most often its peers
+    ("torch/cuda/streams.py", "synchronize"),
+)
+# the innermost line where it is the script's own: these are not written in Python, so without a
+# frame; a wait that is, threading's or a queue's, has one
+_WAITS = (".wait(", "wait_tensor(", ".item(", ".cpu(", ".tolist(", "synchronize(", ".barrier(")
+_STDLIB = sysconfig.get_paths()["stdlib"]
+
+
+def is_in_collective(calls: Sequence[Call]) -> bool:
+    """Whether a stack, innermost last, stands in a collective or waits for its device.
+
+    Frames of torch and of the standard library are looked through; the script's own, called from
+    within a collective (a hook, a module), is work.
+    """
+    for depth, (file, _, function, text) in enumerate(reversed(calls)):
+        path = PurePath(file).as_posix()
+        for end, name in _COLLECTIVES:
+            if f"/{end}" in path and name in {"", function}:
+                return True
+        is_known = "/torch/" in path or (path.startswith(_STDLIB) and "-packages" not in path)
+        if not is_known and depth == 0 and any(wait in text for wait in _WAITS):
+            return True
+        if not is_known:
+            return False
+    return False
+
+
+def waits_for_peers() -> bool:
+    """Whether this process's main thread stands in a collective at this moment."""
+    _, calls = _stacks().get(threading.main_thread().ident or 0, ("", []))
+    return is_in_collective(calls)
+
+
+def words(calls: Iterable[Call]) -> list[str]:
+    """A line a frame, innermost last."""
+    return [
+        f"{file}:{line} {function}" + (f": {text}" if text else "")
+        for file, line, function, text in calls
+    ]
+
+
+def inspect(rank: int, attempt: int, order: protocol.Inspect) -> protocol.Stack:
+    """Write all threads' stacks to the rank's log; the answer is the main thread's. Never raises.
+
+    The listener, which runs this, is left out.
+    """
+    calls = write(f"rank {rank} is looked at, as the job makes no progress")
+    text = "\n".join(words(calls[-INNERMOST:]))[-LONGEST:]
+    return protocol.Stack(rank, attempt, order.id, is_in_collective(calls), text)
+
+
+def write(why: str) -> list[Call]:
+    """Write all threads' stacks but this one's to the rank's log; those of the main thread."""
+    stacks = _stacks()
+    main = threading.main_thread().ident or 0
+    lines = [f"msrun: {why}; all threads:"]
+    for ident, (name, calls) in stacks.items():
+        lines.append(f"  thread {name}{' (main)' if ident == main else ''}, innermost last:")
+        lines += [f"    {line}" for line in words(calls)]
+    _write("\n".join(lines) + "\n")
+    return stacks.get(main, ("", []))[1]
+
+
+def _stacks() -> dict[int, tuple[str, list[Call]]]:
+    """By thread: its name and its calls, innermost last; the main thread first."""
+    # its table and not enumerate(), which takes a lock
+    names = {ident: thread.name for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]  # noqa: SLF001
+    main = threading.main_thread().ident
+    found: dict[int, tuple[str, list[Call]]] = {}
+    frames = sys._current_frames()  # noqa: SLF001  what it is for
+    for ident, frame in sorted(frames.items(), key=lambda pair: pair[0] != main):
+        if ident != threading.get_ident():
+            summary = traceback.extract_stack(frame)
+            calls = [
+                Call(each.filename, each.lineno or 0, each.name, each.line or "")
+                for each in summary
+            ]
+            found[ident] = names.get(ident, f"{ident}"), calls
+    return found
+
+
+def _write(text: str) -> None:
+    """To the file itself: ``sys.stderr`` may be locked by the thread that is stuck."""
+    octets = text.encode(errors="backslashreplace")
+    with contextlib.suppress(OSError):
+        while octets:
+            octets = octets[os.write(STDERR, octets) :]

@@ -1,0 +1,1 @@
+"""Fault injection for drills: the plan, the faults, the trace of a training."""

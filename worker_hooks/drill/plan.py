@@ -1,0 +1,132 @@
+"""What a drill injects: faults, and the plan that carries them to the ranks. Pure data.
+
+The drill sets the plan for a whole job in ``MSRUN_DRILL``; restarted attempts read the same.
+"""
+
+from __future__ import annotations
+
+import json
+import signal as signals
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from worker_hooks.contract.layout import DrillLayout
+
+LAUNCHER = -1
+"""The rank that stands for msrun itself; rank 0 strikes it."""
+
+
+class Moment(Enum):
+    """Where in a step a fault strikes."""
+
+    DATA = "data"  # right after a commit, before the next batch is there
+    FORWARD = "forward"
+    BACKWARD = "backward"  # as backward begins
+    UPDATE = "update"  # inside an optimizer's step
+    COMMIT = "commit"  # between the update and its commit
+    DUMP = "dump"  # while the rank writes or digests a dump, whatever the step
+    ANY = "any"  # a fraction of a step after a commit, wherever the rank is then
+
+
+class Deed(Enum):
+    """What a fault does to its process."""
+
+    SIGNAL = "signal"  # the real signal, to itself
+    EXIT = "exit"  # os._exit
+    RAISE = "raise"  # an exception in the main thread
+    STOP = "stop"  # SIGSTOP, and SIGCONT some time later
+    REQUEST = "request"  # a signal that asks msrun for a graceful exit
+    PREEMPT = "preempt"  # the same, and the end of everything by SIGKILL some time later
+
+
+class Fault(NamedTuple):
+    """One fault; it strikes once in a job, at ``step`` or the first one after it that is reached.
+
+    ``step`` is the one under way: step 50 is what the commit of step 50 will end.
+    """
+
+    rank: int
+    step: int
+    moment: Moment = Moment.ANY
+    deed: Deed = Deed.SIGNAL
+    number: int = signals.SIGKILL  # the signal, or the exit code
+    attempt: int | None = None  # None: whichever comes there first
+    delay: float = 0.5  # fraction of a step (any), or of an update (update)
+    for_s: float = 2.0  # a stop's length
+    grace_s: float = 30.0  # from a preemption's signal to its SIGKILL
+
+    @property
+    def words(self) -> str:
+        """For people: ``kill -9 rank 3 at step 50, backward``."""
+        if self.moment is Moment.DUMP:
+            where = "in rank 0's dump" if self.rank == LAUNCHER else "in its dump"
+        elif self.moment is Moment.ANY:
+            where = f"at step {self.step} + {self.delay:.2f}"
+        else:
+            where = f"at step {self.step}, {self.moment.value}"
+        attempt = "" if self.attempt is None else f", attempt {self.attempt}"
+        return f"{self._deed} {where}{attempt}"
+
+    @property
+    def _deed(self) -> str:
+        target = "msrun" if self.rank == LAUNCHER else f"rank {self.rank}"
+        match self.deed:
+            case Deed.SIGNAL if self.number == signals.SIGKILL:
+                return f"kill -9 {target}"
+            case Deed.SIGNAL:
+                return f"{signals.Signals(self.number).name} to {target}"
+            case Deed.EXIT:
+                return f"exit {self.number} of {target}"
+            case Deed.RAISE:
+                return f"exception in {target}"
+            case Deed.STOP:
+                return f"stop {target} for {self.for_s:g} s"
+            case Deed.REQUEST if self.number == signals.SIGTERM:
+                return "graceful exit"
+            case Deed.REQUEST:
+                return f"graceful exit by {signals.Signals(self.number).name}"
+            case Deed.PREEMPT:
+                return f"preemption with {self.grace_s:g} s"
+
+
+class Plan(NamedTuple):
+    """A drill's word to the ranks of one job."""
+
+    folder: str  # where ranks say what they did and computed
+    ckpt: str = ""  # instead of the script's ckpt_save_path, which stays untouched
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def layout(self) -> DrillLayout:
+        """The files in the folder."""
+        return DrillLayout(Path(self.folder))
+
+    def encode(self) -> str:
+        """JSON of one line."""
+        faults = [
+            {**fault._asdict(), "moment": fault.moment.value, "deed": fault.deed.value}
+            for fault in self.faults
+        ]
+        return json.dumps({**self._asdict(), "faults": faults})
+
+    @staticmethod
+    def decode(text: str) -> Plan | None:
+        """The plan in ``MSRUN_DRILL``; ``None`` for an empty one.
+
+        Raises:
+            ValueError: this is no plan of this version.
+        """
+        if not text:
+            return None
+        try:
+            fields = json.loads(text)
+            faults = tuple(_fault(each) for each in fields.pop("faults", ()))
+            return Plan(**fields, faults=faults)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise ValueError(f"unreadable drill {text[:80]!r}: {error!r}") from error
+
+
+def _fault(fields: dict[str, Any]) -> Fault:
+    moment, deed = Moment(fields.pop("moment")), Deed(fields.pop("deed"))
+    return Fault(moment=moment, deed=deed, **fields)

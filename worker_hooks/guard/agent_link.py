@@ -1,0 +1,111 @@
+"""The training process's end of the line to the agent.
+
+One packet socket; the main thread and the listener both send on it, the kernel keeps packets apart.
+A closed line means that the agent is dead, or that it wants nothing of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+
+from worker_hooks.contract import protocol, wire
+
+ANSWER_S = 30.0  # for the first word of an agent that has a thousand ranks to greet
+VERIFY_S = 1800.0  # for an agent that has to read a large checkpoint first
+_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class Link:
+    """A connected line."""
+
+    def __init__(self, name: str) -> None:
+        """Connect to the agent's socket.
+
+        Args:
+            name: in Linux's abstract namespace, without the leading NUL.
+
+        Raises:
+            OSError: nobody listens there.
+        """
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.settimeout(ANSWER_S)
+            self._socket.connect(f"\0{name}")
+            size = _PEER.size
+            peer = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            self.agent_pid = int(_PEER.unpack(peer)[0])
+            self._agent = os.pidfd_open(self.agent_pid)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._sending = threading.Lock()
+
+    def send(self, message: protocol.Message, fds: Sequence[int] = ()) -> None:
+        """Send one message.
+
+        Raises:
+            OSError: the agent is gone.
+        """
+        with self._sending:
+            wire.send(self._socket, message, fds)
+
+    def ask(self, message: protocol.Message, within_s: float = ANSWER_S) -> protocol.Message | None:
+        """Send one message and wait for the answer; ``None``: the agent wants nothing of us.
+
+        Raises:
+            OSError: the agent is gone or does not answer.
+        """
+        self.send(message)
+        self._socket.settimeout(within_s)
+        answer, _ = wire.receive(self._socket)
+        return answer
+
+    def listen(
+        self, other: int = -1, awake: Callable[[], None] = lambda: None
+    ) -> protocol.Message | None:
+        """Wait for the next message, however long; ``None``: the line is closed.
+
+        Args:
+            other: a descriptor that is waited for, too.
+            awake: called each time that one can be read.
+
+        Raises:
+            packet.ProtocolError: the agent speaks another version.
+        """
+        self._socket.settimeout(None)
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        if other >= 0:
+            waiting.register(other, select.POLLIN)
+        ready: set[int] = set()
+        while self._socket.fileno() not in ready:
+            ready = {fd for fd, _ in waiting.poll()}
+            if other in ready:
+                awake()
+        try:
+            return wire.receive(self._socket)[0]
+        except OSError:
+            return None
+
+    def is_agent_dead(self, within_s: float) -> bool:
+        """Whether the agent's process ended (it closes lines a moment before)."""
+        waiting = select.poll()
+        waiting.register(self._agent, select.POLLIN)
+        return bool(waiting.poll(within_s * 1000))
+
+    def close(self) -> None:
+        """Close the line; a listener that waits on it hears the end."""
+        with contextlib.suppress(OSError):  # it was closed from the other end
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def forget(self) -> None:
+        """Keep nothing of it: nobody listens here, as in a forked child, whose parent's it is."""
+        os.close(self._socket.detach())
+        os.close(self._agent)

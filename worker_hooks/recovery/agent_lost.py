@@ -1,0 +1,255 @@
+"""What ranks do when msrun itself was killed: hold, save by themselves, and leave.
+
+Every rank sees its line closed at about the same moment and holds at its next commit. Then all are
+whole at the same step, because nobody can finish the next collective alone; a rank that is already
+inside that collective stays there, whole. They agree through notes in a folder beside the
+checkpoints: the lowest whole rank leads and writes the replicated state, everyone writes its own
+private state, and the leader completes the dump once all of it is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from worker_hooks.contract import protocol
+from worker_hooks.contract.env import Told
+from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
+from worker_hooks.guard import liveness_socket
+from worker_hooks.guard.guard import Guard
+from worker_hooks.recovery.peer_notes import Note, Notes
+from worker_hooks.storage import commit
+from worker_hooks.storage.manifest import Manifest, Shard
+
+log = logging.getLogger("msrun")
+
+LOOK_S = 0.01  # between two looks at the notes: no event tells of a file's change everywhere
+LATE_S = 20.0  # without any rank's word: those that did not settle by then never will
+LAST_LOOK_S = 1.0  # at a main thread that may stand still behind a complete update
+EXIT = 1
+
+
+def end(guard: Guard) -> None:
+    """Save what this rank and its peers hold, and end the process. Runs in the listener."""
+    path = None
+    try:
+        path = _save(guard)
+    except OSError as error:
+        log.error("msrun is gone, and nothing could be saved: %s", error)  # noqa: TRY400
+    except Exception:
+        log.exception("msrun is gone, and saving failed")
+    finally:
+        if path:
+            log.error("msrun is gone; saved: %s; go on with: msrun --resume", path)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT)
+
+
+def _save(guard: Guard) -> str | None:
+    welcome, told = guard.welcome, guard.told
+    assert welcome is not None
+    guard.gate.hold()
+    name = f"{DUMP}alone-{told.record_id}-{told.attempt}{UNFINISHED}"
+    notes, place = _open_notes(guard, name)
+    _settle(guard, notes, welcome.update_grace_s)
+    ranks = _await_all(notes, told)
+    whole = {rank: note for rank, note in ranks.items() if note.is_whole}
+    step = max((note.step for note in whole.values()), default=0)
+    if step <= guard.resumed_step:
+        log.error(_nothing(ranks, step, guard.resumed_step))
+        return None
+    alone = _Alone(guard, notes, step, welcome.stall_s)
+    saved = alone.save([place, *([welcome.fallback] if place != welcome.fallback else [])])
+    if saved is not None and alone.leads:
+        shutil.rmtree(notes.folder, ignore_errors=True)
+    return saved
+
+
+def _open_notes(guard: Guard, name: str) -> tuple[Notes, str]:
+    assert guard.welcome is not None
+    try:
+        notes, place = (
+            Notes(Path(guard.ckpt_save_path, name), guard.told.rank),
+            guard.ckpt_save_path,
+        )
+        notes.tell(step=guard.source.step)
+    except OSError:
+        if not guard.welcome.fallback:
+            raise
+        place = guard.welcome.fallback
+        notes = Notes(Path(place, name), guard.told.rank)
+        notes.tell(step=guard.source.step)
+    return notes, place
+
+
+def _settle(guard: Guard, notes: Notes, grace_s: float) -> None:
+    """Wait until this rank's state will not change any more, then say what it is."""
+    gate, source = guard.gate, guard.source
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline and not gate.is_held:
+        step = source.step
+        others = [note for note in notes.read().values() if note.is_settled]
+        if not gate.is_torn and any(note.step <= step for note in others):
+            break  # that peer holds, so no collective after this commit can be finished
+        if not gate.is_torn and len(liveness_socket.alight(guard.told)) < guard.told.world_size:
+            break  # a peer is dead: the same
+        if step != notes.mine.step:
+            notes.tell(step=step)
+        time.sleep(LOOK_S)
+    step, is_whole, why = guard.freeze(max(LAST_LOOK_S, deadline - time.monotonic()))
+    notes.tell(step=step, is_settled=True, is_whole=is_whole, why=why)
+
+
+def _await_all(notes: Notes, told: Told) -> dict[int, Note]:
+    """The settled notes of all ranks that exist, or of those that are heard of in time."""
+    while True:
+        ranks = notes.read()
+        settled = {rank: note for rank, note in ranks.items() if note.is_settled}
+        if settled.keys() >= liveness_socket.alight(told) or notes.last_sign_s() > LATE_S:
+            return settled
+        time.sleep(LOOK_S)
+
+
+def _nothing(ranks: dict[int, Note], step: int, resumed: int) -> str:
+    if step and step == resumed:
+        return f"msrun is gone; step {step} is saved already; go on with: msrun --resume"
+    torn = "; ".join(f"rank {rank}: {note.why}" for rank, note in ranks.items() if note.why)
+    return f"msrun is gone; nothing to save ({torn or 'no step was committed'})"
+
+
+class _Alone:
+    """One rank's part in a dump without an agent."""
+
+    def __init__(self, guard: Guard, notes: Notes, step: int, stall_s: float) -> None:
+        self._guard = guard
+        self._notes = notes
+        self._step = step
+        self._stall_s = stall_s
+        self._rank = guard.told.rank
+        self.leads = False
+
+    def save(self, places: list[str]) -> str | None:
+        """Take part until the dump is complete; its folder, or ``None`` if it never will be."""
+        while (path := self._notes.saved()) is None:
+            notes = self._notes.read()
+            able = [
+                rank
+                for rank, note in sorted(notes.items())
+                if note.is_whole and note.step == self._step and not note.failed
+            ]
+            if not able or self._notes.last_sign_s() > self._stall_s:
+                return None
+            if able[0] == self._rank:
+                self._lead(places)
+            else:
+                self._follow(notes[able[0]].leads)
+            time.sleep(LOOK_S)
+        return path
+
+    def _lead(self, places: list[str]) -> None:
+        self.leads = True
+        why = ""
+        for place in filter(None, places):
+            try:
+                told = self._guard.told
+                self._write(DumpLayout.of_step(Path(place), self._step, told.record_id))
+            except OSError as error:
+                why = f"{error.strerror}: {place}"
+                log.error("rank %d cannot save: %s", self._rank, why)  # noqa: TRY400
+            except Exception as error:
+                why = repr(error)
+                log.exception("rank %d cannot save", self._rank)
+                break
+            else:
+                return
+        self._notes.tell(failed=why or "no folder to save to")
+
+    def _write(self, layout: DumpLayout) -> None:
+        guard, told = self._guard, self._guard.told
+        commit.make_folder(layout)
+        folder = str(layout.unfinished)
+        self._notes.tell(leads=folder)
+        order = protocol.Save(0, self._step, folder, 0, 1)
+        written = guard.save(order, self._advance)
+        assert isinstance(written, protocol.Written)
+        self._notes.tell(digest=written.digest, private=self._private(folder), folder=folder)
+        others = self._await_private(folder)
+        digests = Counter(note.digest for note in others.values() if note.digest)
+        common, count = digests.most_common(1)[0]
+        if common != written.digest and count > digests.total() // 2:
+            self._notes.tell(failed="it differs from most replicas")
+            log.error("rank %d differs from the other replicas: another rank saves", self._rank)
+            return
+        shard = Shard(written.file, self._rank, "replicated", written.nbytes, written.sha256)
+        private = [Shard(**note.private) for note in others.values() if note.private]
+        epoch, batch = guard.source.position(self._step)
+        manifest = Manifest(
+            kind="dump",
+            step=self._step,
+            epoch=epoch - 1,
+            batch=batch,
+            world_size=told.world_size,
+            attempt=told.attempt,
+            record_id=told.record_id,
+            reason="msrun was killed",
+            saved_at=time.time(),
+            shards=(shard, *private),
+            digest=written.digest,
+            odd=tuple(
+                rank
+                for rank, note in sorted(others.items())
+                if note.digest and note.digest != written.digest
+            ),
+            without_private=tuple(
+                rank
+                for rank in range(told.world_size)
+                if rank not in {shard.rank for shard in private}
+            ),
+        )
+        commit.seal(layout, manifest)
+        self._notes.announce(str(layout.folder), self._step)
+
+    def _await_private(self, folder: str) -> dict[int, Note]:
+        """Notes of all living ranks once each said what it holds, or gave no sign for too long."""
+        while True:
+            notes = self._notes.read()
+            if all(note.folder == folder for note in notes.values()):
+                return notes
+            if self._notes.last_sign_s() > self._stall_s:
+                return {rank: note for rank, note in notes.items() if note.folder == folder}
+            time.sleep(LOOK_S)
+
+    def _follow(self, folder: str) -> None:
+        """Write this rank's private state into the leader's folder, once."""
+        if not folder or self._notes.mine.folder == folder:
+            return
+        digest = ""
+        if self._notes.mine.is_whole and self._notes.mine.step == self._step:
+            order = protocol.Save(0, self._step, folder)
+            answer = self._guard.save(order, self._advance)
+            assert isinstance(answer, protocol.Digested)
+            digest = answer.digest
+        private: dict[str, Any] | None = None
+        try:
+            private = self._private(folder)
+        except OSError as error:  # the leader's place: the leader meets it, too
+            log.error("rank %d cannot save its private state: %s", self._rank, error)  # noqa: TRY400
+        self._notes.tell(folder=folder, digest=digest, private=private)
+
+    def _private(self, folder: str) -> dict[str, Any] | None:
+        page = self._guard.source.page
+        record = None if page is None else page.record(self._step)
+        if page is None or record is None:
+            return None
+        shard = commit.write_private(Path(folder), self._rank, page.entries, record, self._advance)
+        return shard._asdict()
+
+    def _advance(self, _nbytes: int) -> None:
+        self._notes.touch()

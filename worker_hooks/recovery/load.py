@@ -1,0 +1,316 @@
+"""Reads a dump back: tensors one at a time, wherever their parts are, and puts them in place.
+
+The folder was verified before; nothing in it is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+from worker_hooks.state.mismatch import listed
+from worker_hooks.state.registry import Piece
+from worker_hooks.storage import safetensors_file
+from worker_hooks.storage.manifest import Manifest
+from worker_hooks.tensors import state_json
+from worker_hooks.tensors.shard import GLOBAL_SHAPE, OFFSETS, REST, SHARDING
+from worker_hooks.tensors.state_json import Json
+from worker_hooks.tensors.tensor_bytes import plain, torch_dtype, view
+
+OBJECTS = "objects"  # in a file's metadata: values of pieces that are their writer's own
+
+
+class Span(NamedTuple):
+    """Bytes of a tensor that lie in a file."""
+
+    start: int  # in the tensor
+    nbytes: int
+    path: Path
+    offset: int  # in the file
+
+
+class Stored(NamedTuple):
+    """A tensor of a dump."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    spans: dict[int, Span]  # by start
+
+    def read(self) -> Tensor:
+        """The tensor, in new memory.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: bytes are missing.
+        """
+        tensor = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.read_into(tensor)
+        return tensor
+
+    def read_into(self, tensor: Tensor) -> None:
+        """Read to where a tensor of this shape and type lies in ordinary memory, in order.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: bytes are missing.
+        """
+        memory = view(tensor)
+        at = 0
+        for start, span in sorted(self.spans.items()):
+            with open(span.path, "rb", buffering=0) as file:
+                file.seek(span.offset)
+                while at < start + span.nbytes:
+                    count = file.readinto(memory[at : start + span.nbytes])
+                    if not count:
+                        raise ValueError(f"{span.path} ends too early")
+                    at += count
+
+
+class Tensors(Mapping[str, Tensor]):
+    """The tensors of a dump by name; each is read when it is asked for."""
+
+    def __init__(self, stored: Mapping[str, Stored]) -> None:
+        self._stored = stored
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._stored[name].read()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def put(self, name: str, target: Tensor) -> None:
+        """Read a tensor's elements into another one of its shape."""
+        stored = self._stored[name]
+        is_plain = target.device.type == "cpu" and target.is_contiguous() and not target.is_neg()
+        if is_plain and target.dtype == stored.dtype and target.shape == stored.shape:
+            stored.read_into(plain(target.detach()))
+            torch.autograd.graph.increment_version(target)  # as copy_ does
+        else:
+            target.copy_(stored.read())
+
+    def like(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Tensors without data, of the same shapes and dtypes."""
+        found = ((name, self._stored[name]) for name in names)
+        return {
+            name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in found
+        }
+
+
+class Saved(NamedTuple):
+    """A dump that is to be gone on from."""
+
+    folder: Path
+    manifest: Manifest
+    tensors: Tensors
+    values: dict[str, Json]  # what the pieces have besides tensors, by their names
+    metadata: dict[str, str]  # of the file that has what its writer alone had
+    held: Held | None = None  # what the files are kept open by
+
+    def private(self, rank: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+        """What the dump has of a rank's own; ``None``: nothing.
+
+        Returns:
+            ``step``, ``epoch``, ``batch``, ``is_commit`` and ``meta``, the record's JSON; and its
+            contents.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it was not written by msrun.
+        """
+        for shard in self.manifest.shards:
+            if shard.kind == "private" and shard.rank == rank:
+                return _private(self.folder / shard.file)
+        return None
+
+
+class Held:
+    """Files kept open, so that they can be read for as long as this lives."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        """Open them.
+
+        Raises:
+            OSError: one is not there any more.
+        """
+        opened: list[int] = []
+        finalize(self, _close_all, opened)
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        opened.extend(os.open(folder / shard.file, flags) for shard in manifest.shards)
+        self.shards = tuple(
+            shard._replace(file=str(descriptor))
+            for shard, descriptor in zip(manifest.shards, opened, strict=True)
+        )
+
+
+def _close_all(opened: Iterable[int]) -> None:
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def hold(folder: Path, manifest: Manifest) -> Saved:
+    """Open a checkpoint in the agent's memory, which the agent may forget before this is read.
+
+    Raises:
+        OSError: it has forgotten it already.
+        ValueError: the files do not make up a state; the sentence says why.
+    """
+    held = Held(folder, manifest)
+    saved = load(Path("/proc/self/fd"), manifest._replace(shards=held.shards))
+    return saved._replace(held=held)
+
+
+def load(folder: Path, manifest: Manifest) -> Saved:
+    """Open a verified dump; tensors stay on the disk until they are asked for.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: the files do not make up a state; the sentence says why.
+    """
+    stored: dict[str, Stored] = {}
+    best, metadata = -1, {}
+    for shard in manifest.shards:
+        if shard.kind != "replicated" or shard.variant != 0:
+            continue
+        path = folder / shard.file
+        header = safetensors_file.read_header(path)
+        try:
+            _note(stored, path, header)
+            asked = state_json.names_in(_json(header.metadata, OBJECTS))
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path} was not written by msrun: {error}") from error
+        had = len(asked & {entry.name for entry in header.entries})
+        if had > best:
+            best, metadata = had, header.metadata
+    if cut := [name for name, each in stored.items() if not _is_whole(each)]:
+        raise ValueError(f"{folder} lacks parts of {listed(cut)}")
+    try:
+        values = {**_json(metadata, OBJECTS), **_json(metadata, REST)["pieces"]}
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder} holds no state that msrun wrote: {error!r}") from error
+    return Saved(folder, manifest, Tensors(stored), values, metadata)
+
+
+def restore(
+    pieces: Sequence[Piece], saved: Saved, *, is_live: bool = False, is_all: bool = True
+) -> None:
+    """Put the replicated state back, bit for bit; nothing is touched if it does not fit.
+
+    Args:
+        pieces: what is registered.
+        saved: where it comes from.
+        is_live: large tensors are known to be as they were saved, and stay.
+        is_all: these are all pieces that are registered.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: it does not fit what is registered; the sentence names all that does not.
+    """
+    names = {piece.name for piece in pieces}
+    found = []
+    if missing := names - saved.values.keys():
+        found.append(f"it has no {listed(missing)}")
+    if is_all and (unexpected := saved.values.keys() - names):
+        found.append(f"it has {listed(unexpected)}, which is not registered")
+    mine = _owned(saved.tensors, names | saved.values.keys())
+    for piece in pieces:
+        if piece.name in saved.values:
+            like = saved.tensors.like(mine[piece.name])
+            found += piece.mismatches(like, saved.values[piece.name])
+    if found:
+        raise ValueError(f"{saved.folder} does not fit this script: {'; '.join(found)}")
+    for piece in pieces:  # each tensor is read anew, so the largest is all the memory that it takes
+        live = piece.tensors() if is_live else {}
+        piece.restore(_Either(live, saved.tensors), saved.values[piece.name])
+
+
+class _Either(Mapping[str, Tensor]):
+    """What is live, and else what was saved."""
+
+    def __init__(self, live: Mapping[str, Tensor], saved: Tensors) -> None:
+        self._live, self._saved = live, saved
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._live[name] if name in self._live else self._saved[name]
+
+    def put(self, name: str, target: Tensor) -> None:
+        if self._live.get(name) is not target:
+            self._saved.put(name, target)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._live.keys() | self._saved.keys())
+
+    def __len__(self) -> int:
+        return len(self._live.keys() | self._saved.keys())
+
+
+def _owned(names: Collection[str], owners: Collection[str]) -> dict[str, list[str]]:
+    """Names of tensors by the piece they belong to: that of the longest name they begin with."""
+    owned: dict[str, list[str]] = {owner: [] for owner in owners}
+    for name in names:
+        owner = name
+        while owner not in owned and owner:
+            owner = owner.rpartition(".")[0]
+        if owner:
+            owned[owner].append(name)
+    return owned
+
+
+def _json(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
+    value = json.loads(metadata.get(key, "{}"))
+    if not isinstance(value, dict):
+        raise TypeError(f"its {key} is no object")
+    return value
+
+
+def _note(stored: dict[str, Stored], path: Path, header: safetensors_file.Header) -> None:
+    """Note where the tensors of a file are; a part of one begins at the offsets it tells."""
+    sharding = _json(header.metadata, SHARDING)
+    at = header.data_offset
+    for name, dtype, shape, nbytes in header.entries:
+        place = sharding.get(name, {})
+        whole = tuple(place.get(GLOBAL_SHAPE, shape))
+        offsets = tuple(place.get(OFFSETS, ()))[: len(whole)]
+        each = stored.setdefault(name, Stored(torch_dtype(dtype), whole, {}))
+        if (each.dtype, each.shape) != (torch_dtype(dtype), whole):
+            raise ValueError(f"parts of {name} differ in their types or shapes")
+        start = 0
+        if whole != shape:  # rows, contiguous: what is before their dimension has one element
+            dim = next(dim for dim, size in enumerate(whole) if size > 1)
+            if shape[:dim] + shape[dim + 1 :] != whole[:dim] + whole[dim + 1 :]:
+                raise ValueError(f"{name} was cut in a way that is unknown")
+            start = offsets[dim] * nbytes // shape[dim]
+        each.spans.setdefault(start, Span(start, nbytes, path, at))
+        at += nbytes
+
+
+def _is_whole(stored: Stored) -> bool:
+    """Whether the parts follow each other without a hole, to the end."""
+    at = 0
+    for start, span in sorted(stored.spans.items()):
+        if start != at:
+            return False
+        at += span.nbytes
+    return at == math.prod(stored.shape) * stored.dtype.itemsize
+
+
+def _private(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    header = safetensors_file.read_header(path)
+    stored: dict[str, Stored] = {}
+    _note(stored, path, header)
+    held = {name: each.read() for name, each in stored.items()}
+    try:
+        record = {key: int(header.metadata[key]) for key in ("step", "epoch", "batch", "is_commit")}
+        return {**record, "meta": json.loads(header.metadata["record"])}, held
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{path} was not written by msrun: {error!r}") from error

@@ -1,0 +1,1 @@
+"""All randomness of a process as bytes, read in microseconds."""

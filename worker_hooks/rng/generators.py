@@ -1,0 +1,274 @@
+"""One source of random numbers as bytes: read in about a microsecond, put back exactly.
+
+The public ways to read the states of numpy's and python's generators build tuples of 624 numbers
+and take longer than all the rest of a commit. Both states lie in memory as a plain C array. Where
+it lies is found out by comparing with what the public way says; where it cannot be found, on
+another interpreter, say, the public way is taken. States are always put back the public way.
+"""
+
+from __future__ import annotations
+
+import _random
+import ctypes
+import json
+import random
+import struct
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+
+from worker_hooks.rng import torch_engine
+from worker_hooks.rng.torch_engine import memory
+
+_MT = struct.Struct("<625I")  # the 624 words of a Mersenne twister and the place in them
+_GAUSS = struct.Struct("<i4xd")  # a second normal number made beside the last; whether there is one
+_NO_GAUSS = _GAUSS.pack(0, 0.0)
+_JSON_BYTES = 256
+TWISTER_BYTES = _MT.size + _GAUSS.size
+
+# Through PyDLL the call keeps the interpreter's lock: to give it away for 300 ns and wait for its
+# return while another thread computes would make a commit last milliseconds.
+copy = ctypes.pythonapi["memmove"]
+"""Copy bytes: ``copy(to_address, from_address, nbytes)``."""
+copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+copy.restype = None
+
+
+class Stream(Protocol):
+    """A source of random numbers."""
+
+    @property
+    def nbytes(self) -> int:
+        """How large its state is; never changes."""
+
+    def writer(self, address: int) -> Callable[[], None]:
+        """What writes its state, all ``nbytes`` of it, to this memory; called at every commit."""
+
+    def restore(self, state: bytes) -> None:
+        """Go on from a state that was written.
+
+        Raises:
+            ValueError: it is no state of such a source.
+        """
+
+
+class TorchStream:
+    """A ``torch.Generator``, of any device."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+        self._at = torch_engine.address_of(generator)
+        whole = torch_engine.NBYTES
+        self.nbytes = generator.get_state().numel() if self._at is None else whole
+
+    def writer(self, address: int) -> Callable[[], None]:
+        """See :meth:`Stream.writer`."""
+        if self._at is not None:
+            return torch_engine.writer(self._at, address)
+        get_state, nbytes = self._generator.get_state, self.nbytes
+
+        def write() -> None:
+            state = get_state()
+            copy(address, state.data_ptr(), nbytes)
+
+        return write
+
+    def restore(self, state: bytes) -> None:
+        """See :meth:`Stream.restore`."""
+        try:
+            if len(state) == torch_engine.NBYTES:
+                state = torch_engine.public(state)
+            self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        except RuntimeError as error:
+            raise ValueError(f"no state of a torch generator: {error}") from error
+
+
+class PythonStream:
+    """A ``random.Random``, such as the one behind the functions of ``random``."""
+
+    nbytes = TWISTER_BYTES
+
+    def __init__(self, source: random.Random) -> None:
+        self._source = source
+        self._at = _python_state(source)
+
+    def writer(self, address: int) -> Callable[[], None]:
+        """See :meth:`Stream.writer`."""
+        source: Any = self._source
+        state, rest = memory(address, _MT.size), memory(address + _MT.size, _GAUSS.size)
+        found = None if self._at is None else memory(self._at, _MT.size)
+        written: Any = self  # neither a number nor None
+
+        def write() -> None:
+            nonlocal written
+            state[:] = self._packed() if found is None else found
+            gauss = source.gauss_next
+            if gauss is not written:
+                rest[:] = _NO_GAUSS if gauss is None else _GAUSS.pack(1, gauss)
+                written = gauss
+
+        return write
+
+    def restore(self, state: bytes) -> None:
+        """See :meth:`Stream.restore`."""
+        place, *words = _unpacked(state)
+        has_gauss, gauss = _GAUSS.unpack_from(state, _MT.size)
+        version = self._source.getstate()[0]
+        self._source.setstate((version, (*words, place), gauss if has_gauss else None))
+
+    def _packed(self) -> bytes:
+        *words, place = self._source.getstate()[1]
+        return _MT.pack(place, *words)
+
+
+class NumpyStream:
+    """A ``numpy.random.RandomState``, such as the one behind numpy's functions of old."""
+
+    nbytes = TWISTER_BYTES
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._bits = _twister(source)
+        self._at = _numpy_state(source)
+        self._gauss_at = _numpy_gauss(source)
+
+    def writer(self, address: int) -> Callable[[], None]:
+        """See :meth:`Stream.writer`. Zeros when the source was given another kind of generator."""
+        source, bits = self._source, self._bits
+        if not self._at or not self._gauss_at:
+            return lambda: copy(address, self._packed(), self.nbytes)
+        state, found = memory(address, _MT.size), memory(self._at, _MT.size)
+        rest = memory(address + _MT.size, _GAUSS.size)
+        found_rest = memory(self._gauss_at, _GAUSS.size)
+
+        def write() -> None:
+            if source._bit_generator is bits:  # noqa: SLF001  public in its .pxd
+                state[:] = found
+                rest[:] = found_rest
+            else:
+                copy(address, self._packed(), self.nbytes)
+
+        return write
+
+    def restore(self, state: bytes) -> None:
+        """See :meth:`Stream.restore`."""
+        *words, place = _unpacked(state)
+        has_gauss, gauss = _GAUSS.unpack_from(state, _MT.size)
+        if not any(words):
+            raise ValueError("no state of an MT19937 generator of numpy")
+        self._source.set_state(("MT19937", words, place, has_gauss, gauss))
+
+    def _packed(self) -> bytes:
+        state = self._source.get_state(legacy=False)
+        if state["bit_generator"] != "MT19937":
+            return bytes(self.nbytes)
+        words = _MT.pack(*map(int, state["state"]["key"]), state["state"]["pos"])
+        return words + _GAUSS.pack(state["has_gauss"], state["gauss"])
+
+
+class JsonStream:
+    """A ``numpy.random.Generator`` whose state is a few numbers, as ``default_rng`` makes it."""
+
+    nbytes = _JSON_BYTES
+
+    def __init__(self, source: Any) -> None:
+        """Take a generator.
+
+        Raises:
+            TypeError: its state is an array.
+            ValueError: its state is larger than there is room for.
+        """
+        self._bits = source.bit_generator
+        if len(json.dumps(self._bits.state)) > _JSON_BYTES:
+            raise ValueError("a state larger than there is room for")
+
+    def writer(self, address: int) -> Callable[[], None]:
+        """See :meth:`Stream.writer`."""
+
+        def write() -> None:
+            state = json.dumps(self._bits.state).encode().ljust(_JSON_BYTES)
+            copy(address, state, _JSON_BYTES)
+
+        return write
+
+    def restore(self, state: bytes) -> None:
+        """See :meth:`Stream.restore`."""
+        self._bits.state = json.loads(state)
+
+
+def stream_of(thing: object) -> Stream | None:
+    """A stream for an object that is a source of random numbers; ``None`` for any other."""
+    numpy = numpy_random()
+    if isinstance(thing, torch.Generator):
+        return TorchStream(thing)
+    if isinstance(thing, random.Random) and not isinstance(thing, random.SystemRandom):
+        return PythonStream(thing)
+    if numpy is not None and isinstance(thing, numpy.RandomState):
+        return NumpyStream(thing) if _twister(thing) is not None else None
+    if numpy is not None and isinstance(thing, numpy.Generator):
+        try:
+            return JsonStream(thing)
+        except (TypeError, ValueError):
+            return None
+    return None
+
+
+def numpy_random() -> ModuleType | None:
+    """``numpy.random`` where numpy is loaded: it loads this part of itself at its first use."""
+    numpy = sys.modules.get("numpy")
+    return getattr(numpy, "random", None)
+
+
+def _unpacked(state: bytes) -> tuple[int, ...]:
+    if len(state) != TWISTER_BYTES:
+        raise ValueError(f"{len(state)} bytes instead of {TWISTER_BYTES}")
+    return _MT.unpack_from(state)
+
+
+def _python_state(source: random.Random) -> int | None:
+    """Where the place and the words of a python generator lie in memory."""
+    head = object.__basicsize__
+    if sys.implementation.name != "cpython" or _random.Random.__basicsize__ < head + _MT.size:
+        return None
+    version, state, _gauss = source.getstate()
+    place, *words = (ctypes.c_uint32 * 625).from_address(id(source) + head)
+    is_there = version == 3 and (*words, place) == state  # noqa: PLR2004  the twister's format
+    return id(source) + head if is_there else None
+
+
+def _twister(source: Any) -> Any | None:
+    """The bit generator of a RandomState if it is the usual one."""
+    bits = getattr(source, "_bit_generator", None)
+    return bits if type(bits).__name__ == "MT19937" else None
+
+
+def _numpy_state(source: Any) -> int | None:
+    """Where the words and the place of a RandomState lie in memory."""
+    bits = _twister(source)
+    if bits is None:
+        return None
+    address = bits.ctypes.state_address
+    state = bits.state["state"]
+    found = (ctypes.c_uint32 * 625).from_address(address)
+    is_there = list(found) == [*map(int, state["key"]), state["pos"]]
+    return int(address) if is_there else None
+
+
+def _numpy_gauss(source: Any) -> int | None:
+    """Where a RandomState keeps its spare normal number: looked for in one of our own."""
+    scratch = type(source)(0)
+    size = type(source).__basicsize__
+    if sys.implementation.name != "cpython" or type(source).__module__ != "numpy.random.mtrand":
+        return None
+    words, place = scratch.get_state()[1:3]
+    marks = ((1, 0.123456789), (0, 0.987654321), (1, -5.5))
+    offsets = set(range(0, size - _GAUSS.size + 1, 8))
+    for mark in marks:
+        scratch.set_state(("MT19937", words, place, *mark))
+        offsets = {
+            at for at in offsets if _GAUSS.unpack(ctypes.string_at(id(scratch) + at, 16)) == mark
+        }
+    return id(source) + offsets.pop() if len(offsets) == 1 else None

@@ -1,0 +1,261 @@
+"""Modules' buffers, written to the status page at every commit: each rank has its own.
+
+Most are tiny and change with every forward, as the statistics of batch norms do; they are copied in
+one go. Large ones are mostly constant, a mask or a table of positions. Those are copied only when
+they may have changed since the same record of the page was last written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+
+from worker_hooks.contract.status_page import Entry
+from worker_hooks.state.module import ModulePiece, Place
+from worker_hooks.state.registry import Piece
+from worker_hooks.state.snapshot import version
+from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
+
+log = logging.getLogger("msrun")
+
+_SMALL_BYTES = 4096  # up to here copying is cheaper than to find out
+_QUICK_BYTES = 32 << 10  # torch joins up to so many without waking its other threads
+_TRIALS = 4  # so often a buffer's bytes are compared before torch's count of changes is believed
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+class _Kept(NamedTuple):
+    """A buffer with its place in a record."""
+
+    place: Place
+    entry: Entry
+    offset: int
+
+
+class _Run(NamedTuple):
+    """Buffers that lie one after the other in a record and are always copied."""
+
+    offset: int
+    nbytes: int
+    octets: list[Tensor]  # each buffer's own memory as bytes
+    is_host: bool
+
+
+class _Constant:
+    """A large buffer that perhaps never changes; what is known of it."""
+
+    def __init__(self, kept: _Kept, tensor: Tensor) -> None:
+        self.kept = kept
+        self.tensor = tensor
+        self.address = tensor.data_ptr()
+        self.written: dict[int, int] = {}  # by slot: the version that was written
+        self.trials = 0
+        self.is_counted = True  # torch counts its changes: nobody writes through .data
+
+    def is_of(self, kept: _Kept, tensor: Tensor) -> bool:
+        """Whether what is known still holds."""
+        return self.kept == kept and self.tensor is tensor and self.address == tensor.data_ptr()
+
+    def fill(self, address: int, slot: int) -> None:
+        """Write it to its place in a record, if it is not there already."""
+        now = version(self.tensor)
+        is_same = self.is_counted and self.written.get(slot) == now
+        if is_same and self.trials >= _TRIALS:
+            return
+        octets = to_bytes(self.tensor)
+        source = ctypes.addressof(ctypes.c_ubyte.from_buffer(octets))
+        target = address + self.kept.offset
+        if is_same:
+            self.trials += 1
+            self.is_counted = _memcmp(target, source, len(octets)) == 0
+            if self.is_counted:
+                return
+        ctypes.memmove(target, source, len(octets))
+        self.written[slot] = now
+
+
+class Buffers:
+    """The buffers of all registered modules, persistent or not."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = [piece for piece in pieces if isinstance(piece, ModulePiece)]
+        self._known: list[tuple[dict[str, Tensor | None], str, Tensor, int]] | None = None
+        self._absent: list[Place] = []
+        self._runs: list[_Run] = []
+        self._constants: list[_Constant] = []
+        self._targets: dict[tuple[int, int], list[Tensor]] = {}
+        self._said: set[str] = set()
+        self.unsaved: frozenset[str] = frozenset()
+        """Buffers that at present are not of the size or type the page has room for."""
+
+    @cached_property
+    def _places(self) -> list[Place]:
+        return [place for piece in self._pieces for place in piece.places()]
+
+    @cached_property
+    def _kept(self) -> list[_Kept]:
+        """Fixed at the first look: those that are copied in one go first."""
+        found = [
+            (_is_constant(place, tensor), place, entry_of(place.name, tensor))
+            for place in self._places
+            if (tensor := place.tensor) is not None
+        ]
+        found.sort(key=lambda each: each[0])
+        kept, offset = [], 0
+        for _, place, entry in found:
+            kept.append(_Kept(place, entry, offset))
+            offset += entry.nbytes
+        return kept
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """What :meth:`fill` writes; fixed when it is first asked for.
+
+        Raises:
+            TypeError: a buffer has no plain bytes.
+        """
+        return tuple(kept.entry for kept in self._kept)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """How much :meth:`fill` writes."""
+        return sum(entry.nbytes for entry in self.entries)
+
+    def forget(self) -> None:
+        """Write everything anew: there is a new page."""
+        self._known = None
+        self._constants = []
+
+    def fill(self, address: int, slot: int) -> int:
+        """Write all buffers to a record of the page; how many bytes that takes.
+
+        Args:
+            address: of the first byte.
+            slot: which record it is.
+        """
+        if not self.nbytes and self._known is not None:
+            return 0
+        if not self._is_known():
+            self._look()
+        key = slot, address
+        targets = self._targets.get(key)
+        if targets is None:
+            targets = [_memory(address + run.offset, run.nbytes) for run in self._runs]
+            self._targets[key] = targets
+        for run, target in zip(self._runs, targets, strict=True):
+            if run.is_host:
+                torch.cat(run.octets, out=target)
+            else:
+                target.copy_(torch.cat(run.octets))  # waits for the device: the bytes must be here
+        for constant in self._constants:
+            constant.fill(address, slot)
+        return self.nbytes
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put buffers back, bit for bit; those that are not among ``tensors`` stay as they are."""
+        for place in (place for piece in self._pieces for place in piece.places()):
+            if place.name in tensors:
+                _put(place, tensors[place.name])
+
+    def _is_known(self) -> bool:
+        """Whether every buffer is still the tensor, at the address, that it was."""
+        if self._known is None:
+            return False
+        for held, key, tensor, address in self._known:
+            if held.get(key) is not tensor or tensor.data_ptr() != address:
+                return False
+        return all(place.tensor is None for place in self._absent)
+
+    def _look(self) -> None:
+        """Find every buffer anew."""
+        self._known = [
+            (place.owner._buffers, place.key, tensor, tensor.data_ptr())  # noqa: SLF001
+            for place in self._places
+            if (tensor := place.tensor) is not None
+        ]
+        self._absent = [place for place in self._places if place.tensor is None]
+        self._targets.clear()
+        fitting = [(kept, tensor) for kept in self._kept if (tensor := _fitting(kept)) is not None]
+        self._note_unsaved({kept.entry.name for kept, _ in fitting})
+        self._constants = [
+            next((each for each in self._constants if each.is_of(kept, tensor)), None)
+            or _Constant(kept, tensor)
+            for kept, tensor in fitting
+            if _is_constant(kept.place, tensor)
+        ]
+        always = [pair for pair in fitting if not _is_constant(pair[0].place, pair[1])]
+        self._runs = list(_runs(always))
+
+    def _note_unsaved(self, fitting: set[str]) -> None:
+        there = {place.name for place in self._places} - {place.name for place in self._absent}
+        unsaved = frozenset(there | {entry.name for entry in self.entries}) - fitting
+        for name in sorted(unsaved - self._said):
+            log.warning("buffer %s changed its size or type in training and is not saved", name)
+        self._said |= unsaved
+        self.unsaved = unsaved
+
+
+def _is_constant(place: Place, tensor: Tensor) -> bool:
+    """Whether the buffer is worth a look before it is copied.
+
+    A batch norm's never are: torch does not count the changes of its statistics. What lies in no
+    order or is no plain memory is treated as constant, too: it is copied one by one.
+    """
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return True
+    return tensor.nbytes > _SMALL_BYTES and not isinstance(place.owner, _NormBase)
+
+
+def _fitting(kept: _Kept) -> Tensor | None:
+    """The buffer, if it still has the shape and type that the page has room for."""
+    tensor = kept.place.tensor
+    if tensor is None:
+        return None
+    return tensor if entry_of(kept.entry.name, tensor) == kept.entry else None
+
+
+def _runs(pairs: list[tuple[_Kept, Tensor]]) -> Iterator[_Run]:
+    """Neighbours in the record on the same device."""
+    begin, end, number, numbered = 0, 0, 0, []
+    for kept, tensor in pairs:
+        after = kept.offset + kept.entry.nbytes
+        if kept.offset != end or after - begin > _QUICK_BYTES:
+            begin, number = kept.offset, number + 1
+        end = after
+        numbered.append((number, kept, tensor.detach()))
+    for (_, device), group in groupby(numbered, lambda each: (each[0], each[2].device)):
+        run = list(group)
+        octets = [tensor.view(-1).view(torch.uint8) for _, _, tensor in run]
+        nbytes = sum(kept.entry.nbytes for _, kept, _ in run)
+        yield _Run(run[0][1].offset, nbytes, octets, device.type == "cpu")
+
+
+def _memory(address: int, nbytes: int) -> Tensor:
+    """Bytes of the page as a tensor."""
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=torch.uint8)
+
+
+def _put(place: Place, saved: Tensor) -> None:
+    now = place.tensor
+    if now is not None and now.shape == saved.shape and now.dtype == saved.dtype:
+        try:
+            now.copy_(saved)
+        except RuntimeError:  # its memory is shared between elements, or was made for inference
+            pass
+        else:
+            return
+    near = now if now is not None else next(place.owner.parameters(), saved)
+    place.owner._buffers[place.key] = saved.to(near.device)  # noqa: SLF001

@@ -1,0 +1,162 @@
+"""A registered module: its parameters are live state, its buffers the rank's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from worker_hooks.state.mismatch import compared
+from worker_hooks.state.snapshot import copied, version
+from worker_hooks.tensors import state_json
+from worker_hooks.tensors.state_json import Json
+from worker_hooks.tensors.tensor_bytes import entry_of
+
+_WATCHED = 8  # parameters of a module that are looked at to tell whether it changed
+
+_VERSION = attrgetter("_version")
+_NOTHING: dict[str, Any] = {}
+
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile, of checkpoint_wrapper
+
+
+class Place(NamedTuple):
+    """Where a module keeps a buffer, so that another tensor put there is found, too."""
+
+    name: str
+    owner: nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """What is there now."""
+        return self.owner._buffers.get(self.key)  # noqa: SLF001  torch offers no reference to one
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the module's own ``state_dict`` leaves it out."""
+        return self.key in self.owner._non_persistent_buffers_set  # noqa: SLF001
+
+
+class ModulePiece:
+    """A module under a name. Tensors are named ``{name}.{path in the module}``."""
+
+    is_compared = True
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        """Register a module, without its wrappers.
+
+        Raises:
+            TypeError: a parameter or buffer cannot be saved.
+        """
+        self.name = name
+        self.module = unwrapped(module)
+        self.modules = (self.module,)
+        inside = list(_walk(self.module, name))
+        for path, each in inside:
+            for key, tensor in (*each._parameters.items(), *each._buffers.items()):  # noqa: SLF001
+                if tensor is not None:
+                    entry_of(f"{path}.{key}", tensor)
+        self._extra = [(path, each) for path, each in inside if _has_extra(each)]
+        held = [(each._parameters, key) for _, each in inside for key in each._parameters]  # noqa: SLF001
+        self._held = [parameters for parameters, _ in held[-_WATCHED:]]
+        self._keys = [key for _, key in held[-_WATCHED:]]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters as they are now; a shared one under each of its names."""
+        return {
+            f"{path}.{key}": parameter
+            for path, each in _walk(self.module, self.name)
+            for key, parameter in each._parameters.items()  # noqa: SLF001
+            if parameter is not None
+        }
+
+    def places(self) -> tuple[Place, ...]:
+        """Where the module keeps buffers, those that are ``None`` at present included."""
+        return tuple(
+            Place(f"{path}.{key}", each, key)
+            for path, each in _walk(self.module, self.name)
+            for key in each._buffers  # noqa: SLF001
+        )
+
+    def snapshot(self) -> Any:
+        """Extra state, where a module defines any."""
+        if not self._extra:
+            return _NOTHING
+        return {path: copied(each.get_extra_state()) for path, each in self._extra}
+
+    def marks(self) -> Any:
+        """Versions of the last parameters: an update of a module ends with them."""
+        found = map(dict.get, self._held, self._keys)
+        try:
+            return sum(map(_VERSION, found))
+        except (AttributeError, RuntimeError):  # one is None, or was made for inference
+            found = map(dict.get, self._held, self._keys)
+            return sum([version(tensor) for tensor in found if tensor is not None])
+
+    def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
+        """Extra state as JSON and tensors.
+
+        Raises:
+            TypeError: it has what cannot be saved without pickle.
+        """
+        value, tensors = state_json.encode(snapshot, f"{self.name}.extra_state")
+        places = self.places()
+        return {
+            "extra": value,
+            "buffers": [place.name for place in places],
+            "transient": [place.name for place in places if place.is_transient],
+        }, tensors
+
+    def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
+        """Why this cannot be restored from tensors shaped like these."""
+        others = state_json.names_in(value) | set(value["buffers"])
+        others |= {place.name for place in self.places()}
+        found = compared(self.tensors(), {name: like[name] for name in like if name not in others})
+        extra = set(value["extra"]) ^ {path for path, _ in self._extra}
+        return found + [f"extra state of {path} is on one side only" for path in sorted(extra)]
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
+        """Put the parameters' values back, bit for bit, into the tensors that are there."""
+        put = getattr(tensors, "put", None)  # spares a copy in new memory
+        for name, parameter in self.tensors().items():
+            if put is not None:
+                put(name, parameter)
+            else:
+                parameter.copy_(tensors[name])
+        extra = state_json.decode(value["extra"], tensors)
+        for path, each in self._extra:
+            each.set_extra_state(extra[path])
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The script's own module inside of wrappers for data parallelism and compilation."""
+    while (inner := _wrapped(module)) is not None:
+        module = inner
+    return module
+
+
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    """What a wrapper wraps; ``None``: this is no wrapper."""
+    children = module._modules  # noqa: SLF001
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return children["module"]
+    return next((children[key] for key in _WRAPPED if key in children), None)
+
+
+def _walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Every module inside, wrappers left out, with its path; a shared one under each path."""
+    module = unwrapped(module)
+    yield path, module
+    for key, child in module._modules.items():  # noqa: SLF001  named_modules() drops shared ones
+        if child is not None:
+            yield from _walk(child, f"{path}.{key}")
+
+
+def _has_extra(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state

@@ -1,0 +1,197 @@
+"""A registered optimizer: its per-parameter state is live, its groups' values are remembered.
+
+Per-parameter state changes in the optimizer's ``step`` alone, so as long as no update begins, what
+is there is as of the commit. A group's values are changed by schedulers and scripts at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from worker_hooks.state.mismatch import missing
+from worker_hooks.state.snapshot import FIXED, copied, is_constant
+from worker_hooks.tensors import state_json
+from worker_hooks.tensors.state_json import Json
+
+_OWN = ("params", "param_names")  # of a group, what stays as this process has it
+
+
+class Groups(NamedTuple):
+    """What a commit remembers of an optimizer."""
+
+    values: list[dict[str, Any]]  # of each group
+    has_grads: bool  # the script keeps gradients, as zeros or stale, from one step to the next
+
+
+class OptimizerPiece:
+    """An optimizer that keeps its state as torch's do.
+
+    Tensors are named ``{name}.state.{index}.{key}``; the index counts over all groups, as in
+    ``state_dict()``.
+    """
+
+    is_compared = True
+    modules: tuple[torch.nn.Module, ...] = ()
+
+    def __init__(self, name: str, optimizer: Optimizer) -> None:
+        self.name = name
+        self.optimizers = (optimizer,)
+        self._optimizer = optimizer
+        trained = (each for each in self._parameters() if each.requires_grad)
+        self._first = next(trained, None)
+        self._values: list[dict[str, Any]] = []  # of each group, as they were copied last
+        self._seen: list[list[Any]] = []  # what they were copied from; nothing: it may change
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state's tensors, which appear with the first update."""
+        return self._state()[1]
+
+    def snapshot(self) -> Groups:
+        """The groups' values, and whether gradients are kept."""
+        optimizer = self._optimizer
+        if not self._is_seen(optimizer.param_groups):
+            self._values = [_values(group) for group in optimizer.param_groups]
+            is_fixed = all(is_constant(value) for group in self._values for value in group.values())
+            self._seen = [list(group.values()) for group in optimizer.param_groups] * is_fixed
+        # a parameter with state has had a gradient; if that one has none now, they are set to None
+        probe = next(iter(optimizer.state), self._first)
+        return Groups(self._values, getattr(probe, "grad", None) is not None)
+
+    def _is_seen(self, groups: list[dict[str, Any]]) -> bool:
+        """Whether every group has the very objects it had when they were copied last."""
+        if len(groups) != len(self._seen):
+            return False
+        for group, seen in zip(groups, self._seen, strict=True):
+            if len(group) != len(seen) or not all(map(is_, group.values(), seen)):
+                return False
+        return True
+
+    def marks(self) -> None:
+        """Nothing: updates are counted by torch's hooks."""
+
+    def encode(self, snapshot: Groups) -> tuple[Json, dict[str, Tensor]]:
+        """Groups, and what the state has besides tensors, as JSON; the groups' own tensors.
+
+        Raises:
+            TypeError: something cannot be saved without pickle.
+        """
+        groups, small = state_json.encode(snapshot.values, f"{self.name}.groups")
+        state, _ = self._state()
+        value = {
+            "groups": groups,
+            "sizes": [len(group["params"]) for group in self._optimizer.param_groups],
+            "state": state,
+            "device": self._first.device.type if self._first is not None else "cpu",
+            "grads": snapshot.has_grads,
+        }
+        return value, small
+
+    def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
+        """Why this cannot be restored from tensors shaped like these."""
+        sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        if sizes != value["sizes"]:
+            return [f"{self.name} had groups of {value['sizes']} parameters and has {sizes}"]
+        return missing(value, like)
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
+        """Put state and groups back.
+
+        Not by ``load_state_dict``: that would cast the state to the parameters' dtype.
+        """
+        optimizer = self._optimizer
+        parameters = self._parameters()
+        was_host = value["device"] == "cpu"
+        optimizer.state.clear()
+        for key, held in state_json.decode(value["state"]["other"], tensors).items():
+            optimizer.state[key] = held
+        groups = [group for group in optimizer.param_groups for _ in group["params"]]
+        for text, encoded in value["state"]["of"].items():
+            parameter, group = parameters[int(text)], groups[int(text)]
+            held = state_json.decode(encoded, tensors)
+            optimizer.state[parameter] = _at_home(held, parameter, group, was_host=was_host)
+        decoded = state_json.decode(value["groups"], tensors)
+        for group, values in zip(optimizer.param_groups, decoded, strict=True):
+            for key, then in values.items():
+                _set(group, key, then)
+        had_grads = set(value["state"]["of"]) if value["grads"] else set()
+        if value["grads"] and len(had_grads) <= 1:  # stateless, or all state at one as LBFGS has it
+            had_grads = {str(index) for index in range(len(parameters))}
+        for index, parameter in enumerate(parameters):
+            has_grad = str(index) in had_grads and parameter.requires_grad
+            parameter.grad = torch.zeros_like(parameter) if has_grad else None
+
+    def _parameters(self) -> list[Tensor]:
+        return list(chain.from_iterable(g["params"] for g in self._optimizer.param_groups))
+
+    def _state(self) -> tuple[Json, dict[str, Tensor]]:
+        """All of the optimizer's state, that of parameters under their index."""
+        indices: dict[int, int] = {}
+        for index, parameter in enumerate(self._parameters()):
+            indices.setdefault(id(parameter), index)
+        of: dict[str, Any] = {}
+        other: dict[Any, Any] = {}
+        state: dict[Any, Any] = self._optimizer.state
+        for key, held in list(state.items()):
+            if not isinstance(key, Tensor):
+                other[key] = held
+            elif id(key) in indices:
+                of[str(indices[id(key)])] = held
+        in_order = dict(sorted(of.items(), key=lambda item: int(item[0])))
+        of_json, tensors = state_json.encode(in_order, f"{self.name}.state")
+        other_json, more = state_json.encode(other, f"{self.name}.other")
+        return {"of": of_json, "other": other_json}, tensors | more
+
+
+def _values(group: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a group's values, except of those that are the process's own."""
+    values = group.copy()
+    for key in _OWN:
+        values.pop(key, None)
+    for key, value in values.items():
+        if value.__class__ not in FIXED:
+            values[key] = copied(value)
+    return values
+
+
+def _at_home(held: Any, parameter: Tensor, group: Mapping[str, Any], *, was_host: bool) -> Any:
+    """State on its parameter's device, except what was on the host while the parameter was not."""
+    if not isinstance(held, dict):
+        return _moved(held, parameter.device, was_host=was_host)
+    on_device = bool(group.get("capturable") or group.get("fused"))
+    return {
+        key: each
+        if was_host and key == "step" and not on_device  # torch's rule for a step counter
+        else _moved(each, parameter.device, was_host=was_host)
+        for key, each in held.items()
+    }
+
+
+def _moved(held: Any, device: torch.device, *, was_host: bool) -> Any:
+    if isinstance(held, Tensor):
+        return held.to(device) if was_host or held.device.type != "cpu" else held
+    if isinstance(held, dict):
+        return {key: _moved(each, device, was_host=was_host) for key, each in held.items()}
+    if isinstance(held, list | tuple):
+        return type(held)(_moved(each, device, was_host=was_host) for each in held)
+    return held
+
+
+def _set(group: dict[str, Any], key: str, then: Any) -> None:
+    """Give a group its value; a tensor keeps its place, which a captured graph may know."""
+    now = group.get(key)
+    if isinstance(now, Tensor) and isinstance(then, Tensor | float | int):
+        if not isinstance(then, Tensor):
+            now.fill_(then)
+            return
+        if now.shape == then.shape and now.dtype == then.dtype:
+            now.copy_(then)
+            return
+    group[key] = then

@@ -1,0 +1,133 @@
+"""What the script registered, taken apart: one piece per object, each under a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from worker_hooks.state.module import ModulePiece
+from worker_hooks.state.optimizer import OptimizerPiece
+from worker_hooks.state.scaler import ScalerPiece
+from worker_hooks.state.scheduler import SchedulerPiece
+from worker_hooks.state.stateful import ObjectPiece
+from worker_hooks.state.tensor import TensorPiece
+from worker_hooks.tensors.state_json import Json
+
+
+class Piece(Protocol):
+    """One registered object. Names of its tensors begin with its own name."""
+
+    name: str
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether replicas that differ in it are broken."""
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Modules in it, without their wrappers."""
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """Optimizers whose updates change it."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Large state: live memory, whole between a commit and the next update."""
+
+    def snapshot(self) -> Any:
+        """Small state as of now; quick enough for every commit."""
+
+    def marks(self) -> Any:
+        """A value that compares as different after the piece was changed."""
+
+    def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
+        """A snapshot as JSON and small tensors."""
+
+    def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
+        """What keeps this from being restored; only names, shapes and dtypes are looked at."""
+
+    def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
+        """Put everything back, bit for bit. Each tensor is asked for once, and not kept."""
+
+
+def pieces_of(objects: Mapping[str, object]) -> tuple[Piece, ...]:
+    """Take registered objects apart.
+
+    Args:
+        objects: by name a module, optimizer, scheduler, scaler, tensor, anything with
+            ``state_dict`` and ``load_state_dict``, or a list, tuple or dict of those, which are
+            then named ``model.0`` or ``model.gen``. ``None`` is no object.
+
+    Raises:
+        TypeError: an object cannot be saved and restored; the sentence names it.
+        ValueError: two objects would be saved under one name.
+    """
+    pieces = tuple(piece for name, thing in objects.items() for piece in _pieces(name, thing))
+    seen: set[str] = set()
+    for piece in pieces:
+        names = {piece.name, *_tried(piece)}
+        if shared := seen & names:
+            raise ValueError(f"two registered objects would both be saved as {min(shared)}")
+        seen |= names
+    return pieces
+
+
+def _pieces(name: str, thing: object) -> Iterator[Piece]:
+    match thing:
+        case None:
+            pass
+        case dict():
+            for key, each in thing.items():
+                yield from _pieces(f"{name}.{key}", each)
+        case list() | tuple():
+            for index, each in enumerate(thing):
+                yield from _pieces(f"{name}.{index}", each)
+        case _:
+            yield _piece(name, thing)
+
+
+def _piece(name: str, thing: Any) -> Piece:
+    match thing:
+        case nn.Module():
+            return ModulePiece(name, thing)
+        case Tensor():
+            return TensorPiece(name, thing)
+        case Optimizer() if _is_torchs(thing, Optimizer):
+            return OptimizerPiece(name, thing)
+        case LRScheduler():
+            return SchedulerPiece(name, thing)
+        case GradScaler() if _is_torchs(thing, GradScaler):
+            return ScalerPiece(name, thing)
+    ways = (getattr(thing, each, None) for each in ("state_dict", "load_state_dict"))
+    if not isinstance(thing, type) and all(map(callable, ways)):
+        return ObjectPiece(name, thing)
+    raise TypeError(
+        f"{name} is of type {type(thing).__qualname__} and cannot be saved: give a module, an "
+        "optimizer, a tensor, what has state_dict and load_state_dict, or a list or dict of those"
+    )
+
+
+def _is_torchs(thing: Any, kind: type) -> bool:
+    """Whether the thing's class keeps torch's own way of saving."""
+    mine: Any = type(thing)
+    ours: Any = kind
+    return (mine.state_dict, mine.load_state_dict) == (ours.state_dict, ours.load_state_dict)
+
+
+def _tried(piece: Piece) -> dict[str, Tensor]:
+    """The tensors of the piece's present state: what cannot be saved must be said now.
+
+    Raises:
+        TypeError: something cannot be saved.
+    """
+    try:
+        return piece.encode(piece.snapshot())[1] | piece.tensors()
+    except TypeError:
+        raise
+    except Exception as error:
+        raise TypeError(f"{piece.name} cannot be saved: asking its state: {error!r}") from error

@@ -1,0 +1,80 @@
+"""A registered learning rate scheduler: counters and rates, all of it small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from worker_hooks.state.mismatch import missing
+from worker_hooks.state.snapshot import FIXED, copied
+from worker_hooks.tensors import state_json
+from worker_hooks.tensors.state_json import Json
+
+
+class SchedulerPiece:
+    """A scheduler of torch's kind; functions among its attributes stay as the script made them."""
+
+    is_compared = True
+    modules: tuple[torch.nn.Module, ...] = ()
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+
+    def __init__(self, name: str, scheduler: LRScheduler) -> None:
+        self.name = name
+        self._scheduler = scheduler
+        state = scheduler.state_dict()
+        self._functions = [key for key, value in state.items() if callable(value)]
+        self._is_plain = type(scheduler).state_dict is LRScheduler.state_dict
+        if self._is_plain:  # all of its attributes but this one, then
+            self._functions.append("optimizer")
+        self._counters = [
+            (vars(each), key)
+            for each in _chain(scheduler)
+            for key in ("last_epoch", "_step_count")
+            if key in vars(each)
+        ]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None that are live."""
+        return {}
+
+    def snapshot(self) -> Any:
+        """A copy of its state."""
+        scheduler = self._scheduler
+        state = vars(scheduler).copy() if self._is_plain else scheduler.state_dict()
+        for key in self._functions:
+            state.pop(key, None)
+        for key, value in state.items():
+            if value.__class__ not in FIXED:
+                state[key] = copied(value)
+        return state
+
+    def marks(self) -> Any:
+        """Its counters, added up."""
+        return sum([held[key] for held, key in self._counters])
+
+    def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
+        """The state as JSON, and its tensors, if a learning rate is one.
+
+        Raises:
+            TypeError: something cannot be saved without pickle.
+        """
+        return state_json.encode(snapshot, self.name)
+
+    def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
+        """Why this cannot be restored."""
+        return missing(value, like)
+
+    def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
+        """Put the state back."""
+        self._scheduler.load_state_dict(state_json.decode(value, tensors))
+
+
+def _chain(scheduler: LRScheduler) -> Iterator[LRScheduler]:
+    """The scheduler and those it is made of."""
+    yield scheduler
+    for each in getattr(scheduler, "_schedulers", ()):
+        yield from _chain(each)

@@ -1,0 +1,1 @@
+"""A checkpoint folder on disk: format, checksums, manifest, commit, search, retention."""

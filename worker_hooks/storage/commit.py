@@ -1,0 +1,136 @@
+"""Completes a dump: every rank's private state, the manifest, and the rename that makes it true.
+
+Used by the agent, and by workers whose agent is dead; so it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+
+from worker_hooks.contract.layout import MANIFEST, DumpLayout, fsync_folder
+from worker_hooks.contract.status_page import Entry, Record
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage import safetensors_file
+from worker_hooks.storage.manifest import PRIVATE, REPLICATED, Manifest, Shard
+
+REPLACED = "_replaced_"
+
+
+def make_folder(layout: DumpLayout) -> None:
+    """Make the unfinished folder, without what an interrupted dump left in it.
+
+    Raises:
+        OSError: the place cannot be written to.
+    """
+    folder = layout.unfinished
+    make_durable(folder.parent)
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def make_durable(folder: Path) -> None:
+    """Make a folder and those above it, all to survive a power cut."""
+    if folder.is_dir():
+        return
+    if folder.parent != folder:
+        make_durable(folder.parent)
+    folder.mkdir(exist_ok=True)
+    fsync_folder(folder.parent)
+
+
+def write_private(
+    folder: Path,
+    rank: int,
+    entries: Sequence[Entry],
+    record: Record,
+    advance: Callable[[int], None],
+) -> Shard:
+    """Write a rank's private state, the payload of its page as it is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file = DumpLayout.private(rank)
+    (folder / file).parent.mkdir(exist_ok=True)
+    head = private_head(entries, record)
+    done = safetensors_file.write(folder / file, head, [record.payload], advance)
+    return Shard(file, rank, PRIVATE, done.nbytes, done.sha256)
+
+
+def private_head(entries: Sequence[Entry], record: Record) -> bytes:
+    """What comes before the payload in the file of a rank's private state.
+
+    Raises:
+        ValueError, TypeError, KeyError: the page describes itself wrongly.
+    """
+    metadata = {
+        "record": record.meta.decode(),
+        "step": str(record.step),
+        "epoch": str(record.epoch),
+        "batch": str(record.batch),
+        "is_commit": str(int(record.is_commit)),
+    }
+    return safetensors_file.header(entries, metadata)
+
+
+def seal(layout: DumpLayout, manifest: Manifest) -> None:
+    """Make an unfinished folder complete, with its manifest, under its final name.
+
+    Files that the manifest does not name are removed. What has the final name already is moved
+    aside, not deleted.
+
+    Raises:
+        OSError: nothing was completed.
+    """
+    folder = layout.unfinished
+    _remove_others(folder, {shard.file for shard in manifest.shards})
+    for name, file in _links(manifest):
+        # torch's reader of safetensors folders looks at one level only
+        with contextlib.suppress(OSError):  # not every file system has links; we need none
+            (folder / name).symlink_to(file)
+    for path in {(folder / shard.file).parent for shard in manifest.shards}:
+        fsync_folder(path)
+    manifests.write(folder, manifest)  # which makes the folder's other names durable, too
+    aside = _aside(layout.folder) if layout.folder.exists() else None
+    if aside is not None:
+        os.rename(layout.folder, aside)
+    try:
+        os.rename(folder, layout.folder)
+    except OSError:
+        if aside is not None:
+            os.rename(aside, layout.folder)  # it may be what the job would go on from
+        raise
+    fsync_folder(layout.folder.parent)
+
+
+def _links(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Links to the files of the state that is gone on from: their names, and what they lead to."""
+    meant = [one for one in manifest.shards if one.kind == REPLICATED and one.variant == 0]
+    count = Counter(Path(shard.file).name for shard in meant)
+    for shard in meant:
+        name = Path(shard.file).name
+        yield (name if count[name] == 1 else shard.file.replace("/", "_")), shard.file
+
+
+def _remove_others(folder: Path, named: Collection[str]) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        name = str(path.relative_to(folder))
+        # a writer that was given up may still write here; what is left of it, nobody reads
+        with contextlib.suppress(OSError):
+            if path.is_symlink() or (path.is_file() and name not in named and name != MANIFEST):
+                path.unlink()
+            elif path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
+def _aside(folder: Path) -> Path:
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}{REPLACED}{number}")).exists():
+        number += 1
+    return aside

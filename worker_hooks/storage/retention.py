@@ -1,0 +1,158 @@
+"""Which checkpoints stay when new ones come, and how one is deleted without a moment of doubt.
+
+Standard library only: training prunes its own checkpoints, and ``msrun checkpoints prune`` does so
+by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from worker_hooks.contract.layout import (
+    BREAKPOINT,
+    MANIFEST,
+    REMOVED,
+    REPLACED,
+    UNFINISHED,
+    fsync_folder,
+)
+from worker_hooks.storage.manifest import Manifest, read
+
+_MINUTE_S = 60
+
+
+def present(directory: Path, prefix: str | None = None) -> list[tuple[Path, Manifest]]:
+    """The complete checkpoints of a directory, in no order; none of their files is read.
+
+    Links are left out: what they lead to is not the directory's to delete.
+
+    Args:
+        directory: one that is not there holds none.
+        prefix: only periodic checkpoints of this prefix, of whatever run; by default everything
+            that has a manifest, dumps too.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    found = []
+    try:
+        paths = sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    for path in paths:
+        is_meant = prefix is None or is_of(path, prefix)
+        if is_meant and not path.name.endswith(UNFINISHED) and not path.is_symlink():
+            with contextlib.suppress(ValueError):
+                found.append((path, read(path)))
+    return found
+
+
+def is_of(path: Path, prefix: str) -> bool:
+    """Whether the name is that of a complete periodic checkpoint of the prefix."""
+    name = rf"{re.escape(prefix)}-\d+_\d+(?:{BREAKPOINT})?(?:{REPLACED}\d+)?"
+    return re.fullmatch(name, path.name) is not None
+
+
+def chosen(
+    found: Sequence[tuple[Path, Manifest]],
+    keep_max: int,
+    per_minutes: int,
+    spared: Collection[Path] = (),
+) -> list[Path]:
+    """The checkpoints that a rule lets go, the oldest first. Pure.
+
+    The age is the time of saving, not the step: a run that begins anew in a full folder must not
+    lose what it has just saved to the higher steps of an earlier one.
+
+    Args:
+        found: complete checkpoints.
+        keep_max: so many of the newest stay; 0 is no such rule.
+        per_minutes: one stays for each so many minutes, and the newest; counts only where
+            ``keep_max`` is 0. 0 is no such rule: without any, nothing goes.
+        spared: stay whatever the rule says, and count as the others do.
+    """
+    oldest_first = [path for path, _ in sorted(found, key=_age)]
+    if keep_max > 0:
+        going = oldest_first[:-keep_max]
+    elif per_minutes > 0:
+        marks = _marks(sorted(found, key=_age), per_minutes * _MINUTE_S)
+        going = [path for path in oldest_first[:-1] if path not in marks]
+    else:
+        going = []
+    return [path for path in going if path not in spared]
+
+
+def _age(one: tuple[Path, Manifest]) -> tuple[float, int, str]:
+    path, manifest = one
+    return manifest.saved_at, manifest.step, str(path)
+
+
+def _marks(oldest_first: Sequence[tuple[Path, Manifest]], apart_s: int) -> set[Path]:
+    """The first of all, and each that is the first to come so long after the one before."""
+    marks: set[Path] = set()
+    due_s = 0.0
+    for path, manifest in oldest_first:
+        if manifest.saved_at >= due_s:
+            marks.add(path)
+            due_s = manifest.saved_at + apart_s
+    return marks
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint so that a crash leaves it whole, or under a name that nobody trusts.
+
+    One that is gone already, or that another process is deleting, is no error.
+
+    Raises:
+        OSError: it is as it was, or no checkpoint any more but not all of it is deleted;
+            :func:`sweep` tries again.
+    """
+    aside = path.with_name(f"{path.name}{REMOVED}")
+    _delete(aside)  # what a crash left: a name must be free to be taken
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:
+        return
+    fsync_folder(path.parent)  # or a power cut might bring the name back, but not the files
+    _delete(aside)
+
+
+def leftovers(directory: Path) -> list[Path]:
+    """What deletions that did not come to their end have left behind.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    try:
+        return sorted(path for path in directory.iterdir() if path.name.endswith(REMOVED))
+    except FileNotFoundError:
+        return []
+
+
+def sweep(directory: Path) -> list[Path]:
+    """Finish deletions that did not come to their end; what was there.
+
+    Raises:
+        OSError: something cannot be deleted.
+    """
+    left = leftovers(directory)
+    for path in left:
+        _delete(path)
+    return left
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder that has lost its name, its manifest first; others may do the same now."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path / MANIFEST)
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)  # says why, if something is left

@@ -1,0 +1,280 @@
+"""The safetensors format: written as a stream, and read as far as its header.
+
+A file is the header's length (8 bytes, little endian), the header (JSON, padded with spaces) and
+the tensors' bytes, one after the other without a hole. The reference library writes only what it
+has copied into memory first; its readers read what is written here.
+
+Element types that the format or its torch reader does not know are stored in the guise of another
+type; ``msrun_dtypes`` in the file's metadata says what they are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from worker_hooks.contract.status_page import Entry
+from worker_hooks.storage import checksum
+from worker_hooks.storage.checksum import BLOCK, Blocks, Bytes
+from worker_hooks.storage.durable_file import DurableFile
+
+BITS = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8"), 8),
+    **dict.fromkeys(("F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    "F4_E2M1X2": 8,
+    "C32": 32,
+    "C128": 128,
+}
+"""Bits of an element, by the format's names and, the last three, by ours."""
+
+_GUISES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "C128": ("F64", (2,)),
+    "C32": ("F16", (2,)),
+    "F4_E2M1X2": ("U8", ()),
+    "F8_E8M0": ("U8", ()),
+}
+"""The type in the file, and the dimensions it has at the end of the shape."""
+
+_METADATA = "__metadata__"
+_DTYPES = "msrun_dtypes"
+_COUNT = 8  # bytes of the header's length
+_ALIGNED = 64  # bytes; the format asks for 8, but torch's complex128 for 16
+_LIMIT = 100_000_000  # bytes of a header, the library's
+_KEYS = {"dtype", "shape", "data_offsets"}
+
+
+class Written(NamedTuple):
+    """A file that is on the disk; ``sha256`` is its checksum, as :func:`sha256_of` takes it."""
+
+    nbytes: int
+    sha256: str
+
+
+class Header(NamedTuple):
+    """What a file says about itself; ``data_offset`` is where the first tensor begins."""
+
+    entries: tuple[Entry, ...]
+    metadata: dict[str, str]
+    data_offset: int
+
+
+class Writing(NamedTuple):
+    """A file that is being written; tensors' bytes go to ``blocks``, in the header's order."""
+
+    head: bytes
+    file: DurableFile
+    blocks: Blocks
+
+    def finish(self) -> Written:
+        """Wait until all is on the disk.
+
+        Raises:
+            OSError: it is not.
+            ValueError: the bytes are not as many as the header says.
+        """
+        wanted = _data_nbytes(self.head)
+        given = self.blocks.nbytes
+        if given != wanted:
+            raise ValueError(f"{given} bytes of tensors were written, the header says {wanted}")
+        is_short = self.file.nbytes + sum(map(len, self.blocks.pending)) <= BLOCK
+        whole = [memoryview(self.head), *self.blocks.pending] if is_short else []
+        self.blocks.flush()
+        if is_short:
+            sha256 = checksum.sha256(whole).hex()
+        else:
+            head = checksum.sha256([memoryview(self.head)])
+            sha256 = checksum.combined(head, self.blocks.hashes())
+        self.file.finish()
+        return Written(self.file.nbytes, sha256)
+
+
+def stored(entry: Entry) -> Entry:
+    """The entry as the file has it: in its guise, if its type needs one."""
+    if entry.dtype not in _GUISES:
+        return entry
+    dtype, more = _GUISES[entry.dtype]
+    return entry._replace(dtype=dtype, shape=(*entry.shape, *more))
+
+
+def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
+    """A file's first bytes, up to the first tensor's.
+
+    Args:
+        entries: the tensors, in the order in which their bytes follow.
+        metadata: text for whoever reads the file.
+
+    Raises:
+        ValueError: a name appears twice, a size does not fit the shape, or the header is too long
+            for the library.
+    """
+    guises = {entry.name: entry.dtype for entry in entries if entry.dtype in _GUISES}
+    texts = {**metadata, **({_DTYPES: json.dumps(guises)} if guises else {})}
+    fields: dict[str, Any] = {_METADATA: texts} if texts else {}
+    at = 0
+    for entry in entries:
+        if entry.name in fields or entry.name == _METADATA:
+            raise ValueError(f"two tensors would be called {entry.name!r}")
+        if entry.nbytes != _nbytes(entry):
+            raise ValueError(f"{entry} is not {_nbytes(entry)} bytes long")
+        dtype, shape = stored(entry)[1:3]
+        offsets = [at, at + entry.nbytes]
+        fields[entry.name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+        at += entry.nbytes
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-(_COUNT + len(text)) % _ALIGNED)
+    if len(text) > _LIMIT:
+        raise ValueError(f"a header of {len(text)} bytes is over the format's {_LIMIT}")
+    return len(text).to_bytes(_COUNT, "little") + text
+
+
+def write(
+    path: Path, head: bytes, chunks: Iterable[Bytes], advance: Callable[[int], None]
+) -> Written:
+    """Write a file to the disk, whatever its size with at most 64 MB of memory.
+
+    Args:
+        path: in a folder that exists; fsync of the folder is left to whoever completes it.
+        head: of :func:`header`.
+        chunks: the tensors' bytes, cut at will.
+        advance: told of each few bytes more that are on the disk; may raise, to give up.
+
+    Raises:
+        OSError: the file could not be written, and is removed.
+        ValueError: the chunks are not as long as the header says; the file is removed.
+    """
+    with writing(path, head, advance) as file:
+        for chunk in chunks:
+            file.blocks.add(chunk)
+        return file.finish()
+
+
+@contextmanager
+def writing(path: Path, head: bytes, advance: Callable[[int], None]) -> Iterator[Writing]:
+    """As :func:`write`, for a caller who hands over the bytes himself, then calls ``finish``."""
+    with DurableFile(path, advance) as file, Blocks(file.write) as blocks:
+        file.write([memoryview(head)])
+        yield Writing(head, file, blocks)
+
+
+def sha256_of(path: Path, advance: Callable[[int], None]) -> str:
+    """The checksum of a file on the disk; the plain sha256 if the file is at most 4 MiB long.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return checksum.of_file(path, advance)
+
+
+def read_header(path: Path) -> Header:
+    """What a file says about its tensors.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged, or no safetensors file; the message says what is wrong.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        count = int.from_bytes(file.read(_COUNT), "little")
+        if size < _COUNT or count > size - _COUNT:
+            raise ValueError(f"{path} ends before its header does")
+        if count > _LIMIT:
+            raise ValueError(f"{path} is no safetensors file: its header has {count} bytes")
+        text = file.read(count)
+    if not text.startswith(b"{"):
+        raise ValueError(f"{path} is no safetensors file: its header is not JSON")
+    try:
+        entries, metadata = _parsed(text, size - _COUNT - count)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} has a damaged header: {error}") from None
+    return Header(entries, metadata, _COUNT + count)
+
+
+def _data_nbytes(head: bytes) -> int:
+    fields = json.loads(head[_COUNT:])
+    ends = (field["data_offsets"][1] for name, field in fields.items() if name != _METADATA)
+    return max(ends, default=0)
+
+
+def _nbytes(entry: Entry) -> int:
+    bits = math.prod(entry.shape) * BITS[entry.dtype]
+    if bits % 8:
+        raise ValueError(f"{entry.name!r} does not fill its last byte")
+    return bits // 8
+
+
+def _parsed(text: bytes, size: int) -> tuple[tuple[Entry, ...], dict[str, str]]:
+    fields = json.loads(text, object_pairs_hook=_unique)
+    metadata = _texts(fields.pop(_METADATA, {}))
+    guises = _texts(json.loads(metadata.pop(_DTYPES, "{}")))
+    entries = _entries(fields, size)
+    if missing := guises.keys() - {entry.name for entry in entries}:
+        raise ValueError(f"a type is said of {min(missing)!r}, which is not there")
+    return tuple(_undone(entry, guises.get(entry.name)) for entry in entries), metadata
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a name appears twice")
+    return fields
+
+
+def _texts(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError("its metadata is not text")
+    return value
+
+
+def _entries(fields: dict[str, Any], size: int) -> list[Entry]:
+    """The tensors in the order of their bytes, which fill ``size`` bytes without a hole."""
+    found = [(_span(name, field), name, field) for name, field in fields.items()]
+    entries, at = [], 0
+    for (start, end), name, field in sorted(found, key=lambda each: each[0]):
+        if field["dtype"] not in BITS:
+            raise ValueError(f"{name!r} has the unknown type {field['dtype']!r}")
+        if start != at:
+            raise ValueError(f"there is a hole or an overlap before {name!r}")
+        entry = Entry(name, field["dtype"], tuple(field["shape"]), end - start)
+        if entry.nbytes != _nbytes(entry):
+            raise ValueError(f"the size of {name!r} does not fit its shape")
+        entries.append(entry)
+        at = end
+    if at != size:
+        raise ValueError(f"there are {size} bytes of data instead of {at}")
+    return entries
+
+
+def _span(name: str, field: Any) -> tuple[int, int]:
+    if not isinstance(field, dict) or field.keys() != _KEYS or not isinstance(field["dtype"], str):
+        raise ValueError(f"{name!r} is not described as a tensor")
+    for numbers in (field["shape"], field["data_offsets"]):
+        if not isinstance(numbers, list) or not all(
+            type(number) is int and number >= 0 for number in numbers
+        ):
+            raise ValueError(f"{name!r} has a shape or place that is not made of numbers")
+    if len(field["data_offsets"]) != 2:  # noqa: PLR2004  begin and end
+        raise ValueError(f"{name!r} has a place that is no begin and end")
+    start, end = field["data_offsets"]
+    return start, end
+
+
+def _undone(entry: Entry, dtype: str | None) -> Entry:
+    """The entry without its guise."""
+    if dtype is None:
+        return entry
+    inner, more = _GUISES.get(dtype, ("", ()))
+    shape = entry.shape[: len(entry.shape) - len(more)]
+    true = entry._replace(dtype=dtype, shape=shape)
+    if inner != entry.dtype or stored(true) != entry:
+        raise ValueError(f"{entry.name!r} cannot be of type {dtype!r}")
+    return true

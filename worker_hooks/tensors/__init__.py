@@ -1,0 +1,1 @@
+"""Tensors as bytes without a copy: shards, digests, nested state as JSON."""

@@ -1,0 +1,106 @@
+"""Reads tensors' bytes in order, piece by piece, wherever and however the tensors lie.
+
+What lies in order in ordinary memory is looked at where it is. All else is copied, a few megabytes
+at a time, into buffers that are used again and again: freed ones would stay with the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from queue import Empty, SimpleQueue
+
+import torch
+
+from worker_hooks.tensors.tensor_bytes import plain, view
+
+PIECE = 4 << 20  # bytes, the most that one piece of a tensor has
+_ALIGNED = 64  # bytes
+
+
+class Reader:
+    """Reads the tensors of one device or many, while they stand still."""
+
+    def __init__(self, ready: Sequence[torch.Event] = ()) -> None:
+        """Begin.
+
+        Args:
+            ready: what must have happened on accelerators before their memory is read.
+        """
+        self._ready = ready
+        self._streams: dict[torch.device, torch.Stream] = {}
+        self._idle: SimpleQueue[mmap.mmap] = SimpleQueue()
+        self._loan: _Loan | None = None
+
+    def pieces(self, tensor: torch.Tensor) -> Iterator[memoryview]:
+        """The bytes of a tensor, in the order of its elements, at most 4 MiB at a time.
+
+        A piece stays as it is, and in memory, while anybody holds it.
+        """
+        for part in _parts(plain(tensor)):
+            is_resolved = not (part.is_conj() or part.is_neg())
+            if part.device.type == "cpu" and part.is_contiguous() and is_resolved:
+                yield view(part)
+            else:
+                yield self._copied(part)
+
+    def _copied(self, part: torch.Tensor) -> memoryview:
+        loan = self._loan
+        if loan is None or loan.used + part.nbytes > PIECE:
+            self._loan = loan = _Loan(self._idle)
+        copy = torch.frombuffer(loan.buffer, dtype=torch.uint8, count=part.nbytes, offset=loan.used)
+        loan.used += -(-part.nbytes // _ALIGNED) * _ALIGNED
+        copy = copy.view(part.dtype).view(part.shape)
+        if part.device.type == "cpu":
+            copy.copy_(part)
+        else:
+            # Into memory of the pageable kind: to make pinned memory can mean to wait for all of
+            # the device, and a collective that lost its peer is never done.
+            with self._stream(part.device):
+                copy.copy_(part)
+        return view(copy, loan)
+
+    def _stream(self, device: torch.device) -> torch.Stream:
+        """A stream behind the last update, but not behind what was begun after it."""
+        if device not in self._streams:
+            self._streams[device] = stream = torch.Stream(device)
+            events = [event for event in self._ready if event.device == device]
+            for event in events:
+                stream.wait_event(event)
+            if not events:
+                stream.wait_stream(torch.accelerator.current_stream(device))
+        return self._streams[device]
+
+
+class _Loan:
+    """A buffer that is idle again when nobody looks into it any more."""
+
+    def __init__(self, idle: SimpleQueue[mmap.mmap]) -> None:
+        self._idle = idle
+        self.used = 0
+        try:
+            self.buffer = idle.get_nowait()
+        except Empty:
+            self.buffer = mmap.mmap(-1, PIECE)
+
+    def __del__(self) -> None:
+        self._idle.put(self.buffer)
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Parts that follow each other, each of a piece's size at most."""
+    most = PIECE // tensor.itemsize
+    if tensor.numel() <= most:
+        if tensor.numel():
+            yield tensor
+        return
+    if tensor.is_contiguous():
+        yield from tensor.view(-1).split(most)  # type: ignore[no-untyped-call]
+        return
+    dim = next(dim for dim, size in enumerate(tensor.shape) if size > 1)
+    row = tensor.numel() // tensor.shape[dim]
+    if row > most:
+        for each in tensor.unbind(dim):
+            yield from _parts(each)
+    else:
+        yield from tensor.split(most // row, dim)  # type: ignore[no-untyped-call]

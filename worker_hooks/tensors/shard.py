@@ -1,0 +1,315 @@
+"""A shard: a replica's live state, or its part of it, as one file of a dump.
+
+It is written by a rank's listener, beside a main thread that stands still, from memory that is
+neither copied nor changed. The file is what torch's distributed checkpoints call a shard: their
+reader of safetensors folders loads it as it is, also into another number of ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from worker_hooks.contract.status_page import Entry
+from worker_hooks.storage import safetensors_file
+from worker_hooks.storage.checksum import Blocks, Bytes
+from worker_hooks.storage.safetensors_file import BITS
+from worker_hooks.storage.shard_file import Written, digest_of
+from worker_hooks.storage.shard_file import write as write_part
+from worker_hooks.tensors.fast_digest import Sum
+from worker_hooks.tensors.reader import Reader
+from worker_hooks.tensors.tensor_bytes import (
+    dtype_name,
+    entry_of,
+    from_bytes,
+    plain,
+    to_bytes,
+    torch_dtype,
+)
+
+__all__ = [
+    "Plan",
+    "Replica",
+    "Stored",
+    "Written",
+    "digest",
+    "dtype_name",
+    "entry_of",
+    "from_bytes",
+    "plan",
+    "quick_digest",
+    "tensors_of",
+    "to_bytes",
+    "torch_dtype",
+    "write",
+    "write_quick",
+]
+
+SHARDING = "DCP_SHARDING_INFO"
+OFFSETS = "saved_offsets"
+GLOBAL_SHAPE = "global_shape"  # ours: where a tensor was cut, how large it is altogether
+REST = "rest"
+_WHOLE = 1 << 20  # bytes; smaller tensors are not cut
+
+
+class Replica(NamedTuple):
+    """The replicated state of a rank, and what else belongs to its file."""
+
+    tensors: Mapping[str, torch.Tensor]  # equal on all replicas
+    buffers: Sequence[tuple[Entry, memoryview]]  # this rank's own; not in the digest
+    rest: str  # JSON of all that is no tensor; equal on all replicas
+    metadata: Mapping[str, str]  # free; not in the digest
+    ready: Sequence[torch.Event] = ()  # recorded at the commit on each accelerator's stream
+
+
+class Stored(NamedTuple):
+    """A tensor of a file, and where it begins in the whole tensor of ``global_shape``."""
+
+    name: str
+    tensor: torch.Tensor
+    offsets: tuple[int, ...]
+    global_shape: tuple[int, ...]
+
+
+class Plan(NamedTuple):
+    """How a part is to be written, without the bytes."""
+
+    head: bytes  # of the part's file
+    seed: str  # sha256, hexadecimal, of what the digest covers beside the bytes
+    segments: Sequence[tuple[torch.Tensor, bool]]  # the state in order; whether it is written
+    buffers: Sequence[memoryview]  # the file's last tensors
+    sizes: Sequence[int]  # of the whole state's tensors in order, in bytes
+
+    def pieces(self, reader: Reader) -> Iterator[tuple[memoryview, bool]]:
+        """The state's bytes in order, and whether they belong to the part."""
+        for segment, is_mine in self.segments:
+            for piece in reader.pieces(segment):
+                yield piece, is_mine
+
+
+class Cut(NamedTuple):
+    """The rows of a tensor, along ``dim``, that a part has; without ``dim``: all, or none."""
+
+    entry: Entry  # of the whole tensor
+    tensor: torch.Tensor
+    dim: int | None
+    start: int
+    stop: int
+
+    @property
+    def share(self) -> Entry:
+        """The rows as a tensor of their own."""
+        if self.dim is None:
+            return self.entry
+        name, dtype, shape, nbytes = self.entry
+        rows = self.stop - self.start
+        cut = (*shape[: self.dim], rows, *shape[self.dim + 1 :])
+        return Entry(name, dtype, cut, nbytes // shape[self.dim] * rows)
+
+    @property
+    def segments(self) -> Iterator[tuple[torch.Tensor, bool]]:
+        """The tensor's elements in their order, and whether they belong to the part."""
+        tensor = plain(self.tensor)
+        if self.dim is None:
+            yield tensor, self.start < self.stop
+            return
+        ends = (0, self.start, self.stop, tensor.shape[self.dim])
+        for start, stop in pairwise(ends):
+            yield tensor.narrow(self.dim, start, stop - start), start == self.start < self.stop
+
+
+def digest(replica: Replica, advance: Callable[[int], None]) -> str:
+    """64 hexadecimal digits that are the same on two replicas if all of their state is.
+
+    Args:
+        replica: must stand still.
+        advance: told of each few bytes more that were read; may raise, to give up.
+
+    Raises:
+        TypeError: there is a tensor that cannot be saved.
+    """
+    reader = Reader(replica.ready)
+    cuts = _cuts(replica, 0, 1)
+    with Blocks() as blocks:
+        for cut in cuts:
+            for piece in reader.pieces(cut.tensor):
+                blocks.add(piece)
+                advance(len(piece))
+        return digest_of(_seed(cuts, replica.rest), blocks.hashes())
+
+
+def quick_digest(replica: Replica, advance: Callable[[int], None] = lambda _: None) -> str:
+    """The same, but of a sum that only finds accidents, at the speed of memory: :class:`Sum`.
+
+    Raises:
+        TypeError: there is a tensor that cannot be saved.
+    """
+    reader, cuts = Reader(replica.ready), _cuts(replica, 0, 1)
+    found = Sum(cut.entry.nbytes for cut in cuts)
+    for cut in cuts:
+        for piece in reader.pieces(cut.tensor):
+            found.add(piece)
+            advance(len(piece))
+    return found.digest(_seed(cuts, replica.rest))
+
+
+def plan(replica: Replica, part: int, parts: int) -> Plan:
+    """Plan part ``part`` of ``parts`` equal ones; part 0 holds the buffers, too.
+
+    Raises:
+        TypeError: there is a tensor that cannot be saved.
+        ValueError: two tensors have one name, or there is no such part.
+    """
+    if not 0 <= part < parts:
+        raise ValueError(f"there is no part {part} of {parts}")
+    cuts = _cuts(replica, part, parts)
+    buffers = replica.buffers if part == 0 else ()
+    head = _header(replica, [cut for cut in cuts if cut.start < cut.stop], buffers)
+    segments = [segment for cut in cuts for segment in cut.segments]
+    contents = [content for _, content in buffers]
+    sizes = [cut.entry.nbytes for cut in cuts]
+    return Plan(head, _seed(cuts, replica.rest), segments, contents, sizes)
+
+
+def write(
+    path: Path, replica: Replica, part: int, parts: int, advance: Callable[[int], None]
+) -> Written:
+    """Write part ``part`` of ``parts`` equal ones, and take the digest of the whole.
+
+    Extra memory is at most 64 MB. Part 0 holds the buffers, too.
+
+    Args:
+        path: in a folder that exists; its fsync is left to whoever completes the dump.
+        replica: must stand still.
+        part: from 0.
+        parts: how many ranks write.
+        advance: told of each few bytes more that are done; may raise, to give up.
+
+    Raises:
+        OSError: the file could not be written, and is removed.
+        TypeError: there is a tensor that cannot be saved.
+        ValueError: two tensors have one name, or there is no such part.
+    """
+    planned = plan(replica, part, parts)
+    pieces = planned.pieces(Reader(replica.ready))
+    head, seed, buffers = planned.head, planned.seed, planned.buffers
+    return write_part(path, head, seed, pieces, buffers, advance, is_whole=parts == 1)
+
+
+def write_quick(
+    path: Path, replica: Replica, part: int, parts: int, advance: Callable[[int], None]
+) -> Written:
+    """The same file as :func:`write` makes, in memory that is there already; no checksum is taken.
+
+    Args:
+        path: of a file in memory, empty.
+        replica: must stand still.
+        part: from 0.
+        parts: how many ranks write.
+        advance: told of each few bytes more that are done; may raise, to give up.
+
+    Raises:
+        OSError: there is no memory, or nobody keeps it any more.
+        TypeError: there is a tensor that cannot be saved.
+        ValueError: two tensors have one name, or there is no such part.
+    """
+    planned = plan(replica, part, parts)
+    found = Sum(planned.sizes)
+    with open(path, "r+b", buffering=0) as file:
+        nbytes = _put(file, planned.head)
+        for piece, is_mine in planned.pieces(Reader(replica.ready)):
+            found.add(piece)
+            if is_mine:
+                nbytes += _put(file, piece)
+            advance(len(piece))
+        for content in planned.buffers:
+            nbytes += _put(file, content)
+    return Written(nbytes, "", found.digest(planned.seed))
+
+
+def tensors_of(path: Path) -> Iterator[Stored]:
+    """The tensors of a file, one after the other; their memory is the file's until it is changed.
+
+    Raises:
+        OSError: it cannot be read.
+        TypeError: torch has no type for a tensor's elements.
+        ValueError: it is no safetensors file, or a damaged one.
+    """
+    from safetensors import safe_open  # not every training image saves
+
+    found = safetensors_file.read_header(path)
+    sharding = json.loads(found.metadata.get(SHARDING, "{}"))
+    with safe_open(path, framework="pt") as file:
+        for name, dtype, shape, _ in found.entries:
+            elements = torch_dtype(dtype)
+            tensor = file.get_tensor(name)
+            if tensor.data_ptr() % elements.itemsize:
+                tensor = tensor.clone()  # torch's code for complex numbers crashes otherwise
+            tensor = tensor.view(elements).reshape(shape)
+            place = sharding.get(name, {})
+            offsets = tuple(place.get(OFFSETS, ()))[: len(shape)] or (0,) * len(shape)
+            yield Stored(name, tensor, offsets, tuple(place.get(GLOBAL_SHAPE, shape)))
+
+
+def _put(file: io.FileIO, content: Bytes) -> int:
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
+    return len(content)
+
+
+def _cuts(replica: Replica, part: int, parts: int) -> list[Cut]:
+    """All tensors in the files' order, the largest elements first so that all lie aligned."""
+    found = [(entry_of(name, tensor), tensor) for name, tensor in replica.tensors.items()]
+    found.sort(key=lambda each: (-BITS[each[0].dtype], each[0].name))
+    total = sum(entry.nbytes for entry, _ in found)
+    edges = total * part // parts, total * (part + 1) // parts if part + 1 < parts else total + 1
+    cuts, at = [], 0
+    for entry, tensor in found:
+        dim = _dim(entry)
+        rows = 1 if dim is None else entry.shape[dim]
+        row = max(1, entry.nbytes // rows)
+        # cut where it is nearest to the edges
+        start, stop = (min(max(0, (2 * (edge - at) + row) // (2 * row)), rows) for edge in edges)
+        cuts.append(Cut(entry, tensor, dim, start, stop))
+        at += entry.nbytes
+    return cuts
+
+
+def _dim(entry: Entry) -> int | None:
+    """Where a large tensor is cut: its rows along the first dimension that has any."""
+    if entry.nbytes <= _WHOLE:
+        return None
+    return next(dim for dim, size in enumerate(entry.shape) if size > 1)
+
+
+def _header(
+    replica: Replica, cuts: Sequence[Cut], buffers: Sequence[tuple[Entry, memoryview]]
+) -> bytes:
+    entries = [*(cut.share for cut in cuts), *(entry for entry, _ in buffers)]
+    sharding: dict[str, dict[str, list[int]]] = {
+        entry.name: {OFFSETS: [0] * len(safetensors_file.stored(entry).shape)} for entry in entries
+    }
+    for cut in cuts:
+        if cut.share != cut.entry and cut.dim is not None:
+            sharding[cut.entry.name][OFFSETS][cut.dim] = cut.start
+            sharding[cut.entry.name][GLOBAL_SHAPE] = list(cut.entry.shape)
+    metadata = {
+        **replica.metadata,
+        REST: replica.rest,
+        SHARDING: json.dumps(sharding),
+        "DCP_VERSION": "1.0",
+        "format": "pt",
+    }
+    return safetensors_file.header(entries, metadata)
+
+
+def _seed(cuts: Sequence[Cut], rest: str) -> str:
+    return hashlib.sha256(json.dumps([[cut.entry for cut in cuts], rest]).encode()).hexdigest()

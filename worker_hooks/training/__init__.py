@@ -1,0 +1,1 @@
+"""``TrainState`` and ``run``: what a training script holds and enters."""

@@ -1,0 +1,47 @@
+"""``run(train, state)``: the training function, called so that it can be held and re-entered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from worker_hooks.guard.exit_hooks import describe
+from worker_hooks.guard.gate import EjectedError
+from worker_hooks.training.train_state import TrainState
+
+log = logging.getLogger("msrun")
+Result = TypeVar("Result")
+
+
+def run(train: Callable[[TrainState], Result], state: TrainState) -> Result:
+    """Train, and enter ``train`` again when a dead rank was replaced.
+
+    Then the process group is new, and ``state`` and the registered objects are as of the newest
+    commit. What ``train`` makes, it makes anew: DDP, ``torch.compile``, sub-groups and device
+    meshes. What it finds from outside lives on: the model, the optimizer, the loader with its
+    workers. An exception is held here while the state is saved, before anything is unwound further.
+
+    Raises:
+        TypeError: these are not a function and a TrainState, in this order.
+        Exception: what ``train`` raised.
+    """
+    if not callable(train) or not isinstance(state, TrainState):
+        raise TypeError("run(train, state) takes your training function and its TrainState")
+    state.begin_run()
+    is_again = False
+    while True:
+        try:
+            if is_again:
+                state.rejoin()
+            result = train(state)
+            state.finish()
+        except EjectedError:
+            is_again = True
+        except Exception as error:
+            is_again = state.hold(describe(error))
+            if not is_again:
+                raise
+            log.warning("rank %d leaves its step: %s", state.rank, describe(error)[:200])
+        else:
+            return result
