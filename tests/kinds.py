@@ -11,7 +11,7 @@ from typing import NamedTuple
 from jobs import WORKERS, Ended, Launcher
 
 from msrun.drill.fault_options import read_words
-from worker_hooks.drill.plan import Plan
+from worker_hooks.drill.plan import DrillPlan
 
 SCRIPT = WORKERS / "train_kinds.py"
 RANKS = 3
@@ -70,7 +70,9 @@ def msrun_of(*words: object) -> tuple[object, ...]:
 def killed(launcher: Launcher, kind: str, fault: str, *options: str, name: str = "") -> Run:
     """A job with these faults, that may replace one rank and restart once."""
     folder = launcher.tmp / (name or kind)
-    plan = Plan(str(folder / "witness"), str(folder / "ckpt"), read_words(fault, "kill").faults)
+    plan = DrillPlan(
+        str(folder / "witness"), str(folder / "ckpt"), read_words(fault, "kill").faults
+    )
     told = (f"--worker_num={RANKS}", "--max-restarts=1", "--max_replacements=1")
     words = msrun_of(*told, *options, SCRIPT, "out", f"--kind={kind}")
     prelude = 'mkdir witness ckpt && exec "$@"'

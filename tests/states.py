@@ -63,5 +63,5 @@ def stored(folder, objects, *, step=7, parts=3, whole_each=False, more=()):
     made = Manifest(
         "checkpoint", step, 1, step, parts, 0, "r1", "", time.time(), tuple(shards), "d"
     )
-    commit.seal(layout.place, made)
+    commit.commit(layout.place, made)
     return layout.folder

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 
 from agent.controller.job import Job
 from agent.controller.states import JobState
-from agent.spec.run_facts import Facts
+from agent.spec.run_facts import RunFacts
 from agent.text.wording import describe_exit
 from agent.workers.worker import Worker
 from worker_hooks.contract.layout import RunLayout
 
 
-def status(facts: Facts, job: Job, workers: Sequence[Worker]) -> dict[str, object]:
+def status(facts: RunFacts, job: Job, workers: Sequence[Worker]) -> dict[str, object]:
     """Everything known; times in seconds since the epoch."""
     spec, layout = facts.spec, facts.layout
     ended = time.time() if job.state.is_end else None
@@ -93,7 +93,7 @@ REFRESH_S = 2.0  # how old the steps that are told may be
 TELL_S = 0.1  # and how old the rest of it
 
 
-class Teller:
+class StatusPublisher:
     """Tells of changes, now or soon."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, tell: Callable[[], bool]) -> None:

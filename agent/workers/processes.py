@@ -17,7 +17,7 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 PF_EXITING = 0x4  # linux/sched.h
 
 
-class Ended(NamedTuple):
+class EndedProcess(NamedTuple):
     """A child of the agent that is dead and not yet reaped: its pid is still its own."""
 
     pid: int
@@ -35,7 +35,7 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def ended_children() -> Iterator[Ended]:
+def ended_children() -> Iterator[EndedProcess]:
     """Every dead child, oldest first as the kernel lists them; each is reaped after its turn.
 
     While a child is looked at it is a zombie, so its pid and its group's id cannot belong to
@@ -49,7 +49,7 @@ def ended_children() -> Iterator[Ended]:
         if found is None:
             return
         exited = found.si_code == os.CLD_EXITED
-        yield Ended(found.si_pid, found.si_status if exited else -found.si_status)
+        yield EndedProcess(found.si_pid, found.si_status if exited else -found.si_status)
         os.waitid(os.P_PID, found.si_pid, os.WEXITED)
 
 

@@ -8,7 +8,7 @@ from agent.controller.states import RankState
 
 if TYPE_CHECKING:
     from agent.workers.tempo import Tempo
-    from worker_hooks.contract.status_page import Beat
+    from worker_hooks.contract.status_page import Heartbeat
 
 
 class Worker:
@@ -28,7 +28,7 @@ class Worker:
         self.order = 0  # of ending, within the attempt
         self.told = False  # msrun signalled it to stop before it ended
         self.is_released = False  # it was held with an exception, and ends by that
-        self.beat: Beat | None = None  # how far it was when last looked at
+        self.beat: Heartbeat | None = None  # how far it was when last looked at
         self.tempo: Tempo | None = None  # how quick
         self.is_slow = False  # persistently slower than its peers
         self.hung = ""  # why it is killed, if it hangs

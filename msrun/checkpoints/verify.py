@@ -8,16 +8,16 @@ from pathlib import Path
 
 from agent.text.sanitize import sanitized
 from agent.text.wording import sized
-from msrun.checkpoints.catalog import FOREIGN, LEFTOVER, Item, bytes_to_read, damages
+from msrun.checkpoints.catalog import FOREIGN, LEFTOVER, CheckpointItem, bytes_to_read, damages
 from msrun.checkpoints.list import described, named, still_there
 from msrun.terminal.progress import bar, counted
 from msrun.terminal.stdout import put
 from msrun.terminal.table import show_json
 
-Pair = tuple[Item, Sequence[str]]
+Pair = tuple[CheckpointItem, Sequence[str]]
 
 
-def verify(folder: Path, items: Sequence[Item], *, as_json: bool) -> bool:
+def verify(folder: Path, items: Sequence[CheckpointItem], *, as_json: bool) -> bool:
     """Print a line for each that is whole, one for each damage, and the sum.
 
     Returns:
@@ -42,7 +42,7 @@ def _whole(pairs: Sequence[Pair]) -> int:
     return sum(item.is_complete and not flaws for item, flaws in pairs)
 
 
-def _lines(folder: Path, item: Item, flaws: Sequence[str]) -> Iterator[str]:
+def _lines(folder: Path, item: CheckpointItem, flaws: Sequence[str]) -> Iterator[str]:
     name = named(folder, item.path)
     if flaws:
         yield from (f"damaged: {name}: {flaw}" for flaw in flaws)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agent.spec.job_spec import UsageError
-from msrun.drill.random_faults import Lots, read_kinds
+from msrun.drill.random_faults import RandomFaults, read_kinds
 from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment
 
 _WHEN = ("step", "phase", "attempt", "delay")
@@ -26,7 +26,7 @@ _SHORTEST_S = 0.01
 _BYTE = 255
 
 
-class Order(NamedTuple):
+class FaultOrder(NamedTuple):
     """One drill that was asked for by name."""
 
     faults: tuple[Fault, ...]
@@ -37,7 +37,7 @@ class Order(NamedTuple):
         return " + ".join(fault.words for fault in self.faults)
 
 
-def read_words(words: str, deed: str) -> Order:
+def read_words(words: str, deed: str) -> FaultOrder:
     """The drill that an option asks for: ``rank=3,step=50,phase=backward``.
 
     Args:
@@ -47,10 +47,10 @@ def read_words(words: str, deed: str) -> Order:
     Raises:
         UsageError: one sentence on what is wrong.
     """
-    return Order(tuple(_fault(_fields(part, deed), deed) for part in words.split("+")))
+    return FaultOrder(tuple(_fault(_fields(part, deed), deed) for part in words.split("+")))
 
 
-def read_file(path: str) -> tuple[Order | Lots, ...]:
+def read_file(path: str) -> tuple[FaultOrder | RandomFaults, ...]:
     """The drills of a YAML file: a list of mappings, each of what the options are called.
 
     ``- kill: {rank: 3, step: 50}`` is a drill, ``- {graceful: {step: 40}, kill: {rank: 1, step:
@@ -74,29 +74,31 @@ def read_file(path: str) -> tuple[Order | Lots, ...]:
     return tuple(_entry(entry, path) for entry in content)
 
 
-def check_ranks(orders: Sequence[Order | Lots], world_size: int) -> None:
+def check_ranks(orders: Sequence[FaultOrder | RandomFaults], world_size: int) -> None:
     """Refuse faults of ranks the job does not have.
 
     Raises:
         UsageError: the rank is named.
     """
     for order in orders:
-        for fault in order.faults if isinstance(order, Order) else ():
+        for fault in order.faults if isinstance(order, FaultOrder) else ():
             if fault.rank >= world_size:
                 raise UsageError(
                     f"rank {fault.rank} is to fail, the ranks are 0 to {world_size - 1}"
                 )
 
 
-def _entry(entry: Any, path: str) -> Order | Lots:
+def _entry(entry: Any, path: str) -> FaultOrder | RandomFaults:
     try:
         match entry:
             case {"random": number, **rest} if not rest.keys() - {"seed", "of"}:
                 seed = whole("seed", rest.get("seed", "0"), 0)
                 kinds = read_kinds(str(rest.get("of", "kill")))
-                return Lots(whole("random", number, 1), seed, kinds)
+                return RandomFaults(whole("random", number, 1), seed, kinds)
             case dict() if entry and entry.keys() <= _KEYS.keys():
-                return Order(tuple(one for deed in entry for one in _joined(entry[deed], deed)))
+                return FaultOrder(
+                    tuple(one for deed in entry for one in _joined(entry[deed], deed))
+                )
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     raise UsageError(f"{path}: {entry!r} is no drill: {', '.join(_KEYS)}; or random, on its own")

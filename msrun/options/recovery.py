@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.spec.job_spec import DumpSpec, ReplaceSpec, Timeouts, UsageError
-from agent.spec.timeouts import Ladder, Rung, derive, exit_times
+from agent.spec.timeouts import TimeoutLadder, TimeoutRung, derive, exit_times
 from msrun.options.logs import folder
 from msrun.options.settings import Setting, Settings, bounded
 from msrun.options.table import BY_DEST
 from worker_hooks.contract import env
 
 
-class Guard(NamedTuple):
+class RecoveryOptions(NamedTuple):
     """How long msrun waits, and how it saves."""
 
     timeouts: Timeouts
     dump: DumpSpec
 
 
-def guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
+def recovery_options(settings: Settings, environ: Mapping[str, str]) -> RecoveryOptions:
     """The checked times and places.
 
     Raises:
@@ -34,7 +34,7 @@ def guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
         freeze,
         _rung(settings, "update_grace"),
         _rung(settings, "dump_timeout"),
-        None if grace is None else Rung(float(grace.text), grace.shown),
+        None if grace is None else TimeoutRung(float(grace.text), grace.shown),
         scheduler,
     )
     exit_s, asked_exit_s = exit_times(ladder, _rung(settings, "grace"), freeze, scheduler)
@@ -50,7 +50,7 @@ def guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
         asked_exit_s=asked_exit_s,
         hang_s=_hang(settings),
     )
-    return Guard(timeouts, _dump(settings, ladder, environ))
+    return RecoveryOptions(timeouts, _dump(settings, ladder, environ))
 
 
 def _grace(settings: Settings, environ: Mapping[str, str]) -> Setting | None:
@@ -78,12 +78,12 @@ def _hang(settings: Settings) -> float | None:
     return seconds
 
 
-def _rung(settings: Settings, dest: str) -> Rung | None:
+def _rung(settings: Settings, dest: str) -> TimeoutRung | None:
     seconds = settings.seconds(dest)
-    return None if seconds is None else Rung(seconds, settings.of(dest).shown)
+    return None if seconds is None else TimeoutRung(seconds, settings.of(dest).shown)
 
 
-def _dump(settings: Settings, ladder: Ladder, environ: Mapping[str, str]) -> DumpSpec:
+def _dump(settings: Settings, ladder: TimeoutLadder, environ: Mapping[str, str]) -> DumpSpec:
     return DumpSpec(
         update_grace_s=ladder.update_grace_s,
         freeze_s=ladder.freeze_s,
@@ -116,7 +116,7 @@ _OURS = frozenset({signal.SIGCHLD})  # says that a worker has ended
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 
 
-def graceful(setting: Setting) -> tuple[int, ...]:
+def graceful_signals(setting: Setting) -> tuple[int, ...]:
     """The numbers of the signals that are named.
 
     Raises:

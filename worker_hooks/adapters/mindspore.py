@@ -12,13 +12,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from torch.optim import Optimizer
 
-from worker_hooks.contract.env import ENABLE_TFT, tft_features
 from worker_hooks.training.train_state import TrainState
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -27,22 +25,6 @@ MAX_PORT = 65535
 _HOST = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}")
 
 _wrapped: WeakSet[Optimizer] = WeakSet()
-
-
-def is_enabled(environ: Mapping[str, str]) -> bool:
-    """Whether state is to be saved: unless ``MS_ENABLE_TFT`` says ``{TTP:0}``.
-
-    Unset means yes, as a script with a ``TrainState`` has asked for it. ``MINDIO_FOR_MINDSPORE``
-    may be set and says nothing here.
-
-    Raises:
-        ValueError: the variable is written in another way.
-    """
-    text = environ.get(ENABLE_TFT, "")
-    try:
-        return tft_features(text).get("TTP", True)
-    except ValueError as error:
-        raise ValueError(f"{ENABLE_TFT}={text} {error}") from None
 
 
 class TFTRegister:

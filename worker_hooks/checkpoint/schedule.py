@@ -23,7 +23,7 @@ AHEAD = 2  # steps; one would do
 _WORD = struct.Struct("=Q")
 
 
-class Policy(Protocol):
+class SaveSchedule(Protocol):
     """Asked at each commit."""
 
     def is_due(self, step: int) -> bool:
@@ -145,7 +145,7 @@ def made(
     ranks: tuple[int, int],
     path: Callable[[], Path],
     passed_s: float = 0.0,
-) -> Policy:
+) -> SaveSchedule:
     """What one rank goes by.
 
     Args:

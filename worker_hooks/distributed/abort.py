@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from worker_hooks.distributed import stacks
-from worker_hooks.distributed.socket_peers import other_ends
+from worker_hooks.distributed.socket_peers import peers_of
 
 _STORE = "msrun-store"  # the short name of the store host, a child of the agent like the ranks
 
@@ -56,7 +56,7 @@ def _abort_groups() -> None:
 
 def _shut_down(agent_pid: int) -> int:
     theirs = {inode for pid in _peers(agent_pid) for inode, _ in _sockets(str(pid))}
-    others = other_ends(descriptor for _, descriptor in _sockets("self"))
+    others = peers_of(descriptor for _, descriptor in _sockets("self"))
     return sum(_shut(descriptor) for descriptor, inode in others.items() if inode in theirs)
 
 
@@ -109,7 +109,7 @@ LOOK_S = 0.25  # between two looks at where it is
 _USER, _SYSTEM = 11, 12  # of proc(5), counted behind the name
 
 
-def insist(is_out: threading.Event) -> None:
+def end_if_stuck(is_out: threading.Event) -> None:
     """End this process if its main thread stays in a collective.
 
     Args:

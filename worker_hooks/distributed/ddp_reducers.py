@@ -27,7 +27,7 @@ class Reducers:
         self._found: list[Any] | None = None
         self._expected: Sequence[list[int] | None] = ()  # orders, of a checkpoint
         self.is_expecting = False  # the first step after a resume
-        self._new: ddp_bucket_order.New | None = None  # there were none before these
+        self._new: ddp_bucket_order.NewDDPs | None = None  # there were none before these
 
     def orders(self) -> list[list[int] | None]:
         """What the next step's layouts are made of; any thread may ask."""
@@ -60,7 +60,7 @@ class Reducers:
         trust(self._modules())
         self._forget_new()
         if are_none:
-            self._new = ddp_bucket_order.New()
+            self._new = ddp_bucket_order.NewDDPs()
 
     def rehearse(self) -> None:
         """Lay the buckets out as they were when the checkpoint was made; a collective."""

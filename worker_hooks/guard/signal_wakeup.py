@@ -19,7 +19,7 @@ from typing import Any
 _ROOM = 512  # bytes read at once; each is a signal
 
 
-class Wakeup:
+class SignalWakeup:
     """The end of a pipe that signals' numbers come out of."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -32,7 +32,7 @@ class Wakeup:
         self._is_open = True
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self._caught = Caught(numbers, self._late)
+            self._caught = SignalCatcher(numbers, self._late)
             # whose descriptor it was before, asyncio's say
             self._theirs = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         except BaseException:
@@ -56,7 +56,7 @@ class Wakeup:
         return set(filter(self._caught.is_ours, numbers))
 
     def give_way(self, number: int | None = None) -> None:
-        """As :meth:`Caught.give_way`: in any thread."""
+        """As :meth:`SignalCatcher.give_way`: in any thread."""
         self._caught.give_way(number)
 
     def restore(self) -> None:
@@ -92,7 +92,7 @@ _libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
 _libc.signal.restype = ctypes.c_void_p
 
 
-class Caught:
+class SignalCatcher:
     """Some signals, from its making to :meth:`restore`."""
 
     def __init__(

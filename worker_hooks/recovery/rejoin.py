@@ -28,16 +28,16 @@ class Membership:
         self._guard = guard
         self._modules = modules
         self._left: list[tuple[Sequence[ref[Any]], list[Any]]] = []  # and still in use
-        self._modes: Modes | None = None
-        self._group: process_group.Group | None = None  # made by the script before run()
+        self._modes: ModuleFlags | None = None
+        self._group: process_group.GroupRecord | None = None  # made by the script before run()
         guard.why_fixed = process_group.OUTSIDE
 
     def begin(self) -> None:
         """The training function is about to be entered for the first time."""
         guard = self._guard
-        self._modes = Modes(self._modules())
+        self._modes = ModuleFlags(self._modules())
         self._group = process_group.present()
-        guard.why_fixed = why = process_group.why_fixed(guard.told, self._modules)
+        guard.why_fixed = why = process_group.not_replaceable_why(guard.told, self._modules)
         if why and guard.is_on and guard.told.rank == 0:
             log.warning("a dead rank will not be replaced alone, as the script %s", why)
 
@@ -93,7 +93,7 @@ def _are_held(users: Sequence[ref[Any]], left: Sequence[Any]) -> bool:
     return any(count > alone + 1 for count in counts)
 
 
-class Modes:
+class ModuleFlags:
     """As of one moment."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:

@@ -28,7 +28,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
-from agent.controller.job import Job, Rules
+from agent.controller.job import Job, Policy
 from agent.controller.states import JobState
 
 CRASHES = (1, 1, 2, 3, 137, 255, -6, -9, -11)
@@ -81,7 +81,7 @@ class Story:
     """What happened in one schedule."""
 
     seed: int
-    rules: Rules
+    rules: Policy
     events: list[ev.Event] = field(default_factory=list)
     actions: list[do.Action] = field(default_factory=list)
     job: Job | None = None
@@ -107,7 +107,7 @@ class Node:
         self.replicas = Replicas(self)
         self.weather = _weather(rng, calm=self.replicas.climate.hooks > 0 and rng.random() < 0.8)
         lost = self.weather.lost > 0
-        self.rules = Rules(
+        self.rules = Policy(
             ranks=tuple(range(rng.choice((1, 2, 2, 3, 4, 5)))),
             max_restarts=rng.choice((0, 1, 1, 2, 3)),
             start_s=rng.choice((5.0, 20.0) if lost else (5.0, 20.0, None)),

@@ -13,7 +13,7 @@ from shorthand import short
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import decide
-from agent.controller.job import Job, Rules
+from agent.controller.job import Job, Policy
 from agent.controller.states import JobState, RankState
 from agent.text.wording import describe_exit
 
@@ -22,7 +22,7 @@ RULES = {"ranks": (0, 1), "max_restarts": 0, "start_s": 600.0, "grace_s": 30.0, 
 
 def rules(**changes):
     """Of a job whose ranks are not replaced, unless that is said."""
-    return Rules(**{**RULES, "replace": False, **changes})
+    return Policy(**{**RULES, "replace": False, **changes})
 
 
 ONE, TWO, THREE = rules(ranks=(0,)), rules(), rules(ranks=(0, 1, 2))

@@ -11,7 +11,7 @@ from test_replacing import JOINING, MEMORY, RAISED, REPLACING, THREE
 
 from agent.controller.decide import decide
 from agent.controller.job import Job
-from agent.controller.messages import outlook
+from agent.controller.messages import progress_message
 
 TWO = rules(max_restarts=3)
 TRAINING = running(2, 4)
@@ -21,7 +21,7 @@ def told(steps, event, rules_=TWO):
     job = Job(rules_)
     for each in events_of(steps):
         job = decide(job, each).job
-    return outlook(job, decide(job, event).job)
+    return progress_message(job, decide(job, event).job)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.controller import events as ev
-from agent.hooks.handshake import Greeting
+from agent.hooks.handshake import Handshake
 from agent.spec.job_spec import DumpSpec
 from worker_hooks.contract.protocol import Hello, Welcome
 from worker_hooks.storage.manifest import Manifest, Shard, write
@@ -47,7 +47,7 @@ class Desk:
     def __init__(self, fallback, lineage=()):
         self.links, self.scribe, self.told, self.kept = Links(), Scribe(), [], []
         self.posted = []
-        self.greeting = Greeting(
+        self.greeting = Handshake(
             DumpSpec(update_grace_s=3, stall_s=4, lineage=lineage),
             fallback,
             self.links,
