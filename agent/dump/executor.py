@@ -22,8 +22,7 @@ from agent.dump.unfinished_folder import AbandonedError
 from agent.hooks.handshake import Greeting
 from agent.hooks.rank_links import Links
 from agent.hooks.status_pages import Pages
-from agent.machine.free_memory import free_bytes
-from agent.machine.room import needed, shortage
+from agent.machine.free_memory import free_bytes, needed, shortage
 from agent.records.file_thread import Scribe
 from agent.spec.job_spec import JobSpec
 from worker_hooks.contract import protocol

@@ -17,9 +17,9 @@ from agent.failure.root_cause import find_cause
 from agent.machine.oom_kills import OomCounters, read_counters
 from agent.records.journal import Journal
 from agent.spec.run_facts import Facts
-from agent.workers.processes import Worker
+from agent.workers.worker import Worker
+from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.env import AGENT_ERROR_FILE
-from worker_hooks.contract.layout import write_atomic
 from worker_hooks.contract.protocol import WorkerOrder
 
 

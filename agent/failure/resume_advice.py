@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent.failure.log_excerpt import harmless
 from agent.records import run_record
 from agent.records.run_record import Record
+from agent.text.sanitize import sanitized
 from worker_hooks.storage.manifest import Manifest, candidates_of, read, verify
 
 
@@ -99,16 +99,16 @@ def _command(record: Record, kept: Kept, environ: Mapping[str, str], *, is_away:
 def _lines(closing: Closing) -> Iterator[str]:
     kept = closing.kept
     if closing.not_replaced:
-        yield f"not replaced: {harmless(closing.not_replaced)}"
+        yield f"not replaced: {sanitized(closing.not_replaced)}"
     if closing.gave_up:
-        yield f"gave up: {harmless(closing.gave_up)}"
+        yield f"gave up: {sanitized(closing.gave_up)}"
     if closing.lost:
         none = "" if kept else "; no older checkpoint remains"
-        yield f"lost: {harmless(closing.lost)}{none}"
+        yield f"lost: {sanitized(closing.lost)}{none}"
     if kept is not None:
         ranks = "1 rank" if kept.world_size == 1 else f"{kept.world_size} ranks"
         name = "older checkpoint" if closing.lost else "saved"
-        yield f"{name}: step {kept.step}, {ranks}, {harmless(kept.path)}"
+        yield f"{name}: step {kept.step}, {ranks}, {sanitized(kept.path)}"
         yield closing.command
 
 

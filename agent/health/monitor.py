@@ -15,11 +15,12 @@ from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.health.hang import Answer, Vigil
 from agent.health.stall import DEAD, STOPPED, Case, Seen, usual
-from agent.health.stragglers import Stragglers, Tempo, tempo
+from agent.health.stragglers import Stragglers
 from agent.hooks.rank_links import Loop, Timer
 from agent.hooks.status_pages import Pages
 from agent.records.journal import Journal
-from agent.workers.processes import Worker
+from agent.workers.tempo import Tempo, tempo
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 SHORTEST_S, LONGEST_S = 0.25, 5.0  # between two looks

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from worker_hooks.contract.layout import write_atomic
+from worker_hooks.contract.atomic_file import write_atomic
 
 NOTE = "stop.json"
 

@@ -8,7 +8,7 @@ from agent.controller import actions as do
 from agent.controller.job import Job
 from agent.controller.restart_policy import lost
 from agent.controller.states import JobState
-from agent.workers.processes import Worker
+from agent.workers.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from agent.hooks.status_pages import Pages
 from agent.records.file_thread import Scribe
 from agent.records.journal import Journal
 from agent.spec.job_spec import JobSpec
-from agent.workers.processes import Worker, is_exiting
+from agent.workers.processes import is_exiting
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:  # a job without hooks starts earlier without them

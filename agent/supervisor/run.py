@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.controller.job import Job
@@ -18,9 +17,10 @@ from agent.machine import open_files
 from agent.machine.oom_kills import read_counters
 from agent.records import run_record
 from agent.records.journal import Journal
-from agent.records.remembered import remembered
+from agent.records.run_record import remembered
 from agent.records.worker_output import Output
 from agent.spec import timeouts
+from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec
 from agent.spec.run_facts import Facts
 from agent.supervisor.ending import Ending
@@ -28,8 +28,8 @@ from agent.supervisor.hooks_bridge import Safeguard
 from agent.supervisor.requests import Requests
 from agent.supervisor.status import status
 from agent.supervisor.supervisor import Supervisor
-from agent.workers.processes import Worker
 from agent.workers.starter import Starter
+from agent.workers.worker import Worker
 from worker_hooks.contract.layout import FALLBACK
 from worker_hooks.contract.protocol import WorkerOrder
 
@@ -42,15 +42,6 @@ if TYPE_CHECKING:
 FILES_PER_RANK = 5  # its line and its status page; its share of a checkpoint in memory, twice
 SWITCH_S = 0.0005  # that the loop waits at most for the thread that shows what workers write
 CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
-
-
-@dataclass(frozen=True, slots=True)
-class Console:
-    """How the command line shows things to people."""
-
-    say: Callable[[str], None]  # one sentence on stderr
-    report: Callable[[str], None]  # the failure report
-    progress: Callable[[str], None]  # a passing word, on a terminal only
 
 
 def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], console: Console) -> int:

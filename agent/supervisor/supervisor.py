@@ -17,23 +17,22 @@ from typing import Any
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import decide
-from agent.controller.job import Job
+from agent.controller.events import renewed
+from agent.controller.job import Job, first_job
 from agent.controller.messages import outlook
-from agent.controller.rules import first_job
 from agent.controller.states import JobState, RankState
-from agent.controller.survival import renewed
 from agent.records.journal import Journal
 from agent.records.worker_output import Output
 from agent.spec.job_spec import JobSpec
 from agent.supervisor.ending import Ending
 from agent.supervisor.hooks_bridge import Safeguard
 from agent.supervisor.requests import Requests
-from agent.supervisor.teller import Teller
+from agent.supervisor.status import Teller
 from agent.text.ranges import format_ranges
 from agent.workers import processes
-from agent.workers.processes import Worker
 from agent.workers.replacements import Newcomers
 from agent.workers.starter import Starter
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds

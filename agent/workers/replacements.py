@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from agent.controller import actions as do
 from agent.records.worker_output import Output
 from agent.workers import processes
-from agent.workers.processes import Worker
 from agent.workers.starter import Starter
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.env import rejoined
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.failure.log_excerpt import harmless
+from agent.text.sanitize import sanitized
 from agent.text.wording import sized
 from msrun.checkpoints.catalog import FOREIGN, LEFTOVER, Item, bytes_to_read, damages, fact
-from msrun.runs.status import duration, show_json, table
 from msrun.terminal.progress import UNKNOWN, bar
 from msrun.terminal.stdout import put
+from msrun.terminal.table import duration, show_json, table
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.safetensors_file import Header
 
@@ -112,9 +112,9 @@ def _note(folder: Path, item: Item, found: Sequence[str] | None) -> str:
     """What else is to be said of it."""
     name = named(folder, item.path)
     if flaws := _flaws(item, found):
-        return "\n".join(harmless(f"damaged: {name}: {flaw}") for flaw in flaws)
+        return "\n".join(sanitized(f"damaged: {name}: {flaw}") for flaw in flaws)
     if item.kind == LEFTOVER:
-        return harmless(f"{name}: is left of a deletion; `msrun checkpoints prune` removes it")
+        return sanitized(f"{name}: is left of a deletion; `msrun checkpoints prune` removes it")
     if not item.is_complete and item.kind != FOREIGN:
-        return harmless(f"{name}: is unfinished: being written, or left by a save that was killed")
+        return sanitized(f"{name}: is unfinished: being written, or left by a save that was killed")
     return ""

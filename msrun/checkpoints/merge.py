@@ -18,7 +18,7 @@ from msrun.checkpoints.catalog import Item, bytes_to_read, checkpoints, damages
 from msrun.checkpoints.tensors import SHARDING, Whole, joined, runs
 from msrun.terminal.progress import bar, counted, say
 from msrun.terminal.stdout import put
-from worker_hooks.contract.layout import fsync_folder
+from worker_hooks.contract.atomic_file import fsync_folder
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.safetensors_file import BITS, Header, read_header

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.failure.log_excerpt import harmless
 from agent.spec.job_spec import UsageError
+from agent.text.sanitize import sanitized
 from agent.text.wording import sized
 from msrun.checkpoints.catalog import LEFTOVER, Item, bytes_to_read, checkpoints, damages
 from msrun.checkpoints.list import named
@@ -88,13 +88,13 @@ def _newest_verified(newest_first: Sequence[Item]) -> Item | None:
             found = damages(item, advance)
         if not found:
             return item
-        say(harmless(f"{item.path} is damaged: {found[0]}"))
+        say(sanitized(f"{item.path} is damaged: {found[0]}"))
     return None
 
 
 def _words(folder: Path, item: Item) -> str:
     of = "left of a deletion" if item.kind == LEFTOVER else f"step {_step(item)}"
-    return harmless(f"{named(folder, item.path)} ({of}, {sized(item.nbytes)})")
+    return sanitized(f"{named(folder, item.path)} ({of}, {sized(item.nbytes)})")
 
 
 def _step(item: Item) -> int:

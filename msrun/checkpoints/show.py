@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent.failure.log_excerpt import harmless
+from agent.text.sanitize import sanitized
 from agent.text.wording import sized
 from msrun.checkpoints.catalog import Item, checkpoints
 from msrun.checkpoints.tensors import Whole, joined
-from msrun.runs.status import duration, moment, show_json, table
 from msrun.terminal.progress import UNKNOWN, counted
 from msrun.terminal.stdout import put
+from msrun.terminal.table import duration, moment, show_json, table
 from worker_hooks.storage.manifest import Manifest, Shard
 from worker_hooks.storage.safetensors_file import Header, read_header
 
@@ -111,7 +111,7 @@ def _described(look: Look) -> dict[str, Any]:
 
 
 def _text(look: Look, others: int, now: float) -> str:
-    facts = "".join(f"{name:<10} {harmless(value)}\n" for name, value in _facts(look, others, now))
+    facts = "".join(f"{name:<10} {sanitized(value)}\n" for name, value in _facts(look, others, now))
     files = [
         (one.file, str(one.rank), _kind(one), sized(one.nbytes), one.sha256[:_SHOWN_DIGITS])
         for one in look.shards

@@ -163,9 +163,9 @@ def _assigned(name: str, values: Mapping[str, str]) -> str:
 
 def _one_line(text: str) -> str:
     """Text for a comment: nothing in it may end the comment or steer the terminal."""
-    from agent.failure.log_excerpt import harmless
+    from agent.text.sanitize import sanitized
 
-    return harmless(text).replace("\n", "\\n")
+    return sanitized(text).replace("\n", "\\n")
 
 
 def _records_folder(environ: Mapping[str, str]) -> Path:

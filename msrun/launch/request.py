@@ -15,12 +15,10 @@ from msrun import __version__
 from msrun.launch.resume_point import Origin
 from msrun.options import dialects
 from msrun.options.argv import CommandLine, scan
-from msrun.options.graceful import graceful
 from msrun.options.help import USAGE, help_text
 from msrun.options.logs import logs
-from msrun.options.on_failure import on_failure
 from msrun.options.program import build_program
-from msrun.options.recovery import guard
+from msrun.options.recovery import graceful, guard, on_failure
 from msrun.options.settings import Setting, Settings, from_environ, is_truth, truth
 from msrun.options.table import BY_DEST
 from worker_hooks.contract import env

@@ -10,7 +10,7 @@ import os
 import threading
 from queue import SimpleQueue
 
-from agent.supervisor.run import Console
+from agent.spec.console import Console
 
 STDERR = 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agent.health.stragglers import tempo
+from agent.workers.tempo import tempo
 from msrun.top.history import History
 from worker_hooks.contract.status_page import Beat, Pace, Phase
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from agent.failure.log_excerpt import harmless
-from msrun.runs.status import STYLES, duration
+from agent.text.sanitize import sanitized
+from msrun.terminal.table import STYLES, duration
 from msrun.top.columns import BLOCKS, GAP, PICTURE, Fitted, fit, picture, span, tallest
 from msrun.top.facts import JobFacts, RankFacts
 from msrun.top.history import Failure
@@ -145,7 +145,7 @@ def _foot(left: str, right: str, width: int) -> Text:
 
 def _line(text: str) -> str:
     """What others wrote, as one line that does no harm."""
-    return harmless(text).expandtabs().replace("\n", " ")
+    return sanitized(text).expandtabs().replace("\n", " ")
 
 
 def _cut(line: Text, width: int) -> Text:

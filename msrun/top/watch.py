@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from agent.failure.log_excerpt import last_lines, log_lines
 from agent.records import run_record
 from agent.spec.job_spec import UsageError
+from agent.text.log_lines import last_lines, log_lines
 from msrun.runs.log_files import Wanted, checked_attempt, views
 from msrun.runs.run_state import RunState, has_ended, look, open_process
 from msrun.terminal.stdout import ReaderLeftError, put

@@ -28,7 +28,7 @@ from agent.hooks.listener import name_of, open_door
 from agent.hooks.status_pages import Pages
 from agent.records import file_thread, run_record
 from agent.records.journal import Journal
-from agent.records.remembered import remembered
+from agent.records.run_record import remembered
 from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind, UsageError
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.layout import DumpLayout

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from worker_hooks.contract.env import Told
-from worker_hooks.distributed import escape, process_group
+from worker_hooks.distributed import abort, process_group
 from worker_hooks.distributed.abort import unblock
 
 RANKS, STOPPED = 4, 1
@@ -46,7 +46,7 @@ def rank(number, order, address):
         os.read(order, 1)
         ordered.append(time.monotonic())
         unblock(os.getppid())
-        threading.Thread(target=escape.insist, args=(is_out,), daemon=True).start()
+        threading.Thread(target=abort.insist, args=(is_out,), daemon=True).start()
 
     listener = threading.Thread(target=listen)
     listener.start()

@@ -22,7 +22,7 @@ from worker_hooks.callbacks.exported_program import Example
 from worker_hooks.callbacks.graceful_exit import Departure
 from worker_hooks.callbacks.protocol import Training
 from worker_hooks.contract.exit_file import ExitFile
-from worker_hooks.guard.caught import Caught
+from worker_hooks.guard.signal_wakeup import Caught
 from worker_hooks.storage import safetensors_file
 
 log = logging.getLogger("msrun")

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from worker_hooks.checkpoint.save_plan import CheckpointError, Order
-from worker_hooks.contract.layout import CheckpointLayout, write_atomic
+from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, shard_file
 from worker_hooks.storage.checksum import Bytes
 from worker_hooks.storage.manifest import COPY, Shard

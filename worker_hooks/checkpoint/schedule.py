@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from worker_hooks.contract.layout import UNFINISHED, write_atomic
+from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.layout import UNFINISHED
 
 AHEAD = 2  # steps; one would do
 _WORD = struct.Struct("=Q")

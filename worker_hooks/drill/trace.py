@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.env import Told
-from worker_hooks.contract.layout import write_atomic
 from worker_hooks.drill.plan import Plan
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import Told
 from worker_hooks.contract.status_page import Page
-from worker_hooks.distributed import abort, escape, stacks
+from worker_hooks.distributed import abort, stacks
 from worker_hooks.guard import exit_hooks
 from worker_hooks.guard import save as saving
 from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, Link
@@ -312,7 +312,7 @@ class Guard:
             self._released.set()
             # the main thread gets no further than here before this is over: it makes new sockets
             abort.unblock(self._link.agent_pid)
-        threading.Thread(target=escape.insist, args=(is_out,), daemon=True).start()
+        threading.Thread(target=abort.insist, args=(is_out,), daemon=True).start()
 
     def _exit(
         self, order: protocol.Hold | protocol.Proceed | protocol.Leave | protocol.Dismiss

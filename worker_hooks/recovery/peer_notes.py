@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from worker_hooks.contract.layout import write_atomic
+from worker_hooks.contract.atomic_file import write_atomic
 
 SAVED = "saved.json"
 

@@ -16,7 +16,6 @@ from worker_hooks.contract.env import rejoined
 from worker_hooks.contract.protocol import Rejoin
 from worker_hooks.distributed import process_group
 from worker_hooks.guard.guard import Guard
-from worker_hooks.recovery.modes import Modes
 
 log = logging.getLogger("msrun")
 
@@ -92,3 +91,23 @@ def _are_held(users: Sequence[ref[Any]], left: Sequence[Any]) -> bool:
         return True
     *counts, alone = (sys.getrefcount(each) for each in [*left, object()])
     return any(count > alone + 1 for count in counts)
+
+
+class Modes:
+    """As of one moment."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        """Note them, of these modules and all that are in them."""
+        inside = [each for module in modules for each in module.modules()]
+        self._training = [(each, each.training) for each in inside]
+        self._trained = [
+            (one, one.requires_grad) for each in inside for one in each.parameters(recurse=False)
+        ]
+
+    def restore(self) -> None:
+        """Be as then: a validation, say, was interrupted."""
+        for module, is_training in self._training:
+            module.training = is_training
+        for parameter, is_trained in self._trained:
+            if parameter.requires_grad != is_trained:
+                parameter.requires_grad_(is_trained)

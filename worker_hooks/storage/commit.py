@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from worker_hooks.contract.layout import MANIFEST, DumpLayout, fsync_folder
+from worker_hooks.contract.atomic_file import fsync_folder
+from worker_hooks.contract.layout import MANIFEST, DumpLayout
 from worker_hooks.contract.status_page import Entry, Record
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import safetensors_file

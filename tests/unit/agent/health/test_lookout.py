@@ -10,7 +10,7 @@ from agent.controller.states import JobState
 from agent.health import monitor
 from agent.health.monitor import Lookout
 from agent.hooks.status_pages import Pages
-from agent.workers.processes import Worker
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.status_page import Page, Phase, create
 

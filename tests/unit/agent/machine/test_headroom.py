@@ -11,8 +11,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.dump import executor
 from agent.hooks.status_pages import Pages
-from agent.machine.free_memory import free_bytes
-from agent.machine.room import SPARE, needed, room, shortage
+from agent.machine.free_memory import SPARE, free_bytes, needed, room, shortage
 from agent.text.wording import sized
 from worker_hooks.contract import protocol
 from worker_hooks.state.committed_state import Ledger, Position

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.controller.states import JobState
-from agent.supervisor.teller import REFRESH_S, TELL_S, Teller
+from agent.supervisor.status import REFRESH_S, TELL_S, Teller
 
 
 class Clock(asyncio.SelectorEventLoop):

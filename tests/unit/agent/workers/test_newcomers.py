@@ -3,8 +3,8 @@
 import pytest
 
 from agent.controller import actions as do
-from agent.workers.processes import Worker
 from agent.workers.replacements import Newcomers
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 PREPARE = do.PrepareRanks(1, (1, 2), "they are dead")

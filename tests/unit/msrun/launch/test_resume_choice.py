@@ -10,8 +10,7 @@ import pytest
 from support.checkpoints import saved
 
 from agent.records import run_record
-from agent.records.remembered import remembered
-from agent.records.run_record import Record
+from agent.records.run_record import Record, remembered
 from agent.spec.job_spec import UsageError
 from msrun.launch.request import parse
 from msrun.launch.resume import names_origin, words

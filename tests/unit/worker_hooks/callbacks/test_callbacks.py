@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from worker_hooks.callbacks import protocol
-from worker_hooks.callbacks.protocol import LossMonitor, TimeMonitor
+from worker_hooks.callbacks.monitors import LossMonitor, TimeMonitor
 
 
 def training(**values):

@@ -10,9 +10,9 @@ from torch.nn.parallel import distributed
 
 from worker_hooks.contract.env import Told, meeting_point, rejoined
 from worker_hooks.data.feed_cache import Feeds
-from worker_hooks.distributed import ddp_sync, escape
+from worker_hooks.distributed import abort, ddp_reducers, ddp_sync
 from worker_hooks.guard.liveness_socket import Beacon, alight
-from worker_hooks.recovery.modes import Modes
+from worker_hooks.recovery.rejoin import Modes
 from worker_hooks.state.scaler import ScalerPiece
 
 
@@ -82,9 +82,9 @@ def test_other_loaders_are_let_go_of():
 
 
 def test_a_thread_that_computes_is_at_another_place_each_time():
-    before = escape._place()
+    before = abort._place()
     assert before is not None
-    while escape._place()[2] == before[2]:
+    while abort._place()[2] == before[2]:
         sum(range(10**6))
 
 
@@ -104,13 +104,13 @@ def test_ddp_broadcasts_what_is_not_known_to_be_equal(monkeypatch):
     known, other = nn.Linear(1, 1), nn.Linear(1, 1)
     mixed = nn.Sequential(known, other)
     try:
-        ddp_sync.trust([known])
+        ddp_reducers.trust([known])
         for module in (known, other, mixed):
             distributed._sync_module_states(module)
         assert told == [other, mixed]
-        ddp_sync.trust(())
+        ddp_reducers.trust(())
         distributed._sync_module_states(known)
         assert told == [other, mixed, known]
     finally:
-        ddp_sync.trust(())
+        ddp_reducers.trust(())
     gc.collect()
