@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from checkpoints import saved
-from jobs import WORKERS, Job, Launcher, poll
+from support.checkpoints import saved
+from support.jobs import WORKERS, Job, Launcher, poll
 
 from agent.controller import actions as do
 from agent.controller import events as ev

@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 import torch
 import torch.distributed as dist
-from jobs import WORKERS
+from support.jobs import WORKERS
 
 from worker_hooks import TrainState
 from worker_hooks.contract.layout import DumpLayout

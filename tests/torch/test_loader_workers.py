@@ -14,7 +14,7 @@ from multiprocessing import resource_tracker
 import numpy as np
 import pytest
 import torch
-from feeding import Owned, Rolls, Stream, check, hooked, plain, seed
+from support.data_loops import Owned, Rolls, Stream, check, hooked, plain, seed
 from torch.utils.data import DataLoader, RandomSampler, get_worker_info
 from torch.utils.data._utils import signal_handling
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from jobs import WORKERS, Launcher, poll
 from safetensors.torch import load_file
+from support.jobs import WORKERS, Launcher, poll
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from msrun.commands import run

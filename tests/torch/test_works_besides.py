@@ -9,8 +9,8 @@ import json
 import sys
 
 import pytest
-from jobs import WORKERS, Launcher
-from kinds import RANKS, SCRIPT, Run, killed, msrun_of, run
+from support.jobs import WORKERS, Launcher
+from support.training_kinds import RANKS, SCRIPT, Run, killed, msrun_of, run
 
 from msrun.drill.fault_options import read_words
 from msrun.drill.history import read

@@ -7,28 +7,25 @@ import ctypes
 import errno
 import gc
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.dump_desk import STEP, Desk, _result
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.dump import memory as room
 from agent.dump.disk import DumpOrder, SavedDump
-from agent.dump.executor import DumpExecutor
 from agent.dump.flush import MemoryFlush
 from agent.dump.memory import MemoryDump
 from agent.dump.summary import dump_summary
 from agent.dump.unfinished_folder import AbandonedError
 from agent.hooks.status_pages import StatusPages
-from agent.spec.job_spec import JobSpec, Program, ProgramKind
 from worker_hooks.contract import protocol, status_page
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage import manifest, safetensors_file
 
-STEP = 12
 ENTRIES = (Entry("rng", "U8", (8,), 8),)
 
 
@@ -222,81 +219,6 @@ def test_it_is_announced_when_it_is_on_disk():
 
 
 # --- orders and answers ---------------------------------------------------------------------------
-
-
-class Lines:
-    def __init__(self):
-        self.sent, self.dropped = [], []
-
-    def send(self, rank, message):
-        self.sent.append((rank, message))
-
-    def drop(self, rank, why):
-        self.dropped.append((rank, why))
-
-
-class Places:
-    def place(self, _ranks):
-        return self.path
-
-    def breakpoint(self, _ranks):
-        return None
-
-
-class Scribe:
-    """Does its jobs when told to, in a thread, as the real one does."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def do(self, job, done):
-        self.jobs.append((job, done))
-
-    def leave_behind(self):
-        pass
-
-    def tell(self, what, *args):
-        what(*args)
-
-    def work(self):
-        while self.jobs:
-            job, done = self.jobs.pop(0)
-            with ThreadPoolExecutor(1) as thread:
-                done(thread.submit(_result, job).result())
-
-
-def _result(job):
-    try:
-        return job()
-    except Exception as error:  # noqa: BLE001
-        return error
-
-
-class Desk:
-    def __init__(self, pages, folder):
-        self.lines, self.scribe, self.posted, self.said = Lines(), Scribe(), [], []
-        places = Places()
-        places.path = str(folder / "ckpt")
-        spec = JobSpec(Program("x", (), ProgramKind.SCRIPT, "python"), 3, "run", "rec")
-        told = self.posted.append, self.said.append, lambda *_: None
-        self.saving = DumpExecutor(
-            spec, folder / "dumps", self.lines, pages, places, self.scribe, *told
-        )
-        self.saving.freeze(do.FreezeRanks((0, 1), 1, "rank 2 died"))
-        self.lines.sent.clear()
-
-    def save(self, place=do.MEMORY, number=0):
-        self.lines.sent.clear()
-        self.saving.save(do.SaveRanks(1, STEP, (0,), (1,), place, "", number))
-        return dict(self.lines.sent)
-
-    def commit(self, place=do.MEMORY, *, from_memory=False):
-        self.posted.clear()
-        commit = do.CommitDump(1, STEP, place, ((0,),), (), "why", from_memory=from_memory)
-        self.saving.commit(commit)
-        self.scribe.work()
-        (event,) = self.posted
-        return event
 
 
 @pytest.fixture

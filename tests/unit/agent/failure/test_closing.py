@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from checkpoints import OTHER, saved
+from support.checkpoints import OTHER, saved
 
 from agent.failure.resume_advice import KeptCheckpoint, ResumeAdvice, as_json, resume_advice
 from agent.records import run_record

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.stand_ins import Links, Scribe
 
 from agent.controller import events as ev
 from agent.hooks.handshake import Handshake
@@ -14,33 +15,6 @@ from worker_hooks.contract.protocol import Hello, Welcome
 from worker_hooks.storage.manifest import Manifest, Shard, write
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # sha256 of abc
-
-
-class Links:
-    def __init__(self):
-        self.said = {}
-
-    def send(self, rank, message):
-        self.said.setdefault(rank, []).append(message)
-
-
-class Scribe:
-    """Does its jobs when told to."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def do(self, job, done):
-        self.jobs.append((job, done))
-
-    def work(self):
-        jobs, self.jobs = self.jobs, []
-        for job, done in jobs:
-            try:
-                result = job()
-            except Exception as error:  # noqa: BLE001
-                result = error
-            done(result)
 
 
 class Desk:

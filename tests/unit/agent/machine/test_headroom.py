@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_memory import STEP, Desk
+from support.dump_desk import STEP, Desk
 
 from agent.controller import actions as do
 from agent.controller import events as ev

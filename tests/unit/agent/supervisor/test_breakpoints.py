@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from test_dumping import froze, gone, running, threw
-from test_greeting import Links, Scribe
-from test_pages import kept, write
+from support.histories.dumps import froze, gone, running, threw
+from support.stand_ins import Links, Scribe
+from support.status_pages import kept, write
 
 from agent.controller import actions as do
 from agent.controller import events as ev

@@ -1,7 +1,7 @@
 """Which checkpoint a resumed run begins with, and what is said about it."""
 
 import pytest
-from checkpoints import flipped, saved
+from support.checkpoints import flipped, saved
 
 from agent.spec.job_spec import DumpSpec, UsageError
 from msrun.launch.resume_point import ResumeOrigin, resume_origin

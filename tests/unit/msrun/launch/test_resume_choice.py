@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from checkpoints import saved
+from support.checkpoints import saved
 
 from agent.records import run_record
 from agent.records.run_record import Record, remembered

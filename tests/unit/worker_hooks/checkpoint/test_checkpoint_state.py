@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import ROOT, poll
+from support.jobs import ROOT, poll
 from torch import nn
 
 from worker_hooks import CheckpointConfig, CheckpointError, ModelCheckpoint, TrainState

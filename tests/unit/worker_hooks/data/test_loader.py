@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from feeding import EPOCHS, Owned, Rolls, Sized, Stream, check, hooked, plain, seed
+from support.data_loops import EPOCHS, Owned, Rolls, Sized, Stream, check, hooked, plain, seed
 from torch.utils.data import (
     BatchSampler,
     DataLoader,

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from test_pieces import OPTIMIZERS, bits, same, step, trained
+from support.pieces import OPTIMIZERS, bits, same, step, trained
 from torch import nn
 from torch.optim import lr_scheduler as lrs
 

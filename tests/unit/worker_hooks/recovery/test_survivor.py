@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_pieces import same
+from support.pieces import same
 from torch import nn
 
 from agent.dump.disk import DumpOrder

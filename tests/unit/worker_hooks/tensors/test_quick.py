@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 import torch
-from tensors import DTYPES, bits, everything, layouts, noise
+from support.tensors import DTYPES, bits, everything, layouts, noise
 
 from worker_hooks.tensors.fast_digest import FastDigest
 from worker_hooks.tensors.reader import PIECE

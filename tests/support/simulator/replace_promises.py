@@ -15,7 +15,7 @@ from agent.controller.job import Job
 from agent.controller.states import JobState
 
 if TYPE_CHECKING:
-    from promises import Watch
+    from support.simulator.promises import Watch
 
 OVER = (JobState.COMMITTING, JobState.STOPPING)  # a replacement that came to nothing
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs import WORKERS, Ended, Job, Launcher, poll
-
+from support.jobs import WORKERS, Ended, Job, Launcher, poll
 from worker_hooks.storage import manifest
 
 STEP_6 = "tft_saved_checkpoints-step_6"

@@ -18,8 +18,8 @@ import pytest
 
 T = TypeVar("T")
 
-ROOT = Path(__file__).parents[1]
-WORKERS = Path(__file__).parent / "workers"
+ROOT = Path(__file__).parents[2]
+WORKERS = ROOT / "tests/workers"
 MARK = "MSRUN_TEST_MARK"
 DEADLINE_S = 60.0
 

@@ -1,18 +1,29 @@
 """Histories of replacements that come to nothing: the memory goes to disk, or there was none.
 
-Rows as in `test_replacing.py`.
+Rows as in `replacements.py`.
 """
 
 from signal import SIGINT, SIGTERM
 
-import pytest
-from test_controller import ask, gone, late, no_start, up, wish
-from test_dumping import cut, done, froze, full, holds, moved, reg, running, threw, unable, wrote
-from test_holding import now
-from test_replacing import (
+from agent.controller import events as ev
+from support.histories.dumps import (
+    cut,
+    done,
+    froze,
+    full,
+    holds,
+    moved,
+    reg,
+    running,
+    threw,
+    unable,
+    wrote,
+)
+from support.histories.exits import now
+from support.histories.plain import ask, gone, late, no_start, up, wish
+from support.histories.replacements import (
     ALMOST,
     COMMITTING,
-    DIED,
     JOINING,
     KILL_S,
     MEMORY,
@@ -26,18 +37,12 @@ from test_replacing import (
     TO_DISK,
     TWO,
     asked,
-    fixed,
     on_disk,
-    play,
     raised,
     rejoins,
     starts,
     undone,
 )
-
-from agent.controller import events as ev
-from agent.controller.decide import decide
-from agent.controller.states import JobState
 
 
 def fell(event, why, alive="0,2", newcomer=True):
@@ -164,53 +169,3 @@ HISTORIES = [
     ("its commit is stuck, and is heard of later", THREE, [
         *COMMITTING, (late("committing"), "stopping", f"abandon; TERM 0,2; {STOP}", "step 5 is not saved: its commit made no progress in 20 s"), (done(MEMORY), "stopping")]),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("rules_", "steps"), [row[1:] for row in HISTORIES], ids=[row[0] for row in HISTORIES]
-)
-def test_history(rules_, steps):
-    play(rules_, steps)
-
-
-WHY_NOT = [
-    ("replacing is off", asked(replace=False), []),
-    ("workers are started cold", asked(can_replace_why="workers are started cold"), []),
-    ("ranks 0, 2: it trains outside run()", THREE, [fixed(0, "it trains outside run()"), fixed(2, "it trains outside run()")]),
-    ("rank 0 left already", THREE, [gone(0, 0)]),
-    ("rank 2 let go of its state", THREE, [cut(2)]),
-    ("all 0 replacements within 3600 s are spent", asked(max_replacements=0), []),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("why", "rules_", "before"), WHY_NOT, ids=[row[0] for row in WHY_NOT])
-def test_why_nobody_is_replaced(why, rules_, before):
-    job = play(rules_, running(3))
-    for event in (*before, gone(1, -9), froze(0), froze(2)):
-        job = decide(job, event).job
-    assert (job.state, job.dump.place) == (JobState.DUMPING, 0)
-    assert job.not_replaced == why
-
-
-def test_before_the_first_commit_nobody_is_replaced():
-    job = play(THREE, DIED)
-    for event in (froze(0, 0), froze(2, 0)):
-        decision = decide(job, event)
-        job = decision.job
-    assert job.state is JobState.STOPPING
-    assert "no step was committed yet" in job.outcome
-    assert job.not_replaced == ""
-
-
-def test_a_rank_without_a_state_can_have_no_newcomer():
-    job = play(THREE, running(3)[:-1])
-    for event in (gone(2, -9), froze(0), froze(1)):
-        job = decide(job, event).job
-    assert job.not_replaced == "rank 2 registered no state"
-
-
-def test_a_stop_needs_no_excuse():
-    job = play(THREE, DIED)
-    for event in (ask(SIGTERM), froze(0), froze(2)):
-        job = decide(job, event).job
-    assert (job.dump.place, job.not_replaced) == (0, "")

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs import WORKERS, Ended, Launcher
-
 from msrun.drill.fault_options import read_words
+from support.jobs import WORKERS, Ended, Launcher
 from worker_hooks.drill.plan import DrillPlan
 
 SCRIPT = WORKERS / "train_kinds.py"

@@ -15,7 +15,7 @@ from agent.controller.job import Job
 from agent.controller.states import JobState
 
 if TYPE_CHECKING:
-    from promises import Watch
+    from support.simulator.promises import Watch
 
 ENDING = (JobState.STOPPING, JobState.KILLING)
 SAVING = (JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING)

@@ -12,7 +12,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 
 if TYPE_CHECKING:
-    from dump_promises import DumpWatch
+    from support.simulator.dump_promises import DumpWatch
 
 
 def check_leaving(dump: DumpWatch, action: do.SaveRanks) -> None:

@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from signal import SIGKILL, SIGUSR1, SIGUSR2
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dump_promises import BUSY, DumpWatch
-from exit_promises import ExitWatch
-from memory_promises import completed
-from replace_promises import ReplaceWatch
-
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import Job
 from agent.controller.states import JobState
+from support.simulator.dump_promises import BUSY, DumpWatch
+from support.simulator.exit_promises import ExitWatch
+from support.simulator.memory_promises import completed
+from support.simulator.replace_promises import ReplaceWatch
 
 if TYPE_CHECKING:
-    from simulator import Node
+    from support.simulator.node import Node
 
 ENDING = (JobState.STOPPING, JobState.KILLING)
 WAITING = (JobState.STARTING, JobState.HOLDING, *BUSY, JobState.REPLACING, *ENDING)

@@ -10,15 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from climate import climate
-from exits import Exits
-from rejoins import Rejoins
-
 from agent.controller import actions as do
 from agent.controller import events as ev
+from support.simulator.climate import climate
+from support.simulator.exits import Exits
+from support.simulator.rejoins import Rejoins
 
 if TYPE_CHECKING:
-    from simulator import Node, Process
+    from support.simulator.node import Node, Process
 
 PEER_GONE = "RuntimeError: Connection closed by peer"
 LONGEST_SAVE = 3.0  # times the patience with a dump that makes progress

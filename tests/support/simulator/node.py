@@ -5,7 +5,7 @@ seed, as soon as a promise of the controller does not hold. What the node knows 
 really exist) and what the controller was told (messages that arrived) are kept apart; the promises are
 checked against both. Not a test itself.
 
-    python tests/unit/simulator.py FIRST COUNT      plays so many seeds and prints what they came to
+    python -m support.simulator.node FIRST COUNT      (in tests/) plays so many seeds and prints what they came to
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from random import Random
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import Any
 
-from promises import Watch
-from replicas import OLD_PATH, OLD_STEP, Replicas
-
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.job import Job, Policy
 from agent.controller.states import JobState
+from support.simulator.promises import Watch
+from support.simulator.replicas import OLD_PATH, OLD_STEP, Replicas
 
 CRASHES = (1, 1, 2, 3, 137, 255, -6, -9, -11)
 LONGEST_START_S = 30.0

@@ -13,8 +13,8 @@ from agent.controller import events as ev
 from agent.controller.states import JobState
 
 if TYPE_CHECKING:
-    from replicas import Replicas
-    from simulator import Process
+    from support.simulator.node import Process
+    from support.simulator.replicas import Replicas
 
 LOOKS = 50  # at one rank that hangs
 HUNG = "made no progress for 2.1 s (stopped)"

@@ -12,8 +12,8 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 
 if TYPE_CHECKING:
-    from replicas import Replicas
-    from simulator import Process
+    from support.simulator.node import Process
+    from support.simulator.replicas import Replicas
 
 
 class Exits:

@@ -1,18 +1,16 @@
 """Histories of graceful exits: stay, agree on one step, stay there, save, leave; and what disturbs them.
 
-Rows as in `test_controller.py`: a step is an event, the state after it, the actions in short and words that
+Rows as in `plain.py`: a step is an event, the state after it, the actions in short and words that
 every reason given in that step must contain.
 """
 
 from signal import SIGINT, SIGTERM, SIGUSR1
 
-import pytest
-from test_controller import BEGIN, STARTED_2, ask, gone, late, no_start, play, rules, tell, up, wish
-from test_dumping import (
+from agent.controller import events as ev
+from support.histories.dumps import (
     PROGRESS,
     cut,
     done,
-    events_of,
     froze,
     holds,
     moved,
@@ -23,11 +21,18 @@ from test_dumping import (
     undone,
     wrote,
 )
-
-from agent.controller import events as ev
-from agent.controller.decide import decide
-from agent.controller.job import Job
-from agent.spec import exit_budget
+from support.histories.plain import (
+    BEGIN,
+    STARTED_2,
+    ask,
+    gone,
+    late,
+    no_start,
+    rules,
+    tell,
+    up,
+    wish,
+)
 
 ONE, TWO, THREE = rules(ranks=(0,)), rules(max_restarts=3), rules(ranks=(0, 1, 2), max_restarts=3)
 FREEZE_2 = "freeze 2: 0,1; deadline freezing 5"
@@ -168,32 +173,3 @@ HISTORIES = [
     ("now, while starting", TWO, [BEGIN, (up(0), "starting"), (now(), "killing", "KILL 0; cancel now; deadline killing 10", "msrun stop --now"), (now(), "killing")]),
     ("now, while holding", TWO, [*AGREED, (now(), "killing", "KILL 0,1; deadline killing 10", "msrun stop --now"), (stands(0, 9), "killing"), (froze(0, 6), "killing")]),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("asked", "steps"), [row[1:] for row in HISTORIES], ids=[row[0] for row in HISTORIES]
-)
-def test_history(asked, steps):
-    play(asked, steps)
-
-
-def test_a_request_says_how_long_it_may_take():
-    job = Job(TWO)
-    for event in events_of(running(2, 4)):
-        job = decide(job, event).job
-    for grace_s, held_s in ((3.0, 2.0), (45.0, 30.0), (60.0, 45.0), (600.0, 585.0)):
-        *_, deadline = decide(job, ev.StopRequested(SIGTERM, grace_s=grace_s)).actions
-        assert deadline.after_s == pytest.approx(held_s)
-
-
-@pytest.mark.parametrize("grace_s", [0.1, 5.0, 30.0, 600.0])
-def test_what_is_waited_for_leaves_room_for_the_dump(grace_s):
-    held_s, freeze_s = exit_budget.hold_s(grace_s, 15), exit_budget.hurried_freeze_s(grace_s, 15)
-    assert held_s > grace_s / 2
-    assert held_s + 2 * freeze_s == pytest.approx(grace_s)
-
-
-def test_the_split_is_kept():
-    asked = rules(ranks=(0, 1), split=True)
-    *_, last = AGREED, (froze(1, 6), "holding")
-    play(asked, [*AGREED, last, (froze(0, 6), "dumping", f"save 6 by 1,0; {PROGRESS}", "step 6")])

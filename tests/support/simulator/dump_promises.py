@@ -9,16 +9,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from memory_promises import check_fall, check_leaving
-from replicas import OLD_PATH
-
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import Job
 from agent.controller.states import JobState
+from support.simulator.memory_promises import check_fall, check_leaving
+from support.simulator.replicas import OLD_PATH
 
 if TYPE_CHECKING:
-    from promises import Watch
+    from support.simulator.promises import Watch
 
 BEGUN = (JobState.STARTING, JobState.RUNNING)
 ASKED = (JobState.HOLDING, JobState.FREEZING, JobState.DUMPING)
