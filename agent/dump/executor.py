@@ -109,11 +109,9 @@ class DumpExecutor:
         for rank in action.ranks:
             self._links.send(rank, protocol.Hold(action.dump_id))
 
-    def proceed(self, action: do.ProceedRanks) -> None:
-        """Order ranks that stay to go on to the end of one step."""
+    def proceed(self) -> None:
+        """Ranks that stay are ordered to go on to the end of one step."""
         self._frozen_s = None  # how long they train until then is not the dump's time
-        for rank in action.ranks:
-            self._links.send(rank, protocol.Proceed(action.dump_id, action.step))
 
     def _open(self, action: do.HoldRanks | do.FreezeRanks) -> None:
         if action.dump_id != self._dump_id:
@@ -134,9 +132,11 @@ class DumpExecutor:
         """Order ranks to digest now, and to write once the folder is there."""
         if self._frozen_s is None:
             self._frozen_s = time.monotonic()
-        order = protocol.Save(action.dump_id, action.step, "", is_quick=_is_quick(action))
+        order = protocol.Save(
+            action.dump_id, action.step, "", is_quick=_is_quick(action), round=action.round
+        )
         for rank in action.digesters:
-            self._tell(rank, action.round, order)
+            self._tell(rank, order)
         dump = self._dump
         if dump is not None and _place(dump.action) == _place(action):
             self._order = action
@@ -232,14 +232,24 @@ class DumpExecutor:
 
     def _advance(self) -> None:
         if self._order is not None:
-            self._post(ev.DumpProgressed(self._order.writers[0], self._order.dump_id))
+            self._post(ev.DumpProgressed(self._order.dump_id))
 
     def _note(self, trouble: str) -> None:
         self._trouble = trouble
 
     def _fail(self, action: do.SaveRanks, why: str) -> None:
+        """Answer for a writer that cannot even be told where to write."""
         self._trouble = why
-        self._post(ev.SaveFailed(action.writers[0], action.dump_id, why, True, action.round))
+        self._post(
+            protocol.SaveFailed(
+                rank=action.writers[0],
+                attempt=self._attempt,
+                dump_id=action.dump_id,
+                why=why,
+                is_place=True,
+                round=action.round,
+            )
+        )
 
     def _tell_writers(
         self, draft: DiskDump | MemoryDump | MemoryFlush, action: do.SaveRanks
@@ -252,11 +262,19 @@ class DumpExecutor:
             self._fail(action, _words(error))
             return
         for part, (rank, place) in enumerate(zip(action.writers, places, strict=True)):
-            about = action.dump_id, action.step, place, part, parts, is_quick
-            self._tell(rank, action.round, protocol.Save(*about))
+            order = protocol.Save(
+                dump_id=action.dump_id,
+                step=action.step,
+                folder=place,
+                part=part,
+                parts=parts,
+                is_quick=is_quick,
+                round=action.round,
+            )
+            self._tell(rank, order)
 
-    def _tell(self, rank: int, number: int, order: protocol.Save) -> None:
-        self._answers.owe(rank, number, is_quick=order.is_quick)
+    def _tell(self, rank: int, order: protocol.Save) -> None:
+        self._answers.expect(rank, order)
         self._links.send(rank, order)
 
     def commit(self, action: do.CommitDump) -> None:
@@ -304,7 +322,7 @@ class DumpExecutor:
             return
         began_s = time.monotonic()
         dump = self._dump = _Dump(kept.action, draft, began_s)
-        progress = ev.DumpProgressed(kept.action.writers[0], action.dump_id)
+        progress = ev.DumpProgressed(action.dump_id)
         pace = _Pace(self._scribe, lambda: self._post(progress))
         self._scribe.do(
             lambda: draft.write(pace),
