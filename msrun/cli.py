@@ -57,7 +57,7 @@ def _check_folder() -> None:
 
 
 def _launch(argv: Sequence[str]) -> int:
-    from agent.spec.timeouts import words
+    from agent.spec.timeouts import describe
     from msrun.launch.request import parse
 
     _check_folder()
@@ -66,17 +66,17 @@ def _launch(argv: Sequence[str]) -> int:
         _say(f"warning: {warning}")
     os.environ.update(request.environ)
     if request.origin is not None:
-        from msrun.launch.resume_point import go_on
+        from msrun.launch.resume_point import resume_origin
 
-        dump = go_on(request.job.dump, request.origin, request.job.world_size, _say)
+        dump = resume_origin(request.job.dump, request.origin, request.job.world_size, _say)
         request = request._replace(job=request.job._replace(dump=dump))
     if request.verbose:
-        _say(words(request.job))
+        _say(describe(request.job))
     if request.dry_run:
         from msrun.launch.dry_run import show
 
         return show(request, os.environ)
-    from agent.launch.prepare import abandon, ignite, prepare
+    from agent.launch.prepare import abandon, prepare, start_forkserver
 
     prepared = prepare(request.job, os.environ)
     if not request.join:
@@ -85,7 +85,7 @@ def _launch(argv: Sequence[str]) -> int:
         if not detach(prepared):
             return 0
     try:
-        ignited = ignite(prepared, os.environ)
+        ignited = start_forkserver(prepared, os.environ)
     except UsageError:
         if request.join:  # else its log is the only place where it is said
             abandon(prepared)

@@ -42,6 +42,7 @@ def status(run: str | None, *, every: bool, as_json: bool) -> None:
     """
     from msrun.runs import status as show_status
     from msrun.runs.run_state import look
+    from msrun.terminal import table
 
     if every:
         if run is not None:
@@ -49,13 +50,13 @@ def status(run: str | None, *, every: bool, as_json: bool) -> None:
         newest_first = sorted(run_record.records(os.environ), key=lambda one: -one.started)
         found = [look(record) for record in newest_first]
         if as_json:
-            show_status.show_json([show_status.as_json(one) for one in found])
+            table.show_json([show_status.as_json(one) for one in found])
         else:
             show_status.show_runs(found)
         return
     one = look(run_record.find(os.environ, run))
     if as_json:
-        show_status.show_json(show_status.as_json(one))
+        table.show_json(show_status.as_json(one))
     else:
         show_status.show_run(one, time.time())
 

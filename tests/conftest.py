@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import Launcher
+from support.jobs import Launcher
 
 # Under nohup or in a shell's background these are ignored, and every job would inherit that.
 for signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):

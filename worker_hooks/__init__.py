@@ -13,11 +13,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from worker_hooks.adapters.exit_by_request import ExitByRequest
-    from worker_hooks.adapters.mindspore import OptTFTWrapper, TFTRegister, TrainFaultTolerance
+    from worker_hooks.adapters.mindspore import (
+        ExitByRequest,
+        OptTFTWrapper,
+        TFTRegister,
+        TrainFaultTolerance,
+    )
     from worker_hooks.callbacks.graceful_exit import GracefulExit
+    from worker_hooks.callbacks.monitors import LossMonitor, TimeMonitor
     from worker_hooks.callbacks.on_request_exit import OnRequestExit
-    from worker_hooks.callbacks.protocol import LossMonitor, TimeMonitor
     from worker_hooks.checkpoint.config import CheckpointConfig
     from worker_hooks.checkpoint.model_checkpoint import ModelCheckpoint
     from worker_hooks.checkpoint.save_plan import CheckpointError
@@ -43,14 +47,14 @@ __all__ = [
 _HOMES = {
     "CheckpointConfig": "checkpoint.config",
     "CheckpointError": "checkpoint.save_plan",
-    "ExitByRequest": "adapters.exit_by_request",
+    "ExitByRequest": "adapters.mindspore",
     "GracefulExit": "callbacks.graceful_exit",
-    "LossMonitor": "callbacks.protocol",
+    "LossMonitor": "callbacks.monitors",
     "ModelCheckpoint": "checkpoint.model_checkpoint",
     "OnRequestExit": "callbacks.on_request_exit",
     "OptTFTWrapper": "adapters.mindspore",
     "TFTRegister": "adapters.mindspore",
-    "TimeMonitor": "callbacks.protocol",
+    "TimeMonitor": "callbacks.monitors",
     "TrainFaultTolerance": "adapters.mindspore",
     "TrainState": "training.train_state",
     "run": "training.run",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.controller.job import NEVER, Exit, Job
-from agent.controller.restart_policy import judge
+from agent.controller.job import NEVER, ExitProgress, Job
+from agent.controller.restart_policy import decide_restart
 from agent.controller.states import Condition, JobState, RankState, next_state
 
 FAILED_EXIT = 1
@@ -87,7 +87,7 @@ def _patience(job: Job, seconds: float) -> do.SetDeadline:
     return do.SetDeadline(JobState.STOPPING, job.attempt, seconds)
 
 
-def leave(job: Job, exit_: Exit, reason: str) -> Decision:
+def leave(job: Job, exit_: ExitProgress, reason: str) -> Decision:
     """Let ranks that stay at one step end with 0; those that cannot be told so are signalled."""
     job = job._replace(sent_signal=signals.SIGTERM)
     told = tuple(rank for rank in job.reachable() if rank not in job.raised)
@@ -129,7 +129,7 @@ def succeed(job: Job, event: ev.Event) -> Decision:
 
 def all_gone(job: Job, event: ev.Event) -> Decision:
     """No rank is alive: restart, fail, or stay stopped."""
-    job, condition, reason = judge(job)
+    job, condition, reason = decide_restart(job)
     moved = move(job, event, condition)
     if condition is Condition.BUDGET_LEFT:
         begun = begin(_next(moved), reason)

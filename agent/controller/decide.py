@@ -32,9 +32,9 @@ from agent.controller.attempts import (
     stop,
     succeed,
 )
-from agent.controller.drain import DRAINING, disturbed, dump_went_on, rank_lost, take
+from agent.controller.drain import DRAINING, apply, dump_went_on, interrupt_hold, rank_lost
 from agent.controller.job import Job
-from agent.controller.restart_policy import fate
+from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.controller.stop_requests import asked, is_leaving
 from agent.text.wording import describe_exit, listed, signal_name
@@ -56,7 +56,7 @@ def decide(job: Job, event: ev.Event) -> Decision:
     if job.state.is_end or _is_stale(job, event):
         return Decision(job)
     if job.state is JobState.REPLACING and isinstance(event, replacement.Event):
-        after = take(event, replacement.hear(job, event))
+        after = apply(event, replacement.hear(job, event))
     else:
         after = _answer(job, event)
     job, freed = replacement.forget(after.job)
@@ -220,9 +220,9 @@ def _rank_failed(
 ) -> Decision:
     """The first failure: save what the others hold, or stop them."""
     if job.state is JobState.RUNNING and job.reachable():
-        return take(event, dump.freeze(job, reason))
+        return apply(event, dump.freeze(job, reason))
     if job.state is JobState.RUNNING and job.has_news():
-        job = dump.mourn(job)
+        job = dump.record_lost_step(job)
     if job.alive():
         return stop(move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
     return all_gone(job, event)
@@ -246,11 +246,11 @@ def _hooks_told(job: Job, event: _Unasked) -> Decision:
         case ev.RankUnreachable():
             job = job._replace(unreachable=job.unreachable | {event.rank})
             if job.state is JobState.HOLDING:
-                return disturbed(job, event, f"rank {event.rank} let go of its state")
+                return interrupt_hold(job, event, f"rank {event.rank} let go of its state")
             if job.state is JobState.FREEZING:
-                return take(event, dump.choose(job))
+                return apply(event, dump.choose(job))
             if job.state is JobState.DUMPING:
-                return take(event, dump.lose(job, event.rank, "let go of its state"))
+                return apply(event, dump.lose(job, event.rank, "let go of its state"))
             return Decision(job)
 
 
@@ -266,7 +266,7 @@ def _rank_raised(job: Job, event: ev.RankRaised) -> Decision:
     if job.state in DRAINING:
         return Decision(move(job, event, Condition.ALWAYS))
     if job.state is JobState.HOLDING:
-        return disturbed(job, event, reason)
+        return interrupt_hold(job, event, reason)
     return _rank_failed(job, event, reason)
 
 
@@ -298,9 +298,9 @@ def _rank_hung(job: Job, event: ev.RankHung) -> Decision:
         job = job._replace(failure=f"{reason}{more}", is_failure_raised=False)
     match job.state:
         case JobState.HOLDING:
-            after = disturbed(job, event, reason)
+            after = interrupt_hold(job, event, reason)
         case JobState.FREEZING:
-            after = take(event, dump.choose(job))
+            after = apply(event, dump.choose(job))
         case _:
             after = _rank_failed(job, event, reason)
     return Decision(after.job, killed + after.actions)
@@ -321,13 +321,13 @@ def _resume_refused(job: Job, event: ev.ResumeRefused) -> Decision:
 def _deadline_passed(job: Job, event: ev.DeadlinePassed) -> Decision:
     match event.state:
         case JobState.HOLDING:
-            return disturbed(job, event, graceful_exit.delay(job))
+            return interrupt_hold(job, event, graceful_exit.describe_delay(job))
         case JobState.FREEZING:
-            return take(event, dump.choose(job, is_late=True))
+            return apply(event, dump.choose(job, is_late=True))
         case JobState.DUMPING:
-            return take(event, dump.lose_patience(job))
+            return apply(event, dump.lose_patience(job))
         case JobState.COMMITTING:
-            return take(event, dump.give_up_commit(job))
+            return apply(event, dump.give_up_commit(job))
         case _:
             return _wait_ended(job, event)
 
@@ -344,7 +344,7 @@ def _wait_ended(job: Job, event: ev.DeadlinePassed) -> Decision:
         case _:
             stuck = f"{listed(job.alive())} cannot be killed (waited {job.rules.kill_s:g} s)"
             reason = stuck if job.failure is None else f"{job.failure}; {stuck}"
-            told = f"{reason}{fate(job)}"
+            told = f"{reason}{describe_outcome(job)}"
             actions = (do.Sweep(told), do.Finish(moved.state, FAILED_EXIT, told))
             return Decision(moved._replace(failure=reason), actions)
 
@@ -355,4 +355,4 @@ def _left(job: Job) -> tuple[Job, str]:
     if exit_ is None or not exit_.leaving:
         return job, f"{who} still alive {job.rules.grace_s:g} s after the signal"
     left = f"{who} still alive {leave_s(job):g} s after the order to leave"
-    return graceful_exit.spoiled(job, left), left
+    return graceful_exit.mark_interrupted(job, left), left

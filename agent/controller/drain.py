@@ -11,9 +11,9 @@ from agent.controller import actions as do
 from agent.controller import dump, graceful_exit, replacement
 from agent.controller import events as ev
 from agent.controller.attempts import Decision, all_gone, leave, move, stop, succeed
-from agent.controller.dump_steps import Turn, renew
+from agent.controller.dump_steps import Turn, extend_deadline
 from agent.controller.job import Job
-from agent.controller.restart_policy import fate
+from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState
 from agent.text.wording import describe_exit
 
@@ -30,13 +30,13 @@ def rank_lost(job: Job, event: ev.WorkerExited) -> Decision:
         job = job._replace(failure=failure, is_failure_raised=False)
     match job.state:
         case JobState.HOLDING if event.exit_code:
-            return disturbed(job, event, f"rank {event.rank} {words}")
+            return interrupt_hold(job, event, f"rank {event.rank} {words}")
         case JobState.HOLDING:  # its training is over
-            return take(event, graceful_exit.agree(job)) if job.alive() else succeed(job, event)
+            return apply(event, graceful_exit.agree(job)) if job.alive() else succeed(job, event)
         case JobState.FREEZING:
-            return take(event, dump.choose(job))
+            return apply(event, dump.choose(job))
         case JobState.DUMPING:
-            return take(event, dump.lose(job, event.rank, words))
+            return apply(event, dump.lose(job, event.rank, words))
         case _:
             return Decision(move(job, event, Condition.ALWAYS))
 
@@ -45,30 +45,30 @@ def dump_went_on(job: Job, event: dump.DumpEvent) -> Decision:
     """News of the present dump, or of one that was given up and is complete after all."""
     match event:
         case ev.RankStanding():
-            return take(event, graceful_exit.hear_standing(job, event))
+            return apply(event, graceful_exit.hear_standing(job, event))
         case ev.RankFrozen() if job.state is JobState.HOLDING:
             return _came_to_stay(job, event)
         case ev.RankFrozen():
             job = dump.note_frozen(job.with_step(event.rank, event.step), event)
             if job.state is JobState.FREEZING:
-                return take(event, dump.choose(job))
+                return apply(event, dump.choose(job))
             return Decision(job)
         case ev.ShardWritten() | ev.StateDigested():
-            return take(event, dump.hear(job, event))
+            return apply(event, dump.hear(job, event))
         case ev.SaveFailed():
-            return take(event, dump.hear_failure(job, event))
+            return apply(event, dump.hear_failure(job, event))
         case ev.DumpProgressed():
             moved = move(job, event, Condition.ALWAYS)
-            return Decision(moved, (renew(moved, moved.state),))
+            return Decision(moved, (extend_deadline(moved, moved.state),))
         case ev.DumpCommitted():
             return _committed(job, event)
         case ev.CommitFailed():
-            return take(event, dump.hear_commit_failure(job, event))
+            return apply(event, dump.hear_commit_failure(job, event))
 
 
 def _committed(job: Job, event: ev.DumpCommitted) -> Decision:
     if job.dump is not None and job.dump.place == do.MEMORY:
-        return take(event, replacement.begin(job, event.path))
+        return apply(event, replacement.begin(job, event.path))
     is_awaited = job.state is JobState.COMMITTING
     job = dump.note_commit(job, event)
     return drained(job, event, Condition.RANKS_ALIVE) if is_awaited else Decision(job)
@@ -79,22 +79,22 @@ def _came_to_stay(job: Job, event: ev.RankFrozen) -> Decision:
         fact = f"stays at step {event.step}"
         if not event.is_whole:
             fact = f"cannot save step {event.step} ({event.why or 'torn'})"
-        return disturbed(job, event, f"rank {event.rank} {fact}")
+        return interrupt_hold(job, event, f"rank {event.rank} {fact}")
     job = dump.note_frozen(job.with_step(event.rank, event.step), event)
-    return take(event, graceful_exit.agree(job))
+    return apply(event, graceful_exit.agree(job))
 
 
-def disturbed(job: Job, event: ev.Event, why: str) -> Decision:
+def interrupt_hold(job: Job, event: ev.Event, why: str) -> Decision:
     """While holding: no graceful exit any more; save what is whole at once, then stop."""
     if job.reachable():
-        return take(event, graceful_exit.spoil(job, why))
-    job = graceful_exit.spoiled(job, why)
+        return apply(event, graceful_exit.interrupt(job, why))
+    job = graceful_exit.mark_interrupted(job, why)
     if job.has_news():
-        job = dump.mourn(job)
+        job = dump.record_lost_step(job)
     return drained(job, event, Condition.GIVEN_UP)
 
 
-def take(event: ev.Event, turn: Turn) -> Decision:
+def apply(event: ev.Event, turn: Turn) -> Decision:
     """Move by what the dump came to."""
     if turn.condition is Condition.GIVEN_UP:
         return drained(turn.job, event, turn.condition, turn.actions)
@@ -108,9 +108,11 @@ def drained(
     if job.alive():
         moved = move(job, event, condition)
         if job.exit is not None and job.exit.is_held:
-            after = leave(moved, job.exit, f"graceful exit: {job.exit.why}{fate(job)}")
+            after = leave(moved, job.exit, f"graceful exit: {job.exit.why}{describe_outcome(job)}")
         else:
-            after = stop(moved, signals.SIGTERM, f"{job.failure or job.asked}{fate(job)}")
+            after = stop(
+                moved, signals.SIGTERM, f"{job.failure or job.asked}{describe_outcome(job)}"
+            )
     else:
         after = all_gone(job, event)
     return Decision(after.job, actions + after.actions)

@@ -21,18 +21,18 @@ from agent.controller.dump_steps import (
     UNSAVED,
     Turn,
     advance,
-    again,
+    close_dump,
     commit_memory,
-    end,
+    describe_loss,
+    drop_writers,
     give_up,
-    lament,
     leave_memory,
     order_all,
-    relieve,
-    trouble,
+    problems,
+    reassign,
 )
-from agent.controller.job import Dump, Job
-from agent.controller.replaceable import counted, excused, lost, why_not
+from agent.controller.job import DumpProgress, Job
+from agent.controller.replaceable import counted, excused, ranks_to_replace, why_not
 from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import described, listed
 
@@ -43,7 +43,7 @@ def freeze(job: Job, reason: str, freeze_s: float | None = None) -> Turn:
     """Begin: whoever can be asked stands still. Somebody must be reachable."""
     ranks = job.reachable()
     within_s = job.rules.freeze_s if freeze_s is None else freeze_s
-    dump = Dump(1 if job.dump is None else job.dump.id + 1, ranks, within_s)
+    dump = DumpProgress(1 if job.dump is None else job.dump.id + 1, ranks, within_s)
     actions = (
         do.FreezeRanks(ranks, dump.id, reason),
         do.SetDeadline(JobState.FREEZING, job.attempt, within_s),
@@ -68,14 +68,14 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     if not whole:
         return give_up(job, dump, f"no rank holds it whole: {why_not_whole(job, dump)}")
     step = max(whole)
-    gone = lost(job)
+    gone = ranks_to_replace(job)
     not_replaced = why_not(counted(job, gone, step), gone, step)
     if not not_replaced:
         dump = dump._replace(step=step, place=do.MEMORY)
     elif step <= max(job.saved_step, 0):
         nothing = "no step was committed yet, there is nothing to save"
         job = excused(job, not_replaced if step > 0 else "")
-        return end(job, dump, job.kept() or nothing)
+        return close_dump(job, dump, job.kept() or nothing)
     elif not job.saves():
         return give_up(excused(job, not_replaced), dump._replace(step=step), UNSAVED)
     dump = dump._replace(step=step)
@@ -100,7 +100,7 @@ def hear(job: Job, event: ev.ShardWritten | ev.StateDigested) -> Turn:
     rank, digest = event.rank, event.digest
     is_writer = isinstance(event, ev.ShardWritten)
     if dump.digests.get(rank, digest) != digest:
-        return relieve(job, dump, (rank,), CHANGED)
+        return drop_writers(job, dump, (rank,), CHANGED)
     digests = {**dump.digests, rank: digest}
     dump = dump._replace(digests=digests, digesting=dump.digesting - {rank})
     if not is_writer:
@@ -117,12 +117,12 @@ def hear_failure(job: Job, event: ev.SaveFailed) -> Turn:
     # what is complete in a place is not left behind for another place that may be full, too
     if event.is_place and event.rank in dump.writing and not dump.written:
         return _leave_place(job, dump, event.why)
-    return relieve(job, dump, (event.rank,), f"failed ({event.why})")
+    return drop_writers(job, dump, (event.rank,), f"failed ({event.why})")
 
 
 def lose(job: Job, rank: int, why: str) -> Turn:
     """While dumping: a rank is gone, or cannot be reached any more."""
-    return relieve(job, _dump(job), (rank,), why)
+    return drop_writers(job, _dump(job), (rank,), why)
 
 
 def lose_patience(job: Job) -> Turn:
@@ -140,7 +140,7 @@ def lose_patience(job: Job) -> Turn:
             dump = _elsewhere(dump, "nothing moves there")
         else:
             dump = dump._replace(is_slow=True)
-    return relieve(job, dump, dump.writing or dump.digesting, why)
+    return drop_writers(job, dump, dump.writing or dump.digesting, why)
 
 
 def note_commit(job: Job, event: ev.DumpCommitted) -> Job:
@@ -159,9 +159,9 @@ def hear_commit_failure(job: Job, event: ev.CommitFailed) -> Turn:
         return leave_memory(job, dump, event.why)
     if job.memory is not None and event.is_place and dump.place + 1 < job.rules.places:
         dump = _elsewhere(dump, event.why)
-        return commit_memory(job, dump, dump.place, trouble(dump))
+        return commit_memory(job, dump, dump.place, problems(dump))
     if job.memory is not None:
-        return give_up(job, dump, trouble(dump._replace(full=(*dump.full, event.why))))
+        return give_up(job, dump, problems(dump._replace(full=(*dump.full, event.why))))
     if not event.is_place:
         return give_up(job, dump, f"its manifest failed ({event.why})")
     return _leave_place(job, dump, event.why)
@@ -177,13 +177,13 @@ def abandon(job: Job, why: str) -> Turn:
     return give_up(job, _dump(job), why)
 
 
-def mourn(job: Job) -> Job:
+def record_lost_step(job: Job) -> Job:
     """Nobody can be asked: say so before the ranks' ends hide why."""
     why = f"no rank can be asked: {why_not_whole(job)}"
-    return job._replace(outcome=lament(job, job.newest_step(), why))
+    return job._replace(outcome=describe_loss(job, job.newest_step(), why))
 
 
-def why_not_whole(job: Job, dump: Dump | None = None) -> str:
+def why_not_whole(job: Job, dump: DumpProgress | None = None) -> str:
     """Every rank with the reason why it cannot save the state; ``dump``: the answers it got."""
 
     def fact(rank: int) -> str:
@@ -246,19 +246,19 @@ DumpEvent = (
 )
 
 
-def _leave_place(job: Job, dump: Dump, why: str) -> Turn:
+def _leave_place(job: Job, dump: DumpProgress, why: str) -> Turn:
     if dump.place == do.MEMORY:
         return leave_memory(job, dump, why)
     dump = _elsewhere(dump, why)
     if dump.place < job.rules.places:
-        return again(job, dump)
-    return give_up(job, dump, trouble(dump))
+        return reassign(job, dump)
+    return give_up(job, dump, problems(dump))
 
 
-def _elsewhere(dump: Dump, why: str) -> Dump:
+def _elsewhere(dump: DumpProgress, why: str) -> DumpProgress:
     return dump._replace(place=dump.place + 1, full=(*dump.full, why), written={}, is_slow=False)
 
 
-def _dump(job: Job) -> Dump:
+def _dump(job: Job) -> DumpProgress:
     assert job.dump is not None
     return job.dump

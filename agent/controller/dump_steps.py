@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from agent.controller import actions as do
-from agent.controller.job import Dump, Job
+from agent.controller.job import DumpProgress, Job
 from agent.controller.states import Condition, JobState
 from agent.text.wording import described, listed
 
@@ -27,34 +27,34 @@ class Turn(NamedTuple):
     actions: tuple[do.Action, ...] = ()
 
 
-def relieve(job: Job, dump: Dump, ranks: Iterable[int], why: str) -> Turn:
+def drop_writers(job: Job, dump: DumpProgress, ranks: Iterable[int], why: str) -> Turn:
     """These ranks do no more of it; if one of them was to write, the order to write has failed."""
     out = frozenset(ranks)
     failed = {**dump.failed, **dict.fromkeys(sorted(out), why)}
     dump = dump._replace(failed=failed, digesting=dump.digesting - out)
-    return again(job, dump) if out & dump.writing else advance(job, dump)
+    return reassign(job, dump) if out & dump.writing else advance(job, dump)
 
 
-def again(job: Job, dump: Dump) -> Turn:
+def reassign(job: Job, dump: DumpProgress) -> Turn:
     """An order to write has failed: those that are left of it write, or else others."""
     able = holders(job, dump)
     left = tuple(rank for rank in dump.writers if rank in able)
     if left:
-        return order(job, dump, left, trouble(dump))
+        return order(job, dump, left, problems(dump))
     return advance(job, dump._replace(writers=(), writing=frozenset()))
 
 
-def advance(job: Job, dump: Dump) -> Turn:
+def advance(job: Job, dump: DumpProgress) -> Turn:
     """Wait, have the state written by others, compare what was written, or commit."""
     if dump.writing or (dump.writers and dump.digesting):
-        return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (renew(job),))
+        return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (extend_deadline(job),))
     if dump.digesting:
         able = holders(job, dump)  # at least those that are digesting
-        return order(job, dump, _enough(job, dump, able), trouble(dump))
+        return order(job, dump, _enough(job, dump, able), problems(dump))
     return _compare(job, dump)
 
 
-def _compare(job: Job, dump: Dump) -> Turn:
+def _compare(job: Job, dump: DumpProgress) -> Turn:
     """No more digests are awaited: what they agree on must be written, else all that differs."""
     groups: dict[str, list[int]] = {}
     for rank, digest in sorted(dump.digests.items()):
@@ -77,14 +77,14 @@ def _compare(job: Job, dump: Dump) -> Turn:
     unknown = tuple(rank for rank in able if rank not in dump.digests)
     if unknown:
         writers = unknown if _is_stuck(job, dump) else unknown[:1]
-        return order(job, dump, writers, trouble(dump))
+        return order(job, dump, writers, problems(dump))
     if dump.place == do.MEMORY:
-        return leave_memory(job, dump, trouble(dump))
+        return leave_memory(job, dump, problems(dump))
     lost = "those that held the majority's state are gone; " if dump.written else ""
-    return give_up(job, dump, f"{lost}{trouble(dump)}")
+    return give_up(job, dump, f"{lost}{problems(dump)}")
 
 
-def leave_memory(job: Job, dump: Dump, why: str) -> Turn:
+def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
     """No checkpoint in memory, so nobody is replaced: save on disk, as if nobody was asked yet."""
     why = f"no checkpoint in memory ({why})"
     job = job._replace(not_replaced=why)
@@ -99,7 +99,7 @@ def leave_memory(job: Job, dump: Dump, why: str) -> Turn:
         since=dump.round + 1,
     )
     if dump.step <= max(job.saved_step, 0):
-        return end(job, dump, job.kept())
+        return close_dump(job, dump, job.kept())
     if not job.saves():
         return give_up(job, dump, UNSAVED)
     if not holders(job, dump):
@@ -107,17 +107,17 @@ def leave_memory(job: Job, dump: Dump, why: str) -> Turn:
     return order_all(job, dump, why)
 
 
-def commit_memory(job: Job, dump: Dump, place: int, why: str) -> Turn:
+def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
     """Have what is in memory written to disk, which nobody needs to be alive for."""
     dump = dump._replace(place=place, is_ordered=True, is_committed=False)
     commit = do.CommitDump(
         dump.id, dump.step, place, dump.variants, dump.odd, why, from_memory=True
     )
-    actions = (commit, renew(job, JobState.COMMITTING))
+    actions = (commit, extend_deadline(job, JobState.COMMITTING))
     return Turn(job._replace(dump=dump), Condition.IN_MEMORY, actions)
 
 
-def _enough(job: Job, dump: Dump, able: tuple[int, ...]) -> tuple[int, ...]:
+def _enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ...]:
     """Of those that are able, who writes."""
     if job.rules.split or _is_stuck(job, dump):
         return able
@@ -127,13 +127,17 @@ def _enough(job: Job, dump: Dump, able: tuple[int, ...]) -> tuple[int, ...]:
     return able[: min(job.rules.memory_writers, 1 + nbytes // WRITER_BYTES)]
 
 
-def _is_stuck(job: Job, dump: Dump) -> bool:
+def _is_stuck(job: Job, dump: DumpProgress) -> bool:
     """Whether a writer was stuck in the last place: hundreds must not be so one after the other."""
     return dump.is_slow and not dump.written and dump.place + 1 == job.rules.places
 
 
 def _commit(
-    job: Job, dump: Dump, complete: Sequence[str], groups: Sequence[list[int]], is_settled: bool
+    job: Job,
+    dump: DumpProgress,
+    complete: Sequence[str],
+    groups: Sequence[list[int]],
+    is_settled: bool,
 ) -> Turn:
     variants = tuple(dump.written[digest] for digest in complete)
     odd: tuple[int, ...] = ()
@@ -155,11 +159,13 @@ def _commit(
     )
     commit = do.CommitDump(dump.id, dump.step, dump.place, variants, odd, why)
     return Turn(
-        job._replace(dump=dump), Condition.WRITTEN, (commit, renew(job, JobState.COMMITTING))
+        job._replace(dump=dump),
+        Condition.WRITTEN,
+        (commit, extend_deadline(job, JobState.COMMITTING)),
     )
 
 
-def order_all(job: Job, dump: Dump, why: str) -> Turn:
+def order_all(job: Job, dump: DumpProgress, why: str) -> Turn:
     """The first order in a place: the quickest writes, or more do; what others hold is compared."""
     able = holders(job, dump)
     writers = _enough(job, dump, able)
@@ -168,7 +174,7 @@ def order_all(job: Job, dump: Dump, why: str) -> Turn:
 
 def order(
     job: Job,
-    dump: Dump,
+    dump: DumpProgress,
     writers: tuple[int, ...],
     reason: str,
     digesters: tuple[int, ...] = (),
@@ -191,20 +197,20 @@ def order(
         is_raised=job.is_failure_raised,
     )
     begun = job._replace(dump=dump, remembers=job.remembers or dump.place == do.MEMORY)
-    return Turn(begun, Condition.ANSWERS_AWAITED, (save, renew(job)))
+    return Turn(begun, Condition.ANSWERS_AWAITED, (save, extend_deadline(job)))
 
 
-def renew(job: Job, state: JobState = JobState.DUMPING) -> do.SetDeadline:
+def extend_deadline(job: Job, state: JobState = JobState.DUMPING) -> do.SetDeadline:
     """Something moved: the dump is slow, not stuck."""
     return do.SetDeadline(state, job.attempt, job.rules.dump_s)
 
 
-def give_up(job: Job, dump: Dump, why: str) -> Turn:
+def give_up(job: Job, dump: DumpProgress, why: str) -> Turn:
     """The newest step is lost, for the reason in ``why``."""
-    return end(job, dump, lament(job, max(dump.step, job.newest_step()), why))
+    return close_dump(job, dump, describe_loss(job, max(dump.step, job.newest_step()), why))
 
 
-def lament(job: Job, step: int, why: str) -> str:
+def describe_loss(job: Job, step: int, why: str) -> str:
     """That ``step`` is lost and why, and what remains."""
     kept = job.kept()
     lost = "no newer step is saved" if kept else "no step is saved"
@@ -213,13 +219,13 @@ def lament(job: Job, step: int, why: str) -> str:
     return "; ".join(words for words in (f"{lost}: {why}", kept) if words)
 
 
-def end(job: Job, dump: Dump, outcome: str) -> Turn:
+def close_dump(job: Job, dump: DumpProgress, outcome: str) -> Turn:
     """No more of this dump; ``outcome``: what became of the attempt's state, in words."""
     job = job._replace(dump=dump, outcome=outcome)
     return Turn(job, Condition.GIVEN_UP, (do.AbandonDump(dump.id, outcome),))
 
 
-def holders(job: Job, dump: Dump) -> tuple[int, ...]:
+def holders(job: Job, dump: DumpProgress) -> tuple[int, ...]:
     """Ranks that can write the dump's step, the quickest first, the busy ones last."""
     reachable = job.reachable()
     able = [
@@ -233,7 +239,7 @@ def holders(job: Job, dump: Dump) -> tuple[int, ...]:
     return tuple(sorted(able, key=dump.digesting.__contains__))
 
 
-def trouble(dump: Dump) -> str:
+def problems(dump: DumpProgress) -> str:
     """What went wrong so far."""
     failed = described(dump.failed.items())
     return "; ".join(words for words in (*dump.full, failed) if words) or "nobody is left to write"

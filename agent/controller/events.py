@@ -5,7 +5,8 @@ Plain facts: no I/O, no clock. A rank here is a local rank's global number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from agent.controller.states import JobState
 
@@ -261,3 +262,17 @@ Event = (
     | ReplacementAged
 )
 # fmt: on
+
+
+def renewed(event: Event, attempt: int, survivors: Collection[int]) -> Event:
+    """What happened to a survivor before, and was not decided on yet, in the new ``attempt``.
+
+    That it died or cannot be reached, is as true then; all else it said for the old one.
+    """
+    match event:
+        case WorkerExited(rank=rank, attempt=old) | RankUnreachable(rank=rank, attempt=old):
+            if rank in survivors and old == attempt - 1:
+                return replace(event, attempt=attempt)
+        case _:
+            pass
+    return event

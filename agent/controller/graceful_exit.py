@@ -17,7 +17,7 @@ from agent.controller import actions as do
 from agent.controller import dump as dumping
 from agent.controller import events as ev
 from agent.controller.dump_steps import Turn, order_all
-from agent.controller.job import NEVER, Dump, Exit, Job
+from agent.controller.job import NEVER, DumpProgress, ExitProgress, Job
 from agent.controller.states import Condition, JobState, RankState
 from agent.spec import exit_budget
 from agent.text.wording import listed
@@ -38,13 +38,13 @@ def hold(job: Job, why: str, grace_s: float) -> Turn:
         grace_s: how long it may take until the step is saved.
     """
     ranks = job.reachable()
-    dump = Dump(1 if job.dump is None else job.dump.id + 1, ranks)
-    job = job._replace(dump=dump, exit=Exit(why, grace_s))
+    dump = DumpProgress(1 if job.dump is None else job.dump.id + 1, ranks)
+    job = job._replace(dump=dump, exit=ExitProgress(why, grace_s))
     held = do.HoldRanks(ranks, dump.id, f"graceful exit: {why}")
     return Turn(job, Condition.ALL_GUARDED, (held, _deadline(job)))
 
 
-def hasten(job: Job, grace_s: float) -> Turn:
+def shorten(job: Job, grace_s: float) -> Turn:
     """Somebody asks who waits no longer than ``grace_s``, from now on."""
     exit_ = _exit(job)
     if grace_s >= exit_.grace_s:
@@ -88,22 +88,22 @@ def is_elsewhere(job: Job, event: ev.RankFrozen) -> bool:
     return not event.is_whole or event.step != _exit(job).step
 
 
-def spoil(job: Job, why: str) -> Turn:
+def interrupt(job: Job, why: str) -> Turn:
     """No common step: who can be asked stands still at once. Somebody must be reachable."""
-    job = spoiled(job, why)
+    job = mark_interrupted(job, why)
     exit_ = _exit(job)
     within_s = exit_budget.hurried_freeze_s(exit_.grace_s, job.rules.freeze_s)
     turn = dumping.freeze(job, f"graceful exit: {exit_.why}, but {why}", within_s)
     return turn._replace(condition=Condition.DISTURBED)
 
 
-def spoiled(job: Job, why: str) -> Job:
+def mark_interrupted(job: Job, why: str) -> Job:
     """The job once its exit is not graceful any more; the first reason stands."""
     exit_ = _exit(job)
     return job._replace(exit=exit_._replace(spoiled=exit_.spoiled or why))
 
 
-def delay(job: Job) -> str:
+def describe_delay(job: Job) -> str:
     """Whom a graceful exit waited for in vain."""
     exit_, dump, ranks = _exit(job), _dump(job), job.reachable()
     within = f"within {exit_budget.hold_s(exit_.grace_s, job.rules.freeze_s):.3g} s"
@@ -119,11 +119,11 @@ def _deadline(job: Job) -> do.SetDeadline:
     return do.SetDeadline(JobState.HOLDING, job.attempt, within_s)
 
 
-def _exit(job: Job) -> Exit:
+def _exit(job: Job) -> ExitProgress:
     assert job.exit is not None
     return job.exit
 
 
-def _dump(job: Job) -> Dump:
+def _dump(job: Job) -> DumpProgress:
     assert job.dump is not None
     return job.dump

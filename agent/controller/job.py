@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 from agent.controller.events import RankFrozen
 from agent.controller.states import JobState, RankState
+from agent.spec.job_spec import JobSpec
 
 NEVER = -1  # the step of what does not exist
 _EMPTY: Mapping[Any, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Policy:
     """What the user asked for, as far as decisions need it. Seconds; ``None``: no bound."""
 
     ranks: tuple[int, ...]
@@ -44,7 +45,7 @@ class Rules:
     join_s: float = 600.0  # for all to be in the new group of processes, newcomers too
 
 
-class Dump(NamedTuple):
+class DumpProgress(NamedTuple):
     """One attempt to save: who was asked, what each holds, who wrote it where."""
 
     id: int  # never used again in a job
@@ -71,7 +72,7 @@ class Dump(NamedTuple):
     remark: str = ""  # about replicas that differ
 
 
-class Exit(NamedTuple):
+class ExitProgress(NamedTuple):
     """A graceful exit: all ranks stay at one step, it is saved, and they leave with 0."""
 
     why: str  # who asked for it
@@ -83,7 +84,7 @@ class Exit(NamedTuple):
     leaving: frozenset[int] = frozenset()  # were told to leave
 
 
-class Memory(NamedTuple):
+class MemoryState(NamedTuple):
     """A checkpoint that is complete, in memory that the agent owns."""
 
     path: str
@@ -107,7 +108,7 @@ class Replacement(NamedTuple):
 class Job(NamedTuple):
     """Everything the controller remembers."""
 
-    rules: Rules
+    rules: Policy
     state: JobState = JobState.NEW
     attempt: int = 0  # grows with every restart and every replacement
     restarts: int = 0  # of all ranks
@@ -125,19 +126,19 @@ class Job(NamedTuple):
     first_raised: int | None = None
     hung: frozenset[int] = frozenset()  # were killed for it, and may not be gone yet
     unreachable: frozenset[int] = frozenset()
-    exit: Exit | None = None
+    exit: ExitProgress | None = None
     outcome: str = ""  # what became of the attempt's state, once it is known
     not_replaced: str = ""  # why all ranks are stopped for the failure of some, in words
     # --- since the last restart
     why_fixed: Mapping[int, str] = _EMPTY  # rank -> why it can join no other group; empty: it can
     reached: int = NEVER  # the newest commit before the last replacement
     replacement: Replacement | None = None  # the one under way
-    memory: Memory | None = None  # what it goes on from
+    memory: MemoryState | None = None  # what it goes on from
     remembers: bool = False  # the agent has memory for that, complete or not
     refusal: str = ""  # why nothing that was saved can be gone on from, in words
     refused: frozenset[int] = frozenset()  # were told so, and leave by themselves
     # --- what lasts
-    dump: Dump | None = None  # the newest
+    dump: DumpProgress | None = None  # the newest
     resume: str | None = None  # the newest checkpoint folder to go on from
     saved_step: int = NEVER  # what it holds; known whenever ``resume`` is
     best_step: int = 0  # the newest commit that an earlier attempt reached; 0: none
@@ -209,3 +210,29 @@ class Job(NamedTuple):
     def kept(self) -> str:
         """The checkpoint to go on from, in words; empty: there is none."""
         return "" if self.resume is None else f"step {self.saved_step} is saved in {self.resume}"
+
+
+def first_job(spec: JobSpec) -> Job:
+    """The job before anything happened."""
+    dump, resume, replace = spec.dump, spec.dump.resume, spec.replace
+    rules = Policy(
+        ranks=spec.ranks_here,
+        max_restarts=spec.max_restarts,
+        start_s=spec.timeouts.start_s,
+        grace_s=spec.timeouts.grace_s,
+        kill_s=spec.timeouts.kill_s,
+        freeze_s=dump.freeze_s + dump.update_grace_s,
+        dump_s=dump.stall_s,
+        split=dump.split,
+        restarts_explicit=dump.restarts_explicit,
+        exit_s=spec.timeouts.exit_s,
+        asked_exit_s=spec.timeouts.asked_exit_s,
+        dump=dump.after_failure,
+        replace=replace.is_on,
+        can_replace_why=replace.why_off,
+        max_replacements=replace.most,
+        replacement_period_s=replace.period_s,
+    )
+    if resume is None:
+        return Job(rules)
+    return Job(rules, resume=str(resume), saved_step=dump.resume_step)

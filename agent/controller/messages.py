@@ -9,7 +9,7 @@ from agent.spec import exit_budget
 from agent.text.wording import ranged
 
 
-def outlook(before: Job, after: Job) -> str:
+def progress_message(before: Job, after: Job) -> str:
     """One sentence about what is under way, if an event changed what to expect of it."""
     return _of_stop(before, after) or _of_replacement(before, after)
 

@@ -9,7 +9,7 @@ from agent.controller.states import RankState
 from agent.text.wording import described, listed, times
 
 
-def lost(job: Job) -> tuple[int, ...]:
+def ranks_to_replace(job: Job) -> tuple[int, ...]:
     """Ranks in whose place others are to be started, once the survivors stand still.
 
     Those that are dead, hung, or did not even answer; else the one that raised before all others.

@@ -20,14 +20,14 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.attempts import signal_ranks
 from agent.controller.dump_steps import Turn
-from agent.controller.job import Job, Memory, Replacement
-from agent.controller.replaceable import counted, lost, why_not
+from agent.controller.job import Job, MemoryState, Replacement
+from agent.controller.replaceable import counted, ranks_to_replace, why_not
 from agent.controller.replacement_rounds import (
-    fall,
+    deadline_s,
+    fall_back_to_disk,
     launch,
-    lose,
-    parted,
-    patience,
+    lose_more,
+    note_gone,
     under_way,
     wait,
 )
@@ -56,11 +56,11 @@ def begin(job: Job, path: str) -> Turn:
     assert job.dump is not None
     step = job.dump.step
     dump = job.dump._replace(is_committed=True, memory=path)
-    job = job._replace(dump=dump, memory=Memory(path, step))
-    gone = lost(job)
+    job = job._replace(dump=dump, memory=MemoryState(path, step))
+    gone = ranks_to_replace(job)
     job = counted(job, gone, step)
     if why := why_not(job, gone, step):
-        return fall(job, why)
+        return fall_back_to_disk(job, why)
     going = tuple(rank for rank in gone if job.ranks[rank].is_alive)
     held = tuple(rank for rank in going if rank in job.raised)
     mute = tuple(rank for rank in going if rank not in job.raised | job.hung)
@@ -72,7 +72,7 @@ def begin(job: Job, path: str) -> Turn:
     actions = signal_ranks(mute, signals.SIGKILL, f"{listed(mute)} did not even answer")
     if held:
         actions += (do.ReleaseRanks(held, why),)
-    return Turn(job, Condition.REPLACEABLE, (*actions, patience(job, job.rules.kill_s)))
+    return Turn(job, Condition.REPLACEABLE, (*actions, deadline_s(job, job.rules.kill_s)))
 
 
 def hear(job: Job, event: Event) -> Turn:
@@ -100,7 +100,7 @@ def hear(job: Job, event: Event) -> Turn:
         case ev.RankUnreachable(rank=rank):
             job = _existing(job, rank)
             job = job._replace(unreachable=job.unreachable | {rank})
-            return lose(job, (rank,), f"rank {rank} let go of its state")
+            return lose_more(job, (rank,), f"rank {rank} let go of its state")
 
 
 def is_news(job: Job, event: ev.RankRejoining) -> bool:
@@ -128,8 +128,8 @@ def forget(job: Job) -> tuple[Job, tuple[do.Action, ...]]:
 
 def _start_failed(job: Job, rank: int, why: str) -> Turn:
     if rank in under_way(job).going:
-        return parted(job, rank)
-    return fall(job, f"rank {rank} could not be started: {why}")
+        return note_gone(job, rank)
+    return fall_back_to_disk(job, f"rank {rank} could not be started: {why}")
 
 
 def _exited(job: Job, event: ev.WorkerExited) -> Turn:
@@ -138,13 +138,13 @@ def _exited(job: Job, event: ev.WorkerExited) -> Turn:
     if event.step is not None:
         job = job.with_step(rank, event.step)
     if rank in under_way(job).going:
-        return parted(job, rank)
+        return note_gone(job, rank)
     is_cause = job.is_failure_raised and event.exit_code != 0 and rank not in job.raised
     if job.failure is not None and is_cause:
         words = f"{words} ({job.failure})"
         job = job._replace(failure=words, is_failure_raised=False)
         job = job._replace(replacement=under_way(job)._replace(why=words))
-    return lose(job, (rank,), words)
+    return lose_more(job, (rank,), words)
 
 
 def _left(job: Job, rank: int) -> Turn:
@@ -152,7 +152,7 @@ def _left(job: Job, rank: int) -> Turn:
     now = under_way(job)
     job = job._replace(replacement=now._replace(leaving=now.leaving - {rank}))
     is_last = now.leaving == {rank} and not now.going and not now.doubt
-    return wait(job, (patience(job, job.rules.join_s),) if is_last else ())
+    return wait(job, (deadline_s(job, job.rules.join_s),) if is_last else ())
 
 
 def _registered(job: Job, event: ev.RankRegistered) -> Turn:
@@ -165,7 +165,9 @@ def _registered(job: Job, event: ev.RankRegistered) -> Turn:
     if rank in now.going or not now.newcomers:
         return wait(job)
     if event.step != memory.step:
-        return fall(job, f"rank {rank} came back at step {event.step} instead of {memory.step}")
+        return fall_back_to_disk(
+            job, f"rank {rank} came back at step {event.step} instead of {memory.step}"
+        )
     turn = _left(job, rank) if rank in now.leaving else wait(job)
     now = under_way(turn.job)
     job = turn.job._replace(replacement=now._replace(joined=now.joined | {rank}))
@@ -187,7 +189,7 @@ def _raised(job: Job, event: ev.RankRaised) -> Turn:
     if now.going or now.doubt or not now.newcomers:
         return wait(job)
     job = job._replace(replacement=now._replace(doubt=words))
-    return wait(job, (patience(job, DOUBT_S),))
+    return wait(job, (deadline_s(job, DOUBT_S),))
 
 
 def _lose_patience(job: Job) -> Turn:
@@ -198,17 +200,17 @@ def _lose_patience(job: Job) -> Turn:
         still = [rank for rank in sorted(now.going) if job.ranks[rank] is RankState.RUNNING]
         why = f"{listed(still)} still alive {rules.kill_s:g} s after the order to leave"
         killed = signal_ranks(still, signals.SIGKILL, why)
-        return wait(job, (*killed, patience(job, rules.kill_s)))
+        return wait(job, (*killed, deadline_s(job, rules.kill_s)))
     if now.going:
-        return fall(job, f"{listed(sorted(now.going))} cannot be killed")
+        return fall_back_to_disk(job, f"{listed(sorted(now.going))} cannot be killed")
     if now.doubt:
-        return fall(job, f"the script cannot be entered again: {now.doubt}")
+        return fall_back_to_disk(job, f"the script cannot be entered again: {now.doubt}")
     if now.leaving:
         late = sorted(now.leaving)
         within = f"within {rules.rejoin_s:g} s"
-        return lose(job, late, f"{listed(late)} did not leave the training function {within}")
+        return lose_more(job, late, f"{listed(late)} did not leave the training function {within}")
     late = [rank for rank in job.ranks if rank not in now.joined]
-    return fall(job, f"{listed(late)} did not join within {rules.join_s:g} s")
+    return fall_back_to_disk(job, f"{listed(late)} did not join within {rules.join_s:g} s")
 
 
 def _is_called_off(job: Job, rank: int) -> bool:

@@ -18,7 +18,7 @@ from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import listed, ranged
 
 
-def fall(job: Job, why: str) -> Turn:
+def fall_back_to_disk(job: Job, why: str) -> Turn:
     """The next rung: what is in memory goes to disk, unless it is there already."""
     assert job.memory is not None
     dump, step = job.dump, job.memory.step
@@ -55,7 +55,7 @@ def launch(job: Job) -> Turn:
     )
     told = job.attempt, survivors, newcomers, memory.path, memory.step, sentence
     reminders = [do.RemindReplaced(job.rules.replacement_period_s) for _ in newcomers]
-    return wait(job, (do.ReplaceRanks(*told), *reminders, patience(job, job.rules.rejoin_s)))
+    return wait(job, (do.ReplaceRanks(*told), *reminders, deadline_s(job, job.rules.rejoin_s)))
 
 
 def _sentence(failure: str, step: int, newcomers: Iterable[int], survivors: Iterable[int]) -> str:
@@ -66,7 +66,7 @@ def _sentence(failure: str, step: int, newcomers: Iterable[int], survivors: Iter
     return f"{failure} at step {step}: {who}replaced, {old} {verb} on"
 
 
-def lose(job: Job, ranks: Iterable[int], words: str) -> Turn:
+def lose_more(job: Job, ranks: Iterable[int], words: str) -> Turn:
     """More are lost, dead or not: another round, if there can be one."""
     now, memory = under_way(job), job.memory
     assert memory is not None
@@ -79,7 +79,7 @@ def lose(job: Job, ranks: Iterable[int], words: str) -> Turn:
     going = now.going | leaving
     gone = going | {rank for rank, state in job.ranks.items() if not state.is_alive}
     if why := why_not(job, gone, memory.step):
-        return fall(job, why)
+        return fall_back_to_disk(job, why)
     job = job._replace(
         replacement=now._replace(
             lost=now.lost | new,
@@ -96,10 +96,10 @@ def lose(job: Job, ranks: Iterable[int], words: str) -> Turn:
     actions = signal_ranks(killed, signals.SIGKILL, f"{words}; {listed(killed)} cannot join then")
     if job.having(RankState.PENDING):
         actions += (do.CancelStarts(words),)
-    return wait(job, (*actions, patience(job, job.rules.kill_s)))
+    return wait(job, (*actions, deadline_s(job, job.rules.kill_s)))
 
 
-def parted(job: Job, rank: int) -> Turn:
+def note_gone(job: Job, rank: int) -> Turn:
     """One that had to go is gone, in whatever way."""
     now = under_way(job)
     job = job.with_rank(rank, RankState.FAILED)
@@ -112,7 +112,7 @@ def wait(job: Job, actions: tuple[do.Action, ...] = ()) -> Turn:
     return Turn(job, Condition.ANSWERS_AWAITED, actions)
 
 
-def patience(job: Job, seconds: float) -> do.SetDeadline:
+def deadline_s(job: Job, seconds: float) -> do.SetDeadline:
     """For what is awaited next."""
     return do.SetDeadline(JobState.REPLACING, job.attempt, seconds)
 

@@ -9,7 +9,7 @@ from agent.controller.states import Condition
 from agent.text.wording import signal_name
 
 
-class Verdict(NamedTuple):
+class RestartVerdict(NamedTuple):
     """The job with its attempt counted, the answer for the table, and why."""
 
     job: Job
@@ -17,27 +17,27 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def judge(job: Job) -> Verdict:
+def decide_restart(job: Job) -> RestartVerdict:
     """After an attempt's last rank is gone: stay stopped, try again, or fail."""
     if job.asked:
-        return Verdict(job, Condition.STOP_WANTED, f"{_stopped(job)}{fate(job)}")
-    job, told = _counted(job), fate(job)
+        return RestartVerdict(job, Condition.STOP_WANTED, f"{_stopped(job)}{describe_outcome(job)}")
+    job, told = _counted(job), describe_outcome(job)
     failure, rules = job.failure or "unknown", job.rules
     if job.refusal:
-        return Verdict(job, Condition.HOPELESS, f"{job.refusal}{told}")
+        return RestartVerdict(job, Condition.HOPELESS, f"{job.refusal}{told}")
     if job.stalled >= rules.stalls:
         after = f" after step {job.best_step}" if job.best_step > 0 else ""
         why = f"{job.stalled} attempts in a row reached no commit{after}"
         return _given_up(job, why, f"{failure}: {why}{told}")
     if job.restarts >= rules.max_restarts:
         spent = f" (all {rules.max_restarts} restarts are spent)" if rules.max_restarts else ""
-        return Verdict(job, Condition.BUDGET_SPENT, f"{failure}{spent}{told}")
+        return RestartVerdict(job, Condition.BUDGET_SPENT, f"{failure}{spent}{told}")
     if job.has_hooks and not rules.restarts_explicit and job.restarts == 0 and job.best_step == 0:
         same, hint = "so a restart would meet the same", "give --max-restarts to try nevertheless"
         reason = f"{failure}, before the first commit, {same}: {hint}"
         return _given_up(job, f"nothing was committed yet, {same}: {hint}", reason)
     reason = f"restart {job.restarts + 1} of {rules.max_restarts}: {failure}{told}"
-    return Verdict(job, Condition.BUDGET_LEFT, reason)
+    return RestartVerdict(job, Condition.BUDGET_LEFT, reason)
 
 
 def _stopped(job: Job) -> str:
@@ -51,13 +51,13 @@ def _stopped(job: Job) -> str:
     return f"{by}, not gracefully: {why}" if why else by
 
 
-def _given_up(job: Job, why: str, reason: str) -> Verdict:
+def _given_up(job: Job, why: str, reason: str) -> RestartVerdict:
     """No other attempt, although the budget may allow one: ``why`` then belongs in the report."""
     budget = job.rules.max_restarts
     left = budget - job.restarts
     if left > 0:
         job = job._replace(gave_up=f"{why} ({left} of {budget} restarts left unused)")
-    return Verdict(job, Condition.HOPELESS, reason)
+    return RestartVerdict(job, Condition.HOPELESS, reason)
 
 
 def _counted(job: Job) -> Job:
@@ -70,7 +70,7 @@ def _counted(job: Job) -> Job:
     return job._replace(stalled=job.stalled + 1)
 
 
-def fate(job: Job) -> str:
+def describe_outcome(job: Job) -> str:
     """What became of the state, as the end of a reason, and why nobody was replaced.
 
     Empty if nothing ever was to be saved.
@@ -92,7 +92,7 @@ def _told(job: Job) -> str:
     return told
 
 
-def lost(job: Job) -> str:
+def why_not_saved(job: Job) -> str:
     """Why the newest step that the last attempt reached is not saved; empty if it is."""
     told, kept = _told(job), job.kept()
     return "" if kept and told.startswith(kept) else told.removesuffix(f"; {kept}")

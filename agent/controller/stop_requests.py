@@ -12,10 +12,10 @@ from agent.controller import actions as do
 from agent.controller import dump, graceful_exit
 from agent.controller import events as ev
 from agent.controller.attempts import Decision, all_gone, kill, move, stop
-from agent.controller.drain import DRAINING, disturbed, take
-from agent.controller.dump_steps import lament
+from agent.controller.drain import DRAINING, apply, interrupt_hold
+from agent.controller.dump_steps import describe_loss
 from agent.controller.job import Job
-from agent.controller.replacement_rounds import fall
+from agent.controller.replacement_rounds import fall_back_to_disk
 from agent.controller.states import Condition, JobState
 from agent.text.wording import signal_name
 
@@ -42,11 +42,11 @@ def _stop_requested(job: Job, event: ev.StopRequested) -> Decision:
             signum = event.signum if event.passes else signals.SIGTERM
             return _stop_begun(job, event, signum, _grace_s(job, event))
         case JobState.HOLDING if job.requests == HURRIED:
-            return disturbed(job, event, f"{why}, too")
+            return interrupt_hold(job, event, f"{why}, too")
         case JobState.HOLDING:  # the first signal: a file or a rank asked before, less urgently
-            return take(event, graceful_exit.hasten(job, _grace_s(job, event)))
+            return apply(event, graceful_exit.shorten(job, _grace_s(job, event)))
         case JobState.REPLACING:  # all that was lost of it is time
-            return take(event, fall(job, STOPPED))
+            return apply(event, fall_back_to_disk(job, STOPPED))
         case _ if job.requests >= (HURRIED if job.exit is None else HURRIED + 1):
             return _stop_now(job, event, f"{why} again")
         case _:
@@ -71,7 +71,7 @@ def _exit_requested(job: Job, event: ev.ExitRequested) -> Decision:
     if began:
         return _stop_begun(job, event, signals.SIGTERM, job.rules.asked_exit_s)
     if job.state is JobState.REPLACING:
-        return take(event, fall(job, STOPPED))
+        return apply(event, fall_back_to_disk(job, STOPPED))
     return Decision(move(job, event, Condition.ALWAYS))
 
 
@@ -85,10 +85,10 @@ def _stop_begun(
 ) -> Decision:
     """The first request: all to one step; else save what some hold; else the scripts are asked."""
     if job.state is JobState.RUNNING and graceful_exit.can_hold(job):
-        return take(event, graceful_exit.hold(job, job.asked, grace_s))
+        return apply(event, graceful_exit.hold(job, job.asked, grace_s))
     if job.state is JobState.RUNNING and job.reachable():
         turn = dump.freeze(job, job.asked)
-        return take(event, turn._replace(condition=Condition.SOME_HOLD))
+        return apply(event, turn._replace(condition=Condition.SOME_HOLD))
     return stop(move(job, event, Condition.RANKS_ALIVE), signum, job.asked)
 
 
@@ -98,10 +98,10 @@ def _stop_now(job: Job, event: ev.StopRequested, reason: str) -> Decision:
     if job.state in DRAINING:
         job, _, actions = dump.abandon(job, reason)
     elif job.replacement is not None:
-        lost = lament(job, job.newest_step(), reason) if job.has_news() else ""
+        lost = describe_loss(job, job.newest_step(), reason) if job.has_news() else ""
         job = job._replace(outcome=lost, failure=job.replacement.why, replacement=None)
     if job.exit is not None:
-        job = graceful_exit.spoiled(job, reason)
+        job = graceful_exit.mark_interrupted(job, reason)
     # without a rank only the commit was awaited
     is_gone = not job.alive()
     after = all_gone(job, event) if is_gone else kill(move(job, event, Condition.NOW), reason)

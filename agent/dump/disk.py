@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from agent.dump.unfinished_folder import AbandonedError, Unfinished
+from agent.dump.unfinished_folder import AbandonedError, UnfinishedFolder
 from agent.hooks.status_pages import record
 from agent.records.file_thread import side_by_side
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.protocol import Written
-from worker_hooks.contract.status_page import Page, Record
-from worker_hooks.storage import commit as seal
+from worker_hooks.contract.status_page import CommitRecord, Page
+from worker_hooks.storage import commit
 from worker_hooks.storage.manifest import DUMP_KIND, PRIVATE, REPLICATED, Manifest, Shard
 
 
-class Order(NamedTuple):
+class DumpOrder(NamedTuple):
     """What a complete dump is made of, and why it was made."""
 
     written: Mapping[int, Written]  # by rank; those of no variant are left out
@@ -34,7 +34,7 @@ class Order(NamedTuple):
     reason: str
 
 
-class Saved(NamedTuple):
+class SavedDump(NamedTuple):
     """A complete dump."""
 
     path: str
@@ -46,11 +46,11 @@ class Saved(NamedTuple):
 def describe(
     kind: str,
     step: int,
-    order: Order,
+    order: DumpOrder,
     shards: Sequence[Shard],
     ranks: Sequence[int],
     stale: tuple[int, ...],
-    found: Record | None,
+    found: CommitRecord | None,
 ) -> Manifest:
     """What a manifest says of a checkpoint that is complete but for it.
 
@@ -82,7 +82,7 @@ def describe(
     )
 
 
-class Draft:
+class DiskDump:
     """The dump of one step in one place, until it is complete or given up."""
 
     is_quick = False
@@ -98,7 +98,7 @@ class Draft:
         self._private: list[Shard] = []
         self._stale: list[int] = []
         self._failure: OSError | AbandonedError | None = None
-        self._folder = Unfinished(layout)
+        self._folder = UnfinishedFolder(layout)
 
     def begin(self) -> None:
         """Make the folder; what an interrupted dump left there is removed.
@@ -130,14 +130,14 @@ class Draft:
             return
         folder = self.layout.unfinished
         try:
-            shard = seal.write_private(folder, rank, page.entries, found, advance)
+            shard = commit.write_private(folder, rank, page.entries, found, advance)
         except (ValueError, TypeError, KeyError):
             return  # a page that describes itself wrongly is as good as none
         self._private.append(shard)
         if found.step != self.step:
             self._stale.append(rank)
 
-    def commit(self, order: Order) -> Saved:
+    def commit(self, order: DumpOrder) -> SavedDump:
         """Complete the dump.
 
         Raises:
@@ -151,20 +151,20 @@ class Draft:
         stale = tuple(sorted(self._stale))
         manifest = describe(DUMP_KIND, self.step, order, shards, self._ranks, stale, found)
         self._folder.check()
-        seal.seal(self.layout, manifest)
+        commit.commit(self.layout, manifest)
         nbytes = sum(shard.nbytes for shard in shards)
         path = str(self.layout.folder)
-        return Saved(path, nbytes, manifest.without_private, manifest.stale_private)
+        return SavedDump(path, nbytes, manifest.without_private, manifest.stale_private)
 
     def abandon(self) -> None:
-        """As of :class:`Unfinished`."""
+        """As of :class:`UnfinishedFolder`."""
         self._folder.abandon()
 
     def remove(self) -> None:
-        """As of :class:`Unfinished`."""
+        """As of :class:`UnfinishedFolder`."""
         self._folder.remove()
 
-    def _replicated(self, order: Order) -> list[Shard]:
+    def _replicated(self, order: DumpOrder) -> list[Shard]:
         shards = []
         for variant, writers in enumerate(order.variants):
             for rank in writers:

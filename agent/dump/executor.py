@@ -13,18 +13,17 @@ from typing import NamedTuple, TypeVar
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.dump.disk import Draft, Order, Saved
-from agent.dump.flush import Transcript
-from agent.dump.memory import Memory
-from agent.dump.replies import Answer, Answers
-from agent.dump.summary import sentences
+from agent.dump.disk import DiskDump, DumpOrder, SavedDump
+from agent.dump.flush import MemoryFlush
+from agent.dump.memory import MemoryDump
+from agent.dump.replies import Answer, Replies
+from agent.dump.summary import dump_summary
 from agent.dump.unfinished_folder import AbandonedError
-from agent.hooks.handshake import Greeting
-from agent.hooks.rank_links import Links
-from agent.hooks.status_pages import Pages
-from agent.machine.free_memory import free_bytes
-from agent.machine.room import needed, shortage
-from agent.records.file_thread import Scribe
+from agent.hooks.handshake import Handshake
+from agent.hooks.rank_links import RankLinks
+from agent.hooks.status_pages import StatusPages
+from agent.machine.free_memory import free_bytes, needed, shortage
+from agent.records.file_thread import FileThread
 from agent.spec.job_spec import JobSpec
 from worker_hooks.contract import protocol
 from worker_hooks.contract.layout import CheckpointLayout, DumpLayout
@@ -38,7 +37,7 @@ class _Dump(NamedTuple):
     """A dump under way in one place."""
 
     action: do.SaveRanks  # the first order
-    draft: Draft | Memory | Transcript
+    draft: DiskDump | MemoryDump | MemoryFlush
     began_s: float  # monotonic
 
 
@@ -46,20 +45,20 @@ class _Kept(NamedTuple):
     """The checkpoint in memory that is complete."""
 
     action: do.SaveRanks  # the first order
-    memory: Memory
+    memory: MemoryDump
 
 
-class Saving:
+class DumpExecutor:
     """At most one dump at a time."""
 
     def __init__(
         self,
         spec: JobSpec,
         fallback: Path,
-        links: Links,
-        pages: Pages,
-        greeting: Greeting,
-        scribe: Scribe,
+        links: RankLinks,
+        pages: StatusPages,
+        greeting: Handshake,
+        scribe: FileThread,
         post: Callable[[ev.Event], None],
         say: Callable[[str], None],
         call_later: Callable[..., object],
@@ -95,8 +94,8 @@ class Saving:
         self._trouble = ""  # with the place that was tried last
         self._order: do.SaveRanks | None = None  # the newest
         self._kept: _Kept | None = None
-        self._spent: list[Memory] = []  # were given up, but ranks may still write there
-        self._answers = Answers(links, post, self._note)
+        self._spent: list[MemoryDump] = []  # were given up, but ranks may still write there
+        self._answers = Replies(links, post, self._note)
 
     def begin(self, attempt: int) -> None:
         """An attempt begins."""
@@ -153,7 +152,7 @@ class Saving:
         if layout is None:
             self._fail(action, "the script names no ckpt_save_path")
             return
-        draft = Draft(layout, action.step, self._spec.ranks_here, self._pages.all())
+        draft = DiskDump(layout, action.step, self._spec.ranks_here, self._pages.all())
         self._is_begun = False
         begun = self._dump = _Dump(action, draft, time.monotonic())
         self._scribe.do(draft.begin, lambda done: self._on_begun(begun, done))
@@ -161,7 +160,7 @@ class Saving:
 
     def _remember(self, action: do.SaveRanks) -> None:
         """To memory: nothing has to be made first, and no disk is waited for."""
-        memory = Memory(action.step, self._spec.ranks_here, self._pages.all())
+        memory = MemoryDump(action.step, self._spec.ranks_here, self._pages.all())
         if why := self._lack(memory):
             self._fail(action, why)
             return
@@ -172,7 +171,7 @@ class Saving:
             self._scribe.leave_behind()  # its disk may be slow
         self._do(memory, lambda: memory.write_private(_Pace(self._scribe, self._advance)))
 
-    def _lack(self, memory: Memory) -> str:
+    def _lack(self, memory: MemoryDump) -> str:
         """Why the memory has no room for it: the kernel would kill ranks. Empty: it has."""
         sizes = self._answers.frozen
         gone = len(self._spec.ranks_here) - len(sizes)
@@ -181,12 +180,12 @@ class Saving:
 
     def _do(
         self,
-        draft: Draft | Memory | Transcript,
+        draft: DiskDump | MemoryDump | MemoryFlush,
         job: Callable[[], T],
         done: Callable[[T | Exception], object] = lambda _: None,
     ) -> None:
         """Do it in the scribe's thread, unless it is done sooner than that would begin."""
-        if not (isinstance(draft, Memory) and draft.is_small):
+        if not (isinstance(draft, MemoryDump) and draft.is_small):
             self._scribe.do(job, done)
             return
         try:
@@ -196,7 +195,7 @@ class Saving:
         done(result)
 
     def _layout(
-        self, action: do.SaveRanks, place: int, memory: Memory | None = None
+        self, action: do.SaveRanks, place: int, memory: MemoryDump | None = None
     ) -> DumpLayout | None:
         """The folder to save into, under its name; ``None``: the script names none."""
         writers, step, record_id = action.writers, action.step, self._spec.record_id
@@ -215,14 +214,14 @@ class Saving:
         """Before the writers are blamed, who have not even been told."""
         if self._dump is dump and not self._is_begun and self._order is not None:
             why = f"no folder can be made within {self._spec.dump.stall_s / 2:g} s"
-            assert isinstance(dump.draft, Draft)
+            assert isinstance(dump.draft, DiskDump)
             self._fail(self._order, f"{why}: {dump.draft.layout.folder.parent}")
 
     def _on_begun(self, dump: _Dump, done: Exception | None) -> None:
         if self._dump is not dump or self._order is None:
             return
         draft = dump.draft
-        assert isinstance(draft, Draft)
+        assert isinstance(draft, DiskDump)
         if done is not None:
             self._fail(self._order, _words(done))
             return
@@ -242,8 +241,10 @@ class Saving:
         self._trouble = why
         self._post(ev.SaveFailed(action.writers[0], action.dump_id, why, True, action.round))
 
-    def _tell_writers(self, draft: Draft | Memory | Transcript, action: do.SaveRanks) -> None:
-        assert not isinstance(draft, Transcript)
+    def _tell_writers(
+        self, draft: DiskDump | MemoryDump | MemoryFlush, action: do.SaveRanks
+    ) -> None:
+        assert not isinstance(draft, MemoryFlush)
         parts, is_quick = len(action.writers), draft.is_quick
         try:
             places = [draft.place_of(rank) for rank in action.writers]
@@ -264,11 +265,11 @@ class Saving:
             self._write_down(action)
             return
         dump = self._dump
-        if dump is None or isinstance(dump.draft, Transcript):
+        if dump is None or isinstance(dump.draft, MemoryFlush):
             self._post(ev.CommitFailed(action.dump_id, "it was given up", is_place=False))
             return
         draft, began_s = dump.draft, time.monotonic()
-        order = Order(
+        order = DumpOrder(
             written=dict(self._answers.written),
             variants=action.variants,
             odd=action.odd,
@@ -297,7 +298,7 @@ class Saving:
             self._post(ev.CommitFailed(action.dump_id, why, is_place=True))
             return
         try:
-            draft = Transcript(kept.memory, layout)
+            draft = MemoryFlush(kept.memory, layout)
         except OSError as error:
             self._post(ev.CommitFailed(action.dump_id, _words(error), is_place=False))
             return
@@ -311,10 +312,10 @@ class Saving:
         )
 
     def _on_committed(
-        self, dump: _Dump, action: do.CommitDump, began_s: float, done: Saved | Exception
+        self, dump: _Dump, action: do.CommitDump, began_s: float, done: SavedDump | Exception
     ) -> None:
         is_gone = self._dump is not dump
-        if is_gone and isinstance(dump.draft, Memory):
+        if is_gone and isinstance(dump.draft, MemoryDump):
             done = AbandonedError("it was given up")  # and its memory is free
         if isinstance(done, Exception):
             is_place = isinstance(done, OSError)
@@ -323,12 +324,12 @@ class Saving:
             return
         if not is_gone:
             self._dump = None
-        if isinstance(dump.draft, Memory):
+        if isinstance(dump.draft, MemoryDump):
             self._keep(_Kept(dump.action, dump.draft))
         now_s = time.monotonic()
         since_s = began_s if action.from_memory else self._frozen_s or began_s
         trouble = self._trouble if action.place > 0 else ""
-        for sentence in sentences(action, done, now_s - since_s, trouble):
+        for sentence in dump_summary(action, done, now_s - since_s, trouble):
             self._say(sentence)
         self._post(
             ev.DumpCommitted(
@@ -361,7 +362,7 @@ class Saving:
             draft, self._dump = self._dump.draft, None
             draft.abandon()
             self._do(draft, draft.remove)
-            if isinstance(draft, Memory):
+            if isinstance(draft, MemoryDump):
                 self._spent.append(draft)
             else:
                 self._scribe.leave_behind()  # its disk may answer no more
@@ -374,7 +375,7 @@ class Saving:
 class _Pace:
     """Tells of progress now and then; called in the scribe's thread."""
 
-    def __init__(self, scribe: Scribe, tell: Callable[[], None]) -> None:
+    def __init__(self, scribe: FileThread, tell: Callable[[], None]) -> None:
         self._scribe = scribe
         self._tell = tell
         self._next_s = time.monotonic() + PROGRESS_S

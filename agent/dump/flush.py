@@ -10,9 +10,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from agent.dump.disk import Saved
-from agent.dump.memory import Memory
-from agent.dump.unfinished_folder import Unfinished
+from agent.dump.disk import SavedDump
+from agent.dump.memory import MemoryDump
+from agent.dump.unfinished_folder import UnfinishedFolder
 from agent.records.file_thread import side_by_side
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.storage import commit, safetensors_file
@@ -22,12 +22,12 @@ _COUNT = 8  # bytes of a safetensors header's length
 _BLOCK = 4 << 20  # bytes read at once
 
 
-class Transcript:
+class MemoryFlush:
     """One memory checkpoint in one place, until it is complete or given up."""
 
     is_quick = False
 
-    def __init__(self, memory: Memory, layout: DumpLayout) -> None:
+    def __init__(self, memory: MemoryDump, layout: DumpLayout) -> None:
         """The memory may be closed meanwhile; this holds its files, until :meth:`write` ends.
 
         Raises:
@@ -37,7 +37,7 @@ class Transcript:
         self.layout = layout
         self._manifest = memory.manifest
         self._files: list[tuple[Shard, int]] = []
-        self._folder = Unfinished(layout)
+        self._folder = UnfinishedFolder(layout)
         try:
             for shard in self._manifest.shards:
                 self._files.append((shard, os.dup(int(shard.file))))
@@ -45,7 +45,7 @@ class Transcript:
             self._close()
             raise
 
-    def write(self, advance: Callable[[int], None]) -> Saved:
+    def write(self, advance: Callable[[int], None]) -> SavedDump:
         """Write every file with its checksum, then the manifest, and rename.
 
         Raises:
@@ -73,19 +73,19 @@ class Transcript:
                 shards=tuple(shards.values()),
                 digest="",  # what replicas in memory are compared by is no checksum
             )
-            commit.seal(self.layout, about)
+            commit.commit(self.layout, about)
         finally:
             self._close()
         nbytes = sum(shard.nbytes for shard in about.shards)
         path = str(self.layout.folder)
-        return Saved(path, nbytes, about.without_private, about.stale_private)
+        return SavedDump(path, nbytes, about.without_private, about.stale_private)
 
     def abandon(self) -> None:
-        """As of :class:`Unfinished`."""
+        """As of :class:`UnfinishedFolder`."""
         self._folder.abandon()
 
     def remove(self) -> None:
-        """As of :class:`Unfinished`."""
+        """As of :class:`UnfinishedFolder`."""
         self._folder.remove()
 
     def _copy(self, shard: Shard, file: int, advance: Callable[[int], None]) -> Shard:

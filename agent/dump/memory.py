@@ -14,14 +14,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from agent.dump.disk import Order, Saved, describe
+from agent.dump.disk import DumpOrder, SavedDump, describe
 from agent.dump.unfinished_folder import AbandonedError
 from agent.hooks.status_pages import record
 from agent.records.file_thread import side_by_side
 from worker_hooks.contract.layout import held
 from worker_hooks.contract.protocol import Written
 from worker_hooks.contract.status_page import Page
-from worker_hooks.storage import commit as seal
+from worker_hooks.storage import commit
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Manifest, Shard
 
@@ -29,7 +29,7 @@ SMALL = 4 << 20  # bytes of private state that are copied before a thread would 
 _FROZEN = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-class Memory:
+class MemoryDump:
     """The checkpoint of one step, until it is complete or given up; then until it is closed."""
 
     is_quick = True
@@ -85,7 +85,7 @@ class Memory:
         if page is None or found is None:
             return
         try:
-            head = seal.private_head(page.entries, found)
+            head = commit.private_head(page.entries, found)
         except (ValueError, TypeError, KeyError):
             return  # a page that describes itself wrongly is as good as none
         with self._closing:
@@ -97,7 +97,7 @@ class Memory:
         if found.step != self.step:
             self._stale.append(rank)
 
-    def commit(self, order: Order) -> Saved:
+    def commit(self, order: DumpOrder) -> SavedDump:
         """Complete it; its path is the manifest's, and nobody can change it any more.
 
         Raises:
@@ -122,7 +122,7 @@ class Memory:
         self.manifest = about
         self._pages = {}
         nbytes = sum(shard.nbytes for shard in shards)
-        return Saved(held(file), nbytes, about.without_private, about.stale_private)
+        return SavedDump(held(file), nbytes, about.without_private, about.stale_private)
 
     def abandon(self) -> None:
         """Let nothing more be written; called in the loop, before :meth:`remove` is ordered."""
@@ -155,7 +155,7 @@ class Memory:
         self._files.append(file)
         return file
 
-    def _replicated(self, order: Order) -> Iterator[Shard]:
+    def _replicated(self, order: DumpOrder) -> Iterator[Shard]:
         for variant, writers in enumerate(order.variants):
             for rank in writers:
                 file, nbytes = self._written[rank], order.written[rank].nbytes

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from agent.controller import events as ev
-from agent.hooks.rank_links import Links
+from agent.hooks.rank_links import RankLinks
 from worker_hooks.contract import protocol
 
 _FILE = re.compile(r"rank_(\d+)/[\w.-]+\.safetensors")
@@ -35,11 +35,11 @@ class _Owed(NamedTuple):
     is_quick: bool
 
 
-class Answers:
+class Replies:
     """Those to one dump at a time."""
 
     def __init__(
-        self, links: Links, post: Callable[[ev.Event], None], note: Callable[[str], None]
+        self, links: RankLinks, post: Callable[[ev.Event], None], note: Callable[[str], None]
     ) -> None:
         """``links`` are closed to who lies, ``post`` decides, ``note`` hears of a bad place."""
         self._links = links

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from agent.controller import actions as do
-from agent.dump.disk import Saved
+from agent.dump.disk import SavedDump
 from agent.text.wording import listed, sized
 
 
-def sentences(action: do.CommitDump, saved: Saved, seconds: float, trouble: str = "") -> list[str]:
+def dump_summary(
+    action: do.CommitDump, saved: SavedDump, seconds: float, trouble: str = ""
+) -> list[str]:
     """What people are told of a dump that is complete; trouble comes first.
 
     Args:

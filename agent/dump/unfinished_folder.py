@@ -12,7 +12,7 @@ class AbandonedError(Exception):
     """The dump was given up meanwhile."""
 
 
-class Unfinished:
+class UnfinishedFolder:
     """One folder. All but ``abandon`` is called in the scribe's thread only."""
 
     def __init__(self, layout: DumpLayout) -> None:

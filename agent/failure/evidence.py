@@ -15,7 +15,8 @@ from pathlib import Path
 from signal import SIGABRT
 from typing import Any
 
-from agent.failure.log_excerpt import Traceback, find_fatal, find_traceback, last_lines, log_lines
+from agent.failure.log_excerpt import Traceback, find_fatal, find_traceback
+from agent.text.log_lines import last_lines, log_lines
 
 LOG_TAIL_BYTES = 64 * 1024
 LOG_TAIL_LINES = 20

@@ -19,7 +19,7 @@ SHELL_SIGNALS = (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class DeathCase:
     """What the rows look at."""
 
     evidence: Evidence
@@ -33,7 +33,7 @@ class Case:
         return end.signal in signals or end.exit_code in behind_shell
 
 
-Fit = Callable[[Case], re.Match[str] | bool | None]
+Fit = Callable[[DeathCase], re.Match[str] | bool | None]
 
 
 def _says(pattern: str) -> Fit:
@@ -45,11 +45,11 @@ def _signal(*signals: Signals) -> Fit:
     return lambda case: case.evidence.end.signal in signals
 
 
-def _oom(case: Case) -> bool:
+def _oom(case: DeathCase) -> bool:
     return case.evidence.oom_kills > 0 and case.ended_by(SIGKILL)
 
 
-def _oom_child(case: Case) -> bool:
+def _oom_child(case: DeathCase) -> bool:
     killed = r"DataLoader worker .*(?:is killed by signal: Killed|exited unexpectedly)"
     return case.evidence.oom_kills > 0 and re.search(killed, case.words) is not None
 
@@ -59,7 +59,7 @@ def _exits(code: int, pattern: str = "") -> Fit:
     return lambda case: case.evidence.end.exit_code == code and compiled.search(case.words)
 
 
-def _shell_signal(case: Case) -> bool:
+def _shell_signal(case: DeathCase) -> bool:
     # Only with nothing better: a script may well leave with 137 of its own will.
     quiet = case.evidence.message is None and case.evidence.end.signal is None
     return quiet and case.ended_by(*SHELL_SIGNALS)
@@ -269,7 +269,7 @@ def hint(evidence: Evidence, interpreter: str) -> str | None:
         interpreter: the workers' interpreter, named where a module is missing.
     """
     words = "\n".join((last_words(evidence), first_words(evidence)))
-    case = Case(evidence, words, interpreter)
+    case = DeathCase(evidence, words, interpreter)
     for fits, sentence in HINTS:
         found = fits(case)
         if found:
@@ -277,7 +277,7 @@ def hint(evidence: Evidence, interpreter: str) -> str | None:
     return None
 
 
-def _facts(case: Case, found: re.Match[str] | bool) -> dict[str, str | None]:
+def _facts(case: DeathCase, found: re.Match[str] | bool) -> dict[str, str | None]:
     end = case.evidence.end
     facts: dict[str, str | None] = {
         "interpreter": case.interpreter,

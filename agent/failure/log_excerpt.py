@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from agent.text.log_lines import last_lines
+
 HEADER = re.compile(r"(?:\s+\+ Exception Group )?Traceback \(most recent call last\):$")
 LINK = (
     "During handling of the above exception, another exception occurred:",
@@ -33,15 +35,7 @@ FATAL_PART = re.compile(
 )
 CURRENT_THREAD = re.compile(r"Current thread(?:'s)? ")
 MAX_MESSAGE_LINES = 100
-MAX_LINE_CHARS = 4000
 LINES_BEFORE_FATAL = 10
-LATIN1 = 0xFF
-
-# torch's excepthook writes "[rank3]: " before each line once a process group exists.
-RANK_PREFIX = re.compile(r"\[rank\d+\]:(?: |$|(?=\[))")
-COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-# C0 without tab and newline, DEL, C1, line separators, and what turns text around.
-HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,39 +55,6 @@ class _Block:
     end: int
     elsewhere: bool = False  # printed by a thread, a child process or an exit function
     chained_to: _Block | None = None  # the first of the chain
-
-
-def harmless(text: str) -> str:
-    """``text`` that may be written to a terminal: control characters are spelled, not sent."""
-    plain = COLOUR.sub("", text).replace("\r\n", "\n")
-    return HARMFUL.sub(lambda found: _spelled(ord(found[0])), plain)
-
-
-def _spelled(code: int) -> str:
-    return f"\\x{code:02x}" if code <= LATIN1 else f"\\u{code:04x}"
-
-
-def log_lines(tail: bytes, *, cut: bool) -> list[str]:
-    """Lines as a terminal would have shown them; ``cut``: the first line is only a part."""
-    lines = tail.decode("utf-8", errors="replace").split("\n")
-    if cut and len(lines) > 1:
-        del lines[0]
-    return [_shown(line) for line in lines]
-
-
-def _shown(line: str) -> str:
-    # A progress bar repaints its line after a carriage return: the last painting is what is seen.
-    last = line.rstrip("\r").rsplit("\r", 1)[-1]
-    plain = RANK_PREFIX.sub("", COLOUR.sub("", last), count=1)
-    return plain if len(plain) <= MAX_LINE_CHARS else plain[:MAX_LINE_CHARS] + "..."
-
-
-def last_lines(lines: Sequence[str], count: int) -> tuple[str, ...]:
-    """The last ``count`` lines, blank ones at the end not counted."""
-    end = len(lines)
-    while end and not lines[end - 1].strip():
-        end -= 1
-    return tuple(lines[max(0, end - count) : end])
 
 
 def find_traceback(lines: Sequence[str]) -> Traceback | None:

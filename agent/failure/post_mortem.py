@@ -11,22 +11,22 @@ from typing import Any
 from agent.failure.evidence import WorkerEnd, gather
 from agent.failure.hints import hint
 from agent.failure.report import Report, as_json, headline, outer_error, render
-from agent.failure.resume_advice import Closing
+from agent.failure.resume_advice import ResumeAdvice
 from agent.failure.resume_advice import as_json as closing_json
 from agent.failure.root_cause import find_cause
 from agent.machine.oom_kills import OomCounters, read_counters
 from agent.records.journal import Journal
-from agent.spec.run_facts import Facts
-from agent.workers.processes import Worker
+from agent.spec.run_facts import RunFacts
+from agent.workers.worker import Worker
+from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.env import AGENT_ERROR_FILE
-from worker_hooks.contract.layout import write_atomic
 from worker_hooks.contract.protocol import WorkerOrder
 
 
-class Coroner:
+class PostMortem:
     """Looks at what an attempt left before the next one begins, and tells the last one's story."""
 
-    def __init__(self, facts: Facts, counters: OomCounters) -> None:
+    def __init__(self, facts: RunFacts, counters: OomCounters) -> None:
         """``counters``: the kernel's, when the run began."""
         self._facts = facts
         self._counters = counters
@@ -61,7 +61,7 @@ class Coroner:
         reason: str,
         environ: Mapping[str, str],
         journal: Journal,
-        closing: Closing | None = None,
+        closing: ResumeAdvice | None = None,
     ) -> str:
         """Write the failure down for programs and return it for people.
 

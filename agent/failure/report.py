@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agent.failure.evidence import Evidence, WorkerEnd
-from agent.failure.log_excerpt import harmless
 from agent.failure.root_cause import Cause, failed_at
 from agent.failure.torchrun_report import block, signal_name
 from agent.text.ranges import format_ranges
+from agent.text.sanitize import sanitized
 
 HEAD_LINES = 20
 TAIL_LINES = 80
@@ -41,27 +41,27 @@ def _story(report: Report) -> Iterator[str]:
     root = report.cause.root
     yield headline(root.end)
     if report.hint:
-        yield f"  hint: {harmless(report.hint)}"
+        yield f"  hint: {sanitized(report.hint)}"
     if len(report.cause.failures) > 1:
         yield f"  why this rank: {report.cause.reason}"
     if root.error_problem:
-        yield f"  {harmless(root.error_problem)}"
+        yield f"  {sanitized(root.error_problem)}"
     yield from _told(root)
     if root.end.log is not None:
-        yield f"  log: {harmless(str(root.end.log))}"
+        yield f"  log: {sanitized(str(root.end.log))}"
     yield from _aftermath(report.cause)
 
 
 def headline(end: WorkerEnd) -> str:
     """How one worker ended, in words."""
-    who = f"rank {end.rank} on {harmless(end.host)} (pid {end.pid}, attempt {end.attempt})"
+    who = f"rank {end.rank} on {sanitized(end.host)} (pid {end.pid}, attempt {end.attempt})"
     return f"msrun: {who} {ending(end)}"
 
 
 def ending(end: WorkerEnd) -> str:
     """``was killed by SIGKILL``, ``exited with code 1``."""
     if end.hung:
-        return f"{harmless(end.hung)}; msrun killed it"
+        return f"{sanitized(end.hung)}; msrun killed it"
     if end.signal is not None:
         return f"was killed by {signal_name(end.signal) or f'signal {end.signal}'}"
     if end.exit_code is not None:
@@ -73,10 +73,10 @@ def _told(root: Evidence) -> Iterator[str]:
     """Its traceback; else its message; else the last lines of its log."""
     told = root.traceback or root.message
     if told:
-        yield from shortened(harmless(told).rstrip("\n").split("\n"))
+        yield from shortened(sanitized(told).rstrip("\n").split("\n"))
     elif root.log_tail:
         yield "  last lines of its log:"
-        yield from (f"  | {_cut(harmless(line))}" for line in root.log_tail)
+        yield from (f"  | {_cut(sanitized(line))}" for line in root.log_tail)
 
 
 def shortened(lines: list[str]) -> list[str]:

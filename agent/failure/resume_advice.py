@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent.failure.log_excerpt import harmless
 from agent.records import run_record
 from agent.records.run_record import Record
+from agent.text.sanitize import sanitized
 from worker_hooks.storage.manifest import Manifest, candidates_of, read, verify
 
 
-class Kept(NamedTuple):
+class KeptCheckpoint(NamedTuple):
     """A checkpoint that can be gone on from."""
 
     step: int
@@ -22,7 +22,7 @@ class Kept(NamedTuple):
     path: str
 
 
-class Closing(NamedTuple):
+class ResumeAdvice(NamedTuple):
     """What to say.
 
     ``lost``: why the newest step is not in ``kept``, empty if it is. ``gave_up``: why restarts
@@ -30,7 +30,7 @@ class Closing(NamedTuple):
     some, empty if nobody was to be replaced.
     """
 
-    kept: Kept | None
+    kept: KeptCheckpoint | None
     lost: str
     command: str  # to go on
     gave_up: str = ""
@@ -42,7 +42,7 @@ class Closing(NamedTuple):
         return "\n".join(_lines(self))
 
 
-def closing(
+def resume_advice(
     saved: str | None,
     lost: str,
     record: Record,
@@ -51,7 +51,7 @@ def closing(
     is_away: bool,
     gave_up: str = "",
     not_replaced: str = "",
-) -> Closing:
+) -> ResumeAdvice:
     """Look at what remains.
 
     Args:
@@ -65,26 +65,28 @@ def closing(
     """
     kept = (_kept(saved) if saved else None) or older(record)
     command = "" if kept is None else _command(record, kept, environ, is_away=is_away)
-    return Closing(kept, lost, command, gave_up, not_replaced)
+    return ResumeAdvice(kept, lost, command, gave_up, not_replaced)
 
 
-def _kept(path: str) -> Kept | None:
+def _kept(path: str) -> KeptCheckpoint | None:
     try:
         manifest = read(Path(path))
     except ValueError:
         return None
-    return Kept(manifest.step, manifest.world_size, path)
+    return KeptCheckpoint(manifest.step, manifest.world_size, path)
 
 
-def older(record: Record) -> Kept | None:
+def older(record: Record) -> KeptCheckpoint | None:
     """The newest checkpoint in the run's folders, whoever saved it; its bytes are not read."""
     for path, found in candidates_of(Path(place) for place in record.checkpoints):
         if isinstance(found, Manifest) and not verify(path, found, quick=True):
-            return Kept(found.step, found.world_size, str(path))
+            return KeptCheckpoint(found.step, found.world_size, str(path))
     return None
 
 
-def _command(record: Record, kept: Kept, environ: Mapping[str, str], *, is_away: bool) -> str:
+def _command(
+    record: Record, kept: KeptCheckpoint, environ: Mapping[str, str], *, is_away: bool
+) -> str:
     """``msrun --resume``, with the run's name where that alone would mean another run.
 
     Where the run could not be remembered, the whole line that goes on without its record.
@@ -96,23 +98,23 @@ def _command(record: Record, kept: Kept, environ: Mapping[str, str], *, is_away:
     return "msrun --resume" if is_newest and not is_away else f"msrun --resume {record.record_id}"
 
 
-def _lines(closing: Closing) -> Iterator[str]:
+def _lines(closing: ResumeAdvice) -> Iterator[str]:
     kept = closing.kept
     if closing.not_replaced:
-        yield f"not replaced: {harmless(closing.not_replaced)}"
+        yield f"not replaced: {sanitized(closing.not_replaced)}"
     if closing.gave_up:
-        yield f"gave up: {harmless(closing.gave_up)}"
+        yield f"gave up: {sanitized(closing.gave_up)}"
     if closing.lost:
         none = "" if kept else "; no older checkpoint remains"
-        yield f"lost: {harmless(closing.lost)}{none}"
+        yield f"lost: {sanitized(closing.lost)}{none}"
     if kept is not None:
         ranks = "1 rank" if kept.world_size == 1 else f"{kept.world_size} ranks"
         name = "older checkpoint" if closing.lost else "saved"
-        yield f"{name}: step {kept.step}, {ranks}, {harmless(kept.path)}"
+        yield f"{name}: step {kept.step}, {ranks}, {sanitized(kept.path)}"
         yield closing.command
 
 
-def as_json(closing: Closing) -> dict[str, Any]:
+def as_json(closing: ResumeAdvice) -> dict[str, Any]:
     """For programs: a part of ``failure.json``."""
     kept = None if closing.kept is None else {**closing.kept._asdict(), "command": closing.command}
     why = {"lost": closing.lost, "gave_up": closing.gave_up, "not_replaced": closing.not_replaced}

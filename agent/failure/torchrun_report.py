@@ -10,8 +10,8 @@ from datetime import datetime
 from signal import Signals
 
 from agent.failure.evidence import Evidence
-from agent.failure.log_excerpt import harmless
 from agent.failure.root_cause import Cause
+from agent.text.sanitize import sanitized
 
 NOT_AVAILABLE = "<N/A>"
 NO_TRACEBACK = (
@@ -22,7 +22,7 @@ MAX_WIDTH = 60
 
 def block(cause: Cause, script: str) -> str:
     """The report, beginning with an empty line as torchrun's does."""
-    title = f"{harmless(script)} FAILED"
+    title = f"{sanitized(script)} FAILED"
     entries = {id(each): _entry(index, each) for index, each in enumerate(cause.failures)}
     lines = [title, *(line for entry in entries.values() for line in entry.split("\n"))]
     width = min(MAX_WIDTH, max(map(len, lines)))
@@ -66,11 +66,11 @@ def _entry(index: int, evidence: Evidence) -> str:
         (
             f"[{index}]:",
             f"  time      : {local_time(_time(evidence))}",
-            f"  host      : {harmless(end.host)}",
+            f"  host      : {sanitized(end.host)}",
             f"  rank      : {end.rank} (local_rank: {end.local_rank})",
             f"  exitcode  : {exitcode} (pid: {end.pid}) {f' ({name})' if name else ''}",
             f"  error_file: {_error_file(evidence)}",
-            f"  traceback : {harmless(_told(evidence))}",
+            f"  traceback : {sanitized(_told(evidence))}",
         )
     )
 
@@ -84,7 +84,7 @@ def _time(evidence: Evidence) -> float:
 
 def _error_file(evidence: Evidence) -> str:
     there = evidence.error is not None or evidence.error_problem is not None
-    return harmless(str(evidence.end.error_file)) if there else NOT_AVAILABLE
+    return sanitized(str(evidence.end.error_file)) if there else NOT_AVAILABLE
 
 
 def _told(evidence: Evidence) -> str:

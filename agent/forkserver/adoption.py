@@ -17,14 +17,14 @@ from typing import NamedTuple
 TOLD_BYTES = 65_536
 
 
-class Outcome(NamedTuple):
+class AdoptionResult(NamedTuple):
     """What became of one fork: a process id, or 0 and why not."""
 
     pid: int
     why: str = ""
 
 
-def fork_adopted(count: int) -> int | tuple[Outcome, ...]:
+def fork_adopted(count: int) -> int | tuple[AdoptionResult, ...]:
     """Fork ``count`` processes: the outcomes here, and in each child its index.
 
     When this returns here, every process with an outcome is the agent's child.
@@ -37,7 +37,7 @@ def fork_adopted(count: int) -> int | tuple[Outcome, ...]:
     except OSError as error:
         for fd in pipes:
             os.close(fd)
-        return (Outcome(0, _why(error)),) * count
+        return (AdoptionResult(0, _why(error)),) * count
     told, tell, go, say_go = pipes
     if middle == 0:
         os.close(told)
@@ -48,7 +48,7 @@ def fork_adopted(count: int) -> int | tuple[Outcome, ...]:
     os.close(told)
     os.waitpid(middle, 0)
     if len(outcomes) < count:
-        return (Outcome(0, "the process that forks it was killed"),) * count
+        return (AdoptionResult(0, "the process that forks it was killed"),) * count
     return outcomes
 
 
@@ -72,13 +72,13 @@ def _fork_all(count: int, tell: int, go: int, say_go: int) -> int:
     os._exit(0)
 
 
-def _hear(told: int) -> tuple[Outcome, ...]:
+def _hear(told: int) -> tuple[AdoptionResult, ...]:
     text = b""
     while chunk := os.read(told, TOLD_BYTES):
         text += chunk
     lines = text.decode().split("\n")[:-1]  # what has no end was cut off by a death
     words = (line.split(" ", 1) for line in lines)
-    return tuple(Outcome(int(pid), why) for pid, why in words)
+    return tuple(AdoptionResult(int(pid), why) for pid, why in words)
 
 
 def _why(error: OSError) -> str:

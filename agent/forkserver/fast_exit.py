@@ -31,7 +31,7 @@ def prepare() -> None:
     atexit.register(_forget)
 
 
-def spare_registrations() -> None:
+def keep_registrations() -> None:
     """Before the first fork: torch's operators need not be taken out of a table that dies anyway.
 
     ``torch.library`` asks for that with a finalizer for each of its libraries, 60 ms in all.

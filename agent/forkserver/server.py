@@ -72,7 +72,7 @@ def serve_warm(text: str, root: str) -> None:
     problem = preload_imports.hidden(orders.search_path, _before_us()) or preload_imports.load(
         orders.preload, orders.search_path
     )
-    fast_exit.spare_registrations()
+    fast_exit.keep_registrations()
     gc.freeze()
     threads = preload_imports.threads()
     problem = problem or preload_imports.why_not_fork()
@@ -87,7 +87,7 @@ def serve_warm(text: str, root: str) -> None:
     child.adopt(order)
     if order.stdout or order.stderr:
         tolerant_streams.forgive()
-    unload.vanish(root, orders.preload)
+    unload.unload_ours(root, orders.preload)
 
 
 def _before_us() -> set[str]:
@@ -154,7 +154,7 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
                 os.close(fds[0])
             case protocol.Preload():
                 _warm_up(link, message.modules, orders.search_path)
-            case protocol.Spare():
+            case protocol.Protect():
                 spared.add(message.pid)
             case None:
                 end_leftovers(orders.record_id, frozenset(sessions - {0}), frozenset(spared))
@@ -164,7 +164,7 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
 
 
 def _announce(
-    link: socket.socket, message: protocol.StartWorkers, forked: tuple[adoption.Outcome, ...]
+    link: socket.socket, message: protocol.StartWorkers, forked: tuple[adoption.AdoptionResult, ...]
 ) -> None:
     for order, (pid, why) in zip(message.workers, forked, strict=True):
         if pid:
@@ -200,7 +200,7 @@ def _warm_up(link: socket.socket, modules: tuple[str, ...], search_path: str | N
     """Import for a restart; found without the script's folder, whose code is not ours to run."""
     before = set(sys.modules)
     problem = preload_imports.load(modules, None)
-    fast_exit.spare_registrations()
+    fast_exit.keep_registrations()
     problem = (
         problem or preload_imports.hidden(search_path, before) or preload_imports.why_not_fork()
     )

@@ -43,7 +43,7 @@ def _start_cold(pythonpath: str) -> None:
 
     tolerant_streams.forgive()
     sys.path.remove(_ROOT)
-    unload.vanish(_ROOT)
+    unload.unload_ours(_ROOT)
 
 
 if "MSRUN_FORKSERVER" in os.environ or "MSRUN_STREAMS" in os.environ:

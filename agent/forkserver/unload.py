@@ -8,7 +8,7 @@ from collections.abc import Collection
 OURS = frozenset({"agent", "worker_hooks"})
 
 
-def vanish(root: str, preloaded: Collection[str] = ()) -> None:
+def unload_ours(root: str, preloaded: Collection[str] = ()) -> None:
     """Forget our modules, and that they were looked for under ``root``.
 
     Args:

@@ -15,14 +15,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from agent.health.stall import ARMED, STOPPED, TRACED, Case, Seen, Stay, Usual, case, follow, limits
-from worker_hooks.contract.status_page import Beat, Phase
+from agent.health.stall import (
+    ARMED,
+    STOPPED,
+    TRACED,
+    Observation,
+    Stall,
+    StallKind,
+    TypicalSteps,
+    limits,
+    observe,
+    over_limit,
+)
+from worker_hooks.contract.status_page import Heartbeat, Phase
 
 STALEMATE = 2  # times the limit, until ranks that all are in collectives wait in vain
 EVERYBODY_WAITS = "all ranks wait in collectives that do not match"
 
 
-class Answer(NamedTuple):
+class Inspection(NamedTuple):
     """Where a rank's main thread stands, as its listener told."""
 
     is_in_collective: bool
@@ -34,7 +45,7 @@ class Answer(NamedTuple):
         return self.text.rpartition("\n")[2]
 
 
-class Verdict(NamedTuple):
+class HangFinding(NamedTuple):
     """Who hangs, and why, in words; or why nobody does."""
 
     culprits: Mapping[int, str]
@@ -42,23 +53,23 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
-class Vigil:
+class HangDetector:
     """Follows the ranks of one job from look to look. Times are monotonic seconds."""
 
     def __init__(self, fixed_s: float | None) -> None:
         """``fixed_s``: the one limit of all tiers; ``None``: by the ranks' own pace."""
         self._fixed_s = fixed_s
-        self.limits = limits(Usual(), fixed_s)
+        self.limits = limits(TypicalSteps(), fixed_s)
         self.is_paused = False
         """Whether every process is stopped: that is no accident, but somebody's wish."""
-        self._stays: dict[int, Stay] = {}
+        self._stays: dict[int, Stall] = {}
         self._have_left = False  # some ranks; others may wait for them in vain until they are gone
         self._from_s = 0.0  # nothing before counts
         self._cleared: dict[int, int] = {}  # victim -> when it came to where it waits
         self._excused: dict[int, int] = {}  # the same of one that may wait by means of its own
         self._accused: dict[int, int] = {}
 
-    def set_pace(self, steps: Usual) -> None:
+    def set_pace(self, steps: TypicalSteps) -> None:
         """The job's recent steps took so long."""
         self.limits = limits(steps, self._fixed_s)
 
@@ -67,32 +78,34 @@ class Vigil:
         self._stays.clear()
         self._from_s = now_s
 
-    def is_silent(self, rank: int, beat: Beat) -> bool:
+    def is_silent(self, rank: int, beat: Heartbeat) -> bool:
         """Whether a rank's page tells nothing new since the last look."""
         stay = self._stays.get(rank)
         return stay is not None and stay.seen.beat == beat
 
-    def look(self, seen: Sequence[Seen], now_s: float, *, have_left: bool = False) -> list[Case]:
+    def look(
+        self, seen: Sequence[Observation], now_s: float, *, have_left: bool = False
+    ) -> list[StallKind]:
         """Take in what was seen of all ranks that train; suspects, if all are to be inspected."""
         self.note(seen, now_s, have_left=have_left)
         cases = self._cases()
         is_reason = any(map(self._is_suspected, cases.values())) or self._is_stalemate(cases)
         return list(cases.values()) if is_reason else []
 
-    def note(self, seen: Sequence[Seen], now_s: float, *, have_left: bool = False) -> None:
+    def note(self, seen: Sequence[Observation], now_s: float, *, have_left: bool = False) -> None:
         """Only take it in. ``have_left``: there are ranks that train no more."""
         self._have_left = have_left
         self.is_paused = bool(seen) and all(each.state == STOPPED for each in seen)
         if self.is_paused or any(each.state == TRACED for each in seen):
-            before: dict[int, Stay] = {}  # somebody debugs one, and its peers wait for that
+            before: dict[int, Stall] = {}  # somebody debugs one, and its peers wait for that
             self._from_s = now_s
         else:
             before = self._stays
         self._stays = {
-            each.rank: follow(before.get(each.rank), each, now_s, self._from_s) for each in seen
+            each.rank: observe(before.get(each.rank), each, now_s, self._from_s) for each in seen
         }
 
-    def judge(self, answers: Mapping[int, Answer]) -> Verdict:
+    def judge(self, answers: Mapping[int, Inspection]) -> HangFinding:
         """Who hangs, as of the last look, by what the ranks' listeners answered since."""
         cases = self._cases()
         victims = [rank for rank in self._stays if self._is_victim(rank, cases, answers)]
@@ -108,11 +121,11 @@ class Vigil:
             told = self._break(cases, answers)
         self._remember(self._accused, told)
         victims = [rank for rank in victims if rank not in told]
-        return Verdict(told, tuple(victims), "" if told else _awaited(cases, others))
+        return HangFinding(told, tuple(victims), "" if told else _awaited(cases, others))
 
-    def _cases(self) -> dict[int, Case]:
+    def _cases(self) -> dict[int, StallKind]:
         """Ranks over their limits, if all others are at least on their way there."""
-        found = {rank: case(stay, self.limits) for rank, stay in self._stays.items()}
+        found = {rank: over_limit(stay, self.limits) for rank, stay in self._stays.items()}
         cases = {rank: each for rank, each in found.items() if each is not None}
         least_s = min((each.limit_s for each in cases.values()), default=0.0) / 2
         if any(stay.looked_s - stay.since_s < least_s for stay in self._stays.values()):
@@ -120,13 +133,13 @@ class Vigil:
         return cases
 
     def _is_victim(
-        self, rank: int, cases: Mapping[int, Case], answers: Mapping[int, Answer]
+        self, rank: int, cases: Mapping[int, StallKind], answers: Mapping[int, Inspection]
     ) -> bool:
         answer = answers.get(rank)
         is_stopped = rank in cases and cases[rank].is_stopped
         return answer is not None and answer.is_in_collective and not is_stopped
 
-    def _is_suspected(self, case: Case) -> bool:
+    def _is_suspected(self, case: StallKind) -> bool:
         """Whether this one is reason enough to ask all where they stand."""
         if self._is_known(case.rank, self._accused):
             return False
@@ -137,11 +150,11 @@ class Vigil:
             return False
         return self._is_overdue(case) or not self._is_known(case.rank, self._excused)
 
-    def _is_overdue(self, case: Case) -> bool:
+    def _is_overdue(self, case: StallKind) -> bool:
         """Whether no work of others is an excuse any more."""
         return case.is_stopped or case.silent_s >= self.limits.busy_s
 
-    def _is_stalemate(self, cases: Mapping[int, Case]) -> bool:
+    def _is_stalemate(self, cases: Mapping[int, StallKind]) -> bool:
         """Whether all ranks have waited far too long, and nobody was blamed for it yet."""
         if len(cases) < len(self._stays) or self._have_left:
             return False
@@ -150,7 +163,9 @@ class Vigil:
             for rank, each in cases.items()
         )
 
-    def _break(self, cases: Mapping[int, Case], answers: Mapping[int, Answer]) -> dict[int, str]:
+    def _break(
+        self, cases: Mapping[int, StallKind], answers: Mapping[int, Inspection]
+    ) -> dict[int, str]:
         """Somebody has to go, though all wait."""
         last = min(cases, key=lambda rank: (self._stays[rank].seen.beat.step, rank))
         if len(cases) == 1:
@@ -166,13 +181,13 @@ class Vigil:
         known.update({rank: self._stays[rank].seen.beat.at_ns for rank in ranks})
 
 
-def _accusation(case: Case, answer: Answer | None) -> str:
+def _accusation(case: StallKind, answer: Inspection | None) -> str:
     if answer is not None:
         return f"{case.words}; it stands at {answer.innermost}"
     return case.words if case.is_stopped else f"{case.words}; it gives no answer"
 
 
-def _awaited(cases: Mapping[int, Case], others: Sequence[int]) -> str:
+def _awaited(cases: Mapping[int, StallKind], others: Sequence[int]) -> str:
     if not cases:
         return "there is progress again"
     if not others:

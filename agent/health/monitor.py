@@ -13,13 +13,14 @@ from typing import Protocol
 
 from agent.controller import events as ev
 from agent.controller.states import JobState
-from agent.health.hang import Answer, Vigil
-from agent.health.stall import DEAD, STOPPED, Case, Seen, usual
-from agent.health.stragglers import Stragglers, Tempo, tempo
+from agent.health.hang import HangDetector, Inspection
+from agent.health.stall import DEAD, STOPPED, Observation, StallKind, typical_steps
+from agent.health.stragglers import Stragglers
 from agent.hooks.rank_links import Loop, Timer
-from agent.hooks.status_pages import Pages
+from agent.hooks.status_pages import StatusPages
 from agent.records.journal import Journal
-from agent.workers.processes import Worker
+from agent.workers.tempo import Tempo, tempo
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 SHORTEST_S, LONGEST_S = 0.25, 5.0  # between two looks
@@ -46,7 +47,7 @@ class Peers(Protocol):
         """Say something to a rank."""
 
 
-class Ward(Protocol):
+class MonitorPort(Protocol):
     """The supervisor, as far as it is needed here."""
 
     def post(self, event: ev.Event) -> None:
@@ -56,17 +57,17 @@ class Ward(Protocol):
         """A rank of the present attempt."""
 
 
-class Lookout:
+class HealthMonitor:
     """Watches the ranks of a job that runs."""
 
     def __init__(
         self,
         hang_s: float | None,
-        pages: Pages,
+        pages: StatusPages,
         links: Peers,
         journal: Journal,
         say: Callable[[str], None],
-        ward: Ward,
+        ward: MonitorPort,
         loop: Loop,
     ) -> None:
         """Watch nothing yet.
@@ -90,14 +91,14 @@ class Lookout:
         self._state = JobState.NEW
         self._ranks: frozenset[int] = frozenset()
         self._are_all = self._were_all = False
-        self._vigil = Vigil(hang_s)
+        self._vigil = HangDetector(hang_s)
         self._stragglers = Stragglers()
         self._paced: dict[int, Tempo] = {}
         self._timer: Timer | None = None
         self._due_s = 0.0
         self._was_paused = False
         self._inspection = 0  # its id
-        self._answers: dict[int, Answer] | None = None  # while there is one
+        self._answers: dict[int, Inspection] | None = None  # while there is one
         self._asked: dict[int, int] = {}  # rank -> attempt
         self._deadline: Timer | None = None
 
@@ -113,7 +114,7 @@ class Lookout:
         paces = self._pages.paces(workers)
         found = {rank: tempo(each) for rank, each in paces.items()}
         self._paced = {rank: each for rank, each in found.items() if each is not None}
-        self._vigil.set_pace(usual(paces.values()))
+        self._vigil.set_pace(typical_steps(paces.values()))
         if self._state is JobState.RUNNING:
             self._name_stragglers()
             self._arm()
@@ -124,13 +125,13 @@ class Lookout:
     def hear(self, message: protocol.Stack) -> None:
         """A rank told where it stands."""
         if self._answers is not None and message.id == self._inspection:
-            self._answers[message.rank] = Answer(message.is_in_collective, message.text)
+            self._answers[message.rank] = Inspection(message.is_in_collective, message.text)
             self._judge_if_all_answered()
 
     def forget(self) -> None:
         """The attempt is over."""
         self._rest()
-        self._vigil = Vigil(self._hang_s)
+        self._vigil = HangDetector(self._hang_s)
         self._stragglers = Stragglers()
         self._ranks = frozenset()
         self._were_all = False
@@ -181,18 +182,18 @@ class Lookout:
         if cases:
             self._inspect(cases)
 
-    def _seen(self) -> list[Seen]:
+    def _seen(self) -> list[Observation]:
         beats = self._pages.beats(self._ranks)
         found = []
         for rank, beat in beats.items():
-            seen = Seen(rank, beat, rank in self._paced)
+            seen = Observation(rank, beat, rank in self._paced)
             if self._vigil.is_silent(rank, beat) and (pid := self._links.pid(rank)):
                 state, cpu_s = process(pid)
                 seen = seen._replace(state=state, cpu_s=cpu_s)
             found.append(seen)
         return found
 
-    def _inspect(self, cases: list[Case]) -> None:
+    def _inspect(self, cases: list[StallKind]) -> None:
         self._inspection += 1
         self._answers = {}
         attempts = {rank: page.attempt for rank, page in self._pages.all().items()}

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from worker_hooks.contract.status_page import Beat, Pace, Phase
+from worker_hooks.contract.status_page import Heartbeat, Pace, Phase
 
 STOPPED, TRACED, DEAD = "T", "t", "ZX"  # the kernel's letters
 ARMED = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE})
@@ -30,11 +30,11 @@ NS = 1e-9
 BY_SIGNAL = "stopped by a signal"
 
 
-class Seen(NamedTuple):
+class Observation(NamedTuple):
     """What a look finds of a rank that trains; of one with news on its page, only these."""
 
     rank: int
-    beat: Beat
+    beat: Heartbeat
     has_pace: bool  # it made a step from commit to commit
     state: str = ""  # of its process, the kernel's letter; empty: not looked at
     cpu_s: float = 0.0  # processor time used so far, by its children too
@@ -49,17 +49,17 @@ class Limits(NamedTuple):
     words: str  # where the numbers are from
 
 
-class Stay(NamedTuple):
+class Stall(NamedTuple):
     """Where a rank is and since when; monotonic seconds."""
 
-    seen: Seen
+    seen: Observation
     looked_s: float
     since_s: float  # its last progress
     stopped_s: float  # it may have been stopped since
     idle_s: float  # it was seen at work last
 
 
-class Case(NamedTuple):
+class StallKind(NamedTuple):
     """A rank without progress for longer than allowed."""
 
     rank: int
@@ -69,14 +69,14 @@ class Case(NamedTuple):
     words: str
 
 
-class Usual(NamedTuple):
+class TypicalSteps(NamedTuple):
     """How long recent steps took without what lay aside of them, in seconds."""
 
     median_s: float = 0.0
     slowest_s: float = 0.0
 
 
-def limits(steps: Usual, fixed_s: float | None) -> Limits:
+def limits(steps: TypicalSteps, fixed_s: float | None) -> Limits:
     """The limits for such steps; ``fixed_s``: the one limit that was asked for."""
     if fixed_s is not None:
         return Limits(fixed_s, fixed_s, fixed_s, f"--hang_timeout={fixed_s:g}")
@@ -88,15 +88,15 @@ def limits(steps: Usual, fixed_s: float | None) -> Limits:
     )
 
 
-def usual(paces: Iterable[Sequence[Pace]]) -> Usual:
+def typical_steps(paces: Iterable[Sequence[Pace]]) -> TypicalSteps:
     """The figures of several ranks' steps."""
     found = [sorted(pace.step_ns - pace.aside_ns for pace in each) for each in paces if each]
     medians = [each[len(each) // 2] for each in found]
     slowest = [each[-1] for each in found]
-    return Usual(max(medians, default=0) * NS, max(slowest, default=0) * NS)
+    return TypicalSteps(max(medians, default=0) * NS, max(slowest, default=0) * NS)
 
 
-def follow(before: Stay | None, seen: Seen, now_s: float, from_s: float) -> Stay:
+def observe(before: Stall | None, seen: Observation, now_s: float, from_s: float) -> Stall:
     """A rank's stay as of this look.
 
     Args:
@@ -107,12 +107,12 @@ def follow(before: Stay | None, seen: Seen, now_s: float, from_s: float) -> Stay
     """
     since_s = max(from_s, seen.beat.at_ns * NS)
     if before is None or before.seen.beat != seen.beat:
-        return Stay(seen, now_s, since_s, since_s, now_s)
+        return Stall(seen, now_s, since_s, since_s, now_s)
     is_first = not before.seen.state  # only now the process is looked at, too
     ran_s = 0.0 if is_first else before.looked_s
     used_s = seen.cpu_s - before.seen.cpu_s
     is_busy = is_first or used_s > TICK_S + AT_WORK * (now_s - before.looked_s)
-    return Stay(
+    return Stall(
         seen,
         now_s,
         since_s,
@@ -121,7 +121,7 @@ def follow(before: Stay | None, seen: Seen, now_s: float, from_s: float) -> Stay
     )
 
 
-def case(stay: Stay, limits: Limits) -> Case | None:
+def over_limit(stay: Stall, limits: Limits) -> StallKind | None:
     """Whether a rank is over its limit, as of the last look."""
     seen, now_s = stay.seen, stay.looked_s
     if not seen.state or seen.state in DEAD or seen.state == TRACED:
@@ -143,10 +143,10 @@ def case(stay: Stay, limits: Limits) -> Case | None:
         return None
     words = f"made no progress for {silent_s:.1f} s {_where(seen.beat)}"
     words += f" ({how}; the limit is {limit_s:.3g} s, {limits.words})"
-    return Case(seen.rank, silent_s, limit_s, is_stopped, words)
+    return StallKind(seen.rank, silent_s, limit_s, is_stopped, words)
 
 
-def _where(beat: Beat) -> str:
+def _where(beat: Heartbeat) -> str:
     if beat.phase in ARMED:
         return f"in {beat.phase.name.lower()} of step {beat.step + 1}"
     return f"after step {beat.step}"

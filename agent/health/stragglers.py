@@ -6,28 +6,16 @@ all are as long as those of the slowest; a rank's *own* time is what is left wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from worker_hooks.contract.status_page import Pace
+from agent.workers.tempo import Tempo, median
 
 RATIO = 1.25  # of its peers' median own time
 LEAST_S = 0.005  # above it
 STEPS = 32  # that a judgement needs
 FRESH = 16  # new steps between two looks; the same steps again say nothing new
 LOOKS = 3  # in a row
-NS = 1e-9
-
-
-class Tempo(NamedTuple):
-    """How long a rank's recent steps took, in seconds."""
-
-    steps: int  # that were measured
-    newest: int  # the last of these
-    median_s: float
-    p95_s: float
-    own_median_s: float
-    own_p95_s: float
 
 
 class Slow(NamedTuple):
@@ -49,16 +37,6 @@ class Change(NamedTuple):
 
     began: tuple[Slow, ...] = ()
     ended: tuple[int, ...] = ()
-
-
-def tempo(paces: Sequence[Pace]) -> Tempo | None:
-    """The figures of a rank's recent steps; ``None``: it made none."""
-    if not paces:
-        return None
-    steps = sorted(pace.step_ns * NS for pace in paces)
-    own = sorted(pace.own_ns * NS for pace in paces)
-    at = -(-95 * len(steps) // 100) - 1  # the smallest that at least 95 % do not exceed
-    return Tempo(len(paces), paces[-1].step, _median(steps), steps[at], _median(own), own[at])
 
 
 class Stragglers:
@@ -93,12 +71,6 @@ class Stragglers:
         return Change(tuple(began), tuple(ended))
 
 
-def _median(ordered: Sequence[float]) -> float:
-    """As statistics.median, whose import takes longer than all else here."""
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
 def _slow(tempos: Mapping[int, Tempo]) -> list[Slow]:
     """Who is slow at this look."""
     found = []
@@ -106,7 +78,7 @@ def _slow(tempos: Mapping[int, Tempo]) -> list[Slow]:
         peers = sorted(other.own_median_s for peer, other in tempos.items() if peer != rank)
         if not peers or each.steps < STEPS:
             continue
-        peers_s = _median(peers)
+        peers_s = median(peers)
         if each.own_median_s > max(RATIO * peers_s, peers_s + LEAST_S):
             found.append(Slow(rank, each.own_median_s, peers_s))
     return found

@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 
 from agent.controller.drain import DRAINING
 from agent.controller.states import JobState
-from agent.hooks.rank_links import Links, Timer
-from agent.hooks.status_pages import Pages
+from agent.hooks.rank_links import RankLinks, Timer
+from agent.hooks.status_pages import StatusPages
 from worker_hooks.contract import protocol
 
 TRAINING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.HOLDING})
@@ -16,10 +16,10 @@ PATIENCE_S = 30.0  # of ranks that are done, with peers that are not: they may b
 DOUBT_S = 0.5  # within which a death is heard of that a rank flees which is not done
 
 
-class Leavers:
+class ExitingRanks:
     """Those of the present attempt."""
 
-    def __init__(self, links: Links, pages: Pages, training: AbstractSet[int]) -> None:
+    def __init__(self, links: RankLinks, pages: StatusPages, training: AbstractSet[int]) -> None:
         """``training``: ranks that registered, and are neither gone nor about to go; it changes."""
         self._links = links
         self._pages = pages

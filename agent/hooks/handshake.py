@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.controller import events as ev
-from agent.hooks.rank_links import Links
-from agent.records.file_thread import Scribe
+from agent.hooks.rank_links import RankLinks
+from agent.records.file_thread import FileThread
 from agent.spec.job_spec import DumpSpec
 from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
@@ -26,15 +26,15 @@ class _Found(NamedTuple):
     refusal: str = ""
 
 
-class Greeting:
+class Handshake:
     """What the ranks of an attempt are told at their Hello; the same to all of them."""
 
     def __init__(
         self,
         spec: DumpSpec,
         fallback: Path,
-        links: Links,
-        scribe: Scribe,
+        links: RankLinks,
+        scribe: FileThread,
         post: Callable[[ev.Event], None],
         say: Callable[[str], None],
         keep_place: Callable[[str], None],

@@ -12,7 +12,7 @@ import socket
 BACKLOG = 4096  # every rank may knock before the agent looks
 
 
-def open_door(record_id: str) -> socket.socket:
+def open_listener(record_id: str) -> socket.socket:
     """Listen for hooks. Called in the process that will be the agent: peers read its pid there.
 
     Raises:

@@ -52,7 +52,7 @@ class _Line:
         self.rank = -1
 
 
-class Links:
+class RankLinks:
     """Every line of the present attempt."""
 
     def __init__(self, door: socket.socket, ranks: Iterable[int], journal: Journal) -> None:

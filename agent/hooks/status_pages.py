@@ -12,12 +12,12 @@ import os
 import struct
 from collections.abc import Iterable, Mapping
 
-from worker_hooks.contract.status_page import Beat, Pace, Page, Record
+from worker_hooks.contract.status_page import CommitRecord, Heartbeat, Pace, Page
 
 _UNSOUND = (ValueError, TypeError, IndexError, RecursionError, struct.error)
 
 
-class Pages:
+class StatusPages:
     """One page per rank, mapped; the newest that a rank sent."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Pages:
                     return found.epoch + 1, found.batch
         return None
 
-    def beats(self, ranks: Iterable[int]) -> dict[int, Beat]:
+    def beats(self, ranks: Iterable[int]) -> dict[int, Heartbeat]:
         """How far each of these ranks is that has a page."""
         found = {}
         for rank in ranks:
@@ -89,7 +89,7 @@ class Pages:
         self._pages.clear()
 
 
-def record(page: Page | None, step: int) -> Record | None:
+def record(page: Page | None, step: int) -> CommitRecord | None:
     """A rank's private state as of ``step``, else of its newest commit, else ``None``."""
     if page is None:
         return None

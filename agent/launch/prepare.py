@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.hooks.listener import name_of, open_door
+from agent.hooks.listener import name_of, open_listener
 from agent.launch import rank_plan, signals
 from agent.launch.warm_imports import Choice, choose, is_python_of_ours
 from agent.records import run_record, worker_files
 from agent.records.run_folder import abandon_run_folder, open_run_folder
 from agent.spec.job_spec import JobSpec, UsageError
-from agent.workers.forkserver_client import Forkserver
+from agent.workers.forkserver_client import ForkserverClient
 from agent.workers.master_port import listen
 from agent.workers.processes import become_subreaper
 from worker_hooks.contract.env import CUDA_VISIBLE_DEVICES
@@ -48,10 +48,10 @@ class Prepared(NamedTuple):
         return int(self.listener.getsockname()[1])
 
 
-class Ignited(NamedTuple):
+class StartedForkserver(NamedTuple):
     """The forkserver at work, and why it is warm or cold."""
 
-    forkserver: Forkserver
+    forkserver: ForkserverClient
     choice: Choice
     door: socket.socket  # where hooks connect to
     ordered: tuple[WorkerOrder, ...] = ()  # workers of attempt 0 that are on their way already
@@ -69,7 +69,9 @@ def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
     records_folder = run_record.writable_folder(environ)
     layout = rank_plan.run_layout(spec, records_folder)
     many = spec.max_restarts + REPLACEMENTS
-    last = rank_plan.plan(spec, layout, many, environ, bound, resumes=True)  # no other is longer
+    last = rank_plan.plan_ranks(
+        spec, layout, many, environ, bound, resumes=True
+    )  # no other is longer
     rank_plan.check_orders(last)  # what is wrong with it is said now
     claim = run_record.claim(records_folder, spec.dump.lineage[0]) if spec.dump.lineage else None
     lock = open_run_folder(layout)
@@ -114,7 +116,7 @@ def _later(path: Path, error: OSError) -> None:
     """The journal, which is not there yet, meets the same trouble and says it."""
 
 
-def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
+def start_forkserver(prepared: Prepared, environ: Mapping[str, str]) -> StartedForkserver:
     """Start the forkserver: from here on time is not lost.
 
     Raises:
@@ -122,7 +124,7 @@ def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
     """
     spec = prepared.spec
     try:
-        door = open_door(spec.record_id)
+        door = open_listener(spec.record_id)
     except OSError as error:
         raise UsageError(f"no socket can be opened ({error.strerror}): raise ulimit -n") from error
     job = rank_plan.job_env(spec, prepared.port, name_of(door))
@@ -134,9 +136,11 @@ def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
     become_subreaper()
     signals.take_from_shell(spec)
     resumes = spec.dump.resume is not None
-    orders = rank_plan.plan(spec, prepared.layout, 0, environ, prepared.bindings, resumes=resumes)
+    orders = rank_plan.plan_ranks(
+        spec, prepared.layout, 0, environ, prepared.bindings, resumes=resumes
+    )
     choice = choose(spec, orders[0].argv, environ)
-    forkserver = Forkserver(
+    forkserver = ForkserverClient(
         choice.warmth,
         {**environ, **told},
         spec.record_id,
@@ -152,9 +156,9 @@ def ignite(prepared: Prepared, environ: Mapping[str, str]) -> Ignited:
         ) from error
     signals.hold(spec)  # only now: the forkserver and its children must not inherit the mask
     if choice.warmth is not None:  # whether it may fork is only known when it is ready
-        return Ignited(forkserver, choice, door)
+        return StartedForkserver(forkserver, choice, door)
     if log is not None:
         worker_files.make(orders, _later)
     with contextlib.suppress(OSError):  # it is gone: its link says so, and they stay owed
         forkserver.order(0, orders)
-    return Ignited(forkserver, choice, door, orders)
+    return StartedForkserver(forkserver, choice, door, orders)

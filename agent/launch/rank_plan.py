@@ -101,7 +101,7 @@ def streams(spec: JobSpec, layout: RunLayout, attempt: int, local_rank: int) -> 
     )
 
 
-def plan(
+def plan_ranks(
     spec: JobSpec,
     layout: RunLayout,
     attempt: int,

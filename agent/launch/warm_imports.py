@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.spec.job_spec import JobSpec, ProgramKind, StartMethod
-from agent.workers.forkserver_client import Warmth
+from agent.workers.forkserver_client import WarmStart
 from worker_hooks.contract.env import sets_omp_threads
 
 MAX_FILES = 300  # local modules looked at
@@ -69,7 +69,7 @@ class Findings:
 class Choice(NamedTuple):
     """Warm or cold, with the reason in words."""
 
-    warmth: Warmth | None
+    warmth: WarmStart | None
     reason: str
 
 
@@ -109,7 +109,7 @@ def choose(spec: JobSpec, argv: tuple[str, ...], environ: Mapping[str, str]) -> 
     later = (DYNAMO,) if modules and not optimizes else ()
     if modules and optimizes:
         modules = (*modules, DYNAMO)
-    warmth = Warmth(argv, (*modules, *wanted), later, search_path)
+    warmth = WarmStart(argv, (*modules, *wanted), later, search_path)
     return Choice(warmth, "imports " + ", ".join(warmth.preload))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 
-class Group(NamedTuple):
+class Cgroup(NamedTuple):
     """Our place in a tree of groups; its folders may not be there."""
 
     top: Path
@@ -25,7 +25,7 @@ class Group(NamedTuple):
             yield self.top.joinpath(*self.below[:depth])
 
 
-def groups(root: Path = Path("/")) -> Iterator[Group]:
+def groups(root: Path = Path("/")) -> Iterator[Cgroup]:
     """Where our group may be, best first (v2, hybrid, v1); ``root`` holds ``proc`` and ``sys``."""
     mounts = root / "sys/fs/cgroup"
     for line in lines(root / "proc/self/cgroup"):
@@ -35,10 +35,10 @@ def groups(root: Path = Path("/")) -> Iterator[Group]:
         if ".." in below:
             below = ()  # it is outside of what we may see
         if controllers == "":
-            yield Group(mounts, below, is_unified=True)
-            yield Group(mounts / "unified", below, is_unified=True)
+            yield Cgroup(mounts, below, is_unified=True)
+            yield Cgroup(mounts / "unified", below, is_unified=True)
         elif "memory" in controllers.split(","):
-            yield Group(mounts / "memory", below, is_unified=False)
+            yield Cgroup(mounts / "memory", below, is_unified=False)
 
 
 def lines(path: Path) -> list[str]:

@@ -39,7 +39,7 @@ def nvml_count() -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class DeviceCounts:
     """Where devices show; tests point it elsewhere."""
 
     dev: Path = Path("/dev")
@@ -69,9 +69,9 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def gpu_count(environ: Mapping[str, str], machine: Machine | None = None) -> int:
+def gpu_count(environ: Mapping[str, str], machine: DeviceCounts | None = None) -> int:
     """CUDA or ROCm devices a worker could see."""
-    machine = machine or Machine()
+    machine = machine or DeviceCounts()
     cuda = environ.get("CUDA_VISIBLE_DEVICES")
     if cuda == "":  # an empty list hides every device: no need to ask the driver
         return 0
@@ -97,13 +97,13 @@ def visible(listed: str | None, present: int) -> int:
     return len(names) if len(set(names)) == len(names) else 0
 
 
-def device_count(word: str, environ: Mapping[str, str], machine: Machine | None = None) -> int:
+def device_count(word: str, environ: Mapping[str, str], machine: DeviceCounts | None = None) -> int:
     """Workers that ``auto``, ``cpu``, ``gpu`` or ``xpu`` stand for; always at least one.
 
     Raises:
         UsageError: no such device is visible, or the word is another.
     """
-    machine = machine or Machine()
+    machine = machine or DeviceCounts()
     match word:
         case "cpu":
             return cpu_count()

@@ -17,7 +17,7 @@ T = TypeVar("T")
 THREADS = 8  # more do not make a disk faster
 
 
-class Scribe:
+class FileThread:
     """The thread, started when there is something to do; a new one for each dump given up."""
 
     def __init__(self, call_soon: Callable[..., object]) -> None:

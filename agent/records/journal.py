@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 
-from worker_hooks.contract.layout import RunLayout, write_atomic
+from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.layout import RunLayout
 
 
 class Journal:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from worker_hooks.contract.layout import write_atomic
+from worker_hooks.contract.atomic_file import write_atomic
 
 NOTE = "stop.json"
 
@@ -29,7 +29,7 @@ class StopNote(NamedTuple):
         return "msrun stop --graceful" if self.is_graceful else "msrun stop"
 
 
-def leave(folder: Path, note: StopNote) -> None:
+def write_note(folder: Path, note: StopNote) -> None:
     """Write a note for the run with this record folder; the signal follows.
 
     Raises:
@@ -39,7 +39,7 @@ def leave(folder: Path, note: StopNote) -> None:
     write_atomic(folder / NOTE, content, durable=False, private=True)
 
 
-def take(folder: Path) -> StopNote | None:
+def take_note(folder: Path) -> StopNote | None:
     """Read the note and remove it; ``None``: there is none that can be read."""
     try:
         content = (folder / NOTE).read_bytes()

@@ -27,7 +27,7 @@ POLL_S = 0.2  # only where the kernel has no inotify watch left to give
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class LogView:
     """How one file is shown."""
 
     path: Path
@@ -51,7 +51,7 @@ def append(path: Path, data: bytes) -> None:
 class Follower:
     """One file, read up to its present end again and again."""
 
-    def __init__(self, view: View, copy: Callable[[Path, bytes], None] = append) -> None:
+    def __init__(self, view: LogView, copy: Callable[[Path, bytes], None] = append) -> None:
         """Open the file; ``copy`` takes the lines that the filters pick.
 
         Raises:
@@ -140,7 +140,7 @@ class Tail:
         self._thread: threading.Thread | None = None
         self.progress = time.monotonic()
 
-    def follow(self, views: list[View], ranks: frozenset[int] | None = None) -> None:
+    def follow(self, views: list[LogView], ranks: frozenset[int] | None = None) -> None:
         """Follow these files from their beginning; those followed so far are shown to their end.
 
         ``ranks``: only those of these ranks are; the others are followed on.
@@ -163,7 +163,7 @@ class Tail:
             self._wanted.append((followers, ranks))
         self._wake()
 
-    def _open(self, views: Iterable[View]) -> Iterator[Follower]:
+    def _open(self, views: Iterable[LogView]) -> Iterator[Follower]:
         for view in views:
             try:
                 follower = Follower(view, self._copy)

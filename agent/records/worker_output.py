@@ -9,7 +9,7 @@ from string import Template
 
 from agent.records import worker_files
 from agent.records.journal import Journal
-from agent.records.tail import Tail, View
+from agent.records.tail import LogView, Tail
 from agent.spec.job_spec import JobSpec, Std
 from worker_hooks.contract.layout import RunLayout, held
 from worker_hooks.contract.protocol import WorkerOrder
@@ -19,7 +19,7 @@ PREFIX = "[rank ${rank}]: "
 STREAMS = (("stdout", Std.OUT, 1), ("stderr", Std.ERR, 2))
 
 
-class Output:
+class WorkerOutput:
     """Files and views of one run."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Output:
     ) -> None:
         if self._spec.logs.disabled:
             return
-        views: dict[Path, View] = {}
+        views: dict[Path, LogView] = {}
         first = self._spec.ranks_here[0]
         for order in orders:
             local_rank = order.rank - first
@@ -115,7 +115,7 @@ class Output:
         stream: Std,
         fd: int,
         path: Path,
-    ) -> list[View]:
+    ) -> list[LogView]:
         logs = self._spec.logs
         teed = bool(logs.tee.get(local_rank, Std.NONE) & stream)
         redirected = bool(logs.redirects.get(local_rank, Std.NONE) & stream)
@@ -127,7 +127,7 @@ class Output:
         if not shown and not (teed and filtered):
             return []
         return [
-            View(
+            LogView(
                 path=path,
                 fd=fd if shown else -1,
                 prefix=self._prefix(local_rank, rank, teed=teed),

@@ -11,7 +11,7 @@ from worker_hooks.contract.protocol import WorkerOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     """Read by whoever tells about the run."""
 
     spec: JobSpec

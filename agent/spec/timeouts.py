@@ -20,14 +20,14 @@ from agent.spec.exit_budget import hold_s
 from agent.spec.job_spec import JobSpec, UsageError
 
 
-class Rung(NamedTuple):
+class TimeoutRung(NamedTuple):
     """A time that was given, in seconds, and how an error names it (``--dump_timeout=9``)."""
 
     seconds: float
     shown: str
 
 
-class Ladder(NamedTuple):
+class TimeoutLadder(NamedTuple):
     """All times, in seconds."""
 
     freeze_s: float
@@ -49,12 +49,12 @@ EXIT_S, ASKED_EXIT_S = 30.0, 600.0
 
 
 def derive(
-    freeze: Rung | None = None,
-    update_grace: Rung | None = None,
-    stall: Rung | None = None,
-    grace: Rung | None = None,
-    scheduler: Rung | None = None,
-) -> Ladder:
+    freeze: TimeoutRung | None = None,
+    update_grace: TimeoutRung | None = None,
+    stall: TimeoutRung | None = None,
+    grace: TimeoutRung | None = None,
+    scheduler: TimeoutRung | None = None,
+) -> TimeoutLadder:
     """The whole ladder from what was given; ``None``: nothing was.
 
     Raises:
@@ -69,10 +69,10 @@ def derive(
             times[at] = _over(times[at - 1], times[at], at, above)
     freeze_s, update_grace_s, stall_s, grace_s = times
     scheduler_s = None if scheduler is None else scheduler.seconds
-    return Ladder(freeze_s, update_grace_s, stall_s, grace_s, scheduler_s)
+    return TimeoutLadder(freeze_s, update_grace_s, stall_s, grace_s, scheduler_s)
 
 
-def _down(given: Sequence[Rung | None], scheduler: Rung | None) -> list[float]:
+def _down(given: Sequence[TimeoutRung | None], scheduler: TimeoutRung | None) -> list[float]:
     """Each time leaves room for those below it; floors yield only to times of the dump itself."""
     times = [step.default_s for step in _STEPS]
     above = None if scheduler is None else scheduler.seconds / _SCHEDULER_ROOM
@@ -90,7 +90,7 @@ def _down(given: Sequence[Rung | None], scheduler: Rung | None) -> list[float]:
     return times
 
 
-def _over(below_s: float, now_s: float, at: int, above: Rung | None) -> float:
+def _over(below_s: float, now_s: float, at: int, above: TimeoutRung | None) -> float:
     """Above ``below_s``, and below the next time that was given where that leaves room."""
     wanted = below_s * _STEPS[at].room
     if above is None or wanted < above.seconds:
@@ -98,7 +98,7 @@ def _over(below_s: float, now_s: float, at: int, above: Rung | None) -> float:
     return now_s if above.seconds <= below_s else (below_s + above.seconds) / 2
 
 
-def _check_order(rungs: Sequence[Rung]) -> None:
+def _check_order(rungs: Sequence[TimeoutRung]) -> None:
     for lower, upper in pairwise(rungs):
         if lower.seconds >= upper.seconds:
             raise UsageError(
@@ -108,7 +108,10 @@ def _check_order(rungs: Sequence[Rung]) -> None:
 
 
 def exit_times(
-    ladder: Ladder, grace: Rung | None, freeze: Rung | None, scheduler: Rung | None
+    ladder: TimeoutLadder,
+    grace: TimeoutRung | None,
+    freeze: TimeoutRung | None,
+    scheduler: TimeoutRung | None,
 ) -> tuple[float, float]:
     """What a graceful exit may take until the step is saved, in seconds.
 
@@ -133,7 +136,7 @@ def exit_times(
     return short_s, max(ASKED_EXIT_S, short_s)
 
 
-def words(spec: JobSpec) -> str:
+def describe(spec: JobSpec) -> str:
     """The ladder in a line; ``>=`` where a short grace was given: a dump is not cut short by it."""
     rungs = [
         ("freeze", spec.dump.freeze_s),

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from agent.controller import actions as do
 from agent.controller.job import Job
-from agent.controller.restart_policy import lost
+from agent.controller.restart_policy import why_not_saved
 from agent.controller.states import JobState
-from agent.workers.processes import Worker
+from agent.workers.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunEnding:
     """How a job ended, and the last attempt's workers."""
 
     state: JobState
@@ -27,16 +27,16 @@ class Ending:
     not_replaced: str = ""  # why nobody was replaced who was to be, in words
 
     @staticmethod
-    def of(action: do.Finish, job: Job, workers: tuple[Worker, ...]) -> Ending:
+    def of(action: do.Finish, job: Job, workers: tuple[Worker, ...]) -> RunEnding:
         """The end of ``job`` that was decided."""
-        return Ending(
+        return RunEnding(
             action.state,
             action.exit_code,
             action.reason,
             job.attempt,
             workers,
             job.resume,
-            lost(job),
+            why_not_saved(job),
             job.has_hooks,
             job.gave_up,
             job.not_replaced if job.rules.replace and job.failure else "",

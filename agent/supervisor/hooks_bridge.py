@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Protocol
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
-from agent.hooks.exiting_ranks import Leavers
-from agent.hooks.rank_links import Links, Loop, Said
-from agent.hooks.status_pages import Pages
-from agent.records.file_thread import Scribe
+from agent.hooks.exiting_ranks import ExitingRanks
+from agent.hooks.rank_links import Loop, RankLinks, Said
+from agent.hooks.status_pages import StatusPages
+from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.spec.job_spec import JobSpec
-from agent.workers.processes import Worker, is_exiting
+from agent.workers.processes import is_exiting
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:  # a job without hooks starts earlier without them
-    from agent.dump.executor import Saving
+    from agent.dump.executor import DumpExecutor
     from agent.dump.replies import Answer
-    from agent.health.monitor import Lookout
-    from agent.hooks.handshake import Greeting
+    from agent.health.monitor import HealthMonitor
+    from agent.hooks.handshake import Handshake
 
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
@@ -37,7 +38,7 @@ ExitAction = do.HoldRanks | do.ProceedRanks | do.LeaveRanks | do.DismissRanks
 Action = ExitAction | DumpAction | do.FreezeRanks | do.ReleaseRanks | do.RefuseRanks | do.GoOnRanks
 
 
-class Ward(Protocol):
+class AgentPort(Protocol):
     """The supervisor, as far as it is needed here."""
 
     def post(self, event: ev.Event) -> None:
@@ -59,7 +60,7 @@ class Ward(Protocol):
         """A graceful exit may be asked for in this file."""
 
 
-class Safeguard:
+class HooksBridge:
     """The agent's side of the hooks, for a whole job."""
 
     def __init__(
@@ -86,25 +87,25 @@ class Safeguard:
         self._say = say
         self._keep_place = keep_place
         self._journal = journal
-        self._links = Links(door, spec.ranks_here, journal)
-        self._pages = Pages()
-        self._scribe: Scribe
-        self._greeting: Greeting | None = None  # nobody has hooks
-        self._saving: Saving | None = None
-        self._lookout: Lookout | None = None
+        self._links = RankLinks(door, spec.ranks_here, journal)
+        self._pages = StatusPages()
+        self._scribe: FileThread
+        self._greeting: Handshake | None = None  # nobody has hooks
+        self._saving: DumpExecutor | None = None
+        self._lookout: HealthMonitor | None = None
         self._state = JobState.NEW
         self._attempt = 0
         self._resume = ""
         self._steps: dict[int, int] = {}  # rank -> its step when it registered
         self._training: set[int] = set()  # registered, and neither gone nor about to go
-        self._leavers = Leavers(self._links, self._pages, self._training)
+        self._leavers = ExitingRanks(self._links, self._pages, self._training)
         self._raised: set[int] = set()
 
-    def attach(self, loop: Loop, ward: Ward) -> None:
+    def attach(self, loop: Loop, ward: AgentPort) -> None:
         """Listen on ``loop``."""
         self._ward = ward
         self._loop = loop
-        self._scribe = Scribe(loop.call_soon_threadsafe)
+        self._scribe = FileThread(loop.call_soon_threadsafe)
         self._leavers.attach(loop.call_later)
         self._links.attach(loop, self._on_message, self._on_lost)
 
@@ -142,15 +143,15 @@ class Safeguard:
                 self._ward.post(ev.RankUnreachable(rank, action.attempt))
         self._links.admit()
 
-    def _wake(self) -> Greeting:
+    def _wake(self) -> Handshake:
         """The first script with hooks is there."""
-        from agent.dump.executor import Saving
+        from agent.dump.executor import DumpExecutor
         from agent.failure import post_mortem  # noqa: F401  a restart must not wait for it
-        from agent.health.monitor import Lookout
-        from agent.hooks.handshake import Greeting
+        from agent.health.monitor import HealthMonitor
+        from agent.hooks.handshake import Handshake
 
         spec, fallback, links = self._spec, self._fallback, self._links
-        self._greeting = Greeting(
+        self._greeting = Handshake(
             spec.dump,
             fallback,
             links,
@@ -160,7 +161,7 @@ class Safeguard:
             self._keep_place,
             spec.record_id,
         )
-        self._saving = Saving(
+        self._saving = DumpExecutor(
             spec,
             fallback,
             links,
@@ -172,7 +173,7 @@ class Safeguard:
             self._loop.call_later,
         )
         told = self._journal, self._say, self._ward
-        self._lookout = Lookout(spec.timeouts.hang_s, self._pages, links, *told, self._loop)
+        self._lookout = HealthMonitor(spec.timeouts.hang_s, self._pages, links, *told, self._loop)
         self._greeting.begin(self._attempt, self._resume)
         self._saving.begin(self._attempt)
         return self._greeting
@@ -253,7 +254,7 @@ class Safeguard:
                 self._greeting.go_on()
                 self._tell(action.ranks, protocol.GoOn(action.attempt))
 
-    def _act_on_exit(self, action: ExitAction, saving: Saving) -> None:
+    def _act_on_exit(self, action: ExitAction, saving: DumpExecutor) -> None:
         match action:
             case do.HoldRanks():
                 saving.hold(action)
@@ -352,7 +353,7 @@ class Safeguard:
             self._ward.post(ev.RankUnreachable(rank, attempt))
 
 
-def _act_on_dump(action: DumpAction, saving: Saving) -> None:
+def _act_on_dump(action: DumpAction, saving: DumpExecutor) -> None:
     match action:
         case do.SaveRanks():
             saving.save(action)

@@ -73,7 +73,7 @@ class Requests:
             signal.signal(signum, signal.SIG_IGN)
 
     def _on_stop(self, signum: int) -> None:
-        note = stop_note.take(self._notes) if signum == signal.SIGTERM else None
+        note = stop_note.take_note(self._notes) if signum == signal.SIGTERM else None
         is_graceful = signum in signals.graceful(self._spec)
         is_patient = is_graceful and signum not in SHORT
         grace_s, why = None, ""

@@ -7,73 +7,68 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.controller.job import Job
 from agent.controller.states import JobState
 from agent.launch import rank_plan
-from agent.launch.prepare import Ignited, Prepared
+from agent.launch.prepare import Prepared, StartedForkserver
 from agent.machine import open_files
 from agent.machine.oom_kills import read_counters
 from agent.records import run_record
 from agent.records.journal import Journal
-from agent.records.remembered import remembered
-from agent.records.worker_output import Output
+from agent.records.run_record import remembered
+from agent.records.worker_output import WorkerOutput
 from agent.spec import timeouts
+from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec
-from agent.spec.run_facts import Facts
-from agent.supervisor.ending import Ending
-from agent.supervisor.hooks_bridge import Safeguard
+from agent.spec.run_facts import RunFacts
+from agent.supervisor.ending import RunEnding
+from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.requests import Requests
 from agent.supervisor.status import status
 from agent.supervisor.supervisor import Supervisor
-from agent.workers.processes import Worker
 from agent.workers.starter import Starter
+from agent.workers.worker import Worker
 from worker_hooks.contract.layout import FALLBACK
 from worker_hooks.contract.protocol import WorkerOrder
 
 if TYPE_CHECKING:
     from agent.failure.post_mortem import (
-        Coroner,  # what a failure needs is imported when there is one
+        PostMortem,  # what a failure needs is imported when there is one
     )
-    from agent.failure.resume_advice import Closing
+    from agent.failure.resume_advice import ResumeAdvice
 
 FILES_PER_RANK = 5  # its line and its status page; its share of a checkpoint in memory, twice
 SWITCH_S = 0.0005  # that the loop waits at most for the thread that shows what workers write
 CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
 
 
-@dataclass(frozen=True, slots=True)
-class Console:
-    """How the command line shows things to people."""
-
-    say: Callable[[str], None]  # one sentence on stderr
-    report: Callable[[str], None]  # the failure report
-    progress: Callable[[str], None]  # a passing word, on a terminal only
-
-
-def run(prepared: Prepared, ignited: Ignited, environ: Mapping[str, str], console: Console) -> int:
+def run(
+    prepared: Prepared, ignited: StartedForkserver, environ: Mapping[str, str], console: Console
+) -> int:
     """Run a job whose forkserver is at work to its end; the exit code."""
     spec, layout, forkserver = prepared.spec, prepared.layout, ignited.forkserver
 
     def plan(attempt: int, resumes: bool = False) -> tuple[WorkerOrder, ...]:
-        return rank_plan.plan(spec, layout, attempt, environ, prepared.bindings, resumes=resumes)
+        return rank_plan.plan_ranks(
+            spec, layout, attempt, environ, prepared.bindings, resumes=resumes
+        )
 
-    facts = Facts(spec, layout, socket.gethostname(), time.time(), plan)
+    facts = RunFacts(spec, layout, socket.gethostname(), time.time(), plan)
     kept = None if spec.logs.disabled else layout
     journal = Journal(kept, console.say, _echo(spec, console))
     warm = "warm" if forkserver.warmth else "cold"
     journal.log(f"msrun {spec.record_id}: {sys.argv}")
     journal.log(f"workers start {warm}: {ignited.choice.reason}")
-    journal.log(timeouts.words(spec))
+    journal.log(timeouts.describe(spec))
     record = _record(prepared, facts, environ)
     keep_place = _write_record(prepared, record, journal)
     verdict = Verdict(facts)
-    output = Output(spec, layout, journal, console.progress)
+    output = WorkerOutput(spec, layout, journal, console.progress)
     starter = Starter(forkserver, prepared.listener, journal, console.say, ignited.ordered)
     fallback = spec.dump.fallback or layout.folder / FALLBACK
-    safeguard = Safeguard(spec, fallback, ignited.door, journal, console.say, keep_place)
+    safeguard = HooksBridge(spec, fallback, ignited.door, journal, console.say, keep_place)
     notes = prepared.records_folder / spec.record_id
     requests = Requests(spec, notes, facts.started, console.say)
     sys.setswitchinterval(SWITCH_S)
@@ -117,17 +112,17 @@ def _echo(spec: JobSpec, console: Console) -> Callable[[str], None] | None:
 class Verdict:
     """The coroner, fetched only when somebody died: most runs never need one."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         self._facts = facts
         self._counters = read_counters()
-        self._coroner: Coroner | None = None
+        self._coroner: PostMortem | None = None
 
     def examine(self, workers: tuple[Worker, ...]) -> str:
         """One sentence on an attempt that did not succeed."""
         if self._coroner is None:
-            from agent.failure.post_mortem import Coroner
+            from agent.failure.post_mortem import PostMortem
 
-            self._coroner = Coroner(self._facts, self._counters)
+            self._coroner = PostMortem(self._facts, self._counters)
         return self._coroner.examine(workers) or "no process failed by itself"
 
     @property
@@ -140,7 +135,7 @@ class Verdict:
         reason: str,
         environ: Mapping[str, str],
         journal: Journal,
-        closing: Closing | None,
+        closing: ResumeAdvice | None,
     ) -> str:
         """Write the last attempt's failure down; the text for people."""
         assert self._coroner is not None
@@ -148,23 +143,23 @@ class Verdict:
 
 
 def _closing(
-    ending: Ending, prepared: Prepared, record: run_record.Record, environ: Mapping[str, str]
-) -> Closing | None:
+    ending: RunEnding, prepared: Prepared, record: run_record.Record, environ: Mapping[str, str]
+) -> ResumeAdvice | None:
     """What is saved of a job that did not succeed; ``None`` if nothing was ever to be."""
     spec = prepared.spec
     guarded = ending.has_hooks or ending.saved is not None
     if ending.state is JobState.SUCCEEDED or not guarded:
         return None
-    from agent.failure.resume_advice import closing
+    from agent.failure.resume_advice import resume_advice
 
     known = run_record.read(prepared.records_folder / spec.record_id) or record
     told = ending.saved, ending.lost, known, environ
-    return closing(
+    return resume_advice(
         *told, is_away=spec.is_away, gave_up=ending.gave_up, not_replaced=ending.not_replaced
     )
 
 
-def _record(prepared: Prepared, facts: Facts, environ: Mapping[str, str]) -> run_record.Record:
+def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> run_record.Record:
     """What other msruns are told of this one."""
     spec = prepared.spec
     resume = spec.dump.resume

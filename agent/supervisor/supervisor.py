@@ -17,23 +17,22 @@ from typing import Any
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import decide
-from agent.controller.job import Job
-from agent.controller.messages import outlook
-from agent.controller.rules import first_job
+from agent.controller.events import renewed
+from agent.controller.job import Job, first_job
+from agent.controller.messages import progress_message
 from agent.controller.states import JobState, RankState
-from agent.controller.survival import renewed
 from agent.records.journal import Journal
-from agent.records.worker_output import Output
+from agent.records.worker_output import WorkerOutput
 from agent.spec.job_spec import JobSpec
-from agent.supervisor.ending import Ending
-from agent.supervisor.hooks_bridge import Safeguard
+from agent.supervisor.ending import RunEnding
+from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.requests import Requests
-from agent.supervisor.teller import Teller
+from agent.supervisor.status import StatusPublisher
 from agent.text.ranges import format_ranges
 from agent.workers import processes
-from agent.workers.processes import Worker
-from agent.workers.replacements import Newcomers
+from agent.workers.replacements import Replacements
 from agent.workers.starter import Starter
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
@@ -48,9 +47,9 @@ class Supervisor:
         spec: JobSpec,
         plan: Callable[[int, bool], tuple[protocol.WorkerOrder, ...]],
         starter: Starter,
-        safeguard: Safeguard,
+        safeguard: HooksBridge,
         requests: Requests,
-        output: Output,
+        output: WorkerOutput,
         journal: Journal,
         say: Callable[[str], None],
         changed: Callable[[Job, tuple[Worker, ...]], None],
@@ -88,17 +87,17 @@ class Supervisor:
         self._deadline: asyncio.TimerHandle | None = None
         self._ended = 0
         self._lost: list[Worker] = []  # have newcomers in their places, not all of which joined
-        self._newcomers = Newcomers(plan, starter, output)
+        self._newcomers = Replacements(plan, starter, output)
         self._unwanted: set[int] = set()  # pids: were forked for an attempt that is over
         self._reminders: list[asyncio.TimerHandle] = []
-        self._ending: Ending | None = None
+        self._ending: RunEnding | None = None
         self._deciding = False
         self._bug: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._on_bug)
-        self._teller = Teller(self._loop, self._tell)
+        self._teller = StatusPublisher(self._loop, self._tell)
 
-    def run(self) -> Ending:
+    def run(self) -> RunEnding:
         """Run the job to its end."""
         loop = self._loop
         loop.add_signal_handler(signal.SIGCHLD, self.settle)
@@ -246,7 +245,7 @@ class Supervisor:
             self._journal.event(type(action).__name__, **asdict(action))
             self._act(action)
         self._safeguard.decided(self._job.state)
-        if sentence := outlook(earlier, self._job):
+        if sentence := progress_message(earlier, self._job):
             self._say(sentence)
         has_all_started = before is JobState.STARTING and self._job.state is JobState.RUNNING
         can_restart = self._job.restarts < self._spec.max_restarts
@@ -368,7 +367,7 @@ class Supervisor:
         self._attempt_ended(self._job.state, (*gone, *self._workers.values()))
 
     def _finish(self, action: do.Finish) -> None:
-        self._ending = Ending.of(action, self._job, tuple(self._workers.values()))
+        self._ending = RunEnding.of(action, self._job, tuple(self._workers.values()))
         self._loop.stop()
 
     def _say_who_is_awaited(self) -> None:

@@ -30,7 +30,7 @@ _COLD_START = (
 )
 
 
-class Warmth(NamedTuple):
+class WarmStart(NamedTuple):
     """What a warm forkserver needs to know of the script."""
 
     argv: tuple[str, ...]  # the interpreter's command line, exactly as a cold worker's
@@ -39,12 +39,12 @@ class Warmth(NamedTuple):
     search_path: str  # what will be sys.path[0] for the script
 
 
-class Forkserver:
+class ForkserverClient:
     """One forkserver process and the link to it."""
 
     def __init__(
         self,
-        warmth: Warmth | None,
+        warmth: WarmStart | None,
         environ: Mapping[str, str],
         record_id: str,
         log: Path | None,
@@ -72,9 +72,11 @@ class Forkserver:
         self._waiting: deque[protocol.StartWorkers] = deque()
         self._unanswered: set[int] = set()  # ranks of the batch that was sent
 
-    def cooled(self) -> Forkserver:
+    def cooled(self) -> ForkserverClient:
         """One that preloads nothing, for when warmth is no use."""
-        cold = Forkserver(None, self._environ, self._record_id, self._log, is_ours=self._is_ours)
+        cold = ForkserverClient(
+            None, self._environ, self._record_id, self._log, is_ours=self._is_ours
+        )
         cold._files = self._files
         return cold
 
@@ -188,7 +190,7 @@ class Forkserver:
         """
         if self.link is None:
             raise BrokenPipeError("the forkserver is not running")
-        wire.send(self.link, protocol.Spare(pid))
+        wire.send(self.link, protocol.Protect(pid))
 
     def _send(self, message: protocol.Message, fds: Sequence[int] = ()) -> None:
         if self.link is None:

@@ -10,41 +10,14 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.controller.states import RankState
-
 if TYPE_CHECKING:
-    from agent.health.stragglers import Tempo
-    from worker_hooks.contract.status_page import Beat
+    pass
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 PF_EXITING = 0x4  # linux/sched.h
 
 
-class Worker:
-    """One rank's process. Times are wall clock, for people."""
-
-    def __init__(self, rank: int, local_rank: int, attempt: int) -> None:
-        self.rank = rank
-        self.local_rank = local_rank
-        self.attempt = attempt  # grows with every replacement of other ranks that it survives
-        self.began = attempt  # the attempt that its process was started in: its files' names
-        self.is_replaced = False
-        self.pid = 0
-        self.state = RankState.PENDING
-        self.exit_code: int | None = None  # 0-255, or negative for a signal
-        self.started_at: float | None = None
-        self.ended_at: float | None = None
-        self.order = 0  # of ending, within the attempt
-        self.told = False  # msrun signalled it to stop before it ended
-        self.is_released = False  # it was held with an exception, and ends by that
-        self.beat: Beat | None = None  # how far it was when last looked at
-        self.tempo: Tempo | None = None  # how quick
-        self.is_slow = False  # persistently slower than its peers
-        self.hung = ""  # why it is killed, if it hangs
-        self.why = ""  # why it could not be started
-
-
-class Ended(NamedTuple):
+class EndedProcess(NamedTuple):
     """A child of the agent that is dead and not yet reaped: its pid is still its own."""
 
     pid: int
@@ -62,7 +35,7 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def ended_children() -> Iterator[Ended]:
+def ended_children() -> Iterator[EndedProcess]:
     """Every dead child, oldest first as the kernel lists them; each is reaped after its turn.
 
     While a child is looked at it is a zombie, so its pid and its group's id cannot belong to
@@ -76,7 +49,7 @@ def ended_children() -> Iterator[Ended]:
         if found is None:
             return
         exited = found.si_code == os.CLD_EXITED
-        yield Ended(found.si_pid, found.si_status if exited else -found.si_status)
+        yield EndedProcess(found.si_pid, found.si_status if exited else -found.si_status)
         os.waitid(os.P_PID, found.si_pid, os.WEXITED)
 
 

@@ -12,22 +12,22 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from agent.controller import actions as do
-from agent.records.worker_output import Output
+from agent.records.worker_output import WorkerOutput
 from agent.workers import processes
-from agent.workers.processes import Worker
 from agent.workers.starter import Starter
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.env import rejoined
 
 
-class Newcomers:
+class Replacements:
     """Those that wait for an attempt that has not begun, and how they get into it."""
 
     def __init__(
         self,
         plan: Callable[[int, bool], tuple[protocol.WorkerOrder, ...]],
         starter: Starter,
-        output: Output,
+        output: WorkerOutput,
     ) -> None:
         """As the supervisor has them; nobody waits yet."""
         self._plan = plan

@@ -12,10 +12,10 @@ import socket
 from collections.abc import Callable, Collection
 
 from agent.records.journal import Journal
-from agent.workers.forkserver_client import Forkserver
+from agent.workers.forkserver_client import ForkserverClient
 from agent.workers.master_port import beside
 from agent.workers.processes import end_child
-from agent.workers.store_client import Store
+from agent.workers.store_client import StoreClient
 from worker_hooks.contract import protocol, wire
 
 DEATHS = 5  # of forkservers in one attempt; then starts fail instead of being tried again
@@ -30,7 +30,7 @@ class Starter:
 
     def __init__(
         self,
-        forkserver: Forkserver,
+        forkserver: ForkserverClient,
         listener: socket.socket,
         journal: Journal,
         say: Callable[[str], None],
@@ -58,7 +58,7 @@ class Starter:
         """Listen on ``loop``; ``answer`` hears of every ordered worker once, alive or not."""
         self._loop = loop
         self._answer = answer
-        self._store = Store(self._listener, loop, self._on_knock)
+        self._store = StoreClient(self._listener, loop, self._on_knock)
         self._watch()
 
     @property

@@ -27,7 +27,7 @@ _DIGITS = 19  # a number with so many is none of ours
 _DEEP = 3  # levels of folders in which foreign files are looked for
 
 
-class Item(NamedTuple):
+class CheckpointItem(NamedTuple):
     """A checkpoint folder, a foreign file, or what is left of a folder.
 
     Without ``content`` it is not complete, or so damaged that nothing is known of it.
@@ -46,7 +46,7 @@ class Item(NamedTuple):
         return self.content is not None and not self.flaws
 
 
-def look(folder: Path) -> list[Item]:
+def look(folder: Path) -> list[CheckpointItem]:
     """All that is there: checkpoints, the newest step first, then foreign files by name.
 
     Args:
@@ -73,12 +73,12 @@ def look(folder: Path) -> list[Item]:
     return items
 
 
-def checkpoints(items: Collection[Item]) -> list[tuple[Item, Manifest]]:
+def checkpoints(items: Collection[CheckpointItem]) -> list[tuple[CheckpointItem, Manifest]]:
     """Those that have a manifest."""
     return [(item, item.content) for item in items if isinstance(item.content, Manifest)]
 
 
-def damages(item: Item, advance: Callable[[int], None]) -> list[str]:
+def damages(item: CheckpointItem, advance: Callable[[int], None]) -> list[str]:
     """All that is wrong with it, each file read to its end where there is a checksum.
 
     ``advance`` is told of bytes that were read, from several threads.
@@ -88,14 +88,14 @@ def damages(item: Item, advance: Callable[[int], None]) -> list[str]:
     return list(item.flaws)
 
 
-def bytes_to_read(item: Item) -> int:
+def bytes_to_read(item: CheckpointItem) -> int:
     """How many bytes :func:`damages` reads."""
     if isinstance(item.content, Manifest):
         return sum(shard.nbytes for shard in item.content.shards)
     return 0
 
 
-def fact(item: Item, name: str) -> int | None:
+def fact(item: CheckpointItem, name: str) -> int | None:
     """``step``, ``epoch``, ``batch`` or ``world_size``, as the manifest or the header tells it."""
     match item.content:
         case Manifest():
@@ -106,32 +106,32 @@ def fact(item: Item, name: str) -> int | None:
     return None
 
 
-def _checkpoint(path: Path, found: Manifest | str) -> Item:
+def _checkpoint(path: Path, found: Manifest | str) -> CheckpointItem:
     if isinstance(found, Manifest):
         flaws = tuple(manifests.verify(path, found, quick=True))
-        return Item(path, found.kind, _nbytes(path), found.saved_at, found, flaws)
+        return CheckpointItem(path, found.kind, _nbytes(path), found.saved_at, found, flaws)
     kind = DUMP_KIND if path.name.startswith(DUMP) else CHECKPOINT_KIND
     flaws = () if path.name.endswith(UNFINISHED) else (found,)
-    return Item(path, kind, _nbytes(path), _changed(path), None, flaws)
+    return CheckpointItem(path, kind, _nbytes(path), _changed(path), None, flaws)
 
 
-def _leftover(path: Path) -> Item:
-    return Item(path, LEFTOVER, _nbytes(path), _changed(path))
+def _leftover(path: Path) -> CheckpointItem:
+    return CheckpointItem(path, LEFTOVER, _nbytes(path), _changed(path))
 
 
-def _file(path: Path) -> Item:
+def _file(path: Path) -> CheckpointItem:
     try:
         state = path.stat()
         header = read_header(path)
     except ValueError as error:
         why = str(error).removeprefix(f"{path} ")
-        return Item(path, FOREIGN, state.st_size, state.st_mtime, None, (why,))
+        return CheckpointItem(path, FOREIGN, state.st_size, state.st_mtime, None, (why,))
     except OSError as error:
-        return Item(path, FOREIGN, 0, 0.0, None, (f"cannot be read ({error.strerror})",))
-    return Item(path, FOREIGN, state.st_size, state.st_mtime, header)
+        return CheckpointItem(path, FOREIGN, 0, 0.0, None, (f"cannot be read ({error.strerror})",))
+    return CheckpointItem(path, FOREIGN, state.st_size, state.st_mtime, header)
 
 
-def _index(path: Path) -> Item:
+def _index(path: Path) -> CheckpointItem:
     """The list of a model's files, as Hugging Face has it beside them; damaged if one is gone."""
     flaws: tuple[str, ...] = ()
     try:
@@ -142,7 +142,7 @@ def _index(path: Path) -> Item:
         flaws = (f"cannot be read ({error.strerror})",)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         flaws = ("is no list of a model's files",)
-    return Item(path, FOREIGN, 0, _changed(path), None, flaws)
+    return CheckpointItem(path, FOREIGN, 0, _changed(path), None, flaws)
 
 
 def _foreign(folder: Path, claimed: Collection[str], suffix: str) -> list[Path]:

@@ -110,12 +110,12 @@ def prune(
     files and unfinished checkpoints are left alone; what an interrupted deletion has left goes.
     """
     from msrun.checkpoints.catalog import look
-    from msrun.checkpoints.prune import Rule
+    from msrun.checkpoints.prune import PruneRule
     from msrun.checkpoints.prune import prune as prune_all
 
     if (keep is None) == (per_minutes is None):
         raise UsageError("msrun checkpoints prune: give either --keep or --per-minutes")
-    rule = Rule(keep or 0, per_minutes or 0, prefix)
+    rule = PruneRule(keep or 0, per_minutes or 0, prefix)
     return _code(is_sound=prune_all(folder, look(folder), rule, is_dry=is_dry, is_sure=is_sure))
 
 
@@ -142,10 +142,10 @@ def merge(folder: Path, *, output: Path | None, only: str | None, is_forced: boo
     state, such as random numbers, is not in the file.
     """
     from msrun.checkpoints.catalog import look
-    from msrun.checkpoints.merge import Order
+    from msrun.checkpoints.merge import MergeOrder
     from msrun.checkpoints.merge import merge as merge_all
 
-    return _code(is_sound=merge_all(folder, look(folder), Order(output, only, is_forced)))
+    return _code(is_sound=merge_all(folder, look(folder), MergeOrder(output, only, is_forced)))
 
 
 def completed(argv: Sequence[str]) -> Sequence[str]:

@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.failure.log_excerpt import harmless
+from agent.text.sanitize import sanitized
 from agent.text.wording import sized
-from msrun.checkpoints.catalog import FOREIGN, LEFTOVER, Item, bytes_to_read, damages, fact
-from msrun.runs.status import duration, show_json, table
+from msrun.checkpoints.catalog import (
+    FOREIGN,
+    LEFTOVER,
+    CheckpointItem,
+    bytes_to_read,
+    damages,
+    fact,
+)
 from msrun.terminal.progress import UNKNOWN, bar
 from msrun.terminal.stdout import put
+from msrun.terminal.table import duration, show_json, table
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.safetensors_file import Header
 
@@ -24,7 +31,9 @@ T = TypeVar("T")
 BY_HEADER = "header"  # a foreign file has no checksum, only sizes that fit or not
 
 
-def show(folder: Path, items: Sequence[Item], now: float, *, verifies: bool, as_json: bool) -> bool:
+def show(
+    folder: Path, items: Sequence[CheckpointItem], now: float, *, verifies: bool, as_json: bool
+) -> bool:
     """Print a line for each; whether all is sound, as far as was looked.
 
     Args:
@@ -49,13 +58,15 @@ def show(folder: Path, items: Sequence[Item], now: float, *, verifies: bool, as_
     return not any(_flaws(*one) for one in pairs)
 
 
-def still_there(items: Sequence[Item], found: Sequence[T]) -> list[tuple[Item, T]]:
+def still_there(
+    items: Sequence[CheckpointItem], found: Sequence[T]
+) -> list[tuple[CheckpointItem, T]]:
     """Items, each with what was found, without those that training has deleted meanwhile."""
     pairs = zip(items, found, strict=True)
     return [one for one in pairs if os.path.lexists(one[0].path)]
 
 
-def described(item: Item, found: Sequence[str] | None, now: float) -> dict[str, Any]:
+def described(item: CheckpointItem, found: Sequence[str] | None, now: float) -> dict[str, Any]:
     """An item for programs; ``found`` is ``None`` where checksums were not compared.
 
     ``verified`` is true, false or unknown; a foreign file has no checksums, and is never.
@@ -84,11 +95,13 @@ def named(folder: Path, path: Path) -> str:
     return os.path.relpath(path, folder)
 
 
-def _flaws(item: Item, found: Sequence[str] | None) -> Sequence[str]:
+def _flaws(item: CheckpointItem, found: Sequence[str] | None) -> Sequence[str]:
     return found or item.flaws
 
 
-def _row(folder: Path, item: Item, found: Sequence[str] | None, now: float) -> tuple[str, ...]:
+def _row(
+    folder: Path, item: CheckpointItem, found: Sequence[str] | None, now: float
+) -> tuple[str, ...]:
     known = (fact(item, name) for name in FACTS)
     step, epoch, batch, ranks = (UNKNOWN if one is None else str(one) for one in known)
     return (
@@ -100,7 +113,7 @@ def _row(folder: Path, item: Item, found: Sequence[str] | None, now: float) -> t
     )
 
 
-def _verified(item: Item, found: Sequence[str] | None) -> str:
+def _verified(item: CheckpointItem, found: Sequence[str] | None) -> str:
     if _flaws(item, found):
         return "damaged"
     if isinstance(item.content, Header):
@@ -108,13 +121,13 @@ def _verified(item: Item, found: Sequence[str] | None) -> str:
     return UNKNOWN if found is None or item.content is None else "yes"
 
 
-def _note(folder: Path, item: Item, found: Sequence[str] | None) -> str:
+def _note(folder: Path, item: CheckpointItem, found: Sequence[str] | None) -> str:
     """What else is to be said of it."""
     name = named(folder, item.path)
     if flaws := _flaws(item, found):
-        return "\n".join(harmless(f"damaged: {name}: {flaw}") for flaw in flaws)
+        return "\n".join(sanitized(f"damaged: {name}: {flaw}") for flaw in flaws)
     if item.kind == LEFTOVER:
-        return harmless(f"{name}: is left of a deletion; `msrun checkpoints prune` removes it")
+        return sanitized(f"{name}: is left of a deletion; `msrun checkpoints prune` removes it")
     if not item.is_complete and item.kind != FOREIGN:
-        return harmless(f"{name}: is unfinished: being written, or left by a save that was killed")
+        return sanitized(f"{name}: is unfinished: being written, or left by a save that was killed")
     return ""

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from agent.spec.job_spec import UsageError
 from agent.text.wording import sized
-from msrun.checkpoints.catalog import Item, bytes_to_read, checkpoints, damages
-from msrun.checkpoints.tensors import SHARDING, Whole, joined, runs
+from msrun.checkpoints.catalog import CheckpointItem, bytes_to_read, checkpoints, damages
+from msrun.checkpoints.tensors import SHARDING, JoinedTensor, joined, runs
 from msrun.terminal.progress import bar, counted, say
 from msrun.terminal.stdout import put
-from worker_hooks.contract.layout import fsync_folder
+from worker_hooks.contract.atomic_file import fsync_folder
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.safetensors_file import BITS, Header, read_header
@@ -28,7 +28,7 @@ _REST, _OBJECTS = "rest", "objects"  # worker_hooks.tensors.shard's and .restore
 _EXTRA, _TRANSIENT = "extra", "transient"  # of a module: what its state_dict has not as tensors
 
 
-class Order(NamedTuple):
+class MergeOrder(NamedTuple):
     """What is asked for."""
 
     output: Path | None  # by default named after what is merged, in the present folder
@@ -39,12 +39,12 @@ class Order(NamedTuple):
 class _Source(NamedTuple):
     """What is merged."""
 
-    item: Item
-    tensors: Mapping[str, Whole]
+    item: CheckpointItem
+    tensors: Mapping[str, JoinedTensor]
     metadata: Mapping[str, str]
 
 
-def merge(folder: Path, items: Sequence[Item], order: Order) -> bool:
+def merge(folder: Path, items: Sequence[CheckpointItem], order: MergeOrder) -> bool:
     """Write the file; whether there was anything whole to write.
 
     Args:
@@ -74,7 +74,7 @@ def merge(folder: Path, items: Sequence[Item], order: Order) -> bool:
     return True
 
 
-def _chosen(items: Sequence[Item]) -> list[Item] | None:
+def _chosen(items: Sequence[CheckpointItem]) -> list[CheckpointItem] | None:
     """The newest verified checkpoint, else all foreign files; ``None`` if they are damaged."""
     found = [item for item, _ in checkpoints(items)]
     for item in found:
@@ -91,7 +91,7 @@ def _chosen(items: Sequence[Item]) -> list[Item] | None:
     return files if files and not broken else None
 
 
-def _source(chosen: Sequence[Item]) -> _Source:
+def _source(chosen: Sequence[CheckpointItem]) -> _Source:
     """What the chosen items hold together.
 
     Raises:
@@ -169,7 +169,7 @@ def _is_in(name: str, only: str) -> bool:
     return name == only or name.startswith(f"{only}.")
 
 
-def _stem(folder: Path, first: Item, only: str | None) -> str:
+def _stem(folder: Path, first: CheckpointItem, only: str | None) -> str:
     """What the file is called when nobody says."""
     if isinstance(first.content, Manifest):
         stem = first.path.absolute().name
@@ -178,7 +178,7 @@ def _stem(folder: Path, first: Item, only: str | None) -> str:
     return stem if only is None else f"{stem}-{only}"
 
 
-def _check(path: Path, source: _Source, order: Order) -> None:
+def _check(path: Path, source: _Source, order: MergeOrder) -> None:
     """Whether the file may be written there.
 
     Raises:
@@ -195,7 +195,7 @@ def _check(path: Path, source: _Source, order: Order) -> None:
         raise ValueError(f"{path} exists: --force replaces it, --output names another")
 
 
-def _write(path: Path, source: _Source, names: Mapping[str, str], order: Order) -> int:
+def _write(path: Path, source: _Source, names: Mapping[str, str], order: MergeOrder) -> int:
     """Write the file aside, then give it its name; how many bytes it has."""
     _check(path, source, order)
     wholes = [(new, source.tensors[old]) for new, old in names.items()]
@@ -231,7 +231,7 @@ def _metadata(source: _Source, only: str | None) -> dict[str, str]:
     return kept | {"format": "pt"}
 
 
-def _pieces(whole: Whole) -> Iterator[bytes]:
+def _pieces(whole: JoinedTensor) -> Iterator[bytes]:
     """A tensor's bytes.
 
     Raises:

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.failure.log_excerpt import harmless
 from agent.spec.job_spec import UsageError
+from agent.text.sanitize import sanitized
 from agent.text.wording import sized
-from msrun.checkpoints.catalog import LEFTOVER, Item, bytes_to_read, checkpoints, damages
+from msrun.checkpoints.catalog import LEFTOVER, CheckpointItem, bytes_to_read, checkpoints, damages
 from msrun.checkpoints.list import named
 from msrun.terminal.progress import bar, counted, say
 from msrun.terminal.stdout import put
 from worker_hooks.storage import retention
 
 
-class Rule(NamedTuple):
+class PruneRule(NamedTuple):
     """What stays."""
 
     keep: int  # of the newest; 0: no such rule
@@ -26,7 +26,9 @@ class Rule(NamedTuple):
     prefix: str | None  # only periodic checkpoints of this prefix
 
 
-def prune(folder: Path, items: Sequence[Item], rule: Rule, *, is_dry: bool, is_sure: bool) -> bool:
+def prune(
+    folder: Path, items: Sequence[CheckpointItem], rule: PruneRule, *, is_dry: bool, is_sure: bool
+) -> bool:
     """Delete the oldest checkpoints of a folder, and what is left of earlier deletions.
 
     Args:
@@ -64,7 +66,7 @@ def prune(folder: Path, items: Sequence[Item], rule: Rule, *, is_dry: bool, is_s
     return True
 
 
-def _going(items: Sequence[Item], rule: Rule) -> list[Item] | None:
+def _going(items: Sequence[CheckpointItem], rule: PruneRule) -> list[CheckpointItem] | None:
     """What the rule lets go, the oldest first; ``None`` if nothing is known to be whole."""
     known = {item.path: (item, manifest) for item, manifest in checkpoints(items)}
     meant = [
@@ -81,23 +83,23 @@ def _going(items: Sequence[Item], rule: Rule) -> list[Item] | None:
     return [known[path][0] for path in going]
 
 
-def _newest_verified(newest_first: Sequence[Item]) -> Item | None:
+def _newest_verified(newest_first: Sequence[CheckpointItem]) -> CheckpointItem | None:
     """The one that a resume would take."""
     for item in newest_first:
         with bar("verifying the newest", bytes_to_read(item)) as advance:
             found = damages(item, advance)
         if not found:
             return item
-        say(harmless(f"{item.path} is damaged: {found[0]}"))
+        say(sanitized(f"{item.path} is damaged: {found[0]}"))
     return None
 
 
-def _words(folder: Path, item: Item) -> str:
+def _words(folder: Path, item: CheckpointItem) -> str:
     of = "left of a deletion" if item.kind == LEFTOVER else f"step {_step(item)}"
-    return harmless(f"{named(folder, item.path)} ({of}, {sized(item.nbytes)})")
+    return sanitized(f"{named(folder, item.path)} ({of}, {sized(item.nbytes)})")
 
 
-def _step(item: Item) -> int:
+def _step(item: CheckpointItem) -> int:
     return checkpoints([item])[0][1].step
 
 
@@ -111,7 +113,7 @@ def _agrees(said: Sequence[str], nbytes: str) -> bool:
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def _delete(folder: Path, going: Sequence[Item]) -> None:
+def _delete(folder: Path, going: Sequence[CheckpointItem]) -> None:
     try:
         retention.sweep(folder)
         for item in going:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent.failure.log_excerpt import harmless
+from agent.text.sanitize import sanitized
 from agent.text.wording import sized
-from msrun.checkpoints.catalog import Item, checkpoints
-from msrun.checkpoints.tensors import Whole, joined
-from msrun.runs.status import duration, moment, show_json, table
+from msrun.checkpoints.catalog import CheckpointItem, checkpoints
+from msrun.checkpoints.tensors import JoinedTensor, joined
 from msrun.terminal.progress import UNKNOWN, counted
 from msrun.terminal.stdout import put
+from msrun.terminal.table import duration, moment, show_json, table
 from worker_hooks.storage.manifest import Manifest, Shard
 from worker_hooks.storage.safetensors_file import Header, read_header
 
@@ -23,17 +23,17 @@ _SHOWN_DIGITS = 12  # of a checksum
 _SHOWN_TEXT = 200  # characters of a header's metadata
 
 
-class Look(NamedTuple):
+class FolderView(NamedTuple):
     """A checkpoint or a file, opened as far as the headers."""
 
-    item: Item
+    item: CheckpointItem
     shards: tuple[Shard, ...]
     metadata: Mapping[str, str]
-    tensors: Mapping[str, Whole]
+    tensors: Mapping[str, JoinedTensor]
     flaws: tuple[str, ...]
 
 
-def show(items: Sequence[Item], now: float, *, as_json: bool) -> bool:
+def show(items: Sequence[CheckpointItem], now: float, *, as_json: bool) -> bool:
     """Print the newest complete checkpoint, or each foreign file; whether they are sound.
 
     Args:
@@ -50,14 +50,14 @@ def show(items: Sequence[Item], now: float, *, as_json: bool) -> bool:
     return not any(look.flaws for look in looks)
 
 
-def _meant(items: Sequence[Item]) -> Sequence[Item]:
+def _meant(items: Sequence[CheckpointItem]) -> Sequence[CheckpointItem]:
     """What is shown of a folder: one checkpoint of several, the newest that seems whole."""
     found = [item for item, _ in checkpoints(items)]
     whole = [item for item in found if item.is_complete]
     return (whole or found)[:1] or items
 
 
-def _opened(item: Item) -> Look:
+def _opened(item: CheckpointItem) -> FolderView:
     match item.content:
         case Manifest() as manifest:
             state = [one for one in manifest.shards if one.kind == "replicated" and not one.variant]
@@ -66,7 +66,7 @@ def _opened(item: Item) -> Look:
             return _look(item, manifest.shards, {}, files, found)
         case Header() as header:
             return _look(item, (), header.metadata, [(item.path, header)], item.flaws)
-    return Look(item, (), {}, {}, item.flaws or ("it is not complete",))
+    return FolderView(item, (), {}, {}, item.flaws or ("it is not complete",))
 
 
 def _headers(folder: Path, files: Sequence[str]) -> tuple[list[tuple[Path, Header]], list[str]]:
@@ -80,20 +80,20 @@ def _headers(folder: Path, files: Sequence[str]) -> tuple[list[tuple[Path, Heade
 
 
 def _look(
-    item: Item,
+    item: CheckpointItem,
     shards: tuple[Shard, ...],
     metadata: Mapping[str, str],
     files: Sequence[tuple[Path, Header]],
     flaws: tuple[str, ...],
-) -> Look:
+) -> FolderView:
     try:
         tensors = joined(files, has_replicas=bool(shards))
     except ValueError as error:
-        return Look(item, shards, metadata, {}, flaws or (str(error),))
-    return Look(item, shards, metadata, dict(sorted(tensors.items())), flaws)
+        return FolderView(item, shards, metadata, {}, flaws or (str(error),))
+    return FolderView(item, shards, metadata, dict(sorted(tensors.items())), flaws)
 
 
-def _described(look: Look) -> dict[str, Any]:
+def _described(look: FolderView) -> dict[str, Any]:
     manifest = look.item.content if isinstance(look.item.content, Manifest) else None
     facts = {} if manifest is None else manifest._asdict()
     return {
@@ -110,8 +110,8 @@ def _described(look: Look) -> dict[str, Any]:
     }
 
 
-def _text(look: Look, others: int, now: float) -> str:
-    facts = "".join(f"{name:<10} {harmless(value)}\n" for name, value in _facts(look, others, now))
+def _text(look: FolderView, others: int, now: float) -> str:
+    facts = "".join(f"{name:<10} {sanitized(value)}\n" for name, value in _facts(look, others, now))
     files = [
         (one.file, str(one.rank), _kind(one), sized(one.nbytes), one.sha256[:_SHOWN_DIGITS])
         for one in look.shards
@@ -128,7 +128,7 @@ def _text(look: Look, others: int, now: float) -> str:
     return text
 
 
-def _facts(look: Look, others: int, now: float) -> Iterator[tuple[str, str]]:
+def _facts(look: FolderView, others: int, now: float) -> Iterator[tuple[str, str]]:
     item = look.item
     yield "path", str(item.path)
     if others:

@@ -24,7 +24,7 @@ GLOBAL_SHAPE = "global_shape"
 Shape = tuple[int, ...]
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """A block of a tensor, in a file from byte ``at`` on."""
 
     offsets: Shape
@@ -33,11 +33,11 @@ class Part(NamedTuple):
     at: int
 
 
-class Whole(NamedTuple):
+class JoinedTensor(NamedTuple):
     """A tensor with the parts that make it up; ``entry`` is of all of it."""
 
     entry: Entry
-    parts: tuple[Part, ...]
+    parts: tuple[TensorPart, ...]
 
 
 class Run(NamedTuple):
@@ -52,11 +52,11 @@ class _Told(NamedTuple):
     """What one file says of a tensor."""
 
     dtype: str
-    part: Part
+    part: TensorPart
     shape: Shape | None  # of the whole, if it says so
 
 
-def joined(files: Iterable[tuple[Path, Header]], *, has_replicas: bool) -> dict[str, Whole]:
+def joined(files: Iterable[tuple[Path, Header]], *, has_replicas: bool) -> dict[str, JoinedTensor]:
     """The tensors that files hold together, by name.
 
     Args:
@@ -95,7 +95,7 @@ def _told(entry: Entry, path: Path, at: int, places: Mapping[str, Any]) -> _Told
         shape = _sizes(place[GLOBAL_SHAPE], rank) if GLOBAL_SHAPE in place else None
     except (TypeError, AttributeError):
         raise ValueError(f"{path} does not say where its part of {entry.name} belongs") from None
-    return _Told(entry.dtype, Part(offsets, entry.shape, path, at), shape)
+    return _Told(entry.dtype, TensorPart(offsets, entry.shape, path, at), shape)
 
 
 def _sizes(value: Any, count: int) -> Shape:
@@ -107,14 +107,14 @@ def _sizes(value: Any, count: int) -> Shape:
     return tuple(value[:count])
 
 
-def _whole(name: str, told: Sequence[_Told], *, has_replicas: bool) -> Whole:
+def _whole(name: str, told: Sequence[_Told], *, has_replicas: bool) -> JoinedTensor:
     said = {each.shape for each in told if each.shape is not None}
     ends = [tuple(map(add, each.part.offsets, each.part.shape)) for each in told]
     shape = next(iter(said)) if said else tuple(map(max, zip(*ends, strict=False)))
     is_alike = len(said) <= 1 and len({(each.dtype, len(each.part.shape)) for each in told}) == 1
     if not is_alike or any(any(map(gt, end, shape)) for end in ends):
         raise ValueError(f"the parts of {name} differ in their types or shapes")
-    parts: dict[tuple[Shape, Shape], Part] = {}
+    parts: dict[tuple[Shape, Shape], TensorPart] = {}
     for each in told:
         first = parts.setdefault(each.part[:2], each.part)
         if first is not each.part and not has_replicas:
@@ -123,10 +123,10 @@ def _whole(name: str, told: Sequence[_Told], *, has_replicas: bool) -> Whole:
         raise ValueError(f"parts of {name} are missing")
     dtype = told[0].dtype
     nbytes = math.prod(shape) * BITS[dtype] // 8
-    return Whole(Entry(name, dtype, shape, nbytes), tuple(parts.values()))
+    return JoinedTensor(Entry(name, dtype, shape, nbytes), tuple(parts.values()))
 
 
-def _covers(shape: Shape, dim: int, parts: Sequence[Part]) -> bool:
+def _covers(shape: Shape, dim: int, parts: Sequence[TensorPart]) -> bool:
     """Whether the parts have every element, from a dimension on."""
     if any(part.shape[dim:] == shape[dim:] for part in parts):
         return True
@@ -140,17 +140,17 @@ def _covers(shape: Shape, dim: int, parts: Sequence[Part]) -> bool:
     )
 
 
-def _edges(dim: int, parts: Iterable[Part]) -> list[int]:
+def _edges(dim: int, parts: Iterable[TensorPart]) -> list[int]:
     spans = ((part.offsets[dim], part.shape[dim]) for part in parts)
     return sorted({edge for start, size in spans for edge in (start, start + size)})
 
 
-def _spans(part: Part, dim: int, start: int, stop: int) -> bool:
+def _spans(part: TensorPart, dim: int, start: int, stop: int) -> bool:
     at = part.offsets[dim]
     return at <= start and stop <= at + part.shape[dim]
 
 
-def runs(whole: Whole) -> Iterator[Run]:
+def runs(whole: JoinedTensor) -> Iterator[Run]:
     """Where the tensor's bytes are, in their order.
 
     Raises:
@@ -165,8 +165,8 @@ def runs(whole: Whole) -> Iterator[Run]:
 
 
 def _blocks(
-    shape: Shape, dim: int, parts: Sequence[tuple[Part, int]]
-) -> Iterator[tuple[Part, int, int]]:
+    shape: Shape, dim: int, parts: Sequence[tuple[TensorPart, int]]
+) -> Iterator[tuple[TensorPart, int, int]]:
     """Elements that follow each other in a part: the first's index there, and how many.
 
     ``parts`` come with the index of their first element that is meant.

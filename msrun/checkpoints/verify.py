@@ -6,18 +6,18 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from agent.failure.log_excerpt import harmless
+from agent.text.sanitize import sanitized
 from agent.text.wording import sized
-from msrun.checkpoints.catalog import FOREIGN, LEFTOVER, Item, bytes_to_read, damages
+from msrun.checkpoints.catalog import FOREIGN, LEFTOVER, CheckpointItem, bytes_to_read, damages
 from msrun.checkpoints.list import described, named, still_there
-from msrun.runs.status import show_json
 from msrun.terminal.progress import bar, counted
 from msrun.terminal.stdout import put
+from msrun.terminal.table import show_json
 
-Pair = tuple[Item, Sequence[str]]
+Pair = tuple[CheckpointItem, Sequence[str]]
 
 
-def verify(folder: Path, items: Sequence[Item], *, as_json: bool) -> bool:
+def verify(folder: Path, items: Sequence[CheckpointItem], *, as_json: bool) -> bool:
     """Print a line for each that is whole, one for each damage, and the sum.
 
     Returns:
@@ -34,7 +34,7 @@ def verify(folder: Path, items: Sequence[Item], *, as_json: bool) -> bool:
         show_json([described(*one, now) for one in pairs])
     else:
         lines = [line for one in pairs for line in _lines(folder, *one)]
-        put("\n".join(map(harmless, (*lines, _sum(pairs, total, took_s)))) + "\n")
+        put("\n".join(map(sanitized, (*lines, _sum(pairs, total, took_s)))) + "\n")
     return _whole(pairs) > 0 and not any(flaws for _, flaws in pairs)
 
 
@@ -42,7 +42,7 @@ def _whole(pairs: Sequence[Pair]) -> int:
     return sum(item.is_complete and not flaws for item, flaws in pairs)
 
 
-def _lines(folder: Path, item: Item, flaws: Sequence[str]) -> Iterator[str]:
+def _lines(folder: Path, item: CheckpointItem, flaws: Sequence[str]) -> Iterator[str]:
     name = named(folder, item.path)
     if flaws:
         yield from (f"damaged: {name}: {flaw}" for flaw in flaws)

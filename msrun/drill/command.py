@@ -80,12 +80,12 @@ def drill(  # one parameter an option
     """
     from msrun.drill import session as drills
     from msrun.drill.fault_options import read_file, read_words
-    from msrun.drill.random_faults import Lots, read_kinds
+    from msrun.drill.random_faults import RandomFaults, read_kinds
 
     said = {"kill": kill, "stop": stop, "graceful": graceful, "preempt": preempt}
     orders = [
         *(read_words(words, deed) for deed, several in said.items() for words in several),
         *(order for path in faults for order in read_file(path)),
-        *([Lots(number, seed, read_kinds(kinds))] if number is not None else []),
+        *([RandomFaults(number, seed, read_kinds(kinds))] if number is not None else []),
     ]
-    return drills.drill(drills.Asked(tuple(orders), job, timeout, as_json, keep), os.environ)
+    return drills.drill(drills.DrillRequest(tuple(orders), job, timeout, as_json, keep), os.environ)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from agent.text.ranges import format_ranges
-from msrun.drill.history import Departure, History, Life, Strike
+from msrun.drill.history import DrillExit, DrillHistory, RankLife, Strike
 from worker_hooks.drill.plan import Deed, Fault
 
 SIGNAL_EXIT_BASE = 128
@@ -19,7 +19,7 @@ ASKING = frozenset({Deed.REQUEST, Deed.PREEMPT})
 _HEARD = frozenset({"StopRequested", "SignalReceived"})
 
 
-class Leave(NamedTuple):
+class ExitVerdict(NamedTuple):
     """How the msrun went that was asked to leave first."""
 
     left_s: float  # after the request
@@ -28,9 +28,9 @@ class Leave(NamedTuple):
     broken: tuple[str, ...] = ()
 
 
-def judge_leave(
-    faults: Sequence[Fault], history: History, departures: Sequence[Departure]
-) -> Leave | None:
+def judge_exit(
+    faults: Sequence[Fault], history: DrillHistory, departures: Sequence[DrillExit]
+) -> ExitVerdict | None:
     """How it left; ``None``: nobody was asked to, or it was called off."""
     strike = next((one for one in history.strikes if faults[one.number].deed in ASKING), None)
     if strike is None:
@@ -42,14 +42,16 @@ def judge_leave(
     how = f"left after {left_s:.2f} s"
     if fault.deed is Deed.REQUEST:
         broken = tuple(_ungraceful(fault, went, history, strike)) if len(faults) == 1 else ()
-        return Leave(left_s, None, how, broken)
+        return ExitVerdict(left_s, None, how, broken)
     in_time = not _lost_at(history, strike)
     if went.is_killed:
         how = f"killed after {fault.grace_s:g} s"
-    return Leave(left_s, in_time, f"{'saved in time' if in_time else 'not saved in time'}, {how}")
+    return ExitVerdict(
+        left_s, in_time, f"{'saved in time' if in_time else 'not saved in time'}, {how}"
+    )
 
 
-def steps_lost(history: History) -> int | None:
+def steps_lost(history: DrillHistory) -> int | None:
     """Steps that were committed by any rank and had to be trained again, over all restarts.
 
     ``None`` when nobody committed anything.
@@ -60,7 +62,7 @@ def steps_lost(history: History) -> int | None:
     return sum(_lost(rounds[index], rounds[index + 1]) for index in range(len(rounds) - 1))
 
 
-def _lost_at(history: History, strike: Strike) -> int:
+def _lost_at(history: DrillHistory, strike: Strike) -> int:
     """Steps lost by the restart that followed a strike; all of them if none did."""
     rounds = [lives for lives in history.rounds() if _newest(lives)]
     before = [lives for lives in rounds if _begun(lives) <= strike.at]
@@ -74,7 +76,9 @@ def _lost_at(history: History, strike: Strike) -> int:
     return _lost(before[-1], after[0])
 
 
-def _ungraceful(fault: Fault, went: Departure, history: History, strike: Strike) -> Iterator[str]:
+def _ungraceful(
+    fault: Fault, went: DrillExit, history: DrillHistory, strike: Strike
+) -> Iterator[str]:
     expected = SIGNAL_EXIT_BASE + fault.number if fault.number == signal.SIGINT else 0
     if not _could_stay(history, strike):
         return
@@ -90,7 +94,7 @@ def _ungraceful(fault: Fault, went: Departure, history: History, strike: Strike)
         yield f"the ranks left at different steps: {', '.join(who)}"
 
 
-def heard_at(history: History, strike: Strike) -> float | None:
+def heard_at(history: DrillHistory, strike: Strike) -> float | None:
     """When msrun noticed that it was asked to leave; wall clock."""
     return next(
         (
@@ -102,7 +106,7 @@ def heard_at(history: History, strike: Strike) -> float | None:
     )
 
 
-def _could_stay(history: History, strike: Strike) -> bool:
+def _could_stay(history: DrillHistory, strike: Strike) -> bool:
     """Whether every rank had registered a state when the request came; else nobody waits.
 
     Who has committed a step has registered, and so have those it trains with.
@@ -123,14 +127,14 @@ def _could_stay(history: History, strike: Strike) -> bool:
     return not missing
 
 
-def _lost(before: Sequence[Life], after: Sequence[Life]) -> int:
+def _lost(before: Sequence[RankLife], after: Sequence[RankLife]) -> int:
     first = min(min(life.commits) for life in after if life.commits)
     return max(0, _newest(before) + 1 - first)
 
 
-def _newest(lives: Sequence[Life]) -> int:
+def _newest(lives: Sequence[RankLife]) -> int:
     return max((max(life.commits) for life in lives if life.commits), default=0)
 
 
-def _begun(lives: Sequence[Life]) -> float:
+def _begun(lives: Sequence[RankLife]) -> float:
     return min(life.begun_at for life in lives)

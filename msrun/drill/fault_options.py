@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agent.spec.job_spec import UsageError
-from msrun.drill.drill_fields import fraction, moment, positive, signum, whole
-from msrun.drill.random_faults import Lots, read_kinds
+from msrun.drill.random_faults import RandomFaults, read_kinds
 from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment
 
 _WHEN = ("step", "phase", "attempt", "delay")
@@ -27,7 +26,7 @@ _SHORTEST_S = 0.01
 _BYTE = 255
 
 
-class Order(NamedTuple):
+class FaultOrder(NamedTuple):
     """One drill that was asked for by name."""
 
     faults: tuple[Fault, ...]
@@ -38,7 +37,7 @@ class Order(NamedTuple):
         return " + ".join(fault.words for fault in self.faults)
 
 
-def read_words(words: str, deed: str) -> Order:
+def read_words(words: str, deed: str) -> FaultOrder:
     """The drill that an option asks for: ``rank=3,step=50,phase=backward``.
 
     Args:
@@ -48,10 +47,10 @@ def read_words(words: str, deed: str) -> Order:
     Raises:
         UsageError: one sentence on what is wrong.
     """
-    return Order(tuple(_fault(_fields(part, deed), deed) for part in words.split("+")))
+    return FaultOrder(tuple(_fault(_fields(part, deed), deed) for part in words.split("+")))
 
 
-def read_file(path: str) -> tuple[Order | Lots, ...]:
+def read_file(path: str) -> tuple[FaultOrder | RandomFaults, ...]:
     """The drills of a YAML file: a list of mappings, each of what the options are called.
 
     ``- kill: {rank: 3, step: 50}`` is a drill, ``- {graceful: {step: 40}, kill: {rank: 1, step:
@@ -75,29 +74,31 @@ def read_file(path: str) -> tuple[Order | Lots, ...]:
     return tuple(_entry(entry, path) for entry in content)
 
 
-def check_ranks(orders: Sequence[Order | Lots], world_size: int) -> None:
+def check_ranks(orders: Sequence[FaultOrder | RandomFaults], world_size: int) -> None:
     """Refuse faults of ranks the job does not have.
 
     Raises:
         UsageError: the rank is named.
     """
     for order in orders:
-        for fault in order.faults if isinstance(order, Order) else ():
+        for fault in order.faults if isinstance(order, FaultOrder) else ():
             if fault.rank >= world_size:
                 raise UsageError(
                     f"rank {fault.rank} is to fail, the ranks are 0 to {world_size - 1}"
                 )
 
 
-def _entry(entry: Any, path: str) -> Order | Lots:
+def _entry(entry: Any, path: str) -> FaultOrder | RandomFaults:
     try:
         match entry:
             case {"random": number, **rest} if not rest.keys() - {"seed", "of"}:
                 seed = whole("seed", rest.get("seed", "0"), 0)
                 kinds = read_kinds(str(rest.get("of", "kill")))
-                return Lots(whole("random", number, 1), seed, kinds)
+                return RandomFaults(whole("random", number, 1), seed, kinds)
             case dict() if entry and entry.keys() <= _KEYS.keys():
-                return Order(tuple(one for deed in entry for one in _joined(entry[deed], deed)))
+                return FaultOrder(
+                    tuple(one for deed in entry for one in _joined(entry[deed], deed))
+                )
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     raise UsageError(f"{path}: {entry!r} is no drill: {', '.join(_KEYS)}; or random, on its own")
@@ -183,3 +184,74 @@ def _deed(fields: Mapping[str, Any], deed: str) -> tuple[Deed, int]:
             return Deed.RAISE, 0
         case _:
             return Deed.SIGNAL, signum(deed, str(fields.get("signal", "KILL")))
+
+
+def whole(name: str, text: Any, low: int) -> int:
+    """A whole number.
+
+    Raises:
+        UsageError: it is none, or below ``low``.
+    """
+    if not (isinstance(text, str) and text.isascii() and text.isdigit() and int(text) >= low):
+        raise UsageError(f"{name}={text} must be a whole number, at least {low}")
+    return int(text)
+
+
+def positive(name: str, text: Any) -> float:
+    """A number above 0.
+
+    Raises:
+        UsageError: it is none.
+    """
+    number = _number(text)
+    if not 0 < number < float("inf"):
+        raise UsageError(f"{name}={text} must be a number above 0")
+    return number
+
+
+def fraction(name: str, text: Any) -> float:
+    """A number from 0 to 1.
+
+    Raises:
+        UsageError: it is none.
+    """
+    number = _number(text)
+    if not 0 <= number <= 1:
+        raise UsageError(f"{name}={text} must be a number from 0 to 1")
+    return number
+
+
+def signum(deed: str, text: str) -> int:
+    """A signal by name or number; ``OOM`` is what the kernel's killer sends.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    name = text.upper().removeprefix("SIG")
+    if name == "OOM":
+        return signal.SIGKILL
+    known = signal.Signals.__members__
+    if f"SIG{name}" in known:
+        return known[f"SIG{name}"]
+    if name.isdigit() and int(name) in {member.value for member in signal.Signals}:
+        return int(name)
+    raise UsageError(f"{deed}: signal={text} is no signal")
+
+
+def moment(deed: str, text: Any) -> Moment:
+    """Where in a step.
+
+    Raises:
+        UsageError: no moment is called so.
+    """
+    if text not in {one.value for one in Moment}:
+        named = ", ".join(one.value for one in Moment)
+        raise UsageError(f"{deed}: phase={text} is unknown, choose from {named}")
+    return Moment(text)
+
+
+def _number(text: Any) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return -1.0

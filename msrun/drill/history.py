@@ -17,7 +17,7 @@ Curve = dict[int, tuple[str, ...]]  # step -> its losses, in hexadecimal
 
 
 @dataclass(slots=True)
-class Life:
+class RankLife:
     """One rank in one attempt of one run. Times are monotonic seconds."""
 
     run: str
@@ -27,7 +27,7 @@ class Life:
     commits: dict[int, float] = field(default_factory=dict)
 
 
-class Final(NamedTuple):
+class FinalState(NamedTuple):
     """What a rank held at the end of training."""
 
     step: int
@@ -45,7 +45,7 @@ class Strike(NamedTuple):
     attempt: int
 
 
-class Saved(NamedTuple):
+class SavedStep(NamedTuple):
     """A complete dump: when it was saved (wall clock), of which step, how large."""
 
     time: float
@@ -53,7 +53,7 @@ class Saved(NamedTuple):
     nbytes: int
 
 
-class Departure(NamedTuple):
+class DrillExit(NamedTuple):
     """How an msrun of a trial went."""
 
     exit_code: int  # as a shell's parent sees it
@@ -62,14 +62,14 @@ class Departure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class DrillHistory:
     """Everything known about a trial."""
 
-    lives: Mapping[int, tuple[Life, ...]]  # by rank, in their order
-    finals: Mapping[int, Final]
+    lives: Mapping[int, tuple[RankLife, ...]]  # by rank, in their order
+    finals: Mapping[int, FinalState]
     strikes: tuple[Strike, ...] = ()  # in their order
     events: tuple[Mapping[str, Any], ...] = ()  # of all runs, in their order
-    dumps: tuple[Saved, ...] = ()
+    dumps: tuple[SavedStep, ...] = ()
 
     @property
     def last_step(self) -> int:
@@ -83,38 +83,38 @@ class History:
             steps |= {step: tuple(losses) for step, losses in life.losses.items()}
         return steps
 
-    def rounds(self) -> list[list[Life]]:
+    def rounds(self) -> list[list[RankLife]]:
         """The lives of all ranks by attempt, in the order of their beginning."""
-        found: dict[tuple[str, int], list[Life]] = {}
+        found: dict[tuple[str, int], list[RankLife]] = {}
         for lives in self.lives.values():
             for life in lives:
                 found.setdefault((life.run, life.attempt), []).append(life)
         return sorted(found.values(), key=lambda lives: min(life.begun_at for life in lives))
 
 
-def read(folder: Path) -> History:
+def read(folder: Path) -> DrillHistory:
     """The history of the trial in ``folder``."""
     told = DrillLayout(folder / "witness")
     ranks = sorted(_number(path.stem) for path in told.folder.glob("rank_*.jsonl"))
     finals = {rank: _json(told.final(rank)) for rank in ranks}
     events = [event for path in (folder / "logs").rglob(EVENTS) for event in _lines(path)]
-    return History(
+    return DrillHistory(
         lives={rank: tuple(_lives(told.lines(rank))) for rank in ranks},
-        finals={rank: Final(**content) for rank, content in finals.items() if content},
+        finals={rank: FinalState(**content) for rank, content in finals.items() if content},
         strikes=tuple(sorted(_strikes(told.folder), key=lambda strike: strike.at)),
         events=tuple(sorted(events, key=lambda event: float(event.get("time", 0)))),
         dumps=tuple(sorted(_dumps(folder / "ckpt"))),
     )
 
 
-def _lives(path: Path) -> Iterator[Life]:
-    life: Life | None = None
+def _lives(path: Path) -> Iterator[RankLife]:
+    life: RankLife | None = None
     for line in _lines(path):
         match line:
             case {"life": attempt, "run": run, "at": at}:
                 if life is not None:
                     yield life
-                life = Life(run, attempt, at)
+                life = RankLife(run, attempt, at)
             case {"loss": loss, "step": step} if life is not None:
                 life.losses.setdefault(step, []).append(loss)
             case {"commit": step, "at": at} if life is not None:
@@ -131,12 +131,12 @@ def _strikes(folder: Path) -> Iterator[Strike]:
             yield Strike(number, mark["time"], mark["at"], mark["step"], mark["attempt"])
 
 
-def _dumps(folder: Path) -> Iterator[Saved]:
+def _dumps(folder: Path) -> Iterator[SavedStep]:
     for path in folder.glob(f"{DUMP}*/{MANIFEST}"):
         content = _json(path)
         if content:
             nbytes = sum(shard["nbytes"] for shard in content["shards"])
-            yield Saved(content["saved_at"], content["step"], nbytes)
+            yield SavedStep(content["saved_at"], content["step"], nbytes)
 
 
 def _number(stem: str) -> int:

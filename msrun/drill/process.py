@@ -20,7 +20,7 @@ GRACE_S = 5.0  # from the second SIGTERM to SIGKILL, when a run is called off
 SWEEP_S = 2.0
 
 
-class Process:
+class DrillProcess:
     """A child msrun."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str], console: Path) -> None:

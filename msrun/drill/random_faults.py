@@ -26,7 +26,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 KILLS = ("kill",)
 
 
-class Lots(NamedTuple):
+class RandomFaults(NamedTuple):
     """So many drills at random moments of random ranks; the same words draw the same."""
 
     number: int
@@ -48,7 +48,7 @@ def read_kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
-def draw(lots: Lots, world_size: int, steps: int) -> tuple[tuple[Fault, ...], ...]:
+def draw(lots: RandomFaults, world_size: int, steps: int) -> tuple[tuple[Fault, ...], ...]:
     """The faults of each drill: any rank, any step but the last, any fraction of it.
 
     The last step is left out: a moment late in it may be after the end of training.

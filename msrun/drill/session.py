@@ -20,11 +20,11 @@ from typing import NamedTuple
 from agent.spec.job_spec import UsageError
 from agent.workers.processes import become_subreaper
 from msrun.drill import fault_options, table
-from msrun.drill.fault_options import Order
-from msrun.drill.history import History, read
-from msrun.drill.random_faults import Lots, draw
+from msrun.drill.fault_options import FaultOrder
+from msrun.drill.history import DrillHistory, read
+from msrun.drill.random_faults import RandomFaults, draw
 from msrun.drill.trial import Command, Trial
-from msrun.drill.verdict import Outcome, check_reference, judge
+from msrun.drill.verdict import TrialOutcome, check_reference, judge
 from msrun.launch.request import parse
 from msrun.options.argv import scan
 from msrun.terminal.stdout import put
@@ -36,17 +36,17 @@ SLACK_S = 60.0  # ... and this
 BROKEN_EXIT = 1
 
 
-class Asked(NamedTuple):
+class DrillRequest(NamedTuple):
     """What the user asked for."""
 
-    drills: tuple[Order | Lots, ...]
+    drills: tuple[FaultOrder | RandomFaults, ...]
     words: tuple[str, ...]  # the job, as it would be typed after ``msrun``
     timeout_s: float | None = None  # of each run; None: by the undisturbed one
     as_json: bool = False
     keep: bool = False
 
 
-def drill(asked: Asked, environ: Mapping[str, str]) -> int:
+def drill(asked: DrillRequest, environ: Mapping[str, str]) -> int:
     """Run the drills and show their results.
 
     Returns:
@@ -110,7 +110,7 @@ class _Session:
         command: Command,
         environ: Mapping[str, str],
         world_size: int,
-        asked: Asked,
+        asked: DrillRequest,
     ) -> None:
         self._folder = folder
         self._command = command
@@ -137,15 +137,17 @@ class _Session:
         self._show(facts, outcomes)
         return BROKEN_EXIT if trouble or any(outcome.broken for outcome in outcomes) else 0
 
-    def _orders(self, steps: int) -> Iterator[Order]:
+    def _orders(self, steps: int) -> Iterator[FaultOrder]:
         for drill in self._asked.drills:
-            if isinstance(drill, Order):
+            if isinstance(drill, FaultOrder):
                 yield drill
             else:
                 for faults in draw(drill, self._world_size, steps):
-                    yield Order(faults)
+                    yield FaultOrder(faults)
 
-    def _drill(self, number: int, order: Order, reference: History, within_s: float) -> Outcome:
+    def _drill(
+        self, number: int, order: FaultOrder, reference: DrillHistory, within_s: float
+    ) -> TrialOutcome:
         trial = Trial(self._folder / f"{number:03}", self._command, order.faults)
         graces = (fault.grace_s for fault in order.faults if fault.deed is Deed.PREEMPT)
         ended = trial.run(self._environ, within_s + sum(graces))
@@ -162,7 +164,7 @@ class _Session:
             shutil.rmtree(trial.folder, ignore_errors=True)  # dumps are as large as the state
         return outcome
 
-    def _show(self, reference: dict[str, object], outcomes: Sequence[Outcome]) -> None:
+    def _show(self, reference: dict[str, object], outcomes: Sequence[TrialOutcome]) -> None:
         if self._asked.as_json:
             put(table.as_json(reference, outcomes))
             return

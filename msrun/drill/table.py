@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from msrun.drill.verdict import Outcome
+from msrun.drill.verdict import TrialOutcome
 from msrun.terminal.stdout import put
 
 NONE = "-"
@@ -36,7 +36,7 @@ _MB = 1e6
 _SECOND_S = 1.0
 
 
-class Bar(Protocol):
+class DrillBar(Protocol):
     """Tells how far a drill is."""
 
     def doing(self, what: str) -> None:
@@ -46,7 +46,7 @@ class Bar(Protocol):
         """There will be so many runs in all."""
 
 
-def show(outcomes: Sequence[Outcome]) -> None:
+def show(outcomes: Sequence[TrialOutcome]) -> None:
     """The table, on stdout."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     console = Console(
@@ -68,7 +68,7 @@ def show(outcomes: Sequence[Outcome]) -> None:
     put("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
 
 
-def row(outcome: Outcome) -> tuple[str, ...]:
+def row(outcome: TrialOutcome) -> tuple[str, ...]:
     """A drill's cells."""
     size = "" if outcome.dump_bytes is None else f"{outcome.dump_bytes / _MB:.1f} MB"
     took = "" if outcome.dump_s is None else span(outcome.dump_s)
@@ -93,7 +93,7 @@ def span(seconds: float | None) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < _SECOND_S else f"{seconds:.2f} s"
 
 
-def as_json(reference: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
+def as_json(reference: dict[str, Any], outcomes: Sequence[TrialOutcome]) -> str:
     """The same for programs; times in seconds."""
     drills = [{**asdict(outcome), "verdict": outcome.verdict} for outcome in outcomes]
     kept = not reference["trouble"] and not any(outcome.broken for outcome in outcomes)
@@ -102,7 +102,7 @@ def as_json(reference: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
 
 
 @contextlib.contextmanager
-def bar() -> Iterator[Bar]:
+def bar() -> Iterator[DrillBar]:
     """A progress bar on stderr where that is a terminal; else nothing."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield _Silence()

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from agent.controller.states import JobState
 from msrun.drill import process as drill_process
-from msrun.drill.history import Departure
-from msrun.drill.process import Process
+from msrun.drill.history import DrillExit
+from msrun.drill.process import DrillProcess
 from msrun.options.argv import CommandLine
 from msrun.options.table import BY_DEST
 from worker_hooks.contract.env import DRILL
 from worker_hooks.contract.layout import STATUS
-from worker_hooks.drill.plan import Deed, Fault, Plan
+from worker_hooks.drill.plan import Deed, DrillPlan, Fault
 
 STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 FOLDERS = ("logs", "state", "ckpt", "witness")
@@ -53,11 +53,11 @@ class Command(NamedTuple):
         return [*argv, "--", *self.program] if self.program else argv
 
 
-class Ended(NamedTuple):
+class TrialEnd(NamedTuple):
     """How a trial ended. ``exit_code`` of its last msrun; ``None``: it was called off."""
 
     exit_code: int | None
-    departures: tuple[Departure, ...]  # more than one when it had to be resumed
+    departures: tuple[DrillExit, ...]  # more than one when it had to be resumed
     left: int  # processes that outlived the last one
     took_s: float
 
@@ -75,10 +75,10 @@ class Trial:
         self._command, self._faults = command, tuple(faults)
         for name in FOLDERS:
             (folder / name).mkdir(parents=True)
-        self._plan = Plan(str(folder / "witness"), str(folder / "ckpt"), self._faults)
-        self._process: Process | None = None
+        self._plan = DrillPlan(str(folder / "witness"), str(folder / "ckpt"), self._faults)
+        self._process: DrillProcess | None = None
 
-    def run(self, environ: Mapping[str, str], within_s: float | None) -> Ended:
+    def run(self, environ: Mapping[str, str], within_s: float | None) -> TrialEnd:
         """Run the job to its end; where it was stopped, or its budget or msrun is gone, resume it.
 
         Whatever happens, no process of it is left.
@@ -91,7 +91,7 @@ class Trial:
             "XDG_STATE_HOME": str(self.folder / "state"),
         }
         first = self._command.argv(["--join=True", f"--log_dir={self.folder / 'logs'}"])
-        departures: list[Departure] = []
+        departures: list[DrillExit] = []
         try:
             went = self._launch(first, told, deadline)
             while went is not None:
@@ -107,13 +107,13 @@ class Trial:
                     self._process.call_off()
                 left = drill_process.sweep()
         code = None if went is None else went.exit_code
-        return Ended(code, tuple(departures), left, time.monotonic() - began)
+        return TrialEnd(code, tuple(departures), left, time.monotonic() - began)
 
     def _launch(
         self, argv: Sequence[str], environ: Mapping[str, str], deadline: float | None
-    ) -> Departure | None:
+    ) -> DrillExit | None:
         """Run one msrun to its end; ``None``: the time is over."""
-        self._process = process = Process(argv, environ, self.folder / "console.log")
+        self._process = process = DrillProcess(argv, environ, self.folder / "console.log")
         self._plan.layout.launcher.write_text(str(process.pid))
         is_killed = False
         while not process.await_end(self._next_look(process.pid, deadline)):
@@ -126,7 +126,7 @@ class Trial:
         was_killed_alone = code < 0 and not is_killed
         if was_killed_alone and not drill_process.await_orphans(deadline):
             return None
-        return Departure(code, at, is_killed)
+        return DrillExit(code, at, is_killed)
 
     def _next_look(self, pid: int, deadline: float | None) -> float | None:
         """Until when nothing but its end is of interest; monotonic."""
@@ -151,7 +151,7 @@ class Trial:
             (index, fault) for index, fault in enumerate(self._faults) if fault.deed is Deed.PREEMPT
         )
 
-    def _resume(self, went: Departure) -> list[str] | None:
+    def _resume(self, went: DrillExit) -> list[str] | None:
         """The line that goes on, if a person would have to type it, too."""
         try:
             word = json.loads((self.folder / "logs" / STATUS).read_bytes())

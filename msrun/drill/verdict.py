@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.text.ranges import format_ranges
-from msrun.drill.exit_verdict import ASKING, heard_at, judge_leave, steps_lost
-from msrun.drill.history import Departure, History, Life, Strike
+from msrun.drill.exit_verdict import ASKING, heard_at, judge_exit, steps_lost
+from msrun.drill.history import DrillExit, DrillHistory, RankLife, Strike
 from worker_hooks.drill.plan import Deed, Fault
 
 _NOTICED = frozenset({"WorkerExited", "RankRaised", "RankUnreachable"})
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """A drill's line. Seconds after the first strike; ``None``: it did not happen."""
 
     fault: str
@@ -57,14 +57,14 @@ class Outcome:
 
 def judge(
     faults: Sequence[Fault],
-    reference: History,
-    history: History,
+    reference: DrillHistory,
+    history: DrillHistory,
     *,
     exit_code: int | None,
-    departures: Sequence[Departure] = (),
+    departures: Sequence[DrillExit] = (),
     left: int = 0,
     took_s: float = 0.0,
-) -> Outcome:
+) -> TrialOutcome:
     """The outcome of a drill.
 
     Args:
@@ -76,7 +76,7 @@ def judge(
         left: processes that outlived the job.
         took_s: how long it took in all.
     """
-    lost, leave = steps_lost(history), judge_leave(faults, history, departures)
+    lost, leave = steps_lost(history), judge_exit(faults, history, departures)
     odd = tuple(_differing(reference, history))
     broken = [
         *_unstruck(faults, history),
@@ -87,7 +87,7 @@ def judge(
     ]
     if exit_code == 0:  # else it did not get to an end that could be compared
         broken += [*odd, *_curves(reference, history)]
-    return Outcome(
+    return TrialOutcome(
         fault=" + ".join(fault.words for fault in faults),
         **_timings(faults, history),
         steps_lost=lost,
@@ -103,7 +103,7 @@ def judge(
     )
 
 
-def check_reference(history: History, exit_code: int | None, world_size: int) -> str:
+def check_reference(history: DrillHistory, exit_code: int | None, world_size: int) -> str:
     """Why the undisturbed run is nothing to compare with; empty if it is."""
     if exit_code is None:
         return "the undisturbed run did not end in time"
@@ -116,7 +116,7 @@ def check_reference(history: History, exit_code: int | None, world_size: int) ->
     return ""
 
 
-def _unstruck(faults: Sequence[Fault], history: History) -> Iterator[str]:
+def _unstruck(faults: Sequence[Fault], history: DrillHistory) -> Iterator[str]:
     struck = {strike.number for strike in history.strikes}
     for index, fault in enumerate(faults):
         if index not in struck:
@@ -125,7 +125,9 @@ def _unstruck(faults: Sequence[Fault], history: History) -> Iterator[str]:
             yield f"broken drill, {which} never struck ({fault.words}{beyond})"
 
 
-def _ending(history: History, exit_code: int | None, left: int, took_s: float) -> Iterator[str]:
+def _ending(
+    history: DrillHistory, exit_code: int | None, left: int, took_s: float
+) -> Iterator[str]:
     if exit_code is None:
         yield f"called off after {took_s:.0f} s without an end"
     elif exit_code != 0:
@@ -134,19 +136,19 @@ def _ending(history: History, exit_code: int | None, left: int, took_s: float) -
         yield f"{left} process{'es' if left > 1 else ''} outlived the job"
 
 
-def _why(history: History) -> str:
+def _why(history: DrillHistory) -> str:
     """The last end's reason, as msrun noted it."""
     ends = [event["reason"] for event in history.events if event["event"] == "Finish"]
     return f": {ends[-1]}" if ends else ""
 
 
-def _disturbed(faults: Sequence[Fault], history: History) -> Iterator[str]:
+def _disturbed(faults: Sequence[Fault], history: DrillHistory) -> Iterator[str]:
     """A stop is no death: nobody may be restarted for it."""
     if all(fault.deed is Deed.STOP for fault in faults) and len(history.rounds()) > 1:
         yield "a rank that only stood still was taken for dead"
 
 
-def _differing(reference: History, history: History) -> Iterator[str]:
+def _differing(reference: DrillHistory, history: DrillHistory) -> Iterator[str]:
     for rank, expected in reference.finals.items():
         found = history.finals.get(rank)
         if found is None:
@@ -159,7 +161,7 @@ def _differing(reference: History, history: History) -> Iterator[str]:
             yield f"random state or buffers differ on rank {rank}"
 
 
-def _curves(reference: History, history: History) -> Iterator[str]:
+def _curves(reference: DrillHistory, history: DrillHistory) -> Iterator[str]:
     """The first step at which a rank's loss differs.
 
     A rank that died before its own commit of a step that its peers could save says nothing of it.
@@ -173,7 +175,7 @@ def _curves(reference: History, history: History) -> Iterator[str]:
                 break
 
 
-def _timings(faults: Sequence[Fault], history: History) -> dict[str, Any]:
+def _timings(faults: Sequence[Fault], history: DrillHistory) -> dict[str, Any]:
     """What happened when, counted from the first strike."""
     if not history.strikes:
         return {}
@@ -203,7 +205,7 @@ def _timings(faults: Sequence[Fault], history: History) -> dict[str, Any]:
     return times
 
 
-def _of(history: History, name: str) -> list[Mapping[str, Any]]:
+def _of(history: DrillHistory, name: str) -> list[Mapping[str, Any]]:
     return [event for event in history.events if event["event"] == name]
 
 
@@ -212,7 +214,7 @@ def _first(events: Sequence[Mapping[str, Any]], names: frozenset[str] | set[str]
     return next((float(event["time"]) for event in events if event["event"] in names), None)
 
 
-def _training_again(history: History, strike: Strike) -> float | None:
+def _training_again(history: DrillHistory, strike: Strike) -> float | None:
     """When every rank of the last attempt had committed a step after the strike."""
     trained = [lives for lives in history.rounds() if any(life.commits for life in lives)]
     if not trained or len(trained[-1]) < len(history.lives):
@@ -221,6 +223,6 @@ def _training_again(history: History, strike: Strike) -> float | None:
     return max(firsts) - strike.at if all(firsts) else None
 
 
-def _next_commit(life: Life, after: float) -> float:
+def _next_commit(life: RankLife, after: float) -> float:
     """The first commit after a moment; 0 if there is none."""
     return min((at for at in life.commits.values() if at > after), default=0.0)

@@ -33,7 +33,7 @@ CONSOLE = "the console"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """Everything a launch would do, decided and not done."""
 
     spec: JobSpec
@@ -60,7 +60,7 @@ def show(request: Request, environ: Mapping[str, str]) -> int:
 
 def make(
     spec: JobSpec, environ: Mapping[str, str], bound: Sequence[Binding], records_folder: Path
-) -> Plan:
+) -> LaunchPlan:
     """The plan of a job's first attempt.
 
     Args:
@@ -74,15 +74,15 @@ def make(
             that is too long.
     """
     layout = rank_plan.run_layout(spec, records_folder)
-    orders = rank_plan.plan(spec, layout, 0, environ, bound)
+    orders = rank_plan.plan_ranks(spec, layout, 0, environ, bound)
     rank_plan.check_orders(orders)
     told = rank_plan.job_env(spec, spec.master_port or 0).environ(environ, spec.record_id)
     if not spec.master_port:
         told.update(dict.fromkeys(PORT_NAMES, FREE_PORT))
-    return Plan(spec, layout.folder, choose(spec, orders[0].argv, environ), told, orders)
+    return LaunchPlan(spec, layout.folder, choose(spec, orders[0].argv, environ), told, orders)
 
 
-def lines(plan: Plan, rank: int | None) -> Iterator[str]:
+def lines(plan: LaunchPlan, rank: int | None) -> Iterator[str]:
     """The plan as text; with ``rank`` only that rank's part of it.
 
     Raises:
@@ -102,7 +102,7 @@ def lines(plan: Plan, rank: int | None) -> Iterator[str]:
         yield from rank_lines(order)
 
 
-def facts(plan: Plan) -> Iterator[tuple[str, str]]:
+def facts(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
     """The job in words, by name."""
     spec = plan.spec
     port = f"port {spec.master_port}" if spec.master_port else FREE_PORT
@@ -163,9 +163,9 @@ def _assigned(name: str, values: Mapping[str, str]) -> str:
 
 def _one_line(text: str) -> str:
     """Text for a comment: nothing in it may end the comment or steer the terminal."""
-    from agent.failure.log_excerpt import harmless
+    from agent.text.sanitize import sanitized
 
-    return harmless(text).replace("\n", "\\n")
+    return sanitized(text).replace("\n", "\\n")
 
 
 def _records_folder(environ: Mapping[str, str]) -> Path:

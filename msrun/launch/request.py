@@ -12,15 +12,13 @@ from typing import NamedTuple
 
 from agent.spec.job_spec import JobSpec, StartMethod, UsageError
 from msrun import __version__
-from msrun.launch.resume_point import Origin
+from msrun.launch.resume_point import ResumeOrigin
 from msrun.options import dialects
 from msrun.options.argv import CommandLine, scan
-from msrun.options.graceful import graceful
 from msrun.options.help import USAGE, help_text
 from msrun.options.logs import logs
-from msrun.options.on_failure import on_failure
 from msrun.options.program import build_program
-from msrun.options.recovery import guard
+from msrun.options.recovery import graceful_signals, on_failure, recovery_options
 from msrun.options.settings import Setting, Settings, from_environ, is_truth, truth
 from msrun.options.table import BY_DEST
 from worker_hooks.contract import env
@@ -37,7 +35,7 @@ class Request(NamedTuple):
     sim_rank_id: int | None  # a dry run of this rank only
     warnings: tuple[str, ...]  # sentences to print before anything starts
     verbose: bool = False
-    origin: Origin | None = None  # None: the job begins anew
+    origin: ResumeOrigin | None = None  # None: the job begins anew
     environ: Mapping[str, str] = {}  # of the run gone on with: to be set before anything starts
 
 
@@ -65,9 +63,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     resumed = _resumed(layers.settings)
     if resumed is None:
         return _request(layers, environ, tuple(argv))
-    from msrun.launch.resume import again, words
+    from msrun.launch.resume import resumed_command, words
 
-    once_more = again(resumed, line, layers.script, environ)
+    once_more = resumed_command(resumed, line, layers.script, environ)
     layers = _layers(once_more.line, {**environ, **once_more.environ})
     request = _request(layers, {**environ, **once_more.environ}, words(once_more.line))
     job = request.job._replace(is_away=once_more.is_away)
@@ -133,7 +131,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
     master = dialects.master(settings, warnings)
     _check_unused(settings)
     record = record_id()
-    timeouts, dump = guard(settings, environ)
+    timeouts, dump = recovery_options(settings, environ)
     replace, dumps, max_restarts = on_failure(settings, environ)
     job = JobSpec(
         program=build_program(settings, layers.script, layers.script_args, environ),
@@ -148,7 +146,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
         preload=_preload(settings.of("preload")),
         timeouts=timeouts,
         signals=_signals(settings.of("signals_to_handle"), warnings),
-        graceful_signals=graceful(settings.of("graceful_signals")),
+        graceful_signals=graceful_signals(settings.of("graceful_signals")),
         exit_file=_exit_file(settings.of("graceful_exit_file")),
         logs=logs(settings, size, environ, warnings),
         bind=dialects.bind(settings, size.nproc),
@@ -162,7 +160,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
     return job
 
 
-def _one_node(settings: Settings, size: dialects.Size, warnings: list[str]) -> None:
+def _one_node(settings: Settings, size: dialects.JobSize, warnings: list[str]) -> None:
     """Many nodes are read and understood, and not started yet."""
     if size.nnodes > 1:
         message = f"{size.nnodes} nodes are not supported yet: start with --nnodes=1"

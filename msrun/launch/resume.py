@@ -12,7 +12,7 @@ from agent.controller.states import JobState
 from agent.records import run_record
 from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
-from msrun.launch.resume_point import Origin
+from msrun.launch.resume_point import ResumeOrigin
 from msrun.options.argv import CommandLine, scan
 from msrun.options.settings import Setting
 from msrun.options.table import BY_DEST, Kind
@@ -30,11 +30,11 @@ _ALTERNATIVES = (
 """Options that say the same: one that is given now replaces all of its kind that were recorded."""
 
 
-class Again(NamedTuple):
+class ResumedCommand(NamedTuple):
     """How to start, and from where."""
 
     line: CommandLine  # without --resume
-    origin: Origin
+    origin: ResumeOrigin
     environ: Mapping[str, str] = {}  # variables that are missing here
     is_away: bool = False  # the run's folder is not the one that msrun was called in
 
@@ -57,7 +57,9 @@ def names_origin(words: Sequence[str], environ: Mapping[str, str]) -> bool:
     )
 
 
-def again(name: str, line: CommandLine, script: str | None, environ: Mapping[str, str]) -> Again:
+def resumed_command(
+    name: str, line: CommandLine, script: str | None, environ: Mapping[str, str]
+) -> ResumedCommand:
     """The command line to start: the one given if it has a script, else the recorded one.
 
     Without a script the present folder becomes the run's.
@@ -82,9 +84,11 @@ def again(name: str, line: CommandLine, script: str | None, environ: Mapping[str
     else:
         assert record is not None  # or it was said that there is none
         places = _places(record)
-    origin = Origin(tuple(Path(place) for place in places), lineage, prefers_own=folder is None)
+    origin = ResumeOrigin(
+        tuple(Path(place) for place in places), lineage, prefers_own=folder is None
+    )
     if script is not None:
-        return Again(typed, origin)
+        return ResumedCommand(typed, origin)
     if record is None:
         raise UsageError(
             f"no recorded run has saved into {folder}: give the script, too, as in "
@@ -200,8 +204,8 @@ def _check_over(record: Record, environ: Mapping[str, str], *, is_sure: bool) ->
 
 
 def _recorded(
-    record: Record, typed: CommandLine, origin: Origin, environ: Mapping[str, str]
-) -> Again:
+    record: Record, typed: CommandLine, origin: ResumeOrigin, environ: Mapping[str, str]
+) -> ResumedCommand:
     """The run's own command line, with what is typed now in its place."""
     old = scan(record.argv[1:])
     replaced = {dest for same in _ALTERNATIVES if same & typed.given.keys() for dest in same}
@@ -219,7 +223,7 @@ def _recorded(
         ) from None
     missing = {name: text for name, text in record.environ.items() if name not in environ}
     line = CommandLine(given, old.script, old.script_args)
-    return Again(line, origin, missing, is_away)
+    return ResumedCommand(line, origin, missing, is_away)
 
 
 def _without(given: Mapping[str, Setting], dests: Iterable[str]) -> dict[str, Setting]:

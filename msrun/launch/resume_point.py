@@ -11,7 +11,7 @@ from agent.spec.job_spec import DumpSpec, UsageError
 LINEAGE = 100  # runs that are remembered of a long chain
 
 
-class Origin(NamedTuple):
+class ResumeOrigin(NamedTuple):
     """What ``--resume`` goes on from."""
 
     places: tuple[Path, ...]  # folders that may hold checkpoints
@@ -19,7 +19,9 @@ class Origin(NamedTuple):
     prefers_own: bool = False  # what the lineage saved comes first, whatever else is newer
 
 
-def go_on(dump: DumpSpec, origin: Origin, world_size: int, say: Callable[[str], None]) -> DumpSpec:
+def resume_origin(
+    dump: DumpSpec, origin: ResumeOrigin, world_size: int, say: Callable[[str], None]
+) -> DumpSpec:
     """Find the newest verified checkpoint; ``say`` what is skipped and what is taken.
 
     Two runs may have saved into one folder, so a run goes on from a step of its own, if it has any.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agent.spec.job_spec import UsageError
 from msrun.options.settings import Setting
-from msrun.options.table import OPTIONS, SPELLINGS, Kind, Option, Origin
+from msrun.options.table import OPTIONS, SPELLINGS, Kind, Option, OptionOrigin
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
@@ -91,7 +91,7 @@ def _candidates(token: str) -> list[Option]:
         for option in OPTIONS
         if any(spelling.startswith(name) for spelling in option.spellings)
     ]
-    torchrun = [option for option in matching if option.origin is Origin.TORCHRUN]
+    torchrun = [option for option in matching if option.origin is OptionOrigin.TORCHRUN]
     return torchrun or matching
 
 

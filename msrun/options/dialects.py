@@ -22,14 +22,14 @@ _BACKENDS = ("static", "c10d")
 _ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>.*))?", re.DOTALL)
 
 
-class Size(NamedTuple):
+class JobSize(NamedTuple):
     """How many nodes, and workers on this one."""
 
     nnodes: int
     nproc: int
 
 
-class Master(NamedTuple):
+class MasterAddress(NamedTuple):
     """Where the workers' store listens; port ``None`` is a free one."""
 
     addr: str
@@ -42,7 +42,7 @@ def disagreement(*settings: Setting) -> UsageError:
     return UsageError(f"{names} disagree: give one of them, or make them agree")
 
 
-def size(settings: Settings, environ: Mapping[str, str]) -> Size:
+def size(settings: Settings, environ: Mapping[str, str]) -> JobSize:
     """Nodes and workers from --nnodes, --nproc-per-node, --worker_num, --local_worker_num.
 
     Raises:
@@ -51,7 +51,7 @@ def size(settings: Settings, environ: Mapping[str, str]) -> Size:
     nnodes, total = _nnodes(settings.of("nnodes")), settings.integer("worker_num")
     local = _local(settings, environ)
     if total is None:
-        return _checked(settings, Size(nnodes, local or 1))
+        return _checked(settings, JobSize(nnodes, local or 1))
     whole = settings.of("worker_num")
     if "nnodes" not in settings.given and "local_worker_num" in settings.given and local:
         nnodes = max(total // local, 1)
@@ -60,7 +60,7 @@ def size(settings: Settings, environ: Mapping[str, str]) -> Size:
     if local is None or nnodes * local != total:
         given = ("nnodes", "nproc_per_node", "local_worker_num")
         raise disagreement(whole, *(settings.of(dest) for dest in given if dest in settings.given))
-    return _checked(settings, Size(nnodes, local))
+    return _checked(settings, JobSize(nnodes, local))
 
 
 def _local(settings: Settings, environ: Mapping[str, str]) -> int | None:
@@ -106,7 +106,7 @@ def _nnodes(setting: Setting) -> int:
     raise UsageError(f"{setting.shown} must be a number of nodes, or MIN:MAX with MIN <= MAX")
 
 
-def _checked(settings: Settings, found: Size) -> Size:
+def _checked(settings: Settings, found: JobSize) -> JobSize:
     """Refuse a size no node could run."""
     if found.nproc <= WORKERS_MAX:
         return found
@@ -115,7 +115,7 @@ def _checked(settings: Settings, found: Size) -> Size:
     raise UsageError(f"{' and '.join(named)}: a node runs at most {WORKERS_MAX} workers")
 
 
-def master(settings: Settings, warnings: list[str]) -> Master:
+def master(settings: Settings, warnings: list[str]) -> MasterAddress:
     """The store's address, by torchrun's choice of backend reduced to one node.
 
     A fixed port is bound only when one was asked for. What is ignored is said in ``warnings``.
@@ -124,7 +124,7 @@ def master(settings: Settings, warnings: list[str]) -> Master:
     local_addr = settings.text("local_addr")
     if settings.boolean("standalone"):
         _warn_overridden(settings, warnings)
-        return Master(local_addr or BY_DEST["master_addr"].default, None)
+        return MasterAddress(local_addr or BY_DEST["master_addr"].default, None)
     backend = _backend(settings.of("rdzv_backend"))
     conf = rank_maps.check_pairs(settings.of("rdzv_conf"))
     addr = _unbracketed(settings.text("master_addr"))
@@ -133,7 +133,7 @@ def master(settings: Settings, warnings: list[str]) -> Master:
         return _at_endpoint(settings, backend, endpoint)
     if local_addr and "master_addr" not in settings.given:
         addr = local_addr
-    return Master(addr, port)
+    return MasterAddress(addr, port)
 
 
 def _warn_overridden(settings: Settings, warnings: list[str]) -> None:
@@ -153,7 +153,7 @@ def _backend(setting: Setting) -> str:
     raise UsageError(f"{setting.shown} is no known backend, use static or c10d")
 
 
-def _at_endpoint(settings: Settings, backend: str, setting: Setting) -> Master:
+def _at_endpoint(settings: Settings, backend: str, setting: Setting) -> MasterAddress:
     """The store's place from --rdzv-endpoint, which --master-addr/--master-port may repeat."""
     host, port = endpoint(setting)
     if backend == "static" and port is None:
@@ -166,7 +166,7 @@ def _at_endpoint(settings: Settings, backend: str, setting: Setting) -> Master:
         if port not in {None, repeated}:
             raise disagreement(port_given, setting)
         port = repeated
-    return Master(host, port or None)
+    return MasterAddress(host, port or None)
 
 
 def endpoint(setting: Setting) -> tuple[str, int | None]:

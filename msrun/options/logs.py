@@ -8,13 +8,13 @@ from pathlib import Path
 
 from agent.spec.job_spec import LogSpec, UsageError
 from msrun.options import rank_maps
-from msrun.options.dialects import Size
+from msrun.options.dialects import JobSize
 from msrun.options.settings import Setting, Settings
 from worker_hooks.contract import env
 
 
 def logs(
-    settings: Settings, size: Size, environ: Mapping[str, str], warnings: list[str]
+    settings: Settings, size: JobSize, environ: Mapping[str, str], warnings: list[str]
 ) -> LogSpec:
     """The checked description of all output.
 

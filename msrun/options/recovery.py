@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.spec.job_spec import DumpSpec, Timeouts, UsageError
-from agent.spec.timeouts import Ladder, Rung, derive, exit_times
+from agent.spec.job_spec import DumpSpec, ReplaceSpec, Timeouts, UsageError
+from agent.spec.timeouts import TimeoutLadder, TimeoutRung, derive, exit_times
 from msrun.options.logs import folder
 from msrun.options.settings import Setting, Settings, bounded
 from msrun.options.table import BY_DEST
 from worker_hooks.contract import env
 
 
-class Guard(NamedTuple):
+class RecoveryOptions(NamedTuple):
     """How long msrun waits, and how it saves."""
 
     timeouts: Timeouts
     dump: DumpSpec
 
 
-def guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
+def recovery_options(settings: Settings, environ: Mapping[str, str]) -> RecoveryOptions:
     """The checked times and places.
 
     Raises:
@@ -33,7 +34,7 @@ def guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
         freeze,
         _rung(settings, "update_grace"),
         _rung(settings, "dump_timeout"),
-        None if grace is None else Rung(float(grace.text), grace.shown),
+        None if grace is None else TimeoutRung(float(grace.text), grace.shown),
         scheduler,
     )
     exit_s, asked_exit_s = exit_times(ladder, _rung(settings, "grace"), freeze, scheduler)
@@ -49,7 +50,7 @@ def guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
         asked_exit_s=asked_exit_s,
         hang_s=_hang(settings),
     )
-    return Guard(timeouts, _dump(settings, ladder, environ))
+    return RecoveryOptions(timeouts, _dump(settings, ladder, environ))
 
 
 def _grace(settings: Settings, environ: Mapping[str, str]) -> Setting | None:
@@ -77,12 +78,12 @@ def _hang(settings: Settings) -> float | None:
     return seconds
 
 
-def _rung(settings: Settings, dest: str) -> Rung | None:
+def _rung(settings: Settings, dest: str) -> TimeoutRung | None:
     seconds = settings.seconds(dest)
-    return None if seconds is None else Rung(seconds, settings.of(dest).shown)
+    return None if seconds is None else TimeoutRung(seconds, settings.of(dest).shown)
 
 
-def _dump(settings: Settings, ladder: Ladder, environ: Mapping[str, str]) -> DumpSpec:
+def _dump(settings: Settings, ladder: TimeoutLadder, environ: Mapping[str, str]) -> DumpSpec:
     return DumpSpec(
         update_grace_s=ladder.update_grace_s,
         freeze_s=ladder.freeze_s,
@@ -106,3 +107,98 @@ def _ttp(environ: Mapping[str, str]) -> bool:
         return env.tft_features(text).get("TTP", True)
     except ValueError as error:
         raise UsageError(f"{env.ENABLE_TFT}={text} {error}") from None
+
+
+_UNCATCHABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
+
+_OURS = frozenset({signal.SIGCHLD})  # says that a worker has ended
+
+_FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
+
+
+def graceful_signals(setting: Setting) -> tuple[int, ...]:
+    """The numbers of the signals that are named.
+
+    Raises:
+        UsageError: one is unknown, or cannot ask for anything.
+    """
+    words = (word.strip() for word in setting.text.split(","))
+    return tuple(dict.fromkeys(_number(word, setting.shown) for word in words if word))
+
+
+def _number(word: str, shown: str) -> int:
+    name = word.upper()
+    known = signal.Signals.__members__
+    found: int | None = known.get(name) or known.get(f"SIG{name}")
+    if found is None and word.isascii() and word.isdigit():
+        found = int(word) if int(word) in signal.valid_signals() else None
+    if found is None:
+        raise UsageError(f"{shown}: {word} is no signal of this system, as SIGUSR1 and 10 are")
+    if found in _UNCATCHABLE:
+        raise UsageError(f"{shown}: no program can catch {word}, so it cannot ask for anything")
+    if found in _OURS:
+        raise UsageError(f"{shown}: msrun needs {word} for itself: choose another signal")
+    if found in _FAULTS:
+        raise UsageError(f"{shown}: {word} says that a program is broken: choose another signal")
+    return int(found)
+
+
+REPLACE, DUMP, RESTART = "replace", "dump", "restart"
+
+RUNGS = (REPLACE, DUMP, RESTART)
+
+
+class OnFailure(NamedTuple):
+    """What follows when a rank fails, each only if what is before it cannot be done."""
+
+    replace: ReplaceSpec
+    dumps: bool  # what the survivors hold is saved
+    max_restarts: int
+
+
+def on_failure(settings: Settings, environ: Mapping[str, str]) -> OnFailure:
+    """The checked rungs.
+
+    Raises:
+        UsageError: a word that is none of them, a wrong order, or restarts that are left out.
+    """
+    setting = settings.of("on_failure")
+    rungs = _rungs(setting)
+    restarts = settings.integer("max_restarts") or 0
+    if restarts and RESTART not in rungs:
+        shown = settings.of("max_restarts").shown
+        raise UsageError(
+            f"{setting.shown} leaves out the restarts of {shown}: add {RESTART}, or leave out one "
+            "of the two"
+        )
+    is_said = "on_failure" in settings.given
+    return OnFailure(_replace(settings, rungs, environ, is_said=is_said), DUMP in rungs, restarts)
+
+
+def _rungs(setting: Setting) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in setting.text.split(","))
+    if words != tuple(rung for rung in RUNGS if rung in words):
+        raise UsageError(
+            f"{setting.shown}: give one or more of {', '.join(RUNGS)}, in this order, each once"
+        )
+    return words
+
+
+def _replace(
+    settings: Settings, rungs: tuple[str, ...], environ: Mapping[str, str], *, is_said: bool
+) -> ReplaceSpec:
+    """Whether lost ranks are replaced: as the flag says, else as MindSpore's switch does."""
+    most = settings.integer("max_replacements") or 0
+    period_s = settings.seconds("replacement_period") or 0.0
+    text = environ.get(env.ENABLE_TFT, "")
+    features = env.tft_features(text)  # that it can be read was checked with the dump
+    why_off = ""
+    if REPLACE not in rungs:
+        why_off = settings.of("on_failure").shown
+    elif not features.get("TTP", True) or not (is_said or features.get("ARF", True)):
+        why_off = f"{env.ENABLE_TFT}={text}"
+    elif not most:
+        why_off = settings.of("max_replacements").shown
+    return ReplaceSpec(
+        not why_off, f"replacing is off ({why_off})" if why_off else "", most, period_s
+    )

@@ -35,7 +35,7 @@ class Kind(Enum):
     TEXT = "text"
 
 
-class Origin(Enum):
+class OptionOrigin(Enum):
     """Whose option it is. torchrun's win where an abbreviation could mean several."""
 
     TORCHRUN = "torchrun"
@@ -57,7 +57,7 @@ class Option(NamedTuple):
     low: float | None = None
     high: float | None = None
     short: str = ""
-    origin: Origin = Origin.TORCHRUN
+    origin: OptionOrigin = OptionOrigin.TORCHRUN
     has_env: bool = True
 
     @property
@@ -73,7 +73,7 @@ class Option(NamedTuple):
     @property
     def long(self) -> str:
         """The spelling that is shown: torchrun writes dashes, MindSpore underscores."""
-        return f"--{self.name if self.origin is Origin.TORCHRUN else self.dest}"
+        return f"--{self.name if self.origin is OptionOrigin.TORCHRUN else self.dest}"
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ SIM_LEVEL_MAX = 3
 NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
 
 _S, _K = Section, Kind
-_MS, _OUR = Origin.MINDSPORE, Origin.MSRUN
+_MS, _OUR = OptionOrigin.MINDSPORE, OptionOrigin.MSRUN
 
 
 def _flag(name: str, section: Section, sentence: str, **more: object) -> Option:

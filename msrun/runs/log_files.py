@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.records.tail import View
+from agent.records.tail import LogView
 from agent.spec.job_spec import UsageError
 from msrun.runs.run_state import RunState, WorkerState
 from worker_hooks.contract.layout import SCHEDULER_LOG, RunLayout
@@ -25,7 +25,7 @@ class Wanted:
     scheduler: bool = False  # msrun's own log instead of the workers'
 
 
-def views(run: RunState, wanted: Wanted, attempt: int, *, newcomers: bool = False) -> list[View]:
+def views(run: RunState, wanted: Wanted, attempt: int, *, newcomers: bool = False) -> list[LogView]:
     """The files of one attempt, by rank; some may not exist.
 
     Args:
@@ -38,9 +38,11 @@ def views(run: RunState, wanted: Wanted, attempt: int, *, newcomers: bool = Fals
         UsageError: there is no such rank.
     """
     if wanted.scheduler:
-        return [View(run.folder / SCHEDULER_LOG, STDOUT, None)]
+        return [LogView(run.folder / SCHEDULER_LOG, STDOUT, None)]
     return [
-        View(path, STDOUT, _prefix(worker.rank) if wanted.rank is None else None, rank=worker.rank)
+        LogView(
+            path, STDOUT, _prefix(worker.rank) if wanted.rank is None else None, rank=worker.rank
+        )
         for worker in _workers(run, wanted)
         if not (newcomers and worker.began < attempt == worker.attempt)
         for path in _files(run, worker, attempt)

@@ -6,7 +6,7 @@ import os
 import select
 import sys
 
-from agent.records.tail import Follower, Tail, View
+from agent.records.tail import Follower, LogView, Tail
 from agent.spec.job_spec import UsageError
 from msrun.runs.log_files import STDOUT, Wanted, checked_attempt, views
 from msrun.runs.run_state import RunState, look, open_process
@@ -30,7 +30,7 @@ def show(run: RunState, wanted: Wanted) -> None:
         _show(view)
 
 
-def _show(view: View) -> None:
+def _show(view: LogView) -> None:
     try:
         follower = Follower(view)
     except OSError as error:

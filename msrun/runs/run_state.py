@@ -48,7 +48,7 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True)
-class LastWord:
+class LastStatus:
     """What ``status.json`` says; times in seconds since the epoch."""
 
     host: str
@@ -77,7 +77,7 @@ class RunState:
     record: Record
     folder: Path  # where its logs are now
     alive: bool
-    word: LastWord | None  # None: there is no readable status.json
+    word: LastStatus | None  # None: there is no readable status.json
 
     @property
     def elsewhere(self) -> str | None:
@@ -145,7 +145,7 @@ def look(record: Record) -> RunState:
     """The run as it is now."""
     alive = is_alive(record)  # before its last word is read: what died before that has said all
     folder = _folder(record)
-    return RunState(record, folder, alive, last_word(folder, record.record_id))
+    return RunState(record, folder, alive, last_status(folder, record.record_id))
 
 
 def _folder(record: Record) -> Path:
@@ -155,7 +155,7 @@ def _folder(record: Record) -> Path:
     return aside if os.path.isdir(aside) else folder
 
 
-def last_word(folder: Path, record_id: str) -> LastWord | None:
+def last_status(folder: Path, record_id: str) -> LastStatus | None:
     """What the run's ``status.json`` says; ``None``: unreadable, absent, or another run's."""
     try:
         said = json.loads((folder / STATUS).read_bytes())
@@ -164,10 +164,10 @@ def last_word(folder: Path, record_id: str) -> LastWord | None:
         return None
 
 
-def _last_word(said: Mapping[str, Any]) -> LastWord:
+def _last_word(said: Mapping[str, Any]) -> LastStatus:
     default = Timeouts()
     waits = (said.get("grace_s", default.grace_s), said.get("kill_s", default.kill_s))
-    return LastWord(
+    return LastStatus(
         host=str(said["host"]),
         state=str(said["state"]),
         attempt=int(said["attempt"]),

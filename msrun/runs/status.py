@@ -5,51 +5,29 @@ Into a pipe goes one line a rank, however wide, without colours.
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import shlex
-import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from agent.failure.log_excerpt import harmless
 from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
+from agent.text.sanitize import sanitized
 from msrun.runs.run_state import ALIVE, LOST, RunState, WorkerState
 from msrun.terminal.stdout import put
+from msrun.terminal.table import UNKNOWN, brief, duration, moment, table
 
-UNKNOWN = "-"
-PIPE_WIDTH = 10_000  # columns: nothing is wrapped or cut for a reader that is a program
-STYLES = {
-    "running": "green",
-    "succeeded": "green",
-    "failed": "red",
-    LOST: "red",
-    "holding": "yellow",
-    "stopping": "yellow",
-    "killing": "yellow",
-    "stopped": "yellow",
-}
 RUN_COLUMNS = ("run", "state", "pid", "workers", "started", "script", "logs")
 RANK_COLUMNS = ("rank", "pid", "state", "attempt", "uptime", "exit")
 PROGRESS_COLUMNS = ("step", "epoch")  # where ranks tell
 TEMPO_COLUMNS = ("median", "p95")  # of the time of a step, once there is any
-LONG = frozenset({"script", "logs", "exit"})  # on a narrow terminal these are wrapped first
-MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
-ROUNDED_S = 0.9995  # from here on a second
 
 
 def show_run(run: RunState, now: float) -> None:
     """One run with its ranks."""
-    lines = [f"{name:<8} {harmless(value)}" for name, value in facts(run, now)]
+    lines = [f"{name:<8} {sanitized(value)}" for name, value in facts(run, now)]
     put("\n".join(lines) + "\n")
     if run.word and run.word.workers:
         rows = [rank_row(run, worker, now) for worker in run.word.workers]
@@ -68,11 +46,6 @@ def show_run(run: RunState, now: float) -> None:
 def show_runs(runs: Iterable[RunState]) -> None:
     """All runs, a line each."""
     put(table(RUN_COLUMNS, [run_row(run) for run in runs], styled="state"))
-
-
-def show_json(content: object) -> None:
-    """The same for programs."""
-    put(json.dumps(content, indent=1) + "\n")
 
 
 def facts(run: RunState, now: float) -> Iterable[tuple[str, str]]:
@@ -182,53 +155,3 @@ def as_json(run: RunState) -> dict[str, Any]:
         "folder": str(run.folder),
         "status": asdict(run.word) if run.word else None,
     }
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, styled: str) -> str:
-    """A table as text; its lines end where their text ends."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    console = Console(
-        width=None if is_terminal else PIPE_WIDTH,
-        color_system="auto" if is_terminal else None,
-        force_terminal=None if is_terminal else False,  # whatever FORCE_COLOR says
-        file=sys.stdout if is_terminal else io.StringIO(),
-        highlight=False,
-        markup=False,
-    )
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        grid.add_column(column, overflow="fold", no_wrap=column not in LONG)
-    at = columns.index(styled)
-    for row in rows:
-        cells = [Text(harmless(cell)) for cell in row]
-        cells[at].stylize(STYLES.get(row[at].partition(":")[0], ""))
-        grid.add_row(*cells)
-    with console.capture() as captured:
-        console.print(grid)
-    return "".join(line.rstrip() + "\n" for line in captured.get().splitlines())
-
-
-def duration(seconds: float) -> str:
-    """``7 s``, ``2 min 7 s``, ``3 h 02 min``, ``4 d 3 h``."""
-    whole = max(0, int(seconds))
-    if whole < MINUTE_S:
-        return f"{whole} s"
-    if whole < HOUR_S:
-        return f"{whole // MINUTE_S} min {whole % MINUTE_S} s"
-    if whole < DAY_S:
-        return f"{whole // HOUR_S} h {whole % HOUR_S // MINUTE_S:02} min"
-    return f"{whole // DAY_S} d {whole % DAY_S // HOUR_S} h"
-
-
-def brief(seconds: float | None) -> str:
-    """``1.25 ms``, ``83 ms``, ``2.5 s``, ``95 s``."""
-    if seconds is None:
-        return UNKNOWN
-    if seconds < ROUNDED_S:
-        return f"{1e3 * seconds:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < MINUTE_S else f"{seconds:.0f} s"
-
-
-def moment(seconds: float) -> str:
-    """Local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

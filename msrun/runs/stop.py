@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent.records.run_record import Record, find, records
-from agent.records.stop_note import StopNote, leave
+from agent.records.stop_note import StopNote, write_note
 from agent.spec.job_spec import Timeouts, UsageError
 from msrun.runs.run_state import RunState, has_ended, is_alive, look, open_process
-from msrun.runs.status import duration
 from msrun.terminal.stdout import put
+from msrun.terminal.table import duration
 from worker_hooks.contract.layout import EVENTS, runs_folder
 
 SLACK_S = 10.0  # for msrun's own end, beyond what its job may take
@@ -112,7 +112,7 @@ def _leave(record: Record, notes: Path, note: StopNote) -> None:
     if note == StopNote():
         return
     try:
-        leave(notes, note)
+        write_note(notes, note)
     except OSError as error:
         raise UsageError(
             f"{notes} cannot be written ({error.strerror}), where the run would read how patient "

@@ -10,12 +10,12 @@ import os
 import threading
 from queue import SimpleQueue
 
-from agent.supervisor.run import Console
+from agent.spec.console import Console
 
 STDERR = 2
 
 
-class Voice:
+class Messages:
     """Says things on stderr, in order."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Voice:
                 continue  # nobody listens any more: not the job's problem
 
 
-VOICE = Voice()
+VOICE = Messages()
 
 
 def say(text: str) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from agent.failure.log_excerpt import harmless
+from agent.text.sanitize import sanitized
 
 UNKNOWN = "-"
 STDERR = 2
@@ -21,7 +21,7 @@ def counted(number: int, what: str) -> str:
 def say(text: str) -> None:
     """One sentence on stderr."""
     if sys.stderr is not None:
-        print(f"msrun: {harmless(text)}", file=sys.stderr, flush=True)
+        print(f"msrun: {sanitized(text)}", file=sys.stderr, flush=True)
 
 
 @contextmanager

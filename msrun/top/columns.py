@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from agent.failure.log_excerpt import harmless
+from agent.text.sanitize import sanitized
 from msrun.top.facts import SILENT_S, RankFacts
 from worker_hooks.contract.status_page import PACES
 
@@ -85,7 +85,7 @@ PICTURE = "step time"
 COLUMNS = (
     Column("rank", 0, 4, lambda one: str(one.rank)),
     Column("pid", 9, 7, lambda one: UNKNOWN if one.pid is None else str(one.pid)),
-    Column("state", 1, 9, lambda one: harmless(one.state) or UNKNOWN, is_left=True),
+    Column("state", 1, 9, lambda one: sanitized(one.state) or UNKNOWN, is_left=True),
     Column("phase", 4, 8, lambda one: one.phase or UNKNOWN, is_left=True),
     Column("ep/step", 2, 8, progress),
     Column("steps/s", 3, 7, lambda one: rate(one.steps_per_s)),

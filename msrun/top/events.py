@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from msrun.top.history import History
+from msrun.top.history import EventHistory
 from worker_hooks.contract.layout import EVENTS
 
 CHUNK_BYTES = 1 << 20
@@ -19,9 +19,9 @@ class Events:
     def __init__(self) -> None:
         self._file: int | None = None
         self._partial = b""
-        self._history = History()
+        self._history = EventHistory()
 
-    def read(self, folder: Path) -> History:
+    def read(self, folder: Path) -> EventHistory:
         """The history up to now; as far as it was known, when the file cannot be read."""
         with contextlib.suppress(OSError):
             if self._file is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agent.health.stragglers import tempo
-from msrun.top.history import History
-from worker_hooks.contract.status_page import Beat, Pace, Phase
+from agent.workers.tempo import tempo
+from msrun.top.history import EventHistory
+from worker_hooks.contract.status_page import Heartbeat, Pace, Phase
 
 NS = 1e-9
 RATE_S = 10.0  # steps a second are those of about the last seconds
@@ -32,7 +32,7 @@ class RankFacts(NamedTuple):
     gpu_percent: float | None = None  # of the GPU that it is on
     silent_s: float = 0.0  # since its last heartbeat
 
-    def telling(self, beat: Beat, paces: Sequence[Pace], now_ns: int | None) -> RankFacts:
+    def telling(self, beat: Heartbeat, paces: Sequence[Pace], now_ns: int | None) -> RankFacts:
         """The same with what its page says; ``now_ns``: monotonic, ``None``: it lives no more."""
         step_s = tuple(pace.step_ns * NS for pace in paces)
         known = self._replace(epoch=beat.epoch, step=beat.step, step_s=step_s)
@@ -58,7 +58,7 @@ class JobFacts(NamedTuple):
     ranks: tuple[RankFacts, ...]
     attempt: int = 0
     max_restarts: int = 0
-    history: History = History()
+    history: EventHistory = EventHistory()
     checkpoint: int | None = None  # the newest step that it saved
     now: float = 0.0  # seconds since the epoch
     is_over: bool = False

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from agent.failure.log_excerpt import harmless
-from msrun.runs.status import STYLES, duration
+from agent.text.sanitize import sanitized
+from msrun.terminal.table import STYLES, duration
 from msrun.top.columns import BLOCKS, GAP, PICTURE, Fitted, fit, picture, span, tallest
 from msrun.top.facts import JobFacts, RankFacts
 from msrun.top.history import Failure
-from msrun.top.view import View
+from msrun.top.view import TopView
 
 KEYS = "q quit  j/k select  l log"
 LOG_KEYS = "Esc back  j/k other ranks  q quit"
@@ -32,7 +32,9 @@ def table(job: JobFacts, width: int, blocks: str = BLOCKS) -> list[Text]:
     return [_cut(line, width) for line in lines]
 
 
-def screen(job: JobFacts, view: View, size: os.terminal_size, blocks: str = BLOCKS) -> list[Text]:
+def screen(
+    job: JobFacts, view: TopView, size: os.terminal_size, blocks: str = BLOCKS
+) -> list[Text]:
     """The ranks in sight, as many lines as the terminal has."""
     rows = job.ranks[view.top : view.top + room(size.lines)]
     lines = [
@@ -45,7 +47,7 @@ def screen(job: JobFacts, view: View, size: os.terminal_size, blocks: str = BLOC
 
 
 def log(
-    job: JobFacts, view: View, size: os.terminal_size, path: str, tail: Sequence[str]
+    job: JobFacts, view: TopView, size: os.terminal_size, path: str, tail: Sequence[str]
 ) -> list[Text]:
     """The end of the selected rank's log instead; ``tail``: its last lines, or why none."""
     space = max(1, size.lines - 2)
@@ -145,7 +147,7 @@ def _foot(left: str, right: str, width: int) -> Text:
 
 def _line(text: str) -> str:
     """What others wrote, as one line that does no harm."""
-    return harmless(text).expandtabs().replace("\n", " ")
+    return sanitized(text).expandtabs().replace("\n", " ")
 
 
 def _cut(line: Text, width: int) -> Text:

@@ -14,25 +14,25 @@ from msrun.top.checkpoints import Checkpoints
 from msrun.top.events import Events
 from msrun.top.facts import JobFacts, RankFacts
 from msrun.top.gpu import Gpus, GpuUse
-from msrun.top.history import History
-from msrun.top.processes import STOPPED, Loads, sample
-from msrun.top.status_pages import OpenPages, Told
+from msrun.top.history import EventHistory
+from msrun.top.processes import STOPPED, ProcessLoads, sample
+from msrun.top.status_pages import OpenPages, PageFacts
 
 HUNG, SLOW, SUSPENDED = "hung", "slow", "suspended"  # of ranks that status.json calls running
 NO_GPU = GpuUse(None, None)
 
 
-class Look(NamedTuple):
+class RunSample(NamedTuple):
     """All that is read at one moment, of which ranks are told."""
 
     run: RunState
-    pages: Mapping[int, Told]
+    pages: Mapping[int, PageFacts]
     gpus: Mapping[int, GpuUse]
-    history: History
+    history: EventHistory
     now_ns: int  # monotonic
 
 
-class Gather:
+class Gatherer:
     """Looks at one run again and again."""
 
     def __init__(self, environ: Mapping[str, str], record: Record) -> None:
@@ -41,7 +41,7 @@ class Gather:
         self._script = script(record)
         self._pages = OpenPages(record.pid)
         self._gpus = Gpus()
-        self._loads = Loads()
+        self._loads = ProcessLoads()
         self._events = Events()
         self._checkpoints = Checkpoints(environ, record)
 
@@ -53,7 +53,7 @@ class Gather:
         run = look(self._record)
         pages = self._pages.look()
         gpus = self._gpus.use(gpu_wait_s)
-        seen = Look(run, pages, gpus, self._events.read(run.folder), time.monotonic_ns())
+        seen = RunSample(run, pages, gpus, self._events.read(run.folder), time.monotonic_ns())
         return run, self._job(seen)
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Gather:
         self._gpus.close()
         self._events.close()
 
-    def _job(self, seen: Look) -> JobFacts:
+    def _job(self, seen: RunSample) -> JobFacts:
         run, now = seen.run, time.time()
         word = run.word
         workers = word.workers if word else _unwritten(seen.pages)
@@ -82,7 +82,7 @@ class Gather:
             is_over=not run.alive,
         )
 
-    def _rank(self, seen: Look, worker: WorkerState) -> RankFacts:
+    def _rank(self, seen: RunSample, worker: WorkerState) -> RankFacts:
         lives = worker.state in ALIVE and seen.run.alive
         state = LOST if worker.state in ALIVE and seen.run.lost else worker.state
         facts = RankFacts(worker.rank, worker.pid, state)
@@ -105,7 +105,7 @@ class Gather:
         )
 
 
-def _unwritten(pages: Mapping[int, Told]) -> list[WorkerState]:
+def _unwritten(pages: Mapping[int, PageFacts]) -> list[WorkerState]:
     """The ranks of a run that writes no files (``--log_dir /dev/null``), as their pages tell."""
     running = RankState.RUNNING.value
     return [

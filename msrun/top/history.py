@@ -25,7 +25,7 @@ class Failure(NamedTuple):
     is_raised: bool = False  # an exception, perhaps only the consequence of a death
 
 
-class History(NamedTuple):
+class EventHistory(NamedTuple):
     """A job as its events tell it."""
 
     state: str = "new"
@@ -38,7 +38,7 @@ class History(NamedTuple):
     origin: str = ""  # what the first attempt went on from, in words; empty: nothing
     end: str = ""  # why the job ended, in words
 
-    def after(self, event: Mapping[str, Any]) -> History:
+    def after(self, event: Mapping[str, Any]) -> EventHistory:
         """The history once one more line of ``events.jsonl`` is known.
 
         Raises:
@@ -48,7 +48,7 @@ class History(NamedTuple):
         state = event.get("job")
         return known if state is None else known._replace(state=str(state))
 
-    def troubled(self, event: Mapping[str, Any]) -> History:
+    def troubled(self, event: Mapping[str, Any]) -> EventHistory:
         """The history once a rank is in trouble, if this event says so."""
         match event["event"]:
             case "WorkerExited" if event["exit_code"] != 0:
@@ -68,7 +68,7 @@ class History(NamedTuple):
                 return self._replace(slow=self.slow - {event["rank"]})
         return self
 
-    def answered(self, event: Mapping[str, Any]) -> History:
+    def answered(self, event: Mapping[str, Any]) -> EventHistory:
         """The history once something is done about a failure, if this event says so."""
         match event["event"]:
             case "ReplaceRanks":
@@ -92,7 +92,7 @@ class History(NamedTuple):
 
     def broken(
         self, event: Mapping[str, Any], how: str, *, is_death: bool = False, is_raised: bool = False
-    ) -> History:
+    ) -> EventHistory:
         """A job that was well is no more; or the death shows that made another rank raise."""
         open_ = self.failure if self.failure and not self.failure.done else None
         is_after = is_raised and self.state == "replacing"  # of what is being mended
@@ -103,7 +103,7 @@ class History(NamedTuple):
         at = open_.at if open_ else float(event["time"])
         return self._replace(failure=Failure(at, f"rank {event['rank']} {how}", "", is_raised))
 
-    def solved(self, event: Mapping[str, Any], done: str) -> History:
+    def solved(self, event: Mapping[str, Any], done: str) -> EventHistory:
         """Something was done about the last failure."""
         failure = self.failure or Failure(float(event["time"]), "")
         return self._replace(failure=failure._replace(done=done))

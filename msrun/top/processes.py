@@ -11,7 +11,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 STOPPED = "T"
 
 
-class Sample(NamedTuple):
+class ProcessSample(NamedTuple):
     """One look at a process; times in clock ticks."""
 
     state: str  # one letter, as in ``ps``
@@ -20,25 +20,27 @@ class Sample(NamedTuple):
     rss_bytes: int
 
 
-def sample(pid: int) -> Sample | None:
+def sample(pid: int) -> ProcessSample | None:
     """A process as it is now; ``None`` when there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # the name in parentheses may hold anything; state is the first field after it
             fields = file.read().rpartition(b")")[2].split()
         used = int(fields[11]) + int(fields[12])
-        return Sample(fields[0].decode(), used, int(fields[19]), int(fields[21]) * PAGE_BYTES)
+        return ProcessSample(
+            fields[0].decode(), used, int(fields[19]), int(fields[21]) * PAGE_BYTES
+        )
     except (OSError, ValueError, IndexError):
         return None
 
 
-class Loads:
+class ProcessLoads:
     """How busy processes are: between two looks, at the first look since their start."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[int, int, float]] = {}  # pid -> born, used, when in ticks
 
-    def percent(self, pid: int, now: Sample) -> float | None:
+    def percent(self, pid: int, now: ProcessSample) -> float | None:
         """Of one processor; ``None`` when too little time has passed to say."""
         at = time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S
         born, used, since = self._last.get(pid, (now.born, 0, float(now.born)))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from agent.machine.open_files import allow_files
-from worker_hooks.contract.status_page import Beat, Pace, Page
+from worker_hooks.contract.status_page import Heartbeat, Pace, Page
 
 T = TypeVar("T")
 
@@ -22,11 +22,11 @@ LINK = "/memfd:msrun-page-"
 _UNSOUND = (ValueError, TypeError, IndexError, RecursionError, struct.error)
 
 
-class Told(NamedTuple):
+class PageFacts(NamedTuple):
     """What a page says."""
 
     attempt: int
-    beat: Beat
+    beat: Heartbeat
     paces: tuple[Pace, ...]  # oldest first
     is_held: bool  # by msrun; else it is what a rank said last
 
@@ -40,10 +40,10 @@ class OpenPages:
         self._pages: dict[int, Page] = {}  # by inode
         self._held: frozenset[int] = frozenset()
 
-    def look(self) -> Mapping[int, Told]:
+    def look(self) -> Mapping[int, PageFacts]:
         """What each rank's page says now."""
         self._scan()
-        found: dict[int, Told] = {}
+        found: dict[int, PageFacts] = {}
         for inode, page in self._pages.items():
             told = _sound(lambda page=page, inode=inode: _told(page, inode in self._held))  # type: ignore[misc]
             if told is not None and found.get(page.rank, told).attempt <= told.attempt:
@@ -94,8 +94,8 @@ def _open(path: str) -> Page | None:
         os.close(fd)
 
 
-def _told(page: Page, is_held: bool) -> Told:
-    return Told(page.attempt, page.heartbeat(), tuple(page.paces()), is_held)
+def _told(page: Page, is_held: bool) -> PageFacts:
+    return PageFacts(page.attempt, page.heartbeat(), tuple(page.paces()), is_held)
 
 
 def _sound(read: Callable[[], T]) -> T | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class View(NamedTuple):
+class TopView(NamedTuple):
     """Rows are counted from 0, in the order of ranks."""
 
     selected: int = 0
     top: int = 0  # the first row in sight
     is_log: bool = False  # of the selected rank, instead of the table
 
-    def after(self, key: str, count: int, room: int) -> View:
+    def after(self, key: str, count: int, room: int) -> TopView:
         """The view once a key was pressed, with ``count`` rows of which ``room`` fit."""
         moves = {
             "up": self.selected - 1,
@@ -29,7 +29,7 @@ class View(NamedTuple):
                 return self._replace(is_log=False)
         return self._replace(selected=moves.get(key, self.selected)).settled(count, room)
 
-    def settled(self, count: int, room: int) -> View:
+    def settled(self, count: int, room: int) -> TopView:
         """The selected row exists and is in sight, and no line is wasted."""
         selected = max(0, min(self.selected, count - 1))
         top = max(0, min(self.top, selected, count - room), selected - room + 1)

@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from agent.failure.log_excerpt import last_lines, log_lines
 from agent.records import run_record
 from agent.spec.job_spec import UsageError
+from agent.text.log_lines import last_lines, log_lines
 from msrun.runs.log_files import Wanted, checked_attempt, views
 from msrun.runs.run_state import RunState, has_ended, look, open_process
 from msrun.terminal.stdout import ReaderLeftError, put
 from msrun.top import frame
 from msrun.top.columns import ASCII_BLOCKS, BLOCKS
 from msrun.top.facts import JobFacts
-from msrun.top.gather import Gather
+from msrun.top.gather import Gatherer
 from msrun.top.screen import Screen
-from msrun.top.view import View
+from msrun.top.view import TopView
 
 GPU_WAIT_S = 3.0  # of a single frame, for the first answer
 LOG_BYTES = 1 << 16
@@ -46,7 +46,7 @@ def top(environ: Mapping[str, str], name: str | None, interval_s: float, *, once
     if process is None:
         put(f"run {record.record_id} does not run: {look(record).state_words}\n")
         return
-    gather = Gather(environ, record)
+    gather = Gatherer(environ, record)
     try:
         if once or not _is_terminal():
             put(_plain(gather.look(gpu_wait_s=GPU_WAIT_S)[1]))
@@ -57,8 +57,8 @@ def top(environ: Mapping[str, str], name: str | None, interval_s: float, *, once
         os.close(process)
 
 
-def _watch(gather: Gather, process: int, interval_s: float) -> None:
-    view = View()
+def _watch(gather: Gatherer, process: int, interval_s: float) -> None:
+    view = TopView()
     with Screen(process) as screen:
         while not has_ended(process, 0.0):
             run, job = gather.look()
@@ -74,7 +74,7 @@ def _watch(gather: Gather, process: int, interval_s: float) -> None:
     put(_plain(gather.look()[1]))
 
 
-def _frame(run: RunState, job: JobFacts, view: View, size: os.terminal_size) -> Sequence[Text]:
+def _frame(run: RunState, job: JobFacts, view: TopView, size: os.terminal_size) -> Sequence[Text]:
     if not (view.is_log and job.ranks):
         return frame.screen(job, view, size, _blocks())
     path, tail = _log(run, job.ranks[view.selected].rank, size.lines)

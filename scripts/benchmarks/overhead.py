@@ -35,7 +35,7 @@ from worker_hooks import TrainState
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import HOOKS
 from worker_hooks.data.feed import Feed
-from worker_hooks.state.committed_state import Ledger, Position
+from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import pieces_of
 
 RATIO = 1.01  # at most
@@ -213,7 +213,7 @@ def extras(training: Training) -> Iterator[float]:
 
 def alone(training: Training, repeat: int) -> tuple[float, float]:
     """Microseconds of a commit, and of the record under way; medians of ``repeat``."""
-    ledger = Ledger(pieces_of(training.pieces()), dict)
+    ledger = CommittedState(pieces_of(training.pieces()), dict)
     feed, position = Feed(data()), Position(epoch=0, batch=1)
     os.close(ledger.open(0, 0, feed, position))
     commits = [microseconds(lambda: ledger.commit(position)) for _ in range(repeat)]

@@ -6,8 +6,8 @@ import json
 import os
 
 import pytest
-from checkpoints import SHARD, flipped, saved
-from jobs import WORKERS, Job, Launcher
+from support.checkpoints import SHARD, flipped, saved
+from support.jobs import WORKERS, Job, Launcher
 
 STEP_5 = "tft_saved_checkpoints-step_5"
 

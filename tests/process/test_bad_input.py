@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 
 import pytest
-from jobs import WORKERS, files, poll, refused, shell
+from support.jobs import WORKERS, files, poll, refused, shell
 
 HELLO = "import os; print('hello from', os.environ['RANK'])\n"
 MOUNT_FULL = """

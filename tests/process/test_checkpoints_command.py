@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import flipped, saved
-from jobs import ROOT
+from support.checkpoints import flipped, saved
+from support.jobs import ROOT
 
 from worker_hooks.storage import retention
 from worker_hooks.storage.manifest import newest, read, verify

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import WORKERS, Ended, Job, Launcher, poll
+from support.jobs import WORKERS, Ended, Job, Launcher, poll
 
 SPEAK = WORKERS / "speak_and_wait.py"
 DEAF = WORKERS / "deaf_and_waiting.py"

@@ -13,7 +13,7 @@ import sys
 import zlib
 
 import pytest
-from jobs import WORKERS, Job, poll
+from support.jobs import WORKERS, Job, poll
 
 WRITE = WORKERS / "write.py"
 CHATTER = WORKERS / "chatter.py"

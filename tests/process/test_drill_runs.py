@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import WORKERS, Ended, Launcher, poll
+from support.jobs import WORKERS, Ended, Launcher, poll
 
 PLAY = WORKERS / "play_training.py"
 LONG = "steps=100"  # goes on for a second behind step 4, so that a request to leave finds it

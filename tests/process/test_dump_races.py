@@ -13,22 +13,22 @@ import threading
 from pathlib import Path
 
 import pytest
-from checkpoints import saved
-from jobs import WORKERS, Job, Launcher, poll
+from support.checkpoints import saved
+from support.jobs import WORKERS, Job, Launcher, poll
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.job import Job as Known
-from agent.controller.job import Rules
+from agent.controller.job import Policy
 from agent.controller.states import JobState
-from agent.dump.executor import Saving
+from agent.dump.executor import DumpExecutor
 from agent.hooks import rank_links
-from agent.hooks.listener import name_of, open_door
-from agent.hooks.status_pages import Pages
+from agent.hooks.listener import name_of, open_listener
+from agent.hooks.status_pages import StatusPages
 from agent.records import file_thread, run_record
 from agent.records.journal import Journal
-from agent.records.remembered import remembered
+from agent.records.run_record import remembered
 from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind, UsageError
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.layout import DumpLayout
@@ -190,7 +190,7 @@ def test_a_commit_that_fails_anywhere_leaves_the_old_or_the_new(
     with monkeypatch.context() as patched:
         failing = FailingCalls(patched, at)
         try:
-            commit.seal(DumpLayout(old), found)
+            commit.commit(DumpLayout(old), found)
         except OSError:
             is_new = False
         else:
@@ -221,7 +221,7 @@ def test_what_vanishes_while_others_files_are_removed_does_not_fail_the_commit(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", raced)
-        commit.seal(DumpLayout(tmp_path / "tft_saved_checkpoints-step_7"), found)
+        commit.commit(DumpLayout(tmp_path / "tft_saved_checkpoints-step_7"), found)
     assert manifest.newest(tmp_path, pytest.fail) is not None
 
 
@@ -249,7 +249,7 @@ def test_who_stops_a_job_that_saves_is_told_what_a_second_signal_does(msrun: Lau
 
 def test_a_dump_that_is_stuck_everywhere_ends_soon_whatever_the_ranks() -> None:
     ranks = range(200)
-    job = Known(Rules(tuple(ranks), 0, 600.0, 30.0, 5.0))
+    job = Known(Policy(tuple(ranks), 0, 600.0, 30.0, 5.0))
     told = [
         ev.LaunchRequested(),
         *(ev.WorkerStarted(rank, 0, 100 + rank) for rank in ranks),
@@ -272,9 +272,9 @@ def test_a_dump_that_is_stuck_everywhere_ends_soon_whatever_the_ranks() -> None:
 
 
 def test_descriptors_beside_an_empty_packet_are_closed(tmp_path: Path) -> None:
-    door = open_door("x")
+    door = open_listener("x")
     loop, lost = asyncio.new_event_loop(), []
-    lines = rank_links.Links(door, (0,), Journal(None, print))
+    lines = rank_links.RankLinks(door, (0,), Journal(None, print))
     lines.attach(loop, lambda _message, _fds: None, lambda rank, _pid: lost.append(rank))
     lines.begin(0)
     before = len(os.listdir("/proc/self/fd"))
@@ -305,7 +305,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_threads")
 def test_without_threads_the_files_are_written_all_the_same() -> None:
     done: list[object] = []
-    one = file_thread.Scribe(lambda what, *args: what(*args))
+    one = file_thread.FileThread(lambda what, *args: what(*args))
     one.do(lambda: 1, done.append)
     one.do(lambda: 2, done.append)
     file_thread.side_by_side(done.append, [3, 4, 5])
@@ -321,7 +321,7 @@ def test_what_is_stuck_is_left_behind_and_awaited_at_the_end() -> None:
         what(*args)
         told.set()
 
-    one, disk = file_thread.Scribe(call_soon), threading.Event()
+    one, disk = file_thread.FileThread(call_soon), threading.Event()
     one.do(disk.wait, done.append)
     one.leave_behind()
     one.do(lambda: "new", done.append)
@@ -354,15 +354,15 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
             assert ranks
             return str(tmp_path / "nfs")
 
-    one = file_thread.Scribe(lambda what, *args: what(*args))
+    one = file_thread.FileThread(lambda what, *args: what(*args))
     spec = JobSpec(
         Program("x", (), ProgramKind.SCRIPT, "python"), 2, "run", "id", dump=DumpSpec(stall_s=4.0)
     )
-    saving = Saving(
+    saving = DumpExecutor(
         spec,
         tmp_path / "dumps",
         Lines(),
-        Pages(),
+        StatusPages(),
         Places(),
         one,
         posted.append,

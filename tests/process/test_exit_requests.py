@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import WORKERS, Launcher, poll, refused
-from leaving import STEP_6, check_graceful, seen, start
+from support.graceful_jobs import STEP_6, check_graceful, seen, start
+from support.jobs import WORKERS, Launcher, poll, refused
 
 # --- a file asks
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 
-from jobs import WORKERS, Launcher, poll
-from leaving import LINE, STEP_6, await_event, check_graceful, saved, seen, start
+from support.graceful_jobs import LINE, STEP_6, await_event, check_graceful, saved, seen, start
+from support.jobs import WORKERS, Launcher, poll
 
 
 def test_sigterm_brings_all_to_one_step(msrun: Launcher) -> None:

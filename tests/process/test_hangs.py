@@ -7,7 +7,7 @@ import re
 import signal
 import time
 
-from jobs import WORKERS, Job, Launcher, poll
+from support.jobs import WORKERS, Job, Launcher, poll
 
 
 def start(msrun: Launcher, *how: str, options: tuple = ()) -> Job:

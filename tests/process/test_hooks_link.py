@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import WORKERS, Job, Launcher, poll, shell
+from support.jobs import WORKERS, Job, Launcher, poll, shell
 
 from worker_hooks.storage import manifest
 

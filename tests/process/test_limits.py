@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from jobs import ROOT, WORKERS, Ended, files, refused, shell
+from support.jobs import ROOT, WORKERS, Ended, files, refused, shell
 
 HELLO = "import os; print('hello from', os.environ['RANK'])\n"
 

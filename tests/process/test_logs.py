@@ -8,7 +8,7 @@ import re
 import socket
 
 import pytest
-from jobs import WORKERS
+from support.jobs import WORKERS
 
 WRITE = WORKERS / "write.py"
 FAILS = WORKERS / "fails_at.py"

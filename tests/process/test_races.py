@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import WORKERS, Job, Launcher, poll
+from support.jobs import WORKERS, Job, Launcher, poll
 
 INHERITED = 1050  # more than select() can hold
 RANKS = 600

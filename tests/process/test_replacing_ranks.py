@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs import WORKERS, Job, Launcher, poll
+from support.jobs import WORKERS, Job, Launcher, poll
 
 from worker_hooks.storage import manifest
 

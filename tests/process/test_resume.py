@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import OTHER, flipped, saved
-from jobs import WORKERS, Ended, Launcher, poll, refused
+from support.checkpoints import OTHER, flipped, saved
+from support.jobs import WORKERS, Ended, Launcher, poll, refused
 
 from agent.records import run_record
 from agent.records.run_record import Record

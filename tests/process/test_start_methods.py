@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import poll
+from support.jobs import poll
 
 WARM = "--preload=queue"
 SLOW = "import time; time.sleep(2)"  # a module that takes its time to import

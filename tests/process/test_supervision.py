@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import WORKERS, Job, Launcher, poll
+from support.jobs import WORKERS, Job, Launcher, poll
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 

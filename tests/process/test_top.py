@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from jobs import Launcher
-from leaving import start
+from support.graceful_jobs import start
+from support.jobs import Launcher
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")

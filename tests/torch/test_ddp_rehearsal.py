@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from jobs import WORKERS, Launcher
+from support.jobs import WORKERS, Launcher
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from jobs import WORKERS, Launcher
+from support.jobs import WORKERS, Launcher
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 SMALL = WORKERS / "train_small.py"

@@ -17,13 +17,13 @@ from types import ModuleType
 import pytest
 import torch
 import torch.distributed as dist
-from jobs import WORKERS
+from support.jobs import WORKERS
 
 from worker_hooks import TrainState
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.guard.guard import Guard
-from worker_hooks.state.committed_state import Ledger
-from worker_hooks.storage import commit as seal
+from worker_hooks.state.committed_state import CommittedState
+from worker_hooks.storage import commit
 from worker_hooks.storage.manifest import Manifest, Shard
 from worker_hooks.tensors import shard
 from worker_hooks.training import torch_hooks
@@ -64,17 +64,17 @@ def script() -> Iterator[ModuleType]:
         torch.set_num_threads(threads)
 
 
-def save(ledger: Ledger, step: int, place: Path) -> None:
+def save(ledger: CommittedState, step: int, place: Path) -> None:
     assert ledger.page is not None
     record = ledger.page.record(step)
     assert record is not None
     layout = DumpLayout.of_step(place, step)
-    seal.make_folder(layout)
+    commit.make_folder(layout)
     file = DumpLayout.shard(0, *ledger.position(step))
     (layout.unfinished / file).parent.mkdir()
     done = shard.write(layout.unfinished / file, ledger.replica(step), 0, 1, lambda _: None)
     entries = ledger.page.entries
-    private = seal.write_private(layout.unfinished, 0, entries, record, lambda _: None)
+    private = commit.write_private(layout.unfinished, 0, entries, record, lambda _: None)
     written = Shard(file, 0, "replicated", done.nbytes, done.sha256)
     where = {"epoch": record.epoch, "batch": record.batch}
     about = {"kind": "dump", "record_id": "", "reason": "", "digest": done.digest}
@@ -87,7 +87,7 @@ def save(ledger: Ledger, step: int, place: Path) -> None:
         saved_at=0.0,
         shards=(written, private),
     )
-    seal.seal(layout, manifest)
+    commit.commit(layout, manifest)
 
 
 class Trainings:
@@ -137,15 +137,15 @@ def test_from_each_commit_the_rest_is_the_same(
     kind: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainings = Trainings(script, kind, tmp_path)
-    commit = Ledger.commit
+    commit = CommittedState.commit
 
-    def and_save(ledger: Ledger, position: object) -> None:
+    def and_save(ledger: CommittedState, position: object) -> None:
         commit(ledger, position)
         save(ledger, ledger.step, tmp_path / f"step {ledger.step}")
 
-    monkeypatch.setattr(Ledger, "commit", and_save)
+    monkeypatch.setattr(CommittedState, "commit", and_save)
     losses, end = trainings.run(TrainState)
-    monkeypatch.setattr(Ledger, "commit", commit)
+    monkeypatch.setattr(CommittedState, "commit", commit)
     last = max(int(path.name.split()[1]) for path in tmp_path.glob("step *"))
     for step in sorted(SOME | {last - 1, last}):
         rest, found = trainings.run(partial(TrainState, is_recover=True), tmp_path / f"step {step}")
@@ -160,17 +160,17 @@ def test_from_before_a_commit_too_when_its_step_is_complete(
 ) -> None:
     """All ranks sit behind the update and none comes to its commit."""
     trainings = Trainings(script, kind, tmp_path)
-    commit = Ledger.commit
+    commit = CommittedState.commit
 
-    def save_and(ledger: Ledger, position: object) -> None:
+    def save_and(ledger: CommittedState, position: object) -> None:
         if ledger.step + 1 in LATE:
             assert ledger.is_complete()
             save(ledger, ledger.step + 1, tmp_path / f"step {ledger.step + 1}")
         commit(ledger, position)
 
-    monkeypatch.setattr(Ledger, "commit", save_and)
+    monkeypatch.setattr(CommittedState, "commit", save_and)
     losses, end = trainings.run(TrainState)
-    monkeypatch.setattr(Ledger, "commit", commit)
+    monkeypatch.setattr(CommittedState, "commit", commit)
     for step in LATE:
         rest, found = trainings.run(partial(TrainState, is_recover=True), tmp_path / f"step {step}")
         assert found == end, step

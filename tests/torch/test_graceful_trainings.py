@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from jobs import Job, Launcher, poll
 from safetensors import safe_open
+from support.jobs import Job, Launcher, poll
 
 from worker_hooks.storage import manifest as manifests
 

@@ -13,7 +13,7 @@ from weakref import ref
 import pytest
 import torch
 import torch.distributed as dist
-from jobs import poll
+from support.jobs import poll
 
 from worker_hooks.contract.protocol import Rejoin
 from worker_hooks.distributed import process_group

@@ -14,13 +14,13 @@ from multiprocessing import resource_tracker
 import numpy as np
 import pytest
 import torch
-from feeding import Owned, Rolls, Stream, check, hooked, plain, seed
+from support.data_loops import Owned, Rolls, Stream, check, hooked, plain, seed
 from torch.utils.data import DataLoader, RandomSampler, get_worker_info
 from torch.utils.data._utils import signal_handling
 
 from worker_hooks.data import loader_kind
 from worker_hooks.data.feed import Feed
-from worker_hooks.data.loader_kind import Way
+from worker_hooks.data.loader_kind import SkipMethod
 
 pytestmark = [
     pytest.mark.torch,
@@ -227,7 +227,7 @@ def test_another_number_of_workers_goes_on_with_the_same_samples(caplog):
 def test_a_torch_with_other_insides_loads_and_drops(monkeypatch):
     monkeypatch.setattr(loader_kind, "can_record", lambda: False)
     make = KINDS["shuffled"]
-    assert Feed(make())._way is Way.LOAD
+    assert Feed(make())._way is SkipMethod.LOAD
     check(make, at=(3, 9), epochs=2)
 
 

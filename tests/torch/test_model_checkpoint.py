@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from jobs import WORKERS, Launcher, poll
 from safetensors.torch import load_file
+from support.jobs import WORKERS, Launcher, poll
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from msrun.commands import run
 from msrun.drill.fault_options import read_words
-from worker_hooks.drill.plan import Plan
+from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.storage.manifest import Manifest, candidates, newest, read, verify
 
 pytestmark = [
@@ -46,7 +46,7 @@ def train(
     if fault:
         (msrun.tmp / "witness").mkdir()
         faults = read_words(fault, "kill").faults
-        environ["MSRUN_DRILL"] = Plan(str(msrun.tmp / "witness"), "", faults).encode()
+        environ["MSRUN_DRILL"] = DrillPlan(str(msrun.tmp / "witness"), "", faults).encode()
     ended = msrun.run(*words, within_s=90, **environ)
     assert ended.code == 0, ended.err
     assert ended.err.count(" replaced: every rank goes on from step ") == bool(fault), ended.err

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from jobs import Job, Launcher, poll
+from support.jobs import Job, Launcher, poll
 
 from worker_hooks.storage import manifest as manifests
 

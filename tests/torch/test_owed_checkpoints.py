@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from jobs import WORKERS, Launcher
+from support.jobs import WORKERS, Launcher
 
 from worker_hooks.storage.manifest import PRIVATE, Manifest, candidates, verify
 

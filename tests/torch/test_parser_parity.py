@@ -9,7 +9,7 @@ import pytest
 
 from agent.spec.job_spec import UsageError
 from msrun.options.argv import _match, scan
-from msrun.options.table import Origin
+from msrun.options.table import OptionOrigin
 
 pytestmark = pytest.mark.torch
 
@@ -123,7 +123,7 @@ def test_every_option_of_torchrun_is_there_with_its_variable_and_kind(torchrun):
         for spelling in action.option_strings:
             option, _, _ = _match(spelling)
             assert option.dest == action.dest
-            assert option.origin is Origin.TORCHRUN
+            assert option.origin is OptionOrigin.TORCHRUN
             assert (option.env is not None) == (type(action).__name__ in {"env", "check_env"})
             assert (not option.metavar) == (action.nargs == 0)
 

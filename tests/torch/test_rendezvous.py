@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from jobs import WORKERS, Launcher, poll
+from support.jobs import WORKERS, Launcher, poll
 
 pytestmark = pytest.mark.torch
 SCRIPT = WORKERS / "allreduce.py"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from jobs import WORKERS, Job, Launcher, poll
+from support.jobs import WORKERS, Job, Launcher, poll
 
 from msrun.drill.fault_options import read_words
-from msrun.drill.history import History, read
-from worker_hooks.drill.plan import Plan
+from msrun.drill.history import DrillHistory, read
+from worker_hooks.drill.plan import DrillPlan
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 RANKS = 4
@@ -59,10 +59,10 @@ class Session(NamedTuple):
     said: str
 
     @property
-    def reference(self) -> History:
+    def reference(self) -> DrillHistory:
         return read(self.folder / "reference")
 
-    def history(self, name: str) -> History:
+    def history(self, name: str) -> DrillHistory:
         return read(self.folder / f"{1 + list(self.outcomes).index(name):03}")
 
 
@@ -78,7 +78,7 @@ def session(launcher: Launcher) -> Session:
     return Session(dict(zip(DRILLS, content["drills"], strict=True)), folder, done.err)
 
 
-def of(history: History, event: str) -> list[dict]:
+def of(history: DrillHistory, event: str) -> list[dict]:
     return [dict(one) for one in history.events if one["event"] == event]
 
 
@@ -145,7 +145,7 @@ def trained(launcher: Launcher, name: str, *words: object, faults: str = "") -> 
     for each in ("witness", "ckpt"):
         (folder / each).mkdir(parents=True)
     struck = read_words(faults, "kill").faults if faults else ()
-    plan = Plan(str(folder / "witness"), str(folder / "ckpt"), struck)
+    plan = DrillPlan(str(folder / "witness"), str(folder / "ckpt"), struck)
     job = launcher.start(
         f"--worker_num={RANKS}",
         *words,
@@ -195,7 +195,7 @@ def test_a_stop_in_the_middle_of_it_saves_and_the_resume_goes_on(
         log_dir=folder / "logs",
         cwd=folder,
         XDG_STATE_HOME=str(folder / "state"),
-        MSRUN_DRILL=Plan(str(folder / "witness"), str(folder / "ckpt")).encode(),
+        MSRUN_DRILL=DrillPlan(str(folder / "witness"), str(folder / "ckpt")).encode(),
     )
     assert again.wait().code == 0
     assert read(folder).finals == session.reference.finals

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import ROOT
+from support.jobs import ROOT
 
 from worker_hooks.storage.manifest import Manifest, candidates, verify
 

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from jobs import WORKERS, Job, Launcher
+from support.jobs import WORKERS, Job, Launcher
 
 pytestmark = pytest.mark.torch
 INHERITED = 1050  # more than select() can hold

@@ -18,7 +18,7 @@ import sys
 import zipfile
 
 import pytest
-from jobs import ROOT, WORKERS
+from support.jobs import ROOT, WORKERS
 
 pytestmark = pytest.mark.torch
 

@@ -9,13 +9,13 @@ import json
 import sys
 
 import pytest
-from jobs import WORKERS, Launcher
-from kinds import RANKS, SCRIPT, Run, killed, msrun_of, run
+from support.jobs import WORKERS, Launcher
+from support.training_kinds import RANKS, SCRIPT, Run, killed, msrun_of, run
 
 from msrun.drill.fault_options import read_words
 from msrun.drill.history import read
 from msrun.drill.verdict import steps_lost
-from worker_hooks.drill.plan import Plan
+from worker_hooks.drill.plan import DrillPlan
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 PLAIN = "plain"
@@ -105,7 +105,7 @@ def test_a_script_can_be_told_to_leave_it(launcher: Launcher, torchrun: Run) -> 
 
 def test_half_the_ranks_go_on_where_all_stopped(launcher: Launcher) -> None:
     folder = launcher.tmp / "fewer"
-    plan = Plan(
+    plan = DrillPlan(
         str(folder / "witness"), "", read_words("rank=3,step=5,phase=backward", "kill").faults
     )
     words = msrun_of(

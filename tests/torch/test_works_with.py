@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from jobs import Launcher
-from kinds import RANKS, SCRIPT, Run, killed, msrun_of, run
+from support.jobs import Launcher
+from support.training_kinds import RANKS, SCRIPT, Run, killed, msrun_of, run
 
 from msrun.drill.history import read
 from msrun.drill.verdict import steps_lost

@@ -14,6 +14,8 @@ HEAVY = {"torch", "numpy", "rich", "yaml", "click", "asyncio", "psutil"}
 EFFECTS = {"os", "time", "random", "socket", "asyncio", "subprocess", "threading"}
 SHARED = ("worker_hooks.contract", "worker_hooks.storage", "worker_hooks.drill.plan")
 CONTROLLER = (
+    "agent.spec.exit_budget",
+    "agent.spec.job_spec",
     "agent.controller.states",
     "agent.controller.events",
     "agent.controller.actions",
@@ -25,7 +27,6 @@ CONTROLLER = (
     "agent.controller.attempts",
     "agent.controller.dump_steps",
     "agent.controller.dump",
-    "agent.spec.exit_budget",
     "agent.controller.graceful_exit",
     "agent.controller.replacement_rounds",
     "agent.controller.replacement",
@@ -37,12 +38,9 @@ PURE = (
     *CONTROLLER,
     "agent.failure.root_cause",
     "agent.failure.report",
-    "agent.controller.rules",
-    "agent.controller.survival",
     "agent.launch.rank_plan",
     "agent.spec.job_spec",
     "agent.health.stall",
-    "agent.machine.room",
     "agent.health.hang",
     "agent.health.stragglers",
     "worker_hooks.contract.env",
@@ -151,7 +149,7 @@ def test_only_the_supervisors_rooms_know_asyncio():
         "agent.supervisor.supervisor",
         "agent.workers.store_client",
         "agent.hooks.rank_links",
-        "agent.supervisor.teller",
+        "agent.supervisor.status",
     }
 
 

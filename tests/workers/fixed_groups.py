@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from worker_hooks.contract.env import Told
-from worker_hooks.distributed.process_group import why_fixed
+from worker_hooks.contract.env import RankEnv
+from worker_hooks.distributed.process_group import not_replaceable_why
 
 server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 os.environ.update(
@@ -24,7 +24,7 @@ net = nn.Linear(1, 1)
 
 def why():
     # as one of two ranks: a rank alone has no peers to lose
-    return why_fixed(Told.read(os.environ)._replace(world_size=2), lambda: [net])
+    return not_replaceable_why(RankEnv.read(os.environ)._replace(world_size=2), lambda: [net])
 
 
 told = {"none": why()}

@@ -19,8 +19,8 @@ from contextlib import suppress
 import torch
 import torch.distributed as dist
 
-from worker_hooks.contract.env import Told
-from worker_hooks.distributed import escape, process_group
+from worker_hooks.contract.env import RankEnv
+from worker_hooks.distributed import abort, process_group
 from worker_hooks.distributed.abort import unblock
 
 RANKS, STOPPED = 4, 1
@@ -32,11 +32,11 @@ def rank(number, order, address):
     ports = json.loads(echo.recv(100))
     os.environ.update(RANK=str(number), MASTER_PORT=str(ports[0]))
     dist.init_process_group("gloo")
-    assert process_group.why_fixed(Told.read(os.environ), list) == ""
+    assert process_group.not_replaceable_why(RankEnv.read(os.environ), list) == ""
     group = process_group.present()
     total = torch.ones(1)
     dist.all_reduce(total)
-    assert process_group.why_fixed(Told.read(os.environ), list) == process_group.EARLY
+    assert process_group.not_replaceable_why(RankEnv.read(os.environ), list) == process_group.EARLY
     threads = len(os.listdir("/proc/self/task"))
     if number == STOPPED:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -46,7 +46,7 @@ def rank(number, order, address):
         os.read(order, 1)
         ordered.append(time.monotonic())
         unblock(os.getppid())
-        threading.Thread(target=escape.insist, args=(is_out,), daemon=True).start()
+        threading.Thread(target=abort.end_if_stuck, args=(is_out,), daemon=True).start()
 
     listener = threading.Thread(target=listen)
     listener.start()

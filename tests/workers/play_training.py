@@ -12,18 +12,21 @@ import time
 from pathlib import Path
 
 from worker_hooks.contract.status_page import Phase
-from worker_hooks.drill.inject import Saboteur
-from worker_hooks.drill.plan import Plan
-from worker_hooks.drill.trace import Witness
+from worker_hooks.drill.inject import FaultInjector
+from worker_hooks.drill.plan import DrillPlan
+from worker_hooks.drill.trace import TrainingTrace
 
 words = dict(word.split("=") for word in sys.argv[1:] if not word.startswith("-"))
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 if "deaf" in words:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-ckpt = Path(Plan.decode(os.environ["MSRUN_DRILL"]).ckpt)
+ckpt = Path(DrillPlan.decode(os.environ["MSRUN_DRILL"]).ckpt)
 life = os.environ["MSRUN_RUNS"].replace(":", "_") + f"_{attempt}"
-saboteur, witness = Saboteur.from_env(os.environ, rank, attempt), Witness.from_env(os.environ, rank)
+saboteur, witness = (
+    FaultInjector.from_env(os.environ, rank, attempt),
+    TrainingTrace.from_env(os.environ, rank),
+)
 
 
 def meet(name):

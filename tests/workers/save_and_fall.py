@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # no
 
 from worker_hooks.checkpoint import model_checkpoint
 from worker_hooks.checkpoint.model_checkpoint import ModelCheckpoint
-from worker_hooks.storage import commit as seal
+from worker_hooks.storage import commit
 
 falls = json.loads(sys.argv.pop(1))
 rank = int(os.environ["RANK"])
@@ -53,11 +53,11 @@ def fall(step, moment):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-carry_out, commit, save, write = (
+carry_out, finalize, save, write = (
     model_checkpoint.carry_out,
-    model_checkpoint.commit,
+    model_checkpoint.finalize,
     ModelCheckpoint._save,
-    seal.manifests.write,
+    commit.manifests.write,
 )
 
 
@@ -72,7 +72,7 @@ def carried_out(order, content, advance):
 
 
 def committed(order, advance):
-    done = commit(order, advance)
+    done = finalize(order, advance)
     fall(order.step, "after commit")
     return done
 
@@ -106,7 +106,7 @@ def ended(self, state):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-model_checkpoint.carry_out, model_checkpoint.commit = carried_out, committed
+model_checkpoint.carry_out, model_checkpoint.finalize = carried_out, committed
 ModelCheckpoint._save, ModelCheckpoint.step_end = saved, ended
-seal.manifests.write = written
+commit.manifests.write = written
 runpy.run_path(str(Path(__file__).with_name("train_and_save.py")), run_name="__main__")

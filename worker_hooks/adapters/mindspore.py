@@ -12,13 +12,12 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from torch.optim import Optimizer
 
-from worker_hooks.contract.env import ENABLE_TFT, tft_features
+from worker_hooks.training.train_state import TrainState
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
@@ -26,22 +25,6 @@ MAX_PORT = 65535
 _HOST = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}")
 
 _wrapped: WeakSet[Optimizer] = WeakSet()
-
-
-def is_enabled(environ: Mapping[str, str]) -> bool:
-    """Whether state is to be saved: unless ``MS_ENABLE_TFT`` says ``{TTP:0}``.
-
-    Unset means yes, as a script with a ``TrainState`` has asked for it. ``MINDIO_FOR_MINDSPORE``
-    may be set and says nothing here.
-
-    Raises:
-        ValueError: the variable is written in another way.
-    """
-    text = environ.get(ENABLE_TFT, "")
-    try:
-        return tft_features(text).get("TTP", True)
-    except ValueError as error:
-        raise ValueError(f"{ENABLE_TFT}={text} {error}") from None
 
 
 class TFTRegister:
@@ -164,3 +147,33 @@ def _folder(value: Any) -> str:
     if not path:
         raise ValueError("ckpt_save_path must not be empty")
     return path
+
+
+class ExitByRequest:
+    """Two lines for code that overrides the train step, or has a loop of its own.
+
+        exit_by_request = ExitByRequest(state)      # once, before the first step
+        while True:
+            ...                                     # one step, its update included
+            if exit_by_request():
+                break
+
+    Each call is the end of a step, as the return for the next batch of ``state.batches`` is. Like
+    there it costs no exchange between ranks.
+    """
+
+    def __init__(self, state: TrainState) -> None:
+        """Begin: the state is guarded from now on, and as it was saved if this run resumes.
+
+        Raises:
+            TypeError: this is no TrainState.
+        """
+        if not isinstance(state, TrainState):
+            raise TypeError(f"ExitByRequest() takes your TrainState, not {type(state).__name__}")
+        self._state = state
+        self._is_due = state.should_exit
+
+    def __call__(self) -> bool:
+        """Whether to leave now: all ranks do at the same step, and it is saved."""
+        self._is_due = self._is_due or self._state.should_exit
+        return self._is_due

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from worker_hooks.contract.layout import fsync_folder
+from worker_hooks.contract.atomic_file import fsync_folder
 from worker_hooks.state.module import unwrapped
 
 _SIMPLE = (int, float, bool, str, complex, type(None), torch.dtype, torch.device)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from worker_hooks.callbacks.protocol import Training, tell
-from worker_hooks.drill.plan import Plan
+from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.guard.guard import Guard
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.registry import Piece
@@ -34,7 +34,7 @@ class GracefulExit(SystemExit):
         super().__init__(0)
 
 
-class Departure:
+class ExitControl:
     """What a ``TrainState`` and its callbacks know of leaving early; ``state.exit``."""
 
     def __init__(self, guard: Guard, callbacks: Iterable[Any], pieces: Sequence[Piece]) -> None:
@@ -64,7 +64,7 @@ class Departure:
     @property
     def drill_place(self) -> Path | None:
         """Where a drill keeps files: the user's own folders are none of its business."""
-        plan = Plan.decode(self._guard.told.drill)
+        plan = DrillPlan.decode(self._guard.told.drill)
         return Path(plan.ckpt) if plan is not None and plan.ckpt else None
 
     @property

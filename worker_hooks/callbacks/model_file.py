@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from worker_hooks.contract.layout import fsync_folder
+from worker_hooks.contract.atomic_file import fsync_folder
 from worker_hooks.state.module import unwrapped
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.safetensors_file import BITS

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 from worker_hooks.callbacks import model_file
 from worker_hooks.callbacks.exported_program import Example
-from worker_hooks.callbacks.graceful_exit import Departure
+from worker_hooks.callbacks.graceful_exit import ExitControl
 from worker_hooks.callbacks.protocol import Training
 from worker_hooks.contract.exit_file import ExitFile
-from worker_hooks.guard.caught import Caught
+from worker_hooks.guard.signal_wakeup import SignalCatcher
 from worker_hooks.storage import safetensors_file
 
 log = logging.getLogger("msrun")
@@ -39,7 +39,7 @@ class Exiting(Training, Protocol):
     """What this callback sees of a training."""
 
     @property
-    def exit(self) -> Departure:
+    def exit(self) -> ExitControl:
         """What is known of leaving early."""
 
 
@@ -114,7 +114,7 @@ class OnRequestExit:
         self._directory = Path(os.path.abspath(directory or "."))
         self._folder = self._directory
         self._example: Example | None = None
-        self._caught: Caught | None = None
+        self._caught: SignalCatcher | None = None
         self._file: ExitFile | None = None
         self._is_saved = False
 
@@ -173,7 +173,7 @@ class OnRequestExit:
             state.exit.request(f"received {signal.Signals(number).name}")
 
         try:
-            self._caught = Caught([self.exit_signal], heard)
+            self._caught = SignalCatcher([self.exit_signal], heard)
         except (OSError, ValueError) as error:
             log.warning("OnRequestExit: no signal is heeded: %s", error)
         self._file = ExitFile(self.exit_file) if self.exit_file else None

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from worker_hooks.checkpoint.finalize import Done
-from worker_hooks.checkpoint.save_plan import CheckpointError, Order, encoded
-from worker_hooks.checkpoint.staging import Room
+from worker_hooks.checkpoint.finalize import WrittenParts
+from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, encoded
+from worker_hooks.checkpoint.staging import StagingBuffer
 from worker_hooks.checkpoint.writer_process import ERROR, FOLDER, ORDER, ROOM, WARNINGS
 
 SILENT_S = 600.0  # without a sign of life; a single fsync can take long
@@ -30,7 +30,7 @@ _CODE = (
 )
 
 
-class Background:
+class AsyncWriter:
     """One process, and at most one order at a time."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Background:
         Raises:
             OSError: it cannot be started.
         """
-        self.room = Room()
+        self.room = StagingBuffer()
         run = [sys.executable, "-I", "-S", "-c", _CODE]
         try:
             self._process = subprocess.Popen(
@@ -51,7 +51,7 @@ class Background:
         except BaseException:
             self.room.close()
             raise
-        self._order: Order | None = None
+        self._order: SaveOrder | None = None
         self._copying: Sequence[torch.Event] = ()  # what must have happened before it is told
         self._is_told = False
         self._heard = b""  # of a line that has not ended
@@ -75,7 +75,7 @@ class Background:
                 raise CheckpointError(f"no memory for a copy of the state: {error}") from error
             self._tell({ROOM: nbytes})
 
-    def begin(self, order: Order, copying: Sequence[torch.Event]) -> None:
+    def begin(self, order: SaveOrder, copying: Sequence[torch.Event]) -> None:
         """Have the order carried out, from what is in the room.
 
         Args:
@@ -88,7 +88,7 @@ class Background:
         self._order, self._copying, self._is_told = order, copying, False
         self._hand_over(wait=False)
 
-    def poll(self) -> Done | None:
+    def poll(self) -> WrittenParts | None:
         """What became of the order; ``None``: nothing yet, or there is none. Never waits.
 
         Raises:
@@ -98,7 +98,7 @@ class Background:
             return None
         return self._hear(0.0)
 
-    def wait(self, look: Callable[[], None] = lambda: None) -> Done | None:
+    def wait(self, look: Callable[[], None] = lambda: None) -> WrittenParts | None:
         """The same when it is known; ``None``: there is no order.
 
         Args:
@@ -162,7 +162,7 @@ class Background:
         except OSError:
             self._raise_gone()
 
-    def _hear(self, within_s: float) -> Done | None:
+    def _hear(self, within_s: float) -> WrittenParts | None:
         assert self._process.stdout is not None
         fd = self._process.stdout.fileno()
         while select.select([fd], [], [], within_s)[0]:
@@ -177,7 +177,7 @@ class Background:
                     self._order = None
                     if ERROR in said:
                         raise CheckpointError(said[ERROR])
-                    return Done(said[FOLDER], tuple(said[WARNINGS]))
+                    return WrittenParts(said[FOLDER], tuple(said[WARNINGS]))
             within_s = 0.0
         return None
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from worker_hooks.contract.env import Told
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.guard.guard import Guard
-from worker_hooks.state.committed_state import Ledger
+from worker_hooks.state.committed_state import CommittedState
 
 
-class Subject(NamedTuple):
+class CheckpointContext(NamedTuple):
     """A rank's state, seen by what saves it."""
 
-    told: Told
-    ledger: Ledger
+    told: RankEnv
+    ledger: CommittedState
     guard: Guard
     resumed: Path | None  # the checkpoint that training went on from
     ancestor: str  # the run that saved it; empty: none that is known
     remembered: int  # the step that all ranks went on from in memory; 0: they did not
 
     @staticmethod
-    def of(state: Any) -> Subject:
+    def of(state: Any) -> CheckpointContext:
         """Look at a ``TrainState`` as it begins."""
         point = state._resumed  # noqa: SLF001  scripts have no business with it
         is_on_disk = point is not None and not point.quick_digest
@@ -31,9 +31,9 @@ class Subject(NamedTuple):
         ancestor = "" if run == told.record_id else run
         remembered = 0 if point is None or is_on_disk else int(point.step)
         guard, ledger = state._guard, state._ledger  # noqa: SLF001
-        return Subject(told, ledger, guard, resumed, ancestor, remembered)
+        return CheckpointContext(told, ledger, guard, resumed, ancestor, remembered)
 
-    def again(self, state: Any) -> Subject:
+    def again(self, state: Any) -> CheckpointContext:
         """The same ``TrainState`` when it goes on with new peers, from memory."""
         return self._replace(told=state._guard.told, remembered=state.step)  # noqa: SLF001
 

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from worker_hooks.checkpoint import incarnation, rank_writer
-from worker_hooks.checkpoint.rank_writer import Advance, Part
-from worker_hooks.checkpoint.save_plan import CheckpointError, Order
+from worker_hooks.checkpoint.rank_writer import Advance, RankPart
+from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder
 from worker_hooks.contract.layout import CheckpointLayout
-from worker_hooks.storage import commit as seal
+from worker_hooks.storage import commit, retention
 from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage import retention
 from worker_hooks.storage.manifest import (
     CHECKPOINT_KIND,
     COPY,
@@ -36,14 +35,14 @@ SIGN_S = 0.5  # between two looks at how far they are
 STALE_S = 3600.0  # an unfinished folder that nobody wrote into for so long is nobody's
 
 
-class Done(NamedTuple):
+class WrittenParts(NamedTuple):
     """A checkpoint that is complete."""
 
     folder: str
     warnings: tuple[str, ...]  # of what went wrong beside it
 
 
-def commit(order: Order, advance: Advance) -> Done:
+def finalize(order: SaveOrder, advance: Advance) -> WrittenParts:
     """Complete the checkpoint that all ranks write their parts of.
 
     Args:
@@ -67,10 +66,10 @@ def commit(order: Order, advance: Advance) -> Done:
         warnings += prune(order, folder, advance)
     except OSError as error:
         warnings.append(f"an old checkpoint cannot be deleted: {rank_writer.words(error)}")
-    return Done(str(folder), tuple(warnings))
+    return WrittenParts(str(folder), tuple(warnings))
 
 
-def prune(order: Order, newest: Path, advance: Advance) -> Iterator[str]:
+def prune(order: SaveOrder, newest: Path, advance: Advance) -> Iterator[str]:
     """Let old checkpoints go, as far as the new one is sound; sentences of what keeps them.
 
     Raises:
@@ -98,7 +97,7 @@ def prune(order: Order, newest: Path, advance: Advance) -> Iterator[str]:
         advance(0)
 
 
-def leftovers(order: Order) -> list[Path]:
+def leftovers(order: SaveOrder) -> list[Path]:
     """What earlier lives of this training left unfinished, and runs that are long dead."""
     now = os.stat(order.final.folder).st_ctime  # by the file system's clock
     found = []
@@ -113,14 +112,14 @@ def leftovers(order: Order) -> list[Path]:
     return found
 
 
-def _parts(order: Order, advance: Advance) -> dict[int, Part]:
+def _parts(order: SaveOrder, advance: Advance) -> dict[int, RankPart]:
     """What each rank has written.
 
     Raises:
         CheckpointError: one cannot, or none gets on any more.
     """
     layout, stall_s = order.layout, order.rules.stall_s
-    parts: dict[int, Part] = {}
+    parts: dict[int, RankPart] = {}
     signs: list[tuple[str, int, int]] = []
     heard, looked = time.monotonic(), 0.0
     while True:
@@ -149,7 +148,7 @@ def _parts(order: Order, advance: Advance) -> dict[int, Part]:
     return parts
 
 
-def _sealed(order: Order, parts: dict[int, Part]) -> tuple[Path, list[int]]:
+def _sealed(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[int]]:
     """The complete folder, and the ranks whose whole models differ from most."""
     digests = {rank: part.digest for rank, part in parts.items() if part.digest}
     digest, _ = Counter(digests.values()).most_common(1)[0]
@@ -189,7 +188,7 @@ def _sealed(order: Order, parts: dict[int, Part]) -> tuple[Path, list[int]]:
     if place.unfinished != order.layout.unfinished:
         os.rename(order.layout.unfinished, place.unfinished)
     try:
-        seal.seal(place, made)
+        commit.commit(place, made)
     except OSError:
         shutil.rmtree(place.unfinished, ignore_errors=True)
         raise

@@ -8,13 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 
 from worker_hooks.checkpoint.save_plan import CheckpointError
-from worker_hooks.contract.env import Told
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import BREAKPOINT, UNFINISHED
 
 _AGREE_S = 300.0  # for all ranks to come to their first checkpoint
 
 
-def named(told: Told) -> str:
+def named(told: RankEnv) -> str:
     """The name; without msrun ranks agree on one through their process group's store, once.
 
     Raises:
@@ -47,7 +47,7 @@ def is_past(life: str, record_id: str, attempt: int) -> bool:
     return run == record_id != "" and number.isdecimal() and int(number) < attempt
 
 
-def _agreed(told: Told) -> str:
+def _agreed(told: RankEnv) -> str:
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
     store = PrefixStore("msrun checkpoints", _get_default_store())

@@ -15,16 +15,16 @@ from types import TracebackType
 from typing import Any
 
 from worker_hooks.checkpoint import incarnation, numbering, schedule
-from worker_hooks.checkpoint.async_writer import Background
+from worker_hooks.checkpoint.async_writer import AsyncWriter
 from worker_hooks.checkpoint.config import CheckpointConfig
-from worker_hooks.checkpoint.context import Subject
-from worker_hooks.checkpoint.finalize import Done, commit
-from worker_hooks.checkpoint.overdue import Debt
-from worker_hooks.checkpoint.planner import Draft, drafted
+from worker_hooks.checkpoint.context import CheckpointContext
+from worker_hooks.checkpoint.finalize import WrittenParts, finalize
+from worker_hooks.checkpoint.overdue import OverdueCheckpoint
+from worker_hooks.checkpoint.planner import PlannedCheckpoint, planned
 from worker_hooks.checkpoint.rank_writer import carry_out
-from worker_hooks.checkpoint.save_plan import CheckpointError, Order, Rules
+from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, SaveRules
 from worker_hooks.contract.layout import CheckpointLayout
-from worker_hooks.drill.plan import Plan
+from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.guard.exit_hooks import describe
 
 log = logging.getLogger("msrun")
@@ -63,12 +63,12 @@ class ModelCheckpoint:
         self._prefix = prefix
         self._directory = Path(os.path.realpath(os.fspath(directory or ".")))
         self._config = config or CheckpointConfig()
-        self._policy: schedule.Policy | None = None
-        self._background: Background | None = None
+        self._policy: schedule.SaveSchedule | None = None
+        self._background: AsyncWriter | None = None
         self._life = ""
         self._numbered: str | None = None  # the prefix, once it is known to be ours
         self._step = 0  # saved, or being saved, or gone on from
-        self._subject: Subject
+        self._subject: CheckpointContext
         self._pid = os.getpid()
 
     @property
@@ -89,11 +89,11 @@ class ModelCheckpoint:
         Raises:
             ValueError: what was asked for cannot be done in this job.
         """
-        self._subject = subject = Subject.of(state)
+        self._subject = subject = CheckpointContext.of(state)
         # what is in memory only, is saved by nobody; all ranks must think alike of it
         self._step, self._pid = subject.guard.resumed_step, os.getpid()
         self._policy, self._life, self._numbered = None, "", None
-        plan = Plan.decode(subject.told.drill)
+        plan = DrillPlan.decode(subject.told.drill)
         if plan is not None and plan.ckpt:  # the user's own folder is none of a drill's business
             self._directory = Path(plan.ckpt)
         if subject.told.world_size > 1:
@@ -102,7 +102,7 @@ class ModelCheckpoint:
             self._watch_exceptions()
         if self._config.async_save:
             try:
-                self._background = Background()
+                self._background = AsyncWriter()
             except OSError as error:
                 log.warning("async_save waits for each save: %s", error)
             else:
@@ -135,7 +135,7 @@ class ModelCheckpoint:
         if self._background is not None and self._background.is_busy:
             log.warning("the checkpoint of step %d is given up: a rank died meanwhile", self._step)
             self._background.give_up()
-            self._background = Background()
+            self._background = AsyncWriter()
         self._step = 0  # as a new rank has it, which does not know what was saved
 
     def armed(self, state: Any) -> None:
@@ -195,7 +195,7 @@ class ModelCheckpoint:
 
     # --- the machine ----------------------------------------------------------------------------
 
-    def _check_peers(self, subject: Subject) -> None:
+    def _check_peers(self, subject: CheckpointContext) -> None:
         told = subject.told
         if self._directory.name == f"rank_{told.rank}":
             raise ValueError(
@@ -217,7 +217,7 @@ class ModelCheckpoint:
         if self._background is not None and self._background.is_busy:
             self._say(self._background.poll())
 
-    def _say(self, done: Done | None) -> None:
+    def _say(self, done: WrittenParts | None) -> None:
         for warning in () if done is None else done.warnings:
             log.warning("%s", warning)
 
@@ -243,9 +243,9 @@ class ModelCheckpoint:
         self._policy = self._made_policy(state, 0.0 if is_owed else passed_s)
         return is_owed
 
-    def _debt(self, step: int) -> Debt:
+    def _debt(self, step: int) -> OverdueCheckpoint:
         look = self._subject.guard.gate.look
-        return Debt(self._layout(step), self._subject.told, step, look, STALL_S)
+        return OverdueCheckpoint(self._layout(step), self._subject.told, step, look, STALL_S)
 
     def _save(self, step: int, reason: str) -> None:
         self.wait()
@@ -260,15 +260,15 @@ class ModelCheckpoint:
             self._background.begin(order, copying)
         self._step = step
 
-    def _write(self, order: Order, draft: Draft) -> None:
+    def _write(self, order: SaveOrder, draft: PlannedCheckpoint) -> None:
         carry_out(order, draft, self._look_up)
         if order.rank == 0:
-            self._say(commit(order, self._look_up))
+            self._say(finalize(order, self._look_up))
 
     def _look_up(self, _nbytes: int) -> None:
         self._subject.guard.gate.look()  # whoever is waited for may be dead
 
-    def _draft(self, step: int) -> Draft:
+    def _draft(self, step: int) -> PlannedCheckpoint:
         told, ledger = self._subject.told, self._subject.ledger
         part: tuple[int, int] | None = 0, 1
         if self._config.remove_redundancy:
@@ -276,14 +276,16 @@ class ModelCheckpoint:
         elif self._config.integrated_save and told.rank:
             part = None
         epoch, _ = ledger.position(step)
-        return drafted(ledger, step, part, self._config.appended(epoch, step))
+        return planned(ledger, step, part, self._config.appended(epoch, step))
 
-    def _order(self, step: int, draft: Draft, reason: str, *, is_breakpoint: bool = False) -> Order:
+    def _order(
+        self, step: int, draft: PlannedCheckpoint, reason: str, *, is_breakpoint: bool = False
+    ) -> SaveOrder:
         told = self._subject.told
         epoch, batch = self._subject.ledger.position(step)
         layout = self._layout(step)._replace(is_breakpoint=is_breakpoint)
         config = self._config
-        return Order(
+        return SaveOrder(
             layout=layout,
             prefix=self._own_prefix() if told.rank == 0 else self._prefix,
             step=step,
@@ -297,7 +299,7 @@ class ModelCheckpoint:
             reason=reason,
             share=draft.share,
             own=draft.own,
-            rules=Rules(
+            rules=SaveRules(
                 config.keep_checkpoint_max,
                 config.keep_checkpoint_per_n_minutes,
                 config.crc_check,
@@ -324,7 +326,7 @@ class ModelCheckpoint:
                 raise CheckpointError(f"{self._directory} cannot be read: {error}") from error
         return self._numbered
 
-    def _made_policy(self, state: Any, passed_s: float = 0.0) -> schedule.Policy:
+    def _made_policy(self, state: Any, passed_s: float = 0.0) -> schedule.SaveSchedule:
         config, ranks = self._config, (state.rank, state.world_size)
         periods = config.save_checkpoint_steps, config.save_checkpoint_seconds
         try:

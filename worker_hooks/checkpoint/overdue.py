@@ -17,7 +17,7 @@ from typing import NamedTuple
 from worker_hooks.checkpoint import incarnation, numbering
 from worker_hooks.checkpoint.rank_writer import words
 from worker_hooks.checkpoint.save_plan import CheckpointError
-from worker_hooks.contract.env import Told
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, retention
 from worker_hooks.storage.manifest import CHECKPOINT_KIND, Manifest
@@ -26,7 +26,7 @@ LOOK_S = 0.005  # between two looks for rank 0's word
 READ_S = 0.1  # between two for checkpoints, which are read
 
 
-class Debt(NamedTuple):
+class OverdueCheckpoint(NamedTuple):
     """What may be owed of the step that all ranks went on from.
 
     Whatever is asked raises CheckpointError if the directory cannot be used, or if rank 0 does not
@@ -34,7 +34,7 @@ class Debt(NamedTuple):
     """
 
     layout: CheckpointLayout  # of its checkpoint in this life
-    told: Told
+    told: RankEnv
     step: int
     look: Callable[[], None]  # called while rank 0 is waited for
     within_s: float  # how long it is

@@ -8,24 +8,24 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from worker_hooks.checkpoint.save_plan import CheckpointError, Own, Share
-from worker_hooks.contract.status_page import Record
-from worker_hooks.state.committed_state import Ledger
+from worker_hooks.checkpoint.save_plan import CheckpointError, OwnShare, Share
+from worker_hooks.contract.status_page import CommitRecord
+from worker_hooks.state.committed_state import CommittedState
 from worker_hooks.tensors import shard
 from worker_hooks.tensors.reader import Reader
-from worker_hooks.tensors.shard import Plan, Replica
+from worker_hooks.tensors.shard import Replica, ShardPlan
 
 APPENDED = "append_info"
 
 
-class Draft(NamedTuple):
+class PlannedCheckpoint(NamedTuple):
     """What a rank contributes, and where it is now: in live memory."""
 
     share: Share | None
-    own: Own | None
+    own: OwnShare | None
     replica: Replica | None
-    plan: Plan | None
-    payload_of: Record | None
+    plan: ShardPlan | None
+    payload_of: CommitRecord | None
 
     @property
     def nbytes(self) -> int:
@@ -59,9 +59,9 @@ class Draft(NamedTuple):
         return b"" if self.payload_of is None else self.payload_of.payload
 
 
-def drafted(
-    ledger: Ledger, step: int, part: tuple[int, int] | None, appended: Mapping[str, Any]
-) -> Draft:
+def planned(
+    ledger: CommittedState, step: int, part: tuple[int, int] | None, appended: Mapping[str, Any]
+) -> PlannedCheckpoint:
     """What a rank contributes to a checkpoint.
 
     Args:
@@ -76,7 +76,7 @@ def drafted(
     record = None if ledger.page is None else ledger.page.record(step)
     own = None if record is None else _own(record, ledger)
     if part is None:
-        return Draft(None, own, None, None, record)
+        return PlannedCheckpoint(None, own, None, None, record)
     try:
         replica = ledger.replica(step)
         metadata = {**replica.metadata, APPENDED: json.dumps(appended)} if appended else None
@@ -87,12 +87,12 @@ def drafted(
     spans = tuple((segment.nbytes, is_mine) for segment, is_mine in plan.segments)
     buffers = sum(map(len, plan.buffers))
     share = Share(part[1], plan.head.decode("latin-1"), plan.seed, spans, buffers)
-    return Draft(share, own, replica, plan, record)
+    return PlannedCheckpoint(share, own, replica, plan, record)
 
 
-def _own(record: Record, ledger: Ledger) -> Own:
+def _own(record: CommitRecord, ledger: CommittedState) -> OwnShare:
     assert ledger.page is not None
-    return Own(
+    return OwnShare(
         entries=tuple(ledger.page.entries),
         step=record.step,
         epoch=record.epoch,

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from worker_hooks.checkpoint.save_plan import CheckpointError, Order
-from worker_hooks.contract.layout import CheckpointLayout, write_atomic
+from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder
+from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, shard_file
 from worker_hooks.storage.checksum import Bytes
 from worker_hooks.storage.manifest import COPY, Shard
@@ -38,7 +39,7 @@ class Content(Protocol):
         """The private state."""
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """What a rank has written."""
 
     step: int
@@ -46,7 +47,7 @@ class Part(NamedTuple):
     digest: str  # of the replicated state; empty: it was not looked at
 
 
-def carry_out(order: Order, content: Content, advance: Advance) -> None:
+def carry_out(order: SaveOrder, content: Content, advance: Advance) -> None:
     """Write this rank's files, and say so.
 
     Raises:
@@ -64,7 +65,7 @@ def carry_out(order: Order, content: Content, advance: Advance) -> None:
         raise CheckpointError(f"{layout.folder} cannot be saved: {why}") from error
 
 
-def read(layout: CheckpointLayout, rank: int) -> Part | None:
+def read(layout: CheckpointLayout, rank: int) -> RankPart | None:
     """What a rank has written; ``None``: it has not said so yet.
 
     Raises:
@@ -78,7 +79,7 @@ def read(layout: CheckpointLayout, rank: int) -> Part | None:
             raise CheckpointError(f"{layout.folder} cannot be saved: rank {rank}: {why}") from None
         return None
     shards = tuple(Shard(**shard) for shard in fields["shards"])
-    return Part(fields["step"], shards, fields["digest"])
+    return RankPart(fields["step"], shards, fields["digest"])
 
 
 def failed(layout: CheckpointLayout, rank: int) -> Path:
@@ -94,7 +95,7 @@ def words(error: Exception) -> str:
     return f"{error.strerror or error}{where}"
 
 
-def _written(order: Order, content: Content, advance: Advance) -> Part:
+def _written(order: SaveOrder, content: Content, advance: Advance) -> RankPart:
     layout, rank = order.layout, order.rank
     folder = layout.unfinished
     commit.make_durable(folder.parent)
@@ -125,7 +126,7 @@ def _written(order: Order, content: Content, advance: Advance) -> Part:
     if order.rules.is_read_back:
         for shard in shards:
             _compare(folder, shard, advance)
-    return Part(order.step, tuple(shards), digest)
+    return RankPart(order.step, tuple(shards), digest)
 
 
 def _compare(folder: Path, shard: Shard, advance: Advance) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from worker_hooks.contract.layout import CheckpointLayout
-from worker_hooks.contract.status_page import Entry, Record
+from worker_hooks.contract.status_page import CommitRecord, Entry
 
 
 class CheckpointError(RuntimeError):
@@ -29,7 +29,7 @@ class Share(NamedTuple):
         return sum(count for count, _ in self.spans)
 
 
-class Own(NamedTuple):
+class OwnShare(NamedTuple):
     """The rank's private state, without its bytes."""
 
     entries: tuple[Entry, ...]
@@ -41,14 +41,14 @@ class Own(NamedTuple):
     nbytes: int
     is_commit: bool
 
-    def record(self, payload: bytes) -> Record:
+    def record(self, payload: bytes) -> CommitRecord:
         """The page's record again."""
         meta = self.meta.encode()
         where = self.step, self.epoch, self.batch, self.at_ns
-        return Record(*where, meta, payload, self.is_commit)
+        return CommitRecord(*where, meta, payload, self.is_commit)
 
 
-class Rules(NamedTuple):
+class SaveRules(NamedTuple):
     """What holds for every checkpoint of a training."""
 
     keep_max: int  # 0: no such rule
@@ -57,7 +57,7 @@ class Rules(NamedTuple):
     stall_s: float  # without progress of any rank, until it is given up
 
 
-class Order(NamedTuple):
+class SaveOrder(NamedTuple):
     """One rank's part in one checkpoint."""
 
     layout: CheckpointLayout  # its record_id is of this life of the training: see life
@@ -72,8 +72,8 @@ class Order(NamedTuple):
     ancestor: str  # the run that this one went on from, and that is over therefore; or empty
     reason: str
     share: Share | None
-    own: Own | None
-    rules: Rules
+    own: OwnShare | None
+    rules: SaveRules
 
     @property
     def final(self) -> CheckpointLayout:
@@ -81,13 +81,13 @@ class Order(NamedTuple):
         return self.layout._replace(prefix=self.prefix)
 
 
-def encoded(order: Order) -> str:
+def encoded(order: SaveOrder) -> str:
     """The order as one line of JSON."""
     layout = order.layout._replace(directory=str(order.layout.directory))  # type: ignore[arg-type]
     return json.dumps(order._replace(layout=layout))
 
 
-def decoded(text: str) -> Order:
+def decoded(text: str) -> SaveOrder:
     """The order again."""
     fields: list[Any] = json.loads(text)
     (directory, *names), *about, share, own, rules = fields
@@ -97,7 +97,7 @@ def decoded(text: str) -> Order:
         share = Share(parts, head, seed, spans, buffers)
     if own is not None:
         entries, *others = own
-        own = Own(tuple(Entry(n, d, tuple(s), b) for n, d, s, b in entries), *others)
+        own = OwnShare(tuple(Entry(n, d, tuple(s), b) for n, d, s, b in entries), *others)
     layout = CheckpointLayout(Path(directory), *names)
-    values: list[Any] = [layout, *about, share, own, Rules(*rules)]
-    return Order(*values)
+    values: list[Any] = [layout, *about, share, own, SaveRules(*rules)]
+    return SaveOrder(*values)

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from worker_hooks.contract.layout import UNFINISHED, write_atomic
+from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.layout import UNFINISHED
 
 AHEAD = 2  # steps; one would do
 _WORD = struct.Struct("=Q")
 
 
-class Policy(Protocol):
+class SaveSchedule(Protocol):
     """Asked at each commit."""
 
     def is_due(self, step: int) -> bool:
@@ -144,7 +145,7 @@ def made(
     ranks: tuple[int, int],
     path: Callable[[], Path],
     passed_s: float = 0.0,
-) -> Policy:
+) -> SaveSchedule:
     """What one rank goes by.
 
     Args:

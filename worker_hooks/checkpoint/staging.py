@@ -15,7 +15,7 @@ import torch
 from worker_hooks.tensors.tensor_bytes import plain
 
 
-class Room:
+class StagingBuffer:
     """Shared memory, of no name, that grows as needed; ``fd`` is its descriptor."""
 
     def __init__(self) -> None:

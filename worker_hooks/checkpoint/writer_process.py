@@ -16,9 +16,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from worker_hooks.checkpoint.finalize import commit
+from worker_hooks.checkpoint.finalize import finalize
 from worker_hooks.checkpoint.rank_writer import Advance, carry_out
-from worker_hooks.checkpoint.save_plan import CheckpointError, Order, decoded
+from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, decoded
 
 ORDER, ROOM = "order", "room"
 FOLDER, WARNINGS, ERROR = "folder", "warnings", "error"
@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class Mapped:
     """What an order is about, in shared memory: the state, its buffers, the private state."""
 
-    def __init__(self, order: Order, memory: memoryview) -> None:
+    def __init__(self, order: SaveOrder, memory: memoryview) -> None:
         self._share = order.share
         self._own = order.own
         self._memory = memory
@@ -82,7 +82,7 @@ def _take(fd: int, nbytes: int) -> None:
         return  # whoever copies will meet it
 
 
-def _done(order: Order, fd: int) -> dict[str, object]:
+def _done(order: SaveOrder, fd: int) -> dict[str, object]:
     try:
         return _carried_out(order, fd, _Progress())
     except CheckpointError as error:
@@ -91,7 +91,7 @@ def _done(order: Order, fd: int) -> dict[str, object]:
         return {ERROR: f"{order.layout.folder} cannot be saved: {error!r}"}
 
 
-def _carried_out(order: Order, fd: int, advance: Advance) -> dict[str, object]:
+def _carried_out(order: SaveOrder, fd: int, advance: Advance) -> dict[str, object]:
     with mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ) as whole:
         memory = memoryview(whole)
         content = Mapped(order, memory)
@@ -102,7 +102,7 @@ def _carried_out(order: Order, fd: int, advance: Advance) -> dict[str, object]:
             memory.release()
     if order.rank:
         return {FOLDER: "", WARNINGS: []}
-    done = commit(order, advance)
+    done = finalize(order, advance)
     return {FOLDER: done.folder, WARNINGS: done.warnings}
 
 

@@ -116,7 +116,7 @@ class WorkerEnv(NamedTuple):
         return told
 
 
-class Told(NamedTuple):
+class RankEnv(NamedTuple):
     """What a training process reads back from its environment."""
 
     rank: int
@@ -128,7 +128,7 @@ class Told(NamedTuple):
     local_world_size: int = 1  # ranks on this host
 
     @staticmethod
-    def read(environ: Mapping[str, str]) -> Told:
+    def read(environ: Mapping[str, str]) -> RankEnv:
         """From the environment; without a launcher: one rank of one."""
 
         def number(name: str, default: int) -> int:
@@ -137,7 +137,7 @@ class Told(NamedTuple):
             except ValueError:
                 return default
 
-        return Told(
+        return RankEnv(
             rank=number("RANK", 0),
             world_size=number("WORLD_SIZE", 1),
             attempt=number("TORCHELASTIC_RESTART_COUNT", 0),

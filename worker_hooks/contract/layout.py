@@ -20,7 +20,6 @@ folder itself when no ``--log_dir`` was given.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -238,50 +237,3 @@ def runs_folder(environ: Mapping[str, str], uid: int) -> Iterator[Path]:
 def held(file: int) -> str:
     """Where other processes of the user find a file that this one has open, whatever its name."""
     return f"/proc/{os.getpid()}/fd/{file}"
-
-
-def write_atomic(
-    path: Path, content: bytes, *, durable: bool = True, private: bool = False
-) -> None:
-    """Replace ``path`` by ``content`` so that a reader or a crash sees the old or the new, whole.
-
-    Args:
-        path: the file to replace; its folder must exist.
-        content: all of the new bytes.
-        durable: also survive a power cut (fsync of the file and of its folder).
-        private: only the user may read it.
-
-    Raises:
-        OSError: nothing was replaced; the temporary file is gone.
-    """
-    aside = path.parent / f".{path.name}.{os.getpid()}_tmp"  # one writer a process
-
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags, 0o600 if private else 0o666)
-
-    try:
-        with open(aside, "wb", opener=opener) as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(aside)
-        raise
-    if durable:
-        fsync_folder(path.parent)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Let the folder's names, new, renamed and removed ones, survive a power cut.
-
-    Raises:
-        OSError: they may not.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

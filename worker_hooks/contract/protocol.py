@@ -80,7 +80,7 @@ class StoreForked(NamedTuple):
     why: str = ""
 
 
-class Spare(NamedTuple):
+class Protect(NamedTuple):
     """If the agent dies, leave this worker its time to save what it guards and end by itself."""
 
     pid: int
@@ -307,7 +307,7 @@ Message = (
     StartWorkers
     | StartStore
     | Preload
-    | Spare
+    | Protect
     | Ready
     | Forked
     | ForkFailed

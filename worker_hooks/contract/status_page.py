@@ -70,7 +70,7 @@ class Entry(NamedTuple):
     nbytes: int
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """How far a rank is. ``at_ns`` is monotonic."""
 
     step: int
@@ -99,7 +99,7 @@ class Pace(NamedTuple):
         return max(0, self.step_ns - self.wait_ns)
 
 
-class Record(NamedTuple):
+class CommitRecord(NamedTuple):
     """Private state as of a step. ``payload`` is the entries' bytes one after the other."""
 
     step: int
@@ -201,10 +201,10 @@ class Page:
         self._map[_BEAT_AT:_TEXT_AT] = old._map[_BEAT_AT:_TEXT_AT]
         self._step, self._phase = old._step, old._phase
 
-    def heartbeat(self) -> Beat:
+    def heartbeat(self) -> Heartbeat:
         """How far the rank is."""
         step, epoch, batch, at_ns, phase = _BEAT.unpack_from(self._map, _BEAT_AT)
-        return Beat(step, epoch, batch, at_ns, Phase(phase))
+        return Heartbeat(step, epoch, batch, at_ns, Phase(phase))
 
     def write(
         self,
@@ -245,7 +245,7 @@ class Page:
         fill(self._address + at + self._meta_bytes)
         _END.pack_into(self._map, end, self._number)
 
-    def record(self, step: int) -> Record | None:
+    def record(self, step: int) -> CommitRecord | None:
         """The private state as of ``step``: of its commit, else of the step under way."""
         commit = self._read(step % 2)
         if commit is not None and commit.step == step:
@@ -258,7 +258,7 @@ class Page:
         heads = [head for slot in (0, 1) if (head := self._head(slot)) is not None]
         return max((head[1] for head in heads), default=None)
 
-    def newest(self) -> Record | None:
+    def newest(self) -> CommitRecord | None:
         """The newest commit."""
         found = [record for slot in (0, 1) if (record := self._read(slot)) is not None]
         return max(found, key=lambda record: record.step, default=None)
@@ -270,7 +270,7 @@ class Page:
         (end,) = _END.unpack_from(self._map, at + self._record_bytes - _END.size)
         return head if 0 != head[0] == end and head[4] <= self._meta_bytes else None
 
-    def _read(self, slot: int) -> Record | None:
+    def _read(self, slot: int) -> CommitRecord | None:
         head = self._head(slot)
         if head is None:
             return None
@@ -279,7 +279,7 @@ class Page:
         meta = self._map[at : at + size]
         at += self._meta_bytes
         payload = self._map[at : at + self._payload_bytes]
-        return Record(step, epoch, batch, at_ns, meta, payload, is_commit=slot != UNDER_WAY)
+        return CommitRecord(step, epoch, batch, at_ns, meta, payload, is_commit=slot != UNDER_WAY)
 
 
 def create(rank: int, attempt: int, entries: Sequence[Entry], meta_bytes: int = META_BYTES) -> int:

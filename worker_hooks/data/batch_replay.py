@@ -19,14 +19,14 @@ MOST = 64  # batches of one step; of a validation, say, there may be any number
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
-class Kept(NamedTuple):
+class KeptBatch(NamedTuple):
     """One batch, in containers of its own."""
 
     batch: Any
     versions: tuple[int, ...] | None  # of the tensors in it; ``None``: it cannot be watched
 
 
-class Again:
+class BatchReplay:
     """An iterator over batches that can hand out those since the last commit a second time.
 
     Each is kept with the randomness behind its loading, if it was loaded in this very process.
@@ -35,14 +35,14 @@ class Again:
     def __init__(
         self, batches: Iterator[Any], loaded: int, streams: Randomness | None = None
     ) -> None:
-        self.recent: list[Kept] = []
+        self.recent: list[KeptBatch] = []
         self.loaded = loaded  # batches of the epoch up to now, whoever has handed them out since
         self.is_sound = True  # what it iterates over has not failed
         self._batches = batches
         self._streams = streams
         self._behind: list[State] = []  # of each of the recent ones, and of more before
 
-    def __iter__(self) -> Again:
+    def __iter__(self) -> BatchReplay:
         return self
 
     def __next__(self) -> Any:
@@ -92,12 +92,12 @@ class Again:
         yield from self
 
 
-def _kept(batch: Any) -> Kept:
+def _kept(batch: Any) -> KeptBatch:
     versions: list[int] = []
     try:
-        return Kept(_rebuilt(batch, versions), tuple(versions))
+        return KeptBatch(_rebuilt(batch, versions), tuple(versions))
     except (TypeError, RuntimeError):
-        return Kept(None, None)
+        return KeptBatch(None, None)
 
 
 def _rebuilt(thing: Any, versions: list[int]) -> Any:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from worker_hooks.contract.status_page import Entry
-from worker_hooks.data.batch_replay import Again
+from worker_hooks.data.batch_replay import BatchReplay
 from worker_hooks.data.loader_kind import (
-    Way,
+    SkipMethod,
     batch_size_of,
     is_plain,
     length_of,
@@ -28,7 +28,7 @@ from worker_hooks.data.loader_kind import (
     way_of,
 )
 from worker_hooks.data.loader_workers import Workers, dataset_owners
-from worker_hooks.data.skip_sampler import Skipping, swapped
+from worker_hooks.data.skip_sampler import SkippingSampler, swapped
 from worker_hooks.rng.generators import copy
 from worker_hooks.rng.randomness import Randomness, private_streams, process_streams
 
@@ -82,10 +82,10 @@ class Feed:
         self.consumed = 0  # batches of this epoch that were handed out
         self.is_kept = False  # by an exception that leaves the loop; it may be entered again
         self.place: tuple[int, int] | None = None  # epoch and loop that :attr:`consumed` is of
-        self._again: Again | None = None
+        self._again: BatchReplay | None = None
         self._loader: Any = loader
         self._way = way_of(loader)
-        self._is_plain = self._way is not Way.OWN and is_plain(loader)
+        self._is_plain = self._way is not SkipMethod.OWN and is_plain(loader)
         self._is_ready = False
         self._is_fresh = True  # the workers, if there are any, are made at this epoch's begin
         self._opened = 0  # the batch of the epoch that the present workers began with
@@ -104,7 +104,7 @@ class Feed:
     @property
     def is_stateful(self) -> bool:
         """Whether :meth:`meta` changes with every batch."""
-        return self._way is Way.OWN
+        return self._way is SkipMethod.OWN
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -137,7 +137,7 @@ class Feed:
         if self._private.nbytes:
             at += self._private.fill(at)
         if self._workers is not None:
-            is_asked = self._way is Way.SAMPLER
+            is_asked = self._way is SkipMethod.SAMPLER
             until = self.consumed if is_asked else self._opened
             at += self._workers.fill(at, self._opened, until)
         return at - address
@@ -148,7 +148,7 @@ class Feed:
         found["batch_size"] = self.batch_size
         if self._workers is not None:
             found["workers"] = self._workers.count
-        if self._way is Way.OWN and self.consumed:
+        if self._way is SkipMethod.OWN and self.consumed:
             found["state"] = state_of(self._loader)
         return found
 
@@ -200,7 +200,7 @@ class Feed:
         if self.is_kept:
             is_here = not (self._is_plain and self._loader.num_workers > 0)
             streams = self._streams if is_here else None
-            batches = self._again = Again(batches, consumed, streams)
+            batches = self._again = BatchReplay(batches, consumed, streams)
         return Batches(self, batches)
 
     def settle(self) -> None:
@@ -239,12 +239,12 @@ class Feed:
         self._streams = Randomness(process_streams() | private)
         has_workers = self._is_plain and loader.num_workers > 0
         self._is_persistent = has_workers and bool(loader.persistent_workers)
-        is_recorded = has_workers and (self._way is Way.SAMPLER or self._is_persistent)
+        is_recorded = has_workers and (self._way is SkipMethod.SAMPLER or self._is_persistent)
         self._workers = Workers(loader) if is_recorded else None
         if has_workers and not getattr(loader, "in_order", True):
             log.warning("in_order=False: the order of the data cannot be repeated exactly")
 
-    def _iterator(self, skipping: Skipping | None) -> Any:
+    def _iterator(self, skipping: SkippingSampler | None) -> Any:
         loader = self._loader
         others: dict[str, Any] = {}
         if self._workers is not None and self._living() is None:
@@ -281,13 +281,13 @@ class Feed:
     def _reopen_here(
         self, consumed: int, meta: Mapping[str, Any], saved: Mapping[str, bytes]
     ) -> Any:
-        if self._way is Way.OWN and meta.get("state") is not None:
+        if self._way is SkipMethod.OWN and meta.get("state") is not None:
             load_state(self._loader, meta["state"])
             if getattr(self._loader, "num_workers", 0):
                 log.warning("the loader goes on by itself: what its workers draw begins anew")
             return iter(self._loader)
         batches: Any = iter(self._loader)
-        skipped = batches._sampler_iter if self._way is Way.SAMPLER else batches  # noqa: SLF001
+        skipped = batches._sampler_iter if self._way is SkipMethod.SAMPLER else batches  # noqa: SLF001
         early: dict[str, bytes] = {}
         _drop(skipped, consumed, self._way, lambda: early.update(self._states()))
         late = self._states() if early else {}
@@ -313,14 +313,16 @@ class Feed:
                 if not self._is_fresh:
                     log.warning("the randomness of the data workers is lost: it begins anew")
                 self._workers.forget()
-                way = Way.LOAD  # from the epoch's begin, where they had the loader's own seeds
+                way = (
+                    SkipMethod.LOAD
+                )  # from the epoch's begin, where they had the loader's own seeds
         self._rewind(self._born)
-        self._opened = consumed if way is Way.SAMPLER else 0
+        self._opened = consumed if way is SkipMethod.SAMPLER else 0
         blanks = self._opened % loader.num_workers
         rewind = None if self._is_fresh else lambda: self._rewind(self._start)
         sampler = getattr(loader, sampler_name(loader))
-        batches = self._iterator(Skipping(sampler, self._opened - blanks, blanks, rewind))
-        _drop(batches, blanks if way is Way.SAMPLER else consumed, way)
+        batches = self._iterator(SkippingSampler(sampler, self._opened - blanks, blanks, rewind))
+        _drop(batches, blanks if way is SkipMethod.SAMPLER else consumed, way)
         return batches
 
     def _as_of(self, prefix: str, saved: Mapping[str, bytes]) -> bytes:
@@ -339,7 +341,10 @@ class Feed:
 
 
 def _drop(
-    batches: Iterator[Any], count: int, way: Way, after_first: Callable[[], None] = lambda: None
+    batches: Iterator[Any],
+    count: int,
+    way: SkipMethod,
+    after_first: Callable[[], None] = lambda: None,
 ) -> None:
     """Pass over batches, or their indices, or blanks in their place."""
     began = time.monotonic()
@@ -349,7 +354,7 @@ def _drop(
             break
         if number == 0:
             after_first()
-    if count and way is not Way.SAMPLER:
+    if count and way is not SkipMethod.SAMPLER:
         took_s = time.monotonic() - began
         level = logging.WARNING if took_s > LONG_S else logging.INFO
         log.log(level, "%d consumed batches were loaded and dropped in %.1f s", count, took_s)

@@ -19,7 +19,7 @@ NESTED = (
 )
 
 
-class Feeds:
+class FeedCache:
     """One for each loader; of loaders that are made anew in each epoch the last few are kept."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ _STATE_BYTES = META_BYTES - 2048  # of a loader's own state; the rest is for oth
 _ASKED = "_IterableDataset_len_called"  # a DataLoader remembers the length it said, and warns
 
 
-class Way(Enum):
+class SkipMethod(Enum):
     """How the consumed batches of an epoch are passed over."""
 
     SAMPLER = "sampler"  # their indices are drawn and dropped
@@ -30,12 +30,12 @@ class Way(Enum):
     OWN = "own"  # the loader has a state of its own
 
 
-def way_of(loader: Any) -> Way:
+def way_of(loader: Any) -> SkipMethod:
     """How consumed batches of this loader are passed over."""
     if all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")):
-        return Way.OWN
+        return SkipMethod.OWN
     is_mapped = is_plain(loader) and not isinstance(loader.dataset, IterableDataset)
-    return Way.SAMPLER if is_mapped else Way.LOAD
+    return SkipMethod.SAMPLER if is_mapped else SkipMethod.LOAD
 
 
 def is_plain(loader: Any) -> bool:

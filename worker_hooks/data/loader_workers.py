@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import fetch as fetchers
 
 from worker_hooks.contract.status_page import Entry
-from worker_hooks.data.skip_sampler import Blank
+from worker_hooks.data.skip_sampler import BlankDataset
 from worker_hooks.rng.generators import TWISTER_BYTES, copy
 from worker_hooks.rng.randomness import NUMPY, Randomness, private_streams, process_streams
 
@@ -55,7 +55,7 @@ def dataset_owners(dataset: object) -> dict[str, object]:
     return owners
 
 
-class Ring:
+class RandomnessRing:
     """Shared memory of one set of workers: for each a count of batches and the newest states."""
 
     def __init__(self, workers: int, slots: int, room: int) -> None:
@@ -97,7 +97,7 @@ class Ring:
 class Prologue:
     """A ``worker_init_fn``: the script's own, then the state to go on from, then the recording."""
 
-    def __init__(self, init_fn: InitFn, ring: Ring, states: Sequence[bytes]) -> None:
+    def __init__(self, init_fn: InitFn, ring: RandomnessRing, states: Sequence[bytes]) -> None:
         """Prepare the workers' beginning; sent to them by fork or by pickle."""
         self._init_fn, self._ring, self._states = init_fn, ring, tuple(states)
         self._parent = os.getpid()
@@ -138,7 +138,7 @@ class Prologue:
 def _recorded(fetch: Callable[[Any, Any], Any], record: Callable[[], None]) -> Any:
     @functools.wraps(fetch)
     def fetch_and_record(fetcher: Any, indices: Any) -> Any:
-        if indices is Blank.BATCH:
+        if indices is BlankDataset.BATCH:
             return None
         try:
             return fetch(fetcher, indices)
@@ -158,7 +158,7 @@ class Workers:
         numpy = 0 if NUMPY in streams else TWISTER_BYTES  # a worker loads it in any case
         self._room = Randomness(streams).nbytes + numpy + _SPARE_BYTES
         self._entry_bytes = _SIZE.size + self._room
-        self._ring: Ring | None = None
+        self._ring: RandomnessRing | None = None
         self._begun = [0] * self.count  # batches each had made when the epoch began
         self._known = self._all(_NOTHING)  # states as the epoch began
 
@@ -201,7 +201,7 @@ class Workers:
 
     def prologue(self, init_fn: InitFn) -> Prologue:
         """The ``worker_init_fn`` of workers that are about to be made."""
-        self._ring = Ring(self.count, self._prefetch + 1, self._room)
+        self._ring = RandomnessRing(self.count, self._prefetch + 1, self._room)
         self._begun = [0] * self.count
         return Prologue(init_fn, self._ring, self._known)
 

@@ -14,13 +14,13 @@ from itertools import islice
 from typing import Any
 
 
-class Blank(Enum):
+class BlankDataset(Enum):
     """Stands for the indices of a batch that a worker need not make."""
 
     BATCH = "blank"
 
 
-class Skipping:
+class SkippingSampler:
     """Stands in for a loader's sampler while an iterator with workers is made."""
 
     def __init__(
@@ -60,7 +60,7 @@ def _rest(indices: Iterator[Any], dropped: int, blanks: int) -> Iterator[Any]:
     for _ in islice(indices, dropped):
         pass
     for _ in islice(indices, blanks):
-        yield Blank.BATCH
+        yield BlankDataset.BATCH
     yield from indices
 
 

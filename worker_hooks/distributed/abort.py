@@ -8,19 +8,27 @@ buffers, gradient buckets mostly, as garbage; parameters and optimizers it does 
 Which sockets those are, gloo does not tell. They are TCP connections whose other end is held by
 another rank of the job, that is by a child of the same agent; everything else that a script may
 have open, a data base or a logger, stays as it is, and so does the store, which is no rank.
+
+Once in some hundreds of broken collectives gloo (torch 2.13) forgets to wake a sender whose socket
+is gone. Nothing else can be done for such a thread, so its process is ended and replaced like any
+other that died.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import sys
+import threading
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 
-from worker_hooks.distributed.socket_peers import other_ends
+from worker_hooks.distributed import stacks
+from worker_hooks.distributed.socket_peers import peers_of
 
 _STORE = "msrun-store"  # the short name of the store host, a child of the agent like the ranks
 
@@ -48,7 +56,7 @@ def _abort_groups() -> None:
 
 def _shut_down(agent_pid: int) -> int:
     theirs = {inode for pid in _peers(agent_pid) for inode, _ in _sockets(str(pid))}
-    others = other_ends(descriptor for _, descriptor in _sockets("self"))
+    others = peers_of(descriptor for _, descriptor in _sockets("self"))
     return sum(_shut(descriptor) for descriptor, inode in others.items() if inode in theirs)
 
 
@@ -92,3 +100,43 @@ def _sockets(process: str) -> Iterator[tuple[int, int]]:
             target = os.readlink(f"{folder}/{name}")
             if target.startswith("socket:["):
                 yield int(target[8:-1]), int(name)
+
+
+FREE_S = 1.5  # for a thread whose sockets are gone; it takes milliseconds, at most groups.CONNECT
+
+LOOK_S = 0.25  # between two looks at where it is
+
+_USER, _SYSTEM = 11, 12  # of proc(5), counted behind the name
+
+
+def end_if_stuck(is_out: threading.Event) -> None:
+    """End this process if its main thread stays in a collective.
+
+    Args:
+        is_out: set when the main thread is out.
+    """
+    before = None
+    patience_s = FREE_S
+    while not is_out.wait(patience_s):
+        patience_s = LOOK_S
+        place = _place() if stacks.waits_for_peers() else None
+        if place is not None and place == before:
+            stacks.write("the main thread cannot be freed from a broken collective: it is killed")
+            os.kill(os.getpid(), signal.SIGKILL)
+        before = place
+
+
+def _place() -> tuple[int, int, int] | None:
+    """The instruction that the main thread is at, and the processor time that it has had.
+
+    One that computes, in a long backward say, or spins until its device is done, is not stuck.
+    """
+    main = threading.main_thread()
+    frame = sys._current_frames().get(main.ident or 0)  # noqa: SLF001
+    try:
+        with open(f"/proc/self/task/{main.native_id}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    ticks = int(fields[_USER]) + int(fields[_SYSTEM])
+    return None if frame is None else (id(frame), frame.f_lasti, ticks)

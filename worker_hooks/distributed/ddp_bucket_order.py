@@ -87,7 +87,7 @@ def _living() -> Iterator[DistributedDataParallel]:
             yield thing
 
 
-class New:
+class NewDDPs:
     """Notes the DDPs that are made from now on."""
 
     def __init__(self) -> None:

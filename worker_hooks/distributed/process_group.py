@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from worker_hooks.contract.env import Told, meeting_point
+from worker_hooks.contract.env import RankEnv, meeting_point
 from worker_hooks.distributed import ddp_bucket_order
 
 OUTSIDE = "does not train inside run(train, state)"
@@ -33,7 +33,7 @@ _PREFIX = "default_pg"  # torch's, where it looks for a store itself; the new ra
 CONNECT = timedelta(seconds=0.2)  # to a socket that listens; its answer is waited for longer
 
 
-class Group(NamedTuple):
+class GroupRecord(NamedTuple):
     """How to make the default group again; made outside of the training function."""
 
     backend: str
@@ -41,7 +41,7 @@ class Group(NamedTuple):
     device: torch.device | None
 
 
-def why_fixed(told: Told, modules: Callable[[], Iterable[nn.Module]]) -> str:
+def not_replaceable_why(told: RankEnv, modules: Callable[[], Iterable[nn.Module]]) -> str:
     """Why the group that exists as training begins could not be left and made again.
 
     Args:
@@ -74,7 +74,7 @@ def _has_talked() -> bool:
         return False
 
 
-def present() -> Group | None:
+def present() -> GroupRecord | None:
     """The default group; ``None``: there is none."""
     if not dist.is_available() or not dist.is_initialized():
         return None
@@ -83,7 +83,7 @@ def present() -> Group | None:
     name = world.pg_map[group][0]
     is_plain = name in dist.Backend.backend_list and name != dist.Backend.UNDEFINED
     backend = name if is_plain else world.pg_backend_config[group]
-    return Group(str(backend), _timeout(group), group.bound_device_id)
+    return GroupRecord(str(backend), _timeout(group), group.bound_device_id)
 
 
 def leave() -> list[Any]:
@@ -113,7 +113,7 @@ def have_threads() -> bool:
     return False
 
 
-def join(group: Group, look: Callable[[], None]) -> None:
+def join(group: GroupRecord, look: Callable[[], None]) -> None:
     """Make the group again; a collective.
 
     As ``init_process_group("env://")`` does, in short tries: that one would look for a store that

@@ -45,7 +45,7 @@ class _Link(NamedTuple):
         return self._replace(local=self.remote, remote=self.local)
 
 
-def other_ends(descriptors: Iterable[int]) -> dict[int, int]:
+def peers_of(descriptors: Iterable[int]) -> dict[int, int]:
     """Of those that are TCP connections within this machine, the other ends' inodes."""
     links = {fd: link for fd in descriptors if (link := _link(fd)) is not None}
     found = {}

@@ -23,7 +23,7 @@ LONGEST = 1500  # characters of them
 STDERR = 2
 
 
-class Call(NamedTuple):
+class MainCall(NamedTuple):
     """One frame: ``text`` is its line of source."""
 
     file: str
@@ -47,7 +47,7 @@ _WAITS = (".wait(", "wait_tensor(", ".item(", ".cpu(", ".tolist(", "synchronize(
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
-def is_in_collective(calls: Sequence[Call]) -> bool:
+def is_in_collective(calls: Sequence[MainCall]) -> bool:
     """Whether a stack, innermost last, stands in a collective or waits for its device.
 
     Frames of torch and of the standard library are looked through; the script's own, called from
@@ -72,7 +72,7 @@ def waits_for_peers() -> bool:
     return is_in_collective(calls)
 
 
-def words(calls: Iterable[Call]) -> list[str]:
+def words(calls: Iterable[MainCall]) -> list[str]:
     """A line a frame, innermost last."""
     return [
         f"{file}:{line} {function}" + (f": {text}" if text else "")
@@ -90,7 +90,7 @@ def inspect(rank: int, attempt: int, order: protocol.Inspect) -> protocol.Stack:
     return protocol.Stack(rank, attempt, order.id, is_in_collective(calls), text)
 
 
-def write(why: str) -> list[Call]:
+def write(why: str) -> list[MainCall]:
     """Write all threads' stacks but this one's to the rank's log; those of the main thread."""
     stacks = _stacks()
     main = threading.main_thread().ident or 0
@@ -102,18 +102,18 @@ def write(why: str) -> list[Call]:
     return stacks.get(main, ("", []))[1]
 
 
-def _stacks() -> dict[int, tuple[str, list[Call]]]:
+def _stacks() -> dict[int, tuple[str, list[MainCall]]]:
     """By thread: its name and its calls, innermost last; the main thread first."""
     # its table and not enumerate(), which takes a lock
     names = {ident: thread.name for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]  # noqa: SLF001
     main = threading.main_thread().ident
-    found: dict[int, tuple[str, list[Call]]] = {}
+    found: dict[int, tuple[str, list[MainCall]]] = {}
     frames = sys._current_frames()  # noqa: SLF001  what it is for
     for ident, frame in sorted(frames.items(), key=lambda pair: pair[0] != main):
         if ident != threading.get_ident():
             summary = traceback.extract_stack(frame)
             calls = [
-                Call(each.filename, each.lineno or 0, each.name, each.line or "")
+                MainCall(each.filename, each.lineno or 0, each.name, each.line or "")
                 for each in summary
             ]
             found[ident] = names.get(ident, f"{ident}"), calls

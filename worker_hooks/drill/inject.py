@@ -22,7 +22,7 @@ from typing import Any
 from worker_hooks.contract.env import DRILL
 from worker_hooks.contract.layout import DrillLayout
 from worker_hooks.contract.status_page import Phase
-from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment, Plan
+from worker_hooks.drill.plan import LAUNCHER, Deed, DrillPlan, Fault, Moment
 
 log = logging.getLogger("msrun")
 
@@ -41,7 +41,7 @@ class DrillError(RuntimeError):
     """The exception a drill was asked to raise."""
 
 
-class Saboteur:
+class FaultInjector:
     """One rank's faults of a drill."""
 
     def __init__(self, layout: DrillLayout, faults: Mapping[int, Fault], attempt: int) -> None:
@@ -59,13 +59,13 @@ class Saboteur:
         self._timers: list[threading.Timer] = []
 
     @staticmethod
-    def from_env(environ: Mapping[str, str], rank: int, attempt: int) -> Saboteur | None:
+    def from_env(environ: Mapping[str, str], rank: int, attempt: int) -> FaultInjector | None:
         """The saboteur of this rank; ``None`` where no drill wants anything of it any more.
 
         Raises:
             ValueError: the drill is unreadable.
         """
-        plan = Plan.decode(environ.get(DRILL, ""))
+        plan = DrillPlan.decode(environ.get(DRILL, ""))
         if plan is None:
             return None
         faults = {
@@ -75,7 +75,7 @@ class Saboteur:
             and (fault.attempt is None or fault.attempt >= attempt)  # a rank may live to see it
             and not plan.layout.struck(index).exists()
         }
-        return Saboteur(plan.layout, faults, attempt) if faults else None
+        return FaultInjector(plan.layout, faults, attempt) if faults else None
 
     def at(self, phase: Phase, step: int) -> None:
         """The main thread enters ``phase`` of ``step``, the one that is committed next.

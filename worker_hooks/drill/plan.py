@@ -90,7 +90,7 @@ class Fault(NamedTuple):
                 return f"preemption with {self.grace_s:g} s"
 
 
-class Plan(NamedTuple):
+class DrillPlan(NamedTuple):
     """A drill's word to the ranks of one job."""
 
     folder: str  # where ranks say what they did and computed
@@ -111,7 +111,7 @@ class Plan(NamedTuple):
         return json.dumps({**self._asdict(), "faults": faults})
 
     @staticmethod
-    def decode(text: str) -> Plan | None:
+    def decode(text: str) -> DrillPlan | None:
         """The plan in ``MSRUN_DRILL``; ``None`` for an empty one.
 
         Raises:
@@ -122,7 +122,7 @@ class Plan(NamedTuple):
         try:
             fields = json.loads(text)
             faults = tuple(_fault(each) for each in fields.pop("faults", ()))
-            return Plan(**fields, faults=faults)
+            return DrillPlan(**fields, faults=faults)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise ValueError(f"unreadable drill {text[:80]!r}: {error!r}") from error
 

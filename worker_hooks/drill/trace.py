@@ -13,15 +13,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from worker_hooks.contract.env import Told
-from worker_hooks.contract.layout import write_atomic
-from worker_hooks.drill.plan import Plan
+from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.env import RankEnv
+from worker_hooks.drill.plan import DrillPlan
 
 
-class Witness:
+class TrainingTrace:
     """Writes one rank's lines; each is whole on disk before training goes on."""
 
-    def __init__(self, plan: Plan, told: Told) -> None:
+    def __init__(self, plan: DrillPlan, told: RankEnv) -> None:
         """Begin the lines of this attempt.
 
         Raises:
@@ -35,16 +35,16 @@ class Witness:
         self.begin(told.attempt)
 
     @staticmethod
-    def from_env(environ: Mapping[str, str], rank: int) -> Witness | None:
+    def from_env(environ: Mapping[str, str], rank: int) -> TrainingTrace | None:
         """The witness of this rank; ``None`` outside of a drill.
 
         Raises:
             ValueError: the drill is unreadable.
             OSError: the drill's folder cannot be written.
         """
-        told = Told.read(environ)
-        plan = Plan.decode(told.drill)
-        return Witness(plan, told._replace(rank=rank)) if plan is not None else None
+        told = RankEnv.read(environ)
+        plan = DrillPlan.decode(told.drill)
+        return TrainingTrace(plan, told._replace(rank=rank)) if plan is not None else None
 
     def begin(self, attempt: int) -> None:
         """The lines of another attempt follow, in the same process or in a new one."""

@@ -21,7 +21,7 @@ VERIFY_S = 1800.0  # for an agent that has to read a large checkpoint first
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
-class Link:
+class AgentLink:
     """A connected line."""
 
     def __init__(self, name: str) -> None:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Protocol
 
 
-class Holding(Protocol):
+class ExitHold(Protocol):
     """Who can hold the main thread."""
 
     def raised(self, error: str) -> bool:
@@ -24,7 +24,7 @@ class Holding(Protocol):
         """The same, for a process that exits by itself."""
 
 
-def install(guard: Holding) -> None:
+def install_exit_hooks(guard: ExitHold) -> None:
     """Hold this process's main thread at its ends: an uncaught exception, and any exit."""
     previous = sys.excepthook
 

@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from worker_hooks.contract import protocol, wire
-from worker_hooks.contract.env import Told
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.status_page import Page
-from worker_hooks.distributed import abort, escape, stacks
+from worker_hooks.distributed import abort, stacks
 from worker_hooks.guard import exit_hooks
 from worker_hooks.guard import save as saving
-from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, Link
+from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, AgentLink
 from worker_hooks.guard.gate import Gate, Stand
-from worker_hooks.guard.liveness_socket import Beacon
-from worker_hooks.guard.signal_wakeup import Wakeup
+from worker_hooks.guard.liveness_socket import LivenessSocket
+from worker_hooks.guard.signal_wakeup import SignalWakeup
 
 log = logging.getLogger("msrun")
 
@@ -36,7 +36,7 @@ LOOK_S = 1.0
 _guarded: set[int] = set()  # this process, once the agent has welcomed it
 
 
-class Source(saving.Source, Protocol):
+class StateSource(saving.SaveSource, Protocol):
     """Whose state is guarded."""
 
     @property
@@ -65,8 +65,8 @@ class Guard:
 
     def __init__(
         self,
-        told: Told,
-        source: Source,
+        told: RankEnv,
+        source: StateSource,
         ckpt_save_path: str,
         at_dump: Callable[[], None],
         alone: Callable[[Guard], None],
@@ -99,10 +99,10 @@ class Guard:
         self._files = exit_file, checkpoints, breakpoints
         self._exit_signals = tuple(exit_signals)
         self._signal: int | None = None  # that came last
-        self._link: Link | None = None
-        self._beacon: Beacon | None = None
+        self._link: AgentLink | None = None
+        self._beacon: LivenessSocket | None = None
         self._listener: threading.Thread | None = None
-        self._wakeup: Wakeup | None = None
+        self._wakeup: SignalWakeup | None = None
         self._released = threading.Event()
         self.is_done = False  # training is over
         self.resumed_step = 0  # saved already, in the checkpoint this attempt began from
@@ -132,7 +132,7 @@ class Guard:
         if self._pid in _guarded:
             raise ValueError("this process has a TrainState already: register everything in one")
         try:
-            link = Link(self.told.hooks)
+            link = AgentLink(self.told.hooks)
         except OSError as error:
             log.warning("nothing guards rank %d: %s", self.told.rank, error)
             return None
@@ -170,11 +170,11 @@ class Guard:
         if self._listener is None:
             # the kernel would kill this thread's process with msrun, before it could save
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
-            self._beacon = Beacon(self.told)
+            self._beacon = LivenessSocket(self.told)
             self._catch()
             self._listener = threading.Thread(target=self._listen, name="msrun", daemon=True)
             self._listener.start()
-            exit_hooks.install(self)
+            exit_hooks.install_exit_hooks(self)
 
     def _catch(self) -> None:
         """From now on somebody hears the signals that ask for an exit.
@@ -188,7 +188,7 @@ class Guard:
         if not numbers:
             return
         try:
-            self._wakeup = Wakeup(numbers)
+            self._wakeup = SignalWakeup(numbers)
         except (OSError, ValueError) as error:
             log.warning(
                 "a signal to rank %d alone is no request to exit: %s", *self._who[:1], error
@@ -312,7 +312,7 @@ class Guard:
             self._released.set()
             # the main thread gets no further than here before this is over: it makes new sockets
             abort.unblock(self._link.agent_pid)
-        threading.Thread(target=escape.insist, args=(is_out,), daemon=True).start()
+        threading.Thread(target=abort.end_if_stuck, args=(is_out,), daemon=True).start()
 
     def _exit(
         self, order: protocol.Hold | protocol.Proceed | protocol.Leave | protocol.Dismiss
@@ -388,7 +388,7 @@ class Guard:
 
         try:
             self._at_dump()
-            done = self.save(order, saving.Progress(tell))
+            done = self.save(order, saving.ThrottledProgress(tell))
         except Exception as error:  # noqa: BLE001  an OSError is not one of ours, either
             self._say(saving.failed(self._who, order, error))
         else:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from worker_hooks.contract.env import Told
+from worker_hooks.contract.env import RankEnv
 
 
-class Beacon:
+class LivenessSocket:
     """A rank's sign."""
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: RankEnv) -> None:
         """Light it; a name that is taken stays dark."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with contextlib.suppress(OSError):
@@ -26,7 +26,7 @@ class Beacon:
         self._socket.close()
 
 
-def alight(told: Told) -> set[int]:
+def live_ranks(told: RankEnv) -> set[int]:
     """The ranks of this run on this host whose processes exist."""
     found = set()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as looking:
@@ -37,5 +37,5 @@ def alight(told: Told) -> set[int]:
     return found
 
 
-def _name(told: Told, rank: int) -> str:
+def _name(told: RankEnv, rank: int) -> str:
     return f"\0msrun-{told.record_id}-rank-{rank}"  # of any attempt: a rank may see several

@@ -32,7 +32,7 @@ _PLACE_ERRORS = {
 }
 
 
-class Source(Protocol):
+class SaveSource(Protocol):
     """Whose state is saved."""
 
     def replica(self, step: int) -> Replica:
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 
 def save(
-    source: Source,
+    source: SaveSource,
     who: tuple[int, int],
     order: protocol.Save,
     frozen: int | None,
@@ -96,7 +96,7 @@ def failed(who: tuple[int, int], order: protocol.Save, error: Exception) -> prot
     return protocol.SaveFailed(*who, order.dump_id, words, is_place)
 
 
-class Progress:
+class ThrottledProgress:
     """Tells about progress now and then."""
 
     def __init__(self, tell: Callable[[int], None]) -> None:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from worker_hooks.contract import protocol
-from worker_hooks.contract.env import Told
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
 from worker_hooks.guard import liveness_socket
 from worker_hooks.guard.guard import Guard
-from worker_hooks.recovery.peer_notes import Note, Notes
+from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
 from worker_hooks.storage import commit
 from worker_hooks.storage.manifest import Manifest, Shard
 
@@ -35,7 +35,7 @@ LAST_LOOK_S = 1.0  # at a main thread that may stand still behind a complete upd
 EXIT = 1
 
 
-def end(guard: Guard) -> None:
+def save_without_agent(guard: Guard) -> None:
     """Save what this rank and its peers hold, and end the process. Runs in the listener."""
     path = None
     try:
@@ -72,11 +72,11 @@ def _save(guard: Guard) -> str | None:
     return saved
 
 
-def _open_notes(guard: Guard, name: str) -> tuple[Notes, str]:
+def _open_notes(guard: Guard, name: str) -> tuple[PeerNotes, str]:
     assert guard.welcome is not None
     try:
         notes, place = (
-            Notes(Path(guard.ckpt_save_path, name), guard.told.rank),
+            PeerNotes(Path(guard.ckpt_save_path, name), guard.told.rank),
             guard.ckpt_save_path,
         )
         notes.tell(step=guard.source.step)
@@ -84,12 +84,12 @@ def _open_notes(guard: Guard, name: str) -> tuple[Notes, str]:
         if not guard.welcome.fallback:
             raise
         place = guard.welcome.fallback
-        notes = Notes(Path(place, name), guard.told.rank)
+        notes = PeerNotes(Path(place, name), guard.told.rank)
         notes.tell(step=guard.source.step)
     return notes, place
 
 
-def _settle(guard: Guard, notes: Notes, grace_s: float) -> None:
+def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
     """Wait until this rank's state will not change any more, then say what it is."""
     gate, source = guard.gate, guard.source
     deadline = time.monotonic() + grace_s
@@ -98,7 +98,7 @@ def _settle(guard: Guard, notes: Notes, grace_s: float) -> None:
         others = [note for note in notes.read().values() if note.is_settled]
         if not gate.is_torn and any(note.step <= step for note in others):
             break  # that peer holds, so no collective after this commit can be finished
-        if not gate.is_torn and len(liveness_socket.alight(guard.told)) < guard.told.world_size:
+        if not gate.is_torn and len(liveness_socket.live_ranks(guard.told)) < guard.told.world_size:
             break  # a peer is dead: the same
         if step != notes.mine.step:
             notes.tell(step=step)
@@ -107,17 +107,17 @@ def _settle(guard: Guard, notes: Notes, grace_s: float) -> None:
     notes.tell(step=step, is_settled=True, is_whole=is_whole, why=why)
 
 
-def _await_all(notes: Notes, told: Told) -> dict[int, Note]:
+def _await_all(notes: PeerNotes, told: RankEnv) -> dict[int, PeerNote]:
     """The settled notes of all ranks that exist, or of those that are heard of in time."""
     while True:
         ranks = notes.read()
         settled = {rank: note for rank, note in ranks.items() if note.is_settled}
-        if settled.keys() >= liveness_socket.alight(told) or notes.last_sign_s() > LATE_S:
+        if settled.keys() >= liveness_socket.live_ranks(told) or notes.last_sign_s() > LATE_S:
             return settled
         time.sleep(LOOK_S)
 
 
-def _nothing(ranks: dict[int, Note], step: int, resumed: int) -> str:
+def _nothing(ranks: dict[int, PeerNote], step: int, resumed: int) -> str:
     if step and step == resumed:
         return f"msrun is gone; step {step} is saved already; go on with: msrun --resume"
     torn = "; ".join(f"rank {rank}: {note.why}" for rank, note in ranks.items() if note.why)
@@ -127,7 +127,7 @@ def _nothing(ranks: dict[int, Note], step: int, resumed: int) -> str:
 class _Alone:
     """One rank's part in a dump without an agent."""
 
-    def __init__(self, guard: Guard, notes: Notes, step: int, stall_s: float) -> None:
+    def __init__(self, guard: Guard, notes: PeerNotes, step: int, stall_s: float) -> None:
         self._guard = guard
         self._notes = notes
         self._step = step
@@ -213,10 +213,10 @@ class _Alone:
                 if rank not in {shard.rank for shard in private}
             ),
         )
-        commit.seal(layout, manifest)
+        commit.commit(layout, manifest)
         self._notes.announce(str(layout.folder), self._step)
 
-    def _await_private(self, folder: str) -> dict[int, Note]:
+    def _await_private(self, folder: str) -> dict[int, PeerNote]:
         """Notes of all living ranks once each said what it holds, or gave no sign for too long."""
         while True:
             notes = self._notes.read()

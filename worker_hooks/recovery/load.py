@@ -37,7 +37,7 @@ class Span(NamedTuple):
     offset: int  # in the file
 
 
-class Stored(NamedTuple):
+class StoredSpan(NamedTuple):
     """A tensor of a dump."""
 
     dtype: torch.dtype
@@ -77,7 +77,7 @@ class Stored(NamedTuple):
 class Tensors(Mapping[str, Tensor]):
     """The tensors of a dump by name; each is read when it is asked for."""
 
-    def __init__(self, stored: Mapping[str, Stored]) -> None:
+    def __init__(self, stored: Mapping[str, StoredSpan]) -> None:
         self._stored = stored
 
     def __getitem__(self, name: str) -> Tensor:
@@ -107,7 +107,7 @@ class Tensors(Mapping[str, Tensor]):
         }
 
 
-class Saved(NamedTuple):
+class LoadedState(NamedTuple):
     """A dump that is to be gone on from."""
 
     folder: Path
@@ -115,7 +115,7 @@ class Saved(NamedTuple):
     tensors: Tensors
     values: dict[str, Json]  # what the pieces have besides tensors, by their names
     metadata: dict[str, str]  # of the file that has what its writer alone had
-    held: Held | None = None  # what the files are kept open by
+    held: HeldState | None = None  # what the files are kept open by
 
     def private(self, rank: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """What the dump has of a rank's own; ``None``: nothing.
@@ -134,7 +134,7 @@ class Saved(NamedTuple):
         return None
 
 
-class Held:
+class HeldState:
     """Files kept open, so that they can be read for as long as this lives."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -158,26 +158,26 @@ def _close_all(opened: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def hold(folder: Path, manifest: Manifest) -> Saved:
+def hold(folder: Path, manifest: Manifest) -> LoadedState:
     """Open a checkpoint in the agent's memory, which the agent may forget before this is read.
 
     Raises:
         OSError: it has forgotten it already.
         ValueError: the files do not make up a state; the sentence says why.
     """
-    held = Held(folder, manifest)
+    held = HeldState(folder, manifest)
     saved = load(Path("/proc/self/fd"), manifest._replace(shards=held.shards))
     return saved._replace(held=held)
 
 
-def load(folder: Path, manifest: Manifest) -> Saved:
+def load(folder: Path, manifest: Manifest) -> LoadedState:
     """Open a verified dump; tensors stay on the disk until they are asked for.
 
     Raises:
         OSError: a file cannot be read.
         ValueError: the files do not make up a state; the sentence says why.
     """
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StoredSpan] = {}
     best, metadata = -1, {}
     for shard in manifest.shards:
         if shard.kind != "replicated" or shard.variant != 0:
@@ -198,11 +198,11 @@ def load(folder: Path, manifest: Manifest) -> Saved:
         values = {**_json(metadata, OBJECTS), **_json(metadata, REST)["pieces"]}
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{folder} holds no state that msrun wrote: {error!r}") from error
-    return Saved(folder, manifest, Tensors(stored), values, metadata)
+    return LoadedState(folder, manifest, Tensors(stored), values, metadata)
 
 
 def restore(
-    pieces: Sequence[Piece], saved: Saved, *, is_live: bool = False, is_all: bool = True
+    pieces: Sequence[Piece], saved: LoadedState, *, is_live: bool = False, is_all: bool = True
 ) -> None:
     """Put the replicated state back, bit for bit; nothing is touched if it does not fit.
 
@@ -273,7 +273,7 @@ def _json(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     return value
 
 
-def _note(stored: dict[str, Stored], path: Path, header: safetensors_file.Header) -> None:
+def _note(stored: dict[str, StoredSpan], path: Path, header: safetensors_file.Header) -> None:
     """Note where the tensors of a file are; a part of one begins at the offsets it tells."""
     sharding = _json(header.metadata, SHARDING)
     at = header.data_offset
@@ -281,7 +281,7 @@ def _note(stored: dict[str, Stored], path: Path, header: safetensors_file.Header
         place = sharding.get(name, {})
         whole = tuple(place.get(GLOBAL_SHAPE, shape))
         offsets = tuple(place.get(OFFSETS, ()))[: len(whole)]
-        each = stored.setdefault(name, Stored(torch_dtype(dtype), whole, {}))
+        each = stored.setdefault(name, StoredSpan(torch_dtype(dtype), whole, {}))
         if (each.dtype, each.shape) != (torch_dtype(dtype), whole):
             raise ValueError(f"parts of {name} differ in their types or shapes")
         start = 0
@@ -294,7 +294,7 @@ def _note(stored: dict[str, Stored], path: Path, header: safetensors_file.Header
         at += nbytes
 
 
-def _is_whole(stored: Stored) -> bool:
+def _is_whole(stored: StoredSpan) -> bool:
     """Whether the parts follow each other without a hole, to the end."""
     at = 0
     for start, span in sorted(stored.spans.items()):
@@ -306,7 +306,7 @@ def _is_whole(stored: Stored) -> bool:
 
 def _private(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     header = safetensors_file.read_header(path)
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StoredSpan] = {}
     _note(stored, path, header)
     held = {name: each.read() for name, each in stored.items()}
     try:

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from worker_hooks.contract.layout import write_atomic
+from worker_hooks.contract.atomic_file import write_atomic
 
 SAVED = "saved.json"
 
 
-class Note(NamedTuple):
+class PeerNote(NamedTuple):
     """One rank's present word."""
 
     pid: int
@@ -32,7 +32,7 @@ class Note(NamedTuple):
     folder: str = ""  # the folder that line is about
 
 
-class Notes:
+class PeerNotes:
     """The notes of all ranks of an attempt, in one folder."""
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -44,7 +44,7 @@ class Notes:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._rank = rank
-        self.mine = Note(os.getpid(), 0)
+        self.mine = PeerNote(os.getpid(), 0)
         self._signs: dict[str, int] = {}
         self._heard_at = time.monotonic()
 
@@ -62,12 +62,12 @@ class Notes:
         """Give a sign of life."""
         os.utime(self.folder / f"rank_{self._rank}.json")
 
-    def read(self) -> dict[int, Note]:
+    def read(self) -> dict[int, PeerNote]:
         """The notes of all ranks that wrote one and are alive, one's own with them."""
         notes = {}
         for path in self.folder.glob("rank_*.json"):
             try:
-                note = Note(**json.loads(path.read_bytes()))
+                note = PeerNote(**json.loads(path.read_bytes()))
             except (OSError, ValueError, TypeError):
                 continue  # replaced this moment, or not a note
             if _is_alive(note.pid):

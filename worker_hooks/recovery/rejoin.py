@@ -16,7 +16,6 @@ from worker_hooks.contract.env import rejoined
 from worker_hooks.contract.protocol import Rejoin
 from worker_hooks.distributed import process_group
 from worker_hooks.guard.guard import Guard
-from worker_hooks.recovery.modes import Modes
 
 log = logging.getLogger("msrun")
 
@@ -29,16 +28,16 @@ class Membership:
         self._guard = guard
         self._modules = modules
         self._left: list[tuple[Sequence[ref[Any]], list[Any]]] = []  # and still in use
-        self._modes: Modes | None = None
-        self._group: process_group.Group | None = None  # made by the script before run()
+        self._modes: ModuleFlags | None = None
+        self._group: process_group.GroupRecord | None = None  # made by the script before run()
         guard.why_fixed = process_group.OUTSIDE
 
     def begin(self) -> None:
         """The training function is about to be entered for the first time."""
         guard = self._guard
-        self._modes = Modes(self._modules())
+        self._modes = ModuleFlags(self._modules())
         self._group = process_group.present()
-        guard.why_fixed = why = process_group.why_fixed(guard.told, self._modules)
+        guard.why_fixed = why = process_group.not_replaceable_why(guard.told, self._modules)
         if why and guard.is_on and guard.told.rank == 0:
             log.warning("a dead rank will not be replaced alone, as the script %s", why)
 
@@ -92,3 +91,23 @@ def _are_held(users: Sequence[ref[Any]], left: Sequence[Any]) -> bool:
         return True
     *counts, alone = (sys.getrefcount(each) for each in [*left, object()])
     return any(count > alone + 1 for count in counts)
+
+
+class ModuleFlags:
+    """As of one moment."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        """Note them, of these modules and all that are in them."""
+        inside = [each for module in modules for each in module.modules()]
+        self._training = [(each, each.training) for each in inside]
+        self._trained = [
+            (one, one.requires_grad) for each in inside for one in each.parameters(recurse=False)
+        ]
+
+    def restore(self) -> None:
+        """Be as then: a validation, say, was interrupted."""
+        for module, is_training in self._training:
+            module.training = is_training
+        for parameter, is_trained in self._trained:
+            if parameter.requires_grad != is_trained:
+                parameter.requires_grad_(is_trained)

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from worker_hooks.contract.env import Told
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.data.feed import Batches, Feed
 from worker_hooks.recovery import load
 from worker_hooks.rng.randomness import Randomness, derive
-from worker_hooks.state.committed_state import Ledger
+from worker_hooks.state.committed_state import CommittedState
 from worker_hooks.state.private import EPOCH, placed
 from worker_hooks.state.registry import Piece
 from worker_hooks.state.snapshot import version
@@ -33,7 +33,7 @@ log = logging.getLogger("msrun")
 PEERS = 8  # ranks whose private state is read where one's own does not say all
 
 
-class Private(NamedTuple):
+class LoadedPrivate(NamedTuple):
     """What a rank had for itself when the checkpoint was made."""
 
     step: int
@@ -58,7 +58,7 @@ class Private(NamedTuple):
         return placed(octets, int(self.meta.get("place", 0)))
 
 
-class Point(NamedTuple):
+class ResumePoint(NamedTuple):
     """Where training goes on."""
 
     step: int
@@ -68,12 +68,12 @@ class Point(NamedTuple):
     loop: int  # of batches() within the epoch
     is_over: bool  # the loop was left
     feed: Mapping[str, Any]  # what the loader said of itself
-    private: Private | None
+    private: LoadedPrivate | None
     is_own: bool  # the private state was this rank's
     usual: tuple[Any, ...] | None
     late: frozenset[str]
     ready_orders: Sequence[list[int] | None]
-    saved: load.Saved
+    saved: load.LoadedState
     quick_digest: str  # of the replicated state, if it lies in memory; else empty
     looks: tuple[Any, ...]  # of the pieces, when the state had been put back
 
@@ -86,8 +86,8 @@ def find(*places: str) -> Path | None:
 
 
 def restored(
-    pieces: Sequence[Piece], folder: Path, told: Told, live: tuple[int, str] | None = None
-) -> Point:
+    pieces: Sequence[Piece], folder: Path, told: RankEnv, live: tuple[int, str] | None = None
+) -> ResumePoint:
     """Put the replicated state of a verified checkpoint back.
 
     Args:
@@ -125,7 +125,7 @@ def restored(
     meta = {} if place is None else place.meta
     loop = int(meta.get("loop", facts.get("loop", 0)))
     usual = facts.get("usual")
-    return Point(
+    return ResumePoint(
         step=step,
         epoch=manifest.epoch,
         batch=batch,
@@ -161,7 +161,7 @@ def _forget_gradients(pieces: Sequence[Piece]) -> None:
                 tensor.grad = None
 
 
-def _peers(saved: load.Saved, rank: int, world_size: int) -> Iterator[Private]:
+def _peers(saved: load.LoadedState, rank: int, world_size: int) -> Iterator[LoadedPrivate]:
     """What the other ranks had, the next ones first, until one is known as of its commit."""
     for shift in range(rank >= world_size, world_size):
         other = (rank + shift) % world_size
@@ -172,7 +172,7 @@ def _peers(saved: load.Saved, rank: int, world_size: int) -> Iterator[Private]:
                 return
 
 
-def begin_epoch(point: Point) -> None:
+def begin_epoch(point: ResumePoint) -> None:
     """Let the script draw before its loop what it drew there when the epoch began."""
     octets = point.private.octets() if point.private is not None and point.is_own else {}
     began = {name: each for name, each in octets.items() if name.startswith(EPOCH)}
@@ -180,7 +180,7 @@ def begin_epoch(point: Point) -> None:
 
 
 def opened(
-    point: Point | None, feed: Feed, epoch: int | None, ledger: Ledger, rank: int
+    point: ResumePoint | None, feed: Feed, epoch: int | None, ledger: CommittedState, rank: int
 ) -> Batches:
     """Open a loop's data; at a point where it was left, with all state as it was then.
 
@@ -205,7 +205,7 @@ def opened(
     return batches
 
 
-def put_back(point: Point, ledger: Ledger, rank: int) -> None:
+def put_back(point: ResumePoint, ledger: CommittedState, rank: int) -> None:
     """Put private state back, and what the script has changed of the rest before its loop.
 
     What stands before the loop is done a second time after a resume: a schedule's step, say.
@@ -233,12 +233,12 @@ def put_back(point: Point, ledger: Ledger, rank: int) -> None:
         log.warning("randomness that was not saved begins anew: %s", ", ".join(missed))
 
 
-def _is_same(point: Point, ledger: Ledger) -> bool:
+def _is_same(point: ResumePoint, ledger: CommittedState) -> bool:
     """Whether the replicated state is known to be, bit for bit, what was saved."""
     return bool(point.quick_digest) and quick_digest(ledger.present()) == point.quick_digest
 
 
-def _consumed(point: Point, feed: Feed, rank: int) -> int:
+def _consumed(point: ResumePoint, feed: Feed, rank: int) -> int:
     """Batches of each rank that make up what all ranks have seen of the loop."""
     was, now = point.ranks
     size = int(point.feed.get("batch_size", 1)) * was, feed.batch_size * now
@@ -250,7 +250,7 @@ def _consumed(point: Point, feed: Feed, rank: int) -> int:
     return batch
 
 
-def _octets(point: Point, rank: int) -> dict[str, bytes]:
+def _octets(point: ResumePoint, rank: int) -> dict[str, bytes]:
     if point.private is None:
         return {}
     octets = point.private.octets()
@@ -266,10 +266,10 @@ def _look(piece: Piece) -> tuple[Any, ...]:
     return piece.marks(), versions, json.dumps(value), octets
 
 
-def _private(saved: load.Saved, rank: int) -> Private | None:
+def _private(saved: load.LoadedState, rank: int) -> LoadedPrivate | None:
     found = saved.private(rank)
     if found is None:
         return None
     record, tensors = found
     step, batch = int(record["step"]), int(record["batch"])
-    return Private(step, batch, bool(record["is_commit"]), record["meta"], tensors)
+    return LoadedPrivate(step, batch, bool(record["is_commit"]), record["meta"], tensors)

@@ -20,7 +20,7 @@ from worker_hooks.contract.status_page import Entry, Page, Phase
 from worker_hooks.rng.randomness import TORCH
 from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.module import ModulePiece
-from worker_hooks.state.private import Position, Private, Source
+from worker_hooks.state.private import Position, PrivateSource, PrivateState
 from worker_hooks.state.registry import Piece
 from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
@@ -28,7 +28,7 @@ from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.shard import Replica, digest
 from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
 
-__all__ = ["Commit", "Ledger", "Position"]
+__all__ = ["Commit", "CommittedState", "Position"]
 
 log = logging.getLogger("msrun")
 
@@ -47,7 +47,7 @@ class Commit(NamedTuple):
     ready: tuple[torch.Event, ...]  # passed by each accelerator when the state is as of the commit
 
 
-class Ledger:
+class CommittedState:
     """Written by the main thread at commits; read by the listener while the gate is closed."""
 
     def __init__(self, pieces: Sequence[Piece], extra: Callable[[], dict[str, Any]]) -> None:
@@ -58,7 +58,7 @@ class Ledger:
             extra: JSON-able facts, the same on all replicas, that are saved with the state.
         """
         self.pieces = tuple(pieces)
-        self.private = Private(self.pieces)
+        self.private = PrivateState(self.pieces)
         self.step = 0
         self.updates = [0] * len(self.pieces)  # since the commit
         self.usual: tuple[Any, ...] | None = None  # all that any step has changed so far
@@ -82,7 +82,7 @@ class Ledger:
         """The buffers of what was registered."""
         return self.private.buffers
 
-    def open(self, rank: int, attempt: int, source: Source, position: Position) -> int:
+    def open(self, rank: int, attempt: int, source: PrivateSource, position: Position) -> int:
         """Make the page for what this loader needs; its descriptor.
 
         The newest commit stays as it was. Is there none yet, then it is made here.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from worker_hooks.contract import status_page as pages
-from worker_hooks.contract.status_page import META_BYTES, UNDER_WAY, Entry, Page, Record
+from worker_hooks.contract.status_page import META_BYTES, UNDER_WAY, CommitRecord, Entry, Page
 from worker_hooks.rng.generators import copy
 from worker_hooks.rng.randomness import Randomness
 from worker_hooks.state.buffers import Buffers
@@ -41,7 +41,7 @@ class Position(NamedTuple):
     meta: bytes = b"{}"
 
 
-class Source(Protocol):
+class PrivateSource(Protocol):
     """A loader as the page sees it."""
 
     @property
@@ -62,7 +62,7 @@ class _Room(NamedTuple):
     known: tuple[dict[str, bytes], ...]  # what each source has written
 
 
-class Private:
+class PrivateState:
     """One rank's own state and its page; without :meth:`open` nothing is written."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
@@ -73,7 +73,7 @@ class Private:
         """Buffers that were seen to change between the last backward of a step and its commit."""
         self._began: dict[str, bytes] = {}  # randomness, as the epoch began
         self._began_whole = b""  # as it is written
-        self._sources: list[Source | None] = [None] * len(PREFIXES)
+        self._sources: list[PrivateSource | None] = [None] * len(PREFIXES)
         self._place = 0  # of the present source
         self._committed = 0  # of the one whose loop the newest commit was made in
         self._offset = 0  # of what the present source writes, behind buffers and randomness
@@ -99,14 +99,14 @@ class Private:
         self._began = now.split(now.capture())
         self._join_began()
 
-    def place_of(self, source: Source) -> int:
+    def place_of(self, source: PrivateSource) -> int:
         """Where on the page this one's state is, or will be: never where the newest commit's is."""
         for place, each in enumerate(self._sources):
             if each is source:
                 return place
         return 0 if self.page is None else 1 - self._committed
 
-    def turn_to(self, source: Source) -> bool:
+    def turn_to(self, source: PrivateSource) -> bool:
         """Write the state of this one from now on; false: the page has no room for it."""
         is_there = any(each is source for each in self._sources)
         if is_there:
@@ -114,7 +114,7 @@ class Private:
             self._set_offset()
         return is_there
 
-    def open(self, rank: int, attempt: int, source: Source, step: int, meta: bytes) -> int:
+    def open(self, rank: int, attempt: int, source: PrivateSource, step: int, meta: bytes) -> int:
         """Make a page with room for this source; the commit is carried over from the one before.
 
         Args:
@@ -215,7 +215,7 @@ class Private:
             entry.nbytes for each in before if each is not None for entry in each.entries
         )
 
-    def _carry(self, page: Page, record: Record, entries: Sequence[Entry]) -> None:
+    def _carry(self, page: Page, record: CommitRecord, entries: Sequence[Entry]) -> None:
         """Write another page's commit to this one; what is not in it begins as it is now."""
         there = dict(_parts(entries, record.payload))
 

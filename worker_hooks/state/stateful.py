@@ -18,7 +18,7 @@ SMALL_BYTES = 64 << 10
 """Up to so many bytes of tensors are copied at each commit."""
 
 
-class Held(NamedTuple):
+class HeldTensor(NamedTuple):
     """The state of an object at a commit. If it is large, the tensors are those it gave out."""
 
     state: Any
@@ -39,19 +39,19 @@ class ObjectPiece:
         self._thing = thing
         self.is_compared = isinstance(thing, Optimizer)
         self.optimizers = _optimizers_of(thing)
-        self._held: Held | None = None
+        self._held: HeldTensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Those of a large state, as the object gave them out at the commit."""
         held = self._held if self._held is not None else self.snapshot()
         return state_json.encode(held.state, self.name)[1] if held.is_large else {}
 
-    def snapshot(self) -> Held:
+    def snapshot(self) -> HeldTensor:
         """A copy of the state; of a large one without the tensors."""
         state = self._thing.state_dict()
         nbytes = sum(tensor.nbytes for tensor in tensors_in(state))
         is_large = nbytes > SMALL_BYTES
-        self._held = Held(copied(state, clone=not is_large), is_large)
+        self._held = HeldTensor(copied(state, clone=not is_large), is_large)
         return self._held
 
     def marks(self) -> Any:
@@ -59,7 +59,7 @@ class ObjectPiece:
         text, tensors = state_json.encode(self._thing.state_dict(), self.name)
         return text, [version(tensor) for tensor in tensors.values()]
 
-    def encode(self, snapshot: Held) -> tuple[Json, dict[str, Tensor]]:
+    def encode(self, snapshot: HeldTensor) -> tuple[Json, dict[str, Tensor]]:
         """The state as JSON, and the tensors of a small one.
 
         Raises:

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from worker_hooks.contract.layout import MANIFEST, DumpLayout, fsync_folder
-from worker_hooks.contract.status_page import Entry, Record
+from worker_hooks.contract.atomic_file import fsync_folder
+from worker_hooks.contract.layout import MANIFEST, DumpLayout
+from worker_hooks.contract.status_page import CommitRecord, Entry
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import PRIVATE, REPLICATED, Manifest, Shard
@@ -48,7 +49,7 @@ def write_private(
     folder: Path,
     rank: int,
     entries: Sequence[Entry],
-    record: Record,
+    record: CommitRecord,
     advance: Callable[[int], None],
 ) -> Shard:
     """Write a rank's private state, the payload of its page as it is.
@@ -63,7 +64,7 @@ def write_private(
     return Shard(file, rank, PRIVATE, done.nbytes, done.sha256)
 
 
-def private_head(entries: Sequence[Entry], record: Record) -> bytes:
+def private_head(entries: Sequence[Entry], record: CommitRecord) -> bytes:
     """What comes before the payload in the file of a rank's private state.
 
     Raises:
@@ -79,7 +80,7 @@ def private_head(entries: Sequence[Entry], record: Record) -> bytes:
     return safetensors_file.header(entries, metadata)
 
 
-def seal(layout: DumpLayout, manifest: Manifest) -> None:
+def commit(layout: DumpLayout, manifest: Manifest) -> None:
     """Make an unfinished folder complete, with its manifest, under its final name.
 
     Files that the manifest does not name are removed. What has the final name already is moved

@@ -14,15 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from worker_hooks.contract.layout import (
-    BREAKPOINT,
-    DUMP,
-    MANIFEST,
-    REMOVED,
-    REPLACED,
-    UNFINISHED,
-    write_atomic,
-)
+from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.layout import BREAKPOINT, DUMP, MANIFEST, REMOVED, REPLACED, UNFINISHED
 from worker_hooks.storage.safetensors_file import sha256_of
 
 FORMAT = 1

@@ -13,14 +13,8 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from worker_hooks.contract.layout import (
-    BREAKPOINT,
-    MANIFEST,
-    REMOVED,
-    REPLACED,
-    UNFINISHED,
-    fsync_folder,
-)
+from worker_hooks.contract.atomic_file import fsync_folder
+from worker_hooks.contract.layout import BREAKPOINT, MANIFEST, REMOVED, REPLACED, UNFINISHED
 from worker_hooks.storage.manifest import Manifest, read
 
 _MINUTE_S = 60

@@ -53,7 +53,7 @@ _LIMIT = 100_000_000  # bytes of a header, the library's
 _KEYS = {"dtype", "shape", "data_offsets"}
 
 
-class Written(NamedTuple):
+class WrittenFile(NamedTuple):
     """A file that is on the disk; ``sha256`` is its checksum, as :func:`sha256_of` takes it."""
 
     nbytes: int
@@ -75,7 +75,7 @@ class Writing(NamedTuple):
     file: DurableFile
     blocks: Blocks
 
-    def finish(self) -> Written:
+    def finish(self) -> WrittenFile:
         """Wait until all is on the disk.
 
         Raises:
@@ -95,7 +95,7 @@ class Writing(NamedTuple):
             head = checksum.sha256([memoryview(self.head)])
             sha256 = checksum.combined(head, self.blocks.hashes())
         self.file.finish()
-        return Written(self.file.nbytes, sha256)
+        return WrittenFile(self.file.nbytes, sha256)
 
 
 def stored(entry: Entry) -> Entry:
@@ -139,7 +139,7 @@ def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
 
 def write(
     path: Path, head: bytes, chunks: Iterable[Bytes], advance: Callable[[int], None]
-) -> Written:
+) -> WrittenFile:
     """Write a file to the disk, whatever its size with at most 64 MB of memory.
 
     Args:

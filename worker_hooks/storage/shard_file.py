@@ -13,7 +13,7 @@ from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.checksum import Blocks, Bytes
 
 
-class Written(NamedTuple):
+class WrittenShard(NamedTuple):
     """A shard that is on the disk. ``digest`` is of the whole state, whatever part it holds."""
 
     nbytes: int
@@ -30,7 +30,7 @@ def write(
     advance: Callable[[int], None],
     *,
     is_whole: bool,
-) -> Written:
+) -> WrittenShard:
     """Write the part, and take the digest of the whole.
 
     Args:
@@ -59,7 +59,7 @@ def write(
         for content in buffers:
             file.blocks.add(content)
         done = file.finish()
-    return Written(done.nbytes, done.sha256, digest_of(seed, hashes))
+    return WrittenShard(done.nbytes, done.sha256, digest_of(seed, hashes))
 
 
 def digest_of(seed: str, hashes: bytes) -> str:

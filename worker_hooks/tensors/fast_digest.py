@@ -25,7 +25,7 @@ _FEW = 32768 * 8 // _ROW * _ROW  # bytes; torch may sum up more with threads tha
 _MANY = (1 << 20) // _ROW * _ROW  # bytes; torch has no other threads, and a cache no more room
 
 
-class Sum:
+class FastDigest:
     """The sum of a stream of tensors, in one thread."""
 
     def __init__(self, sizes: Iterable[int]) -> None:

@@ -21,9 +21,9 @@ from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.checksum import Blocks, Bytes
 from worker_hooks.storage.safetensors_file import BITS
-from worker_hooks.storage.shard_file import Written, digest_of
+from worker_hooks.storage.shard_file import WrittenShard, digest_of
 from worker_hooks.storage.shard_file import write as write_part
-from worker_hooks.tensors.fast_digest import Sum
+from worker_hooks.tensors.fast_digest import FastDigest
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import (
     dtype_name,
@@ -35,10 +35,10 @@ from worker_hooks.tensors.tensor_bytes import (
 )
 
 __all__ = [
-    "Plan",
     "Replica",
-    "Stored",
-    "Written",
+    "ShardPlan",
+    "StoredTensor",
+    "WrittenShard",
     "digest",
     "dtype_name",
     "entry_of",
@@ -69,7 +69,7 @@ class Replica(NamedTuple):
     ready: Sequence[torch.Event] = ()  # recorded at the commit on each accelerator's stream
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor of a file, and where it begins in the whole tensor of ``global_shape``."""
 
     name: str
@@ -78,7 +78,7 @@ class Stored(NamedTuple):
     global_shape: tuple[int, ...]
 
 
-class Plan(NamedTuple):
+class ShardPlan(NamedTuple):
     """How a part is to be written, without the bytes."""
 
     head: bytes  # of the part's file
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
                 yield piece, is_mine
 
 
-class Cut(NamedTuple):
+class TensorCut(NamedTuple):
     """The rows of a tensor, along ``dim``, that a part has; without ``dim``: all, or none."""
 
     entry: Entry  # of the whole tensor
@@ -146,13 +146,13 @@ def digest(replica: Replica, advance: Callable[[int], None]) -> str:
 
 
 def quick_digest(replica: Replica, advance: Callable[[int], None] = lambda _: None) -> str:
-    """The same, but of a sum that only finds accidents, at the speed of memory: :class:`Sum`.
+    """The same, but of a sum that only finds accidents, at memory speed: ``FastDigest``.
 
     Raises:
         TypeError: there is a tensor that cannot be saved.
     """
     reader, cuts = Reader(replica.ready), _cuts(replica, 0, 1)
-    found = Sum(cut.entry.nbytes for cut in cuts)
+    found = FastDigest(cut.entry.nbytes for cut in cuts)
     for cut in cuts:
         for piece in reader.pieces(cut.tensor):
             found.add(piece)
@@ -160,7 +160,7 @@ def quick_digest(replica: Replica, advance: Callable[[int], None] = lambda _: No
     return found.digest(_seed(cuts, replica.rest))
 
 
-def plan(replica: Replica, part: int, parts: int) -> Plan:
+def plan(replica: Replica, part: int, parts: int) -> ShardPlan:
     """Plan part ``part`` of ``parts`` equal ones; part 0 holds the buffers, too.
 
     Raises:
@@ -175,12 +175,12 @@ def plan(replica: Replica, part: int, parts: int) -> Plan:
     segments = [segment for cut in cuts for segment in cut.segments]
     contents = [content for _, content in buffers]
     sizes = [cut.entry.nbytes for cut in cuts]
-    return Plan(head, _seed(cuts, replica.rest), segments, contents, sizes)
+    return ShardPlan(head, _seed(cuts, replica.rest), segments, contents, sizes)
 
 
 def write(
     path: Path, replica: Replica, part: int, parts: int, advance: Callable[[int], None]
-) -> Written:
+) -> WrittenShard:
     """Write part ``part`` of ``parts`` equal ones, and take the digest of the whole.
 
     Extra memory is at most 64 MB. Part 0 holds the buffers, too.
@@ -205,7 +205,7 @@ def write(
 
 def write_quick(
     path: Path, replica: Replica, part: int, parts: int, advance: Callable[[int], None]
-) -> Written:
+) -> WrittenShard:
     """The same file as :func:`write` makes, in memory that is there already; no checksum is taken.
 
     Args:
@@ -221,7 +221,7 @@ def write_quick(
         ValueError: two tensors have one name, or there is no such part.
     """
     planned = plan(replica, part, parts)
-    found = Sum(planned.sizes)
+    found = FastDigest(planned.sizes)
     with open(path, "r+b", buffering=0) as file:
         nbytes = _put(file, planned.head)
         for piece, is_mine in planned.pieces(Reader(replica.ready)):
@@ -231,10 +231,10 @@ def write_quick(
             advance(len(piece))
         for content in planned.buffers:
             nbytes += _put(file, content)
-    return Written(nbytes, "", found.digest(planned.seed))
+    return WrittenShard(nbytes, "", found.digest(planned.seed))
 
 
-def tensors_of(path: Path) -> Iterator[Stored]:
+def tensors_of(path: Path) -> Iterator[StoredTensor]:
     """The tensors of a file, one after the other; their memory is the file's until it is changed.
 
     Raises:
@@ -255,7 +255,7 @@ def tensors_of(path: Path) -> Iterator[Stored]:
             tensor = tensor.view(elements).reshape(shape)
             place = sharding.get(name, {})
             offsets = tuple(place.get(OFFSETS, ()))[: len(shape)] or (0,) * len(shape)
-            yield Stored(name, tensor, offsets, tuple(place.get(GLOBAL_SHAPE, shape)))
+            yield StoredTensor(name, tensor, offsets, tuple(place.get(GLOBAL_SHAPE, shape)))
 
 
 def _put(file: io.FileIO, content: Bytes) -> int:
@@ -265,7 +265,7 @@ def _put(file: io.FileIO, content: Bytes) -> int:
     return len(content)
 
 
-def _cuts(replica: Replica, part: int, parts: int) -> list[Cut]:
+def _cuts(replica: Replica, part: int, parts: int) -> list[TensorCut]:
     """All tensors in the files' order, the largest elements first so that all lie aligned."""
     found = [(entry_of(name, tensor), tensor) for name, tensor in replica.tensors.items()]
     found.sort(key=lambda each: (-BITS[each[0].dtype], each[0].name))
@@ -278,7 +278,7 @@ def _cuts(replica: Replica, part: int, parts: int) -> list[Cut]:
         row = max(1, entry.nbytes // rows)
         # cut where it is nearest to the edges
         start, stop = (min(max(0, (2 * (edge - at) + row) // (2 * row)), rows) for edge in edges)
-        cuts.append(Cut(entry, tensor, dim, start, stop))
+        cuts.append(TensorCut(entry, tensor, dim, start, stop))
         at += entry.nbytes
     return cuts
 
@@ -291,7 +291,7 @@ def _dim(entry: Entry) -> int | None:
 
 
 def _header(
-    replica: Replica, cuts: Sequence[Cut], buffers: Sequence[tuple[Entry, memoryview]]
+    replica: Replica, cuts: Sequence[TensorCut], buffers: Sequence[tuple[Entry, memoryview]]
 ) -> bytes:
     entries = [*(cut.share for cut in cuts), *(entry for entry, _ in buffers)]
     sharding: dict[str, dict[str, list[int]]] = {
@@ -311,5 +311,5 @@ def _header(
     return safetensors_file.header(entries, metadata)
 
 
-def _seed(cuts: Sequence[Cut], rest: str) -> str:
+def _seed(cuts: Sequence[TensorCut], rest: str) -> str:
     return hashlib.sha256(json.dumps([[cut.entry for cut in cuts], rest]).encode()).hexdigest()

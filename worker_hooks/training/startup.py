@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from worker_hooks.adapters import mindspore
 from worker_hooks.callbacks.protocol import breakpoints_of, places_of
-from worker_hooks.contract.env import ENABLE_TFT, Told
-from worker_hooks.drill.plan import Plan
-from worker_hooks.guard.guard import Guard, Source
+from worker_hooks.contract.env import ENABLE_TFT, RankEnv, tft_features
+from worker_hooks.drill.plan import DrillPlan
+from worker_hooks.guard.guard import Guard, StateSource
 from worker_hooks.recovery import agent_lost, resume
 
 log = logging.getLogger("msrun")
 
 
-class Wishes(NamedTuple):
+class StartupOptions(NamedTuple):
     """Paths are absolute; empty: there is none."""
 
     ckpt_save_path: str = ""
@@ -30,7 +29,7 @@ class Wishes(NamedTuple):
     @staticmethod
     def of(
         callbacks: Iterable[Any], ckpt_save_path: str | os.PathLike[str] | None, drill: str
-    ) -> Wishes:
+    ) -> StartupOptions:
         """Those of the callbacks; a folder that the script names itself comes before theirs.
 
         Raises:
@@ -44,26 +43,26 @@ class Wishes(NamedTuple):
 
         signals = {getattr(callback, "exit_signal", None) for callback in callbacks} - {None}
         places = places_of(callbacks)
-        found = Wishes(
+        found = StartupOptions(
             first("ckpt_save_path", ckpt_save_path),
             first("exit_file"),
             tuple(each for each in signals if each is not None),
             tuple(places),
             breakpoints_of(callbacks, next(iter(places), "")),
         )
-        plan = Plan.decode(drill)
+        plan = DrillPlan.decode(drill)
         if plan is not None and plan.ckpt:  # the user's own folder is none of a drill's business
             found = found._replace(ckpt_save_path=plan.ckpt, places=(), breakpoints="")
         return found
 
-    def guard(self, told: Told, source: Source, at_dump: Callable[[], None]) -> Guard:
+    def guard(self, told: RankEnv, source: StateSource, at_dump: Callable[[], None]) -> Guard:
         """A guard that knows them; nobody is greeted yet."""
         return Guard(
             told,
             source,
             self.ckpt_save_path,
             at_dump,
-            agent_lost.end,
+            agent_lost.save_without_agent,
             exit_file=self.exit_file,
             exit_signals=self.exit_signals,
             checkpoints=next(iter(self.places), ""),
@@ -77,7 +76,7 @@ class Wishes(NamedTuple):
             SystemExit: the agent refuses, exit code 2.
             ValueError: another state of this process is guarded, or a switch is unreadable.
         """
-        is_wanted = mindspore.is_enabled(os.environ)
+        is_wanted = is_tft_enabled(os.environ)
         welcome = guard.greet(wants_resume=wants_resume) if is_wanted else None
         if guard.told.rank == 0:
             self._say(guard, is_guarded=welcome is not None, is_wanted=is_wanted)
@@ -97,3 +96,19 @@ class Wishes(NamedTuple):
             log.warning("TrainState: nothing guards this state: its rank has another one")
         elif not self.ckpt_save_path:
             log.warning("TrainState: no ckpt_save_path: what is saved goes to the run's log folder")
+
+
+def is_tft_enabled(environ: Mapping[str, str]) -> bool:
+    """Whether state is to be saved: unless ``MS_ENABLE_TFT`` says ``{TTP:0}``.
+
+    Unset means yes, as a script with a ``TrainState`` has asked for it. ``MINDIO_FOR_MINDSPORE``
+    may be set and says nothing here.
+
+    Raises:
+        ValueError: the variable is written in another way.
+    """
+    text = environ.get(ENABLE_TFT, "")
+    try:
+        return tft_features(text).get("TTP", True)
+    except ValueError as error:
+        raise ValueError(f"{ENABLE_TFT}={text} {error}") from None

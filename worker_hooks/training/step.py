@@ -8,23 +8,23 @@ from typing import Any
 import torch
 
 from worker_hooks.contract.status_page import Phase
-from worker_hooks.drill.inject import Saboteur
-from worker_hooks.drill.trace import Witness
+from worker_hooks.drill.inject import FaultInjector
+from worker_hooks.drill.trace import TrainingTrace
 from worker_hooks.guard.gate import Gate
-from worker_hooks.state.committed_state import Ledger, Position
+from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.training.torch_hooks import watch_backward, watch_optimizer
 
 
-class UnderWay:
+class StepTracker:
     """What happened since the last commit; only the main thread comes by here."""
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: CommittedState,
         gate: Gate,
         position: Callable[[], Position],
-        saboteur: Saboteur | None,
-        witness: Witness | None,
+        saboteur: FaultInjector | None,
+        witness: TrainingTrace | None,
     ) -> None:
         """Watch nothing yet.
 

@@ -22,21 +22,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from worker_hooks.callbacks.graceful_exit import Departure, GracefulExit
+from worker_hooks.callbacks.graceful_exit import ExitControl, GracefulExit
 from worker_hooks.callbacks.protocol import places_of, tell
-from worker_hooks.contract.env import Told
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.data.feed import Feed
-from worker_hooks.data.feed_cache import NESTED, NOTHING_LEFT, Feeds
+from worker_hooks.data.feed_cache import NESTED, NOTHING_LEFT, FeedCache
 from worker_hooks.distributed.ddp_reducers import Reducers
-from worker_hooks.drill.inject import Saboteur
-from worker_hooks.drill.trace import Witness
+from worker_hooks.drill.inject import FaultInjector
+from worker_hooks.drill.trace import TrainingTrace
 from worker_hooks.recovery import resume
 from worker_hooks.recovery.rejoin import Membership
-from worker_hooks.state.committed_state import Ledger, Position
+from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import pieces_of
-from worker_hooks.training.startup import Wishes
-from worker_hooks.training.step import UnderWay
+from worker_hooks.training.startup import StartupOptions
+from worker_hooks.training.step import StepTracker
 from worker_hooks.training.torch_hooks import is_left_at_will
 
 log = logging.getLogger("msrun")
@@ -82,16 +82,16 @@ class TrainState:
         given = {name: thing for name, thing in (named | objects).items() if thing is not None}
         if not given:
             raise ValueError("TrainState() has nothing to save: give model=..., optimizer=...")
-        told = Told.read(os.environ)
-        self._saboteur = saboteur = Saboteur.from_env(os.environ, told.rank, told.attempt)
-        self._witness = witness = Witness.from_env(os.environ, told.rank)
-        wishes = Wishes.of(self.callbacks, ckpt_save_path, told.drill)
-        self._ledger = Ledger(pieces_of(given), self._facts)
+        told = RankEnv.read(os.environ)
+        self._saboteur = saboteur = FaultInjector.from_env(os.environ, told.rank, told.attempt)
+        self._witness = witness = TrainingTrace.from_env(os.environ, told.rank)
+        wishes = StartupOptions.of(self.callbacks, ckpt_save_path, told.drill)
+        self._ledger = CommittedState(pieces_of(given), self._facts)
         at_dump = saboteur.at_dump if saboteur is not None else lambda: None
         self._guard = wishes.guard(told, self._ledger, at_dump)
-        self.exit = Departure(self._guard, self.callbacks, self._ledger.pieces)
+        self.exit = ExitControl(self._guard, self.callbacks, self._ledger.pieces)
         gate = self._guard.gate
-        self._under_way = UnderWay(self._ledger, gate, self._position, saboteur, witness)
+        self._under_way = StepTracker(self._ledger, gate, self._position, saboteur, witness)
         self.rank, self.world_size = told.rank, told.world_size
         self.epoch = 0  # as the script counts, from 0
         self.batch = 0  # handed out in the present loop
@@ -100,13 +100,13 @@ class TrainState:
         self._loop = 0  # of batches() within the epoch
         self._is_done = False
         self._knows_exit = False  # the script was told to leave
-        self._feeds = Feeds()
+        self._feeds = FeedCache()
         self._feed: Feed | None = None  # of the loop that was begun last
         self._is_armed = False
         self._meta = b"{}"
         self._present: object = None  # the loop over batches() that was begun last
         self._reducers = Reducers(self._modules)
-        self._resumed: resume.Point | None = None
+        self._resumed: resume.ResumePoint | None = None
         self._membership = Membership(self._guard, self._modules)
         wants_resume = str(is_recover).lower() in {"1", "true"}
         folder = wishes.greet(self._guard, wants_resume=wants_resume)
@@ -284,7 +284,7 @@ class TrainState:
 
     # --- the machine ----------------------------------------------------------------------------
 
-    def _go_on(self, point: resume.Point) -> None:
+    def _go_on(self, point: resume.ResumePoint) -> None:
         """From where a checkpoint says; its replicated state is put back already."""
         self._resumed = point
         self._reducers.expect(point.ready_orders, are_none=bool(point.quick_digest))

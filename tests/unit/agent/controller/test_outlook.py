@@ -3,15 +3,15 @@
 from signal import SIGINT, SIGTERM
 
 import pytest
-import test_replacing
-from test_controller import STARTED_2, ask, gone, late, rules, up, wish
-from test_dumping import done, events_of, froze, reg, running, threw
-from test_holding import AGREED, COMMITTING, HOLDING, LEAVING, now
-from test_replacing import JOINING, MEMORY, RAISED, REPLACING, THREE
+from support.histories import replacements
+from support.histories.dumps import done, events_of, froze, reg, running, threw
+from support.histories.exits import AGREED, COMMITTING, HOLDING, LEAVING, now
+from support.histories.plain import STARTED_2, ask, gone, late, rules, up, wish
+from support.histories.replacements import JOINING, MEMORY, RAISED, REPLACING, THREE
 
 from agent.controller.decide import decide
 from agent.controller.job import Job
-from agent.controller.messages import outlook
+from agent.controller.messages import progress_message
 
 TWO = rules(max_restarts=3)
 TRAINING = running(2, 4)
@@ -21,7 +21,7 @@ def told(steps, event, rules_=TWO):
     job = Job(rules_)
     for each in events_of(steps):
         job = decide(job, each).job
-    return outlook(job, decide(job, event).job)
+    return progress_message(job, decide(job, event).job)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_what_is_said(steps, event, words):
 @pytest.mark.parametrize(
     ("steps", "event", "words"),
     [
-        (test_replacing.COMMITTING, done(MEMORY), "rank 1 was killed by SIGKILL at step 5: replaced, ranks 0,2 live on"),
+        (replacements.COMMITTING, done(MEMORY), "rank 1 was killed by SIGKILL at step 5: replaced, ranks 0,2 live on"),
         (RAISED, gone(1, 1), "rank 1 raised ValueError: bad at step 5: replaced, ranks 0,2 live on"),
         (REPLACING, up(1, 1), ""),
-        (test_replacing.ALMOST, reg(2, 5, 1), "rank 1 replaced: every rank goes on from step 5"),
+        (replacements.ALMOST, reg(2, 5, 1), "rank 1 replaced: every rank goes on from step 5"),
         (JOINING, gone(1, 1, 1), "rank 1 exited with code 1 at step 5: replaced, ranks 0,2 live on"),
         (JOINING, reg(1, 4, 1), "not replaced, rank 1 came back at step 4 instead of 5: the state is saved before a restart"),
         (JOINING, ask(SIGTERM), "the state is saved before the stop; one more signal ends the job without it"),

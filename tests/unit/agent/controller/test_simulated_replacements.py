@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from promises import BrokenPromiseError
-from simulator import simulate
-from test_simulator import changing, seeing, waiting_for_ever, without
+from support.simulator.mutants import changing, seeing, waiting_for_ever, without
+from support.simulator.node import simulate
+from support.simulator.promises import BrokenPromiseError
 
 from agent.controller import actions as do
 from agent.controller import events as ev

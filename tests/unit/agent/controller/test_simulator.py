@@ -6,12 +6,12 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import simulator
-from promises import BrokenPromiseError
-from simulator import simulate
+from support.jobs import ROOT
+from support.simulator.mutants import believing, changing, seeing, waiting_for_ever, without
+from support.simulator.node import simulate
+from support.simulator.promises import BrokenPromiseError
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -21,7 +21,6 @@ from agent.controller.states import JobState, RankState
 
 SCHEDULES, PROCESSES = 100_000, 2
 LIMIT_S = 150.0  # of processor time, on a slow machine
-UNIT = Path(simulator.__file__).parent
 
 # the weather is such that nothing of this is rare
 SEEN = {
@@ -66,10 +65,10 @@ def test_a_hundred_thousand_schedules_keep_every_promise():
 def play(schedules):
     """In several processes; a broken promise is shown as it was raised, with its seed."""
     share = schedules // PROCESSES
-    environ = {**os.environ, "PYTHONPATH": f"{UNIT}:{UNIT.parents[3]}"}
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     playing = [
         subprocess.Popen(
-            [sys.executable, UNIT / "simulator.py", str(first), str(share)],
+            [sys.executable, "-m", "support.simulator.node", str(first), str(share)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -155,37 +154,6 @@ def forgetting_what_is_saved(job, event):
     return replace(decision, job=decision.job._replace(resume=job.resume))
 
 
-def changing(kind, **fields):
-    """Every action of a kind is ordered otherwise."""
-
-    def mutant(job, event):
-        decision = decide(job, event)
-        actions = (
-            replace(each, **fields) if isinstance(each, kind) else each for each in decision.actions
-        )
-        return replace(decision, actions=tuple(actions))
-
-    return mutant
-
-
-def without(kind):
-    def mutant(job, event):
-        decision = decide(job, event)
-        kept = tuple(each for each in decision.actions if not isinstance(each, kind))
-        return replace(decision, actions=kept)
-
-    return mutant
-
-
-def believing(kind, **fields):
-    """Every event of a kind is taken for another one."""
-
-    def mutant(job, event):
-        return decide(job, replace(event, **fields) if isinstance(event, kind) else event)
-
-    return mutant
-
-
 def believing_answers_to_old_orders(job, event):
     if isinstance(event, ev.ShardWritten) and job.dump is not None:
         event = replace(event, round=job.dump.round)
@@ -226,28 +194,6 @@ def asking_again_who_failed(job, event):
     if job.state is JobState.DUMPING:
         job = job._replace(dump=job.dump._replace(failed={}))
     return decide(job, event)
-
-
-def waiting_for_ever(state):
-    def mutant(job, event):
-        if isinstance(event, ev.DeadlinePassed) and event.state is state:
-            return Decision(job)
-        return decide(job, event)
-
-    return mutant
-
-
-def seeing(changed):
-    """Every event is answered as if the job were another one."""
-
-    def mutant(job, event):
-        if job.state.is_end:
-            return decide(job, event)
-        seen = changed(job)
-        decision = decide(seen, event)
-        return Decision(job) if decision == Decision(seen) else decision
-
-    return mutant
 
 
 BROKEN = [

@@ -4,14 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
-from simulator import simulate
-from test_controller import HISTORIES as PLAIN
-from test_dumping import HISTORIES as SAVING
-from test_falls import HISTORIES as FALLS
-from test_holding import HISTORIES as EXITS
-from test_replacing import HISTORIES as REPLACING
-from test_restarts import ASKED
-from test_restarts import HISTORIES as RESTARTS
+from support.histories.dumps import HISTORIES as SAVING
+from support.histories.exits import HISTORIES as EXITS
+from support.histories.fallbacks import HISTORIES as FALLS
+from support.histories.plain import HISTORIES as PLAIN
+from support.histories.replacements import HISTORIES as REPLACING
+from support.histories.restarts import ASKED
+from support.histories.restarts import HISTORIES as RESTARTS
+from support.simulator.node import simulate
 
 from agent.controller import attempts, states
 from agent.controller import events as ev

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.controller import events as ev
-from agent.controller.survival import renewed
+from agent.controller.events import renewed
 
 
 @pytest.mark.parametrize(

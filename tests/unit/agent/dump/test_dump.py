@@ -11,10 +11,10 @@ import pytest
 from safetensors import safe_open
 
 from agent.controller import actions as do
-from agent.dump.disk import Draft, Order, Saved
-from agent.dump.summary import sentences
+from agent.dump.disk import DiskDump, DumpOrder, SavedDump
+from agent.dump.summary import dump_summary
 from agent.dump.unfinished_folder import AbandonedError
-from agent.records.file_thread import THREADS, Scribe, side_by_side
+from agent.records.file_thread import THREADS, FileThread, side_by_side
 from worker_hooks.contract import status_page
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.protocol import Written
@@ -60,11 +60,11 @@ def written(draft, rank, digest="d"):
 
 
 def order(shards, variants=((0,),), odd=()):
-    return Order({one.rank: one for one in shards}, variants, odd, 4, 0, "rec", "rank 3 died")
+    return DumpOrder({one.rank: one for one in shards}, variants, odd, 4, 0, "rec", "rank 3 died")
 
 
 def begun(folder, pages, ranks=(0, 1, 2, 3)):
-    draft = Draft(DumpLayout.of_step(folder, STEP), STEP, ranks, pages)
+    draft = DiskDump(DumpLayout.of_step(folder, STEP), STEP, ranks, pages)
     draft.begin()
     return draft
 
@@ -229,7 +229,7 @@ def test_an_abandoned_dump_is_never_completed_and_leaves_nothing(tmp_path, pages
 
 
 def test_what_is_not_ours_is_not_removed(tmp_path, pages):
-    draft = Draft(DumpLayout.of_step(tmp_path, STEP), STEP, (0,), pages)
+    draft = DiskDump(DumpLayout.of_step(tmp_path, STEP), STEP, (0,), pages)
     draft.layout.unfinished.mkdir()
     draft.abandon()
     draft.remove()
@@ -244,26 +244,26 @@ def commit(variants=((1,),), odd=()):
 
 
 def test_a_dump_is_announced():
-    told = sentences(commit(), Saved("/ckpt/x", 10_400_000, (), ()), 0.094)
+    told = dump_summary(commit(), SavedDump("/ckpt/x", 10_400_000, (), ()), 0.094)
     assert told == ["step 412 saved by rank 1 in 0.09 s (10.4 MB): /ckpt/x"]
-    told = sentences(commit(((0, 1, 5),)), Saved("/x", 1_230_000_000_000, (), ()), 100)
+    told = dump_summary(commit(((0, 1, 5),)), SavedDump("/x", 1_230_000_000_000, (), ()), 100)
     assert told == ["step 412 saved by ranks 0, 1, 5 in 100.00 s (1.23 TB): /x"]
-    assert "(999 bytes)" in sentences(commit(), Saved("/x", 999, (), ()), 1)[0]
-    assert "(1 kB)" in sentences(commit(), Saved("/x", 1000, (), ()), 1)[0]
+    assert "(999 bytes)" in dump_summary(commit(), SavedDump("/x", 999, (), ()), 1)[0]
+    assert "(1 kB)" in dump_summary(commit(), SavedDump("/x", 1000, (), ()), 1)[0]
 
 
 def test_silent_corruption_is_loud():
-    odd = sentences(commit(odd=(2,)), Saved("/x", 1, (), ()), 1)
+    odd = dump_summary(commit(odd=(2,)), SavedDump("/x", 1, (), ()), 1)
     assert odd[0].startswith("rank 2 differs from the other replicas at step 412")
     assert "there, unless the script trains ranks differently; the majority's" in odd[0]
-    torn = sentences(commit(((0,), (3,)), odd=(3,)), Saved("/x", 1, (), ()), 1)
+    torn = dump_summary(commit(((0,), (3,)), odd=(3,)), SavedDump("/x", 1, (), ()), 1)
     assert "no majority" in torn[0]
     assert "rank 0 and rank 3 are all kept" in torn[0]
     assert "either the script does not train the same state on all ranks, or memory" in torn[0]
 
 
 def test_lost_private_state_is_said():
-    told = sentences(commit(), Saved("/x", 1, (3,), (4, 5)), 1)
+    told = dump_summary(commit(), SavedDump("/x", 1, (3,), (4, 5)), 1)
     assert any("of rank 3 are lost" in one for one in told)
     assert any("of ranks 4, 5 are of a step before 412" in one for one in told)
 
@@ -289,7 +289,7 @@ def test_side_by_side_does_all_or_raises():
 
 def test_the_scribe_does_one_job_after_the_other_and_says_what_came_of_it():
     heard = []
-    scribe = Scribe(lambda what, *args: what(*args))
+    scribe = FileThread(lambda what, *args: what(*args))
     scribe.do(lambda: 1, heard.append)
     scribe.do(lambda: 1 / 0, heard.append)
     scribe.do(lambda: threading.current_thread().name, heard.append)
@@ -301,10 +301,10 @@ def test_the_scribe_does_one_job_after_the_other_and_says_what_came_of_it():
 
 def test_a_scribe_that_is_stuck_is_left_alone():
     go = threading.Event()
-    scribe = Scribe(lambda what, *args: what(*args))
+    scribe = FileThread(lambda what, *args: what(*args))
     scribe.do(go.wait, lambda _: None)
     scribe.close(0.05)
     go.set()
     scribe.close(5)
-    scribe = Scribe(lambda what, *args: what(*args))
+    scribe = FileThread(lambda what, *args: what(*args))
     scribe.close(5)  # it never had anything to do

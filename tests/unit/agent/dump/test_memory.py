@@ -7,28 +7,25 @@ import ctypes
 import errno
 import gc
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.dump_desk import STEP, Desk, _result
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.dump import memory as room
-from agent.dump.disk import Order, Saved
-from agent.dump.executor import Saving
-from agent.dump.flush import Transcript
-from agent.dump.memory import Memory
-from agent.dump.summary import sentences
+from agent.dump.disk import DumpOrder, SavedDump
+from agent.dump.flush import MemoryFlush
+from agent.dump.memory import MemoryDump
+from agent.dump.summary import dump_summary
 from agent.dump.unfinished_folder import AbandonedError
-from agent.hooks.status_pages import Pages
-from agent.spec.job_spec import JobSpec, Program, ProgramKind
+from agent.hooks.status_pages import StatusPages
 from worker_hooks.contract import protocol, status_page
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage import manifest, safetensors_file
 
-STEP = 12
 ENTRIES = (Entry("rng", "U8", (8,), 8),)
 
 
@@ -52,7 +49,7 @@ def _all_is_freed(monkeypatch):
 @pytest.fixture
 def pages():
     """Of ranks 0, at step 12, and 1, at step 11; rank 2 has none."""
-    kept = Pages()
+    kept = StatusPages()
     for rank, step in ((0, STEP), (1, STEP - 1)):
         fd = status_page.create(rank, 0, ENTRIES)
         one = status_page.Page(fd)
@@ -72,11 +69,11 @@ def written(place, rank, dump_id=1, attempt=0):
 
 
 def order(*shards, variants=((0,),)):
-    return Order({one.rank: one for one in shards}, variants, (), 3, 0, "rec", "rank 2 died")
+    return DumpOrder({one.rank: one for one in shards}, variants, (), 3, 0, "rec", "rank 2 died")
 
 
 def complete(pages, *, variants=((0,),)):
-    memory = Memory(STEP, (0, 1, 2), pages.all())
+    memory = MemoryDump(STEP, (0, 1, 2), pages.all())
     ranks = [rank for writers in variants for rank in writers]
     shards = [written(memory.place_of(rank), rank) for rank in ranks]
     memory.write_private(lambda _: None)
@@ -121,7 +118,7 @@ def test_nobody_changes_what_is_complete(pages):
 
 
 def test_a_shard_that_is_not_as_long_as_was_said_is_no_commit(pages):
-    memory = Memory(STEP, (0,), pages.all())
+    memory = MemoryDump(STEP, (0,), pages.all())
     shard = written(memory.place_of(0), 0)
     with pytest.raises(OSError, match="bytes instead of 7"):
         memory.commit(order(shard._replace(nbytes=7)))
@@ -129,7 +126,7 @@ def test_a_shard_that_is_not_as_long_as_was_said_is_no_commit(pages):
 
 
 def test_an_order_that_is_given_again_has_a_file_of_its_own(pages):
-    memory = Memory(STEP, (0,), pages.all())
+    memory = MemoryDump(STEP, (0,), pages.all())
     first = memory.place_of(0)
     written(first, 0)
     second = memory.place_of(0)
@@ -142,7 +139,7 @@ def test_an_order_that_is_given_again_has_a_file_of_its_own(pages):
 
 
 def test_what_is_given_up_takes_no_memory_and_its_numbers_stay_taken(pages):
-    memory = Memory(STEP, (0, 1), pages.all())
+    memory = MemoryDump(STEP, (0, 1), pages.all())
     place = memory.place_of(0)
     shard = written(place, 0)
     memory.write_private(lambda _: None)
@@ -158,7 +155,7 @@ def test_what_is_given_up_takes_no_memory_and_its_numbers_stay_taken(pages):
 
 
 def test_without_descriptors_it_is_said_at_the_commit(pages, monkeypatch):
-    memory = Memory(STEP, (0, 1), pages.all())
+    memory = MemoryDump(STEP, (0, 1), pages.all())
     shard = written(memory.place_of(0), 0)
 
     def refuse(*_):
@@ -174,7 +171,7 @@ def test_without_descriptors_it_is_said_at_the_commit(pages, monkeypatch):
 def test_it_is_written_to_disk_as_any_dump(pages, tmp_path):
     memory, saved = complete(pages, variants=((1, 0),))
     layout = DumpLayout.of_step(tmp_path / "ckpt", STEP, "rec")
-    transcript, done = Transcript(memory, layout), []
+    transcript, done = MemoryFlush(memory, layout), []
     memory.close()  # it goes on
     told = transcript.write(done.append)
     assert told == saved._replace(path=str(layout.folder))
@@ -192,7 +189,7 @@ def test_it_is_written_to_disk_as_any_dump(pages, tmp_path):
 
 def test_a_transcript_that_is_given_up_leaves_nothing(pages, tmp_path):
     memory, _ = complete(pages)
-    transcript = Transcript(memory, DumpLayout.of_step(tmp_path, STEP, "rec"))
+    transcript = MemoryFlush(memory, DumpLayout.of_step(tmp_path, STEP, "rec"))
     with pytest.raises(AbandonedError):
         transcript.write(lambda _: transcript.abandon())
     transcript.remove()
@@ -212,89 +209,16 @@ def test_only_in_memory_files_go_without_a_checksum(tmp_path):
 
 def test_it_is_announced_when_it_is_on_disk():
     commit = do.CommitDump(1, 412, do.MEMORY, ((1,),), (2,), "why")
-    saved = Saved("/proc/1/fd/7", 10_400_000, (3,), ())
-    told = sentences(commit, saved, 1)
+    saved = SavedDump("/proc/1/fd/7", 10_400_000, (3,), ())
+    told = dump_summary(commit, saved, 1)
     assert not any("/proc" in one for one in told)
     assert any("rank 2 differs" in one for one in told)
     down = do.CommitDump(1, 412, 0, ((1,),), (2,), "why", from_memory=True)
-    told = sentences(down, saved._replace(path="/ckpt/x"), 0.094)
+    told = dump_summary(down, saved._replace(path="/ckpt/x"), 0.094)
     assert told == ["step 412 saved from memory in 0.09 s (10.4 MB): /ckpt/x"]
 
 
 # --- orders and answers ---------------------------------------------------------------------------
-
-
-class Lines:
-    def __init__(self):
-        self.sent, self.dropped = [], []
-
-    def send(self, rank, message):
-        self.sent.append((rank, message))
-
-    def drop(self, rank, why):
-        self.dropped.append((rank, why))
-
-
-class Places:
-    def place(self, _ranks):
-        return self.path
-
-    def breakpoint(self, _ranks):
-        return None
-
-
-class Scribe:
-    """Does its jobs when told to, in a thread, as the real one does."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def do(self, job, done):
-        self.jobs.append((job, done))
-
-    def leave_behind(self):
-        pass
-
-    def tell(self, what, *args):
-        what(*args)
-
-    def work(self):
-        while self.jobs:
-            job, done = self.jobs.pop(0)
-            with ThreadPoolExecutor(1) as thread:
-                done(thread.submit(_result, job).result())
-
-
-def _result(job):
-    try:
-        return job()
-    except Exception as error:  # noqa: BLE001
-        return error
-
-
-class Desk:
-    def __init__(self, pages, folder):
-        self.lines, self.scribe, self.posted, self.said = Lines(), Scribe(), [], []
-        places = Places()
-        places.path = str(folder / "ckpt")
-        spec = JobSpec(Program("x", (), ProgramKind.SCRIPT, "python"), 3, "run", "rec")
-        told = self.posted.append, self.said.append, lambda *_: None
-        self.saving = Saving(spec, folder / "dumps", self.lines, pages, places, self.scribe, *told)
-        self.saving.freeze(do.FreezeRanks((0, 1), 1, "rank 2 died"))
-        self.lines.sent.clear()
-
-    def save(self, place=do.MEMORY, number=0):
-        self.lines.sent.clear()
-        self.saving.save(do.SaveRanks(1, STEP, (0,), (1,), place, "", number))
-        return dict(self.lines.sent)
-
-    def commit(self, place=do.MEMORY, *, from_memory=False):
-        self.posted.clear()
-        commit = do.CommitDump(1, STEP, place, ((0,),), (), "why", from_memory=from_memory)
-        self.saving.commit(commit)
-        self.scribe.work()
-        (event,) = self.posted
-        return event
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from checkpoints import OTHER, saved
+from support.checkpoints import OTHER, saved
 
-from agent.failure.resume_advice import Closing, Kept, as_json, closing
+from agent.failure.resume_advice import KeptCheckpoint, ResumeAdvice, as_json, resume_advice
 from agent.records import run_record
 from agent.records.run_record import Record
 
@@ -38,7 +38,7 @@ def test_the_last_line_is_what_to_type(environ, tmp_path, others, is_away, comma
     for name, started, cwd in others:
         remember(environ, name, started, cwd)
     folder = saved(tmp_path, step=412)
-    found = closing(str(folder), "", record, environ, is_away=is_away)
+    found = resume_advice(str(folder), "", record, environ, is_away=is_away)
     assert found.text.split("\n") == [f"saved: step 412, 2 ranks, {folder}", command]
     assert as_json(found) == {
         "saved": {"step": 412, "world_size": 2, "path": str(folder), "command": command},
@@ -52,7 +52,7 @@ def test_what_was_lost_comes_first_and_the_older_checkpoint_is_named(environ, tm
     good = saved(tmp_path, step=3)
     (saved(tmp_path, step=4) / OTHER).unlink()
     record = remember(environ, "mine", 5, checkpoints=("/nowhere", str(tmp_path)))
-    found = closing(None, "step 9 is not saved: \x1b[2J", record, environ, is_away=False)
+    found = resume_advice(None, "step 9 is not saved: \x1b[2J", record, environ, is_away=False)
     assert found.text.split("\n") == [
         "lost: step 9 is not saved: \\x1b[2J",
         f"older checkpoint: step 3, 2 ranks, {good}",
@@ -62,12 +62,12 @@ def test_what_was_lost_comes_first_and_the_older_checkpoint_is_named(environ, tm
 
 def test_without_any_checkpoint_there_is_nothing_to_type(environ, tmp_path):
     record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
-    found = closing(None, "no step was committed", record, environ, is_away=False)
+    found = resume_advice(None, "no step was committed", record, environ, is_away=False)
     assert found.text == "lost: no step was committed; no older checkpoint remains"
     none = {"saved": None, "gave_up": None, "not_replaced": None}
     assert as_json(found) == {**none, "lost": "no step was committed"}
-    gone = closing(str(tmp_path / "gone"), "", record, environ, is_away=False)
-    assert gone == Closing(None, "", "")
+    gone = resume_advice(str(tmp_path / "gone"), "", record, environ, is_away=False)
+    assert gone == ResumeAdvice(None, "", "")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_without_any_checkpoint_there_is_nothing_to_type(environ, tmp_path):
 def test_why_there_was_no_restart_and_why_nobody_was_replaced(environ, tmp_path, key, words, why):
     record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
     folder = saved(tmp_path, step=412)
-    found = closing(str(folder), "", record, environ, is_away=False, **{key: why})
+    found = resume_advice(str(folder), "", record, environ, is_away=False, **{key: why})
     assert found.text.split("\n") == [
         f"{words}: {why}",
         f"saved: step 412, 2 ranks, {folder}",
@@ -94,5 +94,5 @@ def test_why_there_was_no_restart_and_why_nobody_was_replaced(environ, tmp_path,
 
 
 def test_one_rank_is_one_rank():
-    text = Closing(Kept(1, 1, "/c"), "", "msrun --resume").text
+    text = ResumeAdvice(KeptCheckpoint(1, 1, "/c"), "", "msrun --resume").text
     assert text == "saved: step 1, 1 rank, /c\nmsrun --resume"

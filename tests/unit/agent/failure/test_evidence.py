@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.failure.evidence import WorkerEnd, gather, parse_error_file, pick_traceback
-from agent.failure.log_excerpt import log_lines
 from agent.machine.oom_kills import OomCounters, read_counters
+from agent.text.log_lines import log_lines
 
 STACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\nValueError: boom'
 FATAL = (

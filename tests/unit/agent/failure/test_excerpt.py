@@ -2,7 +2,9 @@
 
 import pytest
 
-from agent.failure.log_excerpt import find_fatal, find_traceback, harmless, last_lines, log_lines
+from agent.failure.log_excerpt import find_fatal, find_traceback
+from agent.text.log_lines import last_lines, log_lines
+from agent.text.sanitize import sanitized
 
 PLAIN = """Traceback (most recent call last):
   File "train.py", line 8, in <module>
@@ -173,7 +175,7 @@ def test_last_lines_skip_blank_ones_at_the_end():
     ],
 )
 def test_control_characters_are_spelled_not_sent(text, shown):
-    assert harmless(text) == shown
+    assert sanitized(text) == shown
 
 
 def test_a_hostile_log_is_read_in_time():

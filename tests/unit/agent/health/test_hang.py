@@ -4,26 +4,28 @@ import random
 
 import pytest
 
-from agent.health.hang import EVERYBODY_WAITS, Answer, Vigil
-from agent.health.stall import Seen, Usual, limits, usual
-from worker_hooks.contract.status_page import Beat, Pace, Phase
+from agent.health.hang import EVERYBODY_WAITS, HangDetector, Inspection
+from agent.health.stall import Observation, TypicalSteps, limits, typical_steps
+from worker_hooks.contract.status_page import Heartbeat, Pace, Phase
 
-COLLECTIVE = Answer(True, "train.py:9 train\ngraph.py:979 _engine_run_backward")
-WORK = Answer(False, "train.py:9 train\ndata.py:3 read: lock.acquire()")
+COLLECTIVE = Inspection(True, "train.py:9 train\ngraph.py:979 _engine_run_backward")
+WORK = Inspection(False, "train.py:9 train\ndata.py:3 read: lock.acquire()")
 
 
 def rank(
     number, at_s, phase=Phase.FORWARD, state="S", cpu_s=0.0, step=412, batch=12, has_pace=True
 ):
-    return Seen(number, Beat(step, 1, batch, int(at_s * 1e9), phase), has_pace, state, cpu_s)
+    return Observation(
+        number, Heartbeat(step, 1, batch, int(at_s * 1e9), phase), has_pace, state, cpu_s
+    )
 
 
 class Ranks:
     """Ranks that stand where they are, looked at again and again."""
 
     def __init__(self, *seen, fixed_s=None, slowest_s=0.05, every_s=0.375, start_s=100.0):
-        self.vigil = Vigil(fixed_s)
-        self.vigil.set_pace(Usual(slowest_s, slowest_s))
+        self.vigil = HangDetector(fixed_s)
+        self.vigil.set_pace(TypicalSteps(slowest_s, slowest_s))
         self.seen = {each.rank: each for each in seen}
         self.every_s, self.now_s = every_s, start_s
         self.busy = set()  # ranks that use the processor
@@ -239,10 +241,10 @@ def test_a_process_that_ends_is_not_hung():
 def test_limits_follow_the_slowest_step_without_what_lay_aside():
     second = 1_000_000_000
     paces = [Pace(1, second, 0, 0), Pace(2, 90 * second, 0, 89 * second), Pace(3, 2 * second, 0, 0)]
-    assert usual([paces, [], paces[:2]]) == pytest.approx((1.0, 2.0))
-    assert usual([[], []]) == (0, 0)
-    assert limits(Usual(1.0, 2.0), None)[:3] == (5, 60, 300)
-    assert limits(Usual(0.05, 20.0), None)[:3] == (1.5, 600, 600)
+    assert typical_steps([paces, [], paces[:2]]) == pytest.approx((1.0, 2.0))
+    assert typical_steps([[], []]) == (0, 0)
+    assert limits(TypicalSteps(1.0, 2.0), None)[:3] == (5, 60, 300)
+    assert limits(TypicalSteps(0.05, 20.0), None)[:3] == (1.5, 600, 600)
 
 
 # --- ten minutes of training, in virtual time ----------------------------------------------------
@@ -280,14 +282,16 @@ def steps(seed, ranks, step_s, minutes=10):
 def test_ten_minutes_with_steps_that_are_20_times_as_slow_raise_no_alarm(seed):
     """Sleeps: no processor time is used. With every alarm all ranks answer that they work."""
     step_s = (0.05, 0.3, 1.0, 5.0)[seed % 4]
-    vigil, beats, now = Vigil(None), {}, 0.0
-    vigil.set_pace(Usual(step_s, step_s))  # the worst case: the ring has forgotten the slow ones
+    vigil, beats, now = HangDetector(None), {}, 0.0
+    vigil.set_pace(
+        TypicalSteps(step_s, step_s)
+    )  # the worst case: the ring has forgotten the slow ones
     every_s = min(5.0, vigil.limits.stopped_s / 4)
     for at_s, step, phase, number in steps(seed, 4, step_s, minutes=2 if seed % 4 == 0 else 10):
         while now + every_s <= at_s:
             now += every_s
             found = [
-                Seen(each, beat, step > 2, "S" if vigil.is_silent(each, beat) else "", 0.0)
+                Observation(each, beat, step > 2, "S" if vigil.is_silent(each, beat) else "", 0.0)
                 for each, beat in beats.items()
             ]
             cases = vigil.look(found, now)
@@ -297,4 +301,4 @@ def test_ten_minutes_with_steps_that_are_20_times_as_slow_raise_no_alarm(seed):
                     for each, beat in beats.items()
                 }
                 assert vigil.judge(answers).culprits == {}, (now, cases)
-        beats[number] = Beat(step, 0, step, int(at_s * 1e9), phase)
+        beats[number] = Heartbeat(step, 0, step, int(at_s * 1e9), phase)

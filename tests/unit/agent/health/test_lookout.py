@@ -8,9 +8,9 @@ import pytest
 
 from agent.controller.states import JobState
 from agent.health import monitor
-from agent.health.monitor import Lookout
-from agent.hooks.status_pages import Pages
-from agent.workers.processes import Worker
+from agent.health.monitor import HealthMonitor
+from agent.hooks.status_pages import StatusPages
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.status_page import Page, Phase, create
 
@@ -46,7 +46,7 @@ class Agent:
     """All that a lookout is given, and what it made of it."""
 
     def __init__(self, monkeypatch, hang_s=None):
-        self.loop, self.pages, self.written = Loop(), Pages(), []
+        self.loop, self.pages, self.written = Loop(), StatusPages(), []
         self.said, self.asked, self.events, self.events_posted = [], [], [], []
         self.states = dict.fromkeys(RANKS, "S")
         self.workers = {rank: Worker(rank, rank, 0) for rank in RANKS}
@@ -57,7 +57,9 @@ class Agent:
             self.pages.keep(rank, 0, fd)
         monkeypatch.setattr(monitor, "process", lambda pid: (self.states[pid - 1], 0.0))
         journal = SimpleNamespace(event=lambda what, **more: self.events.append((what, more)))
-        self.lookout = Lookout(hang_s, self.pages, self, journal, self.said.append, self, self.loop)
+        self.lookout = HealthMonitor(
+            hang_s, self.pages, self, journal, self.said.append, self, self.loop
+        )
         self.lookout.watch(JobState.RUNNING, RANKS, are_all=True)
 
     def pid(self, rank):

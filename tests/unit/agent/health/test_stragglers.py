@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from agent.health.stragglers import Stragglers, Tempo, tempo
+from agent.health.stragglers import Stragglers
+from agent.workers.tempo import Tempo, tempo
 from worker_hooks.contract.status_page import Pace
 
 MS = 1_000_000

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from support.stand_ins import Links, Scribe
 
 from agent.controller import events as ev
-from agent.hooks.handshake import Greeting
+from agent.hooks.handshake import Handshake
 from agent.spec.job_spec import DumpSpec
 from worker_hooks.contract.protocol import Hello, Welcome
 from worker_hooks.storage.manifest import Manifest, Shard, write
@@ -16,38 +17,11 @@ from worker_hooks.storage.manifest import Manifest, Shard, write
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # sha256 of abc
 
 
-class Links:
-    def __init__(self):
-        self.said = {}
-
-    def send(self, rank, message):
-        self.said.setdefault(rank, []).append(message)
-
-
-class Scribe:
-    """Does its jobs when told to."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def do(self, job, done):
-        self.jobs.append((job, done))
-
-    def work(self):
-        jobs, self.jobs = self.jobs, []
-        for job, done in jobs:
-            try:
-                result = job()
-            except Exception as error:  # noqa: BLE001
-                result = error
-            done(result)
-
-
 class Desk:
     def __init__(self, fallback, lineage=()):
         self.links, self.scribe, self.told, self.kept = Links(), Scribe(), [], []
         self.posted = []
-        self.greeting = Greeting(
+        self.greeting = Handshake(
             DumpSpec(update_grace_s=3, stall_s=4, lineage=lineage),
             fallback,
             self.links,

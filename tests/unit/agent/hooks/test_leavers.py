@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.controller.states import JobState
-from agent.hooks.exiting_ranks import Leavers
+from agent.hooks.exiting_ranks import ExitingRanks
 from worker_hooks.contract.protocol import Release
 
 S = JobState
@@ -16,7 +16,7 @@ class Room:
 
     def __init__(self):
         self.released, self.training, self.timers = [], {0}, []
-        self.leavers = Leavers(self, self, self.training)
+        self.leavers = ExitingRanks(self, self, self.training)
         self.leavers.attach(self.call_later)
 
     def send(self, rank, message):

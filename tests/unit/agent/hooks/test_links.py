@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.hooks.listener import name_of, open_door
-from agent.hooks.rank_links import BURST, Links
+from agent.hooks.listener import name_of, open_listener
+from agent.hooks.rank_links import BURST, RankLinks
 from worker_hooks.contract import protocol, wire
 
 
@@ -36,9 +36,9 @@ class Room:
 
     def __init__(self, ranks=(0, 1, 2)):
         self.loop = asyncio.new_event_loop()
-        self.door = open_door("test")
+        self.door = open_listener("test")
         self.diary = Diary()
-        self.links = Links(self.door, ranks, self.diary)
+        self.links = RankLinks(self.door, ranks, self.diary)
         self.heard, self.lost, self.fds = [], [], []
         self.links.attach(self.loop, self._hear, lambda rank, pid: self.lost.append((rank, pid)))
         self.links.begin(0)
@@ -93,7 +93,7 @@ def room() -> Iterator[Room]:
 
 
 def test_the_name_cannot_be_guessed_and_is_no_file():
-    doors = [open_door("a-run") for _ in range(2)]
+    doors = [open_listener("a-run") for _ in range(2)]
     names = [name_of(door) for door in doors]
     assert len(set(names)) == 2
     assert all(name.startswith("msrun-a-run-") and len(name) > 24 for name in names)

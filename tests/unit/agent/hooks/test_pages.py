@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 
 import pytest
+from support.status_pages import kept, make, write
 
-from agent.hooks.status_pages import Pages, record
-from worker_hooks.contract import status_page as page_module
-from worker_hooks.contract.status_page import Entry, Page, Phase
-
-ENTRIES = (Entry("rng", "U8", (16,), 16),)
-
-
-def make(rank=0, attempt=0, entries=ENTRIES):
-    """A worker's page and its own view of it."""
-    fd = page_module.create(rank, attempt, entries)
-    return fd, Page(fd)
-
-
-def write(page, step, byte, *, is_commit=True):
-    page.write(
-        step,
-        2,
-        step * 10,
-        b'{"at": 1}',
-        lambda to: ctypes.memset(to, byte, 16),
-        is_commit=is_commit,
-    )
-
-
-def kept(rank=0, attempt=0):
-    pages = Pages()
-    fd, page = make(rank, attempt)
-    pages.keep(rank, attempt, fd)
-    return pages, page
+from agent.hooks.status_pages import StatusPages, record
+from worker_hooks.contract.status_page import Phase
 
 
 def test_the_descriptor_is_closed_and_the_page_stays():
@@ -95,7 +68,7 @@ def test_a_newer_page_of_a_rank_replaces_the_older():
 
 
 def test_what_is_no_page_of_that_rank_is_refused():
-    pages = Pages()
+    pages = StatusPages()
     before = len(os.listdir("/proc/self/fd"))
 
     def memory(content):
@@ -127,7 +100,7 @@ def test_a_page_that_could_be_cut_short_under_us_is_refused():
     os.close(good)
     del page
     with pytest.raises(ValueError, match="sealed"):
-        Pages().keep(0, 0, fd)
+        StatusPages().keep(0, 0, fd)
 
 
 def test_a_page_cannot_be_cut_short():
@@ -155,7 +128,7 @@ def test_a_page_full_of_garbage_harms_nobody(seed):
     size = os.memfd_create("again", os.MFD_ALLOW_SEALING)
     os.write(size, garbled[:])
     fcntl.fcntl(size, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    other = Pages()
+    other = StatusPages()
     try:
         other.keep(0, 0, size)
     except ValueError:

@@ -11,7 +11,7 @@ from agent.launch.rank_plan import (
     check_orders,
     command,
     job_env,
-    plan,
+    plan_ranks,
     streams,
 )
 from agent.spec.job_spec import DumpSpec, JobSpec, LogSpec, Program, ProgramKind, Std, UsageError
@@ -84,7 +84,7 @@ def test_the_programs_name_may_tell_the_ranks_apart():
 
 
 def test_every_rank_of_a_node_is_planned_in_both_dialects():
-    orders = plan(spec(nproc=3), layout(), 1, {}, ())
+    orders = plan_ranks(spec(nproc=3), layout(), 1, {}, ())
     assert [order.rank for order in orders] == [0, 1, 2]
     assert orders[2].environ == {
         "RANK": "2",
@@ -99,7 +99,7 @@ def test_every_rank_of_a_node_is_planned_in_both_dialects():
 
 
 def test_the_second_nodes_ranks_follow_the_firsts():
-    orders = plan(spec(nnodes=2, node_rank=1), layout(), 0, {}, ())
+    orders = plan_ranks(spec(nnodes=2, node_rank=1), layout(), 0, {}, ())
     assert [(o.rank, o.environ["RANK"], o.environ["LOCAL_RANK"], o.stdout) for o in orders] == [
         (2, "2", "0", "/l/worker_2.log"),
         (3, "3", "1", "/l/worker_3.log"),
@@ -133,7 +133,9 @@ def test_what_all_are_told_follows_the_job():
 
 
 def test_with_a_virtual_local_rank_each_sees_its_own_device():
-    orders = plan(spec(virtual_local_rank=True), layout(), 0, {"CUDA_VISIBLE_DEVICES": "4,6"}, ())
+    orders = plan_ranks(
+        spec(virtual_local_rank=True), layout(), 0, {"CUDA_VISIBLE_DEVICES": "4,6"}, ()
+    )
     shown = [
         (o.environ["LOCAL_RANK"], o.environ["CUDA_VISIBLE_DEVICES"], o.environ["RANK"])
         for o in orders
@@ -142,13 +144,13 @@ def test_with_a_virtual_local_rank_each_sees_its_own_device():
 
 
 def test_with_a_virtual_local_rank_the_arguments_still_tell_the_ranks_apart():
-    orders = plan(spec("${local_rank}", virtual_local_rank=True), layout(), 0, {}, ())
+    orders = plan_ranks(spec("${local_rank}", virtual_local_rank=True), layout(), 0, {}, ())
     assert [order.argv[-1] for order in orders] == ["0", "1"]
 
 
 def test_too_few_devices_for_virtual_local_ranks_are_refused():
     with pytest.raises(UsageError, match="lists 1 for 2 workers"):
-        plan(spec(virtual_local_rank=True), layout(), 0, {"CUDA_VISIBLE_DEVICES": "4"}, ())
+        plan_ranks(spec(virtual_local_rank=True), layout(), 0, {"CUDA_VISIBLE_DEVICES": "4"}, ())
 
 
 PLAIN = "/l/worker_1.log"
@@ -181,23 +183,23 @@ def test_where_a_ranks_output_goes(logs, stdout, stderr):
 
 def test_the_error_file_lies_in_torchruns_tree_when_there_is_one():
     job = spec(logs=LogSpec(tee={1: Std.ALL}))
-    orders = plan(job, layout(tree=True), 0, {}, ())
+    orders = plan_ranks(job, layout(tree=True), 0, {}, ())
     assert orders[1].environ["TORCHELASTIC_ERROR_FILE"] == "/l/job_rec/attempt_0/1/error.json"
 
 
 def test_without_files_there_is_no_error_file():
-    orders = plan(spec(logs=LogSpec(disabled=True)), layout(), 0, {}, ())
+    orders = plan_ranks(spec(logs=LogSpec(disabled=True)), layout(), 0, {}, ())
     assert {order.environ["TORCHELASTIC_ERROR_FILE"] for order in orders} == {""}
 
 
 def test_bindings_go_to_their_ranks():
     bindings = (Binding(cpus=(0, 1)), Binding(cpus=(2,)))
-    orders = plan(spec(), layout(), 0, {}, bindings)
+    orders = plan_ranks(spec(), layout(), 0, {}, bindings)
     assert [order.cpus for order in orders] == [(0, 1), (2,)]
 
 
 def test_attempts_differ_only_in_what_they_are_told_about_themselves():
-    first, second = (plan(spec("x"), layout(), attempt, {}, ())[0] for attempt in (0, 1))
+    first, second = (plan_ranks(spec("x"), layout(), attempt, {}, ())[0] for attempt in (0, 1))
     changed = {name for name in first.environ if first.environ[name] != second.environ[name]}
     assert changed == {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"}
     assert second._replace(environ=first.environ) == first
@@ -223,14 +225,14 @@ def test_the_hooks_socket_is_told_if_there_is_one():
 
 
 def test_an_order_that_fits_no_message_is_refused_by_rank():
-    short, long = plan(spec("x"), layout(), 0, {}, ())
+    short, long = plan_ranks(spec("x"), layout(), 0, {}, ())
     check_orders([short, long._replace(argv=("x" * (ORDER_BYTES - 2000),))])
     with pytest.raises(UsageError, match=r"command line of rank 1 is too long .*in a file$"):
         check_orders([short, long._replace(argv=("x" * ORDER_BYTES,))])
 
 
 def test_an_order_that_is_not_refused_fits_a_message():
-    order = plan(spec(), layout(), 0, {}, ())[0]
+    order = plan_ranks(spec(), layout(), 0, {}, ())[0]
     full = order._replace(argv=("x" * (ORDER_BYTES - order_bytes(order._replace(argv=("",)))),))
     check_orders([full])
     assert len(encode(StartWorkers(10**100, (full,)))) <= PACKET_BYTES

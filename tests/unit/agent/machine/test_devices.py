@@ -6,7 +6,14 @@ import os
 
 import pytest
 
-from agent.machine.devices import Machine, cpu_count, device_count, gpu_count, nvml_count, visible
+from agent.machine.devices import (
+    DeviceCounts,
+    cpu_count,
+    device_count,
+    gpu_count,
+    nvml_count,
+    visible,
+)
 from agent.spec.job_spec import UsageError
 
 
@@ -22,7 +29,7 @@ def _machine(tmp_path, *, nvml=None, dev=(), simd=(), vendors=()):
         device = tmp_path / f"sys/class/drm/renderD{128 + index}/device"
         device.mkdir(parents=True)
         (device / "vendor").write_text(f"{vendor}\n")
-    return Machine(tmp_path / "dev", tmp_path / "sys", lambda: nvml)
+    return DeviceCounts(tmp_path / "dev", tmp_path / "sys", lambda: nvml)
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_memory import STEP, Desk
+from support.dump_desk import STEP, Desk
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.dump import executor
-from agent.hooks.status_pages import Pages
-from agent.machine.free_memory import free_bytes
-from agent.machine.room import SPARE, needed, room, shortage
+from agent.hooks.status_pages import StatusPages
+from agent.machine.free_memory import SPARE, free_bytes, needed, room, shortage
 from agent.text.wording import sized
 from worker_hooks.contract import protocol
-from worker_hooks.state.committed_state import Ledger, Position
+from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import pieces_of
 
 GB = 10**9
@@ -109,7 +108,7 @@ def test_the_sentence():
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
     """Of three ranks; the last one is dead."""
-    desk = Desk(Pages(), tmp_path)
+    desk = Desk(StatusPages(), tmp_path)
     desk.free = None
     monkeypatch.setattr(executor, "free_bytes", lambda: desk.free)
     for rank, nbytes in ((0, GB - 1), (1, GB)):
@@ -151,7 +150,9 @@ def test_a_rank_knows_how_large_its_state_is():
     model = torch.nn.Linear(100, 3)
     optimizer = torch.optim.Adam(model.parameters())
     table = torch.zeros(50, dtype=torch.int16)
-    ledger = Ledger(pieces_of({"model": model, "optimizer": optimizer, "table": table}), dict)
+    ledger = CommittedState(
+        pieces_of({"model": model, "optimizer": optimizer, "table": table}), dict
+    )
     assert ledger.nbytes() == (303 * 4 + 100,) * 2
     model(torch.ones(100)).sum().backward()
     optimizer.step()

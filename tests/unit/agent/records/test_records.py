@@ -10,7 +10,8 @@ from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
 from msrun.runs import run_state
 from msrun.runs.log_files import Wanted, checked_attempt, views
-from msrun.runs.status import brief, duration, show_run
+from msrun.runs.status import show_run
+from msrun.terminal.table import brief, duration
 
 
 @pytest.fixture

@@ -2,17 +2,17 @@
 
 import pytest
 
-from agent.records.stop_note import NOTE, StopNote, leave, take
+from agent.records.stop_note import NOTE, StopNote, take_note, write_note
 
 
 @pytest.mark.parametrize(
     "note", [StopNote(is_graceful=True), StopNote(grace_s=2.5), StopNote(is_now=True)]
 )
 def test_a_note_is_taken_once(tmp_path, note):
-    leave(tmp_path, note)
+    write_note(tmp_path, note)
     assert (tmp_path / NOTE).stat().st_mode & 0o077 == 0
-    assert take(tmp_path) == note
-    assert take(tmp_path) is None
+    assert take_note(tmp_path) == note
+    assert take_note(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -22,14 +22,14 @@ def test_a_note_is_taken_once(tmp_path, note):
 )
 def test_what_is_no_note_is_none_and_goes(tmp_path, content):
     (tmp_path / NOTE).write_bytes(content.encode(errors="surrogateescape"))
-    assert take(tmp_path) is None
+    assert take_note(tmp_path) is None
     assert not (tmp_path / NOTE).exists()
 
 
 def test_no_folder_no_note(tmp_path):
-    assert take(tmp_path / "gone") is None
+    assert take_note(tmp_path / "gone") is None
     with pytest.raises(OSError):
-        leave(tmp_path / "gone", StopNote(is_now=True))
+        write_note(tmp_path / "gone", StopNote(is_now=True))
 
 
 @pytest.mark.parametrize(

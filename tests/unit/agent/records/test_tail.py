@@ -12,7 +12,7 @@ import time
 import pytest
 
 from agent.records import tail as room
-from agent.records.tail import MAX_LINE_BYTES, Follower, Tail, View
+from agent.records.tail import MAX_LINE_BYTES, Follower, LogView, Tail
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def grown(tmp_path):
             self.shown = {}
 
         def follow(self, **view):
-            self.follower = Follower(View(self.path, **{"fd": 1, "prefix": b"> ", **view}))
+            self.follower = Follower(LogView(self.path, **{"fd": 1, "prefix": b"> ", **view}))
 
         def write(self, fd, data):
             self.shown[fd] = self.shown.get(fd, b"") + data
@@ -129,7 +129,7 @@ def test_a_new_set_of_files_comes_after_the_end_of_the_old_one(tailed, tmp_path)
     path = tmp_path / "log"
     for attempt in range(3):  # the thread may be late for any of them
         path.write_bytes(b"attempt %d" % attempt)
-        tail.follow([View(path, write, b"> ")])
+        tail.follow([LogView(path, write, b"> ")])
         path.rename(tmp_path / f"log.{attempt}")
     assert tail.close(10)
     assert taken(read) == b"> attempt 0\n> attempt 1\n> attempt 2\n"
@@ -138,7 +138,7 @@ def test_a_new_set_of_files_comes_after_the_end_of_the_old_one(tailed, tmp_path)
 def test_what_was_written_before_the_close_is_shown(tailed, tmp_path):
     tail, read, write, _ = tailed
     (path,) = logs(tmp_path, 1)
-    tail.follow([View(path, write, None)])
+    tail.follow([LogView(path, write, None)])
     path.write_bytes(b"last")
     assert tail.close(10)
     assert taken(read) == b"last"
@@ -147,7 +147,7 @@ def test_what_was_written_before_the_close_is_shown(tailed, tmp_path):
 def test_growth_is_noticed_without_anybody_asking(tailed, tmp_path):
     tail, read, write, _ = tailed
     (path,) = logs(tmp_path, 1)
-    tail.follow([View(path, write, None)])
+    tail.follow([LogView(path, write, None)])
     for word in (b"one", b"two"):
         with path.open("ab") as file:
             file.write(word)
@@ -159,7 +159,7 @@ def test_without_inotify_growth_is_noticed_all_the_same(tailed, tmp_path, monkey
     tail, read, write, _ = tailed
     tail._inotify.blind = True
     (path,) = logs(tmp_path, 1)
-    tail.follow([View(path, write, None)])
+    tail.follow([LogView(path, write, None)])
     path.write_bytes(b"seen")
     assert os.read(read, 100) == b"seen"
 
@@ -178,7 +178,7 @@ def test_a_file_that_never_stops_growing_starves_no_other(tmp_path):
             enough.set()
 
     tail._write = write
-    tail.follow([View(first, 1, None), View(second, 2, None)])
+    tail.follow([LogView(first, 1, None), LogView(second, 2, None)])
     assert enough.wait(10)
     assert tail.close(10)
     for fd in (tail._wake_read, tail._wake_write, tail._inotify.fd):
@@ -190,7 +190,7 @@ def test_a_reader_that_left_one_stream_does_not_silence_the_other(tailed, tmp_pa
     gone_read, gone_write = os.pipe()
     os.close(gone_read)
     out, err = logs(tmp_path, 2, b"words\n")
-    tail.follow([View(out, gone_write, b""), View(err, write, b"")])
+    tail.follow([LogView(out, gone_write, b""), LogView(err, write, b"")])
     assert tail.close(10)
     os.close(gone_write)
     assert taken(read) == b"words\n"
@@ -200,7 +200,7 @@ def test_a_console_that_takes_nothing_is_given_up_after_the_patience_only(tailed
     tail, read, write, _ = tailed
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     (path,) = logs(tmp_path, 1, 20_000 * b"x")
-    tail.follow([View(path, write, None)])
+    tail.follow([LogView(path, write, None)])
     assert not tail.close(0.05)
     shown = 0
     while shown < 20_000:  # somebody reads after all
@@ -215,7 +215,7 @@ def test_the_patience_begins_at_the_end_of_the_job_not_at_its_last_line(tailed, 
     tail.progress = time.monotonic() - 3600
     hold = threading.Event()
     tail._write = lambda *_: hold.wait(10)
-    tail.follow([View(path, write, None)])
+    tail.follow([LogView(path, write, None)])
     threading.Timer(0.1, hold.set).start()
     assert tail.close(5)
 
@@ -224,7 +224,7 @@ def test_a_console_in_nonblocking_mode_loses_nothing(tailed, tmp_path):
     tail, read, write, _ = tailed
     os.set_blocking(write, False)
     (path,) = logs(tmp_path, 1, 300_000 * b"x")
-    tail.follow([View(path, write, None)])
+    tail.follow([LogView(path, write, None)])
     shown = 0
     while shown < 300_000:
         shown += len(os.read(read, 1 << 16))
@@ -233,7 +233,7 @@ def test_a_console_in_nonblocking_mode_loses_nothing(tailed, tmp_path):
 
 def test_a_file_that_is_gone_is_no_trouble(tailed, tmp_path):
     tail, _, write, troubles = tailed
-    tail.follow([View(tmp_path / "gone", write, None)])
+    tail.follow([LogView(tmp_path / "gone", write, None)])
     assert tail.close(10)
     assert troubles == []
 
@@ -246,7 +246,7 @@ def test_descriptors_are_left_for_the_rest_of_the_process(tmp_path):
         troubles = []
         tail = Tail(lambda path, error, doing: troubles.append((path.name, error.errno, doing)))
         paths = logs(tmp_path, 40)
-        tail.follow([View(path, -1, None) for path in paths])
+        tail.follow([LogView(path, -1, None) for path in paths])
         assert ("log_39", errno.EMFILE, "show") in troubles
         free = [os.open(os.devnull, os.O_RDONLY) for _ in range(room.SPARED_FILES)]
     finally:
@@ -259,7 +259,7 @@ def test_descriptors_are_left_for_the_rest_of_the_process(tmp_path):
 def test_a_copy_that_fails_is_told_and_costs_the_console_nothing(tailed, tmp_path):
     tail, read, write, troubles = tailed
     (path,) = logs(tmp_path, 1, b"loss\n")
-    tail.follow([View(path, write, b"", (b"loss",), tmp_path / "no" / "folder")])
+    tail.follow([LogView(path, write, b"", (b"loss",), tmp_path / "no" / "folder")])
     assert tail.close(10)
     assert taken(read) == b"loss\n"
     assert troubles == [("folder", errno.ENOENT, "write")]
@@ -273,7 +273,7 @@ def test_without_a_thread_nothing_is_shown_and_that_is_told(tailed, tmp_path, mo
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     (path,) = logs(tmp_path, 1, b"x")
-    tail.follow([View(path, write, None)])
+    tail.follow([LogView(path, write, None)])
     assert troubles == [("log_0", errno.EAGAIN, "show")]
     assert tail.close(10)
 
@@ -293,7 +293,7 @@ def test_a_hushed_file_is_shown_as_far_as_it_was(grown, prefix):
 def test_files_are_hushed_however_late_the_thread_is(tailed, tmp_path):
     tail, read, write, _ = tailed
     (path,) = logs(tmp_path, 1, b"before\n")
-    tail.follow([View(path, write, b"> ")])
+    tail.follow([LogView(path, write, b"> ")])
     tail.hush()
     with path.open("ab") as file:
         file.write(b"after\n")

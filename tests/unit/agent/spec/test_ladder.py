@@ -7,13 +7,15 @@ from itertools import combinations
 import pytest
 
 from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind, Timeouts, UsageError
-from agent.spec.timeouts import Ladder, Rung, derive, exit_times, words
+from agent.spec.timeouts import TimeoutLadder, TimeoutRung, derive, describe, exit_times
 
 NAMES = ("freeze", "update_grace", "stall", "grace", "scheduler")
 
 
-def ladder(**seconds: float) -> Ladder:
-    return derive(**{name: Rung(given, f"--{name}={given:g}") for name, given in seconds.items()})
+def ladder(**seconds: float) -> TimeoutLadder:
+    return derive(
+        **{name: TimeoutRung(given, f"--{name}={given:g}") for name, given in seconds.items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,12 +65,12 @@ SPEC = JobSpec(Program("t.py", (), ProgramKind.SCRIPT, "python"), 1, "job", "rec
 
 
 def test_the_ladder_is_one_line():
-    assert words(SPEC) == (
+    assert describe(SPEC) == (
         "timeouts: freeze 5 s < update grace 10 s < dump without progress 20 s < stop grace 30 s; "
         "graceful exit: step 20 s < saved 30 s after a signal, else step 585 s < saved 600 s"
     )
     waits = Timeouts(grace_s=2, scheduler_s=40, exit_s=9, asked_exit_s=9)
-    assert words(SPEC._replace(dump=DumpSpec(freeze_s=2.345), timeouts=waits)) == (
+    assert describe(SPEC._replace(dump=DumpSpec(freeze_s=2.345), timeouts=waits)) == (
         "timeouts: freeze 2.3 s < update grace 10 s < dump without progress 20 s "
         ">= stop grace 2 s < scheduler's grace 40 s; graceful exit: step 6 s < saved 9 s"
     )
@@ -76,7 +78,7 @@ def test_the_ladder_is_one_line():
 
 def exits(**seconds: float) -> tuple[float, float]:
     """What a graceful exit may take; `exit` is what was given for it."""
-    rungs = {name: Rung(given, f"--{name}={given:g}") for name, given in seconds.items()}
+    rungs = {name: TimeoutRung(given, f"--{name}={given:g}") for name, given in seconds.items()}
     grace, freeze, scheduler = (rungs.get(name) for name in ("exit", "freeze", "scheduler"))
     return exit_times(derive(freeze=freeze, scheduler=scheduler), grace, freeze, scheduler)
 

@@ -7,20 +7,20 @@ import json
 from pathlib import Path
 
 import pytest
-from test_dumping import froze, gone, running, threw
-from test_greeting import Links, Scribe
-from test_pages import kept, write
+from support.histories.dumps import froze, gone, running, threw
+from support.stand_ins import Links, Scribe
+from support.status_pages import kept, write
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import decide
-from agent.controller.job import Job, Rules
-from agent.dump.executor import Saving
-from agent.hooks.handshake import Greeting
-from agent.hooks.status_pages import Pages
+from agent.controller.job import Job, Policy
+from agent.dump.executor import DumpExecutor
+from agent.hooks.handshake import Handshake
+from agent.hooks.status_pages import StatusPages
 from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind
 from worker_hooks.contract.protocol import Hello
-from worker_hooks.training.startup import Wishes
+from worker_hooks.training.startup import StartupOptions
 
 
 class Saver:
@@ -44,12 +44,12 @@ class Saver:
     ],
 )
 def test_a_prefix_is_wanted_in_the_folder_that_is_told(savers, breakpoints):
-    assert Wishes.of(savers, None, "").breakpoints == breakpoints
+    assert StartupOptions.of(savers, None, "").breakpoints == breakpoints
 
 
 def test_a_drill_saves_in_its_own_folder_only():
     plan = json.dumps({"faults": [], "folder": "/drill", "ckpt": "/drill/ckpt"})
-    found = Wishes.of([Saver("/a", "A")], None, plan)
+    found = StartupOptions.of([Saver("/a", "A")], None, plan)
     assert (found.ckpt_save_path, found.breakpoints) == ("/drill/ckpt", "")
 
 
@@ -58,7 +58,7 @@ def test_a_drill_saves_in_its_own_folder_only():
 
 def orders(*happened):
     """The orders to save after these events, of three ranks that trained."""
-    job, found = Job(Rules((0, 1, 2), 0, 600, 30, 10)), []
+    job, found = Job(Policy((0, 1, 2), 0, 600, 30, 10)), []
     for event in (*(row[0] for row in running(3)), *happened):
         job, actions = (done := decide(job, event)).job, done.actions
         found += [action for action in actions if isinstance(action, do.SaveRanks)]
@@ -88,7 +88,7 @@ class Desk:
         if pages is None:
             pages, page = kept()
             write(page, step, 1)
-        greeting = Greeting(
+        greeting = Handshake(
             DumpSpec(), folder / "dumps", links, self.scribe, self.posted.append, print, print
         )
         path, periodic = str(folder / "ckpt"), str(folder / "saved")
@@ -96,7 +96,7 @@ class Desk:
         greeting.greet(Hello(0, 0, 1, path, False, "", periodic, breakpoints))
         program = Program("x", (), ProgramKind.SCRIPT, "python")
         spec = JobSpec(program, 2, "run", "id")
-        self.saving = Saving(
+        self.saving = DumpExecutor(
             spec,
             folder / "dumps",
             links,
@@ -138,7 +138,7 @@ def test_an_exception_s_is_beside_the_checkpoints_under_their_name(tmp_path):
     [
         (False, {}),
         (True, {"breakpoints": ""}),
-        (True, {"pages": Pages()}),
+        (True, {"pages": StatusPages()}),
         (True, {"step": 4}),
     ],
     ids=["a death", "not wanted", "no page", "no record of the step"],
@@ -156,7 +156,7 @@ def test_the_fallback_is_that_of_dumps(tmp_path):
 
 
 def test_an_attempt_forgets_what_the_one_before_wanted(tmp_path):
-    greeting = Greeting(DumpSpec(), tmp_path, Links(), Scribe(), print, print, print)
+    greeting = Handshake(DumpSpec(), tmp_path, Links(), Scribe(), print, print, print)
     greeting.begin(0, "")
     greeting.greet(Hello(1, 0, 1, "", False, "", "/a", "Net"))
     assert greeting.breakpoint((0,)) == (Path("/a"), "Net")  # that of another rank

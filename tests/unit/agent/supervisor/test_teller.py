@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.controller.states import JobState
-from agent.supervisor.teller import REFRESH_S, TELL_S, Teller
+from agent.supervisor.status import REFRESH_S, TELL_S, StatusPublisher
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -35,14 +35,14 @@ def loop() -> Iterator[Clock]:
 
 def teller(
     loop: Clock, *, grows_old: Callable[[], bool] = lambda: False
-) -> tuple[Teller, list[float]]:
+) -> tuple[StatusPublisher, list[float]]:
     told: list[float] = []
 
     def tell() -> bool:
         told.append(round(loop.now - Clock.now, 3))
         return grows_old()
 
-    return Teller(loop, tell), told
+    return StatusPublisher(loop, tell), told
 
 
 def test_a_new_state_is_told_at_once(loop):

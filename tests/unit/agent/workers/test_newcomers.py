@@ -3,8 +3,8 @@
 import pytest
 
 from agent.controller import actions as do
-from agent.workers.processes import Worker
-from agent.workers.replacements import Newcomers
+from agent.workers.replacements import Replacements
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 PREPARE = do.PrepareRanks(1, (1, 2), "they are dead")
@@ -20,7 +20,7 @@ class Stage:
         self.told, self.discarded = [], []
         self.reserved = 2000
         self.workers = {rank: Worker(rank, rank, 0) for rank in range(3)}
-        self.newcomers = Newcomers(self.plan, self, self)
+        self.newcomers = Replacements(self.plan, self, self)
 
     def plan(self, _attempt, _resumes):
         return tuple(

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoints import NAME, OTHER, SHARD, flipped, saved
+from support.checkpoints import NAME, OTHER, SHARD, flipped, saved
 
 from agent.spec.job_spec import UsageError
 from msrun.checkpoints.list import COLUMNS

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import flipped
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from states import Net, stored, trained
+from support.checkpoints import flipped
+from support.stored_states import Net, stored, trained
 from torch import nn
 
 from agent.spec.job_spec import UsageError

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from states import Net, stored
+from support.stored_states import Net, stored
 
 from msrun.commands import run
 

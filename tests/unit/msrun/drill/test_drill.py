@@ -11,14 +11,14 @@ from msrun.drill import history as drill_history
 from msrun.drill import session, table
 from msrun.drill.exit_verdict import steps_lost
 from msrun.drill.fault_options import read_words
-from msrun.drill.history import Final, History, Life, Saved, Strike
+from msrun.drill.history import DrillHistory, FinalState, RankLife, SavedStep, Strike
 from msrun.drill.trial import Command
 from msrun.drill.verdict import check_reference, judge
 from msrun.options.argv import scan
 from worker_hooks.contract.env import DRILL, RUNS
 from worker_hooks.contract.layout import DrillLayout
-from worker_hooks.drill.plan import Deed, Fault, Moment, Plan
-from worker_hooks.drill.trace import Witness
+from worker_hooks.drill.plan import Deed, DrillPlan, Fault, Moment
+from worker_hooks.drill.trace import TrainingTrace
 
 
 def test_the_jobs_own_words_are_kept_and_what_is_added_wins():
@@ -48,7 +48,7 @@ def test_a_job_that_cannot_be_drilled_is_refused_before_anything_starts(
     (tmp_path / "t.py").touch()
     asked = () if "no fault" in sentence else (read_words("rank=3,step=1", "kill"),)
     with pytest.raises(UsageError) as raised:
-        session.drill(session.Asked(asked, tuple(words)), {})
+        session.drill(session.DrillRequest(asked, tuple(words)), {})
     assert sentence in str(raised.value)
 
 
@@ -63,7 +63,7 @@ def losses(rank, first, last):
 
 def life(rank, first, last, *, attempt=0, run="a", begun=0.0):
     """A rank that trained these steps, one a second."""
-    return Life(
+    return RankLife(
         run,
         attempt,
         begun,
@@ -73,11 +73,11 @@ def life(rank, first, last, *, attempt=0, run="a", begun=0.0):
 
 
 def finals(**changed):
-    told = {rank: Final(STEPS, "weights", f"private {rank}") for rank in range(RANKS)}
+    told = {rank: FinalState(STEPS, "weights", f"private {rank}") for rank in range(RANKS)}
     return told | {int(name[1:]): final for name, final in changed.items()}
 
 
-REFERENCE = History({rank: (life(rank, 1, STEPS),) for rank in range(RANKS)}, finals())
+REFERENCE = DrillHistory({rank: (life(rank, 1, STEPS),) for rank in range(RANKS)}, finals())
 KILL = Fault(1, 4, Moment.BACKWARD)
 EVENTS = (
     {"time": 99.0, "event": "WorkerExited", "rank": 1, "exit_code": 0},  # before the strike
@@ -101,9 +101,9 @@ def killed(resumed_at=4, **changes):
         "finals": finals(),
         "strikes": (STRIKE,),
         "events": EVENTS,
-        "dumps": (Saved(50.0, 1, 9), Saved(104.05, 3, 2_000_000)),
+        "dumps": (SavedStep(50.0, 1, 9), SavedStep(104.05, 3, 2_000_000)),
     }
-    return History(**(fields | changes))
+    return DrillHistory(**(fields | changes))
 
 
 def judged(history, faults=(KILL,), exit_code=0, **more):
@@ -128,13 +128,13 @@ def test_steps_are_counted_over_every_restart_and_run():
     lives = {
         0: (
             life(0, 1, 3),
-            Life("a", 1, 5.0),  # died before its first commit
+            RankLife("a", 1, 5.0),  # died before its first commit
             life(0, 2, 4, attempt=2, begun=10.0),
             life(0, 5, 6, run="b", begun=20.0),
         )
     }
-    assert steps_lost(History(lives, {})) == 2
-    assert steps_lost(History({}, {})) is None
+    assert steps_lost(DrillHistory(lives, {})) == 2
+    assert steps_lost(DrillHistory({}, {})) is None
 
 
 def test_one_rank_being_ahead_counts():
@@ -148,9 +148,9 @@ def test_one_rank_being_ahead_counts():
 @pytest.mark.parametrize(
     ("final", "sentence"),
     [
-        (Final(STEPS, "others", "private 1"), "weights differ on rank 1"),
-        (Final(STEPS, "weights", "private 0"), "random state or buffers differ on rank 1"),
-        (Final(5, "weights", "private 1"), "rank 1 ended with step 5 instead of 6"),
+        (FinalState(STEPS, "others", "private 1"), "weights differ on rank 1"),
+        (FinalState(STEPS, "weights", "private 0"), "random state or buffers differ on rank 1"),
+        (FinalState(5, "weights", "private 1"), "rank 1 ended with step 5 instead of 6"),
     ],
 )
 def test_a_bit_that_differs_breaks_the_promise(final, sentence):
@@ -215,7 +215,7 @@ def test_a_stop_must_disturb_nobody():
     stop = (Fault(1, 4, deed=Deed.STOP),)
     harmed = judged(killed(), stop)
     assert harmed.verdict == "a rank that only stood still was taken for dead"
-    unharmed = judged(History(REFERENCE.lives, finals(), (STRIKE,)), stop)
+    unharmed = judged(DrillHistory(REFERENCE.lives, finals(), (STRIKE,)), stop)
     assert unharmed.broken == () and unharmed.training_s == pytest.approx(0.5)
 
 
@@ -232,9 +232,9 @@ def test_a_reference_must_be_worth_comparing_with():
 def test_what_ranks_and_msrun_wrote_is_read_back(tmp_path):
     for name in ("witness", "ckpt/tft_saved_checkpoints-step_3", "logs/earlier/1"):
         (tmp_path / name).mkdir(parents=True)
-    told = {DRILL: Plan(str(tmp_path / "witness")).encode(), RUNS: "a"}
+    told = {DRILL: DrillPlan(str(tmp_path / "witness")).encode(), RUNS: "a"}
     for attempt in (0, 1):
-        seen = Witness.from_env({**told, "TORCHELASTIC_RESTART_COUNT": str(attempt)}, 1)
+        seen = TrainingTrace.from_env({**told, "TORCHELASTIC_RESTART_COUNT": str(attempt)}, 1)
         seen.loss(attempt + 1, 0.5)
         seen.loss(attempt + 1, 0.25)
         seen.commit(attempt + 1, 7.0)
@@ -255,10 +255,10 @@ def test_what_ranks_and_msrun_wrote_is_read_back(tmp_path):
         (1, {2: 7.0}),
     ]
     assert history.curve(1) == {step: ((0.5).hex(), (0.25).hex()) for step in (1, 2)}
-    assert history.finals == {1: Final(2, "d", "p")} and history.last_step == 2
+    assert history.finals == {1: FinalState(2, "d", "p")} and history.last_step == 2
     assert history.strikes == (Strike(0, 5.0, 1.0, 2, 0),)
     assert [event["event"] for event in history.events] == ["A", "B"]
-    assert history.dumps == (Saved(6.0, 3, 11),)
+    assert history.dumps == (SavedStep(6.0, 3, 11),)
 
 
 def test_a_line_for_people():

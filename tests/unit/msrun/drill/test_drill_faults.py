@@ -8,8 +8,8 @@ import pytest
 
 from agent.spec.job_spec import UsageError
 from msrun.drill.exit_verdict import ASKING
-from msrun.drill.fault_options import Order, check_ranks, read_file, read_words
-from msrun.drill.random_faults import Lots, draw, read_kinds
+from msrun.drill.fault_options import FaultOrder, check_ranks, read_file, read_words
+from msrun.drill.random_faults import RandomFaults, draw, read_kinds
 from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment
 
 
@@ -33,7 +33,7 @@ def request(step, moment=Moment.ANY, **changes):
     ],
 )
 def test_a_kill_in_words(words, fault):
-    assert read_words(words, "kill") == Order((fault,))
+    assert read_words(words, "kill") == FaultOrder((fault,))
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_a_kill_in_words(words, fault):
     ],
 )
 def test_a_job_that_is_asked_to_leave_in_words(words, deed, fault, said):
-    assert read_words(words, deed) == Order((fault,))
+    assert read_words(words, deed) == FaultOrder((fault,))
     assert fault.words == said
 
 
 def test_a_stop_and_two_faults_in_one_drill():
     stop = Fault(1, 4, deed=Deed.STOP, number=signal.SIGSTOP, for_s=0.5)
-    assert read_words("rank=1,step=4,for=0.5", "stop") == Order((stop,))
+    assert read_words("rank=1,step=4,for=0.5", "stop") == FaultOrder((stop,))
     both = read_words("rank=3,step=50+rank=1,phase=dump", "kill")
     assert both.words == "kill -9 rank 3 at step 50 + 0.50 + kill -9 rank 1 in its dump"
 
@@ -125,10 +125,10 @@ def test_drills_in_yaml(tmp_path):
     assert first == read_words("rank=3,step=50,phase=backward", "kill")
     assert second == read_words("rank=3,step=50+rank=1,phase=dump", "kill")
     assert third == read_words("rank=0,step=2,for=1", "stop")
-    assert lots == Lots(20, 7)
-    assert both == Order((request(40), Fault(1, 40)))
+    assert lots == RandomFaults(20, 7)
+    assert both == FaultOrder((request(40), Fault(1, 40)))
     assert preemption == read_words("step=9,grace=0.5", "preempt")
-    assert some == Lots(2, 0, ("kill", "preempt"))
+    assert some == RandomFaults(2, 0, ("kill", "preempt"))
 
 
 ODD = ["- graceful: {}", "- {random: 1, of: fun}", "- {random: 1, kill: {rank: 1, step: 1}}"]
@@ -156,16 +156,16 @@ def test_yaml_that_asks_for_nothing_is_refused_by_its_name(tmp_path, text):
 
 
 def test_random_drills_are_the_same_for_a_seed_and_stay_within_training():
-    drills = draw(Lots(200, 3), 4, 24)
+    drills = draw(RandomFaults(200, 3), 4, 24)
     drawn = tuple(fault for faults in drills for fault in faults)
-    assert drills == draw(Lots(200, 3), 4, 24) != draw(Lots(200, 4), 4, 24)
+    assert drills == draw(RandomFaults(200, 3), 4, 24) != draw(RandomFaults(200, 4), 4, 24)
     assert {fault.rank for fault in drawn} == {0, 1, 2, 3}
     assert {fault.step for fault in drawn} == set(range(1, 24))
     assert len({fault.delay for fault in drawn}) > 100
 
 
 def test_a_seed_draws_what_it_always_drew():
-    assert draw(Lots(3, 1), 4, 24) == (
+    assert draw(RandomFaults(3, 1), 4, 24) == (
         (Fault(1, 19, delay=0.847),),
         (Fault(0, 9, delay=0.118),),
         (Fault(3, 16, delay=0.652),),
@@ -174,7 +174,7 @@ def test_a_seed_draws_what_it_always_drew():
 
 def test_random_drills_are_of_the_kinds_that_were_asked_for():
     kinds = read_kinds("kill, stop,graceful,preempt")
-    drawn = [fault for (fault,) in draw(Lots(200, 3, kinds), 4, 24)]
+    drawn = [fault for (fault,) in draw(RandomFaults(200, 3, kinds), 4, 24)]
     assert {fault.deed for fault in drawn} == {Deed.SIGNAL, Deed.STOP, Deed.REQUEST, Deed.PREEMPT}
     assert all((fault.rank == LAUNCHER) == (fault.deed in ASKING) for fault in drawn)
     with pytest.raises(UsageError, match="'fun' are unknown, choose from kill, double"):
@@ -182,13 +182,13 @@ def test_random_drills_are_of_the_kinds_that_were_asked_for():
 
 
 def test_random_drills_of_several_faults_strike_a_second_time():
-    doubles = draw(Lots(100, 3, ("double",)), 4, 24)
+    doubles = draw(RandomFaults(100, 3, ("double",)), 4, 24)
     assert all(one.rank != two.rank and one.step == two.step for one, two in doubles)
-    again = draw(Lots(100, 3, ("again",)), 4, 24)
+    again = draw(RandomFaults(100, 3, ("again",)), 4, 24)
     assert all(two.attempt == 1 and one.attempt is None for one, two in again)
     assert any(one.rank == two.rank for one, two in again)
-    assert all(len(faults) == 1 for faults in draw(Lots(9, 3, ("double",)), 1, 24))
-    hangs = draw(Lots(9, 3, ("hang", "raise")), 4, 24)
+    assert all(len(faults) == 1 for faults in draw(RandomFaults(9, 3, ("double",)), 1, 24))
+    hangs = draw(RandomFaults(9, 3, ("hang", "raise")), 4, 24)
     assert {(one.deed, one.number) for (one,) in hangs} == {
         (Deed.SIGNAL, signal.SIGSTOP),
         (Deed.RAISE, 0),
@@ -196,6 +196,6 @@ def test_random_drills_of_several_faults_strike_a_second_time():
 
 
 def test_a_rank_that_the_job_lacks_is_refused():
-    check_ranks([read_words("rank=3,step=1", "kill"), Lots(1, 0)], 4)
+    check_ranks([read_words("rank=3,step=1", "kill"), RandomFaults(1, 0)], 4)
     with pytest.raises(UsageError, match="the ranks are 0 to 2"):
         check_ranks([read_words("rank=3,step=1", "kill")], 3)

@@ -7,15 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
-from checkpoints import saved
+from support.checkpoints import saved
 
 from agent.records import run_record
-from agent.records.remembered import remembered
-from agent.records.run_record import Record
+from agent.records.run_record import Record, remembered
 from agent.spec.job_spec import UsageError
 from msrun.launch.request import parse
 from msrun.launch.resume import names_origin, words
-from msrun.launch.resume_point import Origin
+from msrun.launch.resume_point import ResumeOrigin
 from msrun.options.argv import scan
 
 
@@ -65,7 +64,7 @@ def test_without_a_name_it_is_the_newest_ended_run_of_this_folder(environ, tmp_p
     remember(environ, "away", started=4, cwd=elsewhere(tmp_path))
     remember(environ, "alive", started=5, alive=True)
     request = parse(["--resume"], environ)
-    assert request.origin == Origin(
+    assert request.origin == ResumeOrigin(
         (Path.cwd() / "ckpt", Path.cwd() / "logs" / "dumps"), ("new",), prefers_own=True
     )
     assert request.job.nproc == 4
@@ -101,7 +100,7 @@ def test_a_folder_means_the_newest_run_that_saved_there(environ, name):
     saved(Path("ckpt"))
     Path("logs/dumps").mkdir(parents=True)
     request = parse(["--resume", name], environ)
-    assert request.origin == Origin((Path(name).absolute(),), ("new",))
+    assert request.origin == ResumeOrigin((Path(name).absolute(),), ("new",))
 
 
 def test_a_run_that_lives_is_never_started_twice(environ):
@@ -201,7 +200,7 @@ def test_a_given_script_is_run_anew_from_the_newest_run_of_the_same_script(envir
 def test_a_given_script_needs_no_record_when_the_folder_is_given(environ):
     Path("ckpt").mkdir()
     request = parse(["--resume", "ckpt", "train.py"], environ)
-    assert request.origin == Origin((Path("ckpt").absolute(),))
+    assert request.origin == ResumeOrigin((Path("ckpt").absolute(),))
     assert parse(["--resume", ".", "train.py"], environ).origin.places == (Path.cwd(),)
 
 

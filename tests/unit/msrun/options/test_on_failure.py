@@ -7,7 +7,7 @@ import pytest
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import decide
-from agent.controller.rules import first_job
+from agent.controller.job import first_job
 from agent.spec.job_spec import ReplaceSpec, UsageError
 from msrun.launch.dry_run import facts
 from msrun.launch.request import parse

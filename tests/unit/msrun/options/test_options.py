@@ -10,7 +10,7 @@ import pytest
 from agent.spec.job_spec import UsageError
 from msrun.options.argv import scan
 from msrun.options.help import help_text
-from msrun.options.table import OPTIONS, SPELLINGS, Kind, Origin, Section, flag_rows
+from msrun.options.table import OPTIONS, SPELLINGS, Kind, OptionOrigin, Section, flag_rows
 
 
 def _given(argv):
@@ -40,7 +40,7 @@ def test_flag_rows_name_every_option_with_default_and_variable():
     assert len(rows) == len(OPTIONS)
     assert rows["-r, --redirects"].env == "PET_REDIRECTS"
     assert rows["--numa-binding"].env is None
-    assert rows["--worker_num"].origin == Origin.MINDSPORE.value
+    assert rows["--worker_num"].origin == OptionOrigin.MINDSPORE.value
     assert rows["--master-port"].default == "a free port"
 
 

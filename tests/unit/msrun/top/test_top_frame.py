@@ -7,8 +7,8 @@ import pytest
 from msrun.top import frame
 from msrun.top.columns import fit, picture, rate, size, span
 from msrun.top.facts import JobFacts, RankFacts
-from msrun.top.history import Failure, History
-from msrun.top.view import View
+from msrun.top.history import EventHistory, Failure
+from msrun.top.view import TopView
 
 STEPS = tuple(0.03 + 0.001 * (at % 10) for at in range(64))
 RANK = RankFacts(
@@ -18,7 +18,7 @@ RANK = RankFacts(
 JOB = JobFacts(
     run="20261121-150740-a4a49b", script="/home/me/train.py", state="running", uptime="2 min 7 s",
     ranks=tuple(RANK._replace(rank=rank) for rank in range(8)), attempt=2, max_restarts=3,
-    history=History(
+    history=EventHistory(
         restarts=1, replaced=1,
         failure=Failure(100.0, "rank 2 was killed by SIGKILL", "rank 2 replaced at step 48"),
     ),
@@ -29,9 +29,9 @@ LONG = RANK._replace(rank=999, epoch=10_000, step=123_456_789, steps_per_s=123_4
 HARD = JOB._replace(
     script="/x/" + "long" * 60 + ".py",
     ranks=(LONG._replace(rss_bytes=1 << 50),),
-    history=History(failure=Failure(0, "rank 1 raised \x1b[2Jé世界\nError " + "x" * 300, "")),
+    history=EventHistory(failure=Failure(0, "rank 1 raised \x1b[2Jé世界\nError " + "x" * 300, "")),
 )
-EMPTY = JOB._replace(ranks=(), history=History(), checkpoint=None, state="starting")
+EMPTY = JOB._replace(ranks=(), history=EventHistory(), checkpoint=None, state="starting")
 JOBS = {
     "8 ranks": JOB,
     "gpu": JOB._replace(ranks=(GPU,)),
@@ -51,8 +51,8 @@ def test_no_line_is_wider_than_the_terminal(job, width):
     screen = os.terminal_size((width, 24))
     frames = (
         frame.table(job, width),
-        frame.screen(job, View(), screen),
-        frame.log(job, View(), screen, "/" + "p" * 300, ["\tx" * 200, "\x1b[2J"]) if job.ranks else [],
+        frame.screen(job, TopView(), screen),
+        frame.log(job, TopView(), screen, "/" + "p" * 300, ["\tx" * 200, "\x1b[2J"]) if job.ranks else [],
     )  # fmt: skip
     for lines in frames:
         assert max((line.cell_len for line in lines), default=0) <= width
@@ -91,13 +91,13 @@ def test_the_picture_shows_the_newest_steps():
 
 def test_a_long_error_leaves_room_for_what_was_done():
     failure = Failure(100.0, "rank 2 raised RuntimeError: " + "x" * 300, "restarted from step 48")
-    line = frame.table(JOB._replace(history=History(failure=failure)), 80)[2].plain
+    line = frame.table(JOB._replace(history=EventHistory(failure=failure)), 80)[2].plain
     assert line.startswith("12 s ago rank 2 raised RuntimeError: x") and len(line) == 80
     assert line.endswith("x…: restarted from step 48")
 
 
 def test_what_a_resumed_job_saved_is_what_it_saved_itself():
-    job = JOB._replace(checkpoint=None, history=History(origin="step 7"))
+    job = JOB._replace(checkpoint=None, history=EventHistory(origin="step 7"))
     assert "  nothing saved since step 7  " in frame.table(job, 80)[1].plain
 
 
@@ -110,25 +110,25 @@ def test_an_ended_job_says_why():
 def test_a_thousand_ranks_are_scrolled_through():
     job = JOB._replace(ranks=tuple(RANK._replace(rank=rank) for rank in range(1000)))
     room = frame.room(24)
-    view = View().after("down", 1000, room)
-    assert view == View(1, 0)
-    view = View().after("last", 1000, room)
+    view = TopView().after("down", 1000, room)
+    assert view == TopView(1, 0)
+    view = TopView().after("last", 1000, room)
     shown = frame.screen(job, view, os.terminal_size((80, 24)))
     assert [line.plain.split()[0] for line in shown[4:-1]] == [str(n) for n in range(981, 1000)]
     assert [span.style for span in shown[-2].spans if span.style == "reverse"] == ["reverse"]
     assert shown[-1].plain.endswith("ranks 981-999, 1000 in all")
-    assert view.after("page up", 1000, room) == View(980, 980)
-    assert view.after("up", 1000, room) == View(998, 981)
-    assert view.settled(10, room) == View(9, 0)
-    assert View().after("up", 0, room) == View()
+    assert view.after("page up", 1000, room) == TopView(980, 980)
+    assert view.after("up", 1000, room) == TopView(998, 981)
+    assert view.settled(10, room) == TopView(9, 0)
+    assert TopView().after("up", 0, room) == TopView()
 
 
 def test_the_log_is_shown_for_one_rank_and_left_again():
-    view = View(3, 0).after("log", 8, 19)
-    assert view.is_log and view.after("down", 8, 19) == View(4, 0, is_log=True)
+    view = TopView(3, 0).after("log", 8, 19)
+    assert view.is_log and view.after("down", 8, 19) == TopView(4, 0, is_log=True)
     shown = frame.log(JOB, view, os.terminal_size((80, 5)), "/logs/worker_3.log", list("abcdef"))
     assert [line.plain for line in shown[:-1]] == ["rank 3: /logs/worker_3.log", "d", "e", "f"]
-    assert view.after("back", 8, 19) == View(3, 0) == view.after("log", 8, 19)
+    assert view.after("back", 8, 19) == TopView(3, 0) == view.after("log", 8, 19)
 
 
 def test_numbers_are_short():

@@ -10,9 +10,9 @@ from agent.records import run_record
 from agent.records.run_record import Record, birth
 from msrun.top.checkpoints import Checkpoints
 from msrun.top.facts import rate
-from msrun.top.gather import Gather
+from msrun.top.gather import Gatherer
 from msrun.top.gpu import GpuUse, parsed
-from msrun.top.processes import Loads, sample
+from msrun.top.processes import ProcessLoads, sample
 from msrun.top.status_pages import OpenPages
 from worker_hooks.contract.status_page import Page, Phase, create
 from worker_hooks.storage import manifest
@@ -138,7 +138,7 @@ def test_a_run_as_it_is_shown(held, tmp_path):
     (tmp_path / "status.json").write_text(json.dumps(status))
     restart = {"event": "StartAttempt", "time": 1.0, "attempt": 1, "resume": None}
     (tmp_path / "events.jsonl").write_text(f"nonsense\n[]\n{json.dumps(restart)}\n{{")
-    gather = Gather({"XDG_STATE_HOME": str(tmp_path)}, record)
+    gather = Gatherer({"XDG_STATE_HOME": str(tmp_path)}, record)
     try:
         run, job = gather.look()
         assert run.alive and not job.is_over
@@ -185,7 +185,7 @@ def test_of_the_checkpoints_in_a_folder_the_runs_own_count(tmp_path):
 
 
 def test_processor_time_is_told_between_two_looks():
-    loads, now = Loads(), sample(os.getpid())
+    loads, now = ProcessLoads(), sample(os.getpid())
     assert now.state == "R" and loads.percent(1, now._replace(born=0, used=0)) == 0
     assert loads.percent(1, now._replace(born=0, used=0)) is None  # at once: no time has passed
     assert sample(2**22 + 1) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from msrun.top.history import Failure, History
+from msrun.top.history import EventHistory, Failure
 
 
 def event(name, at=0.0, **fields):
@@ -14,7 +14,7 @@ def exited(rank, code, job, at=10.0):
 
 
 def folded(*events):
-    history = History(state="running")
+    history = EventHistory(state="running")
     for each in events:
         history = history.after(each)
     return history

@@ -6,12 +6,8 @@ import pytest
 import torch
 
 from worker_hooks.adapters import mindspore
-from worker_hooks.adapters.mindspore import (
-    OptTFTWrapper,
-    TFTRegister,
-    TrainFaultTolerance,
-    is_enabled,
-)
+from worker_hooks.adapters.mindspore import OptTFTWrapper, TFTRegister, TrainFaultTolerance
+from worker_hooks.training.startup import is_tft_enabled
 
 
 @pytest.mark.parametrize("folder", ["./ttp", Path("ttp")])
@@ -115,11 +111,11 @@ def test_what_is_no_optimizers_class_is_refused(wrong):
 def test_the_switch(text, enabled, mindio):
     given = {"MS_ENABLE_TFT": text, "MINDIO_FOR_MINDSPORE": mindio}
     environ = {name: value for name, value in given.items() if value is not None}
-    assert is_enabled(environ) is enabled
+    assert is_tft_enabled(environ) is enabled
 
 
 @pytest.mark.parametrize("text", ["yes", "TTP:1", "{TTP}", "{TTP:2}"])
 def test_a_garbled_switch_is_named(text):
     with pytest.raises(ValueError) as raised:
-        is_enabled({"MS_ENABLE_TFT": text})
+        is_tft_enabled({"MS_ENABLE_TFT": text})
     assert str(raised.value).startswith(f"MS_ENABLE_TFT={text} must be like")

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker_hooks.callbacks import protocol
-from worker_hooks.callbacks.protocol import LossMonitor, TimeMonitor
+from worker_hooks.callbacks import monitors
+from worker_hooks.callbacks.monitors import LossMonitor, TimeMonitor
 
 
 def training(**values):
@@ -77,7 +77,7 @@ def test_a_wrong_interval_is_refused(wrong):
 def clock(monkeypatch):
     """Seconds that pass only when told to."""
     now = SimpleNamespace(s=100.0)
-    monkeypatch.setattr(protocol.time, "perf_counter", lambda: now.s)
+    monkeypatch.setattr(monitors.time, "perf_counter", lambda: now.s)
     return now
 
 

@@ -10,14 +10,14 @@ import torch
 
 from worker_hooks.checkpoint import finalize as commits
 from worker_hooks.checkpoint import rank_writer
-from worker_hooks.checkpoint.finalize import commit
-from worker_hooks.checkpoint.planner import Draft
+from worker_hooks.checkpoint.finalize import finalize
+from worker_hooks.checkpoint.planner import PlannedCheckpoint
 from worker_hooks.checkpoint.rank_writer import carry_out
 from worker_hooks.checkpoint.save_plan import (
     CheckpointError,
-    Order,
-    Own,
-    Rules,
+    OwnShare,
+    SaveOrder,
+    SaveRules,
     Share,
     decoded,
     encoded,
@@ -47,10 +47,10 @@ class Rank:
         if self.plan is not None:
             spans = tuple((segment.nbytes, mine) for segment, mine in self.plan.segments)
             share = Share(part[1], self.plan.head.decode("latin-1"), self.plan.seed, spans, 0)
-        own = Own((Entry("rng", "U8", (4,), 4),), step, 0, step, 0, "{}", 4, is_commit=True)
+        own = OwnShare((Entry("rng", "U8", (4,), 4),), step, 0, step, 0, "{}", 4, is_commit=True)
         keep = more.pop("keep", 5)
-        rules = Rules(keep, more.pop("minutes", 0), more.pop("crc", False), STALL_S)
-        self.order = Order(
+        rules = SaveRules(keep, more.pop("minutes", 0), more.pop("crc", False), STALL_S)
+        self.order = SaveOrder(
             layout=CheckpointLayout(directory, "CKP", 1, step, life),
             prefix=more.pop("prefix", "CKP"),
             step=step,
@@ -66,14 +66,16 @@ class Rank:
             own=own,
             rules=rules,
         )
-        self.draft = Draft(share, own, replica, self.plan, own.record(b"abc" + bytes([rank])))
+        self.draft = PlannedCheckpoint(
+            share, own, replica, self.plan, own.record(b"abc" + bytes([rank]))
+        )
 
     def write(self):
         carry_out(self.order, self.draft, quiet)
         return self
 
     def commit(self):
-        return commit(self.order, quiet)
+        return finalize(self.order, quiet)
 
 
 def kinds(folder):
@@ -248,10 +250,10 @@ def test_the_same_step_again_is_moved_aside_first(tmp_path):
 def test_nothing_goes_if_the_new_one_is_not_sound(tmp_path, monkeypatch, keep, left):
     for step in range(1, keep + 1):
         Rank(tmp_path, 0, 1, step=step, keep=keep).write().commit()
-    seal = commits.seal.seal
+    commit = commits.commit.commit
 
     def and_damage(place, manifest):
-        seal(place, manifest)
+        commit(place, manifest)
         with open(place.folder / "rank_0/CKP-1_7.safetensors", "r+b") as file:
             if keep == 1:  # the only one that would stay is read
                 file.seek(9000)
@@ -259,7 +261,7 @@ def test_nothing_goes_if_the_new_one_is_not_sound(tmp_path, monkeypatch, keep, l
             else:
                 file.truncate(9000)
 
-    monkeypatch.setattr(commits.seal, "seal", and_damage)
+    monkeypatch.setattr(commits.commit, "commit", and_damage)
     done = Rank(tmp_path, 0, 1, keep=keep).write().commit()
     assert "so none is deleted" in done.warnings[0]
     assert len(names(tmp_path)) == left

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from worker_hooks.checkpoint import schedule
-from worker_hooks.checkpoint.async_writer import Background
+from worker_hooks.checkpoint.async_writer import AsyncWriter
 from worker_hooks.checkpoint.config import CheckpointConfig
 from worker_hooks.checkpoint.model_checkpoint import ModelCheckpoint
-from worker_hooks.checkpoint.overdue import Debt
+from worker_hooks.checkpoint.overdue import OverdueCheckpoint
 from worker_hooks.checkpoint.save_plan import CheckpointError
-from worker_hooks.contract.env import Told
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.guard.gate import EjectedError
 from worker_hooks.storage import commit
@@ -35,12 +35,12 @@ def undurable(monkeypatch):
 
 def told(rank=0):
     names = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
-    return Told.read(names)._replace(record_id=RUN, attempt=ATTEMPT)
+    return RankEnv.read(names)._replace(record_id=RUN, attempt=ATTEMPT)
 
 
 def debt(directory, rank=0, look=nothing, within_s=10):
     layout = CheckpointLayout(directory, "Net", 1, STEP, f"{RUN}-{ATTEMPT}")
-    return Debt(layout, told(rank), STEP, look, within_s)
+    return OverdueCheckpoint(layout, told(rank), STEP, look, within_s)
 
 
 def manifest(step, *, run=RUN, ago_s=0.0, kind=CHECKPOINT_KIND):
@@ -161,7 +161,7 @@ def test_a_writer_of_an_earlier_life_makes_no_difference(tmp_path, seed):
     def writer():
         time.sleep(pauses[-1])
         try:
-            commit.seal(old.place, manifest(STEP))
+            commit.commit(old.place, manifest(STEP))
         except OSError:
             return False
         return True
@@ -208,7 +208,7 @@ def ejected():
 def test_who_is_taken_out_waits_for_nobody(tmp_path):
     with pytest.raises(EjectedError):
         debt(tmp_path, 1, ejected).is_paid(STEP)
-    background = Background()
+    background = AsyncWriter()
     background._order, background._is_told = SimpleNamespace(), True
     with pytest.raises(EjectedError):
         background.wait(ejected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from checkpoints import saved
+from support.checkpoints import saved
 
 from worker_hooks.checkpoint.numbering import prefix_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import ROOT, poll
+from support.jobs import ROOT, poll
 from torch import nn
 
 from worker_hooks import CheckpointConfig, CheckpointError, ModelCheckpoint, TrainState
@@ -122,7 +122,9 @@ def test_a_clock_s_turn(tmp_path, monkeypatch):
     def later():
         now[0] += 1.0
 
-    monkeypatch.setattr(model_checkpoint.policy.Seconds.__init__, "__defaults__", (lambda: now[0],))
+    monkeypatch.setattr(
+        model_checkpoint.schedule.Seconds.__init__, "__defaults__", (lambda: now[0],)
+    )
     config = {"save_checkpoint_steps": 0, "save_checkpoint_seconds": 2}
     Training(tmp_path, keep_checkpoint_max=9, **config).run(1, body=later)
     assert names(tmp_path) == ["Net-1_3", "Net-1_5", "Net-1_6"]
@@ -181,7 +183,7 @@ def test_a_failure_ends_training_at_once(tmp_path):
 
 
 def test_a_failure_beside_training_is_raised_at_a_later_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_checkpoint.life, "named", lambda _: "me")
+    monkeypatch.setattr(model_checkpoint.incarnation, "named", lambda _: "me")
     (tmp_path / "Net-1_2.me_tmp").touch()
     training = Training(tmp_path, save_checkpoint_steps=2, async_save=True)
 

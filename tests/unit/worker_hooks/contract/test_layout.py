@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from worker_hooks.contract.layout import CheckpointLayout, RunLayout, runs_folder, write_atomic
+from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.layout import CheckpointLayout, RunLayout, runs_folder
 
 PLAIN = RunLayout(folder=Path("/l"), record_id="rec", run_id="job")
 TREE = RunLayout(folder=Path("/l"), record_id="rec", run_id="job", stem="w", torchrun_tree=True)

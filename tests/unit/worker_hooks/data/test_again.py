@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from worker_hooks.data.batch_replay import MOST, Again
+from worker_hooks.data.batch_replay import MOST, BatchReplay
 from worker_hooks.data.feed import Feed
 from worker_hooks.rng.randomness import Randomness
 
@@ -15,14 +15,14 @@ def taken(batches, count):
 
 
 def test_an_interrupted_step_gets_its_batches_again_and_then_the_others():
-    again = Again(iter(range(10)), 0)
+    again = BatchReplay(iter(range(10)), 0)
     assert taken(again, 3) == [0, 1, 2]
     again.settle(2)
     assert taken(again.behind(2, print), 3) == [2, 3, 4]
 
 
 def test_one_that_was_not_handed_out_before_the_next_interruption_is_not_skipped():
-    again = Again(iter(range(10)), 0)
+    again = BatchReplay(iter(range(10)), 0)
     taken(again, 3)
     again.behind(0, print)  # nothing of it is asked for
     assert taken(again.behind(0, print), 1) == [0]
@@ -30,7 +30,7 @@ def test_one_that_was_not_handed_out_before_the_next_interruption_is_not_skipped
 
 
 def test_a_commit_in_the_middle_of_what_is_repeated_forgets_only_what_it_committed():
-    again = Again(iter(range(10)), 4)
+    again = BatchReplay(iter(range(10)), 4)
     taken(again, 4)  # of the epoch the fifth to the eighth
     assert taken(again.behind(4, print), 2) == [0, 1]
     again.settle(6)
@@ -44,7 +44,7 @@ def test_randomness_is_put_back_to_where_loading_had_left_it():
             yield random.random()
 
     streams = Randomness()
-    again = Again(load(), 0, streams)
+    again = BatchReplay(load(), 0, streams)
     random.seed(1)
     first = taken(again, 2)
     follows = random.random()
@@ -59,7 +59,7 @@ def test_an_iterator_that_failed_is_not_gone_on_with():
         yield 1
         raise OSError
 
-    again = Again(load(), 0)
+    again = BatchReplay(load(), 0)
     next(again)
     assert again.has(0)
     with pytest.raises(OSError):
@@ -93,7 +93,7 @@ def test_a_feed_keeps_nothing_unless_it_is_to():
 
 
 def test_a_batch_that_the_script_took_apart_is_whole_again():
-    again = Again(iter([{"x": torch.ones(2), "label": [1, (2, "three")]}, 5]), 0)
+    again = BatchReplay(iter([{"x": torch.ones(2), "label": [1, (2, "three")]}, 5]), 0)
     batch = next(again)
     batch.pop("label").append(4)
     (repeated,) = taken(again.behind(0, print), 1)
@@ -104,7 +104,7 @@ def test_a_batch_that_the_script_took_apart_is_whole_again():
 
 @pytest.mark.parametrize("batch", [[torch.ones(2)], {"x": (torch.ones(2), None)}])
 def test_a_tensor_that_the_script_changed_in_place_is_not_handed_out_again(batch):
-    again = Again(iter([batch]), 0)
+    again = BatchReplay(iter([batch]), 0)
     next(again)
     assert again.has(0)
     (batch[0] if isinstance(batch, list) else batch["x"][0]).mul_(2)
@@ -115,13 +115,13 @@ def test_a_kind_that_does_not_tell_whether_it_was_changed_is_not_kept():
     class Words(dict):
         pass
 
-    again = Again(iter([Words(x=1)]), 0)
+    again = BatchReplay(iter([Words(x=1)]), 0)
     next(again)
     assert not again.has(0) and again.has(1)
 
 
 def test_a_validation_is_not_kept():
-    again = Again(iter([torch.ones(1)] * 1000), 0)
+    again = BatchReplay(iter([torch.ones(1)] * 1000), 0)
     with torch.no_grad():
         taken(again, 500)
     assert len(again.recent) == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from worker_hooks.distributed import socket_peers as sockets
-from worker_hooks.distributed.socket_peers import other_ends
+from worker_hooks.distributed.socket_peers import peers_of
 
 CHILD = """\
 import os, socket, sys
@@ -65,7 +65,7 @@ def test_either_end_finds_the_other(stack, kind):
     if "6" in kind and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
     listener, one, other = connected(stack, to, server())
-    found = other_ends([listener.fileno(), one.fileno(), other.fileno()])
+    found = peers_of([listener.fileno(), one.fileno(), other.fileno()])
     assert found == {one.fileno(): inode(other), other.fileno(): inode(one)}
 
 
@@ -79,7 +79,7 @@ def test_all_else_has_none(stack, tmp_path):
     other.close()
     gone = os.dup(0)
     os.close(gone)
-    found = other_ends(
+    found = peers_of(
         [pair[0].fileno(), idle.fileno(), datagrams.fileno(), file.fileno(), one.fileno(), gone]
     )
     assert found.get(one.fileno(), 0) == 0  # it waits to be closed, and is nobody's
@@ -92,7 +92,7 @@ def test_it_may_be_another_process(stack):
     words = [sys.executable, "-c", CHILD, str(listener.getsockname()[1])]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         other = stack.enter_context(listener.accept()[0])
-        assert other_ends([other.fileno()]) == {other.fileno(): int(child.stdout.readline())}
+        assert peers_of([other.fileno()]) == {other.fileno(): int(child.stdout.readline())}
         child.stdin.close()
 
 
@@ -104,7 +104,7 @@ def test_it_may_be_another_process(stack):
 def test_a_kernel_that_does_not_tell_is_not_believed(stack, monkeypatch, where, what, other):
     monkeypatch.setattr(where, what, other)
     _, one, other = connected(stack, SERVERS["4"][0], SERVERS["4"][1]())
-    assert other_ends([one.fileno()]) == {one.fileno(): inode(other)}
+    assert peers_of([one.fileno()]) == {one.fileno(): inode(other)}
 
 
 def test_who_listens_at_the_port_is_no_end_of_a_connection_to_elsewhere(stack):
@@ -128,7 +128,7 @@ def test_nobodys_socket_becomes_another(stack):
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(30)
     try:
-        assert len(other_ends(end.fileno() for end in ends)) == 2
+        assert len(peers_of(end.fileno() for end in ends)) == 2
     finally:
         socket.setdefaulttimeout(before)
     assert [os.get_blocking(end.fileno()) for end in ends] == [True] * 4

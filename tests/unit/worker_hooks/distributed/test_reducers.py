@@ -5,7 +5,7 @@ import torch
 from torch.nn.modules.module import _global_module_registration_hooks as hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from worker_hooks.distributed import ddp_bucket_order, ddp_sync
+from worker_hooks.distributed import ddp_bucket_order, ddp_reducers
 from worker_hooks.distributed.ddp_reducers import Reducers
 
 
@@ -23,7 +23,7 @@ def trusting(monkeypatch):
     monkeypatch.setattr(ddp_bucket_order, "unhook", lambda _: None)
     before = list(hooks)
     yield
-    ddp_sync.trust(())
+    ddp_reducers.trust(())
     assert list(hooks) == before
 
 
@@ -79,6 +79,6 @@ def test_who_dies_before_the_first_step_leaves_the_orders_it_came_from(monkeypat
         monkeypatch.setattr(ddp_bucket_order, "rehearse", lambda *_: seen.append(reducers.orders()))
         reducers.rehearse()
     finally:
-        ddp_sync.trust(())
+        ddp_reducers.trust(())
     assert seen == [[[1, 0]]]  # or in the collective that this is
     assert not reducers.is_expecting

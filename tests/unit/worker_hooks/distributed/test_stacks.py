@@ -8,17 +8,21 @@ import threading
 import pytest
 
 from worker_hooks.contract import protocol
-from worker_hooks.distributed.stacks import Call, inspect, is_in_collective
+from worker_hooks.distributed.stacks import MainCall, inspect, is_in_collective
 
 SITE = "/venv/lib/python3.11/site-packages/torch"
 STDLIB = sysconfig.get_paths()["stdlib"]
-SCRIPT = Call("/home/me/train.py", 9, "train", "loss.backward()")
+SCRIPT = MainCall("/home/me/train.py", 9, "train", "loss.backward()")
 BACKWARD = (
     SCRIPT,
-    Call(f"{SITE}/_tensor.py", 623, "backward", "torch.autograd.backward("),
-    Call("/site-packages/worker_hooks/training/torch_hooks.py", 52, "watched", "backward(tensors)"),
-    Call(f"{SITE}/autograd/__init__.py", 395, "backward", "_engine_run_backward("),
-    Call(f"{SITE}/autograd/graph.py", 979, "_engine_run_backward", "return Variable._execution"),
+    MainCall(f"{SITE}/_tensor.py", 623, "backward", "torch.autograd.backward("),
+    MainCall(
+        "/site-packages/worker_hooks/training/torch_hooks.py", 52, "watched", "backward(tensors)"
+    ),
+    MainCall(f"{SITE}/autograd/__init__.py", 395, "backward", "_engine_run_backward("),
+    MainCall(
+        f"{SITE}/autograd/graph.py", 979, "_engine_run_backward", "return Variable._execution"
+    ),
 )
 
 
@@ -34,34 +38,34 @@ def at(text):
         pytest.param(
             (
                 SCRIPT,
-                Call(f"{SITE}/distributed/c10d_logger.py", 83, "wrapper", "return func(*args)"),
-                Call(f"{SITE}/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()"),
+                MainCall(f"{SITE}/distributed/c10d_logger.py", 83, "wrapper", "return func(*args)"),
+                MainCall(f"{SITE}/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()"),
             ),
             id="all_reduce",
         ),
         pytest.param(
             (
                 SCRIPT,
-                Call(f"{SITE}/distributed/rendezvous.py", 200, "x", "store.get()"),
-                Call(f"{STDLIB}/threading.py", 320, "wait", "waiter.acquire()"),
+                MainCall(f"{SITE}/distributed/rendezvous.py", 200, "x", "store.get()"),
+                MainCall(f"{STDLIB}/threading.py", 320, "wait", "waiter.acquire()"),
             ),
             id="a rendezvous that waits by the standard library",
         ),
         pytest.param(
-            (SCRIPT, Call(f"{SITE}/nn/parallel/distributed.py", 2000, "_sync_buffers", "dist._b")),
+            (SCRIPT, MainCall(f"{SITE}/nn/parallel/distributed.py", 2000, "_sync_buffers", "dist._b")),
             id="DDP's buffers in forward",
         ),
         pytest.param(
             (
                 SCRIPT,
-                Call(f"{SITE}/distributed/_functional_collectives.py", 1, "wait_tensor", "x"),
-                Call(f"{SITE}/_ops.py", 874, "__call__", "return self._op(*args)"),
+                MainCall(f"{SITE}/distributed/_functional_collectives.py", 1, "wait_tensor", "x"),
+                MainCall(f"{SITE}/_ops.py", 874, "__call__", "return self._op(*args)"),
             ),
             id="functional collective",
         ),
         pytest.param(at("work.wait()"), id="an asynchronous collective"),
         pytest.param(at("total += loss.item()"), id="the device"),
-        pytest.param((*at("torch.cuda.synchronize()"), Call(f"{SITE}/cuda/__init__.py", 1, "synchronize", "")), id="the device, by hand"),
+        pytest.param((*at("torch.cuda.synchronize()"), MainCall(f"{SITE}/cuda/__init__.py", 1, "synchronize", "")), id="the device, by hand"),
     ],
 )  # fmt: skip
 def test_these_wait_for_others(calls):
@@ -75,27 +79,27 @@ def test_these_wait_for_others(calls):
         pytest.param(at("time.sleep(1000)"), id="sleep"),
         pytest.param(at("while True: pass"), id="loop"),
         pytest.param((*at("lock.acquire()"),), id="deadlock"),
-        pytest.param((*at("done.wait()"), Call(f"{STDLIB}/threading.py", 629, "wait", "signaled = self._cond.wait(timeout)")), id="an event of threading"),
-        pytest.param((*at("q.get()"), Call(f"{STDLIB}/queue.py", 171, "get", "self.not_empty.wait()"), Call(f"{STDLIB}/threading.py", 320, "wait", "waiter.acquire()")), id="a queue"),
+        pytest.param((*at("done.wait()"), MainCall(f"{STDLIB}/threading.py", 629, "wait", "signaled = self._cond.wait(timeout)")), id="an event of threading"),
+        pytest.param((*at("q.get()"), MainCall(f"{STDLIB}/queue.py", 171, "get", "self.not_empty.wait()"), MainCall(f"{STDLIB}/threading.py", 320, "wait", "waiter.acquire()")), id="a queue"),
         pytest.param(
             (
                 SCRIPT,
-                Call(f"{SITE}/utils/data/dataloader.py", 630, "__next__", "data = self._next_data()"),
-                Call(f"{STDLIB}/multiprocessing/connection.py", 940, "wait", "ready = selector.select(timeout)"),
+                MainCall(f"{SITE}/utils/data/dataloader.py", 630, "__next__", "data = self._next_data()"),
+                MainCall(f"{STDLIB}/multiprocessing/connection.py", 940, "wait", "ready = selector.select(timeout)"),
             ),
             id="a data loader's workers",
         ),
-        pytest.param((*BACKWARD, Call(f"{SITE}/autograd/function.py", 325, "apply", ""), SCRIPT._replace(text="time.sleep(9)")), id="a hook of the script's in backward"),
+        pytest.param((*BACKWARD, MainCall(f"{SITE}/autograd/function.py", 325, "apply", ""), SCRIPT._replace(text="time.sleep(9)")), id="a hook of the script's in backward"),
         pytest.param(
             (
                 SCRIPT,
-                Call(f"{SITE}/nn/parallel/distributed.py", 1, "forward", "self._run_ddp_forward()"),
-                Call(f"{SITE}/nn/modules/module.py", 1, "_call_impl", "return forward_call()"),
-                Call("/home/me/train.py", 3, "forward", "x = self.slow(x)"),
+                MainCall(f"{SITE}/nn/parallel/distributed.py", 1, "forward", "self._run_ddp_forward()"),
+                MainCall(f"{SITE}/nn/modules/module.py", 1, "_call_impl", "return forward_call()"),
+                MainCall("/home/me/train.py", 3, "forward", "x = self.slow(x)"),
             ),
             id="the model within DDP",
         ),
-        pytest.param((SCRIPT, Call(f"{SITE}/optim/adam.py", 5, "step", "denom.sqrt()")), id="an optimizer"),
+        pytest.param((SCRIPT, MainCall(f"{SITE}/optim/adam.py", 5, "step", "denom.sqrt()")), id="an optimizer"),
     ],
 )  # fmt: skip
 def test_these_do_not(calls):

@@ -14,9 +14,9 @@ import pytest
 from worker_hooks.contract.env import DRILL, RUNS
 from worker_hooks.contract.layout import DrillLayout
 from worker_hooks.contract.status_page import Phase
-from worker_hooks.drill.inject import DrillError, Saboteur
-from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment, Plan
-from worker_hooks.drill.trace import Witness
+from worker_hooks.drill.inject import DrillError, FaultInjector
+from worker_hooks.drill.plan import LAUNCHER, Deed, DrillPlan, Fault, Moment
+from worker_hooks.drill.trace import TrainingTrace
 
 ROOT = Path(__file__).parents[4]
 STEP = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED)
@@ -26,8 +26,8 @@ RANK = """
 import os, sys, time
 from worker_hooks.contract.layout import DrillLayout
 from worker_hooks.contract.status_page import Phase
-from worker_hooks.drill.inject import Saboteur
-saboteur = Saboteur.from_env(os.environ, int(sys.argv[1]), int(sys.argv[2]))
+from worker_hooks.drill.inject import FaultInjector
+saboteur = FaultInjector.from_env(os.environ, int(sys.argv[1]), int(sys.argv[2]))
 said = open(sys.argv[3], "a", buffering=1)
 for step in range(1, 7):
     for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED):
@@ -43,7 +43,7 @@ for step in range(1, 7):
 
 
 def plan(folder, *faults):
-    return Plan(str(folder), "", faults)
+    return DrillPlan(str(folder), "", faults)
 
 
 def play(tmp_path, *faults, rank=0, attempt=0):
@@ -118,24 +118,24 @@ def test_a_fault_strikes_once_whatever_the_attempt(tmp_path):
 
 def test_other_ranks_attempts_and_jobs_are_left_alone(tmp_path):
     environ = {DRILL: plan(tmp_path, Fault(1, 3), Fault(0, 3, attempt=1)).encode()}
-    assert Saboteur.from_env(environ, 0, 2) is None
-    assert Saboteur.from_env(environ, 0, 1) is not None
-    saboteur = Saboteur.from_env(environ, 0, 0)
+    assert FaultInjector.from_env(environ, 0, 2) is None
+    assert FaultInjector.from_env(environ, 0, 1) is not None
+    saboteur = FaultInjector.from_env(environ, 0, 0)
     saboteur.at(Phase.FORWARD, 3)  # of another attempt than that of the fault
-    assert Saboteur.from_env(environ, 1, 5) is not None
-    assert Saboteur.from_env({}, 0, 0) is None
+    assert FaultInjector.from_env(environ, 1, 5) is not None
+    assert FaultInjector.from_env({}, 0, 0) is None
     with pytest.raises(ValueError, match="unreadable drill"):
-        Saboteur.from_env({DRILL: "{}"}, 0, 0)
+        FaultInjector.from_env({DRILL: "{}"}, 0, 0)
 
 
 def test_a_step_that_is_never_reached_again_is_struck_at_the_next(tmp_path):
-    saboteur = Saboteur(DrillLayout(tmp_path), {0: Fault(0, 5, Moment.DATA, Deed.RAISE)}, 1)
+    saboteur = FaultInjector(DrillLayout(tmp_path), {0: Fault(0, 5, Moment.DATA, Deed.RAISE)}, 1)
     with pytest.raises(DrillError):
         saboteur.at(Phase.DATA, 6)
 
 
 def test_a_dump_is_struck_whatever_its_step(tmp_path):
-    saboteur = Saboteur(
+    saboteur = FaultInjector(
         DrillLayout(tmp_path), {0: Fault(0, 90, Moment.DUMP, Deed.STOP, for_s=0.01)}, 0
     )
     saboteur.at(Phase.DATA, 3)
@@ -172,7 +172,7 @@ def test_a_stopped_rank_goes_on_by_itself_and_leaves_nobody(tmp_path):
 
 
 def test_what_did_not_strike_in_training_does_not_afterwards(tmp_path):
-    saboteur = Saboteur(
+    saboteur = FaultInjector(
         DrillLayout(tmp_path), {0: Fault(0, 2, Moment.ANY, Deed.EXIT, 9, delay=1.0)}, 0
     )
     saboteur._step_s = 60.0
@@ -189,7 +189,7 @@ def test_a_profiler_of_the_script_stays_in_place(tmp_path):
     sys.setprofile(lambda *event: seen.append(event[1]))
     mine = sys.getprofile()
     try:
-        saboteur = Saboteur(DrillLayout(tmp_path), {0: Fault(0, 9, Moment.UPDATE)}, 0)
+        saboteur = FaultInjector(DrillLayout(tmp_path), {0: Fault(0, 9, Moment.UPDATE)}, 0)
         for phase in STEP:
             saboteur.at(phase, 8)
         assert sys.getprofile() is mine
@@ -199,9 +199,9 @@ def test_a_profiler_of_the_script_stays_in_place(tmp_path):
 
 def test_a_plan_survives_its_journey():
     fault = Fault(3, 50, Moment.BACKWARD, Deed.EXIT, 7, 1, 0.25, 3.0, 4.0)
-    sent = Plan("/f", "/c", (fault, fault._replace(deed=Deed.PREEMPT)))
-    assert Plan.decode(sent.encode()) == sent
-    assert Plan.decode("") is None
+    sent = DrillPlan("/f", "/c", (fault, fault._replace(deed=Deed.PREEMPT)))
+    assert DrillPlan.decode(sent.encode()) == sent
+    assert DrillPlan.decode("") is None
 
 
 # --- witnesses ----------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class Tensor:
 
 def test_a_witness_writes_lines_that_are_whole_at_once(tmp_path):
     told = {DRILL: plan(tmp_path).encode(), RUNS: "outer:mine", "TORCHELASTIC_RESTART_COUNT": "2"}
-    seen = Witness.from_env(told, 3)
+    seen = TrainingTrace.from_env(told, 3)
     seen.loss(7, 0.1)
     seen.loss(7, Tensor(1.0, 2.0))
     seen.loss(7, None)
@@ -251,4 +251,4 @@ def test_a_witness_writes_lines_that_are_whole_at_once(tmp_path):
 
 
 def test_outside_of_a_drill_nobody_witnesses():
-    assert Witness.from_env({}, 0) is None
+    assert TrainingTrace.from_env({}, 0) is None

@@ -5,11 +5,10 @@ import time
 from functools import partial
 
 import pytest
+from support.gates import LONG_S, Rank, closed, never, until
 
 from worker_hooks.guard import gate as gates
 from worker_hooks.guard.gate import Gate, Stand
-
-LONG_S = 20.0
 
 
 @pytest.fixture
@@ -31,17 +30,6 @@ def training(*calls):
     thread = threading.Thread(target=run)
     thread.start()
     return done, thread
-
-
-def until(condition):
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def never():
-    return False
 
 
 def commit(gate):
@@ -85,15 +73,6 @@ def test_after_the_commit_the_main_thread_is_held(gate):
 def test_an_update_that_never_ends_is_torn(gate):
     gate.begin_update()
     assert gate.close(0.05, lambda: True) is Stand.TORN
-
-
-def closed(gate, grace_s, is_complete):
-    """Close it from a listener, while the main thread stands still."""
-    found = []
-    listener = threading.Thread(target=lambda: found.append(gate.close(grace_s, is_complete)))
-    listener.start()
-    listener.join()
-    return found[0]
 
 
 def test_between_update_and_commit_it_is_torn_unless_all_is_complete(gate):
@@ -156,31 +135,6 @@ def test_an_open_gate_costs_no_wait(gate):
 
 
 # --- staying at a step, and leaving -------------------------------------------------------------
-
-
-class Rank:
-    """A main thread's part: a step that two writes make, and a commit that two writes make."""
-
-    def __init__(self):
-        self.half = self.other = self.step = self.noted = 0
-        self.gate = Gate(lambda: self.step)
-
-    def update(self):
-        self.gate.begin_update()
-        self.half += 1
-        self.other += 1
-        self.gate.end_update()
-
-    def note(self):
-        self.step += 1
-        self.noted += 1
-
-    def commit(self):
-        self.gate.commit(self.note)
-        return self.gate.pause()
-
-    def look(self):
-        return self.half, self.other, self.step, self.noted
 
 
 def test_it_says_the_step_that_is_under_way_and_stays_at_its_end():

@@ -6,7 +6,7 @@ import sys
 import threading
 
 import pytest
-from test_gate import LONG_S, Rank, closed, never, until
+from support.gates import LONG_S, Rank, closed, never, until
 
 from worker_hooks.guard import gate as gates
 from worker_hooks.guard.gate import Gate, Stand

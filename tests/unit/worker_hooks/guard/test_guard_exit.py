@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from worker_hooks.callbacks.graceful_exit import Departure, GracefulExit
+from worker_hooks.callbacks.graceful_exit import ExitControl, GracefulExit
 from worker_hooks.contract import protocol, wire
-from worker_hooks.contract.env import Told
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.guard import guard as guards
 from worker_hooks.guard.guard import Guard
 
@@ -99,8 +99,8 @@ def _agent():
 def _guard(agent, monkeypatch):
     monkeypatch.setattr(guards, "_guarded", set())
     monkeypatch.setattr(guards, "DYING_S", 0.01)
-    monkeypatch.setattr(guards.hold, "install", lambda _: None)
-    told = Told(*WHO[:1], 8, WHO[1], secrets.token_hex(4), agent.name, "")
+    monkeypatch.setattr(guards.exit_hooks, "install_exit_hooks", lambda _: None)
+    told = RankEnv(*WHO[:1], 8, WHO[1], secrets.token_hex(4), agent.name, "")
     alone = []
     guard = Guard(
         told,
@@ -134,7 +134,7 @@ class Training:
 
     def __init__(self, guard, steps=10**9):
         self.guard, self.steps, self.left = guard, steps, False
-        self.exit = Departure(guard, [self], ())
+        self.exit = ExitControl(guard, [self], ())
         self.asked_at = []
         self.go = threading.Semaphore(0)
         self.thread = threading.Thread(target=self._run)
@@ -297,7 +297,7 @@ def test_when_the_line_closes_training_goes_on_and_the_signal_ends_it_again(agen
 
 
 def test_without_an_agent_a_request_ends_the_process_itself_after_its_step():
-    told = Told(0, 1, 0, "", "", "")
+    told = RankEnv(0, 1, 0, "", "", "")
     guard = Guard(told, Source(), "", lambda: None, lambda _: None)
     training = Training(guard)
     guard.request_exit("asked")
@@ -314,11 +314,13 @@ def test_it_ends_with_0_and_is_no_exception_of_the_scripts():
 @pytest.mark.parametrize(("attempt", "is_long"), [(0, False), (1, True)])
 def test_a_newcomer_waits_for_its_welcome_while_a_state_is_saved(monkeypatch, attempt, is_long):
     waits = []
-    monkeypatch.setattr(guards.Link, "ask", lambda _self, _hello, within_s: waits.append(within_s))
+    monkeypatch.setattr(
+        guards.AgentLink, "ask", lambda _self, _hello, within_s: waits.append(within_s)
+    )
     name = f"msrun-test-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         door.bind(f"\0{name}")
         door.listen()
-        guard = Guard(Told(3, 4, attempt, "run", name, ""), Source(), "", lambda: None, print)
+        guard = Guard(RankEnv(3, 4, attempt, "run", name, ""), Source(), "", lambda: None, print)
         assert guard.greet(wants_resume=False) is None
     assert (waits[0] > 600) is is_long

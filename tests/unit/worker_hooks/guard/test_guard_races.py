@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from worker_hooks.contract.env import Told
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.guard.gate import Gate, Stand
 from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery import agent_lost
-from worker_hooks.recovery.peer_notes import Notes
-from worker_hooks.state.committed_state import Ledger, Position
+from worker_hooks.recovery.peer_notes import PeerNotes
+from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import pieces_of
 
 LONG_S = 30.0
@@ -58,7 +58,7 @@ def test_an_update_that_failed_is_over_with_the_next_commit():
 # --- the ledger -------------------------------------------------------------------------------
 
 
-def stepped(ledger: Ledger, batch: int) -> None:
+def stepped(ledger: CommittedState, batch: int) -> None:
     ledger.updated(1)
     ledger.commit(Position(0, batch))
 
@@ -68,7 +68,7 @@ def test_what_changes_twice_in_a_step_is_not_complete_after_the_first_time():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     things = {"model": net, "optimizer": optimizer, "scheduler": scheduler}
-    ledger = Ledger(pieces_of(things), dict)
+    ledger = CommittedState(pieces_of(things), dict)
     ledger.begin_loop(0, 0)
     for each in net.parameters():
         each.grad = torch.ones_like(each)
@@ -86,7 +86,7 @@ def test_what_changes_twice_in_a_step_is_not_complete_after_the_first_time():
 def test_a_commit_that_is_interrupted_does_not_look_like_a_complete_step(monkeypatch):
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    ledger = Ledger(pieces_of({"model": net, "optimizer": optimizer}), dict)
+    ledger = CommittedState(pieces_of({"model": net, "optimizer": optimizer}), dict)
     ledger.begin_loop(0, 0)
 
     def interrupted(*_told):
@@ -109,7 +109,7 @@ def test_a_commit_that_is_interrupted_does_not_look_like_a_complete_step(monkeyp
 def test_state_made_for_inference_can_be_saved():
     with torch.inference_mode():
         table = torch.zeros(4)
-    ledger = Ledger(pieces_of({"table": table}), dict)
+    ledger = CommittedState(pieces_of({"table": table}), dict)
     assert ledger.version() == 0
 
 
@@ -133,7 +133,7 @@ def test_an_object_that_fails_later_fails_the_dump_and_not_the_training():
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     things = {"model": net, "optimizer": optimizer, "moody": Moody()}
-    ledger = Ledger(pieces_of(things), dict)
+    ledger = CommittedState(pieces_of(things), dict)
     ledger.begin_loop(0, 0)
     for batch in range(1, 5):
         stepped(ledger, batch)
@@ -146,7 +146,7 @@ def test_an_object_that_fails_later_fails_the_dump_and_not_the_training():
 
 
 def test_a_clock_that_is_set_makes_nobody_late(tmp_path, monkeypatch):
-    notes = Notes(tmp_path, 0)
+    notes = PeerNotes(tmp_path, 0)
     notes.tell(step=1)
     assert notes.last_sign_s() < 5.0
     now = time.time
@@ -176,9 +176,9 @@ class Complete:
 
 
 def test_an_orphan_that_is_done_with_its_update_has_nothing_to_lose(tmp_path):
-    told = Told(rank=0, world_size=1, attempt=0, record_id="races", hooks="", drill="")
+    told = RankEnv(rank=0, world_size=1, attempt=0, record_id="races", hooks="", drill="")
     guard = Guard(told, Complete(), str(tmp_path), lambda: None, lambda _: None)
-    notes = Notes(tmp_path, 0)
+    notes = PeerNotes(tmp_path, 0)
     notes.tell(step=4)
     guard.gate.begin_update()
     guard.gate.end_update()

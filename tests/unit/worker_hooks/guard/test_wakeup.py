@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from worker_hooks.guard.signal_wakeup import Wakeup
+from worker_hooks.guard.signal_wakeup import SignalWakeup
 
 ROOT = Path(__file__).parents[4]
 LONG_S = 20.0
@@ -21,7 +21,7 @@ LONG_S = 20.0
 
 @pytest.fixture(name="wakeup")
 def _wakeup():
-    wakeup = Wakeup([signal.SIGUSR1])
+    wakeup = SignalWakeup([signal.SIGUSR1])
     yield wakeup
     wakeup.restore()
     if wakeup._is_open:
@@ -60,7 +60,7 @@ def test_what_the_script_takes_for_itself_is_none_of_ours(wakeup):
 def test_whose_descriptor_it_was_hears_it_too():
     read, write = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(write)
-    wakeup = Wakeup([signal.SIGUSR1])
+    wakeup = SignalWakeup([signal.SIGUSR1])
     try:
         os.kill(os.getpid(), signal.SIGUSR1)
         assert heard(wakeup) == {signal.SIGUSR1}
@@ -117,8 +117,8 @@ def python(code):
 def test_another_thread_gives_way_while_the_main_thread_is_blocked():
     code = """
         import ctypes, os, select, signal, threading
-        from worker_hooks.guard.signal_wakeup import Wakeup
-        wakeup = Wakeup([signal.SIGTERM])
+        from worker_hooks.guard.signal_wakeup import SignalWakeup
+        wakeup = SignalWakeup([signal.SIGTERM])
         def listen():
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             select.select([wakeup.fileno], [], [])
@@ -135,9 +135,9 @@ def test_another_thread_gives_way_while_the_main_thread_is_blocked():
 def test_a_signal_that_was_ignored_is_ignored_again():
     code = """
         import os, signal
-        from worker_hooks.guard.signal_wakeup import Wakeup
+        from worker_hooks.guard.signal_wakeup import SignalWakeup
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        wakeup = Wakeup([signal.SIGTERM])
+        wakeup = SignalWakeup([signal.SIGTERM])
         os.kill(os.getpid(), signal.SIGTERM)
         (number,) = wakeup.take()
         wakeup.give_way(number)

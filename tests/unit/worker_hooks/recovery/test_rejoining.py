@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import distributed
 
-from worker_hooks.contract.env import Told, meeting_point, rejoined
-from worker_hooks.data.feed_cache import Feeds
-from worker_hooks.distributed import ddp_sync, escape
-from worker_hooks.guard.liveness_socket import Beacon, alight
-from worker_hooks.recovery.modes import Modes
+from worker_hooks.contract.env import RankEnv, meeting_point, rejoined
+from worker_hooks.data.feed_cache import FeedCache
+from worker_hooks.distributed import abort, ddp_reducers
+from worker_hooks.guard.liveness_socket import LivenessSocket, live_ranks
+from worker_hooks.recovery.rejoin import ModuleFlags
 from worker_hooks.state.scaler import ScalerPiece
 
 
@@ -20,7 +20,7 @@ def test_modules_train_again_after_a_validation_that_was_interrupted():
     net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.BatchNorm1d(2))
     net[2].eval()
     net[0].bias.requires_grad_(False)
-    modes = Modes([net])
+    modes = ModuleFlags([net])
     net.eval()
     net[0].bias.requires_grad_(True)
     net[0].weight.requires_grad_(False)
@@ -61,15 +61,15 @@ def test_a_new_scaler_tells_what_an_old_one_tells():
 
 
 def test_a_beacon_is_seen_in_later_attempts():
-    told = Told(0, 2, 0, f"beacon{os.getpid()}", "", "")
-    beacon = Beacon(told)
-    assert alight(told._replace(rank=1, attempt=3)) == {0}
+    told = RankEnv(0, 2, 0, f"beacon{os.getpid()}", "", "")
+    beacon = LivenessSocket(told)
+    assert live_ranks(told._replace(rank=1, attempt=3)) == {0}
     beacon.close()
-    assert alight(told) == set()
+    assert live_ranks(told) == set()
 
 
 def test_other_loaders_are_let_go_of():
-    feeds = Feeds()
+    feeds = FeedCache()
     loaders = [[1, 2], [3, 4]]
     for loader in loaders:
         feed = feeds.of(loader)
@@ -82,9 +82,9 @@ def test_other_loaders_are_let_go_of():
 
 
 def test_a_thread_that_computes_is_at_another_place_each_time():
-    before = escape._place()
+    before = abort._place()
     assert before is not None
-    while escape._place()[2] == before[2]:
+    while abort._place()[2] == before[2]:
         sum(range(10**6))
 
 
@@ -99,18 +99,18 @@ def test_where_ranks_meet():
 
 def test_ddp_broadcasts_what_is_not_known_to_be_equal(monkeypatch):
     told = []
-    monkeypatch.setattr(ddp_sync, "_is_watched", False)
+    monkeypatch.setattr(ddp_reducers, "_is_watched", False)
     monkeypatch.setattr(distributed, "_sync_module_states", told.append)
     known, other = nn.Linear(1, 1), nn.Linear(1, 1)
     mixed = nn.Sequential(known, other)
     try:
-        ddp_sync.trust([known])
+        ddp_reducers.trust([known])
         for module in (known, other, mixed):
             distributed._sync_module_states(module)
         assert told == [other, mixed]
-        ddp_sync.trust(())
+        ddp_reducers.trust(())
         distributed._sync_module_states(known)
         assert told == [other, mixed, known]
     finally:
-        ddp_sync.trust(())
+        ddp_reducers.trust(())
     gc.collect()

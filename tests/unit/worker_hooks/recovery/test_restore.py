@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from test_pieces import OPTIMIZERS, bits, same, step, trained
+from support.pieces import OPTIMIZERS, bits, same, step, trained
 from torch import nn
 from torch.optim import lr_scheduler as lrs
 
@@ -213,7 +213,7 @@ def test_private_state_is_read_back(tmp_path):
 def test_one_tensor_is_in_memory_at_a_time(tmp_path, monkeypatch):
     one, two = objects(1, 3), objects(2, 0)
     saved = restores.load(tmp_path, write(tmp_path, pieces_of(one), 2))
-    read, held = restores.Stored.read, []
+    read, held = restores.StoredSpan.read, []
 
     def counted(stored):
         tensor = read(stored)
@@ -221,7 +221,7 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path, monkeypatch):
         held.append(weakref.ref(tensor))
         return tensor
 
-    monkeypatch.setattr(restores.Stored, "read", counted)
+    monkeypatch.setattr(restores.StoredSpan, "read", counted)
     kept = ("model", "table", "flat")  # an optimizer's state becomes its own memory
     two = {name: two[name] for name in kept}
     saved = saved._replace(values={name: saved.values[name] for name in kept})

@@ -5,19 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_pieces import same
+from support.pieces import same
 from torch import nn
 
-from agent.dump.disk import Order
-from agent.dump.memory import Memory
+from agent.dump.disk import DumpOrder
+from agent.dump.memory import MemoryDump
 from worker_hooks.contract import protocol
-from worker_hooks.contract.env import Told
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.recovery import load, resume
-from worker_hooks.state.committed_state import Ledger, Position
+from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import pieces_of
 from worker_hooks.tensors.shard import quick_digest, write_quick
 
-TOLD = Told(1, 2, 1, "record", "", "")
+TOLD = RankEnv(1, 2, 1, "record", "", "")
 STEPS = 2
 
 
@@ -31,7 +31,7 @@ class Replica:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.table = torch.randn(300, 301)
-        self.ledger = Ledger(pieces_of(vars(self)), dict)
+        self.ledger = CommittedState(pieces_of(vars(self)), dict)
         for batch in range(STEPS):
             self.model(torch.ones(2, 150)).sum().backward()
             self.optimizer.step()
@@ -57,11 +57,11 @@ class Replica:
 @pytest.fixture(scope="module")
 def saved():
     """A checkpoint in memory that another rank wrote: its path, the digest, what it holds."""
-    memory, other = Memory(STEPS, (0, 1), {}), Replica()
+    memory, other = MemoryDump(STEPS, (0, 1), {}), Replica()
     place = Path(memory.place_of(0))
     done = write_quick(place, other.ledger.replica(STEPS), 0, 1, lambda _: None)
     written = protocol.Written(0, 0, 1, "", done.nbytes, "", done.digest)
-    path = memory.commit(Order({0: written}, ((0,),), (), 2, 0, "record", "why")).path
+    path = memory.commit(DumpOrder({0: written}, ((0,),), (), 2, 0, "record", "why")).path
     yield SimpleNamespace(path=Path(path), digest=done.digest, state=other.state)
     memory.close()
 
@@ -70,7 +70,7 @@ def saved():
 def costs(monkeypatch):
     """Bytes that were read, and digests that were taken."""
     costs = SimpleNamespace(nbytes=0, digests=0)
-    read_into = load.Stored.read_into
+    read_into = load.StoredSpan.read_into
 
     def read(stored, tensor):
         costs.nbytes += tensor.nbytes
@@ -80,7 +80,7 @@ def costs(monkeypatch):
         costs.digests += 1
         return quick_digest(replica)
 
-    monkeypatch.setattr(load.Stored, "read_into", read)
+    monkeypatch.setattr(load.StoredSpan, "read_into", read)
     monkeypatch.setattr(resume, "quick_digest", digest)
     return costs
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from test_pieces import bits, move, put, same, saved
+from support.pieces import bits, move, put, same, saved
 from torch import nn
 
 from worker_hooks.state.registry import pieces_of

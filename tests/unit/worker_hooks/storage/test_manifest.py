@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from checkpoints import OTHER, SHARD, flipped, saved
+from support.checkpoints import OTHER, SHARD, flipped, saved
 
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import candidates, newest, read, verify, write

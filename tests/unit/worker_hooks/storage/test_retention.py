@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from checkpoints import saved
+from support.checkpoints import saved
 
 from worker_hooks.contract.layout import REMOVED
 from worker_hooks.storage import retention

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tensors import bits, everything
+from support.tensors import bits, everything
 
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.tensors.tensor_bytes import (

@@ -8,9 +8,9 @@ import zlib
 
 import pytest
 import torch
-from tensors import DTYPES, bits, everything, layouts, noise
+from support.tensors import DTYPES, bits, everything, layouts, noise
 
-from worker_hooks.tensors.fast_digest import Sum
+from worker_hooks.tensors.fast_digest import FastDigest
 from worker_hooks.tensors.reader import PIECE
 from worker_hooks.tensors.shard import Replica, quick_digest, write_quick
 
@@ -35,7 +35,7 @@ def of(*tensors):
 
 def summed(content, *cuts):
     """The digest of one tensor's bytes, cut into pieces at these places."""
-    found, memory = Sum([len(content)]), memoryview(content)
+    found, memory = FastDigest([len(content)]), memoryview(content)
     for start, stop in zip((0, *cuts), (*cuts, len(content)), strict=True):
         found.add(memory[start:stop])
     return found.digest("")
@@ -70,7 +70,7 @@ def test_it_is_what_it_is_said_to_be_however_it_is_cut(size):
     content, chance = octets(size, size), random.Random(size)
     wanted = spelled_out([content])
     if not content:
-        assert Sum([0, 0]).digest("") == wanted
+        assert FastDigest([0, 0]).digest("") == wanted
         return
     assert summed(content) == wanted
     borders = {1, ROW - 1, ROW, ROW + 1, size // 2, size // ROW * ROW, size - 1}
@@ -81,7 +81,7 @@ def test_it_is_what_it_is_said_to_be_however_it_is_cut(size):
 def test_tensors_follow_each_other():
     sizes = [5, 0, SMALL, 12, 0, SMALL + 9, SMALL - 1, 1, SMALL + ROW]
     contents = [octets(size, size) for size in sizes]
-    found = Sum(iter(sizes))
+    found = FastDigest(iter(sizes))
     for content in filter(None, contents):
         found.add(memoryview(content)[: len(content) // 2 + 1])
         if rest := memoryview(content)[len(content) // 2 + 1 :]:

@@ -4,7 +4,7 @@ from mmap import mmap
 
 import pytest
 import torch
-from tensors import bits, layouts, noise
+from support.tensors import bits, layouts, noise
 
 from worker_hooks.storage.checksum import BLOCK
 from worker_hooks.tensors import reader

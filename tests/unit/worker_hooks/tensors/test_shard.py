@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from tensors import DTYPES, OURS, bits, everything, layouts, noise
+from support.tensors import DTYPES, OURS, bits, everything, layouts, noise
 
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage import safetensors_file

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_train_state import Training, paged
+from support.one_rank import Training
 
 from worker_hooks import ExitByRequest, GracefulExit, TrainState
 
-__all__ = ["paged"]
 TRIGGERED = "Graceful exit is triggered, stop training."
 
 

@@ -3,58 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.one_rank import Training
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from worker_hooks import TrainState
 from worker_hooks.contract.status_page import Phase
-from worker_hooks.guard.guard import Guard
 from worker_hooks.training import torch_hooks
-
-
-@pytest.fixture(autouse=True)
-def paged(monkeypatch):
-    """There is a page, though there is no agent; torch and its hooks are left as they were."""
-    for name in ("RANK", "WORLD_SIZE", "MSRUN_HOOKS", "MSRUN_DRILL", "MS_ENABLE_TFT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Guard, "is_on", property(lambda _: True))
-    before, watchers = torch.get_rng_state(), list(torch_hooks._watchers)
-    yield
-    torch.set_rng_state(before)
-    torch_hooks._watchers[:] = watchers
-    gc.collect()  # pages are files
-
-
-class Training:
-    """A linear layer, momentum, a schedule."""
-
-    def __init__(self, **objects):
-        torch.manual_seed(1)
-        self.net = nn.Linear(3, 2)
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
-        self.state = TrainState(
-            model=self.net, optimizer=self.optimizer, scheduler=self.schedule, **objects
-        )
-        self.ledger = self.state._ledger
-
-    def backward(self):
-        self.net(torch.ones(1, 3)).square().sum().backward()
-
-    def update(self):
-        self.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.schedule.step()
-
-    def record(self):
-        return self.ledger.page.record(self.state.step)
 
 
 def steps_over(training, batches, body):

@@ -1,0 +1,23 @@
+"""Text of strangers that may be written to a terminal or a line of JSON."""
+
+from __future__ import annotations
+
+import re
+
+LATIN1 = 0xFF
+
+COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+
+# C0 without tab and newline, DEL, C1, line separators, and what turns text around.
+HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def sanitized(text: str) -> str:
+    """``text`` that may be written to a terminal: control characters are spelled, not sent."""
+    plain = COLOUR.sub("", text).replace("\r\n", "\n")
+    return HARMFUL.sub(lambda found: spelled(ord(found[0])), plain)
+
+
+def spelled(code: int) -> str:
+    """A character as its escape sequence in Python's notation."""
+    return f"\\x{code:02x}" if code <= LATIN1 else f"\\u{code:04x}"

@@ -1,0 +1,35 @@
+"""A worker process, as the supervisor knows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.controller.states import RankState
+
+if TYPE_CHECKING:
+    from agent.workers.tempo import Tempo
+    from worker_hooks.contract.status_page import Heartbeat
+
+
+class Worker:
+    """One rank's process. Times are wall clock, for people."""
+
+    def __init__(self, rank: int, local_rank: int, attempt: int) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.attempt = attempt  # grows with every replacement of other ranks that it survives
+        self.began = attempt  # the attempt that its process was started in: its files' names
+        self.is_replaced = False
+        self.pid = 0
+        self.state = RankState.PENDING
+        self.exit_code: int | None = None  # 0-255, or negative for a signal
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.order = 0  # of ending, within the attempt
+        self.told = False  # msrun signalled it to stop before it ended
+        self.is_released = False  # it was held with an exception, and ends by that
+        self.beat: Heartbeat | None = None  # how far it was when last looked at
+        self.tempo: Tempo | None = None  # how quick
+        self.is_slow = False  # persistently slower than its peers
+        self.hung = ""  # why it is killed, if it hangs
+        self.why = ""  # why it could not be started

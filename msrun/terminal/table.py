@@ -1,0 +1,92 @@
+"""Tables, durations and moments as text for a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent.text.sanitize import sanitized
+from msrun.terminal.stdout import put
+
+UNKNOWN = "-"
+
+PIPE_WIDTH = 10_000  # columns: nothing is wrapped or cut for a reader that is a program
+
+STYLES = {
+    "running": "green",
+    "succeeded": "green",
+    "failed": "red",
+    "lost": "red",
+    "holding": "yellow",
+    "stopping": "yellow",
+    "killing": "yellow",
+    "stopped": "yellow",
+}
+
+LONG = frozenset({"script", "logs", "exit"})  # on a narrow terminal these are wrapped first
+
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+
+ROUNDED_S = 0.9995  # from here on a second
+
+
+def show_json(content: object) -> None:
+    """The same for programs."""
+    put(json.dumps(content, indent=1) + "\n")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, styled: str) -> str:
+    """A table as text; its lines end where their text ends."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    console = Console(
+        width=None if is_terminal else PIPE_WIDTH,
+        color_system="auto" if is_terminal else None,
+        force_terminal=None if is_terminal else False,  # whatever FORCE_COLOR says
+        file=sys.stdout if is_terminal else io.StringIO(),
+        highlight=False,
+        markup=False,
+    )
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        grid.add_column(column, overflow="fold", no_wrap=column not in LONG)
+    at = columns.index(styled)
+    for row in rows:
+        cells = [Text(sanitized(cell)) for cell in row]
+        cells[at].stylize(STYLES.get(row[at].partition(":")[0], ""))
+        grid.add_row(*cells)
+    with console.capture() as captured:
+        console.print(grid)
+    return "".join(line.rstrip() + "\n" for line in captured.get().splitlines())
+
+
+def duration(seconds: float) -> str:
+    """``7 s``, ``2 min 7 s``, ``3 h 02 min``, ``4 d 3 h``."""
+    whole = max(0, int(seconds))
+    if whole < MINUTE_S:
+        return f"{whole} s"
+    if whole < HOUR_S:
+        return f"{whole // MINUTE_S} min {whole % MINUTE_S} s"
+    if whole < DAY_S:
+        return f"{whole // HOUR_S} h {whole % HOUR_S // MINUTE_S:02} min"
+    return f"{whole // DAY_S} d {whole % DAY_S // HOUR_S} h"
+
+
+def brief(seconds: float | None) -> str:
+    """``1.25 ms``, ``83 ms``, ``2.5 s``, ``95 s``."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < ROUNDED_S:
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < MINUTE_S else f"{seconds:.0f} s"
+
+
+def moment(seconds: float) -> str:
+    """Local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

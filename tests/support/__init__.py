@@ -1,0 +1,1 @@
+"""What several tests share: jobs to start, stand-ins, histories, a simulated node."""

@@ -1,0 +1,86 @@
+"""A dump by two of three ranks, with stand-ins for the lines to them and for the thread of files."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from agent.controller import actions as do
+from agent.dump.executor import DumpExecutor
+from agent.spec.job_spec import JobSpec, Program, ProgramKind
+
+STEP = 12
+
+
+class Lines:
+    def __init__(self):
+        self.sent, self.dropped = [], []
+
+    def send(self, rank, message):
+        self.sent.append((rank, message))
+
+    def drop(self, rank, why):
+        self.dropped.append((rank, why))
+
+
+class Places:
+    def place(self, _ranks):
+        return self.path
+
+    def breakpoint(self, _ranks):
+        return None
+
+
+class Scribe:
+    """Does its jobs when told to, in a thread, as the real one does."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def do(self, job, done):
+        self.jobs.append((job, done))
+
+    def leave_behind(self):
+        pass
+
+    def tell(self, what, *args):
+        what(*args)
+
+    def work(self):
+        while self.jobs:
+            job, done = self.jobs.pop(0)
+            with ThreadPoolExecutor(1) as thread:
+                done(thread.submit(_result, job).result())
+
+
+def _result(job):
+    try:
+        return job()
+    except Exception as error:  # noqa: BLE001
+        return error
+
+
+class Desk:
+    def __init__(self, pages, folder):
+        self.lines, self.scribe, self.posted, self.said = Lines(), Scribe(), [], []
+        places = Places()
+        places.path = str(folder / "ckpt")
+        spec = JobSpec(Program("x", (), ProgramKind.SCRIPT, "python"), 3, "run", "rec")
+        told = self.posted.append, self.said.append, lambda *_: None
+        self.saving = DumpExecutor(
+            spec, folder / "dumps", self.lines, pages, places, self.scribe, *told
+        )
+        self.saving.freeze(do.FreezeRanks((0, 1), 1, "rank 2 died"))
+        self.lines.sent.clear()
+
+    def save(self, place=do.MEMORY, number=0):
+        self.lines.sent.clear()
+        self.saving.save(do.SaveRanks(1, STEP, (0,), (1,), place, "", number))
+        return dict(self.lines.sent)
+
+    def commit(self, place=do.MEMORY, *, from_memory=False):
+        self.posted.clear()
+        commit = do.CommitDump(1, STEP, place, ((0,),), (), "why", from_memory=from_memory)
+        self.saving.commit(commit)
+        self.scribe.work()
+        (event,) = self.posted
+        return event

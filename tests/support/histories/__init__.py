@@ -1,0 +1,1 @@
+"""Histories as rows: what happened, and what the controller must decide."""

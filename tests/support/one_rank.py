@@ -1,0 +1,34 @@
+"""One rank that trains under TrainState, without an agent."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from worker_hooks import TrainState
+
+
+class Training:
+    """A linear layer, momentum, a schedule."""
+
+    def __init__(self, **objects):
+        torch.manual_seed(1)
+        self.net = nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.state = TrainState(
+            model=self.net, optimizer=self.optimizer, scheduler=self.schedule, **objects
+        )
+        self.ledger = self.state._ledger
+
+    def backward(self):
+        self.net(torch.ones(1, 3)).square().sum().backward()
+
+    def update(self):
+        self.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.schedule.step()
+
+    def record(self):
+        return self.ledger.page.record(self.state.step)

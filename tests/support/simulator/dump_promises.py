@@ -1,0 +1,399 @@
+"""What the controller promises about saving, checked at every step of a simulated schedule.
+
+Kept in the plainest way: what was told so far, beside what is true on the simulated disk. Not a test itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.controller.job import Job
+from agent.controller.states import JobState
+from support.simulator.memory_promises import check_fall, check_leaving
+from support.simulator.replicas import OLD_PATH
+
+if TYPE_CHECKING:
+    from support.simulator.promises import Watch
+
+BEGUN = (JobState.STARTING, JobState.RUNNING)
+ASKED = (JobState.HOLDING, JobState.FREEZING, JobState.DUMPING)
+BUSY = (JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING)
+
+
+class DumpWatch:
+    """The promises about freezing, dumping, committing, resuming and crash loops."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.node = watch.node
+        self.broken = watch.broken
+        # --- of an attempt
+        self.registered: set[int] = set()
+        self.cut: set[int] = set()
+        self.held: set[int] = set()  # with an exception, as far as told
+        self.newest = -1
+        # --- of a dump
+        self.last_id = 0
+        self.open = False
+        self.is_held = False  # ranks stay, and nothing is ordered to be written yet
+        self.step = -1  # that is saved, in memory or on disk
+        self.since = 0  # orders before are of another place, their digests of another kind
+        self.memory = ""  # the path of a checkpoint that is complete there
+        self.had: do.CommitDump | None = None  # its order
+        self.is_fall = False  # it goes to disk
+        self.frozen: dict[int, ev.RankFrozen] = {}
+        self.orders: list[do.SaveRanks] = []
+        self.asked: set[int] = set()  # for a digest or a part
+        self.digests: dict[int, str] = {}
+        self.written: dict[tuple[int, int], str] = {}  # rank, round
+        self.stuck: Counter[int] = Counter()  # orders in a place
+        self.failed: set[int] = set()  # as they said, or out of patience
+        self.full: set[int] = set()  # places
+        self.commit: do.CommitDump | None = None
+        self.gave_up_commit = False
+        # --- of the job
+        self.path = self.node.job.resume
+        self.saved = self.node.job.saved_step
+        self.best = max(self.saved, 0)
+        self.stalled = 0
+        self.ever_registered = False
+        self.is_refused = False
+        self.paths: dict[int, str] = {}
+
+    def reachable(self) -> set[int]:
+        return self.watch.running & self.registered - self.cut - self.watch.replacing.hung
+
+    def holders(self) -> set[int]:
+        """Who can still write the step that is being saved."""
+        step = self.step if self.step >= 0 else max(self.steps(), default=-1)
+        whole = {r for r, each in self.frozen.items() if each.is_whole and each.step == step}
+        return whole & self.reachable() - self.failed
+
+    def steps(self) -> list[int]:
+        alive = self.reachable()
+        return [each.step for r, each in self.frozen.items() if each.is_whole and r in alive]
+
+    # --- what the controller was told
+
+    def heard(self, before: Job, event: ev.Event) -> None:
+        rank = getattr(event, "rank", None)
+        match event:
+            case ev.WorkerExited():
+                self.reached(event.step)
+            case ev.CheckpointFound() | ev.ResumeRefused() if self.is_now(event):
+                self.searched(before, event)
+            case ev.RankRegistered() if self.is_alive(event):
+                self.registered.add(event.rank)
+                self.cut.discard(event.rank)
+                self.reached(event.step)
+            case ev.RankUnreachable() if self.is_alive(event):
+                self.cut.add(event.rank)
+                self.failed |= {event.rank} if before.state is JobState.DUMPING else set()
+            case ev.RankRaised() if self.is_alive(event):
+                self.raised(before, event)
+            case ev.DumpCommitted() if event.dump_id == self.last_id:
+                self.committed(event)
+            case ev.DeadlinePassed() if event.state is before.state and self.is_now(event):
+                self.out_of_patience(event.state)
+            case _ if self.is_asked and getattr(event, "dump_id", None) == self.last_id:
+                self.answered(before, event, rank)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether ranks may say what they hold."""
+        return self.open or self.node.job.state is JobState.HOLDING or self.is_held
+
+    def searched(self, before: Job, event: ev.CheckpointFound | ev.ResumeRefused) -> None:
+        if isinstance(event, ev.ResumeRefused):
+            self.is_refused = self.is_refused or before.state in BEGUN
+            return
+        if self.path is not None and event.step <= self.saved:
+            return
+        self.path, self.saved, self.best = event.path, event.step, max(self.best, event.step)
+        if (self.node.job.resume, self.node.job.saved_step) != (self.path, self.saved):
+            self.broken(f"{event} is forgotten")
+
+    def is_now(self, event: Any) -> bool:
+        return event.attempt == self.watch.attempt
+
+    def is_alive(self, event: ev.RankRegistered | ev.RankUnreachable | ev.RankRaised) -> bool:
+        known = event.rank in self.watch.running or event.rank not in self.watch.heard_of
+        return self.is_now(event) and known and event.rank not in self.watch.exits
+
+    def raised(self, before: Job, event: ev.RankRaised) -> None:
+        state = self.node.job.state
+        if before.state in {JobState.STOPPING, JobState.KILLING} and event.rank not in self.held:
+            if not any(
+                isinstance(each, do.ReleaseRanks) and event.rank in each.ranks
+                for each in self.watch.actions
+            ):
+                self.broken(f"rank {event.rank} is held for ever while the job is {state.value}")
+        else:
+            self.held.add(event.rank)
+
+    def answered(self, before: Job, event: ev.Event, rank: int | None) -> None:
+        match event:
+            case ev.RankFrozen() if before.state in ASKED and rank in self.watch.running:
+                self.frozen.setdefault(event.rank, event)
+                self.reached(event.step)
+            case ev.ShardWritten() if self.is_awaited(before, event.rank, event.round):
+                self.digests[event.rank] = event.digest
+                self.written[event.rank, event.round] = event.digest
+            case ev.StateDigested(round=number) if before.state is JobState.DUMPING:
+                is_due = number is not None and number >= self.since
+                if is_due and rank in self.asked & self.reachable() - self.failed:
+                    self.digests[event.rank] = event.digest
+            case ev.SaveFailed() if before.state is JobState.DUMPING:
+                self.said_to_fail(event)
+            case ev.CommitFailed() if before.state is JobState.COMMITTING and self.commit:
+                if event.is_place or self.commit.place == do.MEMORY:
+                    self.full.add(self.commit.place)
+                else:
+                    self.gave_up_commit = True
+                self.commit = None
+
+    def said_to_fail(self, event: ev.SaveFailed) -> None:
+        order = self.orders[-1] if self.orders else self.broken(f"{event}: nobody was asked")
+        is_writer = event.rank in order.writers
+        if (is_writer and event.round != order.round) or event.round < self.since:
+            return
+        if is_writer and event.is_place and not self.complete(order.place):
+            self.full.add(order.place)
+        elif event.rank not in self.digests or is_writer:
+            self.failed.add(event.rank)
+
+    def is_awaited(self, before: Job, rank: int, number: int) -> bool:
+        order = self.orders[-1] if self.orders else None
+        is_due = order is not None and rank in order.writers and number == order.round
+        return before.state is JobState.DUMPING and is_due
+
+    def out_of_patience(self, state: JobState) -> None:
+        if state is JobState.DUMPING and not self.orders:
+            self.broken("nobody was asked to write")
+        elif state is JobState.DUMPING:
+            order = self.orders[-1]
+            writing = {rank for rank in order.writers if (rank, order.round) not in self.written}
+            self.failed |= writing or self.asked - self.digests.keys()
+            if writing and not self.complete(order.place):
+                self.stuck[order.place] += 1
+                if self.stuck[order.place] > 1 and order.place + 1 < self.node.rules.places:
+                    self.full.add(order.place)
+        elif state is JobState.COMMITTING:
+            self.gave_up_commit = True
+
+    def complete(self, place: int) -> bool:
+        """Whether a whole state is written there, as far as told."""
+        here = [each for each in self.orders if each.place == place]
+        said = [{self.written.get((rank, each.round)) for rank in each.writers} for each in here]
+        return any(len(digests) == 1 and None not in digests for digests in said)
+
+    def committed(self, event: ev.DumpCommitted) -> None:
+        is_memory = self.commit is None or self.commit.place == do.MEMORY
+        if is_memory or event.path == self.memory:
+            return
+        if self.paths.setdefault(event.dump_id, event.path) != event.path:
+            self.broken(f"two dumps have the id {event.dump_id}")
+        assert self.commit is not None
+        self.path, self.saved, self.open = event.path, self.commit.step, False
+        if (self.node.job.resume, self.node.job.saved_step) != (self.path, self.saved):
+            self.broken(f"{event} is forgotten")
+
+    def reached(self, step: int | None) -> None:
+        if step is not None:
+            self.ever_registered = True
+            self.newest = max(self.newest, step)
+
+    # --- what the controller ordered
+
+    def ordered(self, action: do.Action) -> None:
+        match action:
+            case do.FreezeRanks():
+                self.freeze(action)
+            case do.SaveRanks():
+                self.save(action)
+            case do.CommitDump():
+                self.check_commit(action)
+            case do.AbandonDump():
+                self.abandon(action)
+            case do.RefuseRanks():
+                if not self.is_refused or set(action.ranks) - self.watch.running:
+                    self.broken(f"{action}: nobody waits for that")
+            case do.ReleaseRanks():
+                loose = set(action.ranks) - self.watch.running - self.held
+                if loose or not action.ranks:
+                    self.broken(f"{action}: ranks {sorted(loose)} are not held")
+
+    def hold(self, dump_id: int) -> None:
+        """Ranks are to stay at one step; it is saved under this id."""
+        if self.open:
+            self.broken(f"ranks are held while dump {self.last_id} is open")
+        self.begin(dump_id)
+        self.is_held = True
+
+    def begin_round(self) -> None:
+        """Of the last attempt only the step that was reached is known."""
+        self.registered, self.cut, self.held = set(), set(), set()
+
+    def freeze(self, action: do.FreezeRanks) -> None:
+        if self.open or action.dump_id <= self.last_id:
+            self.broken(f"{action} while dump {self.last_id} is open or known")
+        if not action.ranks or set(action.ranks) != self.reachable():
+            self.broken(f"{action}, but {sorted(self.reachable())} can be asked")
+        self.begin(action.dump_id)
+        self.open = True
+
+    def begin(self, dump_id: int) -> None:
+        self.last_id, self.is_held = dump_id, False
+        self.frozen, self.orders, self.digests, self.written = {}, [], {}, {}
+        self.stuck.clear()
+        self.asked, self.failed, self.full = set(), set(), set()
+        self.commit, self.gave_up_commit = None, False
+        self.step, self.since, self.memory, self.had, self.is_fall = -1, 0, "", None, False
+
+    def save(self, action: do.SaveRanks) -> None:
+        ranks = {*action.writers, *action.digesters}
+        if self.orders and self.orders[-1].place == do.MEMORY != action.place:
+            check_leaving(self, action)
+        first = not self.orders
+        if self.is_held:  # all stay at one step, and it is saved now
+            self.open, self.is_held = True, False
+        if not self.open or self.commit is not None or action.dump_id != self.last_id:
+            self.broken(f"{action}: no such dump is being written")
+        if not action.writers or len(ranks) < len(action.writers) + len(action.digesters):
+            self.broken(f"{action}: a rank twice, or nobody writes")
+        self.check_step(action)
+        if ranks - self.holders() or (first and ranks != self.holders()):
+            self.broken(f"{action}, but the holders are {sorted(self.holders())}")
+        is_last = action.place + 1 == self.node.rules.places
+        is_stuck = is_last and self.stuck[action.place] > 0  # then all that are left try at once
+        enough = self.node.rules.memory_writers if action.place == do.MEMORY else 1
+        if len(action.writers) > enough and not (self.node.rules.split or is_stuck):
+            self.broken(f"{action}: {enough} are enough")
+        last = self.orders[-1].round if self.orders else self.since - 1
+        place = min({0, 1, 2} - self.full)
+        is_there = action.place == (place if place < self.node.rules.places else -2)
+        is_memory = action.place == do.MEMORY and do.MEMORY not in self.full
+        if action.round != last + 1 or not (is_there or is_memory):
+            self.broken(f"{action} after {last}, places {self.full} are full")
+        self.orders.append(action)
+        self.asked |= ranks
+
+    def check_step(self, action: do.SaveRanks) -> None:
+        """The newest, on disk only if it is not there; and all of a dump is of one."""
+        is_memory = action.place == do.MEMORY
+        newest = max(self.steps(), default=-1) if self.step < 0 else self.step
+        if (action.step <= max(self.saved, 0) and not is_memory) or action.step != newest:
+            self.broken(f"{action}: not the newest step, or a saved one")
+        if self.step < 0 and is_memory != self.watch.replacing.can_begin(newest):
+            self.broken(f"{action}: on disk or in memory, the other is due")
+        self.step = action.step
+
+    def check_commit(self, action: do.CommitDump) -> None:
+        if action.from_memory:
+            check_fall(self, action)
+            return
+        if not self.open or self.commit is not None or action.dump_id != self.last_id:
+            self.broken(f"{action}: no such dump is being written")
+        writers = [rank for variant in action.variants for rank in variant]
+        if not action.variants or not all(action.variants) or len(writers) != len(set(writers)):
+            self.broken(f"{action}: nobody wrote it, or twice")
+        digests = [self.check_variant(action, variant) for variant in action.variants]
+        if len(set(digests)) != len(digests):
+            self.broken(f"{action}: the same state twice")
+        owing = self.asked & self.reachable() - self.digests.keys() - self.failed
+        if owing:
+            self.broken(f"{action}, but ranks {sorted(owing)} have not said what they hold")
+        self.check_vote(action, digests)
+        self.commit = action
+
+    def check_variant(self, action: do.CommitDump, variant: tuple[int, ...]) -> str:
+        """Full coverage is what the disk says: every part, of one step and one state."""
+        disk = self.node.replicas.disk
+        files = [disk.files.get((action.dump_id, action.place, rank)) for rank in variant]
+        parts = {(each.step, each.parts, each.digest, each.round) for each in files if each}
+        expected = (action.step, len(variant))
+        if None in files or len(parts) != 1 or next(iter(parts))[:2] != expected:
+            self.broken(f"{action} without coverage: {files}")
+        return next(iter(parts))[2]
+
+    def check_vote(self, action: do.CommitDump, digests: Sequence[str]) -> None:
+        votes = Counter(self.digests.values())
+        best, count = votes.most_common(1)[0]
+        differing = tuple(sorted(r for r, each in self.digests.items() if each != digests[0]))
+        if 2 * count > len(self.digests):
+            right = digests == [best] and action.odd == differing
+        else:
+            kept = {d for d in votes if any(self.digests.get(r) == d for r in self.holders())}
+            right = kept <= set(digests) and action.odd == (() if digests[1:] else differing)
+            right = right and list(digests) == sorted(digests, key=lambda d: -votes[d])
+        if not right:
+            self.broken(f"{action}, but they said {self.digests}")
+
+    def abandon(self, action: do.AbandonDump) -> None:
+        if not self.open or action.dump_id != self.last_id:
+            self.broken(f"{action}: no such dump is open")
+        self.open = False
+        if self.watch.stop.is_now or self.gave_up_commit:
+            return
+        if self.is_fall and len(self.full) < self.node.rules.places:
+            self.broken(f"{action}, but there are other places")
+        if self.is_fall or 0 <= self.step <= max(self.saved, 0):
+            return
+        if self.commit is not None:
+            self.broken(f"{action} in the middle of its commit")
+        if not self.orders:
+            lost = [step for step in self.steps() if step > max(self.saved, 0)]
+        else:
+            votes = Counter(self.digests.values()).most_common(1)
+            right = votes[0][0] if votes and 2 * votes[0][1] > len(self.digests) else None
+            lost = [r for r in self.holders() if right in {None, self.digests.get(r, right)}]
+        if lost and len(self.full - {do.MEMORY}) < self.node.rules.places:
+            self.broken(f"{action}, but {lost} could be saved")
+
+    # --- attempts and the end
+
+    def start(self, action: do.StartAttempt) -> None:
+        if self.open:
+            self.broken(f"{action} while dump {self.last_id} is open")
+        if action.resume != self.path:
+            self.broken(f"{action}, but the newest dump is {self.path}")
+        if self.watch.starts > 0 and self.is_hopeless(self.watch.starts - 1):
+            self.broken(f"{action}: a crash loop")
+        self.registered, self.cut, self.held, self.newest = set(), set(), set(), -1
+
+    def is_hopeless(self, attempt: int) -> bool:
+        """At an attempt's end: whether another one would meet the same."""
+        rules, self_first = self.node.rules, attempt == 0
+        if self.is_refused:
+            return True
+        if not self.ever_registered:
+            return False
+        self.stalled = 0 if self.newest > self.best else self.stalled + 1
+        self.best = max(self.best, self.newest)
+        no_commit = self_first and self.best == 0 and not rules.restarts_explicit
+        return self.stalled >= rules.stalls or no_commit
+
+    def end(self, finish: do.Finish) -> None:
+        if self.open:
+            self.broken(f"{finish} while dump {self.last_id} is open")
+        if finish.state is JobState.SUCCEEDED:
+            return
+        if self.path is not None and self.path not in finish.reason:
+            self.broken(f"{finish} does not name {self.path}")
+        if self.ever_registered and "step" not in finish.reason and "commit" not in finish.reason:
+            self.broken(f"{finish} does not say what became of the state")
+        last = self.watch.starts - 1
+        is_early = last < self.node.rules.max_restarts and not self.watch.stop.is_asked
+        if is_early and "cannot be killed" not in finish.reason and not self.is_hopeless(last):
+            self.broken(f"{finish} while the budget is left")
+
+    def over(self) -> None:
+        dumps = self.node.replicas.disk.dumps
+        if self.path not in {None, OLD_PATH} and dumps.get(self.path) != self.saved:
+            self.broken(f"{self.path} is not what it was said to be")
+        if len(dumps) > self.last_id:
+            self.broken(f"{len(dumps)} dumps of {self.last_id} ids")

@@ -1,0 +1,60 @@
+"""Controllers that break a promise: each is the real one with one mistake."""
+
+from dataclasses import replace
+
+from agent.controller import events as ev
+from agent.controller.attempts import Decision
+from agent.controller.decide import decide
+
+
+def changing(kind, **fields):
+    """Every action of a kind is ordered otherwise."""
+
+    def mutant(job, event):
+        decision = decide(job, event)
+        actions = (
+            replace(each, **fields) if isinstance(each, kind) else each for each in decision.actions
+        )
+        return replace(decision, actions=tuple(actions))
+
+    return mutant
+
+
+def without(kind):
+    def mutant(job, event):
+        decision = decide(job, event)
+        kept = tuple(each for each in decision.actions if not isinstance(each, kind))
+        return replace(decision, actions=kept)
+
+    return mutant
+
+
+def believing(kind, **fields):
+    """Every event of a kind is taken for another one."""
+
+    def mutant(job, event):
+        return decide(job, replace(event, **fields) if isinstance(event, kind) else event)
+
+    return mutant
+
+
+def waiting_for_ever(state):
+    def mutant(job, event):
+        if isinstance(event, ev.DeadlinePassed) and event.state is state:
+            return Decision(job)
+        return decide(job, event)
+
+    return mutant
+
+
+def seeing(changed):
+    """Every event is answered as if the job were another one."""
+
+    def mutant(job, event):
+        if job.state.is_end:
+            return decide(job, event)
+        seen = changed(job)
+        decision = decide(seen, event)
+        return Decision(job) if decision == Decision(seen) else decision
+
+    return mutant

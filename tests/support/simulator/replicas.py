@@ -1,0 +1,356 @@
+"""The part of the simulated node that has hooks: ranks train in lock-step, freeze, write, and a disk keeps it.
+
+What is true stands here: which step a rank's memory really holds, whether it is whole, which bits flipped,
+what a file on the disk is made of and which dumps are complete. The controller only hears of it. Not a test
+itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agent.controller import actions as do
+from agent.controller import events as ev
+from support.simulator.climate import climate
+from support.simulator.exits import Exits
+from support.simulator.rejoins import Rejoins
+
+if TYPE_CHECKING:
+    from support.simulator.node import Node, Process
+
+PEER_GONE = "RuntimeError: Connection closed by peer"
+LONGEST_SAVE = 3.0  # times the patience with a dump that makes progress
+OLD_PATH, OLD_STEP = "/old", 7  # what `msrun --resume` found
+
+
+@dataclass(slots=True)
+class Training:
+    """An attempt's lock-step: the step that all have reached, until somebody stops."""
+
+    base: int  # resumed from
+    rate: float  # steps a second
+    missing: int  # ranks that have not begun
+    began_at: float | None = None
+    stalled_at: float | None = None
+    is_barred: bool = False  # nobody begins before all are told to
+    limit: float = float("inf")  # the last step of all, or that all can come to: some stay there
+
+    def step(self, now: float) -> int:
+        if self.began_at is None:
+            return self.base
+        end = now if self.stalled_at is None else self.stalled_at
+        return int(min(self.base + int((end - self.began_at) * self.rate), self.limit))
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A rank's part of a dump, complete on disk."""
+
+    round: int
+    step: int
+    parts: int
+    digest: str
+
+
+@dataclass(slots=True)
+class Disk:
+    files: dict[tuple[int, int, int], File] = field(default_factory=dict)  # dump, place, rank
+    dumps: dict[str, int] = field(default_factory=dict)  # path -> step
+    committing: do.CommitDump | None = None
+    memory: tuple[str, int] | None = None  # what the agent's own memory holds, and of which step
+
+
+class Replicas:
+    """Ranks with hooks and the agent's disk, for one schedule."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.rng = node.rng
+        self.climate = climate(node.rng, node.seed)
+        self.no_memory = node.rng.random() < self.climate.no_memory
+        self.disk = Disk()
+        self.training = Training(0, 0.0, 0)
+        self.is_searched = False
+        self.asking: list[Process] = []
+        self.exits = Exits(self)
+        self.rejoins = Rejoins(self)
+
+    def begin(self, action: do.StartAttempt) -> None:
+        base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
+        rate = self.rng.choice((0.05, 1.0, 2.0, 5.0))
+        self.training = Training(base, rate, len(self.node.rules.ranks))
+        self.is_searched = action.resume is not None or self.climate.old == "nothing"
+        self.asking = []
+
+    def bar(self, base: int) -> None:
+        """A round begins: all are to go on from `base`, and nobody does before all are there."""
+        rate = self.rng.choice((0.05, 1.0, 2.0, 5.0))
+        self.training = Training(base, rate, 0, is_barred=True)
+        self.is_searched, self.asking = True, []
+
+    # --- what ranks do by themselves
+
+    def born(self, process: Process) -> None:
+        """A rank registers a little later, and training begins when the last one is there."""
+        process.has_hooks = self.rng.random() < self.climate.hooks
+        self.node.after(self.rng.random(), self.join, process)
+        if self.rng.random() < self.climate.hang:
+            self.node.after(self.rng.random() * 15.0, self.rejoins.hang, process)
+
+    def join(self, process: Process) -> None:
+        training, node = self.training, self.node
+        if not process.alive or process.attempt != node.job.attempt:
+            return
+        if training.is_barred:
+            process.is_linked = process.has_hooks
+            self.rejoins.arrive(process, process.attempt)
+            return
+        if process.has_hooks and not self.is_searched:
+            self.asking.append(process)
+            if len(self.asking) == 1:
+                node.after(self.rng.random() * 2.0, self.searched, process.attempt)
+            return
+        if process.has_hooks:
+            process.is_registered = process.is_linked = True
+            told = process.rank, process.attempt, training.base, self.climate.fixed
+            self.say(process, ev.RankRegistered(*told))
+            if self.rng.random() < self.climate.cut:
+                node.after(self.rng.random() * 20.0, self.cut, process)
+        training.missing -= 1
+        if not training.missing and training.stalled_at is None:
+            training.began_at = node.now
+
+    def searched(self, attempt: int) -> None:
+        """Whoever asked is told what to go on from; the controller hears of it before."""
+        node = self.node
+        if attempt != node.job.attempt or self.is_searched:
+            return
+        asked = [each for each in self.asking if each.announced_at <= node.now]
+        if self.climate.old == "damage":
+            ranks = tuple(each.rank for each in asked)
+            node.tell(ev.ResumeRefused(attempt, "nothing can be trusted", ranks), node.now)
+            return
+        self.is_searched, self.training.base = True, OLD_STEP
+        node.tell(ev.CheckpointFound(attempt, OLD_PATH, OLD_STEP), node.now)
+        for process in self.asking:
+            node.after(0.0, self.join, process)
+
+    def cut(self, process: Process) -> None:
+        if process.alive and process.is_linked:
+            process.is_linked = False
+            self.lost(process)
+
+    def lost(self, process: Process) -> None:
+        """The agent hears that a line broke, in the attempt that it counts the process to then."""
+
+        def told() -> None:
+            if process is node.processes[process.rank]:
+                node.tell(ev.RankUnreachable(process.rank, process.attempt), node.now)
+
+        node = self.node
+        node.at(max(node.now + self.rng.random() * 0.3, process.announced_at), told)
+
+    def end(self, process: Process, exit_code: int) -> None:
+        """A rank's life ends by itself; one that is blocked in a collective does not come so far."""
+        training = self.training
+        is_stuck = training.stalled_at is not None or (
+            training.is_barred and training.began_at is None
+        )
+        is_blocked = process.has_hooks and is_stuck
+        if (exit_code == 0 and process.stays is not None) or process.is_hung:
+            return
+        if exit_code != 0 or not is_blocked or self.rng.random() < 0.1:
+            self.fail(process, exit_code)
+
+    def fail(self, process: Process, exit_code: int) -> None:
+        """It leaves at once, or is held at its top with an exception."""
+        rng = self.rng
+        if not process.alive or process.is_held or process.is_hung:
+            return
+        if exit_code > 0 and process.is_linked and rng.random() < self.climate.raises:
+            self.hold(process, "ValueError: bad value")
+        else:
+            self.node.die(process, exit_code)
+
+    def hold(self, process: Process, error: str) -> None:
+        """The main thread is held at its top; the hooks' thread still answers."""
+        self.stall(process)
+        process.is_held = True
+        self.say(process, ev.RankRaised(process.rank, process.knows, error))
+
+    def died(self, process: Process, exit_code: int) -> None:
+        """Its peers can finish no further step, and some hear that at once."""
+        rng, node = self.rng, self.node
+        if exit_code == 0 and self.training.stalled_at is None:
+            if process.step is None:
+                process.step = self.training.step(node.now)
+            return  # trained to the end, or told to leave
+        self.stall(process)
+        if process.is_linked and rng.random() < 0.5:  # the kernel closes its socket
+            process.is_linked = False
+            self.lost(process)
+        for peer in node.processes.values():
+            if peer.alive and peer.is_registered and rng.random() < self.climate.gloo:
+                node.after(rng.random() * 0.2, self.thrown_out, peer)
+
+    def thrown_out(self, process: Process) -> None:
+        if process.alive and not process.is_held and not process.is_hung:
+            if process.is_linked:
+                self.hold(process, PEER_GONE)
+            else:
+                self.node.die(process, 1)
+
+    def stall(self, process: Process) -> None:
+        """What this rank holds from now on, and that nobody gets further than one step more."""
+        training, rng = self.training, self.rng
+        if process.knows != self.node.job.attempt:
+            return
+        if training.stalled_at is None:
+            training.stalled_at = self.node.now
+            self.spread()
+        if process.step is None:
+            process.step = self.newest_commit()
+            process.is_torn = rng.random() < self.climate.torn
+            if process.stays is not None and process.step >= process.stays:
+                process.step, process.is_torn = process.stays, False
+            process.flip = rng.choice((1, 2)) if rng.random() < self.climate.flip else 0
+
+    def newest_commit(self) -> int:
+        """A rank's, if it goes no further."""
+        training = self.training
+        is_ahead = training.began_at is not None and self.rng.random() < self.climate.apart
+        limit = min(training.limit, self.exits.limit())
+        return int(min(training.step(self.node.now) + is_ahead, limit))
+
+    def spread(self) -> None:
+        """Failures come in groups: a node's memory is short, a switch breaks, people lose patience."""
+        rng, node = self.rng, self.node
+        if rng.random() < 0.15:
+            node.stop_soon((1.0, 3.0))
+        for peer in node.processes.values():
+            if peer.alive and rng.random() < self.climate.chain:
+                node.after(rng.random() * 3.0, node.die, peer, -9)
+
+    def say(self, process: Process, event: ev.Event) -> None:
+        """News never overtake those of the rank's birth; one another they may."""
+        self.node.tell(event, max(self.node.now + self.rng.random() * 0.3, process.announced_at))
+
+    # --- what ranks are told
+
+    def perform(self, action: do.Action) -> None:
+        node = self.node
+        match action:
+            case do.HoldRanks() | do.ProceedRanks() | do.LeaveRanks() | do.DismissRanks():
+                self.exits.perform(action)
+            case do.ReplaceRanks() | do.GoOnRanks() | do.ForgetMemory() | do.RemindReplaced():
+                self.rejoins.perform(action)
+            case do.FreezeRanks():
+                for rank in action.ranks:
+                    self.freeze(node.processes[rank], action.dump_id)
+            case do.SaveRanks(writers=writers):
+                for rank in (*writers, *action.digesters):
+                    parts = len(writers) if rank in writers else 0
+                    self.save(node.processes[rank], action, parts)
+            case do.CommitDump():
+                self.commit(action)
+            case do.AbandonDump():
+                self.disk.committing = None
+            case do.ReleaseRanks() | do.RefuseRanks():
+                exit_code = 2 if isinstance(action, do.RefuseRanks) else 1
+                self.let_leave([node.processes[rank] for rank in action.ranks], exit_code)
+
+    def let_leave(self, processes: list[Process], exit_code: int) -> None:
+        for process in processes:
+            if process.is_held or process in self.asking:
+                self.node.after(self.rng.random(), self.node.die, process, exit_code)
+
+    def freeze(self, process: Process, dump_id: int) -> None:
+        if process.alive and process.is_linked:
+            self.stall(process)
+            if self.rng.random() >= self.climate.mute and not process.is_hung:
+                longest_s = 0.3
+                if self.rng.random() < self.climate.late:
+                    longest_s = 2.0 * self.node.rules.freeze_s
+                self.node.after(self.rng.random() * longest_s, self.frozen, process, dump_id)
+
+    def frozen(self, process: Process, dump_id: int) -> None:
+        is_here = process.alive and process.is_linked and not process.is_hung
+        if is_here and process.step is not None:
+            why = "the update did not end" if process.is_torn else ""
+            whole = not process.is_torn
+            nbytes = (self.node.story.seed % 2) << 30
+            about = process.rank, dump_id, process.step, whole, why, nbytes
+            self.say(process, ev.RankFrozen(*about))
+
+    def save(self, process: Process, order: do.SaveRanks, parts: int) -> None:
+        """One order after the other: what the last one writes is what the file is."""
+        rng, node = self.rng, self.node
+        if rng.random() < self.climate.mute:
+            process.busy_until = float("inf")
+        took_s = rng.random() * 0.5
+        if rng.random() < self.climate.late:
+            took_s = rng.random() * LONGEST_SAVE * node.rules.dump_s
+        start = max(node.now, process.busy_until)
+        process.busy_until = end = start + took_s
+        if end == float("inf"):
+            return
+        pace_s = 0.6 * node.rules.dump_s
+        for tick in range(1, int(took_s / pace_s) + 1):
+            node.at(start + tick * pace_s, self.progress, process, order.dump_id)
+        node.at(end, self.saved, process, order, parts)
+
+    def progress(self, process: Process, dump_id: int) -> None:
+        if process.alive and process.is_linked:
+            self.node.post(ev.DumpProgressed(process.rank, dump_id))
+
+    def saved(self, process: Process, order: do.SaveRanks, parts: int) -> None:
+        if not process.alive or not process.is_linked:
+            return
+        rank, dump_id = process.rank, order.dump_id
+        holds = process.step == order.step and not process.is_torn
+        is_bad = self.no_memory if order.place == do.MEMORY else self.climate.bad[order.place]
+        if parts and is_bad:
+            event: ev.Event = ev.SaveFailed(rank, dump_id, "no space left", True, order.round)
+        elif not holds or self.rng.random() < self.climate.failing:
+            event = ev.SaveFailed(rank, dump_id, "out of memory", False, order.round)
+        else:
+            kind = "quick " if order.place == do.MEMORY else ""
+            digest = f"{kind}{process.step}:{process.flip}"
+            event = ev.StateDigested(rank, dump_id, digest, order.round)
+            if parts:
+                file = File(order.round, order.step, parts, digest)
+                self.disk.files[dump_id, order.place, rank] = file
+                event = ev.ShardWritten(rank, dump_id, digest, order.round)
+        self.say(process, event)
+
+    def commit(self, action: do.CommitDump) -> None:
+        rng, node = self.rng, self.node
+        self.disk.committing = action
+        if rng.random() < self.climate.mute:
+            return
+        took_s = rng.random() * 0.3
+        if rng.random() < self.climate.late:
+            took_s = rng.random() * 2.0 * node.rules.dump_s
+            node.after(took_s / 2, node.post, ev.DumpProgressed(-1, action.dump_id))
+        node.after(took_s, self.committed, action)
+
+    def committed(self, action: do.CommitDump) -> None:
+        """The answer to an order of one's own is heard once; that it came may be noticed late."""
+        rng, node, disk = self.rng, self.node, self.disk
+        if disk.committing is not action:  # given up before the rename
+            return
+        disk.committing = None
+        if rng.random() < self.climate.no_commit:
+            node.post(ev.CommitFailed(action.dump_id, "no space left", rng.random() < 0.7))
+            return
+        if action.from_memory and self.climate.bad[action.place]:
+            node.post(ev.CommitFailed(action.dump_id, "no space left", True))
+            return
+        path = f"/place{action.place}/{action.dump_id}"
+        if action.place == do.MEMORY:
+            disk.memory = path, action.step
+        else:
+            disk.dumps[path] = action.step
+        longest_s = 1.0 if rng.random() < self.climate.late else 0.0
+        node.tell(ev.DumpCommitted(action.dump_id, path), node.now + rng.random() * longest_s)

@@ -1,0 +1,146 @@
+"""TODO."""
+
+from copy import deepcopy
+
+import pytest
+from support.histories.dumps import cut, done, froze, holds, reg, running, threw, wrote
+from support.histories.plain import gone, late, no_start, up, wish
+from support.histories.replacements import (
+    COMMITTING,
+    DIED,
+    HISTORIES,
+    JOINING,
+    MEMORY,
+    REPLACED,
+    REPLACING,
+    THREE,
+    asked,
+    hangs,
+    play,
+    rejoins,
+)
+
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.controller.decide import decide
+from agent.controller.job import Job
+from agent.controller.states import JobState, RankState
+
+
+@pytest.mark.parametrize(
+    ("rules_", "steps"), [row[1:] for row in HISTORIES], ids=[row[0] for row in HISTORIES]
+)
+def test_history(rules_, steps):
+    play(rules_, steps)
+
+
+def test_a_decision_leaves_the_job_it_was_asked_about_as_it_was():
+    for _, rules_, steps in HISTORIES:
+        job = Job(rules_)
+        for event, *_ in steps:
+            copy = deepcopy(job)
+            decided = decide(job, event)
+            assert job == copy
+            assert decide(job, event) == decided
+            job = decided.job
+
+
+def test_what_is_in_memory_is_not_saved():
+    job = play(THREE, REPLACING)
+    assert (job.resume, job.saved_step, job.newest_step()) == (None, -1, 5)
+    assert (job.memory.path, job.memory.step) == (MEMORY, 5)
+
+
+def test_a_new_round_forgets_what_the_last_attempt_told():
+    job = play(THREE, REPLACING)
+    assert (job.attempt, job.restarts, job.replaced) == (1, 0, 1)
+    assert (job.failure, job.guarded, job.raised, job.unreachable) == (None, {}, set(), set())
+    assert job.ranks == {0: RankState.RUNNING, 1: RankState.PENDING, 2: RankState.RUNNING}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        rejoins(0, 0),
+        rejoins(1),  # a newcomer leaves nothing
+        reg(0, 5),
+        threw(2),
+        cut(2),
+        gone(2, -9),
+        up(1),
+        no_start(1),
+        froze(0),
+        wrote(0),
+        done(MEMORY),
+        late("replacing"),
+        late("committing"),
+        wish(),
+        hangs(0),
+        hangs(0, 1),
+        ev.CheckpointFound(1, "/old", 9),
+    ],
+    ids=str,
+)
+def test_messages_of_an_older_attempt_change_nothing(event):
+    job = play(THREE, REPLACING)
+    decision = decide(job, event)
+    assert (decision.job, decision.actions) == (job, ())
+
+
+@pytest.mark.parametrize("steps", [REPLACED, JOINING, COMMITTING, DIED])
+def test_a_replacement_that_is_long_ago_counts_no_more(steps):
+    job = play(THREE, steps)
+    before = job.replaced
+    for _ in range(3):
+        decision = decide(job, ev.ReplacementAged())
+        assert decision.actions == ()
+        assert decision.job == job._replace(replaced=max(job.replaced - 1, 0))
+        job = decision.job
+    assert before in {0, 1}
+    assert job.replaced == 0
+
+
+def again(attempt, step, dump):
+    """Rank 1 of three dies once more, at `step`, and is replaced."""
+    steps = [froze(0, step, dump=dump), froze(2, step, dump=dump), wrote(0, dump=dump)]
+    joins = [rejoins(0, attempt), rejoins(2, attempt)]
+    return [
+        gone(1, -9, attempt - 1),
+        *steps,
+        holds(2, dump=dump),
+        done(MEMORY, dump),
+        *joins,
+        *(reg(rank, step, attempt) for rank in range(3)),
+    ]
+
+
+def test_deaths_at_one_step_are_counted_for_each_rank():
+    job = play(THREE, running(3))
+    for event in [*again(1, 5, 1), *again(2, 5, 2)]:
+        job = decide(job, event).job
+    assert (job.state, job.replaced, job.deaths) == (JobState.RUNNING, 2, {1: (5, 2)})
+    third = [*again(3, 5, 3)[:3]]
+    for event in third:
+        decision = decide(job, event)
+        job = decision.job
+    assert job.not_replaced == "rank 1 died three times at step 5"
+    assert isinstance(decision.actions[0], do.SaveRanks)
+    assert decision.actions[0].place == 0
+
+
+def test_another_step_begins_the_count_anew():
+    job = play(THREE, running(3))
+    for event in [*again(1, 5, 1), *again(2, 5, 2), *again(3, 6, 3), *again(4, 6, 4)]:
+        job = decide(job, event).job
+    assert (job.state, job.deaths) == (JobState.RUNNING, {1: (6, 2)})
+
+
+def test_replacements_are_no_restarts():
+    job = play(asked(max_restarts=1, stalls=2), running(3))
+    for event in [*again(1, 5, 1), *again(2, 6, 2), *again(3, 7, 3)]:
+        job = decide(job, event).job
+    assert (job.state, job.attempt, job.restarts, job.stalled) == (JobState.RUNNING, 3, 0, 0)
+    for rank in range(3):
+        job = decide(job, gone(rank, 1, 3)).job
+    assert (job.state, job.attempt, job.restarts, job.stalled) == (JobState.STARTING, 4, 1, 0)
+    assert job.best_step == 7
