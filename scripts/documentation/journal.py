@@ -74,19 +74,19 @@ NOTES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "JobPaused": (
-        "Every rank is stopped by a signal; msrun takes that for somebody's wish and waits.",
+        "Every rank is stopped by a signal; msrun assumes that a person did it, and waits.",
         {"ranks": _INTEGERS, "reason": str},
     ),
     "StragglerNamed": (
         "This rank takes longer of its own for a step than its peers, in seconds.",
         {"rank": int, "own_s": float, "peers_s": float, "reason": str},
     ),
-    "StragglerEnded": ("It does so no more.", {"rank": int}),
+    "StragglerEnded": ("The rank is no longer slower than its peers.", {"rank": int}),
 }
 """What the journal holds besides the controller's events and actions: meaning and fields."""
 
 _UNWRITTEN = {"DumpProgressed"}  # a large dump makes many
-_OPTIONAL = {"LinkRefused": {"rank", "pid"}}  # of a connection that nobody has greeted on
+_OPTIONAL = {"LinkRefused": {"rank", "pid"}}  # of a connection without a Hello
 
 _FOREWORD = """\
 # events.jsonl
@@ -94,7 +94,7 @@ _FOREWORD = """\
 After this page you can read, search and process what msrun wrote down of a run: every event that it
 heard of, every action that it decided on, each with its reason.
 
-The file stands in the run's folder. Each line is one JSON object with the fields
+The file is in the run's folder. Each line is one JSON object with the fields
 
 - `time`: seconds since the epoch,
 - `event`: one of the names below,

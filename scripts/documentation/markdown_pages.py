@@ -75,7 +75,7 @@ def _anchors(tokens: list[Token]) -> Iterator[str]:
 
 
 def _shell(tokens: list[Token]) -> Iterator[str]:
-    """Whole command lines: one that ends with a backslash goes on in the next line."""
+    """Whole command lines: a backslash at a line's end continues the command."""
     for token in tokens:
         is_fence = token.type == "fence" and token.info.split(" ")[0] in SHELL
         if is_fence or token.type == "code_block":

@@ -37,7 +37,7 @@ MEANINGS = {
     _S.KILLING: "The ranks were sent SIGKILL.",
     _S.SUCCEEDED: "Every rank exited with 0 without being asked to.",
     _S.FAILED: "A rank failed, and no attempt follows.",
-    _S.STOPPED: "Somebody asked for a stop, and no rank is alive any more.",
+    _S.STOPPED: "A stop was requested, and no rank is alive any more.",
 }
 
 _FOREWORD = """\
@@ -46,12 +46,13 @@ _FOREWORD = """\
 After this page you can follow a job's `events.jsonl` from state to state, and say which event moved
 it and why.
 
-The controller ([decide.py](../../agent/controller/decide.py)) is a pure function: a job and an
-event go in, a new job and actions come out. What may change a job's *state* is one table, `MOVES`
-in [states.py](../../agent/controller/states.py), and this page is made from it. A move depends on
-three facts: the state, the event, and a *condition*, which is the one question that the controller
-has to answer about the ranks at that moment. An event without a row in the table is a bug and
-raises an error; an event of a past attempt is dropped before the table is asked.
+The controller ([`agent/controller/decide.py`](../../agent/controller/decide.py)) is a pure
+function: a job and an event go in, a new job and actions come out. What may change a job's *state*
+is one table, `MOVES` in [`agent/controller/states.py`](../../agent/controller/states.py), and this
+page is made from it. A move depends on three facts: the state, the event, and a *condition*, which
+is the one question that the controller has to answer about the ranks at that moment. An event
+without a row in the table is a bug and raises an error; an event of a past attempt is dropped
+before the table is asked.
 
 Every state that waits for something has a deadline, so no job waits for ever.
 
