@@ -171,6 +171,23 @@ class Launcher:
     def run(self, *args: object, within_s: float = DEADLINE_S, **kwargs: object) -> Ended:
         return self.start(*args, **kwargs).wait(within_s)
 
+    def command(self, *words: object, cwd: Path | None = None, **environ: str) -> Ended:
+        """`msrun WORDS` to its end, without a log folder: status, logs, stop, drill ..."""
+        done = subprocess.run(
+            [sys.executable, "-m", "msrun", *map(str, words)],
+            env=self.env(**environ),
+            cwd=cwd or self.tmp,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        return Ended(
+            done.returncode,
+            done.stdout.decode(errors="replace"),
+            done.stderr.decode(errors="replace"),
+        )
+
     def drill(self, *words: object, within_s: float = 280) -> Ended:
         """`msrun drill WORDS`, whose own files are in the launcher's folder."""
         done = subprocess.run(
