@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -242,6 +242,13 @@ class Launcher:
                 os.kill(pid, 9)
             return left
         return {}
+
+
+def last_events(folders: Iterable[Path], lines: int = 40) -> list[tuple[str, str]]:
+    """The end of each job's ``scheduler.log`` below these folders, with its path as the title."""
+    paths = {path for folder in folders for path in folder.rglob("scheduler.log")}
+    tails = {path: path.read_text(errors="replace").splitlines()[-lines:] for path in sorted(paths)}
+    return [(f"end of {path}", "\n".join(tail)) for path, tail in tails.items()]
 
 
 def files(folder: Path) -> set[str]:
