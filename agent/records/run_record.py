@@ -63,7 +63,10 @@ def writable_folder(environ: Mapping[str, str]) -> Path:
                 level.mkdir(parents=True, exist_ok=True, mode=0o700)
             if _is_ours(folder) and os.access(folder, os.W_OK):
                 return folder
-    raise UsageError("no folder for run records can be written: set XDG_STATE_HOME to one that can")
+    tried = ", ".join(map(str, runs_folder(environ, os.getuid())))
+    raise UsageError(
+        f"run records cannot be written ({tried}): set XDG_STATE_HOME to a folder that can be"
+    )
 
 
 def _is_ours(folder: Path) -> bool:

@@ -64,7 +64,6 @@ def kill(job: Job, rank: int) -> None:
 @pytest.fixture
 def again(msrun: Launcher) -> list[str]:
     """A run that failed with step 5 saved; the words that go on from it."""
-    msrun.environ |= {"HOME": str(msrun.tmp), "TMPDIR": str(msrun.tmp)}
     job = start(msrun)
     kill(job, 2)
     assert job.wait().err.splitlines()[-1] == "msrun --resume"
@@ -101,7 +100,6 @@ def test_of_two_resumes_at_once_one_is_refused(msrun: Launcher, again: list[str]
 
 
 def test_the_line_to_type_works_without_a_record(msrun: Launcher) -> None:
-    msrun.environ |= {"HOME": str(msrun.tmp), "TMPDIR": str(msrun.tmp)}
     job = start(msrun, ranks=2)
     (own,) = (msrun.tmp / "state" / "msrun" / "runs").iterdir()
     shutil.rmtree(own)

@@ -34,6 +34,7 @@ ROWS = {
 RARE = {  # a few times in 100,000 schedules
     (JobState.STARTING, "StartFailed", Condition.HOPELESS),
     (JobState.HOLDING, "WorkerExited", Condition.GIVEN_UP),
+    (JobState.FREEZING, "RankHung", Condition.GIVEN_UP),
     (JobState.DUMPING, "StateDigested", Condition.GIVEN_UP),
     (JobState.COMMITTING, "DumpCommitted", Condition.HOPELESS),
     (JobState.COMMITTING, "DeadlinePassed", Condition.HOPELESS),

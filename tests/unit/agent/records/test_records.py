@@ -155,7 +155,23 @@ def test_a_folder_that_others_may_write_is_not_trusted(environ, tmp_path):
     planted = tmp_path / "state" / "msrun" / "runs"
     planted.mkdir(parents=True)
     planted.chmod(0o777)
-    assert run_record.writable_folder(environ).is_relative_to(tmp_path / "home")
+    with pytest.raises(UsageError, match=r"run records cannot be written .*state/msrun/runs"):
+        run_record.writable_folder(environ)
+    del environ["XDG_STATE_HOME"]
+    planted = tmp_path / "home" / ".local" / "state" / "msrun" / "runs"
+    planted.mkdir(parents=True)
+    planted.chmod(0o777)
+    assert run_record.writable_folder(environ).is_relative_to(tmp_path / "temporary")
+
+
+def test_a_state_home_shows_its_own_runs_only(environ):
+    elsewhere = {name: environ[name] for name in ("HOME", "TMPDIR")}
+    written(elsewhere, record("foreign", alive=True))
+    assert list(run_record.records(environ)) == []
+    written(environ, record("mine"))
+    assert run_record.find(environ, None).record_id == "mine"
+    with pytest.raises(UsageError, match="no run is called foreign"):
+        run_record.find(environ, "foreign")
 
 
 def planted_link(runs, elsewhere):
@@ -189,7 +205,7 @@ def test_a_fallback_folder_that_somebody_laid_ready_is_not_used(tmp_path, plant)
     fallback = {"TMPDIR": str(tmp_path)}
     runs = tmp_path / f"msrun-{os.getuid()}" / "runs"
     plant(runs, elsewhere)
-    with pytest.raises(UsageError, match="no folder for run records can be written"):
+    with pytest.raises(UsageError, match="run records cannot be written"):
         run_record.writable_folder(fallback)
     run_record.write(runs, record("a"))
     assert not list(run_record.records(fallback))
