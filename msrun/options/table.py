@@ -1,7 +1,8 @@
 """The one table of options: spellings, defaults, environment names and help of every flag.
 
 The command line (`scan`), the YAML keys (`config`), the environment (`settings`), ``--help``
-(`usage`) and the README's flag table are all read from it. Pure data; nothing is parsed here.
+(`usage`) and ``docs/reference/command-line.md`` are all read from it. Pure data; nothing is parsed
+here.
 """
 
 from __future__ import annotations
@@ -85,17 +86,6 @@ class Option(NamedTuple):
     def shown_default(self) -> str:
         """The default in words."""
         return self.unset or self.default or "none"
-
-
-class FlagRow(NamedTuple):
-    """One line of the README's flag table."""
-
-    name: str
-    default: str
-    help: str
-    section: str
-    env: str | None
-    origin: str
 
 
 PORT_MAX = 65535
@@ -292,18 +282,3 @@ OPTIONS: tuple[Option, ...] = (
 
 SPELLINGS = {spelling: option for option in OPTIONS for spelling in option.spellings}
 BY_DEST = {option.dest: option for option in OPTIONS}
-
-
-def flag_rows() -> tuple[FlagRow, ...]:
-    """Every option as a line of the README's flag table, in the order of ``--help``."""
-    return tuple(
-        FlagRow(
-            name=", ".join(filter(None, (option.short, option.long))),
-            default=option.shown_default,
-            help=option.help,
-            section=option.section.value,
-            env=option.env,
-            origin=option.origin.value,
-        )
-        for option in OPTIONS
-    )
