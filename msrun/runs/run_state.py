@@ -54,7 +54,9 @@ class LastStatus:
     host: str
     state: str
     attempt: int
+    restarts: int  # of all ranks
     max_restarts: int
+    replaced: int  # ranks
     reason: str | None
     started: float
     updated: float
@@ -63,6 +65,12 @@ class LastStatus:
     workers: tuple[WorkerState, ...]
     graceful_s: float = 0.0  # beyond stop_s, for a graceful exit after a signal
     asked_s: float = 0.0  # the same for one that was asked for in another way
+
+    @property
+    def counts(self) -> tuple[str, str, str]:
+        """The attempt, the restarts and the replaced ranks, as text."""
+        restarts = f"{self.restarts} of {self.max_restarts} restarts"
+        return f"attempt {self.attempt}", restarts, f"{self.replaced} replaced"
 
     @property
     def is_guarded(self) -> bool:
@@ -171,7 +179,9 @@ def _last_word(said: Mapping[str, Any]) -> LastStatus:
         host=str(said["host"]),
         state=str(said["state"]),
         attempt=int(said["attempt"]),
+        restarts=int(said.get("restarts", 0)),
         max_restarts=int(said["max_restarts"]),
+        replaced=int(said.get("replaced", 0)),
         reason=said["reason"] and str(said["reason"]),
         started=float(said["started"]),
         updated=float(said["updated"]),

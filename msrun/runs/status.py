@@ -56,7 +56,7 @@ def facts(run: RunState, now: float) -> Iterable[tuple[str, str]]:
     yield "state", run.state_words
     yield "msrun", f"pid {record.pid}" if run.alive else f"pid {record.pid} (ended)"
     if word:
-        yield "attempt", f"{word.attempt} ({word.attempt} of {word.max_restarts} restarts used)"
+        yield "attempt", ", ".join(word.counts).removeprefix("attempt ")
     yield "uptime", f"{uptime(run, now)} (started {moment(record.started)})"
     if word and word.reason:
         yield "reason", word.reason
