@@ -64,7 +64,7 @@ class Gatherer:
 
     def _job(self, seen: RunSample) -> JobFacts:
         run, now = seen.run, time.time()
-        word = run.word
+        word = run.status
         workers = word.workers if word else _unwritten(seen.pages)
         return JobFacts(
             run=run.record.record_id,

@@ -143,7 +143,7 @@ def test_stop_is_graceful(msrun: Launcher) -> None:
     job = start(msrun)
     done = stop(msrun)
     assert done.returncode == 0, done.stderr
-    assert "is told to stop, waiting up to 2 min" in done.stdout
+    assert "is asked to stop, waiting up to 2 min" in done.stdout
     check_graceful(msrun, job, job.wait(), "msrun received SIGTERM")
 
 
