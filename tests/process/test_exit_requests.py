@@ -135,7 +135,7 @@ def test_stop_is_graceful(msrun: Launcher) -> None:
     job = start(msrun)
     done = msrun.command("stop")
     assert done.code == 0, done.err
-    assert "is told to stop, waiting up to 2 min" in done.out
+    assert "is asked to stop, waiting up to 2 min" in done.out
     check_graceful(msrun, job, job.wait(), "msrun received SIGTERM")
 
 

@@ -63,7 +63,9 @@ def word(**changed: object) -> dict[str, object]:
         "host": os.uname().nodename,
         "state": "running",
         "attempt": 1,
+        "restarts": 0,
         "max_restarts": 2,
+        "replaced": 1,
         "reason": None,
         "started": 1.0,
         "updated": 2.0,
@@ -236,7 +238,7 @@ def test_only_folders_that_hold_a_record_are_forgotten(environ, monkeypatch, tmp
         (True, {}, "running", "running"),
         (False, {"state": "failed"}, "failed", "failed"),
         (False, {}, "lost", "lost: msrun (pid PID) is gone"),
-        (False, {"host": "far"}, "running", "running when last heard of: it runs on host far"),
+        (False, {"host": "far"}, "running", "running when it was last seen: it runs on host far"),
         (False, {"host": "far", "state": "stopped"}, "stopped", "stopped"),
         (True, {"record_id": "another"}, "starting", "starting"),
         (False, {"workers": "torn"}, "lost", "lost: msrun (pid PID) is gone"),
@@ -262,7 +264,7 @@ def test_files_that_a_later_run_set_aside_are_found(tmp_path):
     [({}, 60.0), ({"grace_s": 5, "kill_s": 1}, 6.0), ({"grace_s": None}, None)],
 )
 def test_a_stop_may_take_grace_and_kill_time(tmp_path, changed, stop_s):
-    assert run(tmp_path, **changed).word.stop_s == stop_s
+    assert run(tmp_path, **changed).status.stop_s == stop_s
 
 
 def test_the_end_of_a_process_is_seen_even_before_it_is_reaped():
@@ -300,7 +302,7 @@ def test_a_rank_s_pace_is_shown_where_ranks_tell_and_a_slow_one_is_named(tmp_pat
     header, first, _, third = (line.split() for line in lines[-4:])
     assert header[-4:] == ["step", "epoch", "median", "p95"]
     assert (first[-6:], third[-2:]) == (["412", "3", "83.1", "ms", "1.5", "s"], ["-", "-"])
-    assert "slow     rank 1: 80 ms of its own a step, its peers 50 ms" in lines
+    assert "slow     rank 1 needs 80 ms a step without waiting, its peers 50 ms" in lines
 
 
 @pytest.mark.parametrize(

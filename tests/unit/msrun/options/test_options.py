@@ -168,7 +168,7 @@ def test_an_option_whose_value_may_be_missing_takes_only_what_fits(argv, given, 
 
 
 @pytest.mark.parametrize(
-    ("argv", "asked"),
+    ("argv", "printed"),
     [
         (["--help"], "help"),
         (["-h"], "help"),
@@ -177,5 +177,5 @@ def test_an_option_whose_value_may_be_missing_takes_only_what_fits(argv, given, 
         (["--h"], "help"),
     ],
 )
-def test_help_and_version_are_answered_before_the_script_only(argv, asked):
-    assert scan(argv).asked == asked
+def test_help_and_version_are_answered_before_the_script_only(argv, printed):
+    assert scan(argv).print_only == printed
