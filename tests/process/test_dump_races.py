@@ -321,7 +321,7 @@ def test_what_is_stuck_is_left_behind_and_awaited_at_the_end() -> None:
 
     one, disk = file_thread.FileThread(call_soon), threading.Event()
     one.do(disk.wait, done.append)
-    one.leave_behind()
+    one.continue_in_new_thread()
     one.do(lambda: "new", done.append)
     assert told.wait(5)
     assert done == ["new"]
@@ -374,7 +374,7 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
     check(dump)
     (failed,) = posted
     assert (failed.rank, failed.is_place) == (0, True)
-    assert failed.why == f"no folder can be made within 2 s: {tmp_path / 'nfs'}"
+    assert failed.why == f"nothing can be written within 2 s: {tmp_path / 'nfs'}"
     assert not sent[1:]
     saving.save(do.SaveRanks(1, 5, (0,), (), 1, "", round=1))
     poll(lambda: sent[1:], within_s=5)
