@@ -11,7 +11,7 @@ from agent.controller import actions as do
 from agent.controller import dump, graceful_exit, replacement
 from agent.controller import events as ev
 from agent.controller.attempts import Decision, all_gone, leave, move, stop, succeed
-from agent.controller.dump_steps import Turn, extend_deadline
+from agent.controller.dump import Turn, extend_deadline
 from agent.controller.job import Job
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState

@@ -16,7 +16,7 @@ from __future__ import annotations
 from agent.controller import actions as do
 from agent.controller import dump as dumping
 from agent.controller import events as ev
-from agent.controller.dump_steps import Turn, order_all
+from agent.controller.dump import Turn, order_all
 from agent.controller.job import NEVER, DumpProgress, ExitProgress, Job
 from agent.controller.states import Condition, JobState, RankState
 from agent.spec import exit_budget

@@ -13,9 +13,9 @@ from agent.controller import dump, graceful_exit
 from agent.controller import events as ev
 from agent.controller.attempts import Decision, all_gone, kill, move, stop
 from agent.controller.drain import DRAINING, apply, interrupt_hold
-from agent.controller.dump_steps import describe_loss
+from agent.controller.dump import describe_loss
 from agent.controller.job import Job
-from agent.controller.replacement_rounds import fall_back_to_disk
+from agent.controller.replacement import fall_back_to_disk
 from agent.controller.states import Condition, JobState
 from agent.text.wording import signal_name
 

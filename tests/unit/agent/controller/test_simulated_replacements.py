@@ -9,7 +9,7 @@ from support.simulator.promises import BrokenPromiseError
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.controller import replacement_rounds
+from agent.controller import replacement
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.states import JobState
@@ -38,7 +38,7 @@ def not_waiting_for_those_that_go(job, event):
     decision = decide(job, event)
     job, now = decision.job, decision.job.replacement
     if job.state is JobState.REPLACING and now.going and len(now.going) < len(job.alive()):
-        turn = replacement_rounds.launch(job)
+        turn = replacement.launch(job)
         told = (each for each in decision.actions if not isinstance(each, do.SetDeadline))
         return Decision(turn.job, (*told, *turn.actions))
     return decision
