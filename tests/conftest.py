@@ -5,16 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import Launcher
+from support.jobs import Launcher, last_events
 
 # Under nohup or in a shell's background these are ignored, and every job would inherit that.
 for signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     signal.signal(signum, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _own_state_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A test sees no other run of this user, and stops none; the folder is made when it is used."""
+    folder = tmp_path_factory.getbasetemp() / "state" / uuid.uuid4().hex
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
 
 
 @pytest.fixture
@@ -34,6 +44,19 @@ def launched(folder: Path) -> Iterator[Launcher]:
     yield launcher
     left = launcher.end()
     assert not left, f"processes outlived their job: {left}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Function,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what happened in the jobs that the test started."""
+    report = yield
+    if report.failed:
+        found = item.funcargs.values()
+        folders = [one.tmp if isinstance(one, Launcher) else one for one in found]
+        report.sections += last_events(each for each in folders if isinstance(each, Path))
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -113,6 +113,7 @@ class Job(NamedTuple):
     attempt: int = 0  # grows with every restart and every replacement
     restarts: int = 0  # of all ranks
     replaced: int = 0  # ranks, within the period
+    replaced_in_all: int = 0  # ranks, since the job began
     ranks: Mapping[int, RankState] = _EMPTY
     asked: str = ""  # the first request to stop, in words; empty: there was none
     requests: int = 0  # to stop by a signal, each less patient

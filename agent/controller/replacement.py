@@ -242,6 +242,7 @@ def launch(job: Job) -> Turn:
     job = forgotten(job)._replace(
         attempt=job.attempt + 1,
         replaced=job.replaced + len(newcomers),
+        replaced_in_all=job.replaced_in_all + len(newcomers),
         reached=job.newest_step(),
         ranks={**job.ranks, **dict.fromkeys(newcomers, RankState.PENDING)},
         replacement=now._replace(

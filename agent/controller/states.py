@@ -1,7 +1,7 @@
 """The states of a job and of a rank, and the table of every move that is allowed.
 
 Rules: what changes a job's state stands in ``MOVES`` and nowhere else; an absent row is a bug and
-raises; this file imports nothing of ours. ``diagram`` draws the README's picture from the table.
+raises; this file imports nothing of ours. ``docs/architecture/state-machine.md`` is made from it.
 
 A job moves on three facts: the state it is in, what happened, and a *condition*, the one question
 that the controller has to answer about the ranks. After a failure the ranks that hold the state are
@@ -83,7 +83,6 @@ class Condition(Enum):
 
 _S = JobState
 _C = Condition
-_GONE = "no rank is alive"
 
 _ALL_GONE = {
     _C.BUDGET_LEFT: _S.STARTING,
@@ -279,30 +278,3 @@ def next_state(state: JobState, event: str, condition: Condition) -> JobState:
         KeyError: the table has no such move.
     """
     return MOVES[state][event][condition]
-
-
-def diagram() -> str:
-    """The table as a Mermaid state diagram; moves that stay where they are, are left out.
-
-    Events that do the same share an arrow. What follows when no rank is alive is drawn once.
-    """
-    arrows: dict[tuple[str, str, str], list[str]] = {}
-    for state, events in MOVES.items():
-        for event, conditions in events.items():
-            for condition, target in conditions.items():
-                if condition in _ALL_GONE:
-                    arrow = (state.value, "gone", _GONE)
-                else:
-                    arrow = (state.value, target.value, condition.value)
-                named = arrows.setdefault(arrow, [])
-                if target is not state and event not in named:
-                    named.append(event)
-    lines = ["stateDiagram-v2", "    state gone <<choice>>", "    [*] --> new"]
-    for (start, end, condition_words), named in arrows.items():
-        if named:
-            words = f" [{condition_words}]" if condition_words else ""
-            lines.append(f"    {start} --> {end}: {', '.join(named)}{words}")
-    for condition, target in _ALL_GONE.items():
-        lines.append(f"    gone --> {target.value}: {condition.value.removeprefix(_GONE + ', ')}")
-    lines += [f"    {state.value} --> [*]" for state in JobState if state.is_end]
-    return "\n".join(lines)

@@ -1,51 +1,58 @@
 """Carries out a dump that was decided: orders to the ranks, their answers as events, the commit.
 
-It goes to a folder or, so that only the lost ranks need to be started again, to the agent's memory.
-What is there may be written to a folder later.
+A dump goes to a folder or, so that only the lost ranks need to be started again, to the agent's
+memory; a dump in memory may be written to a folder later. Where it goes is chosen in ``_target``
+and nowhere else.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.dump.disk import DiskDump, DumpOrder, SavedDump
+from agent.dump.draft import DumpDraft, DumpOrder, private_nbytes
 from agent.dump.flush import MemoryFlush
-from agent.dump.memory import MemoryDump
+from agent.dump.folder import FolderTarget
+from agent.dump.memory import MemoryTarget
 from agent.dump.replies import Answer, Replies
 from agent.dump.summary import dump_summary
-from agent.dump.unfinished_folder import AbandonedError
+from agent.dump.target import AbandonedError, SavedDump, Target
 from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.status_pages import StatusPages
-from agent.machine.free_memory import free_bytes, needed, shortage
+from agent.machine.free_memory import needed
 from agent.records.file_thread import FileThread
 from agent.spec.job_spec import JobSpec
 from worker_hooks.contract import protocol
+from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import CheckpointLayout, DumpLayout
+from worker_hooks.contract.status_page import Page
+from worker_hooks.storage.durable_file import ThrottledProgress
 
 T = TypeVar("T")
 
-PROGRESS_S = 0.5  # between two signs of life of the scribe
+NO_PLACE = "the script names no ckpt_save_path"
 
 
 class _Dump(NamedTuple):
     """A dump under way in one place."""
 
     action: do.SaveRanks  # the first order
-    draft: DiskDump | MemoryDump | MemoryFlush
+    target: Target
+    draft: DumpDraft | None  # None: nobody writes, a dump in memory goes to a folder
     began_s: float  # monotonic
 
 
 class _Kept(NamedTuple):
-    """The checkpoint in memory that is complete."""
+    """The complete dump in memory."""
 
     action: do.SaveRanks  # the first order
-    memory: MemoryDump
+    target: Target
+    draft: DumpDraft
 
 
 class DumpExecutor:
@@ -57,8 +64,8 @@ class DumpExecutor:
         fallback: Path,
         links: RankLinks,
         pages: StatusPages,
-        greeting: Handshake,
-        scribe: FileThread,
+        handshake: Handshake,
+        file_thread: FileThread,
         post: Callable[[ev.Event], None],
         say: Callable[[str], None],
         call_later: Callable[..., object],
@@ -70,32 +77,32 @@ class DumpExecutor:
             fallback: where dumps go when the script's folder cannot be written.
             links: carry the orders.
             pages: hold the ranks' private state.
-            greeting: knows where ranks save to.
-            scribe: does the file work.
+            handshake: knows where ranks save to.
+            file_thread: does the file work.
             post: decides on an event.
-            say: tells people one sentence.
+            say: prints one sentence for people.
             call_later: the loop's.
         """
         self._spec = spec
         self._fallback = fallback
         self._links = links
         self._pages = pages
-        self._greeting = greeting
-        self._scribe = scribe
+        self._handshake = handshake
+        self._file_thread = file_thread
         self._post = post
         self._say = say
         self._call_later = call_later
         self._attempt = 0
         self._dump_id = -1
         self._dump: _Dump | None = None
-        self._is_begun = False  # its folder is there
+        self._is_begun = False  # ranks may write to the target
         self._frozen_s: float | None = None  # monotonic: the order to freeze; or all stood still
-        self._why = ""  # the failure that the dump answers
-        self._trouble = ""  # with the place that was tried last
+        self._failure = ""  # that the dump answers
+        self._place_trouble = ""  # with the place that was tried last
         self._order: do.SaveRanks | None = None  # the newest
         self._kept: _Kept | None = None
-        self._spent: list[MemoryDump] = []  # were given up, but ranks may still write there
-        self._answers = Replies(links, post, self._note)
+        self._abandoned: list[Target] = []  # ranks may still look for their files there
+        self._replies = Replies(links, post, self._note_trouble)
 
     def begin(self, attempt: int) -> None:
         """An attempt begins."""
@@ -104,21 +111,21 @@ class DumpExecutor:
     # --- what is decided ------------------------------------------------------------------------
 
     def hold(self, action: do.HoldRanks) -> None:
-        """Order ranks to stay at the end of their step."""
+        """Order ranks to stop at the end of their step."""
         self._open(action)
         for rank in action.ranks:
             self._links.send(rank, protocol.Hold(action.dump_id))
 
     def proceed(self) -> None:
-        """Ranks that stay are ordered to go on to the end of one step."""
+        """Held ranks are ordered to train to the end of one step."""
         self._frozen_s = None  # how long they train until then is not the dump's time
 
     def _open(self, action: do.HoldRanks | do.FreezeRanks) -> None:
         if action.dump_id != self._dump_id:
             self._dump_id = action.dump_id
             self._frozen_s = time.monotonic()
-            self._why = action.reason
-            self._answers.begin(action.dump_id)
+            self._failure = action.reason
+            self._replies.begin(action.dump_id)
 
     def freeze(self, action: do.FreezeRanks) -> None:
         """Order ranks to begin no update."""
@@ -129,224 +136,211 @@ class DumpExecutor:
             self._links.send(rank, order)
 
     def save(self, action: do.SaveRanks) -> None:
-        """Order ranks to digest now, and to write once the folder is there."""
+        """Order ranks to digest now, and to write once the place is ready."""
         if self._frozen_s is None:
             self._frozen_s = time.monotonic()
         order = protocol.Save(
             action.dump_id, action.step, "", is_quick=_is_quick(action), round=action.round
         )
         for rank in action.digesters:
-            self._tell(rank, order)
-        dump = self._dump
-        if dump is not None and _place(dump.action) == _place(action):
+            self._send_save(rank, order)
+        present = self._dump
+        if present is not None and _place(present.action) == _place(action):
             self._order = action
             if self._is_begun:
-                self._tell_writers(dump.draft, action)
+                self._send_writers(present.target, action)
             return
         self.abandon()
         self._order = action
-        if _is_quick(action):
-            self._remember(action)
-            return
-        layout = self._layout(action, action.place)
-        if layout is None:
-            self._fail(action, "the script names no ckpt_save_path")
-            return
-        draft = DiskDump(layout, action.step, self._spec.ranks_here, self._pages.all())
         self._is_begun = False
-        begun = self._dump = _Dump(action, draft, time.monotonic())
-        self._scribe.do(draft.begin, lambda done: self._on_begun(begun, done))
-        self._call_later(self._spec.dump.stall_s / 2, self._lose_patience, begun)
-
-    def _remember(self, action: do.SaveRanks) -> None:
-        """To memory: nothing has to be made first, and no disk is waited for."""
-        memory = MemoryDump(action.step, self._spec.ranks_here, self._pages.all())
-        if why := self._lack(memory):
-            self._fail(action, why)
+        pages = self._pages.all()
+        target = self._target(action, pages)
+        if target is None:
+            self._fail(action, NO_PLACE)
             return
-        self._dump = _Dump(action, memory, time.monotonic())
-        self._is_begun = True
-        self._tell_writers(memory, action)
-        if not memory.is_small:
-            self._scribe.leave_behind()  # its disk may be slow
-        self._do(memory, lambda: memory.write_private(_Pace(self._scribe, self._advance)))
+        draft = DumpDraft(target, action.step, self._spec.ranks_here, pages)
+        dump = self._dump = _Dump(action, target, draft, time.monotonic())
+        self._file_thread.continue_in_new_thread()  # the disk of an earlier job may be slow
+        self._do(target, target.begin, lambda done: self._on_begun(dump, draft, done))
+        if not self._is_begun:
+            self._call_later(self._spec.dump.stall_s / 2, self._check_begun, dump)
 
-    def _lack(self, memory: MemoryDump) -> str:
-        """Why the memory has no room for it: the kernel would kill ranks. Empty: it has."""
-        sizes = self._answers.frozen
-        gone = len(self._spec.ranks_here) - len(sizes)
-        wanted = needed(*max(sizes.values(), default=(0, 0)), memory.private_nbytes, gone)
-        return shortage(wanted, free_bytes())
+    def _target(self, action: do.SaveRanks, pages: Mapping[int, Page]) -> Target | None:
+        """Where a dump goes; ``None``: the script names no folder."""
+        if _is_quick(action):
+            sizes, private = self._replies.frozen, private_nbytes(pages)
+            gone = len(self._spec.ranks_here) - len(sizes)
+            wanted = needed(*max(sizes.values(), default=(0, 0)), private, gone)
+            return MemoryTarget(action.step, private, wanted)
+        return self._folder(action, action.place)
+
+    def _folder(
+        self, action: do.SaveRanks, place: int, position: tuple[int, int] | None = None
+    ) -> FolderTarget | None:
+        """The folder to save into; ``position`` of the step, if it is known without the pages."""
+        writers, step, record_id = action.writers, action.step, self._spec.record_id
+        if place:
+            return FolderTarget(DumpLayout.of_step(self._fallback, step, record_id))
+        wish = self._handshake.breakpoint(writers) if action.is_raised else None
+        if wish is not None:
+            position = position or self._pages.position(writers, step)
+            if position is not None:  # without one there is no such name
+                layout = CheckpointLayout(*wish, *position, record_id, is_breakpoint=True)
+                return FolderTarget(layout.place)
+        folder = self._handshake.place(writers)
+        return FolderTarget(DumpLayout.of_step(Path(folder), step, record_id)) if folder else None
 
     def _do(
         self,
-        draft: DiskDump | MemoryDump | MemoryFlush,
+        target: Target,
         job: Callable[[], T],
         done: Callable[[T | Exception], object] = lambda _: None,
     ) -> None:
-        """Do it in the scribe's thread, unless it is done sooner than that would begin."""
-        if not (isinstance(draft, MemoryDump) and draft.is_small):
-            self._scribe.do(job, done)
+        """Do file work in its thread, or at once if a thread would only delay it."""
+        if not target.is_inline:
+            self._file_thread.do(job, done)
             return
         try:
             result: T | Exception = job()
-        except Exception as error:  # noqa: BLE001  as the scribe does
+        except Exception as error:  # noqa: BLE001  as the file thread does
             result = error
         done(result)
 
-    def _layout(
-        self, action: do.SaveRanks, place: int, memory: MemoryDump | None = None
-    ) -> DumpLayout | None:
-        """The folder to save into, under its name; ``None``: the script names none."""
-        writers, step, record_id = action.writers, action.step, self._spec.record_id
-        if place:
-            return DumpLayout.of_step(self._fallback, step, record_id)
-        wish = self._greeting.breakpoint(writers) if action.is_raised else None
-        if wish is not None:
-            known = memory and memory.position
-            position = known or self._pages.position(writers, step)
-            if position is not None:  # without one there is no such name
-                return CheckpointLayout(*wish, *position, record_id, is_breakpoint=True).place
-        folder = self._greeting.place(writers)
-        return DumpLayout.of_step(Path(folder), step, record_id) if folder else None
-
-    def _lose_patience(self, dump: _Dump) -> None:
-        """Before the writers are blamed, who have not even been told."""
+    def _check_begun(self, dump: _Dump) -> None:
+        """Blame the place before the writers are blamed: they have no order yet."""
         if self._dump is dump and not self._is_begun and self._order is not None:
-            why = f"no folder can be made within {self._spec.dump.stall_s / 2:g} s"
-            assert isinstance(dump.draft, DiskDump)
-            self._fail(self._order, f"{why}: {dump.draft.layout.folder.parent}")
+            why = f"nothing can be written within {self._spec.dump.stall_s / 2:g} s"
+            self._fail(self._order, f"{why}: {dump.target.name}")
 
-    def _on_begun(self, dump: _Dump, done: Exception | None) -> None:
+    def _on_begun(self, dump: _Dump, draft: DumpDraft, failure: Exception | None) -> None:
         if self._dump is not dump or self._order is None:
             return
-        draft = dump.draft
-        assert isinstance(draft, DiskDump)
-        if done is not None:
-            self._fail(self._order, _words(done))
+        if failure is not None:
+            self._dump = None
+            self._fail(self._order, _describe(failure))
             return
         self._is_begun = True
-        self._tell_writers(draft, self._order)
-        pace = _Pace(self._scribe, self._advance)
-        self._scribe.do(lambda: draft.write_private(pace), lambda _: None)
+        self._send_writers(dump.target, self._order)
+        progress = self._progress(self._on_progress)
+        self._do(dump.target, lambda: draft.write_private(progress))
 
-    def _advance(self) -> None:
+    def _progress(self, tell: Callable[[], None]) -> ThrottledProgress:
+        """An ``advance`` for file work; ``tell`` is called in the loop."""
+        return ThrottledProgress(lambda _: self._file_thread.tell(tell))
+
+    def _on_progress(self) -> None:
         if self._order is not None:
             self._post(ev.DumpProgressed(self._order.dump_id))
 
-    def _note(self, trouble: str) -> None:
-        self._trouble = trouble
+    def _note_trouble(self, why: str) -> None:
+        self._place_trouble = why
 
     def _fail(self, action: do.SaveRanks, why: str) -> None:
         """Answer for a writer that cannot even be told where to write."""
-        self._trouble = why
+        self._place_trouble = why
         self._post(
             protocol.SaveFailed(
-                rank=action.writers[0],
-                attempt=self._attempt,
-                dump_id=action.dump_id,
-                why=why,
+                action.writers[0],
+                self._attempt,
+                action.dump_id,
+                why,
                 is_place=True,
                 round=action.round,
             )
         )
 
-    def _tell_writers(
-        self, draft: DiskDump | MemoryDump | MemoryFlush, action: do.SaveRanks
-    ) -> None:
-        assert not isinstance(draft, MemoryFlush)
-        parts, is_quick = len(action.writers), draft.is_quick
+    def _send_writers(self, target: Target, action: do.SaveRanks) -> None:
         try:
-            places = [draft.place_of(rank) for rank in action.writers]
+            places = [target.place_of(rank) for rank in action.writers]
         except OSError as error:  # no descriptor is left
-            self._fail(action, _words(error))
+            self._fail(action, _describe(error))
             return
         for part, (rank, place) in enumerate(zip(action.writers, places, strict=True)):
             order = protocol.Save(
-                dump_id=action.dump_id,
-                step=action.step,
+                action.dump_id,
+                action.step,
                 folder=place,
                 part=part,
-                parts=parts,
-                is_quick=is_quick,
+                parts=len(places),
+                is_quick=_is_quick(action),
                 round=action.round,
             )
-            self._tell(rank, order)
+            self._send_save(rank, order)
 
-    def _tell(self, rank: int, order: protocol.Save) -> None:
-        self._answers.expect(rank, order)
+    def _send_save(self, rank: int, order: protocol.Save) -> None:
+        self._replies.expect(rank, order)
         self._links.send(rank, order)
 
     def commit(self, action: do.CommitDump) -> None:
         """Complete the dump; answered by exactly one DumpCommitted or CommitFailed."""
         if action.from_memory:
-            self._write_down(action)
+            self._flush(action)
             return
         dump = self._dump
-        if dump is None or isinstance(dump.draft, MemoryFlush):
-            self._post(ev.CommitFailed(action.dump_id, "it was given up", is_place=False))
+        if dump is None or (draft := dump.draft) is None:
+            self._post(ev.CommitFailed(action.dump_id, str(AbandonedError()), is_place=False))
             return
-        draft, began_s = dump.draft, time.monotonic()
         order = DumpOrder(
-            written=dict(self._answers.written),
+            written=dict(self._replies.written),
             variants=action.variants,
             odd=action.odd,
             world_size=self._spec.world_size,
             attempt=self._attempt,
             record_id=self._spec.record_id,
-            reason=self._why,
+            reason=self._failure,
         )
+        began_s = time.monotonic()
         self._do(
-            draft,
+            dump.target,
             lambda: draft.commit(order),
             lambda done: self._on_committed(dump, action, began_s, done),
         )
 
-    def _write_down(self, action: do.CommitDump) -> None:
-        """To a folder, what is in memory: nobody else is needed."""
+    def _flush(self, action: do.CommitDump) -> None:
+        """Write the dump in memory to a folder: no rank is needed."""
         self.abandon()
         kept = self._kept
-        if kept is None:
+        if kept is None or kept.draft.manifest is None:
             why = "there is no checkpoint in memory"
             self._post(ev.CommitFailed(action.dump_id, why, is_place=False))
             return
-        layout = self._layout(kept.action, action.place, kept.memory)
-        if layout is None:
-            why = self._trouble = "the script names no ckpt_save_path"
-            self._post(ev.CommitFailed(action.dump_id, why, is_place=True))
+        target = self._folder(kept.action, action.place, kept.draft.position)
+        if target is None:
+            self._place_trouble = NO_PLACE
+            self._post(ev.CommitFailed(action.dump_id, NO_PLACE, is_place=True))
             return
         try:
-            draft = MemoryFlush(kept.memory, layout)
+            flush = MemoryFlush(kept.draft.manifest, target)
         except OSError as error:
-            self._post(ev.CommitFailed(action.dump_id, _words(error), is_place=False))
+            self._post(ev.CommitFailed(action.dump_id, _describe(error), is_place=False))
             return
         began_s = time.monotonic()
-        dump = self._dump = _Dump(kept.action, draft, began_s)
-        progress = ev.DumpProgressed(action.dump_id)
-        pace = _Pace(self._scribe, lambda: self._post(progress))
-        self._scribe.do(
-            lambda: draft.write(pace),
+        dump = self._dump = _Dump(kept.action, target, None, began_s)
+        event = ev.DumpProgressed(action.dump_id)
+        progress = self._progress(lambda: self._post(event))
+        self._do(
+            target,
+            lambda: flush.write(progress),
             lambda done: self._on_committed(dump, action, began_s, done),
         )
 
     def _on_committed(
         self, dump: _Dump, action: do.CommitDump, began_s: float, done: SavedDump | Exception
     ) -> None:
-        is_gone = self._dump is not dump
-        if is_gone and isinstance(dump.draft, MemoryDump):
-            done = AbandonedError("it was given up")  # and its memory is free
+        if not isinstance(done, Exception) and not dump.target.is_complete:
+            done = AbandonedError()  # while the commit was under way
         if isinstance(done, Exception):
             is_place = isinstance(done, OSError)
-            self._trouble = _words(done)
-            self._post(ev.CommitFailed(action.dump_id, _words(done), is_place))
+            self._place_trouble = _describe(done)
+            self._post(ev.CommitFailed(action.dump_id, _describe(done), is_place))
             return
-        if not is_gone:
+        if self._dump is dump:
             self._dump = None
-        if isinstance(dump.draft, MemoryDump):
-            self._keep(_Kept(dump.action, dump.draft))
+        if action.place == do.MEMORY and dump.draft is not None:
+            self._keep(_Kept(dump.action, dump.target, dump.draft))
         now_s = time.monotonic()
         since_s = began_s if action.from_memory else self._frozen_s or began_s
-        trouble = self._trouble if action.place > 0 else ""
+        trouble = self._place_trouble if action.place > 0 else ""
         for sentence in dump_summary(action, done, now_s - since_s, trouble):
             self._say(sentence)
         self._post(
@@ -359,49 +353,31 @@ class DumpExecutor:
             )
         )
 
-    def _keep(self, kept: _Kept) -> None:
+    def _keep(self, kept: _Kept | None) -> None:
         if self._kept is not None:
-            self._kept.memory.close()
+            self._kept.target.close()
         self._kept = kept
 
     def forget(self) -> None:
-        """Free the checkpoint in memory; nobody will be told of it, or writes to one given up."""
-        if self._kept is not None:
-            self._kept.memory.close()
-            self._kept = None
-        for memory in self._spent:
-            memory.close()
-        self._spent.clear()
+        """Free the dump in memory; no rank will be sent there, or writes to an abandoned one."""
+        self._keep(None)
+        for target in self._abandoned:
+            target.close()
+        self._abandoned.clear()
 
     def abandon(self) -> None:
-        """Give up the dump under way, if any, and remove what was written of it."""
+        """Abandon the dump under way, if any, and remove what was written of it."""
         self._order = None
         if self._dump is not None:
-            draft, self._dump = self._dump.draft, None
-            draft.abandon()
-            self._do(draft, draft.remove)
-            if isinstance(draft, MemoryDump):
-                self._spent.append(draft)
-            else:
-                self._scribe.leave_behind()  # its disk may answer no more
+            target, self._dump = self._dump.target, None
+            target.abandon()
+            self._do(target, target.remove)
+            self._abandoned.append(target)
+            self._file_thread.continue_in_new_thread()  # the disk may no longer answer
 
     def hear(self, answer: Answer) -> None:
         """A rank answers."""
-        self._answers.hear(answer)
-
-
-class _Pace:
-    """Tells of progress now and then; called in the scribe's thread."""
-
-    def __init__(self, scribe: FileThread, tell: Callable[[], None]) -> None:
-        self._scribe = scribe
-        self._tell = tell
-        self._next_s = time.monotonic() + PROGRESS_S
-
-    def __call__(self, _nbytes: int) -> None:
-        if time.monotonic() > self._next_s:
-            self._next_s = time.monotonic() + PROGRESS_S
-            self._scribe.tell(self._tell)
+        self._replies.hear(answer)
 
 
 def _is_quick(action: do.SaveRanks) -> bool:
@@ -412,8 +388,7 @@ def _place(action: do.SaveRanks) -> tuple[int, int, int]:
     return action.dump_id, action.step, action.place
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, OSError):
-        where = f": {error.filename}" if error.filename else ""
-        return f"{error.strerror or error}{where}"
-    return repr(error)
+        return describe_os_error(error)
+    return str(error) if isinstance(error, AbandonedError) else repr(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.controller import actions as do
-from agent.dump.disk import SavedDump
+from agent.dump.target import SavedDump
 from agent.text.wording import listed, sized
 
 

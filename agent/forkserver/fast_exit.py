@@ -19,6 +19,8 @@ import time
 import weakref
 from typing import Any
 
+from worker_hooks.contract.process_stat import read_stat
+
 # Their module state holds process groups, whose end is visible to other ranks.
 TORN_DOWN = "torch.distributed"
 PATIENCE_S = 0.05  # for threads of others
@@ -70,12 +72,8 @@ def _let_threads_finish() -> None:
 
 def _is_anybody_busy() -> bool:
     for thread in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{thread}/stat", "rb") as file:
-                state = file.read().rpartition(b")")[2].split()[0]
-        except OSError:
-            continue  # it ended
-        if state == b"R" and int(thread) != os.getpid():
+        found = read_stat("self", thread)  # None: it ended
+        if found is not None and found.state == "R" and int(thread) != os.getpid():
             return True
     return False
 

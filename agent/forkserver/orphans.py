@@ -8,6 +8,7 @@ import signal
 import time
 
 from worker_hooks.contract.env import RUNS
+from worker_hooks.contract.process_stat import read_stat
 
 SWEEPS = 50  # rounds of looking for processes left over, 20 ms apart: one second
 SAVE_S = 1800.0  # for workers that save by themselves; they give up earlier without progress
@@ -57,7 +58,8 @@ def _is_of(pid: int, record_id: str, sessions: frozenset[int]) -> bool:
 
 def _with_families(spared: set[int]) -> set[int]:
     """The spared, everybody in their sessions, and all below them."""
-    parents = {pid: _parent(pid) for pid in _pids()}
+    stats = {pid: read_stat(pid) for pid in _pids()}
+    parents = {pid: stat.parent for pid, stat in stats.items() if stat is not None}
     sessions = {_session(pid) for pid in spared} - {-1, os.getsid(0)}
     found = {*spared} | {pid for pid in parents if _session(pid) in sessions}
     while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
@@ -87,14 +89,6 @@ def _await_ends(watched: list[int], within_s: float) -> None:
             alive -= 1
     for fd in watched:
         os.close(fd)
-
-
-def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return -1
 
 
 def _session(pid: int) -> int:

@@ -22,6 +22,7 @@ from agent.records.journal import Journal
 from agent.workers.tempo import Tempo, tempo
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
+from worker_hooks.contract.process_stat import children, read_stat
 
 SHORTEST_S, LONGEST_S = 0.25, 5.0  # between two looks
 LOOKS = 4  # within the shortest limit
@@ -248,19 +249,12 @@ def process(pid: int) -> tuple[str, float]:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return fields[0].decode(), sum(map(int, fields[11:15]))  # own and of children it has reaped
-    except (OSError, ValueError, IndexError):
-        return "X", 0
+    found = read_stat(pid)
+    return ("X", 0) if found is None else (found.state, found.own_ticks + found.reaped_ticks)
 
 
 def _below(pid: int, depth: int) -> int:
     """What living children used: a rank that waits for its data workers is not idle."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
-            children = [int(child) for child in file.read().split()]
-    except (OSError, ValueError):
-        return 0
-    return sum(_stat(child)[1] + (_below(child, depth - 1) if depth else 0) for child in children)
+    return sum(
+        _stat(child)[1] + (_below(child, depth - 1) if depth else 0) for child in children(pid)
+    )

@@ -22,9 +22,8 @@ from worker_hooks.contract.env import sets_omp_threads
 MAX_FILES = 300  # local modules looked at
 MAX_BYTES = 2_000_000  # of one file
 DYNAMO = "torch._dynamo"  # imported by the first optimizer or torch.compile; 0.9-1.5 s
-HOOKS_ENTRY = (
-    "worker_hooks.training.run"  # what the names that worker_hooks offers are looked up in
-)
+HOOKS = ("worker_hooks", "msrun")  # a script imports the hooks under either name
+HOOKS_ENTRY = "worker_hooks.training.run"  # imports everything that those names are looked up in
 OPTIMIZERS = ("torch.optim", "torch.compile")
 
 # Set before `import torch`, these change what the import does; any other variable is read later.
@@ -147,12 +146,23 @@ def _torch_modules(found: Findings, search_path: Path) -> tuple[str, ...]:
     if not _imports_torch(found):
         return ()
     named = {module for module in found.modules if module.startswith("torch.")}
-    hooks: tuple[str, ...] = ()
-    if any(_top(module) == "worker_hooks" for module in found.modules):
-        # a package of that name beside the script is the script's, and only it may import that
-        own = any((search_path / name).exists() for name in ("worker_hooks", "worker_hooks.py"))
-        hooks = () if own else (HOOKS_ENTRY,)
+    hooks = (HOOKS_ENTRY,) if _imports_hooks(found, search_path) else ()
     return ("torch", *sorted(named), *hooks)
+
+
+def _imports_hooks(found: Findings, search_path: Path) -> bool:
+    """Whether the script imports our hooks.
+
+    A package of such a name beside the script is the script's own, and only the script may import
+    that; ``msrun`` looks its names up in whatever ``worker_hooks`` the script would find.
+    """
+
+    def is_ours(name: str) -> bool:
+        files = (f"{name}.py", f"{name}/__init__.py")  # a mere folder hides no installed package
+        return not any((search_path / each).is_file() for each in files)
+
+    imported = {_top(module) for module in found.modules}
+    return is_ours("worker_hooks") and any(name in imported and is_ours(name) for name in HOOKS)
 
 
 def look(entry: Path, search_path: Path) -> Findings:

@@ -1,6 +1,6 @@
 """A thread for file work that may take long or never return: one job after the other.
 
-It is a daemon: a disk that answers no more cannot keep the agent from ending.
+It is a daemon thread: a disk that no longer answers cannot keep the agent from exiting.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ THREADS = 8  # more do not make a disk faster
 
 
 class FileThread:
-    """The thread, started when there is something to do; a new one for each dump given up."""
+    """The thread; it is started with the first job."""
 
     def __init__(self, call_soon: Callable[..., object]) -> None:
-        """``call_soon``: the loop's way to be called from another thread."""
+        """``call_soon``: the loop's method that another thread may call."""
         self._call_soon = call_soon
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._left: list[threading.Thread] = []  # at work on what was left behind
+        self._earlier: list[threading.Thread] = []  # they finish the jobs of their own queues
 
     def do(self, job: Callable[[], T], done: Callable[[T | Exception], object]) -> None:
-        """Do ``job`` in the thread; ``done`` hears, in the loop, of its result or exception."""
+        """Do ``job`` in the thread; the loop calls ``done`` with its result or exception."""
 
         def work() -> None:
             try:
                 result: T | Exception = job()
-            except Exception as error:  # noqa: BLE001  whatever it is, the loop must hear of it
+            except Exception as error:  # noqa: BLE001  the loop must learn of it, whatever it is
                 result = error
             self.tell(done, result)
 
@@ -42,34 +42,32 @@ class FileThread:
             self._start()
 
     def _start(self) -> None:
-        thread = threading.Thread(
-            target=_work, args=(self._jobs,), name="msrun-scribe", daemon=True
-        )
+        thread = threading.Thread(target=_work, args=(self._jobs,), name="msrun-files", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no more threads for this user: the loop waits, and all is saved
+        except RuntimeError:  # no thread is left for this user: do the work here, the loop waits
             self._jobs.put(None)
             _work(self._jobs)
         else:
             self._thread = thread
 
-    def leave_behind(self) -> None:
-        """What is ordered from now on does not wait for what was ordered before."""
+    def continue_in_new_thread(self) -> None:
+        """Let later jobs not wait for earlier ones, which may be stuck."""
         if self._thread is not None:
             self._jobs.put(None)
-            self._left = [*filter(threading.Thread.is_alive, self._left), self._thread]
+            self._earlier = [*filter(threading.Thread.is_alive, self._earlier), self._thread]
             self._jobs, self._thread = SimpleQueue(), None
 
     def tell(self, what: Callable[..., object], *args: object) -> None:
-        """From the thread: call this in the loop."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        """Let the loop call ``what``; called in the thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self._call_soon(what, *args)
 
     def close(self, within_s: float) -> None:
-        """Let what was ordered be done, but wait no longer than that."""
-        self.leave_behind()
+        """Wait until all jobs are done, but no longer than ``within_s``."""
+        self.continue_in_new_thread()
         deadline = time.monotonic() + within_s
-        for thread in self._left:
+        for thread in self._earlier:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
@@ -79,10 +77,10 @@ def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def side_by_side(do: Callable[[int], None], items: Iterable[int]) -> None:
-    """Do something to each item in a few threads: one waits for the disk while others go on.
+    """Call ``do`` with each item in a few threads: others work while one waits for the disk.
 
     Raises:
-        Exception: the first that was raised; items not begun by then are left out.
+        Exception: the first that was raised; items not yet begun are left out.
     """
     left, failures = iter(list(items)), list[Exception]()
     taking = threading.Lock()
@@ -99,7 +97,7 @@ def side_by_side(do: Callable[[int], None], items: Iterable[int]) -> None:
                 failures.append(error)
 
     threads = []
-    with contextlib.suppress(RuntimeError):  # no more threads for this user: this one works, too
+    with contextlib.suppress(RuntimeError):  # no thread is left for this user: this one works alone
         for _ in range(THREADS - 1):
             thread = threading.Thread(target=work, daemon=True)
             thread.start()

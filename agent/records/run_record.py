@@ -15,6 +15,7 @@ from typing import NamedTuple
 from agent.spec.job_spec import UsageError
 from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.layout import DUMP, RECORD, runs_folder
+from worker_hooks.contract.process_stat import read_stat
 
 KEPT = 100  # records of ended runs; the oldest go first
 
@@ -41,14 +42,8 @@ class Record(NamedTuple):
 
 def birth(pid: int) -> int | None:
     """When a process was started, in clock ticks since boot; ``None`` when there is none alive."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # the name in parentheses may hold anything; state is the first field after it,
-            # and field 22, the start, the 20th
-            fields = file.read().rpartition(b")")[2].split()
-            return None if fields[0] in {b"Z", b"X"} else int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
+    found = read_stat(pid)
+    return None if found is None or found.is_dead else found.born
 
 
 def writable_folder(environ: Mapping[str, str]) -> Path:
@@ -63,7 +58,10 @@ def writable_folder(environ: Mapping[str, str]) -> Path:
                 level.mkdir(parents=True, exist_ok=True, mode=0o700)
             if _is_ours(folder) and os.access(folder, os.W_OK):
                 return folder
-    raise UsageError("no folder for run records can be written: set XDG_STATE_HOME to one that can")
+    tried = ", ".join(map(str, runs_folder(environ, os.getuid())))
+    raise UsageError(
+        f"run records cannot be written ({tried}): set XDG_STATE_HOME to a folder that can be"
+    )
 
 
 def _is_ours(folder: Path) -> bool:

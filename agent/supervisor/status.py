@@ -29,7 +29,10 @@ def status(facts: RunFacts, job: Job, workers: Sequence[Worker]) -> dict[str, ob
         "host": facts.host,
         "state": job.state.value,
         "attempt": job.attempt,
+        "restarts": job.restarts,
         "max_restarts": spec.max_restarts,
+        "replaced": job.replaced_in_all,
+        "max_replacements": spec.replace.most,  # within the period
         "grace_s": spec.timeouts.grace_s,
         "kill_s": spec.timeouts.kill_s,
         "exit_s": spec.timeouts.exit_s,

@@ -8,13 +8,11 @@ import select
 import signal
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    pass
+from worker_hooks.contract.process_stat import children, read_stat
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-PF_EXITING = 0x4  # linux/sched.h
 
 
 class EndedProcess(NamedTuple):
@@ -54,12 +52,9 @@ def ended_children() -> Iterator[EndedProcess]:
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether the kernel is taking this process apart: its descriptors close before it is dead."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return bool(int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING)
-    except (OSError, ValueError, IndexError):
-        return True  # it is gone
+    """Whether a process is about to be dead: its descriptors close a little earlier."""
+    found = read_stat(pid)
+    return found is None or found.is_exiting
 
 
 def signal_group(pid: int, signum: int) -> None:
@@ -86,8 +81,7 @@ def signal_one(pid: int, signum: int) -> None:
 
 def adopted(spared: frozenset[int]) -> list[int]:
     """Children of this process but ``spared``: what workers left behind."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [pid for pid in map(int, file.read().split()) if pid not in spared]
+    return [pid for pid in children(os.getpid()) if pid not in spared]
 
 
 def end_adopted(spared: frozenset[int], within_s: float) -> list[int]:

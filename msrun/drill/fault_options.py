@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from agent.spec.job_spec import UsageError
 from msrun.drill.random_faults import RandomFaults, read_kinds
+from msrun.options.config_file import read_yaml
 from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment
 
 _WHEN = ("step", "phase", "attempt", "delay")
@@ -59,16 +60,7 @@ def read_file(path: str) -> tuple[FaultOrder | RandomFaults, ...]:
     Raises:
         UsageError: one sentence on what is wrong.
     """
-    import yaml
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.load(file, Loader=yaml.BaseLoader)  # noqa: S506 - builds text only
-    except OSError as error:
-        raise UsageError(f"--faults {path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"--faults {path} is malformed YAML: {reason}") from None
+    content = read_yaml("--faults", path)
     if not isinstance(content, list) or not content:
         raise UsageError(f"--faults {path} must be a list of drills: - kill: {{rank: 3, step: 50}}")
     return tuple(_entry(entry, path) for entry in content)

@@ -155,7 +155,7 @@ class Trial:
         """The line that goes on, if a person would have to type it, too."""
         try:
             word = json.loads((self.folder / "logs" / STATUS).read_bytes())
-            record, is_spent = str(word["record_id"]), word["attempt"] >= word["max_restarts"]
+            record, is_spent = str(word["record_id"]), word["restarts"] >= word["max_restarts"]
             is_stopped = word["state"] == JobState.STOPPED.value
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from agent.spec.job_spec import JobSpec, StartMethod, UsageError
 from msrun import __version__
@@ -57,8 +57,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         SystemExit: 0, after ``--help`` or ``--version`` was printed.
     """
     line = scan(argv, lambda words: _names_origin(words, environ))
-    if line.asked is not None:
-        _answer(line.asked)
+    if line.print_only is not None:
+        _print(line.print_only)
     layers = _layers(line, environ)
     resumed = _resumed(layers.settings)
     if resumed is None:
@@ -116,9 +116,9 @@ def _request(layers: _Layers, environ: Mapping[str, str], argv: tuple[str, ...])
     )
 
 
-def _answer(asked: str) -> None:
-    """Print what was asked for and leave."""
-    print(f"msrun {__version__}" if asked == "version" else help_text(), end="\n")
+def _print(what: str) -> NoReturn:
+    """Print the version or the help, and exit."""
+    print(f"msrun {__version__}" if what == "version" else help_text())
     sys.exit(0)
 
 

@@ -141,7 +141,7 @@ def _newest(saved: Sequence[Record]) -> Record:
             f"is of {other.cwd}: msrun --resume {other.record_id}"
         )
     record = next((record for record in known if not record.is_alive()), known[0])
-    word = look(record).word
+    word = look(record).status
     if word is not None and word.state == JobState.SUCCEEDED.value:
         raise UsageError(
             f"the newest run {record.record_id} succeeded, there is nothing to go on with; name it "

@@ -20,12 +20,12 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
 class CommandLine(NamedTuple):
-    """What was typed: the options by dest, the script and what belongs to it."""
+    """A command line as read: options by dest, the script and its arguments."""
 
     given: Mapping[str, Setting]
     script: str | None
     script_args: tuple[str, ...]
-    asked: str | None = None  # "help" or "version": print that and do nothing else
+    print_only: str | None = None  # "help" or "version": print that and do nothing else
 
 
 def scan(
@@ -35,11 +35,11 @@ def scan(
 
     Args:
         argv: the words.
-        takes: whether an option whose value may be missing takes the first of these words, which
-            follow it, or none.
+        takes: given the words after an option whose value is optional, whether the first of them
+            is the option's value.
 
     Raises:
-        UsageError: an unknown or ambiguous option, a value missing or one too many.
+        UsageError: an option is unknown or ambiguous, lacks its value, or takes none.
     """
     given: dict[str, Setting] = {}
     rest = list(argv)
@@ -64,14 +64,14 @@ def scan(
 
 
 def _positional(rest: list[str]) -> tuple[str | None, tuple[str, ...]]:
-    """The script and its arguments; the first ``--`` goes when it stands beside the script."""
+    """The script and its arguments; a ``--`` directly before or after the script is dropped."""
     if "--" in rest[:2]:
         rest.remove("--")
     return (rest[0] if rest else None), tuple(rest[1:])
 
 
 def _is_option(token: str) -> bool:
-    """Whether argparse would take ``token`` for an option, known or not."""
+    """Whether argparse would read ``token`` as an option, known or not."""
     if len(token) <= 1 or token[0] != "-":
         return False
     if _candidates(token):
@@ -80,7 +80,7 @@ def _is_option(token: str) -> bool:
 
 
 def _candidates(token: str) -> list[Option]:
-    """The options ``token`` may mean: an exact spelling, else a short one, else abbreviations."""
+    """The options ``token`` may mean: by exact spelling, else by short one, else by prefix."""
     name = token.partition("=")[0]
     if name in SPELLINGS:
         return [SPELLINGS[name]]
@@ -96,7 +96,7 @@ def _candidates(token: str) -> list[Option]:
 
 
 def _match(token: str) -> tuple[Option, str, str | None]:
-    """The option ``token`` names, its full spelling, and the value attached to it, if any."""
+    """The option that ``token`` names, its full spelling, and the attached value, if any."""
     name, equals, attached = token.partition("=")
     match _candidates(token):
         case [option]:
@@ -113,7 +113,7 @@ def _match(token: str) -> tuple[Option, str, str | None]:
 
 
 def _closest(name: str) -> str:
-    """A hint at the option that was probably meant."""
+    """A hint at the option that the user probably meant."""
     import difflib
 
     near = difflib.get_close_matches(name.replace("_", "-"), list(SPELLINGS), n=1)
@@ -121,7 +121,7 @@ def _closest(name: str) -> str:
 
 
 def _value(spelling: str, attached: str | None, rest: list[str]) -> str:
-    """The value of an option: what is attached, else the next word, which is then taken."""
+    """The value of an option: the attached one, else the next word, which leaves ``rest``."""
     if attached is not None:
         return attached
     if not rest or rest[0] == "--" or _is_option(rest[0]):
@@ -130,7 +130,7 @@ def _value(spelling: str, attached: str | None, rest: list[str]) -> str:
 
 
 def _after_flag(spelling: str, attached: str) -> str:
-    """The word that stands for the options after a flag in one cluster."""
+    """The rest of a cluster of short options after its first flag, as a word of its own."""
     if spelling.startswith("--") or f"-{attached[:1]}" not in SPELLINGS:
         raise UsageError(f"{spelling} takes no value, but {attached!r} was given to it")
     return f"-{attached}"

@@ -1,7 +1,7 @@
 """Reads ``--config job.yaml``: every option by its long name, and ``script`` and ``args``.
 
-Scalars are kept as the text they were written in (YAML 1.1 would turn ``nnodes: 1:2`` into 62 and
-``0.10`` into 0.1), so they mean what they would mean on the command line.
+Scalars stay text as written (YAML 1.1 would turn ``nnodes: 1:2`` into 62 and ``0.10`` into 0.1), so
+they mean what they mean on the command line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAPS = {"rdzv_conf": "=", "redirects": ":", "tee": ":"}
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a YAML file says."""
+    """The content of a YAML file."""
 
     given: dict[str, Setting]
     script: str | None = None
@@ -61,47 +61,57 @@ def read_config(path: str) -> ConfigFile:
         elif isinstance(value, str) and value in _UNSET:
             continue
         else:
-            text = _passable(_text(_known(dest, path), value, path), str(key), path)
+            text = _encodable(_text(_checked(dest, path), value, path), str(key), path)
             given[dest] = Setting(text, str(key), path)
     return ConfigFile(given, _script(program, path), _args(program, path))
 
 
-def _mapping(path: str) -> dict[Any, Any]:
-    """The file's top level."""
+def read_yaml(option: str, path: str) -> Any:
+    """The content of a YAML file, scalars as text.
+
+    Args:
+        option: that named the file, for the error.
+        path: of the file.
+
+    Raises:
+        UsageError: the file cannot be read, or is no YAML.
+    """
     import yaml
 
     try:
         with open(path, encoding="utf-8") as file:
-            content = yaml.load(file, Loader=yaml.BaseLoader)  # noqa: S506 - builds text only
+            return yaml.load(file, Loader=yaml.BaseLoader)  # noqa: S506 - builds text only
     except OSError as error:
-        raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
+        raise UsageError(f"{option} {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"--config {path} is not UTF-8 text") from None
+        raise UsageError(f"{option} {path} is not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
-        raise UsageError(f"--config {path} is malformed YAML{_place(error)}") from None
+        raise UsageError(f"{option} {path} is malformed YAML{_position(error)}") from None
     except RecursionError:
-        raise UsageError(f"--config {path} is nested too deeply") from None
+        raise UsageError(f"{option} {path} is nested too deeply") from None
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"--config {path} is malformed YAML: {reason}") from None
-    if not content:
-        return {}
+        raise UsageError(f"{option} {path} is malformed YAML: {reason}") from None
+
+
+def _mapping(path: str) -> dict[Any, Any]:
+    content = read_yaml("--config", path) or {}
     if not isinstance(content, dict):
         raise UsageError(f"--config {path} must be a mapping of option names to values")
     return content
 
 
-def _place(error: Any) -> str:
+def _position(error: Any) -> str:
     """Line and column of a YAML error, and what is wrong there."""
     mark, problem = error.problem_mark or error.context_mark, error.problem or error.context
     at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     return f"{at}: {problem}"
 
 
-def _known(dest: str, path: str) -> str:
-    """``dest`` when it is an option that a file may set."""
+def _checked(dest: str, path: str) -> str:
+    """``dest``, if it is an option that a file may set."""
     if dest in _NOT_HERE:
-        raise UsageError(f"{path}: {dest} belongs on the command line, not into the file")
+        raise UsageError(f"{path}: {dest} belongs on the command line, not in the file")
     if dest in BY_DEST:
         return dest
     import difflib
@@ -112,7 +122,7 @@ def _known(dest: str, path: str) -> str:
 
 
 def _text(dest: str, value: Any, path: str) -> str:
-    """A value as it would be typed on the command line."""
+    """A value as a user types it on the command line."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and dest in _CSV and all(isinstance(item, str) for item in value):
@@ -126,8 +136,8 @@ def _text(dest: str, value: Any, path: str) -> str:
     raise UsageError(f"{path}: {dest} cannot be a {shape}")
 
 
-def _passable(text: str, key: str, path: str) -> str:
-    """``text`` when it can be an argument or a path: YAML's escapes can spell what cannot."""
+def _encodable(text: str, key: str, path: str) -> str:
+    """``text``, if it can be an argument or a path: YAML's escapes can spell text that cannot."""
     if "\0" in text:
         raise UsageError(
             f"{path}: {key} contains a NUL character, which no program takes: remove it"
@@ -135,9 +145,9 @@ def _passable(text: str, key: str, path: str) -> str:
     try:
         os.fsencode(text)
     except UnicodeEncodeError as error:
-        odd = f"U+{ord(text[error.start]):04X}"
+        character = f"U+{ord(text[error.start]):04X}"
         raise UsageError(
-            f"{path}: {key} contains {odd}, which cannot be encoded: remove it"
+            f"{path}: {key} contains {character}, which cannot be encoded: remove it"
         ) from None
     return text
 
@@ -147,17 +157,17 @@ def _script(program: dict[str, Any], path: str) -> str | None:
     script = program.get("script", "")
     if not isinstance(script, str):
         raise UsageError(f"{path}: script must be one path")
-    return None if script in _UNSET else _passable(script, "script", path)
+    return None if script in _UNSET else _encodable(script, "script", path)
 
 
 def _args(program: dict[str, Any], path: str) -> tuple[str, ...]:
-    """The script's arguments: a list, or one line that is split as a shell would."""
+    """The script's arguments: a list, or one line that is split as a shell splits it."""
     args = program.get("args", [])
     if isinstance(args, str):
-        return _split(_passable(args, "args", path), path)
+        return _split(_encodable(args, "args", path), path)
     if not isinstance(args, list) or not all(isinstance(item, str) for item in args):
         raise UsageError(f"{path}: args must be a list of words or one line")
-    return tuple(_passable(arg, "args", path) for arg in args)
+    return tuple(_encodable(arg, "args", path) for arg in args)
 
 
 def _split(line: str, path: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Where torchrun's and MindSpore's options say the same thing: one answer, or an error naming both.
+"""Options that torchrun and MindSpore both have: one value, or an error that names both options.
 
 How many workers, where they meet, which cores they get. One node for now.
 """
@@ -15,7 +15,7 @@ from msrun.options.settings import Setting, Settings, bounded, truth
 from msrun.options.table import BY_DEST, NUMA_MODES, PORT_MAX
 
 WORKERS_MAX = 10_000
-"""Workers on one node: far above any machine, far below what would take it down."""
+"""Workers on one node: more than any machine needs, fewer than would exhaust it."""
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1"})
 _BACKENDS = ("static", "c10d")
@@ -23,23 +23,23 @@ _ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>
 
 
 class JobSize(NamedTuple):
-    """How many nodes, and workers on this one."""
+    """The number of nodes, and of workers on this one."""
 
     nnodes: int
     nproc: int
 
 
 class MasterAddress(NamedTuple):
-    """Where the workers' store listens; port ``None`` is a free one."""
+    """Where the workers' store listens; port ``None``: a free one."""
 
     addr: str
     port: int | None
 
 
 def disagreement(*settings: Setting) -> UsageError:
-    """The error that names what contradicts each other."""
+    """The error that names the settings that contradict each other."""
     names = " and ".join(setting.shown for setting in settings)
-    return UsageError(f"{names} disagree: give one of them, or make them agree")
+    return UsageError(f"{names} disagree: give one of them, or equal values")
 
 
 def size(settings: Settings, environ: Mapping[str, str]) -> JobSize:
@@ -64,7 +64,7 @@ def size(settings: Settings, environ: Mapping[str, str]) -> JobSize:
 
 
 def _local(settings: Settings, environ: Mapping[str, str]) -> int | None:
-    """Workers on this node in either dialect; ``None`` when neither says."""
+    """Workers on this node, from either dialect; ``None``: neither says."""
     theirs = settings.integer("local_worker_num")
     if "nproc_per_node" not in settings.given:
         return theirs
@@ -75,7 +75,7 @@ def _local(settings: Settings, environ: Mapping[str, str]) -> int | None:
 
 
 def _nproc(setting: Setting, environ: Mapping[str, str]) -> int:
-    """A number of workers, or what a device word stands for."""
+    """A number of workers, or as many as there are devices of the named kind."""
     try:
         count = int(setting.text)
     except ValueError:
@@ -91,7 +91,7 @@ def _nproc(setting: Setting, environ: Mapping[str, str]) -> int:
 
 
 def _nnodes(setting: Setting) -> int:
-    """The largest number of nodes that is asked for, which is torchrun's world when static."""
+    """The largest number of nodes requested; torchrun's static backend takes that, too."""
     try:
         bounds = [int(part) for part in setting.text.split(":")]
     except ValueError:
@@ -107,7 +107,7 @@ def _nnodes(setting: Setting) -> int:
 
 
 def _checked(settings: Settings, found: JobSize) -> JobSize:
-    """Refuse a size no node could run."""
+    """Refuse a size that no node can run."""
     if found.nproc <= WORKERS_MAX:
         return found
     given = (dest for dest in ("worker_num", "local_worker_num", "nproc_per_node"))
@@ -116,9 +116,9 @@ def _checked(settings: Settings, found: JobSize) -> JobSize:
 
 
 def master(settings: Settings, warnings: list[str]) -> MasterAddress:
-    """The store's address, by torchrun's choice of backend reduced to one node.
+    """The store's address, by torchrun's rules for one node.
 
-    A fixed port is bound only when one was asked for. What is ignored is said in ``warnings``.
+    A fixed port is bound only on request. ``warnings`` gets a sentence for what is ignored.
     """
     port = settings.integer("master_port") or None
     local_addr = settings.text("local_addr")
@@ -137,7 +137,7 @@ def master(settings: Settings, warnings: list[str]) -> MasterAddress:
 
 
 def _warn_overridden(settings: Settings, warnings: list[str]) -> None:
-    """Say what --standalone wins over, as it does in torchrun."""
+    """Warn of the options that --standalone overrides, as it does in torchrun."""
     others = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port")
     lost = [settings.of(dest).shown for dest in others if dest in settings.given]
     if lost:
@@ -145,16 +145,16 @@ def _warn_overridden(settings: Settings, warnings: list[str]) -> None:
 
 
 def _backend(setting: Setting) -> str:
-    """One of the two backends there are."""
+    """One of the two backends."""
     if setting.text in _BACKENDS:
         return setting.text
     if setting.text.startswith("etcd"):
         raise UsageError(f"{setting.shown}: etcd is not supported, use static or c10d")
-    raise UsageError(f"{setting.shown} is no known backend, use static or c10d")
+    raise UsageError(f"{setting.shown} is an unknown backend, use static or c10d")
 
 
 def _at_endpoint(settings: Settings, backend: str, setting: Setting) -> MasterAddress:
-    """The store's place from --rdzv-endpoint, which --master-addr/--master-port may repeat."""
+    """The store's address from --rdzv-endpoint; --master-addr and --master-port may repeat it."""
     host, port = endpoint(setting)
     if backend == "static" and port is None:
         raise UsageError(f"{setting.shown} needs a port, as in {host}:29500")
@@ -186,12 +186,12 @@ def endpoint(setting: Setting) -> tuple[str, int | None]:
 
 
 def _unbracketed(addr: str) -> str:
-    """The address itself: torchrun asks for ``[::1]`` where an IPv6 one is meant."""
+    """The address itself: torchrun wants an IPv6 one in brackets, as in ``[::1]``."""
     return addr[1:-1] if addr.startswith("[") and addr.endswith("]") else addr
 
 
 def _same_host(one: str, other: str) -> bool:
-    """Whether two spellings name one host, as far as can be told without asking DNS."""
+    """Whether two spellings name one host, as far as msrun can tell without DNS."""
     return one.lower() == other.lower() or {one.lower(), other.lower()} <= _LOOPBACK
 
 
@@ -211,7 +211,7 @@ def bind(settings: Settings, nproc: int) -> BindSpec:
 
 
 def _numa(settings: Settings) -> str | None:
-    """The NUMA mode in either dialect."""
+    """The NUMA mode, from either dialect."""
     ours, theirs = settings.text("numa_binding") or None, settings.given.get("bind_numa")
     if theirs is None:
         return ours

@@ -1,4 +1,4 @@
-"""The text of ``msrun --help``, from the table of options."""
+"""The text of ``msrun --help``, made from the table of options."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _FOREWORD = """\
 Start, watch and restart the workers of a training script.
 
 Also: msrun status [RUN], msrun top [RUN], msrun stop [RUN], msrun logs [RUN] [-f] [--rank R],
-msrun drill, msrun checkpoints FOLDER; msrun --resume starts the newest run of this folder
-again from its newest checkpoint.
+msrun drill, msrun checkpoints FOLDER. msrun --resume resumes the newest run of this folder
+from its newest checkpoint.
 """
 _AFTERWORD = """\
-Every option may be spelled with dashes or underscores and shortened while it stays
-unique. Options end at the script: what follows is the script's own.
-Defaults < --config file < environment (PET_ and the option's name, such as
+Every option may be spelled with dashes or underscores, and abbreviated as long as it is
+unique. Options end at the script: what follows belongs to the script.
+Precedence: defaults < --config file < environment (PET_ and the option's name, such as
 PET_MAX_RESTARTS=3) < command line.
 """
 
 
 def help_text(width: int = 100) -> str:
-    """The whole help, in sections, no line longer than ``width`` columns."""
+    """The help text, in sections, no line longer than ``width`` columns."""
     parts = [USAGE, "", _FOREWORD]
     for section in Section:
         parts.append(f"{section.value}:")
@@ -37,7 +37,7 @@ def help_text(width: int = 100) -> str:
 
 
 def _entry(option: Option, width: int) -> Iterator[str]:
-    """One option: its spelling at the left, its sentence and default in the right column."""
+    """One option: its spelling in the left column, its sentence and default in the right one."""
     sentence = option.help
     if option.kind is not Kind.FLAG:
         sentence += f" Default: {option.shown_default}."
@@ -53,7 +53,7 @@ def _entry(option: Option, width: int) -> Iterator[str]:
 
 
 def _wrapped(sentence: str, width: int) -> Iterator[str]:
-    """Lines of at most ``width`` columns (``textwrap`` alone would cost 5 ms of start)."""
+    """Lines of at most ``width`` columns (importing ``textwrap`` costs 5 ms)."""
     line = ""
     for word in sentence.split():
         if line and len(line) + 1 + len(word) > width:

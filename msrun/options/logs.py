@@ -1,4 +1,4 @@
-"""What the options say about output: files, console, filters."""
+"""The options for output: files, console, filters."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def logs(
 ) -> LogSpec:
     """The checked description of all output.
 
-    Ranks that torchrun would ignore are ignored with a word in ``warnings``.
+    Ranks that torchrun ignores are ignored; ``warnings`` then gets a sentence.
 
     Raises:
-        UsageError: a map, list or name that cannot be meant.
+        UsageError: a map, a list or a name is invalid.
     """
     log_dir, nproc = settings.of("log_dir"), size.nproc
     for dest in ("redirects", "tee", "local_ranks_filter"):
@@ -42,31 +42,33 @@ def logs(
 
 
 def folder(setting: Setting) -> Path | None:
-    """A folder, absolute because a detached msrun may leave the present one."""
+    """A folder, absolute because a detached msrun may change its working folder."""
     if setting.text in {"", os.devnull}:
         return None
     path = Path(setting.text).absolute()
     nearest = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
     if not os.path.isdir(nearest):
-        raise UsageError(f"{setting.shown} is not a folder: give one, it is made when missing")
+        raise UsageError(
+            f"{setting.shown} is not a folder: name a folder; msrun creates it if it is missing"
+        )
     return path
 
 
 def _warn_beyond(setting: Setting, nproc: int, warnings: list[str]) -> None:
-    """One command line often serves nodes of several sizes, so torchrun lets these pass."""
+    """Warn only: one command line often serves nodes of several sizes, and torchrun accepts it."""
     beyond = rank_maps.beyond(setting, nproc)
     if beyond:
         ranks = ", ".join(map(str, beyond))
-        warnings.append(f"{setting.shown}: local rank {ranks} is ignored, there are {nproc}.")
+        warnings.append(f"{setting.shown}: local rank {ranks} is ignored, this node has {nproc}.")
 
 
 def _filter(setting: Setting) -> frozenset[int] | None:
-    """Local ranks the console shows."""
+    """Local ranks that the console shows; ``None``: all."""
     return rank_maps.ranks(setting) if setting.text else None
 
 
 def _tail(setting: Setting, world_size: int) -> frozenset[int] | None:
-    """Global ranks the console shows; -1 anywhere means all."""
+    """Global ranks that the console shows; -1 anywhere means all: ``None``."""
     ranks = rank_maps.ranks(setting, low=-1)
     if -1 in ranks:
         return None
@@ -81,17 +83,19 @@ def _stem(setting: Setting) -> str:
     if "{ip}" in stem:
         stem = stem.replace("{ip}", _own_ip())
     if not stem or "/" in stem or stem.startswith("."):
-        raise UsageError(f"{setting.shown} must be a file name's stem: no slash, no leading dot")
+        raise UsageError(
+            f"{setting.shown} must be the stem of a file name: without a slash and a leading dot"
+        )
     return stem
 
 
 def _own_ip() -> str:
-    """The address this host would use to reach others; no packet is sent to find out."""
+    """The address from which this host reaches others; no packet is sent."""
     import socket
 
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # TEST-NET-1: routed like any other, owned by nobody
             return str(probe.getsockname()[0])
-    except OSError:  # no route, no network: the loopback is all there is
+    except OSError:  # no route, no network: only the loopback is left
         return "127.0.0.1"

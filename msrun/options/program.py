@@ -1,4 +1,4 @@
-"""What every rank runs: the script and its kind, checked to be there before anything starts."""
+"""What every rank runs: the script and its kind, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msrun.options.settings import Settings
 from worker_hooks.contract import env
 
 _PROGRAMS = frozenset({"python", "python3", "pytest"})
-"""MindSpore's msrun runs these as they are: ``msrun --worker_num=8 python train.py``."""
+"""MindSpore's msrun runs these directly: ``msrun --worker_num=8 python train.py``."""
 
 
 def build_program(
@@ -20,10 +20,10 @@ def build_program(
     """The checked program.
 
     Raises:
-        UsageError: no such script, or one that cannot be run.
+        UsageError: the script does not exist, or cannot run.
     """
     kind = _kind(settings, script)
-    # ${local_rank} in the name is filled in per rank, so there is nothing to look at yet.
+    # ${local_rank} in the name is filled in per rank, so there is no file to check yet.
     if "local_rank" not in script:
         _check(script, kind, environ)
     interpreter = environ.get(env.PYTHON_EXEC) or sys.executable
@@ -31,7 +31,7 @@ def build_program(
 
 
 def _kind(settings: Settings, script: str) -> ProgramKind:
-    """How to run it, in torchrun's order: --run-path, --no-python, -m, script."""
+    """How to run the script, in torchrun's order: --run-path, --no-python, -m, script."""
     module, direct = settings.boolean("module"), settings.boolean("no_python")
     if settings.boolean("run_path"):
         return ProgramKind.RUN_PATH
@@ -45,7 +45,7 @@ def _kind(settings: Settings, script: str) -> ProgramKind:
 
 
 def _check(name: str, kind: ProgramKind, environ: Mapping[str, str]) -> None:
-    """Refuse what cannot run. A module is found by importing, which is the worker's business."""
+    """Refuse what cannot run. Only importing finds a module, and that is the worker's task."""
     match kind:
         case ProgramKind.MODULE:
             if not name:
@@ -67,7 +67,7 @@ def _check_script(name: str) -> None:
 
 
 def _check_program(name: str, environ: Mapping[str, str]) -> None:
-    """A file with exec permission, looked up on PATH when it has no slash, as exec does."""
+    """A file with exec permission, looked up on PATH if it has no slash, as exec does."""
     if "/" in name:
         found = [name]
     else:
@@ -77,13 +77,13 @@ def _check_program(name: str, environ: Mapping[str, str]) -> None:
     if any(os.access(path, os.X_OK) for path in files):
         return
     if files:
-        raise UsageError(f"{files[0]} has no exec permission: chmod +x it, or drop --no-python")
+        raise UsageError(f"{files[0]} has no exec permission: chmod +x it, or remove --no-python")
     if "/" in name and os.path.isdir(name):
         raise UsageError(f"{name!r} is a directory: --no-python needs an executable file")
-    place = "there is no program" if "/" in name else "PATH has no program"
+    where = "there is no program" if "/" in name else "PATH has no program"
     hint = (
-        f"; for the file here write ./{name}"
+        f"; write ./{name} for the file in this folder"
         if name and "/" not in name and os.path.exists(name)
         else ""
     )
-    raise UsageError(f"{place} {name!r}{hint}")
+    raise UsageError(f"{where} {name!r}{hint}")

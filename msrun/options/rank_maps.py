@@ -1,6 +1,6 @@
 """Reads the small languages inside option values: rank lists, stream maps, core maps, filters.
 
-Each takes the setting it reads, so that a mistake is named as it was given.
+Each function takes the setting that it reads, so that an error can show it as it was given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DEVICE = re.compile(r"(?:device)?([0-9]+)")
 def streams(setting: Setting, nproc: int) -> dict[int, Std]:
     """The streams of each local rank that ``-r``/``-t`` name; ranks with none are left out.
 
-    Ranks this node does not have are left out, as torchrun does (one command for all nodes).
+    Ranks that this node does not have are left out, as in torchrun (one command for all nodes).
     """
     text = setting.text.replace(" ", "")
     if _STREAMS.fullmatch(text):
@@ -39,7 +39,7 @@ def streams(setting: Setting, nproc: int) -> dict[int, Std]:
 
 
 def beyond(setting: Setting, nproc: int) -> list[int]:
-    """The local ranks a map or list names that this node does not have."""
+    """The local ranks in a map or list that this node does not have."""
     text = setting.text.replace(" ", "")
     ranks = (int(word) for word in re.findall(r"(?:^|,)([0-9]+)(?=:|,|$)", text))
     return [rank for rank in ranks if rank >= nproc]
@@ -65,12 +65,12 @@ def words(setting: Setting) -> tuple[str, ...]:
 
 
 def _separators(commas: str) -> str:
-    """Pairs of commas are commas; a single one left over separates."""
+    """A pair of commas stands for a comma; a single one separates words."""
     return "," * (len(commas) // 2) + "\0" * (len(commas) % 2)
 
 
 def check_pairs(setting: Setting) -> dict[str, str]:
-    """``key=value,...`` of ``--rdzv-conf``; unknown keys and odd values are no business of ours."""
+    """``key=value,...`` of ``--rdzv-conf``; keys and values are not checked."""
     pairs: dict[str, str] = {}
     for pair in setting.text.split(",") if setting.text.strip() else ():
         key, _, value = (part.strip() for part in pair.partition("="))
@@ -86,7 +86,7 @@ def cores(setting: Setting, nproc: int) -> Mapping[int, tuple[str, ...]]:
     for key, value in _json_object(setting).items():
         device = _DEVICE.fullmatch(str(key))
         if device is None or int(device[1]) >= nproc:
-            raise UsageError(f"{setting.shown}: {key!r} is none of device0 to device{nproc - 1}")
+            raise UsageError(f"{setting.shown}: {key!r} is not one of device0 to device{nproc - 1}")
         bound[int(device[1])] = tuple(_core_ranges(setting, value))
     return bound
 
@@ -110,7 +110,7 @@ def _core_ranges(setting: Setting, value: Any) -> list[str]:
     for item in ranges:
         match = _CORES.fullmatch(item)
         if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
-            raise UsageError(f"{setting.shown}: {item!r} is no range of cores such as 0-3 or 8")
+            raise UsageError(f"{setting.shown}: {item!r} is not a range of cores such as 0-3 or 8")
     if not ranges:
         raise UsageError(f"{setting.shown}: a device needs at least one core")
     return ranges

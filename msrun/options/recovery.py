@@ -1,4 +1,4 @@
-"""What the options say about stopping, saving and going on: the times and the places."""
+"""The options for stopping, saving and recovering: times, places, and what follows a failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker_hooks.contract import env
 
 
 class RecoveryOptions(NamedTuple):
-    """How long msrun waits, and how it saves."""
+    """How long msrun waits, and how it dumps."""
 
     timeouts: Timeouts
     dump: DumpSpec
@@ -26,7 +26,7 @@ def recovery_options(settings: Settings, environ: Mapping[str, str]) -> Recovery
     """The checked times and places.
 
     Raises:
-        UsageError: times that are out of order, or a value that cannot be meant.
+        UsageError: times contradict each other, or a value is invalid.
     """
     grace = _grace(settings, environ)
     freeze, scheduler = _rung(settings, "freeze_timeout"), _rung(settings, "scheduler_grace")
@@ -41,7 +41,7 @@ def recovery_options(settings: Settings, environ: Mapping[str, str]) -> Recovery
     start = settings.integer("cluster_time_out")
     if start == 0:
         shown = settings.of("cluster_time_out").shown
-        raise UsageError(f"{shown} must be above 0, or negative for no bound")
+        raise UsageError(f"{shown} must be above 0, or negative to set no bound")
     timeouts = Timeouts(
         start_s=None if start is None or start < 0 else float(start),
         grace_s=ladder.grace_s,
@@ -54,7 +54,7 @@ def recovery_options(settings: Settings, environ: Mapping[str, str]) -> Recovery
 
 
 def _grace(settings: Settings, environ: Mapping[str, str]) -> Setting | None:
-    """The stop grace that was given, in torchrun's two ways."""
+    """The stop grace from torchrun's option or its variable; ``None``: neither is set."""
     setting = settings.given.get("shutdown_timeout")
     inherited = environ.get(env.SHUTDOWN_TIMEOUT)
     if setting is None and inherited:
@@ -65,7 +65,7 @@ def _grace(settings: Settings, environ: Mapping[str, str]) -> Setting | None:
 
 
 def _hang(settings: Settings) -> float | None:
-    """Seconds until a rank without progress hangs; ``None``: as its pace tells; 0: never."""
+    """Seconds until a rank without progress counts as hung; ``None``: by its pace; 0: never."""
     setting = settings.of("hang_timeout")
     if setting.text.strip().lower() in {"", "auto"}:
         return None
@@ -101,7 +101,7 @@ def _fallback(setting: Setting) -> Path | None:
 
 
 def _ttp(environ: Mapping[str, str]) -> bool:
-    """MindSpore's switch; nothing said means on."""
+    """MindSpore's switch for dumps; on unless it says otherwise."""
     text = environ.get(env.ENABLE_TFT, "")
     try:
         return env.tft_features(text).get("TTP", True)
@@ -111,16 +111,16 @@ def _ttp(environ: Mapping[str, str]) -> bool:
 
 _UNCATCHABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
 
-_OURS = frozenset({signal.SIGCHLD})  # says that a worker has ended
+_OURS = frozenset({signal.SIGCHLD})  # means that a worker has ended
 
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 
 
 def graceful_signals(setting: Setting) -> tuple[int, ...]:
-    """The numbers of the signals that are named.
+    """The numbers of the named signals.
 
     Raises:
-        UsageError: one is unknown, or cannot ask for anything.
+        UsageError: a signal is unknown, or cannot serve as a request.
     """
     words = (word.strip() for word in setting.text.split(","))
     return tuple(dict.fromkeys(_number(word, setting.shown) for word in words if word))
@@ -133,13 +133,13 @@ def _number(word: str, shown: str) -> int:
     if found is None and word.isascii() and word.isdigit():
         found = int(word) if int(word) in signal.valid_signals() else None
     if found is None:
-        raise UsageError(f"{shown}: {word} is no signal of this system, as SIGUSR1 and 10 are")
+        raise UsageError(f"{shown}: {word} is not a signal of this system, such as SIGUSR1 or 10")
     if found in _UNCATCHABLE:
-        raise UsageError(f"{shown}: no program can catch {word}, so it cannot ask for anything")
+        raise UsageError(f"{shown}: no program can catch {word}: choose another signal")
     if found in _OURS:
         raise UsageError(f"{shown}: msrun needs {word} for itself: choose another signal")
     if found in _FAULTS:
-        raise UsageError(f"{shown}: {word} says that a program is broken: choose another signal")
+        raise UsageError(f"{shown}: {word} means that a program crashed: choose another signal")
     return int(found)
 
 
@@ -149,10 +149,10 @@ RUNGS = (REPLACE, DUMP, RESTART)
 
 
 class OnFailure(NamedTuple):
-    """What follows when a rank fails, each only if what is before it cannot be done."""
+    """What msrun does when a rank fails; each only if the one before it is impossible."""
 
     replace: ReplaceSpec
-    dumps: bool  # what the survivors hold is saved
+    dumps: bool  # the survivors save their state
     max_restarts: int
 
 
@@ -160,7 +160,7 @@ def on_failure(settings: Settings, environ: Mapping[str, str]) -> OnFailure:
     """The checked rungs.
 
     Raises:
-        UsageError: a word that is none of them, a wrong order, or restarts that are left out.
+        UsageError: a word is unknown, the order is wrong, or --max-restarts contradicts them.
     """
     setting = settings.of("on_failure")
     rungs = _rungs(setting)
@@ -168,34 +168,36 @@ def on_failure(settings: Settings, environ: Mapping[str, str]) -> OnFailure:
     if restarts and RESTART not in rungs:
         shown = settings.of("max_restarts").shown
         raise UsageError(
-            f"{setting.shown} leaves out the restarts of {shown}: add {RESTART}, or leave out one "
-            "of the two"
+            f"{setting.shown} contradicts {shown}: add {RESTART} to it, or remove one of the two "
+            "options"
         )
-    is_said = "on_failure" in settings.given
-    return OnFailure(_replace(settings, rungs, environ, is_said=is_said), DUMP in rungs, restarts)
+    is_explicit = "on_failure" in settings.given
+    return OnFailure(
+        _replace(settings, rungs, environ, is_explicit=is_explicit), DUMP in rungs, restarts
+    )
 
 
 def _rungs(setting: Setting) -> tuple[str, ...]:
     words = tuple(word.strip() for word in setting.text.split(","))
     if words != tuple(rung for rung in RUNGS if rung in words):
         raise UsageError(
-            f"{setting.shown}: give one or more of {', '.join(RUNGS)}, in this order, each once"
+            f"{setting.shown}: give one or more of {', '.join(RUNGS)} in this order, each once"
         )
     return words
 
 
 def _replace(
-    settings: Settings, rungs: tuple[str, ...], environ: Mapping[str, str], *, is_said: bool
+    settings: Settings, rungs: tuple[str, ...], environ: Mapping[str, str], *, is_explicit: bool
 ) -> ReplaceSpec:
-    """Whether lost ranks are replaced: as the flag says, else as MindSpore's switch does."""
+    """Whether lost ranks are replaced: by --on_failure, else by MindSpore's switch."""
     most = settings.integer("max_replacements") or 0
     period_s = settings.seconds("replacement_period") or 0.0
     text = environ.get(env.ENABLE_TFT, "")
-    features = env.tft_features(text)  # that it can be read was checked with the dump
+    features = env.tft_features(text)  # `_ttp` has checked that the text is valid
     why_off = ""
     if REPLACE not in rungs:
         why_off = settings.of("on_failure").shown
-    elif not features.get("TTP", True) or not (is_said or features.get("ARF", True)):
+    elif not features.get("TTP", True) or not (is_explicit or features.get("ARF", True)):
         why_off = f"{env.ENABLE_TFT}={text}"
     elif not most:
         why_off = settings.of("max_replacements").shown

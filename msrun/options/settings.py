@@ -1,7 +1,7 @@
 """The layers of options: defaults < YAML < environment < flags, each value with its source.
 
-Values stay the text they were written in until they are read, so every layer is checked by the
-same rules and a wrong one is named by where it came from.
+Values stay text until they are read, so one set of rules checks every layer, and an error can say
+where a wrong value came from.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHOWN_LENGTH = 60
 
 
 class Setting(NamedTuple):
-    """A value as text, the name it was given under, and the file if it came from one."""
+    """A value as text, the name under which it was given, and the file if it came from one."""
 
     text: str
     name: str
@@ -27,7 +27,7 @@ class Setting(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """How an error names it: ``--role=x``, ``PET_ROLE=x``, ``role=x in job.yaml``."""
+        """How an error shows it: ``--role=x``, ``PET_ROLE=x``, ``role=x in job.yaml``."""
         text = self.text
         if len(text) > _SHOWN_LENGTH:
             text = text[:_SHOWN_LENGTH] + "..."
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What was given in any layer, by dest; the rest is defaults."""
+    """The values given in any layer, by dest; all others are defaults."""
 
     given: Mapping[str, Setting]
 
@@ -46,14 +46,14 @@ class Settings(NamedTuple):
         return self.given.get(dest) or Setting(option.default, option.long)
 
     def text(self, dest: str) -> str:
-        """A text; one of the choices where the table lists some. Empty when there is none."""
+        """A text; one of the choices if the table lists some. Empty: there is none."""
         option, setting = BY_DEST[dest], self.of(dest)
         if setting.text and option.choices and setting.text not in option.choices:
             raise UsageError(f"{setting.shown}: choose from {', '.join(option.choices)}")
         return setting.text
 
     def integer(self, dest: str) -> int | None:
-        """A whole number within the table's bounds; ``None`` when none is given or default."""
+        """A whole number within the table's bounds; ``None``: neither given nor a default."""
         setting = self.of(dest)
         if not setting.text:
             return None
@@ -68,7 +68,7 @@ class Settings(NamedTuple):
             raise UsageError(f"{setting.shown} is not a number") from None
 
     def seconds(self, dest: str) -> float | None:
-        """A time above 0; ``None`` when none is given."""
+        """A time above 0; ``None``: none is given."""
         setting = self.of(dest)
         if not setting.text:
             return None
@@ -83,7 +83,7 @@ class Settings(NamedTuple):
 
 
 def bounded(setting: Setting, option: Option) -> int:
-    """The whole number a setting says, checked against the option's bounds."""
+    """A setting's whole number, checked against the option's bounds."""
     try:
         value = int(setting.text)
     except ValueError:
@@ -96,7 +96,7 @@ def bounded(setting: Setting, option: Option) -> int:
 
 
 def truth(setting: Setting) -> bool:
-    """The boolean a setting says."""
+    """A setting's boolean."""
     word = setting.text.strip().lower()
     if word not in _TRUE | _FALSE:
         raise UsageError(f"{setting.shown} must be True or False")
@@ -104,12 +104,12 @@ def truth(setting: Setting) -> bool:
 
 
 def is_truth(setting: Setting) -> bool:
-    """Whether a setting says a boolean; no text at all counts as one."""
+    """Whether a setting is a boolean; an empty text counts as one."""
     return setting.text.strip().lower() in _TRUE | _FALSE | {""}
 
 
 def from_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
-    """The ``PET_*`` variables. An empty one switches a flag off and else counts as unset."""
+    """The ``PET_*`` variables. An empty one switches a flag off; for other options it is unset."""
     given = {}
     for option in OPTIONS:
         name = option.env

@@ -1,7 +1,7 @@
 """The one table of options: spellings, defaults, environment names and help of every flag.
 
-The command line (`scan`), the YAML keys (`config`), the environment (`settings`), ``--help``
-(`usage`) and the README's flag table are all read from it. Pure data; nothing is parsed here.
+The command line (`argv`), the YAML keys (`config_file`), the environment (`settings`), ``--help``
+(`help`) and ``docs/reference/command-line.md`` are all read from it. Pure data.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Section(Enum):
     RECOVERY = "Recovery"
     LOGS = "Logs"
     BINDING = "Binding"
-    LOOKING = "Looking first (dry run)"
-    COMPATIBILITY = "Accepted for torchrun's sake"
+    LOOKING = "Dry run"
+    COMPATIBILITY = "Accepted for compatibility with torchrun"
     GENERAL = "General"
 
 
@@ -36,7 +36,7 @@ class Kind(Enum):
 
 
 class OptionOrigin(Enum):
-    """Whose option it is. torchrun's win where an abbreviation could mean several."""
+    """The program an option comes from. Of an abbreviation's matches torchrun's options win."""
 
     TORCHRUN = "torchrun"
     MINDSPORE = "MindSpore"
@@ -44,13 +44,13 @@ class OptionOrigin(Enum):
 
 
 class Option(NamedTuple):
-    """One option. ``default`` is text as it would be typed; empty when there is none."""
+    """One option. ``default`` is text as a user types it; empty: there is no default."""
 
     name: str  # words joined by dashes
     section: Section
     help: str
     default: str = ""
-    unset: str = ""  # what the default means, in words, where its text does not say it
+    unset: str = ""  # what the default means, where its text does not say it
     kind: Kind = Kind.TEXT
     metavar: str = "TEXT"
     choices: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Option(NamedTuple):
 
     @property
     def dest(self) -> str:
-        """The YAML key, and torch's name of the parsed value."""
+        """The YAML key, and torch's name for the parsed value."""
         return self.name.replace("-", "_")
 
     @property
@@ -72,30 +72,19 @@ class Option(NamedTuple):
 
     @property
     def long(self) -> str:
-        """The spelling that is shown: torchrun writes dashes, MindSpore underscores."""
+        """The spelling to show: torchrun writes dashes, MindSpore underscores."""
         return f"--{self.name if self.origin is OptionOrigin.TORCHRUN else self.dest}"
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Everything that may be typed in full."""
+        """Every full spelling that is accepted."""
         both = dict.fromkeys((self.long, f"--{self.name}", f"--{self.dest}"))
         return (self.short, *both) if self.short else tuple(both)
 
     @property
     def shown_default(self) -> str:
-        """The default in words."""
+        """The default as text."""
         return self.unset or self.default or "none"
-
-
-class FlagRow(NamedTuple):
-    """One line of the README's flag table."""
-
-    name: str
-    default: str
-    help: str
-    section: str
-    env: str | None
-    origin: str
 
 
 PORT_MAX = 65535
@@ -107,7 +96,7 @@ _MS, _OUR = OptionOrigin.MINDSPORE, OptionOrigin.MSRUN
 
 
 def _flag(name: str, section: Section, sentence: str, **more: object) -> Option:
-    """Build the row of an option without a value."""
+    """An option that takes no value."""
     return Option(name, section, sentence, "0", "off", Kind.FLAG, "", **more)  # type: ignore[arg-type]
 
 
@@ -115,195 +104,185 @@ def _flag(name: str, section: Section, sentence: str, **more: object) -> Option:
 # One row, one sentence: the table is easier to keep true when it reads like one.
 OPTIONS: tuple[Option, ...] = (
     Option("worker-num", _S.JOB,
-           "Workers of the whole job; alone it means all of them on this node.",
+           "Number of workers of the whole job; given alone, all of them run on this node.",
            unset="nnodes x nproc-per-node", kind=_K.INT, metavar="N", low=1, origin=_MS),
-    Option("local-worker-num", _S.JOB, "Workers on this node, as --nproc-per-node.",
-           unset="as --nproc-per-node", kind=_K.INT, metavar="N", low=1, origin=_MS),
+    Option("local-worker-num", _S.JOB, "Number of workers on this node, as --nproc-per-node.",
+           unset="the value of --nproc-per-node", kind=_K.INT, metavar="N", low=1, origin=_MS),
     Option("nproc-per-node", _S.JOB,
-           "Workers on this node: a number, cpu, gpu, xpu, or auto (GPUs if any, else cores).",
+           "Number of workers on this node, or one per device: cpu, gpu, xpu, or auto (GPUs if "
+           "any, else cores).",
            default="1", metavar="N|auto|cpu|gpu|xpu"),
-    Option("nnodes", _S.JOB, "Nodes, or a range; more than one is not supported yet.",
+    Option("nnodes", _S.JOB, "Number of nodes, or a range; more than one is not supported yet.",
            default="1:1", unset="1", metavar="N|MIN:MAX"),
-    Option("node-rank", _S.JOB, "Index of this node; of no effect on one node.",
+    Option("node-rank", _S.JOB, "Index of this node; has no effect on one node.",
            default="0", kind=_K.INT, metavar="N", low=-1),
-    Option("role", _S.JOB, "ROLE_NAME of the workers, also in the prefix of their lines.",
+    Option("role", _S.JOB, "ROLE_NAME of the workers, also in the prefix of their output lines.",
            default="default", metavar="NAME"),
     Option("join", _S.JOB,
-           "True waits for the workers; False detaches, see msrun status and msrun stop.",
+           "True waits for the workers; False detaches: use msrun status and msrun stop then.",
            default="True", kind=_K.BOOL, metavar="True|False", origin=_MS),
 
     _flag("module", _S.PROGRAM,
-          "The script is a module's name, run as with python -m.", short="-m"),
+          "Run the script as a module, as python -m does.", short="-m"),
     _flag("no-python", _S.PROGRAM, "Run the script directly, without python in front."),
-    _flag("run-path", _S.PROGRAM, "Run the script with runpy.run_path; wins over --no-python."),
+    _flag("run-path", _S.PROGRAM, "Run the script with runpy.run_path; overrides --no-python."),
     Option("start-method", _S.PROGRAM,
            "auto, fork and forkserver fork workers from a warm interpreter where that is safe; "
-           "spawn always starts a fresh one.",
+           "spawn always starts a fresh interpreter.",
            default="auto", metavar="METHOD", choices=("auto", "spawn", "fork", "forkserver")),
     Option("preload", _S.PROGRAM,
-           "Modules the warm interpreter imports besides those the script needs.",
+           "Modules that the warm interpreter imports in addition to those that the script needs.",
            metavar="MODULE,...", origin=_OUR),
-    _flag("virtual-local-rank", _S.PROGRAM, "Show each worker one device only, with LOCAL_RANK 0."),
+    _flag("virtual-local-rank", _S.PROGRAM, "Show each worker only one device, with LOCAL_RANK 0."),
     Option("rank-table-file", _S.PROGRAM,
-           "Existing file, passed to the workers as RANK_TABLE_FILE.",
+           "An existing file; workers get its path as RANK_TABLE_FILE.",
            metavar="FILE", origin=_MS),
 
-    Option("master-addr", _S.RENDEZVOUS, "Address of the store the workers meet at.",
+    Option("master-addr", _S.RENDEZVOUS, "Address of the store at which the workers meet.",
            default="127.0.0.1", metavar="HOST"),
-    Option("master-port", _S.RENDEZVOUS, "Port of the store; 0 takes a free one.",
+    Option("master-port", _S.RENDEZVOUS, "Port of the store; 0 chooses a free port.",
            unset="a free port", kind=_K.INT, metavar="PORT", low=0, high=PORT_MAX),
     Option("cluster-time-out", _S.RENDEZVOUS,
-           "Seconds until all workers must have started; negative for no bound.",
+           "Seconds within which all workers must have started; a negative number sets no bound.",
            default="600", kind=_K.INT, metavar="SECONDS", origin=_MS),
     _flag("standalone", _S.RENDEZVOUS,
-          "One node, a free port; backend, endpoint, address and port given are ignored."),
-    Option("rdzv-backend", _S.RENDEZVOUS, "static or c10d; on one node they are the same.",
+          "Use one node and a free port; ignore backend, endpoint, address and port options."),
+    Option("rdzv-backend", _S.RENDEZVOUS, "static or c10d; on one node they do the same.",
            default="static", metavar="NAME"),
     Option("rdzv-endpoint", _S.RENDEZVOUS,
-           "Where the store listens, instead of --master-addr and --master-port.",
+           "Address and port of the store, instead of --master-addr and --master-port.",
            metavar="HOST[:PORT]"),
-    Option("rdzv-id", _S.RENDEZVOUS, "The job's id, TORCHELASTIC_RUN_ID.",
-           default="none", unset="a new one", metavar="ID"),
+    Option("rdzv-id", _S.RENDEZVOUS, "Id of the job; workers get it as TORCHELASTIC_RUN_ID.",
+           default="none", unset="a new id", metavar="ID"),
     Option("local-addr", _S.RENDEZVOUS,
-           "Address of this node, told to the workers as MASTER_ADDR unless that is given.",
+           "Address of this node; workers get it as MASTER_ADDR unless --master-addr is given.",
            metavar="HOST"),
 
-    Option("max-restarts", _S.RECOVERY, "How often the workers are restarted before the job fails.",
+    Option("max-restarts", _S.RECOVERY, "How often all workers are restarted before the job fails.",
            default="0", kind=_K.INT, metavar="N", low=0),
     Option("on-failure", _S.RECOVERY,
-           "What follows when a rank fails, each if what is before it cannot be done: only that "
-           "rank is replaced (scripts that train in run()), the state is saved, all restart.",
+           "What msrun does when a rank fails; each one only if the one before it is impossible: "
+           "replace that rank alone (scripts that train in run()), dump the state, restart all "
+           "ranks.",
            default="replace,dump,restart", metavar="RUNG,...", origin=_OUR),
     Option("max-replacements", _S.RECOVERY,
-           "How many ranks are replaced within the period before that is given up.",
+           "How many ranks msrun replaces at most within --replacement_period.",
            default="20", kind=_K.INT, metavar="N", low=0, origin=_OUR),
-    Option("replacement-period", _S.RECOVERY, "Seconds after which a replacement counts no more.",
+    Option("replacement-period", _S.RECOVERY,
+           "Seconds after which a replacement no longer counts towards --max_replacements.",
            default="3600", kind=_K.FLOAT, metavar="SECONDS", origin=_OUR),
     Option("shutdown-timeout", _S.RECOVERY,
-           "Seconds from asking workers to stop to SIGKILL, on every path.",
+           "Seconds from the request to stop until workers get SIGKILL.",
            unset="$TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30", kind=_K.INT, metavar="SECONDS", low=0),
     Option("resume", _S.RECOVERY,
-           "Go on from the newest whole checkpoint: of the newest run, of RUN, or in FOLDER; "
-           "without a script the run's own command is started again.",
+           "Resume from the newest complete checkpoint: of the newest run, of RUN, or in FOLDER; "
+           "without a script the run's own command line is used again.",
            unset="off", kind=_K.MAYBE, metavar="[RUN|FOLDER]", origin=_OUR),
-    Option("is-recover", _S.RECOVERY, "1 before the script means --resume.",
+    Option("is-recover", _S.RECOVERY, "1 means --resume, if it is given before the script.",
            default="0", kind=_K.BOOL, metavar="0|1", origin=_MS),
     Option("recover-arg", _S.RECOVERY,
-           "Added to the script's arguments when it goes on from a checkpoint; empty for nothing.",
+           "Argument added to the script's when it resumes from a checkpoint; empty adds nothing.",
            default="--is_recover=1", origin=_OUR),
     Option("dump-fallback", _S.RECOVERY,
-           "Where the power-off checkpoint goes when the script's own folder cannot be written.",
-           unset="dumps in the log folder", metavar="DIR", origin=_OUR),
+           "Folder for a dump when the script's own checkpoint folder cannot be written.",
+           unset="the folder dumps in the log folder", metavar="DIR", origin=_OUR),
     _flag("dump-split", _S.RECOVERY,
-          "All survivors write a part of the power-off checkpoint each, instead of one all of it.",
+          "Every survivor writes a part of a dump, instead of one survivor all of it.",
           origin=_OUR),
     Option("freeze-timeout", _S.RECOVERY,
-           "Seconds until survivors must stand still for the power-off checkpoint.",
+           "Seconds within which survivors must stand still for a dump.",
            unset="5, less with a short --shutdown-timeout", kind=_K.FLOAT, metavar="SECONDS",
            origin=_OUR),
     Option("update-grace", _S.RECOVERY,
-           "Seconds for an optimizer update that is under way to end before it.",
+           "Seconds that a running optimizer update gets to finish before a dump.",
            unset="10, less with a short --shutdown-timeout", kind=_K.FLOAT, metavar="SECONDS",
            origin=_OUR),
     Option("dump-timeout", _S.RECOVERY,
-           "Seconds without a byte of progress after which a rank's part of it is given up.",
+           "Seconds without a byte of progress after which msrun gives up a rank's part of a dump.",
            unset="20, less with a short --shutdown-timeout", kind=_K.FLOAT, metavar="SECONDS",
            origin=_OUR),
     Option("scheduler-grace", _S.RECOVERY,
-           "Seconds the cluster gives msrun between SIGTERM and SIGKILL; the others fit into it.",
+           "Seconds between the cluster's SIGTERM and SIGKILL; msrun fits its own times into them.",
            unset="unknown", kind=_K.FLOAT, metavar="SECONDS", origin=_OUR),
     Option("hang-timeout", _S.RECOVERY,
-           "Seconds without progress after which a rank that its peers wait for is killed; auto: "
-           "1.5 or 5x the median step if a signal stopped it, 15 or 30x the slowest of late if it "
-           "uses no processor, 300 or 30x that else, whichever is more; 0 for never.",
+           "Seconds without progress after which msrun kills a rank that its peers wait for; 0: "
+           "never; auto, the longer of two: 1.5 s or 5 median steps if a signal stopped the rank, "
+           "15 s or 30 times the slowest recent step if it uses no processor, else 300 s or 30 "
+           "times that step.",
            default="auto", metavar="SECONDS|auto|0", origin=_OUR),
     Option("signals-to-handle", _S.RECOVERY,
-           "Signals that stop the job: gracefully where every rank has hooks, else forwarded.",
+           "Signals that stop the job: gracefully if every rank has hooks, else by forwarding.",
            default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", metavar="SIG,..."),
     Option("grace", _S.RECOVERY,
-           "Seconds from a request to stop until all ranks have come to one step and it is saved; "
-           "what is whole is saved then.",
+           "Seconds from a request to stop until all ranks have reached one step and saved it; "
+           "then msrun saves what is complete.",
            unset="30 after a signal, 600 after msrun stop --graceful, a file or --graceful_signals",
            kind=_K.FLOAT, metavar="SECONDS", origin=_OUR),
     Option("graceful-signals", _S.RECOVERY,
-           "More signals, by name or number, that ask for a graceful exit; workers never get them.",
+           "More signals, by name or number, that request a graceful exit; workers never get them.",
            metavar="SIG,...", origin=_OUR),
     Option("graceful-exit-file", _S.RECOVERY,
-           'JSON file in which {"GracefulExit": 1} asks for it, if it is written during the run.',
+           'JSON file that requests a graceful exit once {"GracefulExit": 1} is written to it.',
            metavar="FILE", origin=_OUR),
 
-    Option("log-dir", _S.LOGS, "Folder of the logs; /dev/null writes no files.",
-           unset="under the run's record", metavar="DIR"),
+    Option("log-dir", _S.LOGS, "Folder of the logs; with /dev/null no files are written.",
+           unset="in the run's record folder", metavar="DIR"),
     Option("redirects", _S.LOGS,
-           "Streams written to files in torchrun's tree: 1 stdout, 2 stderr, 3 both, or a map by"
-           " local rank.",
+           "Streams to write to files in torchrun's folders: 1 stdout, 2 stderr, 3 both, or a map "
+           "by local rank.",
            default="0", metavar="0..3|RANK:0..3,...", short="-r"),
-    Option("tee", _S.LOGS, "As --redirects, and shown on the console too.",
+    Option("tee", _S.LOGS, "As --redirects, and the console shows them, too.",
            default="0", metavar="0..3|RANK:0..3,...", short="-t"),
-    Option("local-ranks-filter", _S.LOGS, "Local ranks the console shows.",
+    Option("local-ranks-filter", _S.LOGS, "Local ranks whose output the console shows.",
            unset="all", metavar="RANK,..."),
-    Option("tail-worker-log", _S.LOGS, "Ranks the console shows; -1 for all on this node.",
+    Option("tail-worker-log", _S.LOGS, "Ranks whose output the console shows; -1 means all.",
            default="-1", metavar="RANK,...", origin=_MS),
     Option("worker-log-name", _S.LOGS,
-           "Stem of the workers' log files; {ip} and {hostname} are filled in.",
+           "Stem of the names of the workers' log files; {ip} and {hostname} are filled in.",
            default="worker", metavar="NAME", origin=_MS),
     Option("duplicate-stdout-filters", _S.LOGS,
-           "Lines of stdout with one of these texts are also written to filtered_stdout.log; ,, "
+           "Texts; a line of stdout that contains one is also written to filtered_stdout.log; ,, "
            "is a comma.",
            metavar="TEXT,..."),
-    Option("duplicate-stderr-filters", _S.LOGS, "The same for stderr.",
+    Option("duplicate-stderr-filters", _S.LOGS, "The same for stderr and filtered_stderr.log.",
            metavar="TEXT,..."),
 
     Option("bind-core", _S.BINDING,
-           'True shares the cores evenly along NUMA nodes; or JSON {"device0": ["0-3"]}.',
+           'True shares the cores evenly along NUMA nodes; JSON lists them: {"device0": ["0-3"]}.',
            default="False", metavar="True|False|JSON", origin=_MS),
-    Option("bind-numa", _S.BINDING, "True is node; else as --numa-binding.",
+    Option("bind-numa", _S.BINDING, "True means node; other values as for --numa-binding.",
            default="False", metavar="True|False|MODE", origin=_MS),
     Option("numa-binding", _S.BINDING, "Bind workers near their GPUs.",
            metavar="|".join(NUMA_MODES), choices=NUMA_MODES, has_env=False),
 
-    _flag("dry-run", _S.LOOKING, "Print what would be started, and start nothing.", origin=_OUR),
-    Option("sim-level", _S.LOOKING, "0 to 3: as --dry_run.",
+    _flag("dry-run", _S.LOOKING, "Print what msrun would start, and start nothing.", origin=_OUR),
+    Option("sim-level", _S.LOOKING, "0 to 3 mean --dry_run.",
            default="-1", unset="off", kind=_K.INT, metavar="LEVEL", low=-1, high=SIM_LEVEL_MAX,
            origin=_MS),
-    Option("sim-rank-id", _S.LOOKING, "Print this rank only.",
+    Option("sim-rank-id", _S.LOOKING, "Print only this rank.",
            default="-1", unset="all ranks", kind=_K.INT, metavar="RANK", low=-1, origin=_MS),
 
-    Option("monitor-interval", _S.COMPATIBILITY, "Not needed: a worker's end is an event.",
+    Option("monitor-interval", _S.COMPATIBILITY,
+           "Has no effect: msrun notices the end of a worker as an event.",
            default="0.1", kind=_K.FLOAT, metavar="SECONDS"),
     Option("event-log-handler", _S.COMPATIBILITY,
-           "null, or console: events as JSON lines on stderr.",
+           "console writes events to stderr as JSON lines; null does not.",
            default="null", metavar="NAME", choices=("null", "console")),
     Option("rdzv-conf", _S.COMPATIBILITY,
-           "Read and checked for its form; of no effect on one node.",
+           "Checked for its form; has no effect on one node.",
            metavar="KEY=VALUE,..."),
-    Option("logs-specs", _S.COMPATIBILITY, "default is the only one.",
+    Option("logs-specs", _S.COMPATIBILITY, "default is the only accepted value.",
            metavar="NAME", choices=("default",), has_env=False),
 
     Option("config", _S.GENERAL,
-           "YAML file with any of these options by name, and script and args.",
+           "YAML file that may contain every option by its name, and script and args.",
            metavar="FILE", origin=_OUR),
-    _flag("verbose", _S.GENERAL, "Print the derived timeouts at the start.", short="-v",
+    _flag("verbose", _S.GENERAL, "Print the derived timeouts before the start.", short="-v",
           origin=_OUR),
-    _flag("version", _S.GENERAL, "Print the version and leave.", origin=_OUR, has_env=False),
-    _flag("help", _S.GENERAL, "Print this text and leave.", short="-h", has_env=False),
+    _flag("version", _S.GENERAL, "Print the version and exit.", origin=_OUR, has_env=False),
+    _flag("help", _S.GENERAL, "Print this text and exit.", short="-h", has_env=False),
 )
 # fmt: on
 
 SPELLINGS = {spelling: option for option in OPTIONS for spelling in option.spellings}
 BY_DEST = {option.dest: option for option in OPTIONS}
-
-
-def flag_rows() -> tuple[FlagRow, ...]:
-    """Every option as a line of the README's flag table, in the order of ``--help``."""
-    return tuple(
-        FlagRow(
-            name=", ".join(filter(None, (option.short, option.long))),
-            default=option.shown_default,
-            help=option.help,
-            section=option.section.value,
-            env=option.env,
-            origin=option.origin.value,
-        )
-        for option in OPTIONS
-    )

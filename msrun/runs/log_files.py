@@ -18,21 +18,21 @@ STDOUT = 1
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the user asked to see."""
+    """What the user wants to see."""
 
     rank: int | None = None  # None: all ranks, each line with its rank
-    attempt: int | None = None  # None: the present one
+    attempt: int | None = None  # None: the current one
     scheduler: bool = False  # msrun's own log instead of the workers'
 
 
-def views(run: RunState, wanted: Wanted, attempt: int, *, newcomers: bool = False) -> list[LogView]:
+def views(run: RunState, wanted: Wanted, attempt: int, *, is_new: bool = False) -> list[LogView]:
     """The files of one attempt, by rank; some may not exist.
 
     Args:
-        run: whose.
-        wanted: what of it.
-        attempt: which.
-        newcomers: leave out those of ranks that lived on from the attempt before.
+        run: the run.
+        wanted: which of its files.
+        attempt: its number.
+        is_new: without the files of ranks whose process is older than the attempt.
 
     Raises:
         UsageError: there is no such rank.
@@ -44,24 +44,24 @@ def views(run: RunState, wanted: Wanted, attempt: int, *, newcomers: bool = Fals
             path, STDOUT, _prefix(worker.rank) if wanted.rank is None else None, rank=worker.rank
         )
         for worker in _workers(run, wanted)
-        if not (newcomers and worker.began < attempt == worker.attempt)
+        if not (is_new and worker.began < attempt == worker.attempt)
         for path in _files(run, worker, attempt)
     ]
 
 
 def checked_attempt(run: RunState, wanted: Wanted) -> int:
-    """The attempt to show; the present one unless another was asked for.
+    """The attempt to show: the one that the user names, else the current one.
 
     Raises:
         UsageError: there was no such attempt.
     """
-    present = run.word.attempt if run.word else 0
+    current = run.status.attempt if run.status else 0
     if wanted.scheduler:
         return 0  # one file for all attempts
     if wanted.attempt is None:
-        return present
-    if wanted.attempt > present:
-        known = "only attempt 0" if present == 0 else f"attempts 0 to {present}"
+        return current
+    if wanted.attempt > current:
+        known = "only attempt 0" if current == 0 else f"attempts 0 to {current}"
         raise UsageError(
             f"run {run.record.record_id} has no attempt {wanted.attempt}: it has {known}"
         )
@@ -73,7 +73,7 @@ def _prefix(rank: int) -> bytes:
 
 
 def _workers(run: RunState, wanted: Wanted) -> list[WorkerState]:
-    workers = sorted(run.word.workers if run.word else (), key=lambda worker: worker.rank)
+    workers = sorted(run.status.workers if run.status else (), key=lambda worker: worker.rank)
     if wanted.rank is None:
         return workers
     chosen = [worker for worker in workers if worker.rank == wanted.rank]
@@ -92,7 +92,7 @@ def _files(run: RunState, worker: WorkerState, attempt: int) -> Iterator[Path]:
         yield layout.worker_log(worker.rank)
     else:
         yield layout.earlier_worker_log(worker.rank, attempt)
-    # torchrun's tree stays in the log folder even when a later run sets the other files aside
+    # torchrun's tree stays in the log folder even if a later run moves the other files aside
     tree = RunLayout(Path(run.record.log_dir), run.record.record_id, run.record.run_id)
     for name in STREAMS:
         folder = worker.began if attempt == worker.attempt else attempt

@@ -1,4 +1,4 @@
-"""``msrun logs``: what the workers wrote, once or as it comes."""
+"""``msrun logs``: the workers' output, once or as it grows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msrun.runs.log_files import STDOUT, Wanted, checked_attempt, views
 from msrun.runs.run_state import RunState, look, open_process
 from msrun.terminal.stdout import put_bytes
 
-POLL_S = 0.2  # for the next attempt; lines of the present one come as they are written
+POLL_S = 0.2  # between two looks for the next attempt; new lines need no look
 PATIENCE_S = 60.0
 
 
@@ -44,16 +44,14 @@ def _why_none(run: RunState, wanted: Wanted) -> str:
     name = f"run {run.record.record_id}"
     if not os.path.isdir(run.folder):
         return f"the log folder of {name} is gone: {run.folder}"
-    if run.word is None and run.alive and not wanted.scheduler:
+    if run.status is None and run.alive and not wanted.scheduler:
         return f"{name} is still starting: it has no worker logs yet"
     what = "scheduler.log" if wanted.scheduler else "worker logs"
-    return (
-        f"{name} has no {what} in {run.folder}: removed, or switched off with --log-dir /dev/null"
-    )
+    return f"{name} has no {what} in {run.folder}: they were removed, or --log-dir /dev/null is set"
 
 
 def follow(run: RunState, wanted: Wanted) -> None:
-    """Print the logs as they grow, this attempt's and the next ones', until the run has ended.
+    """Print the logs of this attempt and the next ones as they grow, until the run has ended.
 
     Raises:
         UsageError: no such rank or attempt, or the files are gone.
@@ -75,7 +73,7 @@ def _follow(run: RunState, wanted: Wanted, process: int) -> None:
     shown = _follow_new(tail, run, wanted, None)
     waiting = select.poll()
     waiting.register(process, select.POLLIN)
-    waiting.register(STDOUT, 0)  # only its hang-up: the reader left
+    waiting.register(STDOUT, 0)  # only its hang-up: the reader is gone
     ended = False
     while not ended:
         happened = dict(waiting.poll(int(POLL_S * 1000)))
@@ -84,19 +82,19 @@ def _follow(run: RunState, wanted: Wanted, process: int) -> None:
         ended = process in happened
         shown = _follow_new(tail, look(run.record), wanted, shown)
     while not tail.close(PATIENCE_S):
-        pass  # a pager may pause for as long as its reader likes
+        pass  # a pager may pause for any time
 
 
 def _follow_new(tail: Tail, run: RunState, wanted: Wanted, shown: int | None) -> int | None:
-    """Follow the attempts after ``shown``; the newest that is followed, ``None`` before the first.
+    """Follow the attempts after ``shown``; the newest one followed, ``None`` before the first.
 
-    A last word that names an attempt was written after that attempt's files were made.
+    msrun creates an attempt's files before ``status.json`` names that attempt.
     """
-    if run.word is None and not wanted.scheduler:
+    if run.status is None and not wanted.scheduler:
         return shown
     newest = checked_attempt(run, wanted)
     for attempt in range(newest if shown is None else shown + 1, newest + 1):
-        found = views(run, wanted, attempt, newcomers=shown is not None)
+        found = views(run, wanted, attempt, is_new=shown is not None)
         existing = [view for view in found if os.path.isfile(view.path)]
         if not existing and shown is None:
             raise UsageError(_why_none(run, wanted))

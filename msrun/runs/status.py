@@ -1,6 +1,6 @@
 """``msrun status``: a run's state and its ranks as a table, or all runs, or JSON.
 
-Into a pipe goes one line a rank, however wide, without colours.
+A pipe gets one line for each rank, however wide, without colours.
 """
 
 from __future__ import annotations
@@ -21,73 +21,73 @@ from msrun.terminal.table import UNKNOWN, brief, duration, moment, table
 
 RUN_COLUMNS = ("run", "state", "pid", "workers", "started", "script", "logs")
 RANK_COLUMNS = ("rank", "pid", "state", "attempt", "uptime", "exit")
-PROGRESS_COLUMNS = ("step", "epoch")  # where ranks tell
-TEMPO_COLUMNS = ("median", "p95")  # of the time of a step, once there is any
+PROGRESS_COLUMNS = ("step", "epoch")  # if ranks report them
+TEMPO_COLUMNS = ("median", "p95")  # of the time of a step, once it is known
 
 
 def show_run(run: RunState, now: float) -> None:
-    """One run with its ranks."""
+    """Print one run with its ranks."""
     lines = [f"{name:<8} {sanitized(value)}" for name, value in facts(run, now)]
     put("\n".join(lines) + "\n")
-    if run.word and run.word.workers:
-        rows = [rank_row(run, worker, now) for worker in run.word.workers]
+    if run.status and run.status.workers:
+        rows = [rank_row(run, worker, now) for worker in run.status.workers]
         columns: tuple[str, ...] = RANK_COLUMNS
-        if any(worker.step is not None for worker in run.word.workers):
+        if any(worker.step is not None for worker in run.status.workers):
             columns += PROGRESS_COLUMNS
-            steps = [progress(worker) for worker in run.word.workers]
+            steps = [progress(worker) for worker in run.status.workers]
             rows = [(*row, *step) for row, step in zip(rows, steps, strict=True)]
-        if any(worker.step_median_s is not None for worker in run.word.workers):
+        if any(worker.step_median_s is not None for worker in run.status.workers):
             columns += TEMPO_COLUMNS
-            times = [(each.step_median_s, each.step_p95_s) for each in run.word.workers]
+            times = [(each.step_median_s, each.step_p95_s) for each in run.status.workers]
             rows = [(*row, *map(brief, pair)) for row, pair in zip(rows, times, strict=True)]
         put("\n" + table(columns, rows, styled="state"))
 
 
 def show_runs(runs: Iterable[RunState]) -> None:
-    """All runs, a line each."""
+    """Print all runs, a line each."""
     put(table(RUN_COLUMNS, [run_row(run) for run in runs], styled="state"))
 
 
 def facts(run: RunState, now: float) -> Iterable[tuple[str, str]]:
-    """What is to be said of a run, by name."""
-    record, word = run.record, run.word
+    """What is shown of a run, by name."""
+    record, status = run.record, run.status
     named = "" if record.run_id == record.record_id else f" (run id {record.run_id})"
     yield "run", record.record_id + named
     yield "state", run.state_words
     yield "msrun", f"pid {record.pid}" if run.alive else f"pid {record.pid} (ended)"
-    if word:
-        yield "attempt", f"{word.attempt} ({word.attempt} of {word.max_restarts} restarts used)"
+    if status:
+        yield "attempt", ", ".join(status.counts).removeprefix("attempt ")
     yield "uptime", f"{uptime(run, now)} (started {moment(record.started)})"
-    if word and word.reason:
-        yield "reason", word.reason
-    if word and run.alive:
-        for worker in word.workers:
+    if status and status.reason:
+        yield "reason", status.reason
+    if status and run.alive:
+        for worker in status.workers:
             if worker.is_slow:
-                yield "slow", straggler(word.workers, worker)
+                yield "slow", straggler(status.workers, worker)
     if not run.alive and record.checkpoints:
         from agent.failure.resume_advice import older  # rarely needed
 
         if (kept := older(record)) is not None:
             yield "saved", f"step {kept.step}: {kept.path}"
-            yield "go on", f"msrun --resume {record.record_id}"
+            yield "resume", f"msrun --resume {record.record_id}"
     gone = "" if os.path.isdir(run.folder) else " (gone)"
     yield "logs", f"{run.folder}{gone}"
     yield "command", shlex.join(record.argv)
 
 
 def uptime(run: RunState, now: float) -> str:
-    """How long the run has lasted, as far as that is known."""
-    if run.word and run.word.ended is not None:
-        return duration(run.word.ended - run.record.started)
+    """How long the run has lasted, as far as msrun knows."""
+    if run.status and run.status.ended is not None:
+        return duration(run.status.ended - run.record.started)
     if run.alive:
         return duration(now - run.record.started)
-    if run.word:
-        return f"{duration(run.word.updated - run.record.started)} or more"
+    if run.status:
+        return f"{duration(run.status.updated - run.record.started)} or more"
     return UNKNOWN
 
 
 def rank_row(run: RunState, worker: WorkerState, now: float) -> tuple[str, ...]:
-    """A rank's cells; one that was alive when msrun died is lost with it."""
+    """A rank's cells; a rank that was alive when msrun died is lost."""
     alive = worker.state in ALIVE
     last = worker.ended if worker.ended is not None else now if run.alive else None
     known = worker.started is not None and last is not None
@@ -102,7 +102,7 @@ def rank_row(run: RunState, worker: WorkerState, now: float) -> tuple[str, ...]:
 
 
 def progress(worker: WorkerState) -> tuple[str, ...]:
-    """How far a rank is."""
+    """A rank's step and epoch."""
     known = (worker.step, worker.epoch)
     return tuple(UNKNOWN if number is None else str(number) for number in known)
 
@@ -116,7 +116,7 @@ def straggler(workers: Sequence[WorkerState], slow: WorkerState) -> str:
     ]
     peers_s = median(peers) if peers else None
     own = brief(slow.step_own_median_s)
-    return f"rank {slow.rank}: {own} of its own a step, its peers {brief(peers_s)}"
+    return f"rank {slow.rank} needs {own} a step without waiting, its peers {brief(peers_s)}"
 
 
 def run_row(run: RunState) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def run_row(run: RunState) -> tuple[str, ...]:
         run.record.record_id,
         run.state_words,
         str(run.record.pid),
-        str(len(run.word.workers)) if run.word else UNKNOWN,
+        str(len(run.status.workers)) if run.status else UNKNOWN,
         moment(run.record.started),
         script(run.record),
         str(run.folder),
@@ -133,7 +133,7 @@ def run_row(run: RunState) -> tuple[str, ...]:
 
 
 def script(record: Record) -> str:
-    """What the run ran; its whole command line when the script stands in a YAML file."""
+    """The run's script; its command line if a YAML file names the script."""
     from msrun.options.argv import scan
 
     argv = record.argv[1:]
@@ -144,14 +144,14 @@ def script(record: Record) -> str:
 
 
 def as_json(run: RunState) -> dict[str, Any]:
-    """Everything known about a run."""
+    """Everything known about a run, for JSON."""
     shown = run.record._asdict()
-    del shown["environ"]  # what a resume needs is nobody's news
+    del shown["environ"]  # only a resume needs it
     return {
         **shown,
         "state": run.state,
         "state_words": run.state_words,
         "alive": run.alive,
         "folder": str(run.folder),
-        "status": asdict(run.word) if run.word else None,
+        "status": asdict(run.status) if run.status else None,
     }

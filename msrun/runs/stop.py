@@ -1,8 +1,8 @@
-"""``msrun stop``: ask a run's msrun to end its job, and wait for that.
+"""``msrun stop``: request the end of a run's job, and wait for it.
 
-The signal goes to a pidfd, so a pid that was given to somebody else meanwhile is never hit. Every
-SIGTERM makes msrun less patient; so one that was asked before is not asked again unless that is
-wanted. What a signal cannot say, how patient to be, is left as a note beside the run's record.
+The signal goes to a pidfd, so it cannot hit another process that reuses the pid. Every SIGTERM
+makes msrun less patient, so a run that has a request already gets another one only with ``--now``.
+A signal cannot carry how patient the run shall be: that is a note beside the run's record.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from msrun.terminal.stdout import put
 from msrun.terminal.table import duration
 from worker_hooks.contract.layout import EVENTS, runs_folder
 
-SLACK_S = 10.0  # for msrun's own end, beyond what its job may take
+SLACK_S = 10.0  # for msrun's own end, in addition to the job's timeouts
 FAILED_EXIT = 1
 
 
 def stop(
     environ: Mapping[str, str], name: str | None, timeout_s: float | None, note: StopNote
 ) -> int:
-    """Stop the run called ``name`` and say what became of it.
+    """Stop the run called ``name`` and print how it ended.
 
     Args:
         environ: msrun's environment.
         name: a run; ``None`` for the only one that is alive.
         timeout_s: how long to wait; ``None``: as long as the run's own timeouts allow.
-        note: how patient the run is to be.
+        note: how patient the run shall be.
 
     Returns:
-        0 when the run has ended, 1 when it has not within the time.
+        0 if the run has ended in time, else 1.
 
     Raises:
-        UsageError: there is no such run, or it is not clear which one is meant.
+        UsageError: there is no such run, or more than one fits.
     """
     run = look(_choose(environ, name))
     if run.elsewhere and not run.ended:
@@ -51,13 +51,13 @@ def stop(
         put(f"run {run.record.record_id} had already ended: {_end(look(run.record))}\n")
         return 0
     try:
-        return _stop(run, process, _bound(run, timeout_s, note), note, _notes(environ, run.record))
+        return _stop(run, process, _bound(run, timeout_s, note), note, _folder(environ, run.record))
     finally:
         os.close(process)
 
 
 def _choose(environ: Mapping[str, str], name: str | None) -> Record:
-    """Only one of several living runs may be meant: stopping the wrong one loses work."""
+    """Several living runs are an error: stopping the wrong one loses work."""
     living = [record for record in records(environ) if is_alive(record)]
     if name is not None:
         living = [record for record in living if name in {record.record_id, record.run_id}]
@@ -70,53 +70,53 @@ def _choose(environ: Mapping[str, str], name: str | None) -> Record:
 def _bound(run: RunState, timeout_s: float | None, note: StopNote) -> float | None:
     if timeout_s is not None:
         return timeout_s
-    default, word = Timeouts(), run.word
-    stop_s = word.stop_s if word else (default.grace_s or 0) + (default.kill_s or 0)
+    default, status = Timeouts(), run.status
+    stop_s = status.stop_s if status else (default.grace_s or 0) + (default.kill_s or 0)
     if stop_s is None:
         return None
-    if word is not None and word.is_guarded and not note.is_now:
-        stop_s += word.asked_s if note.is_graceful else word.graceful_s
+    if status is not None and status.is_guarded and not note.is_now:
+        stop_s += status.asked_s if note.is_graceful else status.graceful_s
         stop_s += 2 * (note.grace_s or 0.0)
     return stop_s + SLACK_S
 
 
-def _notes(environ: Mapping[str, str], record: Record) -> Path:
-    """Where the run looks for notes."""
+def _folder(environ: Mapping[str, str], record: Record) -> Path:
+    """The record's folder, in which the run looks for notes."""
     folders = [folder / record.record_id for folder in runs_folder(environ, os.getuid())]
     return next((folder for folder in folders if folder.is_dir()), folders[0])
 
 
-def _stop(run: RunState, process: int, bound_s: float | None, note: StopNote, notes: Path) -> int:
+def _stop(run: RunState, process: int, bound_s: float | None, note: StopNote, folder: Path) -> int:
     record, now = run.record, note.is_now
     began = time.monotonic()
-    asked = _requests(run.folder)
-    if now or asked == 0:
-        _leave(record, notes, note)
+    is_repeated = _has_request(run.folder)
+    if now or not is_repeated:
+        _write_note(record, folder, note)
         _terminate(record, process)
-    told = "is told to leave gracefully" if note.is_graceful else "is told to stop"
-    verb = "is being killed" if now else "was told to stop before" if asked else told
+    asked = "is asked to exit gracefully" if note.is_graceful else "is asked to stop"
+    verb = "is being killed" if now else "was asked to stop before" if is_repeated else asked
     patience = "" if bound_s is None else f", waiting up to {duration(bound_s)}"
     put(f"run {record.record_id} (msrun pid {record.pid}) {verb}{patience}\n")
     if _await_end(process, bound_s, began):
         took = time.monotonic() - began
         put(f"run {record.record_id} ended after {took:.1f} s: {_end(look(record))}\n")
         return 0
-    left = _left(look(record))
+    alive = _still_alive(look(record))
     hint = "" if now else f"; `msrun stop --now {record.record_id}` kills its workers"
-    put(f"run {record.record_id} has not ended within {duration(bound_s or 0)}{left}{hint}\n")
+    put(f"run {record.record_id} has not ended within {duration(bound_s or 0)}{alive}{hint}\n")
     return FAILED_EXIT
 
 
-def _leave(record: Record, notes: Path, note: StopNote) -> None:
-    """A signal alone says what the run's own options say."""
+def _write_note(record: Record, folder: Path, note: StopNote) -> None:
+    """Write the note, unless the signal alone says the same: the run's own options then count."""
     if note == StopNote():
         return
     try:
-        write_note(notes, note)
+        write_note(folder, note)
     except OSError as error:
         raise UsageError(
-            f"{notes} cannot be written ({error.strerror}), where the run would read how patient "
-            f"to be: msrun stop {record.record_id} asks without"
+            f"{folder} cannot be written ({error.strerror}), so the run cannot learn how patient "
+            f"to be: msrun stop {record.record_id} without options needs no note"
         ) from error
 
 
@@ -124,20 +124,20 @@ def _terminate(record: Record, process: int) -> None:
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
     except ProcessLookupError:
-        return  # it has just ended by itself
+        return  # it has just ended
     except PermissionError as error:
         raise UsageError(
             f"msrun (pid {record.pid}) belongs to another user: ask them to stop it"
         ) from error
 
 
-def _requests(folder: Path) -> int:
-    """How many requests to stop the run has noted; two that are not noted may become one."""
+def _has_request(folder: Path) -> bool:
+    """Whether the run has recorded a request to stop."""
     try:
         lines = (folder / EVENTS).read_bytes().splitlines()
     except OSError:
-        return 0
-    return sum(b"StopRequested" in line and _is_request(line) for line in lines)
+        return False
+    return any(b"StopRequested" in line and _is_request(line) for line in lines)
 
 
 def _is_request(line: bytes) -> bool:
@@ -148,23 +148,20 @@ def _is_request(line: bytes) -> bool:
 
 
 def _await_end(process: int, bound_s: float | None, began: float) -> bool:
-    if bound_s is None:
-        while not has_ended(process, 3600.0):
-            pass
-        return True
-    return has_ended(process, max(0.0, began + bound_s - time.monotonic()))
+    left_s = None if bound_s is None else max(0.0, began + bound_s - time.monotonic())
+    return has_ended(process, left_s)
 
 
 def _end(run: RunState) -> str:
-    if run.word and run.word.reason:
-        return f"{run.state_words} ({run.word.reason})"
+    if run.status and run.status.reason:
+        return f"{run.state_words} ({run.status.reason})"
     return run.state_words
 
 
-def _left(run: RunState) -> str:
+def _still_alive(run: RunState) -> str:
     pids = (
-        [f"rank {w.rank} (pid {w.pid})" for w in run.word.workers if w.state == "running"]
-        if run.word
+        [f"rank {w.rank} (pid {w.pid})" for w in run.status.workers if w.state == "running"]
+        if run.status
         else []
     )
-    return f", still there: {', '.join(pids)}" if pids else ""
+    return f", still alive: {', '.join(pids)}" if pids else ""

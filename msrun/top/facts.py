@@ -56,8 +56,7 @@ class JobFacts(NamedTuple):
     state: str
     uptime: str
     ranks: tuple[RankFacts, ...]
-    attempt: int = 0
-    max_restarts: int = 0
+    counts: tuple[str, ...] = ()  # attempt, restarts, replaced ranks, as text; empty: not known
     history: EventHistory = EventHistory()
     checkpoint: int | None = None  # the newest step that it saved
     now: float = 0.0  # seconds since the epoch

@@ -76,9 +76,7 @@ def _head(job: JobFacts, width: int) -> Iterator[Text]:
     saved = "nothing saved" if job.checkpoint is None else f"saved step {job.checkpoint}"
     if job.checkpoint is None and history.origin:
         saved += f" since {history.origin}"
-    restarts = f"{history.restarts} of {job.max_restarts} restarts"
-    replaced = f"{history.replaced} replaced"
-    yield Text("  ".join((step, saved, f"attempt {job.attempt}", restarts, replaced)))
+    yield Text("  ".join((step, saved, *job.counts)))
     if history.end and job.is_over:
         yield Text(_line(history.end), STYLES.get(job.state, ODD))
     elif history.failure is not None:

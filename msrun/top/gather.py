@@ -64,7 +64,7 @@ class Gatherer:
 
     def _job(self, seen: RunSample) -> JobFacts:
         run, now = seen.run, time.time()
-        word = run.word
+        word = run.status
         workers = word.workers if word else _unwritten(seen.pages)
         return JobFacts(
             run=run.record.record_id,
@@ -74,8 +74,7 @@ class Gatherer:
             ranks=tuple(
                 self._rank(seen, worker) for worker in sorted(workers, key=lambda one: one.rank)
             ),
-            attempt=word.attempt if word else max((one.attempt for one in workers), default=0),
-            max_restarts=word.max_restarts if word else 0,
+            counts=word.counts if word else (),
             history=seen.history,
             checkpoint=self._checkpoints.newest(),
             now=now,

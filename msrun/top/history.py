@@ -1,4 +1,4 @@
-"""What became of a job, folded out of its events: restarts, replacements, the last failure. Pure.
+"""A job's last failure and what was done about it, folded out of its events. Pure.
 
 A failure begins with what broke a job that was well, and ends with what was done about it; what
 happens in between (survivors that raise, ranks that are stopped) only follows from it.
@@ -29,8 +29,6 @@ class EventHistory(NamedTuple):
     """A job as its events tell it."""
 
     state: str = "new"
-    restarts: int = 0
-    replaced: int = 0  # ranks
     failure: Failure | None = None  # the last
     hung: frozenset[int] = frozenset()  # ranks that were found without progress, and live
     slow: frozenset[int] = frozenset()  # persistently slower than their peers
@@ -72,8 +70,7 @@ class EventHistory(NamedTuple):
         """The history once something is done about a failure, if this event says so."""
         match event["event"]:
             case "ReplaceRanks":
-                count = self.replaced + len(event["newcomers"])
-                known = self._replace(replaced=count, hung=frozenset(), slow=frozenset())
+                known = self._replace(hung=frozenset(), slow=frozenset())
                 who, step = listed(event["newcomers"]), event["step"]
                 known = known._replace(replacement=f"{who} replaced at step {step}")
                 return known.solved(event, f"{who} starts again, from step {step}")
@@ -83,8 +80,7 @@ class EventHistory(NamedTuple):
             case "StartAttempt" if event["attempt"] == 0:
                 return self._replace(origin=(event["resume"] and _origin(event["resume"])) or "")
             case "StartAttempt":
-                count = self.restarts + 1
-                known = self._replace(restarts=count, hung=frozenset(), slow=frozenset())
+                known = self._replace(hung=frozenset(), slow=frozenset())
                 return known.solved(event, f"restarted from {_origin(event['resume'])}")
             case "Finish":
                 return self._replace(end=str(event["reason"]))

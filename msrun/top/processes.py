@@ -6,6 +6,8 @@ import os
 import time
 from typing import NamedTuple
 
+from worker_hooks.contract.process_stat import read_stat
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 STOPPED = "T"
@@ -22,16 +24,10 @@ class ProcessSample(NamedTuple):
 
 def sample(pid: int) -> ProcessSample | None:
     """A process as it is now; ``None`` when there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # the name in parentheses may hold anything; state is the first field after it
-            fields = file.read().rpartition(b")")[2].split()
-        used = int(fields[11]) + int(fields[12])
-        return ProcessSample(
-            fields[0].decode(), used, int(fields[19]), int(fields[21]) * PAGE_BYTES
-        )
-    except (OSError, ValueError, IndexError):
+    found = read_stat(pid)
+    if found is None:
         return None
+    return ProcessSample(found.state, found.own_ticks, found.born, found.rss_pages * PAGE_BYTES)
 
 
 class ProcessLoads:

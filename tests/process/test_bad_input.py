@@ -176,7 +176,6 @@ def test_a_working_folder_that_was_deleted_is_one_sentence(msrun, tmp_path, scri
     [
         {"HOME": "", "XDG_STATE_HOME": ""},
         {"HOME": "/proc/nowhere", "XDG_STATE_HOME": ""},
-        {"HOME": "", "XDG_STATE_HOME": "/dev/null/state"},
         {"HOME": "relative", "XDG_STATE_HOME": "relative"},
     ],
 )
@@ -187,9 +186,15 @@ def test_without_a_usable_home_records_go_to_the_temporary_folder(msrun, tmp_pat
     assert not (tmp_path / "relative").exists()
 
 
-def test_without_any_place_for_records_nothing_starts(msrun, tmp_path, script):
-    nowhere = dict.fromkeys(("HOME", "XDG_STATE_HOME", "TMPDIR"), "/dev/null/nowhere")
-    assert "set XDG_STATE_HOME" in refused(shell(msrun, ":", "--log_dir=logs", script, **nowhere))
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"HOME": "/dev/null/home", "XDG_STATE_HOME": "", "TMPDIR": "/dev/null/tmp"},
+        {"XDG_STATE_HOME": "/dev/null/state"},  # it is set, so no other one is tried
+    ],
+)
+def test_without_any_place_for_records_nothing_starts(msrun, tmp_path, script, environ):
+    assert "set XDG_STATE_HOME" in refused(shell(msrun, ":", "--log_dir=logs", script, **environ))
     assert files(tmp_path) == {"hello.py"}
 
 

@@ -126,7 +126,7 @@ def test_a_worker_that_closes_its_streams_is_no_trouble(msrun, tmp_path):
         (["--nproc-per-node=2", "-r", "3"], {}, [], []),
         (["--nproc-per-node=2", "-r", "1"], {}, [], ["[rank 0]: err 0", "[rank 1]: err 1"]),
         (["--nproc-per-node=2", "-r", "2"], {}, ["[rank 0]: out 0", "[rank 1]: out 1"], []),
-        (["--nproc-per-node=1", "-t", "1:3"], {}, ["out 0", "err 0"], ["msrun: warning: -t=1:3: local rank 1 is ignored, there are 1."]),
+        (["--nproc-per-node=1", "-t", "1:3"], {}, ["out 0", "err 0"], ["msrun: warning: -t=1:3: local rank 1 is ignored, this node has 1."]),
         (["--nproc-per-node=2", "-t", "1:2", "-r", "1:1"], {}, ["[rank 0]: out 0", "[rank 0]: err 0"], ["[default1]:err 1"]),
         (["--worker_num=2"], {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${role_name}/${rank}/${local_rank}/${other}> "}, ["default/0/0/${other}> out 0", "default/0/0/${other}> err 0", "default/1/1/${other}> out 1", "default/1/1/${other}> err 1"], []),
         (["--nproc-per-node=2", "-t", "1", "-r", "2"], {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${rank}>"}, ["<0>out 0", "<1>out 1"], []),

@@ -64,7 +64,6 @@ def kill(job: Job, rank: int) -> None:
 @pytest.fixture
 def again(msrun: Launcher) -> list[str]:
     """A run that failed with step 5 saved; the words that go on from it."""
-    msrun.environ |= {"HOME": str(msrun.tmp), "TMPDIR": str(msrun.tmp)}
     job = start(msrun)
     kill(job, 2)
     assert job.wait().err.splitlines()[-1] == "msrun --resume"
@@ -101,7 +100,6 @@ def test_of_two_resumes_at_once_one_is_refused(msrun: Launcher, again: list[str]
 
 
 def test_the_line_to_type_works_without_a_record(msrun: Launcher) -> None:
-    msrun.environ |= {"HOME": str(msrun.tmp), "TMPDIR": str(msrun.tmp)}
     job = start(msrun, ranks=2)
     (own,) = (msrun.tmp / "state" / "msrun" / "runs").iterdir()
     shutil.rmtree(own)
@@ -323,7 +321,7 @@ def test_what_is_stuck_is_left_behind_and_awaited_at_the_end() -> None:
 
     one, disk = file_thread.FileThread(call_soon), threading.Event()
     one.do(disk.wait, done.append)
-    one.leave_behind()
+    one.continue_in_new_thread()
     one.do(lambda: "new", done.append)
     assert told.wait(5)
     assert done == ["new"]
@@ -376,7 +374,7 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
     check(dump)
     (failed,) = posted
     assert (failed.rank, failed.is_place) == (0, True)
-    assert failed.why == f"no folder can be made within 2 s: {tmp_path / 'nfs'}"
+    assert failed.why == f"nothing can be written within 2 s: {tmp_path / 'nfs'}"
     assert not sent[1:]
     saving.save(do.SaveRanks(1, 5, (0,), (), 1, "", round=1))
     poll(lambda: sent[1:], within_s=5)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -132,18 +131,11 @@ def test_who_catches_the_signal_that_makes_room_for_a_restart_asks_for_nothing(
 # --- msrun stop
 
 
-def stop(msrun: Launcher, *words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "msrun", "stop", *words]
-    return subprocess.run(
-        command, env=msrun.env(), capture_output=True, text=True, timeout=60, check=False
-    )
-
-
 def test_stop_is_graceful(msrun: Launcher) -> None:
     job = start(msrun)
-    done = stop(msrun)
-    assert done.returncode == 0, done.stderr
-    assert "is told to stop, waiting up to 2 min" in done.stdout
+    done = msrun.command("stop")
+    assert done.code == 0, done.err
+    assert "is asked to stop, waiting up to 2 min" in done.out
     check_graceful(msrun, job, job.wait(), "msrun received SIGTERM")
 
 
@@ -159,7 +151,7 @@ def test_stop_says_how_long_it_waits(
     msrun: Launcher, words: tuple, held_s: float, why: str
 ) -> None:
     job = start(msrun)
-    assert stop(msrun, *words).returncode == 0
+    assert msrun.command("stop", *words).code == 0
     check_graceful(msrun, job, job.wait(), why)
     (held,) = [one for one in seen(job, "SetDeadline") if one["state"] == "holding"]
     assert held["after_s"] == pytest.approx(held_s)
@@ -169,8 +161,8 @@ def test_stop_now_does_not_wait_for_anything(msrun: Launcher) -> None:
     job = start(msrun, "all=long")
     job.signal(signal.SIGTERM)
     job.await_state("holding")
-    done = stop(msrun, "--now")
-    assert "is being killed" in done.stdout
+    done = msrun.command("stop", "--now")
+    assert "is being killed" in done.out
     assert job.wait().code == 143
     assert [one["signum"] for one in seen(job, "SignalRanks")] == [signal.SIGKILL]
     assert not list((msrun.tmp / "ckpt").iterdir())
@@ -178,8 +170,8 @@ def test_stop_now_does_not_wait_for_anything(msrun: Launcher) -> None:
 
 def test_a_note_counts_for_one_signal(msrun: Launcher) -> None:
     job = start(msrun, "1=long")
-    done = stop(msrun, "--graceful", "--timeout=0.5")
-    assert done.returncode == 1
+    done = msrun.command("stop", "--graceful", "--timeout=0.5")
+    assert done.code == 1
     (record,) = (msrun.tmp / "state" / "msrun" / "runs").iterdir()
     assert [path.name for path in record.iterdir()] == ["record.json"]
     job.signal(signal.SIGTERM)
@@ -188,9 +180,9 @@ def test_a_note_counts_for_one_signal(msrun: Launcher) -> None:
 
 @pytest.mark.parametrize("words", [("--now", "--graceful"), ("--now", "--grace=3"), ("--grace=0",)])
 def test_wrong_words_for_stop(msrun: Launcher, words: tuple) -> None:
-    done = stop(msrun, *words)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
+    done = msrun.command("stop", *words)
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

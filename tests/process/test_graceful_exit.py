@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 
 from support.graceful_jobs import LINE, STEP_6, await_event, check_graceful, saved, seen, start
@@ -21,7 +19,6 @@ def test_sigterm_brings_all_to_one_step(msrun: Launcher) -> None:
 
 
 def test_a_run_that_left_gracefully_is_gone_on_with(msrun: Launcher) -> None:
-    msrun.environ |= {"HOME": str(msrun.tmp), "TMPDIR": str(msrun.tmp)}
     job = start(msrun)
     job.signal(signal.SIGTERM)
     assert job.wait().code == 0
@@ -44,15 +41,7 @@ def test_status_shows_what_is_waited_for(msrun: Launcher) -> None:
     job = start(msrun, "1=long")
     job.signal(signal.SIGTERM)
     job.await_state("holding")
-    shown = subprocess.run(
-        [sys.executable, "-m", "msrun", "status"],
-        env=msrun.env(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "holding" in shown.stdout
+    assert "holding" in msrun.command("status").out
     job.signal(signal.SIGTERM)
     job.wait()
 

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,9 +17,8 @@ from agent.records.run_record import Record
 
 
 @pytest.fixture
-def home(msrun: Launcher, tmp_path: Path) -> Path:
-    """The folder of a user whose only records are the test's, with a script."""
-    msrun.environ |= {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+def home(tmp_path: Path) -> Path:
+    """A folder with a script."""
     folder = tmp_path / "home"
     folder.mkdir()
     shutil.copy(WORKERS / "tell.py", folder / "train.py")
@@ -30,16 +27,7 @@ def home(msrun: Launcher, tmp_path: Path) -> Path:
 
 def call(msrun: Launcher, folder: Path, *args: object, **environ: str) -> Ended:
     """`msrun ARGS` in a folder, to its end."""
-    done = subprocess.run(
-        [sys.executable, "-m", "msrun", *map(str, args)],
-        env=msrun.env(PWD=str(folder), **environ),
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+    return msrun.command(*args, cwd=folder, PWD=str(folder), **environ)
 
 
 def told(folder: Path) -> list[dict]:

@@ -39,14 +39,16 @@ class Scribe:
     def do(self, job, done):
         self.jobs.append((job, done))
 
-    def leave_behind(self):
+    def continue_in_new_thread(self):
         pass
 
     def tell(self, what, *args):
         what(*args)
 
-    def work(self):
-        while self.jobs:
+    def work(self, count=-1):
+        """All jobs, or the first ``count``."""
+        while self.jobs and count:
+            count -= 1
             job, done = self.jobs.pop(0)
             with ThreadPoolExecutor(1) as thread:
                 done(thread.submit(_result, job).result())

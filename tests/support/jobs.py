@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -171,6 +171,23 @@ class Launcher:
     def run(self, *args: object, within_s: float = DEADLINE_S, **kwargs: object) -> Ended:
         return self.start(*args, **kwargs).wait(within_s)
 
+    def command(self, *words: object, cwd: Path | None = None, **environ: str) -> Ended:
+        """`msrun WORDS` to its end, without a log folder: status, logs, stop, drill ..."""
+        done = subprocess.run(
+            [sys.executable, "-m", "msrun", *map(str, words)],
+            env=self.env(**environ),
+            cwd=cwd or self.tmp,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        return Ended(
+            done.returncode,
+            done.stdout.decode(errors="replace"),
+            done.stderr.decode(errors="replace"),
+        )
+
     def drill(self, *words: object, within_s: float = 280) -> Ended:
         """`msrun drill WORDS`, whose own files are in the launcher's folder."""
         done = subprocess.run(
@@ -225,6 +242,13 @@ class Launcher:
                 os.kill(pid, 9)
             return left
         return {}
+
+
+def last_events(folders: Iterable[Path], lines: int = 40) -> list[tuple[str, str]]:
+    """The end of each job's ``scheduler.log`` below these folders, with its path as the title."""
+    paths = {path for folder in folders for path in folder.rglob("scheduler.log")}
+    tails = {path: path.read_text(errors="replace").splitlines()[-lines:] for path in sorted(paths)}
+    return [(f"end of {path}", "\n".join(tail)) for path, tail in tails.items()]
 
 
 def files(folder: Path) -> set[str]:

@@ -1,53 +1,60 @@
-"""Who may import whom, and how much a start may load: the house's walls."""
+"""The walls between the packages, as three tables, and how much a start may load."""
 
 import ast
+import itertools
 import subprocess
 import sys
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FLOORS = {"worker_hooks": 0, "agent": 1, "msrun": 2}
-HEAVY = {"torch", "numpy", "rich", "yaml", "click", "asyncio", "psutil"}
-EFFECTS = {"os", "time", "random", "socket", "asyncio", "subprocess", "threading"}
-SHARED = ("worker_hooks.contract", "worker_hooks.storage", "worker_hooks.drill.plan")
-CONTROLLER = (
-    "agent.spec.exit_budget",
-    "agent.spec.job_spec",
-    "agent.controller.states",
-    "agent.controller.events",
-    "agent.controller.actions",
-    "agent.text.ranges",
-    "agent.text.wording",
-    "agent.controller.job",
-    "agent.controller.replaceable",
-    "agent.controller.restart_policy",
-    "agent.controller.attempts",
-    "agent.controller.dump",
-    "agent.controller.graceful_exit",
-    "agent.controller.replacement",
-    "agent.controller.drain",
-    "agent.controller.stop_requests",
-    "agent.controller.decide",
-)  # a staircase: each may import those before it
-PURE = (
-    *CONTROLLER,
-    "agent.failure.root_cause",
-    "agent.failure.report",
-    "agent.launch.rank_plan",
-    "agent.spec.job_spec",
-    "agent.health.stall",
-    "agent.health.hang",
-    "agent.health.stragglers",
-    "worker_hooks.contract.env",
-    "msrun.top.columns",
-    "msrun.top.facts",
-    "msrun.top.history",
+
+STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
+    "worker_hooks": "contract storage rng distributed drill tensors state data guard recovery checkpoint callbacks training adapters",
+    "agent": "forkserver text spec machine controller records workers hooks launch health dump failure supervisor",
+    "msrun": "options terminal runs checkpoints launch top drill",
+}
+DOORS = {  # the modules that other packages may import; of a package that is not listed: all
+    "worker_hooks.rng": "generators randomness",
+    "worker_hooks.distributed": "abort ddp_reducers process_group stacks",
+    "worker_hooks.state": "committed_state mismatch module private registry scaler snapshot",
+    "worker_hooks.data": "feed feed_cache",
+    "worker_hooks.guard": "exit_hooks gate guard liveness_socket signal_wakeup",
+    "worker_hooks.recovery": "agent_lost rejoin resume",
+    "worker_hooks.checkpoint": "config model_checkpoint save_plan",
+    "worker_hooks.callbacks": "graceful_exit monitors on_request_exit protocol",
+    "worker_hooks.training": "run train_state",
+    "agent.forkserver": "",  # runs in a process of its own
+    "agent.controller": "actions decide drain events job messages restart_policy states",
+    "agent.launch": "prepare rank_plan signals warm_imports",
+    "agent.health": "monitor",
+    "agent.dump": "executor",
+    "agent.failure": "post_mortem resume_advice",
+    "agent.supervisor": "run",
+    "msrun.checkpoints": "commands",
+    "msrun.launch": "detach dry_run request resume_point",
+    "msrun.top": "watch",
+    "msrun.drill": "command",
+}
+PURE = {  # packages and modules without effects
+    *("agent.controller", "agent.text", "agent.spec"),
+    *("agent.failure.root_cause", "agent.failure.report", "agent.launch.rank_plan"),
+    *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
+    *("worker_hooks.contract.env", "worker_hooks.contract.protocol"),
+    *("msrun.top.columns", "msrun.top.facts", "msrun.top.history", "msrun.top.view"),
     "msrun.top.keys",
-    "msrun.top.view",
-)
+}
+
+EFFECTS = {"os", "time", "random", "socket", "asyncio", "subprocess", "threading"}
+HEAVY = {"torch", "numpy", "rich", "yaml", "click", "asyncio", "psutil"}
+SHARED = ("worker_hooks.contract", "worker_hooks.storage", "worker_hooks.drill.plan")
+ENTRY_POINTS = {"__init__.py", "__main__.py", "cli.py", "commands.py", "py.typed"}
+ASYNCIO = {"agent.workers", "agent.hooks", "agent.supervisor"}
+MOST_LINES = 600  # of a file
+MOST_FILES = 16  # of a package
 
 
 def name_of(path):
@@ -55,7 +62,21 @@ def name_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-FILES = {name_of(path): path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))}
+FILES = {name_of(path): path for each in STAIRS for path in sorted((ROOT / each).rglob("*.py"))}
+PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
+LEVELS = [
+    ".".join((folder, *package))
+    for folder, packages in STAIRS.items()
+    for package in (*([each] for each in packages.split()), [])  # last the folder's entry points
+]
+
+
+def package_of(module):
+    return module if module in PACKAGES else module.rpartition(".")[0]
+
+
+def is_pure(module):
+    return module in PURE or package_of(module) in PURE
 
 
 def top(module):
@@ -63,10 +84,15 @@ def top(module):
 
 
 @cache
+def tree(module):
+    return ast.parse(FILES[module].read_text())
+
+
+@cache
 def imports(module):
     """Every dotted name that a file imports, anywhere in it, types alone and inside functions, too."""
     found = set()
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -82,6 +108,9 @@ def ours(module):
     return named - deeper - {module}
 
 
+ARROWS = [(module, other) for module in FILES for other in sorted(ours(module))]
+
+
 def loaded(statement):
     """Top-level packages in a fresh interpreter after a statement."""
     code = f"import sys; {statement}; print(*{{name.split('.')[0] for name in sys.modules}})"
@@ -90,82 +119,43 @@ def loaded(statement):
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["msrun.cli", "agent.launch.prepare", "msrun.launch.request"])
-def test_a_start_loads_nothing_heavy(module):
-    if module not in FILES:
-        pytest.skip(f"{module} is not there yet")
-    assert loaded(f"import {module}") & HEAVY == set()
+def test_stairs_name_every_package_and_no_other():
+    assert set(LEVELS) == PACKAGES
 
 
-def test_the_supervisor_loads_no_torch():
-    assert (
-        loaded(
-            "import agent.supervisor.supervisor, agent.failure.post_mortem, agent.supervisor.status"
-        )
-        & (HEAVY - {"asyncio"})
-        == set()
-    )
-
-
-def test_the_hooks_import_in_a_bare_training_image():
-    names = ", ".join(name for name in FILES if name.startswith("worker_hooks"))
-    loaded_by_all = loaded(f"import {names}")
-    assert loaded_by_all & {"agent", "msrun", "rich", "yaml", "click", "psutil"} == set()
-
-
-def test_what_hooks_and_agent_share_needs_only_the_standard_library():
-    shared = [name for name in FILES if name.startswith(SHARED)]
-    assert loaded(f"import {', '.join(shared)}") & HEAVY == set()
-    named = {top(each) for name in shared for each in imports(name)}
-    assert named - {"worker_hooks", "__future__"} <= sys.stdlib_module_names
-
-
-def test_the_agent_and_the_command_line_import_only_what_is_shared():
-    others = {
-        (name, each)
-        for name in FILES
-        if top(name) != "worker_hooks"
-        for each in ours(name)
-        if top(each) == "worker_hooks" and not (each == "worker_hooks" or each.startswith(SHARED))
-    }
-    assert others == set()
-
-
-@pytest.mark.parametrize("module", PURE)
-def test_a_pure_room_imports_no_effect(module):
-    assert {top(each) for each in imports(module)} & EFFECTS == set()
-
-
-@pytest.mark.parametrize("module", CONTROLLER)
-def test_what_the_controller_imports_is_pure_itself(module):
-    assert ours(module) <= set(CONTROLLER[: CONTROLLER.index(module)])
-
-
-def test_only_the_supervisors_rooms_know_asyncio():
-    assert {name for name in FILES if "asyncio" in imports(name)} <= {
-        "agent.workers.starter",
-        "agent.supervisor.supervisor",
-        "agent.workers.store_client",
-        "agent.hooks.rank_links",
-        "agent.supervisor.status",
-    }
-
-
-def test_only_what_is_forked_knows_torch():
-    knowing = {name for name in FILES if any(top(each) == "torch" for each in imports(name))}
-    assert {name for name in knowing if top(name) != "worker_hooks"} <= {
-        "agent.forkserver.store_host"
-    }
-
-
-def test_no_import_goes_upstairs():
+def test_stairs_no_package_imports_one_after_it():
     upward = [
-        (name, other)
-        for name in FILES
-        for other in imports(name)
-        if FLOORS.get(top(other), 0) > FLOORS[top(name)]
+        (module, other)
+        for module, other in ARROWS
+        if LEVELS.index(package_of(module)) < LEVELS.index(package_of(other))
     ]
     assert upward == []
+
+
+def test_doors_no_package_is_entered_elsewhere():
+    entered = {
+        (other, module) for module, other in ARROWS if package_of(module) != package_of(other)
+    }
+    doors = {f"{package}.{module}" for package in DOORS for module in DOORS[package].split()}
+    assert {
+        pair for pair in entered if package_of(pair[0]) in DOORS and pair[0] not in doors
+    } == set()
+    assert doors - {other for other, _ in entered} == set(), "nobody uses these doors: shut them"
+
+
+def test_pure_modules_have_no_effects():
+    assert FILES.keys() >= PURE
+    effects = {
+        name: {top(each) for each in imports(name)} & EFFECTS for name in filter(is_pure, FILES)
+    }
+    assert {name: found for name, found in effects.items() if found} == {}
+
+
+def test_all_that_the_controller_reaches_is_pure():
+    reached = {name for name in FILES if package_of(name) == "agent.controller"}
+    while more := {other for name in reached for other in ours(name)} - reached:
+        reached |= more
+    assert set(itertools.filterfalse(is_pure, reached)) == set()
 
 
 def test_no_imports_go_in_circles():
@@ -182,16 +172,86 @@ def test_no_imports_go_in_circles():
         visit(module, ())
 
 
-def test_every_file_fits_a_reader():
-    tests = sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "scripts").rglob("*.py"))
-    long = {
-        str(path.relative_to(ROOT)): lines
-        for path in (*FILES.values(), *tests)
-        if (lines := len(path.read_text().splitlines())) > 600
+def test_the_agent_and_the_command_line_import_only_what_is_shared():
+    assert [
+        (module, other)
+        for module, other in ARROWS
+        if top(module) != "worker_hooks" == top(other) and not other.startswith(SHARED)
+    ] == [("msrun", "worker_hooks")]  # the public names, handed on
+
+
+def test_no_private_name_is_imported_from_another_module():
+    private = {
+        name for module in FILES for name in imports(module) if top(name) in STAIRS and "._" in name
     }
-    assert long == {}
+    assert {name for name in private if not name.endswith("__")} == set()
 
 
-def test_names_are_the_fields_words():
+def test_asyncio_stays_in_the_packages_around_the_one_loop():
+    assert {package_of(name) for name in FILES if "asyncio" in imports(name)} <= ASYNCIO
+
+
+def test_only_the_hooks_and_what_is_forked_import_torch():
+    importers = {name for name in FILES if any(top(each) == "torch" for each in imports(name))}
+    outside = {name for name in importers if top(name) != "worker_hooks"}
+    assert outside <= {"agent.forkserver.store_host"}
+
+
+@pytest.mark.parametrize("module", ["msrun.cli", "agent.launch.prepare", "msrun.launch.request"])
+def test_a_start_loads_nothing_heavy(module):
+    assert loaded(f"import {module}") & HEAVY == set()
+
+
+def test_the_supervisor_loads_no_torch():
+    modules = "agent.supervisor.supervisor, agent.failure.post_mortem, agent.supervisor.status"
+    assert loaded(f"import {modules}") & (HEAVY - {"asyncio"}) == set()
+
+
+def test_the_hooks_import_in_a_bare_training_image():
+    names = ", ".join(name for name in FILES if top(name) == "worker_hooks")
+    loaded_by_all = loaded(f"import {names}")
+    assert loaded_by_all & {"agent", "msrun", "rich", "yaml", "click", "psutil"} == set()
+
+
+def test_what_hooks_and_agent_share_needs_only_the_standard_library():
+    shared = [name for name in FILES if name.startswith(SHARED)]
+    assert loaded(f"import {', '.join(shared)}") & HEAVY == set()
+    named = {top(each) for name in shared for each in imports(name)}
+    assert named - {"worker_hooks", "__future__"} <= sys.stdlib_module_names
+
+
+def test_a_folder_shows_its_packages_only():
+    files = {path.name for folder in STAIRS for path in (ROOT / folder).iterdir() if path.is_file()}
+    assert files <= ENTRY_POINTS
+
+
+def test_a_package_loads_nothing_by_itself():
+    lazy = {"worker_hooks", "msrun"}  # they look public names up on demand
+    assert {name for name in PACKAGES - lazy if len(tree(name).body) > 1} == set()
+
+
+def test_a_package_fits_one_look():
+    modules = defaultdict(set)
+    for name in FILES.keys() - PACKAGES:
+        modules[package_of(name)].add(name)
+    assert {package: len(of) for package, of in modules.items() if len(of) > MOST_FILES} == {}
+
+
+def test_every_file_fits_a_reader():
+    paths = [*FILES.values(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in paths}
+    assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_a_class_name_means_one_class():
+    homes = defaultdict(list)
+    for name in FILES:
+        for node in tree(name).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(name)
+    assert {each: found for each, found in homes.items() if len(found) > 1} == {}
+
+
+def test_module_names_are_the_fields_words():
     forbidden = {"manager", "handler", "helper", "helpers", "utils", "util", "common", "base"}
     assert {name for name in FILES if set(name.replace("_", ".").split(".")) & forbidden} == set()

@@ -21,14 +21,7 @@ from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, retention
 from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage.manifest import (
-    CHECKPOINT_KIND,
-    COPY,
-    PRIVATE,
-    REPLICATED,
-    Manifest,
-    Shard,
-)
+from worker_hooks.storage.manifest import CHECKPOINT_KIND, COPY, REPLICATED, Shard
 
 LOOK_S = 0.02  # between two looks for other ranks' files: no event tells of them everywhere
 SIGN_S = 0.5  # between two looks at how far they are
@@ -166,9 +159,8 @@ def _sealed(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[in
         for one in shards
         if one.kind != COPY or one.rank not in odd
     ]
-    private = {shard.rank for shard in shards if shard.kind == PRIVATE}
-    made = Manifest(
-        kind=CHECKPOINT_KIND,
+    made = manifests.new(
+        CHECKPOINT_KIND,
         step=order.step,
         epoch=order.epoch,
         batch=order.batch,
@@ -176,11 +168,9 @@ def _sealed(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[in
         attempt=order.attempt,
         record_id=order.record_id,
         reason=order.reason,
-        saved_at=time.time(),
-        shards=tuple(shards),
+        shards=shards,
         digest=digest,
-        odd=tuple(odd),
-        without_private=tuple(rank for rank in range(order.world_size) if rank not in private),
+        odd=odd,
     )
     place = order.final.place
     for shard in shards:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder
-from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.atomic_file import describe_os_error, write_atomic
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, shard_file
 from worker_hooks.storage.checksum import Bytes
@@ -91,8 +91,7 @@ def words(error: Exception) -> str:
     """An error as a part of a sentence."""
     if not isinstance(error, OSError):
         return str(error) or repr(error)
-    where = f": {error.filename}" if error.filename else ""
-    return f"{error.strerror or error}{where}"
+    return describe_os_error(error)
 
 
 def _written(order: SaveOrder, content: Content, advance: Advance) -> RankPart:

@@ -13,12 +13,12 @@ import mmap
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 
 from worker_hooks.checkpoint.finalize import finalize
 from worker_hooks.checkpoint.rank_writer import Advance, carry_out
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, decoded
+from worker_hooks.storage.durable_file import ThrottledProgress
 
 ORDER, ROOM = "order", "room"
 FOLDER, WARNINGS, ERROR = "folder", "warnings", "error"
@@ -84,7 +84,7 @@ def _take(fd: int, nbytes: int) -> None:
 
 def _done(order: SaveOrder, fd: int) -> dict[str, object]:
     try:
-        return _carried_out(order, fd, _Progress())
+        return _carried_out(order, fd, ThrottledProgress(lambda _: _tell({}), SIGN_S))
     except CheckpointError as error:
         return {ERROR: str(error)}
     except Exception as error:  # noqa: BLE001  said where training can raise it
@@ -109,19 +109,6 @@ def _carried_out(order: SaveOrder, fd: int, advance: Advance) -> dict[str, objec
 def _tell(fields: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
-
-
-class _Progress:
-    """Gives a sign of life now and then."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + SIGN_S
-
-    def __call__(self, _nbytes: int) -> None:
-        now = time.monotonic()
-        if now > self._next:
-            self._next = now + SIGN_S
-            _tell({})
 
 
 if __name__ == "__main__":

@@ -52,3 +52,9 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def describe_os_error(error: OSError) -> str:
+    """An error of the file system as a part of a sentence: what is wrong, and with which file."""
+    where = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror or error}{where}"

@@ -222,12 +222,14 @@ class DrillLayout(NamedTuple):
 def runs_folder(environ: Mapping[str, str], uid: int) -> Iterator[Path]:
     """Candidate folders for run records, best first; the caller takes the first it can write to.
 
-    XDG base directory specification: ``$XDG_STATE_HOME``, else ``~/.local/state``. Without a
-    usable home, a private folder under the system's temporary folder.
+    XDG base directory specification: ``$XDG_STATE_HOME`` alone if it is set (a relative path does
+    not count): whoever sets it sees no other run, and stops none. Else ``~/.local/state``, or,
+    without a usable home, a private folder under the system's temporary folder.
     """
     state_home = environ.get("XDG_STATE_HOME", "")
     if state_home.startswith("/"):
         yield Path(state_home) / "msrun" / "runs"
+        return
     home = environ.get("HOME", "")
     if home.startswith("/"):
         yield Path(home) / ".local" / "state" / "msrun" / "runs"

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from worker_hooks.contract.process_stat import children, read_stat
 from worker_hooks.distributed import stacks
 from worker_hooks.distributed.socket_peers import peers_of
 
@@ -72,12 +73,7 @@ def _shut(descriptor: int) -> bool:
 
 def _peers(agent_pid: int) -> list[int]:
     """The other ranks' processes; those that are dying are left out."""
-    try:
-        with open(f"/proc/{agent_pid}/task/{agent_pid}/children") as file:
-            children = [int(pid) for pid in file.read().split()]
-    except OSError:  # it is dead: nobody gives orders any more
-        return []
-    return [pid for pid in children if pid != os.getpid() and _name(pid) != _STORE]
+    return [pid for pid in children(agent_pid) if pid != os.getpid() and _name(pid) != _STORE]
 
 
 def _name(pid: int) -> str:
@@ -106,8 +102,6 @@ FREE_S = 1.5  # for a thread whose sockets are gone; it takes milliseconds, at m
 
 LOOK_S = 0.25  # between two looks at where it is
 
-_USER, _SYSTEM = 11, 12  # of proc(5), counted behind the name
-
 
 def end_if_stuck(is_out: threading.Event) -> None:
     """End this process if its main thread stays in a collective.
@@ -133,10 +127,7 @@ def _place() -> tuple[int, int, int] | None:
     """
     main = threading.main_thread()
     frame = sys._current_frames().get(main.ident or 0)  # noqa: SLF001
-    try:
-        with open(f"/proc/self/task/{main.native_id}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
+    found = read_stat("self", main.native_id or "")
+    if frame is None or found is None:
         return None
-    ticks = int(fields[_USER]) + int(fields[_SYSTEM])
-    return None if frame is None else (id(frame), frame.f_lasti, ticks)
+    return id(frame), frame.f_lasti, found.own_ticks

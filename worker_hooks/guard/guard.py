@@ -25,6 +25,7 @@ from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, AgentLink
 from worker_hooks.guard.gate import Gate, Stand
 from worker_hooks.guard.liveness_socket import LivenessSocket
 from worker_hooks.guard.signal_wakeup import SignalWakeup
+from worker_hooks.storage.durable_file import ThrottledProgress
 
 log = logging.getLogger("msrun")
 
@@ -388,7 +389,7 @@ class Guard:
 
         try:
             self._at_dump()
-            done = self.save(order, saving.ThrottledProgress(tell))
+            done = self.save(order, ThrottledProgress(tell))
         except Exception as error:  # noqa: BLE001  an OSError is not one of ours, either
             self._say(saving.failed(self._who, order, error))
         else:

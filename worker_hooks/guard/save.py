@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import errno
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from worker_hooks.contract import protocol
+from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.tensors.shard import Replica, digest, quick_digest, write, write_quick
 
 log = logging.getLogger("msrun")
 
-PROGRESS_S = 0.5
 _PLACE_ERRORS = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -92,25 +91,8 @@ def save(
 def failed(who: tuple[int, int], order: protocol.Save, error: Exception) -> protocol.SaveFailed:
     """What to answer instead. Called where the error is caught."""
     if isinstance(error, OSError):
-        where = f": {error.filename}" if error.filename else ""
-        words, is_place = f"{error.strerror or error}{where}", error.errno in _PLACE_ERRORS
+        words, is_place = describe_os_error(error), error.errno in _PLACE_ERRORS
     else:
         log.error("rank %d cannot save step %d", who[0], order.step, exc_info=error)
         words, is_place = repr(error)[:2000], False
     return protocol.SaveFailed(*who, order.dump_id, words, is_place, order.round)
-
-
-class ThrottledProgress:
-    """Tells about progress now and then."""
-
-    def __init__(self, tell: Callable[[int], None]) -> None:
-        self._tell = tell
-        self._done = 0
-        self._next = time.monotonic() + PROGRESS_S
-
-    def __call__(self, nbytes: int) -> None:
-        """So many bytes more."""
-        self._done += nbytes
-        if time.monotonic() > self._next:
-            self._next = time.monotonic() + PROGRESS_S
-            self._tell(self._done)

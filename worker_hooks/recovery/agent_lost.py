@@ -24,8 +24,8 @@ from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
 from worker_hooks.guard import liveness_socket
 from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
-from worker_hooks.storage import commit
-from worker_hooks.storage.manifest import Manifest, Shard
+from worker_hooks.storage import commit, manifest
+from worker_hooks.storage.manifest import REPLICATED, Shard
 
 log = logging.getLogger("msrun")
 
@@ -187,11 +187,11 @@ class _Alone:
             self._notes.tell(failed="it differs from most replicas")
             log.error("rank %d differs from the other replicas: another rank saves", self._rank)
             return
-        shard = Shard(written.file, self._rank, "replicated", written.nbytes, written.sha256)
+        shard = Shard(written.file, self._rank, REPLICATED, written.nbytes, written.sha256)
         private = [Shard(**note.private) for note in others.values() if note.private]
         epoch, batch = guard.source.position(self._step)
-        manifest = Manifest(
-            kind="dump",
+        about = manifest.new(
+            manifest.DUMP_KIND,
             step=self._step,
             epoch=epoch - 1,
             batch=batch,
@@ -199,21 +199,15 @@ class _Alone:
             attempt=told.attempt,
             record_id=told.record_id,
             reason="msrun was killed",
-            saved_at=time.time(),
             shards=(shard, *private),
             digest=written.digest,
-            odd=tuple(
+            odd=(
                 rank
                 for rank, note in sorted(others.items())
                 if note.digest and note.digest != written.digest
             ),
-            without_private=tuple(
-                rank
-                for rank in range(told.world_size)
-                if rank not in {shard.rank for shard in private}
-            ),
         )
-        commit.commit(layout, manifest)
+        commit.commit(layout, about)
         self._notes.announce(str(layout.folder), self._step)
 
     def _await_private(self, folder: str) -> dict[int, PeerNote]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.process_stat import read_stat
 
 SAVED = "saved.json"
 
@@ -102,8 +103,5 @@ class PeerNotes:
 
 
 def _is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
-    except (OSError, IndexError):
-        return False
+    found = read_stat(pid)
+    return found is not None and not found.is_dead

@@ -11,11 +11,13 @@ import contextlib
 import ctypes
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+PROGRESS_S = 0.5
 WINDOW = 16 << 20  # bytes sent to the disk at once
 _UNDER_WAY = 6  # windows that the disk may be behind
 _PIECES = 1024  # of one writev, the most that Linux takes
@@ -134,3 +136,21 @@ class DurableFile:
 
     def _named(self, error: OSError) -> OSError:
         return OSError(error.errno, error.strerror, os.fspath(self._path))
+
+
+class ThrottledProgress:
+    """An ``advance`` that passes on how much is done at most once in ``every_s`` seconds."""
+
+    def __init__(self, tell: Callable[[int], object], every_s: float = PROGRESS_S) -> None:
+        self._tell = tell
+        self._every_s = every_s
+        self._done = 0
+        self._next_s = time.monotonic() + every_s
+
+    def __call__(self, nbytes: int) -> None:
+        """So many bytes more."""
+        self._done += nbytes
+        now_s = time.monotonic()
+        if now_s > self._next_s:
+            self._next_s = now_s + self._every_s
+            self._tell(self._done)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +76,45 @@ UNFINISHED_WORDS = "it is unfinished"
 
 Found = tuple[Path, Manifest | str]
 """A folder with its manifest, or with what is wrong with it."""
+
+
+def new(
+    kind: str,
+    *,
+    step: int,
+    epoch: int,
+    batch: int,
+    world_size: int,
+    attempt: int,
+    record_id: str,
+    reason: str,
+    shards: Iterable[Shard],
+    digest: str,
+    odd: Iterable[int] = (),
+    stale_private: Iterable[int] = (),
+) -> Manifest:
+    """The manifest of a checkpoint that is completed now.
+
+    A rank without a private file among ``shards`` has lost its private state.
+    """
+    shards = tuple(shards)
+    private = {shard.rank for shard in shards if shard.kind == PRIVATE}
+    return Manifest(
+        kind=kind,
+        step=step,
+        epoch=epoch,
+        batch=batch,
+        world_size=world_size,
+        attempt=attempt,
+        record_id=record_id,
+        reason=reason,
+        saved_at=time.time(),
+        shards=shards,
+        digest=digest,
+        odd=tuple(odd),
+        without_private=tuple(rank for rank in range(world_size) if rank not in private),
+        stale_private=tuple(stale_private),
+    )
 
 
 def write(folder: Path, manifest: Manifest) -> None:

@@ -4,15 +4,11 @@ A schedule is a seed: `simulate(seed)` plays it to its end and raises `BrokenPro
 seed, as soon as a promise of the controller does not hold. What the node knows to be true (which processes
 really exist) and what the controller was told (messages that arrived) are kept apart; the promises are
 checked against both. Not a test itself.
-
-    python -m support.simulator.node FIRST COUNT      (in tests/) plays so many seeds and prints what they came to
 """
 
 from __future__ import annotations
 
 import heapq
-import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -370,7 +366,3 @@ def census(first: int, count: int) -> Counter[str]:
                     seen["crash loop"] += "attempts in a row" in reason
     seen["seconds"] = round(time.process_time() - began_s)
     return seen
-
-
-if __name__ == "__main__":
-    print(json.dumps(census(*map(int, sys.argv[1:]))))

@@ -257,6 +257,9 @@ class Replicas:
                 for rank in (*writers, *action.digesters):
                     parts = len(writers) if rank in writers else 0
                     self.save(node.processes[rank], action, parts)
+                if self.climate.late:  # the agent writes every rank's private state meanwhile
+                    after_s = 0.6 * node.rules.dump_s
+                    node.after(after_s, node.post, ev.DumpProgressed(action.dump_id))
             case do.CommitDump():
                 self.commit(action)
             case do.AbandonDump():

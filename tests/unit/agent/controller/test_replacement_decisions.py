@@ -90,14 +90,14 @@ def test_messages_of_an_older_attempt_change_nothing(event):
 @pytest.mark.parametrize("steps", [REPLACED, JOINING, COMMITTING, DIED])
 def test_a_replacement_that_is_long_ago_counts_no_more(steps):
     job = play(THREE, steps)
-    before = job.replaced
+    before, ever = job.replaced, job.replaced_in_all
     for _ in range(3):
         decision = decide(job, ev.ReplacementAged())
         assert decision.actions == ()
         assert decision.job == job._replace(replaced=max(job.replaced - 1, 0))
         job = decision.job
     assert before in {0, 1}
-    assert job.replaced == 0
+    assert (job.replaced, job.replaced_in_all, ever) == (0, before, before)
 
 
 def again(attempt, step, dump):

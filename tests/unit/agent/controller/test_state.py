@@ -1,6 +1,7 @@
-"""The table of moves: complete, without dead rows, and drawn in the README as it is."""
+"""The table of moves: complete, without dead rows, and shown in the manual as it is."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,12 @@ from agent.controller import attempts, states
 from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.job import Job
-from agent.controller.states import MOVES, Condition, JobState, RankState, diagram, next_state
+from agent.controller.states import MOVES, Condition, JobState, RankState, next_state
+
+ROOT = Path(__file__).parents[4]
+sys.path.insert(0, str(ROOT / "scripts/documentation"))
+
+import state_machine  # noqa: E402
 
 ROWS = {
     (at, event, condition)
@@ -28,6 +34,7 @@ ROWS = {
 RARE = {  # a few times in 100,000 schedules
     (JobState.STARTING, "StartFailed", Condition.HOPELESS),
     (JobState.HOLDING, "WorkerExited", Condition.GIVEN_UP),
+    (JobState.FREEZING, "RankHung", Condition.GIVEN_UP),
     (JobState.DUMPING, "Digested", Condition.GIVEN_UP),
     (JobState.COMMITTING, "DumpCommitted", Condition.HOPELESS),
     (JobState.COMMITTING, "DeadlinePassed", Condition.HOPELESS),
@@ -47,7 +54,6 @@ WAITING = {
     JobState.KILLING,
 }
 ASKED_AGAIN = {JobState.DUMPING, JobState.REPLACING}  # a rank less, or a round more, every time
-README = Path(__file__).parents[4] / "README.md"
 
 
 @pytest.fixture
@@ -158,23 +164,39 @@ def test_the_table_imports_nothing_of_ours():
     assert set(imports) == {"__future__", "enum"}
 
 
-def test_the_diagram_draws_every_move_to_another_state_once():
-    arrows = re.findall(r"    (\w+) --> (\w+): ([\w, ]+?)(?: \[(.*)\])?\n", diagram())
-    drawn = [(at, to, each, why) for at, to, named, why in arrows for each in named.split(", ")]
+def drawn(picture):
+    """(from, to, why) of each arrow between two states."""
+    lines = re.findall(r"    (\w+) --> (\w+): (.*)", picture)
+    return [(at, to, why) for at, to, whys in lines for why in whys.split(state_machine.OR)]
+
+
+def test_the_pictures_draw_every_move_to_another_state():
     moves = set()
     for at, event, condition in ROWS:
         to, why = next_state(at, event, condition), condition.value
         if why.startswith("no rank is alive, "):
-            moves.add((at.value, "gone", event, "no rank is alive"))
+            moves.add((at.value, "gone", "no rank is alive"))
+            moves.add(("gone", to.value, why.removeprefix("no rank is alive, ")))
         elif to is not at:
-            moves.add((at.value, to.value, event, why))
-    assert {each for each in drawn if each[0] != "gone"} == moves
-    assert len(drawn) == len(set(drawn))
-    assert "    running --> succeeded: WorkerExited [every rank left with 0]" in diagram()
-    assert "    gone --> stopped: a stop was asked for" in diagram()
+            is_named = condition in {Condition.ALWAYS, Condition.RANKS_ALIVE}
+            moves.add((at.value, to.value, event if is_named else why))
+    arrows = [drawn(picture) for picture in state_machine.pictures()]
+    assert {*arrows[0], *arrows[1]} == moves
+    for each in arrows:
+        assert len(each) == len(set(each))
 
 
-@pytest.mark.skipif(not README.exists(), reason="README.md is not there")
-def test_the_readme_shows_the_table_as_it_is():
-    drawn = re.findall(r"```mermaid\n(.*?)\n```", README.read_text(), re.DOTALL)
-    assert drawn == [diagram()]
+def test_the_first_picture_is_the_ring_of_a_job_that_goes_well():
+    at, states = "running", []
+    ring = {
+        start: end for start, end, _ in drawn(state_machine.pictures()[0]) if end != "succeeded"
+    }
+    while at not in states:
+        states.append(at)
+        at = "replacing" if at == "committing" else ring[at]
+    assert states == ["running", "freezing", "dumping", "committing", "replacing"]
+
+
+def test_the_manual_shows_the_table_as_it_is():
+    page = ROOT / "docs/architecture/state-machine.md"
+    assert page.read_text() == state_machine.page()  # else: scripts/docs generate

@@ -11,9 +11,10 @@ import pytest
 from safetensors import safe_open
 
 from agent.controller import actions as do
-from agent.dump.disk import DiskDump, DumpOrder, SavedDump
+from agent.dump.draft import DumpDraft, DumpOrder
+from agent.dump.folder import FolderTarget
 from agent.dump.summary import dump_summary
-from agent.dump.unfinished_folder import AbandonedError
+from agent.dump.target import AbandonedError, SavedDump
 from agent.records.file_thread import THREADS, FileThread, side_by_side
 from worker_hooks.contract import status_page
 from worker_hooks.contract.layout import DumpLayout
@@ -49,10 +50,10 @@ def pages():
         os.close(fd)
 
 
-def written(draft, rank, digest="d"):
+def written(target, rank, digest="d"):
     """A rank wrote its shard."""
     file = DumpLayout.shard(rank, 1, 5)
-    path = draft.layout.unfinished / file
+    path = target.layout.unfinished / file
     path.parent.mkdir(exist_ok=True)
     head = safetensors_file.header([Entry("w", "U8", (4,), 4)], {})
     done = safetensors_file.write(path, head, [bytes([rank] * 4)], lambda _: None)
@@ -64,9 +65,9 @@ def order(shards, variants=((0,),), odd=()):
 
 
 def begun(folder, pages, ranks=(0, 1, 2, 3)):
-    draft = DiskDump(DumpLayout.of_step(folder, STEP), STEP, ranks, pages)
-    draft.begin()
-    return draft
+    target = FolderTarget(DumpLayout.of_step(folder, STEP))
+    target.begin()
+    return target, DumpDraft(target, STEP, ranks, pages)
 
 
 def everything(folder: Path):
@@ -74,9 +75,9 @@ def everything(folder: Path):
 
 
 def test_a_dump_is_complete_and_verified(tmp_path, pages):
-    draft = begun(tmp_path / "ckpt", pages)
+    target, draft = begun(tmp_path / "ckpt", pages)
     draft.write_private(lambda _: None)
-    saved = draft.commit(order([written(draft, 0)]))
+    saved = draft.commit(order([written(target, 0)]))
     folder = tmp_path / "ckpt" / "tft_saved_checkpoints-step_12"
     assert saved.path == str(folder)
     assert os.listdir(tmp_path / "ckpt") == [folder.name]
@@ -98,10 +99,10 @@ def test_a_dump_is_complete_and_verified(tmp_path, pages):
 
 
 def test_private_state_is_the_pages_payload(tmp_path, pages):
-    draft = begun(tmp_path, pages)
+    target, draft = begun(tmp_path, pages)
     draft.write_private(lambda _: None)
     for rank, step, is_commit in ((0, "12", "1"), (1, "12", "0"), (2, "11", "1")):
-        path = draft.layout.unfinished / DumpLayout.private(rank)
+        path = target.layout.unfinished / DumpLayout.private(rank)
         with safe_open(path, "np") as file:
             metadata = file.metadata()
             assert (metadata["step"], metadata["is_commit"]) == (step, is_commit)
@@ -115,11 +116,11 @@ def test_an_older_dump_of_the_step_is_moved_aside(tmp_path, pages):
     for text in ("first", "second"):
         if final.exists():
             (final / "mark").write_text(text)
-        draft = begun(tmp_path, pages)
-        draft.commit(order([written(draft, 0)]))
-    draft = begun(tmp_path, pages)
+        target, draft = begun(tmp_path, pages)
+        draft.commit(order([written(target, 0)]))
+    target, draft = begun(tmp_path, pages)
     (final / "mark").write_text("third")
-    draft.commit(order([written(draft, 0)]))
+    draft.commit(order([written(target, 0)]))
     assert sorted(os.listdir(tmp_path)) == [
         final.name,
         f"{final.name}_replaced_1",
@@ -142,40 +143,40 @@ def test_what_an_interrupted_dump_left_is_removed_and_complete_ones_are_not(tmp_
 
 
 def test_what_no_variant_names_is_left_out(tmp_path, pages):
-    draft = begun(tmp_path, pages)
-    shards = [written(draft, rank, f"digest{rank}") for rank in (0, 1, 2)]
-    (draft.layout.unfinished / "rank_2" / "ttp_half").write_text("of a writer that died")
+    target, draft = begun(tmp_path, pages)
+    shards = [written(target, rank, f"digest{rank}") for rank in (0, 1, 2)]
+    (target.layout.unfinished / "rank_2" / "ttp_half").write_text("of a writer that died")
     draft.commit(order(shards, variants=((1,), (0,)), odd=(0,)))
-    found = manifest.read(draft.layout.folder)
+    found = manifest.read(target.layout.folder)
     variants = {shard.rank: shard.variant for shard in found.shards if shard.kind == "replicated"}
     assert variants == {1: 0, 0: 1}
     assert (found.digest, found.odd) == ("digest1", (0,))
-    assert not (draft.layout.folder / "rank_2").exists()
-    links = [path.name for path in draft.layout.folder.iterdir() if path.is_symlink()]
+    assert not (target.layout.folder / "rank_2").exists()
+    links = [path.name for path in target.layout.folder.iterdir() if path.is_symlink()]
     assert links == ["ttp_rank_1-1_5.safetensors"]
 
 
 def test_a_dump_split_over_writers_links_every_part(tmp_path, pages):
-    draft = begun(tmp_path, pages)
-    draft.commit(order([written(draft, 0), written(draft, 2)], variants=((0, 2),)))
-    links = {path.name for path in draft.layout.folder.iterdir() if path.is_symlink()}
+    target, draft = begun(tmp_path, pages)
+    draft.commit(order([written(target, 0), written(target, 2)], variants=((0, 2),)))
+    links = {path.name for path in target.layout.folder.iterdir() if path.is_symlink()}
     assert links == {"ttp_rank_0-1_5.safetensors", "ttp_rank_2-1_5.safetensors"}
 
 
 def test_a_shard_that_is_not_as_long_as_was_said_is_no_commit(tmp_path, pages):
-    draft = begun(tmp_path, pages)
-    shard = written(draft, 0)
-    with open(draft.layout.unfinished / shard.file, "r+b") as file:
+    target, draft = begun(tmp_path, pages)
+    shard = written(target, 0)
+    with open(target.layout.unfinished / shard.file, "r+b") as file:
         file.truncate(10)
     with pytest.raises(OSError, match="10 bytes instead of"):
         draft.commit(order([shard]))
-    assert not draft.layout.folder.exists()
+    assert not target.layout.folder.exists()
 
 
 def test_a_vanished_folder_is_no_commit(tmp_path, pages):
-    draft = begun(tmp_path, pages)
-    shard = written(draft, 0)
-    os.rename(draft.layout.unfinished, tmp_path / "elsewhere")
+    target, draft = begun(tmp_path, pages)
+    shard = written(target, 0)
+    os.rename(target.layout.unfinished, tmp_path / "elsewhere")
     with pytest.raises(FileNotFoundError):
         draft.commit(order([shard]))
 
@@ -200,40 +201,40 @@ def test_a_place_that_cannot_be_is_an_os_error(tmp_path, pages, what):
 
 
 def test_private_state_that_cannot_be_written_fails_the_commit(tmp_path, pages):
-    draft = begun(tmp_path, pages)
-    shard = written(draft, 0)
-    (draft.layout.unfinished / "rank_1").write_text("in the way")
+    target, draft = begun(tmp_path, pages)
+    shard = written(target, 0)
+    (target.layout.unfinished / "rank_1").write_text("in the way")
     draft.write_private(lambda _: None)
     with pytest.raises(OSError):
         draft.commit(order([shard]))
-    assert not draft.layout.folder.exists()
+    assert not target.layout.folder.exists()
 
 
 def test_a_page_that_describes_itself_wrongly_counts_as_lost(tmp_path, pages):
     pages[1].entries = (Entry("rng", "WRONG", (24,), 24),)
     pages[0].entries = (Entry("rng", "F32", (1,), 24),)
-    draft = begun(tmp_path, pages)
+    target, draft = begun(tmp_path, pages)
     draft.write_private(lambda _: None)
-    assert draft.commit(order([written(draft, 2)], ((2,),))).without_private == (0, 1, 3)
+    assert draft.commit(order([written(target, 2)], ((2,),))).without_private == (0, 1, 3)
 
 
 def test_an_abandoned_dump_is_never_completed_and_leaves_nothing(tmp_path, pages):
-    draft = begun(tmp_path, pages)
-    shard = written(draft, 0)
-    draft.abandon()
+    target, draft = begun(tmp_path, pages)
+    shard = written(target, 0)
+    target.abandon()
     draft.write_private(lambda _: None)
     with pytest.raises(AbandonedError):
         draft.commit(order([shard]))
-    draft.remove()
+    target.remove()
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_not_ours_is_not_removed(tmp_path, pages):
-    draft = DiskDump(DumpLayout.of_step(tmp_path, STEP), STEP, (0,), pages)
-    draft.layout.unfinished.mkdir()
-    draft.abandon()
-    draft.remove()
-    assert draft.layout.unfinished.is_dir()
+def test_what_is_not_ours_is_not_removed(tmp_path):
+    target = FolderTarget(DumpLayout.of_step(tmp_path, STEP))
+    target.layout.unfinished.mkdir()
+    target.abandon()
+    target.remove()
+    assert target.layout.unfinished.is_dir()
 
 
 # --- the sentences -------------------------------------------------------------------------------
@@ -296,7 +297,7 @@ def test_the_scribe_does_one_job_after_the_other_and_says_what_came_of_it():
     scribe.close(5)
     assert heard[0] == 1
     assert isinstance(heard[1], ZeroDivisionError)
-    assert heard[2] == "msrun-scribe"
+    assert heard[2] == "msrun-files"
 
 
 def test_a_scribe_that_is_stuck_is_left_alone():

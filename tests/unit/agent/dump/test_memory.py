@@ -15,11 +15,12 @@ from support.dump_desk import STEP, Desk, _result
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.dump import memory as room
-from agent.dump.disk import DumpOrder, SavedDump
+from agent.dump.draft import DumpDraft, DumpOrder, private_nbytes
 from agent.dump.flush import MemoryFlush
-from agent.dump.memory import MemoryDump
+from agent.dump.folder import FolderTarget
+from agent.dump.memory import MemoryTarget
 from agent.dump.summary import dump_summary
-from agent.dump.unfinished_folder import AbandonedError
+from agent.dump.target import AbandonedError, SavedDump
 from agent.hooks.status_pages import StatusPages
 from worker_hooks.contract import protocol, status_page
 from worker_hooks.contract.layout import DumpLayout
@@ -72,25 +73,31 @@ def order(*shards, variants=((0,),)):
     return DumpOrder({one.rank: one for one in shards}, variants, (), 3, 0, "rec", "rank 2 died")
 
 
+def begun(pages, ranks):
+    memory = MemoryTarget(STEP, private_nbytes(pages.all()), 0)
+    memory.begin()
+    return memory, DumpDraft(memory, STEP, ranks, pages.all())
+
+
 def complete(pages, *, variants=((0,),)):
-    memory = MemoryDump(STEP, (0, 1, 2), pages.all())
+    memory, draft = begun(pages, (0, 1, 2))
     ranks = [rank for writers in variants for rank in writers]
     shards = [written(memory.place_of(rank), rank) for rank in ranks]
-    memory.write_private(lambda _: None)
-    return memory, memory.commit(order(*shards, variants=variants))
+    draft.write_private(lambda _: None)
+    return memory, draft, draft.commit(order(*shards, variants=variants))
 
 
-@pytest.mark.parametrize("is_small", [True, False])
-def test_others_read_all_of_it_by_its_path(pages, monkeypatch, is_small):
-    monkeypatch.setattr(room, "SMALL", 1 << 20 if is_small else 0)
-    memory, saved = complete(pages, variants=((0,), (1,)))
-    assert memory.is_small == is_small
+@pytest.mark.parametrize("is_inline", [True, False])
+def test_others_read_all_of_it_by_its_path(pages, monkeypatch, is_inline):
+    monkeypatch.setattr(room, "SMALL", 1 << 20 if is_inline else 0)
+    memory, draft, saved = complete(pages, variants=((0,), (1,)))
+    assert memory.is_inline == is_inline
     found = manifest.read(Path(saved.path))
     assert (found.kind, found.step, found.epoch, found.batch) == ("memory", STEP, 1, 5)
     assert (found.world_size, found.record_id, found.digest) == (3, "rec", "quick")
     assert found.without_private == saved.without_private == (2,)
     assert found.stale_private == saved.stale_private == (1,)
-    assert memory.position == (2, 5)
+    assert draft.position == (2, 5)
     held = set()
     for shard in found.shards:
         content = (Path(saved.path).parent / shard.file).read_bytes()
@@ -108,7 +115,7 @@ def test_others_read_all_of_it_by_its_path(pages, monkeypatch, is_small):
 
 
 def test_nobody_changes_what_is_complete(pages):
-    memory, saved = complete(pages)
+    memory, _, saved = complete(pages)
     file = Path(saved.path).parent / manifest.read(Path(saved.path)).shards[0].file
     with open(file, "r+b", buffering=0) as late, pytest.raises(PermissionError):
         late.write(b"x")
@@ -118,15 +125,15 @@ def test_nobody_changes_what_is_complete(pages):
 
 
 def test_a_shard_that_is_not_as_long_as_was_said_is_no_commit(pages):
-    memory = MemoryDump(STEP, (0,), pages.all())
+    memory, draft = begun(pages, (0,))
     shard = written(memory.place_of(0), 0)
     with pytest.raises(OSError, match="bytes instead of 7"):
-        memory.commit(order(shard._replace(nbytes=7)))
+        draft.commit(order(shard._replace(nbytes=7)))
     memory.close()
 
 
 def test_an_order_that_is_given_again_has_a_file_of_its_own(pages):
-    memory = MemoryDump(STEP, (0,), pages.all())
+    memory, draft = begun(pages, (0,))
     first = memory.place_of(0)
     written(first, 0)
     second = memory.place_of(0)
@@ -134,46 +141,46 @@ def test_an_order_that_is_given_again_has_a_file_of_its_own(pages):
     assert os.stat(first).st_size == 0
     with open(first, "r+b", buffering=0) as late, pytest.raises(PermissionError):
         late.write(b"what nobody wants any more")
-    memory.commit(order(written(second, 0)))
+    draft.commit(order(written(second, 0)))
     memory.close()
 
 
 def test_what_is_given_up_takes_no_memory_and_its_numbers_stay_taken(pages):
-    memory = MemoryDump(STEP, (0, 1), pages.all())
+    memory, draft = begun(pages, (0, 1))
     place = memory.place_of(0)
     shard = written(place, 0)
-    memory.write_private(lambda _: None)
+    draft.write_private(lambda _: None)
     memory.abandon()
     memory.remove()
     with open(place, "r+b", buffering=0) as late, pytest.raises(PermissionError):
         late.write(b"x")
-    memory.write_private(lambda _: None)
+    draft.write_private(lambda _: None)
     with pytest.raises(AbandonedError):
-        memory.commit(order(shard))
+        draft.commit(order(shard))
     assert files() == 3
     memory.close()
 
 
 def test_without_descriptors_it_is_said_at_the_commit(pages, monkeypatch):
-    memory = MemoryDump(STEP, (0, 1), pages.all())
+    memory, draft = begun(pages, (0, 1))
     shard = written(memory.place_of(0), 0)
 
     def refuse(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    memory.write_private(lambda _: None)
+    draft.write_private(lambda _: None)
     with pytest.raises(OSError, match="open files"):
-        memory.commit(order(shard))
+        draft.commit(order(shard))
     memory.close()
 
 
 def test_it_is_written_to_disk_as_any_dump(pages, tmp_path):
-    memory, saved = complete(pages, variants=((1, 0),))
+    memory, draft, saved = complete(pages, variants=((1, 0),))
     layout = DumpLayout.of_step(tmp_path / "ckpt", STEP, "rec")
-    transcript, done = MemoryFlush(memory, layout), []
+    flush, done = MemoryFlush(draft.manifest, FolderTarget(layout)), []
     memory.close()  # it goes on
-    told = transcript.write(done.append)
+    told = flush.write(done.append)
     assert told == saved._replace(path=str(layout.folder))
     found = manifest.read(layout.folder)
     assert manifest.verify(layout.folder, found) == []
@@ -187,12 +194,12 @@ def test_it_is_written_to_disk_as_any_dump(pages, tmp_path):
     assert os.listdir(tmp_path / "ckpt") == [layout.folder.name]
 
 
-def test_a_transcript_that_is_given_up_leaves_nothing(pages, tmp_path):
-    memory, _ = complete(pages)
-    transcript = MemoryFlush(memory, DumpLayout.of_step(tmp_path, STEP, "rec"))
+def test_a_flush_that_is_given_up_leaves_nothing(pages, tmp_path):
+    memory, draft, _ = complete(pages)
+    folder = FolderTarget(DumpLayout.of_step(tmp_path, STEP, "rec"))
     with pytest.raises(AbandonedError):
-        transcript.write(lambda _: transcript.abandon())
-    transcript.remove()
+        MemoryFlush(draft.manifest, folder).write(lambda _: folder.abandon())
+    folder.remove()
     assert os.listdir(tmp_path) == []
     memory.close()
 
@@ -230,7 +237,7 @@ def desk(pages, tmp_path):
     desk.scribe.jobs.clear()
 
 
-def test_what_is_small_waits_for_no_thread(desk, tmp_path):
+def test_what_is_inline_waits_for_no_thread(desk, tmp_path):
     told = desk.save()
     assert told[1] == protocol.Save(1, STEP, "", is_quick=True)
     assert (told[0].part, told[0].parts, told[0].is_quick) == (0, 1, True)
@@ -264,7 +271,9 @@ def test_a_place_that_fails_for_what_is_in_memory_is_followed_by_the_fallback(de
 def test_large_private_state_is_written_by_the_thread(pages, tmp_path, monkeypatch):
     monkeypatch.setattr(room, "SMALL", 0)
     desk = Desk(pages, tmp_path)
-    desk.saving.hear(written(desk.save()[0].folder, 0))
+    assert 0 not in desk.save()
+    desk.scribe.work(1)
+    desk.saving.hear(written(dict(desk.lines.sent)[0].folder, 0))
     assert len(desk.scribe.jobs) == 1
     assert {shard.kind for shard in manifest.read(Path(desk.commit().path)).shards} == {
         "replicated",
@@ -290,7 +299,9 @@ def test_from_memory_to_a_folder_the_late_answer_counts_for_neither(desk):
 def test_a_checkpoint_that_is_given_up_in_its_commit_is_none(pages, tmp_path, monkeypatch):
     monkeypatch.setattr(room, "SMALL", 0)
     desk = Desk(pages, tmp_path)
-    desk.saving.hear(written(desk.save()[0].folder, 0))
+    desk.save()
+    desk.scribe.work(1)
+    desk.saving.hear(written(dict(desk.lines.sent)[0].folder, 0))
     desk.saving.commit(do.CommitDump(1, STEP, do.MEMORY, ((0,),), (), "why"))
     desk.posted.clear()
     for job, done in list(desk.scribe.jobs):

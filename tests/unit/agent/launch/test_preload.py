@@ -72,6 +72,31 @@ def test_what_is_imported_before_the_fork_and_what_after_it(folder, sources, ear
     assert choice.reason.startswith("imports torch")
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        "from worker_hooks import TrainState, run",
+        "from msrun import TrainState, run",
+        "import msrun",
+    ],
+)
+def test_the_hooks_are_preloaded_for_a_script_that_imports_them(folder, names):
+    sources = f"import torch\n{names}\n"
+    assert warm_imports.HOOKS_ENTRY in modules(chosen(folder, sources))
+
+
+@pytest.mark.parametrize("own", ["msrun.py", "msrun/__init__.py", "worker_hooks.py"])
+def test_a_module_of_such_a_name_beside_the_script_is_the_scripts(folder, own):
+    files = {"train.py": "import torch\nfrom msrun import TrainState", own: "TrainState = object"}
+    assert warm_imports.HOOKS_ENTRY not in modules(chosen(folder, files))
+
+
+def test_a_folder_called_msrun_does_not_hide_the_hooks(folder):
+    (folder / "msrun").mkdir()  # logs, perhaps
+    sources = "import torch\nfrom msrun import TrainState"
+    assert warm_imports.HOOKS_ENTRY in modules(chosen(folder, sources))
+
+
 COLD = [  # name, sources, reason
     ("no torch", "import json", "does not import torch"),
     ("another module with torch in its name", "import torchless", "does not import torch"),

@@ -8,7 +8,7 @@ import torch
 from support.dump_desk import STEP, Desk
 
 from agent.controller import actions as do
-from agent.dump import executor
+from agent.dump import memory
 from agent.hooks.status_pages import StatusPages
 from agent.machine.free_memory import SPARE, free_bytes, needed, room, shortage
 from agent.text.wording import sized
@@ -109,7 +109,7 @@ def desk(tmp_path, monkeypatch):
     """Of three ranks; the last one is dead."""
     desk = Desk(StatusPages(), tmp_path)
     desk.free = None
-    monkeypatch.setattr(executor, "free_bytes", lambda: desk.free)
+    monkeypatch.setattr(memory, "free_bytes", lambda: desk.free)
     for rank, nbytes in ((0, GB - 1), (1, GB)):
         desk.saving.hear(protocol.Frozen(rank, 0, 1, STEP, True, "", nbytes, nbytes))
     desk.posted.clear()
@@ -125,7 +125,9 @@ def test_without_room_no_rank_is_told_to_write_and_the_place_is_to_blame(desk):
     why = "there is no room for the state: 2.13 GB needed, 2.13 GB free"
     assert desk.posted == [protocol.SaveFailed(0, 0, 1, why, True, 0)]
     assert told.keys() == {1}  # it compares
-    desk.save(place=0, number=1)
+    desk.free = None
+    assert desk.save(number=1).keys() == {0, 1}  # there is room by now
+    desk.save(place=0, number=2)
     assert len(desk.scribe.jobs) == 1
 
 

@@ -63,7 +63,9 @@ def word(**changed: object) -> dict[str, object]:
         "host": os.uname().nodename,
         "state": "running",
         "attempt": 1,
+        "restarts": 0,
         "max_restarts": 2,
+        "replaced": 1,
         "reason": None,
         "started": 1.0,
         "updated": 2.0,
@@ -155,7 +157,23 @@ def test_a_folder_that_others_may_write_is_not_trusted(environ, tmp_path):
     planted = tmp_path / "state" / "msrun" / "runs"
     planted.mkdir(parents=True)
     planted.chmod(0o777)
-    assert run_record.writable_folder(environ).is_relative_to(tmp_path / "home")
+    with pytest.raises(UsageError, match=r"run records cannot be written .*state/msrun/runs"):
+        run_record.writable_folder(environ)
+    del environ["XDG_STATE_HOME"]
+    planted = tmp_path / "home" / ".local" / "state" / "msrun" / "runs"
+    planted.mkdir(parents=True)
+    planted.chmod(0o777)
+    assert run_record.writable_folder(environ).is_relative_to(tmp_path / "temporary")
+
+
+def test_a_state_home_shows_its_own_runs_only(environ):
+    elsewhere = {name: environ[name] for name in ("HOME", "TMPDIR")}
+    written(elsewhere, record("foreign", alive=True))
+    assert list(run_record.records(environ)) == []
+    written(environ, record("mine"))
+    assert run_record.find(environ, None).record_id == "mine"
+    with pytest.raises(UsageError, match="no run is called foreign"):
+        run_record.find(environ, "foreign")
 
 
 def planted_link(runs, elsewhere):
@@ -189,7 +207,7 @@ def test_a_fallback_folder_that_somebody_laid_ready_is_not_used(tmp_path, plant)
     fallback = {"TMPDIR": str(tmp_path)}
     runs = tmp_path / f"msrun-{os.getuid()}" / "runs"
     plant(runs, elsewhere)
-    with pytest.raises(UsageError, match="no folder for run records can be written"):
+    with pytest.raises(UsageError, match="run records cannot be written"):
         run_record.writable_folder(fallback)
     run_record.write(runs, record("a"))
     assert not list(run_record.records(fallback))
@@ -220,7 +238,7 @@ def test_only_folders_that_hold_a_record_are_forgotten(environ, monkeypatch, tmp
         (True, {}, "running", "running"),
         (False, {"state": "failed"}, "failed", "failed"),
         (False, {}, "lost", "lost: msrun (pid PID) is gone"),
-        (False, {"host": "far"}, "running", "running when last heard of: it runs on host far"),
+        (False, {"host": "far"}, "running", "running when it was last seen: it runs on host far"),
         (False, {"host": "far", "state": "stopped"}, "stopped", "stopped"),
         (True, {"record_id": "another"}, "starting", "starting"),
         (False, {"workers": "torn"}, "lost", "lost: msrun (pid PID) is gone"),
@@ -246,7 +264,7 @@ def test_files_that_a_later_run_set_aside_are_found(tmp_path):
     [({}, 60.0), ({"grace_s": 5, "kill_s": 1}, 6.0), ({"grace_s": None}, None)],
 )
 def test_a_stop_may_take_grace_and_kill_time(tmp_path, changed, stop_s):
-    assert run(tmp_path, **changed).word.stop_s == stop_s
+    assert run(tmp_path, **changed).status.stop_s == stop_s
 
 
 def test_the_end_of_a_process_is_seen_even_before_it_is_reaped():
@@ -284,7 +302,7 @@ def test_a_rank_s_pace_is_shown_where_ranks_tell_and_a_slow_one_is_named(tmp_pat
     header, first, _, third = (line.split() for line in lines[-4:])
     assert header[-4:] == ["step", "epoch", "median", "p95"]
     assert (first[-6:], third[-2:]) == (["412", "3", "83.1", "ms", "1.5", "s"], ["-", "-"])
-    assert "slow     rank 1: 80 ms of its own a step, its peers 50 ms" in lines
+    assert "slow     rank 1 needs 80 ms a step without waiting, its peers 50 ms" in lines
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ class Desk:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr("os.fsync", lambda _: None)
-    monkeypatch.setattr(Scribe, "leave_behind", lambda _: None, raising=False)
+    monkeypatch.setattr(Scribe, "continue_in_new_thread", lambda _: None, raising=False)
     yield
     gc.collect()  # pages are files
 

@@ -146,7 +146,7 @@ def test_the_records_folder_is_found_and_not_made(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_state_home_that_is_a_file_is_passed_over(tmp_path):
-    (tmp_path / "s").touch()
-    found = dry_run._records_folder({"XDG_STATE_HOME": str(tmp_path / "s"), "HOME": str(tmp_path)})
-    assert found.is_relative_to(tmp_path / ".local")
+def test_a_home_that_is_a_file_is_passed_over(tmp_path):
+    (tmp_path / "home").touch()
+    found = dry_run._records_folder({"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)})
+    assert found == tmp_path / f"msrun-{os.getuid()}" / "runs"

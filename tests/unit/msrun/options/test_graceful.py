@@ -52,13 +52,13 @@ def test_a_file_may_list_them(tmp_path):
     [
         ("KILL", "no program can catch KILL"),
         ("10,SIGSTOP", "no program can catch SIGSTOP"),
-        ("SIGFOO", "SIGFOO is no signal of this system"),
-        ("-1", "-1 is no signal"),
-        ("1.5", "1.5 is no signal"),
-        ("\u00b2", "is no signal"),
-        ("0", "0 is no signal"),
+        ("SIGFOO", "SIGFOO is not a signal of this system"),
+        ("-1", "-1 is not a signal"),
+        ("1.5", "1.5 is not a signal"),
+        ("\u00b2", "is not a signal"),
+        ("0", "0 is not a signal"),
         ("CHLD", "msrun needs CHLD"),
-        ("SIGSEGV", "SIGSEGV says that a program is broken"),
+        ("SIGSEGV", "SIGSEGV means that a program crashed"),
     ],
 )
 def test_signals_that_can_ask_for_nothing(said, words):

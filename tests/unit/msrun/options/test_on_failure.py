@@ -62,7 +62,7 @@ def test_how_often():
         (("--on_failure=dump,dump",), "in this order, each once"),
         (("--on_failure=retry",), "--on_failure=retry: give one or more of replace, dump, restart"),
         (("--on_failure=",), "in this order, each once"),
-        (("--on_failure=dump", "--max-restarts=1"), "leaves out the restarts of --max-restarts=1"),
+        (("--on_failure=dump", "--max-restarts=1"), "contradicts --max-restarts=1"),
         (("--max_replacements=-1",), "at least 0"),
         (("--replacement_period=0",), "above 0"),
     ],

@@ -17,9 +17,8 @@ RANK = RankFacts(
 )  # fmt: skip
 JOB = JobFacts(
     run="20261121-150740-a4a49b", script="/home/me/train.py", state="running", uptime="2 min 7 s",
-    ranks=tuple(RANK._replace(rank=rank) for rank in range(8)), attempt=2, max_restarts=3,
+    ranks=tuple(RANK._replace(rank=rank) for rank in range(8)), counts=("attempt 2", "1 of 3 restarts", "1 replaced"),
     history=EventHistory(
-        restarts=1, replaced=1,
         failure=Failure(100.0, "rank 2 was killed by SIGKILL", "rank 2 replaced at step 48"),
     ),
     checkpoint=40, now=112.0,

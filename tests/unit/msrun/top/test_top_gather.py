@@ -131,7 +131,7 @@ def test_a_run_as_it_is_shown(held, tmp_path):
         "log": "worker_0.log",
     }
     status = {
-        "record_id": record.record_id, "host": "h", "state": "running", "attempt": 1, "max_restarts": 3, "reason": None,
+        "record_id": record.record_id, "host": "h", "state": "running", "attempt": 2, "restarts": 1, "max_restarts": 3, "replaced": 4, "reason": None,
         "started": 1.0, "updated": 1.0, "ended": None,
         "workers": [{**worker, "rank": 1, "pid": None}, {**worker, "rank": 0, "pid": me}],
     }  # fmt: skip
@@ -142,7 +142,8 @@ def test_a_run_as_it_is_shown(held, tmp_path):
     try:
         run, job = gather.look()
         assert run.alive and not job.is_over
-        assert (job.script, job.attempt, job.history.restarts, job.step) == ("train.py", 1, 1, 8)
+        assert (job.script, job.step) == ("train.py", 8)
+        assert job.counts == ("attempt 2", "1 of 3 restarts", "4 replaced")
         first, second = job.ranks
         assert (first.pid, first.state, first.phase, first.epoch, first.step) == (
             me,

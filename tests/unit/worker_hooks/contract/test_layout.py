@@ -60,7 +60,6 @@ def test_a_path_of_a_periodic_checkpoint(path, expected):
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"XDG_STATE_HOME": "/x", "HOME": "/h"}, ["/x/msrun/runs", "/h/.local/state/msrun/runs"]),
         ({"HOME": "/h"}, ["/h/.local/state/msrun/runs"]),
         ({"XDG_STATE_HOME": "relative", "HOME": "/h"}, ["/h/.local/state/msrun/runs"]),
         ({"HOME": ""}, []),
@@ -70,6 +69,11 @@ def test_a_path_of_a_periodic_checkpoint(path, expected):
 def test_run_records_have_a_place_without_a_home(environ, expected):
     candidates = [str(folder) for folder in runs_folder(environ, 1000)]
     assert candidates == [*expected, f"{tempfile.gettempdir()}/msrun-1000/runs"]
+
+
+def test_a_state_home_that_is_set_is_the_only_one():
+    environ = {"XDG_STATE_HOME": "/x", "HOME": "/h", "TMPDIR": "/t"}
+    assert list(runs_folder(environ, 1000)) == [Path("/x/msrun/runs")]
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import torch
 from support.pieces import same
 from torch import nn
 
-from agent.dump.disk import DumpOrder
-from agent.dump.memory import MemoryDump
+from agent.dump.draft import DumpDraft, DumpOrder
+from agent.dump.memory import MemoryTarget
 from worker_hooks.contract import protocol
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.recovery import load, resume
@@ -57,11 +57,12 @@ class Replica:
 @pytest.fixture(scope="module")
 def saved():
     """A checkpoint in memory that another rank wrote: its path, the digest, what it holds."""
-    memory, other = MemoryDump(STEPS, (0, 1), {}), Replica()
+    memory, other = MemoryTarget(STEPS, 0, 0), Replica()
     place = Path(memory.place_of(0))
     done = write_quick(place, other.ledger.replica(STEPS), 0, 1, lambda _: None)
     written = protocol.Written(0, 0, 1, "", done.nbytes, "", done.digest)
-    path = memory.commit(DumpOrder({0: written}, ((0,),), (), 2, 0, "record", "why")).path
+    order = DumpOrder({0: written}, ((0,),), (), 2, 0, "record", "why")
+    path = DumpDraft(memory, STEPS, (0, 1), {}).commit(order).path
     yield SimpleNamespace(path=Path(path), digest=done.digest, state=other.state)
     memory.close()
 

@@ -1,0 +1,119 @@
+"""One dump in the making: the agent's share of the files, and the manifest that completes it.
+
+The ranks write the replicated state; the agent writes every rank's private state. This is the same
+wherever the dump goes: the place is a :class:`~agent.dump.target.Target`. All of it is file work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from agent.dump.target import AbandonedError, Advance, SavedDump, Target
+from agent.hooks.status_pages import record
+from agent.records.file_thread import side_by_side
+from worker_hooks.contract.layout import DumpLayout
+from worker_hooks.contract.protocol import Written
+from worker_hooks.contract.status_page import Page
+from worker_hooks.storage import commit, manifest
+from worker_hooks.storage.manifest import PRIVATE, Manifest, Shard
+
+
+class DumpOrder(NamedTuple):
+    """What a complete dump is made of, and why it was made."""
+
+    written: Mapping[int, Written]  # by rank; files that no variant names are left out
+    variants: tuple[tuple[int, ...], ...]
+    odd: tuple[int, ...]
+    world_size: int
+    attempt: int
+    record_id: str
+    reason: str
+
+
+class DumpDraft:
+    """The files of one step in one place, until the dump is complete or abandoned."""
+
+    def __init__(
+        self, target: Target, step: int, ranks: Sequence[int], pages: Mapping[int, Page]
+    ) -> None:
+        """``ranks``: those whose private state belongs to the dump; ``pages`` hold that state."""
+        self.step = step
+        self.position: tuple[int, int] | None = None  # epoch, from 1, and batch; once complete
+        self.manifest: Manifest | None = None  # once complete
+        self._target = target
+        self._ranks = ranks
+        self._pages = pages
+        self._private: list[Shard] = []
+        self._stale: list[int] = []
+        self._failure: OSError | AbandonedError | None = None
+
+    def write_private(self, advance: Advance) -> None:
+        """Write every rank's private state from its page, a dead rank's too.
+
+        The ranks write meanwhile. A failure here is raised by the commit.
+        """
+        try:
+            if self._target.is_inline:
+                for rank in self._ranks:
+                    self._write_private(rank, advance)
+            else:
+                side_by_side(lambda rank: self._write_private(rank, advance), self._ranks)
+        except (OSError, AbandonedError) as error:
+            self._failure = error.with_traceback(None)  # whose frames hold pages
+
+    def _write_private(self, rank: int, advance: Advance) -> None:
+        page = self._pages.get(rank)
+        found = record(page, self.step)
+        if page is None or found is None:
+            return
+        try:
+            head = commit.private_head(page.entries, found)
+        except (ValueError, TypeError, KeyError):
+            return  # a page that describes itself wrongly is as good as none
+        shard = Shard(DumpLayout.private(rank), rank, PRIVATE, nbytes=0, sha256="")
+        self._private.append(self._target.write(shard, head, [found.payload], advance))
+        if found.step != self.step:
+            self._stale.append(rank)
+
+    def commit(self, order: DumpOrder) -> SavedDump:
+        """Complete the dump.
+
+        Raises:
+            OSError: the place cannot be written to, or lost what was written there.
+            AbandonedError: the dump was abandoned.
+        """
+        if self._failure is not None:
+            raise self._failure
+        shards = (*self._private, *self._replicated(order))
+        first_writer = order.variants[0][0]
+        found = record(self._pages.get(first_writer), self.step)
+        about = manifest.new(
+            self._target.kind,
+            step=self.step,
+            epoch=0 if found is None else found.epoch,
+            batch=0 if found is None else found.batch,
+            world_size=order.world_size,
+            attempt=order.attempt,
+            record_id=order.record_id,
+            reason=order.reason,
+            shards=shards,
+            digest=order.written[first_writer].digest,
+            odd=order.odd,
+            stale_private=sorted(self._stale),
+        )
+        path = self._target.commit(about)
+        self.manifest = about
+        self.position = None if found is None else (found.epoch + 1, found.batch)
+        self._pages = {}
+        return SavedDump.at(path, about)
+
+    def _replicated(self, order: DumpOrder) -> Iterable[Shard]:
+        for variant, writers in enumerate(order.variants):
+            for rank in writers:
+                yield self._target.accept(order.written[rank], variant)
+
+
+def private_nbytes(pages: Mapping[int, Page]) -> int:
+    """How many bytes the private state of these ranks takes."""
+    return sum(entry.nbytes for page in pages.values() for entry in page.entries)

@@ -1,0 +1,84 @@
+"""A dump in a folder: written beside its final name, completed by a rename."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable
+
+from agent.dump.target import AbandonedError, Advance
+from worker_hooks.contract.layout import DumpLayout
+from worker_hooks.contract.protocol import Written
+from worker_hooks.storage import commit, safetensors_file
+from worker_hooks.storage.checksum import Bytes
+from worker_hooks.storage.manifest import DUMP_KIND, REPLICATED, Manifest, Shard
+
+
+class FolderTarget:
+    """One folder; the methods are those of :class:`~agent.dump.target.Target`."""
+
+    kind = DUMP_KIND
+    is_inline = False
+
+    def __init__(self, layout: DumpLayout) -> None:
+        """Nothing is made yet."""
+        self.layout = layout
+        self.name = str(layout.folder.parent)
+        self.is_complete = False
+        self._is_begun = False
+        self._is_abandoned = False
+
+    def begin(self) -> None:
+        """Make the folder, without what an interrupted dump left in it."""
+        self._check()
+        commit.make_folder(self.layout)
+        self._is_begun = True
+
+    def place_of(self, _rank: int) -> str:
+        """All ranks write into the same unfinished folder."""
+        return str(self.layout.unfinished)
+
+    def write(self, shard: Shard, head: bytes, chunks: Iterable[Bytes], advance: Advance) -> Shard:
+        """Write a file durably, with its checksum."""
+
+        def check_and_advance(nbytes: int) -> None:
+            self._check()
+            advance(nbytes)
+
+        self._check()
+        path = self.layout.unfinished / shard.file
+        path.parent.mkdir(exist_ok=True)
+        done = safetensors_file.write(path, head, chunks, check_and_advance)
+        return shard._replace(nbytes=done.nbytes, sha256=done.sha256)
+
+    def accept(self, written: Written, variant: int) -> Shard:
+        """Look at the size only: who reads the dump compares the checksum."""
+        path = self.layout.unfinished / written.file
+        nbytes = os.lstat(path).st_size
+        if nbytes != written.nbytes:
+            raise OSError(errno.EIO, f"{nbytes} bytes instead of {written.nbytes}", str(path))
+        return Shard(written.file, written.rank, REPLICATED, nbytes, written.sha256, variant)
+
+    def commit(self, manifest: Manifest) -> str:
+        """Write the manifest, then rename the folder."""
+        self._check()
+        commit.commit(self.layout, manifest)
+        self.is_complete = True
+        return str(self.layout.folder)
+
+    def abandon(self) -> None:
+        """Let nothing more be written."""
+        self._is_abandoned = True
+
+    def remove(self) -> None:
+        """Remove the unfinished folder, if this dump made it."""
+        if self._is_begun:
+            shutil.rmtree(self.layout.unfinished, ignore_errors=True)
+
+    def close(self) -> None:
+        """A folder holds nothing open."""
+
+    def _check(self) -> None:
+        if self._is_abandoned:
+            raise AbandonedError

@@ -1,0 +1,94 @@
+"""What a real job writes is what the manual says: events.jsonl and status.json by their schemas."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from jobs import ROOT, WORKERS, Job, Launcher, poll
+from jsonschema import Draft202012Validator
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+SCHEMAS = ROOT / "docs/reference/schemas"
+
+
+class Told(NamedTuple):
+    """What a job whose rank 1 was killed and replaced, and that was then stopped, wrote."""
+
+    statuses: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def told(launcher: Launcher) -> Told:
+    job = launcher.start("--worker_num=2", WORKERS / "train_small.py", "--epochs=9999")
+    statuses = [poll(lambda: trains(job, since=20))]  # so many steps make a pace
+    os.kill(job.pids()[1], signal.SIGKILL)
+    statuses.append(poll(lambda: job.status()["attempt"] == 1 and trains(job, since=60)))
+    job.signal(signal.SIGTERM)
+    assert job.wait().code == 0
+    statuses.append(job.status())
+    return Told(statuses, job.events())
+
+
+def trains(job: Job, since: int) -> dict[str, Any] | None:
+    """The job's status once it is past a step, and tells how quick its ranks are."""
+    now = job.status()
+    ranks = now["workers"]
+    is_told = len(ranks) == 2 and all(rank.get("step", 0) > since for rank in ranks)
+    return now if is_told and all("step_median_s" in rank for rank in ranks) else None
+
+
+def validator(name: str) -> Draft202012Validator:
+    schema = json.loads((SCHEMAS / name).read_text())
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+def undescribed(schema: dict[str, Any], value: Any) -> Iterator[str]:
+    """Fields of a value that its schema does not name."""
+    if isinstance(value, list):
+        for each in value:
+            yield from undescribed(schema["items"], each)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            if name in schema["properties"]:
+                yield from undescribed(schema["properties"][name], each)
+            else:
+                yield name
+
+
+def test_every_line_of_events_is_as_its_schema_says(told):
+    checked = validator("events.schema.json")
+    for line in told.events:
+        checked.validate(line)
+    named = {line["event"] for line in told.events}
+    assert named >= {"WorkerExited", "FreezeRanks", "ReplaceRanks", "DumpCommitted", "Finish"}
+    assert named <= checked.schema["$defs"].keys()
+
+
+def test_every_field_of_an_event_is_described(told):
+    kinds = validator("events.schema.json").schema["$defs"]
+    for line in told.events:
+        assert line.keys() - kinds[line["event"]]["properties"].keys() == {"time", "event"}
+
+
+def test_every_status_is_as_its_schema_says(told):
+    checked = validator("status.schema.json")
+    for status in told.statuses:
+        checked.validate(status)
+        assert list(undescribed(checked.schema, status)) == []
+
+
+def test_the_schemas_refuse_what_is_wrong(told):
+    events, status = validator("events.schema.json"), validator("status.schema.json")
+    exited = next(line for line in told.events if line["event"] == "WorkerExited")
+    assert not events.is_valid({**exited, "rank": "one"})
+    assert not events.is_valid({name: exited[name] for name in exited if name != "exit_code"})
+    assert not events.is_valid({**exited, "job": "sleeping"})
+    assert not status.is_valid({**told.statuses[0], "state": "sleeping"})
+    assert not status.is_valid({**told.statuses[0], "workers": [{}]})
