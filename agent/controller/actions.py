@@ -188,6 +188,13 @@ class ForgetMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Have the forkserver import what a restart or a replacement needs, soon but not at once."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RemindReplaced:
     """Answer ReplacementAged in ``after_s`` seconds."""
 
@@ -198,7 +205,7 @@ class RemindReplaced:
 Action = (
     StartAttempt | CancelStarts | SignalRanks | SetDeadline | Sweep | Finish | Tell | HoldRanks
     | FreezeRanks | SaveRanks | CommitDump | AbandonDump | RefuseRanks | PrepareRanks
-    | ReplaceRanks | ForgetMemory | RemindReplaced
+    | ReplaceRanks | ForgetMemory | WarmUp | RemindReplaced
 )
 # fmt: on
 

@@ -100,15 +100,36 @@ class DumpSpec(NamedTuple):
     restarts_explicit: bool = False  # whether --max-restarts was given, in whatever way
     after_failure: bool = True  # --on_failure names it; a graceful exit is saved all the same
     ttp: bool = True  # MS_ENABLE_TFT='{TTP:0}' switches the feature off
+    places: int = 2  # folders to try: the script's and the fallback
+    memory_writers: int = 8  # at most: a core touches 2 GB of memory a second, a GPU has its link
+
+    @property
+    def answer_s(self) -> float:
+        """Until every rank says what it holds, the grace for its update included."""
+        return self.freeze_s + self.update_grace_s
 
 
 class ReplaceSpec(NamedTuple):
     """Whether lost ranks alone are started again, while the others live on."""
 
     is_on: bool = True  # --on_failure, MS_ENABLE_TFT='{ARF:0}'
-    why_off: str = ""  # in words, where it is not on
-    most: int = 20  # --max_replacements within the period
+    why_off: str = ""  # as text, where it is not on
+    max_replacements: int = 20  # --max_replacements within the period
     period_s: float = 3600.0  # --replacement_period
+    deaths: int = 3  # of one rank at one step: after so many it is not replaced any more
+    rejoin_s: float = 30.0  # for survivors to leave the training function
+    join_s: float = 600.0  # for all to be in the new process group, newcomers too
+
+
+class Policy(NamedTuple):
+    """What the user asked for, as far as the controller's decisions need it."""
+
+    ranks: tuple[int, ...]
+    max_restarts: int
+    timeouts: Timeouts = Timeouts()
+    dump: DumpSpec = DumpSpec()
+    replace: ReplaceSpec = ReplaceSpec()
+    stalls: int = 3  # attempts in a row without a new commit end the job
 
 
 class BindSpec(NamedTuple):
@@ -152,6 +173,11 @@ class JobSpec(NamedTuple):
     virtual_local_rank: bool = False
     rank_table_file: str | None = None
     event_log_handler: str = "null"  # null | console
+
+    @property
+    def policy(self) -> Policy:
+        """The part that decides."""
+        return Policy(self.ranks_here, self.max_restarts, self.timeouts, self.dump, self.replace)
 
     @property
     def world_size(self) -> int:

@@ -156,7 +156,7 @@ def describe(spec: JobSpec) -> str:
 
 def _exit_words(spec: JobSpec) -> str:
     """``step 20 s < saved 30 s``, and the same for requests without a signal where that differs."""
-    freeze_s = spec.dump.freeze_s + spec.dump.update_grace_s
+    freeze_s = spec.dump.answer_s
     pairs = [
         f"step {hold_s(grace_s, freeze_s):.3g} s < saved {grace_s:.3g} s"
         for grace_s in dict.fromkeys((spec.timeouts.exit_s, spec.timeouts.asked_exit_s))

@@ -39,5 +39,5 @@ class RunEnding:
             why_not_saved(job),
             job.has_hooks,
             job.gave_up,
-            job.not_replaced if job.rules.replace and job.failure else "",
+            job.now.not_replaced if job.policy.replace.is_on and job.now.failure else "",
         )

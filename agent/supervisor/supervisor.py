@@ -18,7 +18,6 @@ from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.events import renewed
 from agent.controller.job import Job, first_job
-from agent.controller.messages import progress_message
 from agent.controller.states import JobState, RankState
 from agent.records.journal import Journal
 from agent.records.worker_output import WorkerOutput
@@ -232,7 +231,6 @@ class Supervisor:
         return self._safeguard.is_needed and not self._job.state.is_end
 
     def _decide(self, event: ev.Event) -> None:
-        before, earlier = self._job.state, self._job
         decision = decide(self._job, event)
         self._job = decision.job
         for rank, state in self._job.ranks.items():
@@ -245,13 +243,8 @@ class Supervisor:
             self._journal.event(name, **fields)
             self._act(action)
         self._safeguard.decided(self._job.state)
-        if sentence := progress_message(earlier, self._job):
-            self._say(sentence)
-        has_all_started = before is JobState.STARTING and self._job.state is JobState.RUNNING
-        can_restart = self._job.restarts < self._spec.max_restarts
-        can_rejoin = isinstance(event, protocol.Registered) and not event.why_fixed
-        if (has_all_started and can_restart) or (can_rejoin and self._spec.replace.is_on):
-            self._starter.warm_up()
+        if decision.say:
+            self._say(decision.say)
 
     # --- actions out ---------------------------------------------------------------------------
 
@@ -276,6 +269,8 @@ class Supervisor:
                     self._safeguard.expect(action)
             case do.ReplaceRanks():
                 self._replace(action)
+            case do.WarmUp():
+                self._starter.warm_up()
             case do.RemindReplaced():
                 aged = ev.ReplacementAged()
                 self._reminders.append(self._loop.call_later(action.after_s, self.post, aged))
@@ -289,8 +284,6 @@ class Supervisor:
                 self._safeguard.act(action)
 
     def _start_attempt(self, action: do.StartAttempt) -> None:
-        if action.attempt > 0:
-            self._say(action.reason)
         orders = self._plan(action.attempt, action.resume is not None)
         self._safeguard.begin(action.attempt, action.resume or "")
         self._workers = {

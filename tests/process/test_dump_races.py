@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from support.checkpoints import saved
 from support.jobs import WORKERS, Job, Launcher, poll
+from support.policies import policy
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.job import Job as Known
-from agent.controller.job import Policy
 from agent.controller.states import JobState
 from agent.dump.executor import DumpExecutor
 from agent.hooks import rank_links
@@ -247,7 +247,7 @@ def test_who_stops_a_job_that_saves_is_told_what_a_second_signal_does(msrun: Lau
 
 def test_a_dump_that_is_stuck_everywhere_ends_soon_whatever_the_ranks() -> None:
     ranks = range(200)
-    job = Known(Policy(tuple(ranks), 0, 600.0, 30.0, 5.0))
+    job = Known(policy(tuple(ranks)))
     told = [
         ev.LaunchRequested(),
         *(ev.WorkerStarted(rank, 0, 100 + rank) for rank in ranks),
@@ -262,7 +262,7 @@ def test_a_dump_that_is_stuck_everywhere_ends_soon_whatever_the_ranks() -> None:
         decided = decide(job, ev.DeadlinePassed(JobState.DUMPING, 0))
         job, stalls = decided.job, stalls + 1
     assert stalls == 6  # two in each place, memory among them
-    assert "ranks 0, 1, 2, 4, 5, 6, 7, 8, ... made no progress in 20 s" in job.outcome
+    assert "ranks 0, 1, 2, 4, 5, 6, 7, 8, ... made no progress in 20 s" in job.now.outcome
     assert isinstance(decided.actions[0], do.AbandonDump)
 
 

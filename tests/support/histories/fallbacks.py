@@ -138,7 +138,7 @@ HISTORIES = [
         *on_disk(COMMITTING), (ask(SIGTERM), "committing"),
         (done(MEMORY), "stopping", f"forget; TERM 0,2; {STOP}", "step 5 is saved in /old")]),
     # --- without a dump as the next rung
-    *((f"nothing goes to disk: {name}", asked(dump=False), steps) for name, steps in [
+    *((f"nothing goes to disk: {name}", asked(after_failure=False), steps) for name, steps in [
         ("a rank comes back elsewhere", [
             *JOINING, (reg(1, 4, 1), "stopping", f"forget; abandon; TERM 0,1,2; {STOP}", "rank 1 was killed by SIGKILL; step 5 is not saved: saving after a failure is off; not replaced: rank 1 came back")]),
         ("no memory", [*ORDERED, (full(0), "stopping", f"abandon; TERM 0,2; {STOP}", "saving after a failure is off; not replaced: no checkpoint in memory (no space left)")]),

@@ -8,6 +8,11 @@ from worker_hooks.contract import protocol
 PLACES = {do.MEMORY: " memory", 0: "", 1: " place 1"}
 
 
+def shorts(actions):
+    """All actions but `WarmUp`, which changes nothing for the ranks and has its own test."""
+    return "; ".join(short(each) for each in actions if not isinstance(each, do.WarmUp))
+
+
 def short(action):
     """An action without its reason."""
     match action:

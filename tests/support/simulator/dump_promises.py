@@ -181,7 +181,7 @@ class DumpWatch:
             self.failed |= writing or self.asked - self.digests.keys()
             if writing and not self.complete(order.place):
                 self.stuck[order.place] += 1
-                if self.stuck[order.place] > 1 and order.place + 1 < self.node.rules.places:
+                if self.stuck[order.place] > 1 and order.place + 1 < self.node.policy.dump.places:
                     self.full.add(order.place)
         elif state is JobState.COMMITTING:
             self.gave_up_commit = True
@@ -269,14 +269,14 @@ class DumpWatch:
         self.check_step(action)
         if ranks - self.holders() or (first and ranks != self.holders()):
             self.broken(f"{action}, but the holders are {sorted(self.holders())}")
-        is_last = action.place + 1 == self.node.rules.places
+        is_last = action.place + 1 == self.node.policy.dump.places
         is_stuck = is_last and self.stuck[action.place] > 0  # then all that are left try at once
-        enough = self.node.rules.memory_writers if action.place == do.MEMORY else 1
-        if len(action.writers) > enough and not (self.node.rules.split or is_stuck):
+        enough = self.node.policy.dump.memory_writers if action.place == do.MEMORY else 1
+        if len(action.writers) > enough and not (self.node.policy.dump.split or is_stuck):
             self.broken(f"{action}: {enough} are enough")
         last = self.orders[-1].round if self.orders else self.since - 1
         place = min({0, 1, 2} - self.full)
-        is_there = action.place == (place if place < self.node.rules.places else -2)
+        is_there = action.place == (place if place < self.node.policy.dump.places else -2)
         is_memory = action.place == do.MEMORY and do.MEMORY not in self.full
         if action.round != last + 1 or not (is_there or is_memory):
             self.broken(f"{action} after {last}, places {self.full} are full")
@@ -340,7 +340,7 @@ class DumpWatch:
         self.open = False
         if self.watch.stop.is_now or self.gave_up_commit:
             return
-        if self.is_fall and len(self.full) < self.node.rules.places:
+        if self.is_fall and len(self.full) < self.node.policy.dump.places:
             self.broken(f"{action}, but there are other places")
         if self.is_fall or 0 <= self.step <= max(self.saved, 0):
             return
@@ -352,7 +352,7 @@ class DumpWatch:
             votes = Counter(self.digests.values()).most_common(1)
             right = votes[0][0] if votes and 2 * votes[0][1] > len(self.digests) else None
             lost = [r for r in self.holders() if right in {None, self.digests.get(r, right)}]
-        if lost and len(self.full - {do.MEMORY}) < self.node.rules.places:
+        if lost and len(self.full - {do.MEMORY}) < self.node.policy.dump.places:
             self.broken(f"{action}, but {lost} could be saved")
 
     # --- attempts and the end
@@ -368,15 +368,15 @@ class DumpWatch:
 
     def is_hopeless(self, attempt: int) -> bool:
         """At an attempt's end: whether another one would meet the same."""
-        rules, self_first = self.node.rules, attempt == 0
+        policy, self_first = self.node.policy, attempt == 0
         if self.is_refused:
             return True
         if not self.ever_registered:
             return False
         self.stalled = 0 if self.newest > self.best else self.stalled + 1
         self.best = max(self.best, self.newest)
-        no_commit = self_first and self.best == 0 and not rules.restarts_explicit
-        return self.stalled >= rules.stalls or no_commit
+        no_commit = self_first and self.best == 0 and not policy.dump.restarts_explicit
+        return self.stalled >= policy.stalls or no_commit
 
     def end(self, finish: do.Finish) -> None:
         if self.open:
@@ -388,7 +388,7 @@ class DumpWatch:
         if self.ever_registered and "step" not in finish.reason and "commit" not in finish.reason:
             self.broken(f"{finish} does not say what became of the state")
         last = self.watch.starts - 1
-        is_early = last < self.node.rules.max_restarts and not self.watch.stop.is_asked
+        is_early = last < self.node.policy.max_restarts and not self.watch.stop.is_asked
         if is_early and "cannot be killed" not in finish.reason and not self.is_hopeless(last):
             self.broken(f"{finish} while the budget is left")
 

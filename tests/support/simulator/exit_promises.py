@@ -81,11 +81,11 @@ class ExitWatch:
         if self.is_now and not (state.is_end or state is JobState.KILLING):
             self.broken(f"{event} is not heard while {state}")
         if not self.is_now:
-            self.asked(before, event.grace_s or self.node.rules.exit_s)
+            self.asked(before, event.grace_s or self.node.policy.timeouts.exit_s)
         if before.state is state is JobState.HOLDING:
             if self.requests > 1:
                 self.broken("the second request changes nothing")
-            grace_s = event.grace_s or self.node.rules.exit_s
+            grace_s = event.grace_s or self.node.policy.timeouts.exit_s
             if grace_s < self.grace_s:
                 self.grace_s, self.hold_since = grace_s, self.node.now
 
@@ -94,7 +94,7 @@ class ExitWatch:
         is_own = self.dismissed(before, event, rank, actions)
         if not is_own and (rank is None or rank not in self.watch.exits):
             self.is_asked = True
-            self.asked(before, self.node.rules.asked_exit_s)
+            self.asked(before, self.node.policy.timeouts.asked_exit_s)
 
     def check_progress(self, actions: Sequence[do.Action]) -> None:
         """Nobody waits for what is known."""
@@ -159,7 +159,7 @@ class ExitWatch:
         if before.state is not JobState.HOLDING or now is JobState.HOLDING:
             return
         waited_s, held_s = (self.node.now - t for t in (self.hold_since, self.watch.state_since))
-        room_s = min(self.node.rules.freeze_s, self.grace_s / 3)
+        room_s = min(self.node.policy.dump.answer_s, self.grace_s / 3)
         is_late = isinstance(event, ev.DeadlinePassed)
         if waited_s > self.grace_s - room_s + 1e-6 or (is_late and held_s < self.grace_s / 2):
             self.broken(f"held for {waited_s} s of {self.grace_s} s")
@@ -242,16 +242,16 @@ class ExitWatch:
     def patience_s(self) -> float:
         """Seconds until somebody may be killed."""
         return (
-            self.node.rules.grace_s
+            self.node.policy.timeouts.grace_s
             if self.leave is None
-            else max(self.node.rules.grace_s, self.grace_s)
+            else max(self.node.policy.timeouts.grace_s, self.grace_s)
         )
 
     def exit_code(self) -> int:
         """Of a job that was asked to stop, and did."""
         gracefully = self.hold is not None and not self.was_disturbed and self.step is not None
         is_saved = self.step is not None and self.step <= max(self.watch.dump.saved, 0)
-        left = len(self.watch.exits) == len(self.node.rules.ranks) and not any(
+        left = len(self.watch.exits) == len(self.node.policy.ranks) and not any(
             self.watch.exits.values()
         )
         if gracefully and is_saved and left and not self.has_failed and self.signum != SIGINT:

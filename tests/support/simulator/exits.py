@@ -51,7 +51,7 @@ class Exits:
         rng, is_here = self.rng, process.alive and process.is_linked and not process.is_hung
         if is_here and rng.random() >= self.replicas.climate.mute:
             late = rng.random() < self.replicas.climate.late
-            longest_s = 1.2 * self.node.rules.exit_s if late else 0.3
+            longest_s = 1.2 * self.node.policy.timeouts.exit_s if late else 0.3
             self.node.after(rng.random() * longest_s, does, process, *told)
 
     def asked(self, process: Process) -> None:

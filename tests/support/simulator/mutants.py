@@ -39,6 +39,11 @@ def believing(kind, **fields):
     return mutant
 
 
+def attempting(job, **fields):
+    """The job with another memory of the present attempt."""
+    return job._replace(now=job.now._replace(**fields))
+
+
 def waiting_for_ever(state):
     def mutant(job, event):
         if isinstance(event, ev.DeadlinePassed) and event.state is state:

@@ -53,7 +53,7 @@ class Rejoins:
             process.attempt = action.attempt  # as the agent knows it from now on
             if rng.random() >= self.replicas.climate.mute:
                 late = rng.random() < self.replicas.climate.late
-                longest_s = 1.3 * node.rules.rejoin_s if late else 0.3
+                longest_s = 1.3 * node.policy.replace.rejoin_s if late else 0.3
                 node.after(rng.random() * longest_s, self.told, process, action.attempt)
         for rank in action.newcomers:
             if rng.random() < self.replicas.climate.clumsy:
@@ -106,7 +106,7 @@ class Rejoins:
                 self.replicas.fail(process, rng.choice((1, -11)))
             return
         self.arrived.add(process.rank)
-        if len(self.arrived) == len(node.rules.ranks):
+        if len(self.arrived) == len(node.policy.ranks):
             for each in node.processes.values():
                 node.after(rng.random(), self.come_back, each, attempt)
 

@@ -80,7 +80,7 @@ class Replicas:
     def begin(self, action: do.StartAttempt) -> None:
         base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
         rate = self.rng.choice((0.05, 1.0, 2.0, 5.0))
-        self.training = Training(base, rate, len(self.node.rules.ranks))
+        self.training = Training(base, rate, len(self.node.policy.ranks))
         self.is_searched = action.resume is not None or self.climate.old == "nothing"
         self.asking = []
 
@@ -258,7 +258,7 @@ class Replicas:
                     parts = len(writers) if rank in writers else 0
                     self.save(node.processes[rank], action, parts)
                 if self.climate.late:  # the agent writes every rank's private state meanwhile
-                    after_s = 0.6 * node.rules.dump_s
+                    after_s = 0.6 * node.policy.dump.stall_s
                     node.after(after_s, node.post, ev.DumpProgressed(action.dump_id))
             case do.CommitDump():
                 self.commit(action)
@@ -278,7 +278,7 @@ class Replicas:
             if self.rng.random() >= self.climate.mute and not process.is_hung:
                 longest_s = 0.3
                 if self.rng.random() < self.climate.late:
-                    longest_s = 2.0 * self.node.rules.freeze_s
+                    longest_s = 2.0 * self.node.policy.dump.answer_s
                 self.node.after(self.rng.random() * longest_s, self.frozen, process, dump_id)
 
     def frozen(self, process: Process, dump_id: int) -> None:
@@ -297,12 +297,12 @@ class Replicas:
             process.busy_until = float("inf")
         took_s = rng.random() * 0.5
         if rng.random() < self.climate.late:
-            took_s = rng.random() * LONGEST_SAVE * node.rules.dump_s
+            took_s = rng.random() * LONGEST_SAVE * node.policy.dump.stall_s
         start = max(node.now, process.busy_until)
         process.busy_until = end = start + took_s
         if end == float("inf"):
             return
-        pace_s = 0.6 * node.rules.dump_s
+        pace_s = 0.6 * node.policy.dump.stall_s
         for tick in range(1, int(took_s / pace_s) + 1):
             node.at(start + tick * pace_s, self.progress, process, order.dump_id)
         node.at(end, self.saved, process, order, parts)
@@ -339,7 +339,7 @@ class Replicas:
             return
         took_s = rng.random() * 0.3
         if rng.random() < self.climate.late:
-            took_s = rng.random() * 2.0 * node.rules.dump_s
+            took_s = rng.random() * 2.0 * node.policy.dump.stall_s
             node.after(took_s / 2, node.post, ev.DumpProgressed(action.dump_id))
         node.after(took_s, self.committed, action)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from support.simulator.kinds import altered, is_order, ordering
-from support.simulator.mutants import changing, waiting_for_ever, without
+from support.simulator.mutants import attempting, changing, waiting_for_ever, without
 from support.simulator.node import simulate
 from support.simulator.promises import BrokenPromiseError
 
@@ -16,9 +16,13 @@ from agent.controller.states import JobState
 from worker_hooks.contract import protocol
 
 
+def counting(job, signals):
+    return job._replace(stop=job.stop._replace(signals=signals))
+
+
 def agreeing_on_the_first_step(job, event):
     decision = decide(job, event)
-    standing = {} if decision.job.exit is None else decision.job.exit.standing
+    standing = {} if decision.job.now.exit is None else decision.job.now.exit.standing
     actions = (
         ordering(each, step=min(standing.values())) if is_order(each, protocol.Proceed) else each
         for each in decision.actions
@@ -29,7 +33,7 @@ def agreeing_on_the_first_step(job, event):
 def taking_one_answer_for_all(job, event):
     if isinstance(event, protocol.Standing) and job.state is JobState.HOLDING:
         standing = dict.fromkeys(job.ranks, event.step)
-        job = job._replace(exit=job.exit._replace(standing=standing))
+        job = job.with_exit(job.now.exit._replace(standing=standing))
     return decide(job, event)
 
 
@@ -41,8 +45,8 @@ def taking_one_arrival_for_all(job, event):
 
 
 def letting_leave_whatever_happened(job, event):
-    if job.state is JobState.COMMITTING and job.exit is not None:
-        job = job._replace(exit=job.exit._replace(is_held=True, step=job.dump.step))
+    if job.state is JobState.COMMITTING and job.now.exit is not None:
+        job = job.with_exit(job.now.exit._replace(is_held=True, step=job.dump.step))
     return decide(job, event)
 
 
@@ -60,19 +64,19 @@ def overlooking_exceptions(job, event):
 
 def deaf_to_the_second_request(job, event):
     if isinstance(event, ev.StopRequested) and job.state is JobState.HOLDING:
-        return Decision(job._replace(requests=job.requests + 1))
+        return Decision(counting(job, job.stop.signals + 1))
     return decide(job, event)
 
 
 def killing_at_the_second_request(job, event):
-    if isinstance(event, ev.StopRequested) and job.requests == 1:
+    if isinstance(event, ev.StopRequested) and job.stop.signals == 1:
         event = altered(event, is_now=True)
     return decide(job, event)
 
 
 def deaf_to_the_third_request(job, event):
-    if isinstance(event, ev.StopRequested) and job.exit is not None:
-        job = job._replace(requests=min(job.requests, 1))
+    if isinstance(event, ev.StopRequested) and job.now.exit is not None:
+        job = counting(job, min(job.stop.signals, 1))
     return decide(job, event)
 
 
@@ -80,7 +84,7 @@ def taking_ranks_for_people(job, event):
     if (
         isinstance(event, ev.ExitRequestedByFile | protocol.ExitRequested)
         and event.attempt == job.attempt
-        and job.asked
+        and job.stop.why
     ):
         event = ev.StopRequested(15)
     return decide(job, event)
@@ -88,7 +92,7 @@ def taking_ranks_for_people(job, event):
 
 def forwarding_the_signal(job, event):
     if isinstance(event, ev.StopRequested) and job.state is JobState.RUNNING:
-        return decide(job._replace(unreachable=frozenset(job.ranks)), event)
+        return decide(attempting(job, unreachable=frozenset(job.ranks)), event)
     return decide(job, event)
 
 
@@ -133,7 +137,9 @@ def in_a_hurry(job, event):
 
 def starting_again(job, event):
     decision = decide(job, event)
-    return replace(decision, job=decision.job._replace(asked="", requests=0))
+    return replace(
+        decision, job=counting(decision.job._replace(stop=decision.job.stop._replace(why="")), 0)
+    )
 
 
 BROKEN = [

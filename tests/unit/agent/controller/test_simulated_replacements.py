@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from support.policies import altered_policy
 from support.simulator.kinds import altered
-from support.simulator.mutants import changing, seeing, waiting_for_ever, without
+from support.simulator.mutants import attempting, changing, seeing, waiting_for_ever, without
 from support.simulator.node import simulate
 from support.simulator.promises import BrokenPromiseError
 
@@ -19,15 +20,15 @@ from worker_hooks.contract import protocol
 
 def under_way(job, **changes):
     """The job whose replacement is known otherwise; any other job as it is."""
-    if job.replacement is None:
+    if job.since_restart.replacement is None:
         return job
-    return job._replace(replacement=job.replacement._replace(**changes))
+    return job.with_replacement(job.present_replacement()._replace(**changes))
 
 
 def never_replacing(job, event):
-    rules = replace(job.rules, replace=False)
-    decision = decide(job._replace(rules=rules), event)
-    return replace(decision, job=decision.job._replace(rules=job.rules))
+    off = altered_policy(job.policy, is_on=False)
+    decision = decide(job._replace(policy=off), event)
+    return replace(decision, job=decision.job._replace(policy=job.policy))
 
 
 def replacing_whoever_can_not(job, event):
@@ -38,7 +39,7 @@ def replacing_whoever_can_not(job, event):
 
 def not_waiting_for_those_that_go(job, event):
     decision = decide(job, event)
-    job, now = decision.job, decision.job.replacement
+    job, now = decision.job, decision.job.since_restart.replacement
     if job.state is JobState.REPLACING and now.going and len(now.going) < len(job.alive()):
         turn = replacement.launch(job)
         told = (each for each in decision.actions if not isinstance(each, do.SetDeadline))
@@ -47,13 +48,13 @@ def not_waiting_for_those_that_go(job, event):
 
 
 def waiting_for_one_only(job, event):
-    if isinstance(event, protocol.Registered) and job.replacement is not None:
+    if isinstance(event, protocol.Registered) and job.since_restart.replacement is not None:
         job = under_way(job, joined=frozenset(job.ranks) - {event.rank})
     return decide(job, event)
 
 
 def keeping_newcomers_that_have_not_joined(job, event):
-    if isinstance(event, ev.WorkerExited) and job.replacement is not None:
+    if isinstance(event, ev.WorkerExited) and job.since_restart.replacement is not None:
         job = under_way(job, joined=frozenset(job.ranks))
     return decide(job, event)
 
@@ -67,7 +68,7 @@ def deathless(job):
 
 
 def without_who_raised_first(job):
-    return job._replace(first_raised=None)
+    return attempting(job, first_raised=None)
 
 
 def blind_to_exceptions(job, event):
@@ -84,9 +85,9 @@ def blind_to_deaths(job, event):
 
 def falling_at_every_death(job, event):
     if isinstance(event, ev.WorkerExited) and job.state is JobState.REPLACING:
-        rules = replace(job.rules, max_replacements=0)
-        decision = decide(job._replace(rules=rules), event)
-        return replace(decision, job=decision.job._replace(rules=job.rules))
+        none = altered_policy(job.policy, max_replacements=0)
+        decision = decide(job._replace(policy=none), event)
+        return replace(decision, job=decision.job._replace(policy=job.policy))
     return decide(job, event)
 
 

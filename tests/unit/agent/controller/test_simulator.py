@@ -3,8 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from support.policies import altered_policy
 from support.simulator.kinds import altered
-from support.simulator.mutants import believing, changing, seeing, waiting_for_ever, without
+from support.simulator.mutants import (
+    attempting,
+    believing,
+    changing,
+    seeing,
+    waiting_for_ever,
+    without,
+)
 from support.simulator.node import census, simulate
 from support.simulator.promises import BrokenPromiseError
 
@@ -73,7 +81,9 @@ def without_finish(job, event):
 
 def forgetting_the_request(job, event):
     decision = decide(job, event)
-    return replace(decision, job=decision.job._replace(stop_signal=None))
+    return replace(
+        decision, job=decision.job._replace(stop=decision.job.stop._replace(signum=None))
+    )
 
 
 def believing_old_news(job, event):
@@ -95,16 +105,16 @@ def signalling_the_dead(job, event):
 
 
 def without_a_budget(job, event):
-    rules = job.rules
-    decision = decide(job._replace(rules=replace(rules, max_restarts=9)), event)
-    return replace(decision, job=decision.job._replace(rules=rules))
+    policy = job.policy
+    decision = decide(job._replace(policy=policy._replace(max_restarts=9)), event)
+    return replace(decision, job=decision.job._replace(policy=policy))
 
 
 def blaming_the_last(job, event):
     decision = decide(job, event)
     died = isinstance(event, ev.WorkerExited) and event.exit_code != 0
-    if died and not job.state.is_end and decision.job.failure:
-        return replace(decision, job=decision.job._replace(failure=f"rank {event.rank} failed"))
+    if died and not job.state.is_end and decision.job.now.failure:
+        return replace(decision, job=attempting(decision.job, failure=f"rank {event.rank} failed"))
     return decision
 
 
@@ -156,9 +166,9 @@ def not_waiting_for_all_parts(job, event):
 
 def giving_up_at_the_first_trouble(job, event):
     if isinstance(event, protocol.SaveFailed):
-        rules = replace(job.rules, places=1)
-        decision = decide(job._replace(rules=rules), altered(event, is_place=True))
-        return replace(decision, job=decision.job._replace(rules=job.rules))
+        one = altered_policy(job.policy, places=1)
+        decision = decide(job._replace(policy=one), altered(event, is_place=True))
+        return replace(decision, job=decision.job._replace(policy=job.policy))
     return decide(job, event)
 
 
@@ -202,10 +212,10 @@ BROKEN = [
     (waiting_for_ever(JobState.COMMITTING), "waits for ever"),
     (seeing(lambda job: job._replace(stalled=0)), "a crash loop"),
     (seeing(lambda job: job._replace(stalled=9)), "while the budget is left"),
-    (seeing(lambda job: job._replace(raised=frozenset())), "leave with its own code"),
-    (seeing(lambda job: job._replace(is_failure_raised=False)), "does not blame"),
+    (seeing(lambda job: attempting(job, raised=frozenset())), "leave with its own code"),
+    (seeing(lambda job: attempting(job, is_failure_raised=False)), "does not blame"),
     (believing(ev.CheckpointFound, step=5), "is forgotten"),
-    (seeing(lambda job: job._replace(refusal="")), "what happened is|a crash loop"),
+    (seeing(lambda job: attempting(job, refusal="")), "what happened is|a crash loop"),
     (without(do.RefuseRanks), "do not hear"),
 ]
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from support.histories.dumps import froze, gone, running, threw
+from support.policies import policy
 from support.stand_ins import Links, Scribe
 from support.status_pages import kept, write
 
 from agent.controller import actions as do
 from agent.controller.decide import decide
-from agent.controller.job import Job, Policy
+from agent.controller.job import Job
 from agent.dump.executor import DumpExecutor
 from agent.hooks.handshake import Handshake
 from agent.hooks.status_pages import StatusPages
@@ -57,7 +58,7 @@ def test_a_drill_saves_in_its_own_folder_only():
 
 def orders(*happened):
     """The orders to save after these events, of three ranks that trained."""
-    job, found = Job(Policy((0, 1, 2), 0, 600, 30, 10)), []
+    job, found = Job(policy((0, 1, 2))), []
     for event in (*(row[0] for row in running(3)), *happened):
         job, actions = (done := decide(job, event)).job, done.actions
         found += [action for action in actions if isinstance(action, do.SaveRanks)]

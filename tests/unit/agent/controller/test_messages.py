@@ -1,4 +1,4 @@
-"""What people are told when they ask for a stop: what happens now, and what asking again does."""
+"""What people hear of a decision, and what is prepared without their hearing of it."""
 
 from signal import SIGINT, SIGTERM
 
@@ -6,12 +6,12 @@ import pytest
 from support.histories import replacements
 from support.histories.dumps import done, events_of, froze, reg, running, threw
 from support.histories.exits import AGREED, COMMITTING, HOLDING, LEAVING, now
-from support.histories.plain import STARTED_2, ask, gone, late, rules, up, wish
+from support.histories.plain import STARTED, STARTED_2, ask, gone, late, rules, up, wish
 from support.histories.replacements import JOINING, MEMORY, RAISED, REPLACING, THREE
 
+from agent.controller import actions as do
 from agent.controller.decide import decide
 from agent.controller.job import Job
-from agent.controller.messages import progress_message
 
 TWO = rules(max_restarts=3)
 TRAINING = running(2, 4)
@@ -21,7 +21,7 @@ def told(steps, event, rules_=TWO):
     job = Job(rules_)
     for each in events_of(steps):
         job = decide(job, each).job
-    return progress_message(job, decide(job, event).job)
+    return decide(job, event).say
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,37 @@ def test_what_is_said(steps, event, words):
 )  # fmt: skip
 def test_what_is_said_of_a_replacement(steps, event, words):
     assert told(steps, event, THREE) == words
+
+
+def test_a_restart_says_why():
+    once = rules(ranks=(0,), max_restarts=1)
+    assert told([*STARTED], gone(0, 3), once) == "restart 1 of 1: rank 0 exited with code 3"
+
+
+def warmed(steps, policy):
+    """After which events the forkserver is ordered to import more."""
+    job, found = Job(policy), []
+    for event in events_of(steps):
+        job, actions = (done := decide(job, event)).job, done.actions
+        found += [event for each in actions if isinstance(each, do.WarmUp)]
+    return found
+
+
+AGAIN = [(gone(1, -9), ""), (gone(0, -15), ""), (up(0, 1), ""), (up(1, 1), "")]
+
+
+@pytest.mark.parametrize(
+    ("steps", "changes", "expected"),
+    [
+        (STARTED_2, {}, []),
+        (STARTED_2, {"max_restarts": 1}, [up(1)]),
+        ([*STARTED_2, *AGAIN], {"max_restarts": 1}, [up(1)]),
+        ([*STARTED_2, *AGAIN], {"max_restarts": 2}, [up(1), up(1, 1)]),
+        (TRAINING, {}, []),
+        (TRAINING, {"is_on": True}, [reg(0, 4)]),
+        (TRAINING, {"is_on": True, "max_restarts": 1}, [up(1)]),
+        ([*STARTED_2, (replacements.fixed(0, "it cannot"), "")], {"is_on": True}, []),
+    ],
+)
+def test_others_are_prepared_once_if_they_may_be_started(steps, changes, expected):
+    assert warmed(steps, rules(**changes)) == expected
