@@ -14,6 +14,7 @@ from agent.controller import events as ev
 from agent.controller.job import NEVER, ExitProgress, Job
 from agent.controller.restart_policy import decide_restart
 from agent.controller.states import Condition, JobState, RankState, next_state
+from worker_hooks.contract import protocol
 
 FAILED_EXIT = 1
 REFUSED_EXIT = 2  # as for every other request that cannot be met
@@ -35,7 +36,7 @@ def move(job: Job, event: ev.Event, condition: Condition) -> Job:
     Raises:
         KeyError: it names none.
     """
-    return job._replace(state=next_state(job.state, type(event).__name__, condition))
+    return job._replace(state=next_state(job.state, ev.row(event), condition))
 
 
 def forgotten(job: Job) -> Job:
@@ -77,7 +78,7 @@ def stop(job: Job, signum: int, reason: str) -> Decision:
     held = tuple(rank for rank in running if rank in job.raised)
     actions: tuple[do.Action, ...] = signal_ranks(asked, signum, reason)
     if held:
-        actions += (do.ReleaseRanks(held, reason),)
+        actions += (release(held, reason),)
     if job.having(RankState.PENDING):
         actions += (do.CancelStarts(reason),)
     return Decision(job, (*actions, _patience(job, job.rules.grace_s)))
@@ -94,12 +95,13 @@ def leave(job: Job, exit_: ExitProgress, reason: str) -> Decision:
     actions: tuple[do.Action, ...] = ()
     if told:
         assert job.dump is not None
-        actions = (do.LeaveRanks(told, job.dump.id, exit_.step, reason),)
+        message = protocol.Leave(job.dump.id, exit_.step, reason)
+        actions = (do.Tell(told, message, reason),)
     held = tuple(rank for rank in job.having(RankState.RUNNING) if rank in job.raised)
     rest = [rank for rank in job.having(RankState.RUNNING) if rank not in {*told, *held}]
     actions += signal_ranks(rest, signals.SIGTERM, reason)
     if held:
-        actions += (do.ReleaseRanks(held, reason),)
+        actions += (release(held, reason),)
     job = job._replace(exit=exit_._replace(leaving=frozenset(told)))
     return Decision(job, (*actions, _patience(job, leave_s(job))))
 
@@ -148,6 +150,11 @@ def _exit_code(job: Job) -> int:
     if job.left_well() and job.stop_signal not in INTERRUPTS:
         return 0
     return SIGNAL_EXIT_BASE + (signals.SIGTERM if job.stop_signal is None else job.stop_signal)
+
+
+def release(ranks: tuple[int, ...], reason: str) -> do.Tell:
+    """Let ranks that are held at their top exit, each with its own traceback and code."""
+    return do.Tell(ranks, protocol.Release(reason), reason)
 
 
 def signal_ranks(ranks: Sequence[int], signum: int, reason: str) -> tuple[do.Action, ...]:

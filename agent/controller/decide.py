@@ -28,6 +28,7 @@ from agent.controller.attempts import (
     kill,
     leave_s,
     move,
+    release,
     signal_ranks,
     stop,
     succeed,
@@ -36,13 +37,9 @@ from agent.controller.drain import DRAINING, apply, dump_went_on, interrupt_hold
 from agent.controller.job import Job
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
-from agent.controller.stop_requests import asked, is_leaving
+from agent.controller.stop_requests import exit_requested, is_leaving, stop_requested
 from agent.text.wording import describe_exit, listed, signal_name
-
-_Unasked = (
-    ev.RankRegistered | ev.RankRaised | ev.RankUnreachable | ev.CheckpointFound | ev.ResumeRefused
-)
-_Quiet = ev.RankHung | ev.RankRejoining | ev.CheckpointFound | ev.ResumeRefused | dump.DumpEvent
+from worker_hooks.contract import protocol
 
 
 def decide(job: Job, event: ev.Event) -> Decision:
@@ -63,7 +60,45 @@ def decide(job: Job, event: ev.Event) -> Decision:
     return Decision(job, freed + after.actions)
 
 
-def _answer(job: Job, event: ev.Event) -> Decision:
+def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901  a row for each kind of event
+    """Whether an event is about what is over: an attempt, a rank that ended, another dump."""
+    if isinstance(
+        event, dump.DumpEvent
+    ):  # no two dumps have the same id: it tells the attempt, too
+        return dump.is_stale(job, event)
+    match event:
+        case ev.LaunchRequested() | ev.StopRequested() | ev.SignalReceived() | ev.ReplacementAged():
+            return False
+        case _ if event.attempt != job.attempt:
+            return True
+        case ev.ExitRequestedByFile():
+            return False
+        case ev.DeadlinePassed():
+            return event.state is not job.state
+        case ev.WorkerStarted() | ev.StartFailed():
+            return job.ranks[event.rank] is not RankState.PENDING
+        case protocol.Raised() if event.rank in job.raised:
+            return True
+        case (
+            ev.WorkerExited()
+            | ev.RankUnreachable()
+            | protocol.Registered()
+            | protocol.Raised()
+            | protocol.ExitRequested()
+        ):
+            return not job.ranks[event.rank].is_alive
+        case ev.RankHung():
+            return not _is_suspect(job, event)
+        case protocol.Rejoining():
+            return not replacement.is_awaited(job, event)
+        case ev.CheckpointFound():  # what was saved meanwhile, or is about to be, is newer
+            is_older = job.resume is not None and event.step <= job.saved_step
+            return is_older or job.state in {*DRAINING, JobState.REPLACING}
+        case ev.ResumeRefused():
+            return job.state not in {JobState.STARTING, JobState.RUNNING}
+
+
+def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as above
     match event:
         case ev.LaunchRequested():
             job = job._replace(best_step=max(job.best_step, job.saved_step))
@@ -74,8 +109,10 @@ def _answer(job: Job, event: ev.Event) -> Decision:
             return _start_failed(job, event)
         case ev.WorkerExited():
             return _worker_exited(job, event)
-        case ev.StopRequested() | ev.ExitRequested():
-            return asked(job, event)
+        case ev.StopRequested():
+            return stop_requested(job, event)
+        case ev.ExitRequestedByFile() | protocol.ExitRequested():
+            return exit_requested(job, event)
         case ev.SignalReceived():
             moved = move(job, event, Condition.ALWAYS)
             why = f"msrun received {signal_name(event.signum)}, which is for the workers"
@@ -84,64 +121,26 @@ def _answer(job: Job, event: ev.Event) -> Decision:
             return _deadline_passed(job, event)
         case ev.ReplacementAged():
             return Decision(job._replace(replaced=max(job.replaced - 1, 0)))
-        case _:
-            return _told(job, event)
-
-
-def _told(job: Job, event: _Unasked | _Quiet) -> Decision:
-    match event:
-        case (
-            ev.RankRegistered()
-            | ev.RankRaised()
-            | ev.RankUnreachable()
-            | ev.CheckpointFound()
-            | ev.ResumeRefused()
-        ):
-            return _hooks_told(job, event)
+        case ev.CheckpointFound():
+            return Decision(job.resuming(event.path, event.step))
+        case ev.ResumeRefused():
+            return _resume_refused(job, event)
         case ev.RankHung():
             return _rank_hung(job, event)
-        case ev.RankRejoining():  # of a replacement that is over
+        case ev.RankUnreachable():
+            return _rank_unreachable(job, event)
+        case protocol.Registered():  # perhaps once more, after its link was closed
+            job = job._replace(
+                unreachable=job.unreachable - {event.rank},
+                why_fixed={**job.why_fixed, event.rank: event.why_fixed},
+            )
+            return Decision(job.with_step(event.rank, event.step))
+        case protocol.Raised():
+            return _rank_raised(job, event)
+        case protocol.Rejoining():  # for a replacement that is over
             return Decision(job)
         case _:
             return dump_went_on(job, event)
-
-
-def _is_stale(job: Job, event: ev.Event) -> bool:
-    match event:
-        case ev.LaunchRequested() | ev.StopRequested() | ev.SignalReceived():
-            return False
-        case ev.ReplacementAged():
-            return False
-        case ev.DeadlinePassed():
-            return event.attempt != job.attempt or event.state is not job.state
-        case ev.WorkerStarted() | ev.StartFailed():
-            return event.attempt != job.attempt or job.ranks[event.rank] is not RankState.PENDING
-        case ev.RankRaised(rank=rank) if rank in job.raised:
-            return True
-        case ev.ExitRequested(rank=rank):
-            is_gone = rank is not None and not job.ranks[rank].is_alive
-            return event.attempt != job.attempt or is_gone
-        case ev.WorkerExited() | ev.RankRegistered() | ev.RankRaised() | ev.RankUnreachable():
-            return event.attempt != job.attempt or not job.ranks[event.rank].is_alive
-        case _:
-            return _is_no_news(job, event)
-
-
-def _is_no_news(job: Job, event: _Quiet) -> bool:
-    match event:
-        case ev.RankRejoining():
-            return not replacement.is_news(job, event)
-        case ev.RankHung():
-            return not _is_suspect(job, event)
-        case ev.CheckpointFound():  # what was saved meanwhile, or is about to be, is newer
-            is_older = job.resume is not None and event.step <= job.saved_step
-            is_known = is_older or job.state in {*DRAINING, JobState.REPLACING}
-            return event.attempt != job.attempt or is_known
-        case ev.ResumeRefused():
-            is_begun = job.state in {JobState.STARTING, JobState.RUNNING}
-            return event.attempt != job.attempt or not is_begun
-        case _:
-            return not dump.is_news(job, event)
 
 
 def _worker_started(job: Job, event: ev.WorkerStarted) -> Decision:
@@ -216,7 +215,7 @@ def _rank_done(job: Job, event: ev.WorkerExited) -> Decision:
 
 
 def _rank_failed(
-    job: Job, event: ev.WorkerExited | ev.RankRaised | ev.RankHung, reason: str
+    job: Job, event: ev.WorkerExited | protocol.Raised | ev.RankHung, reason: str
 ) -> Decision:
     """The first failure: save what the others hold, or stop them."""
     if job.state is JobState.RUNNING and job.reachable():
@@ -228,37 +227,24 @@ def _rank_failed(
     return all_gone(job, event)
 
 
-def _hooks_told(job: Job, event: _Unasked) -> Decision:
-    """What ranks with hooks say without being asked, and what a search for them came to."""
-    match event:
-        case ev.CheckpointFound():
-            return Decision(job.resuming(event.path, event.step))
-        case ev.ResumeRefused():
-            return _resume_refused(job, event)
-        case ev.RankRegistered():  # perhaps once more, after it let go
-            job = job._replace(
-                unreachable=job.unreachable - {event.rank},
-                why_fixed={**job.why_fixed, event.rank: event.why_fixed},
-            )
-            return Decision(job.with_step(event.rank, event.step))
-        case ev.RankRaised():
-            return _rank_raised(job, event)
-        case ev.RankUnreachable():
-            job = job._replace(unreachable=job.unreachable | {event.rank})
-            if job.state is JobState.HOLDING:
-                return interrupt_hold(job, event, f"rank {event.rank} let go of its state")
-            if job.state is JobState.FREEZING:
-                return apply(event, dump.choose(job))
-            if job.state is JobState.DUMPING:
-                return apply(event, dump.lose(job, event.rank, "let go of its state"))
+def _rank_unreachable(job: Job, event: ev.RankUnreachable) -> Decision:
+    job = job._replace(unreachable=job.unreachable | {event.rank})
+    match job.state:
+        case JobState.HOLDING:
+            return interrupt_hold(job, event, f"rank {event.rank} let go of its state")
+        case JobState.FREEZING:
+            return apply(event, dump.choose(job))
+        case JobState.DUMPING:
+            return apply(event, dump.lose(job, event.rank, "let go of its state"))
+        case _:
             return Decision(job)
 
 
-def _rank_raised(job: Job, event: ev.RankRaised) -> Decision:
+def _rank_raised(job: Job, event: protocol.Raised) -> Decision:
     reason = f"rank {event.rank} raised {event.error}"
     if job.state in {JobState.STOPPING, JobState.KILLING}:  # nothing is saved any more
         moved = move(job, event, Condition.ALWAYS)
-        return Decision(moved, (do.ReleaseRanks((event.rank,), reason),))
+        return Decision(moved, (release((event.rank,), reason),))
     job = _known_alive(job, event.rank, event.attempt)
     job = job._replace(raised=job.raised | {event.rank})
     if job.failure is None:
@@ -273,7 +259,7 @@ def _rank_raised(job: Job, event: ev.RankRaised) -> Decision:
 def _is_suspect(job: Job, event: ev.RankHung) -> bool:
     """Whether a rank that hangs is in the way: not if it answers, or saves the state."""
     rank = event.rank
-    if event.attempt != job.attempt or not job.ranks[rank].is_alive or rank in job.hung:
+    if not job.ranks[rank].is_alive or rank in job.hung:
         return False
     if job.state is JobState.FREEZING:
         answers = {} if job.dump is None else job.dump.answers

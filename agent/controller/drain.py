@@ -16,6 +16,7 @@ from agent.controller.job import Job
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState
 from agent.text.wording import describe_exit
+from worker_hooks.contract import protocol
 
 DRAINING = frozenset({JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING})
 
@@ -44,20 +45,20 @@ def rank_lost(job: Job, event: ev.WorkerExited) -> Decision:
 def dump_went_on(job: Job, event: dump.DumpEvent) -> Decision:
     """News of the present dump, or of one that was given up and is complete after all."""
     match event:
-        case ev.RankStanding():
+        case protocol.Standing():
             return apply(event, graceful_exit.hear_standing(job, event))
-        case ev.RankFrozen() if job.state is JobState.HOLDING:
+        case protocol.Frozen() if job.state is JobState.HOLDING:
             return _came_to_stay(job, event)
-        case ev.RankFrozen():
+        case protocol.Frozen():
             job = dump.note_frozen(job.with_step(event.rank, event.step), event)
             if job.state is JobState.FREEZING:
                 return apply(event, dump.choose(job))
             return Decision(job)
-        case ev.ShardWritten() | ev.StateDigested():
+        case protocol.Written() | protocol.Digested():
             return apply(event, dump.hear(job, event))
-        case ev.SaveFailed():
+        case protocol.SaveFailed():
             return apply(event, dump.hear_failure(job, event))
-        case ev.DumpProgressed():
+        case protocol.Progress() | ev.DumpProgressed():
             moved = move(job, event, Condition.ALWAYS)
             return Decision(moved, (extend_deadline(moved, moved.state),))
         case ev.DumpCommitted():
@@ -74,7 +75,7 @@ def _committed(job: Job, event: ev.DumpCommitted) -> Decision:
     return drained(job, event, Condition.RANKS_ALIVE) if is_awaited else Decision(job)
 
 
-def _came_to_stay(job: Job, event: ev.RankFrozen) -> Decision:
+def _came_to_stay(job: Job, event: protocol.Frozen) -> Decision:
     if graceful_exit.is_elsewhere(job, event):
         fact = f"stays at step {event.step}"
         if not event.is_whole:

@@ -22,6 +22,7 @@ from agent.controller.job import DumpProgress, Job
 from agent.controller.replaceable import counted, excused, ranks_to_replace, why_not
 from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import described, listed
+from worker_hooks.contract import protocol
 
 CHANGED = "said two different things about one step"
 UNSAVED = "saving after a failure is off"
@@ -48,7 +49,7 @@ def freeze(job: Job, reason: str, freeze_s: float | None = None) -> Turn:
     return Turn(job._replace(dump=dump), Condition.STATE_HELD, actions)
 
 
-def note_frozen(job: Job, event: ev.RankFrozen) -> Job:
+def note_frozen(job: Job, event: protocol.Frozen) -> Job:
     """A rank stands still. One that says so late may still stand in for another."""
     dump = _dump(job)
     return job._replace(dump=dump._replace(answers={**dump.answers, event.rank: event}))
@@ -91,11 +92,11 @@ def _prepare(turn: Turn, gone: Iterable[int]) -> Turn:
     return turn._replace(actions=(*turn.actions, prepare))
 
 
-def hear(job: Job, event: ev.ShardWritten | ev.StateDigested) -> Turn:
+def hear(job: Job, event: protocol.Written | protocol.Digested) -> Turn:
     """While dumping: a rank wrote its part, or says what it holds."""
     dump = _dump(job)
     rank, digest = event.rank, event.digest
-    is_writer = isinstance(event, ev.ShardWritten)
+    is_writer = isinstance(event, protocol.Written)
     if dump.digests.get(rank, digest) != digest:
         return drop_writers(job, dump, (rank,), CHANGED)
     digests = {**dump.digests, rank: digest}
@@ -108,7 +109,7 @@ def hear(job: Job, event: ev.ShardWritten | ev.StateDigested) -> Turn:
     return advance(job, dump)
 
 
-def hear_failure(job: Job, event: ev.SaveFailed) -> Turn:
+def hear_failure(job: Job, event: protocol.SaveFailed) -> Turn:
     """While dumping: a rank could not; another one can, or another place."""
     dump = _dump(job)
     # what is complete in a place is not left behind for another place that may be full, too
@@ -199,48 +200,53 @@ def why_not_whole(job: Job, dump: DumpProgress | None = None) -> str:
     return described((rank, fact(rank)) for rank in job.ranks)
 
 
-def is_news(job: Job, event: DumpEvent) -> bool:
-    """Whether an event is about the present dump, awaited, and was not heard before."""
-    dump, state = job.dump, job.state
-    if dump is None or event.dump_id != dump.id:
-        return False
-    match event:
-        case ev.DumpCommitted():  # on disk, after the dump was given up, it is as good as any
-            is_awaited = state is JobState.COMMITTING or dump.place != do.MEMORY
-            is_known = dump.is_committed or event.path == dump.memory
-            return dump.is_ordered and is_awaited and not is_known
-        case ev.CommitFailed():
-            return state is JobState.COMMITTING
-        case ev.RankFrozen(rank=rank):
-            # late, it may still help out
-            is_due = state in {JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
-            return is_due and rank in dump.asked and rank not in dump.answers
-        case ev.RankStanding(rank=rank):
-            is_known = job.exit is None or rank in job.exit.standing
-            return state is JobState.HOLDING and rank in dump.asked and not is_known
-        case ev.DumpProgressed() if state is JobState.COMMITTING:
-            return True
-        case ev.ShardWritten(rank=rank) | ev.SaveFailed(rank=rank) if rank in dump.writing:
-            return state is JobState.DUMPING and event.round == dump.round
-        case ev.StateDigested(rank=rank) | ev.SaveFailed(rank=rank):
-            is_old = event.round is not None and event.round < dump.since
-            return state is JobState.DUMPING and rank in dump.digesting and not is_old
-        case ev.DumpProgressed(rank=rank):
-            return state is JobState.DUMPING and rank in dump.writing | dump.digesting
-        case _:
-            return False
-
-
 DumpEvent = (
-    ev.RankStanding
-    | ev.RankFrozen
-    | ev.ShardWritten
-    | ev.StateDigested
-    | ev.SaveFailed
+    protocol.Standing
+    | protocol.Frozen
+    | protocol.Written
+    | protocol.Digested
+    | protocol.SaveFailed
+    | protocol.Progress
     | ev.DumpProgressed
     | ev.DumpCommitted
     | ev.CommitFailed
 )
+
+
+def is_stale(job: Job, event: DumpEvent) -> bool:  # noqa: C901  a row for each kind of event
+    """Whether an event is of another dump, not awaited (any more), or already known."""
+    dump, state = job.dump, job.state
+    if dump is None or event.dump_id != dump.id:
+        return True
+    is_due = False
+    match event:
+        case ev.DumpCommitted():
+            # a dump on disk that completes after it was given up is as good as any other
+            is_awaited = state is JobState.COMMITTING or dump.place != do.MEMORY
+            is_known = dump.is_committed or event.path == dump.memory
+            is_due = dump.is_ordered and is_awaited and not is_known
+        case ev.CommitFailed():
+            is_due = state is JobState.COMMITTING
+        case protocol.Standing(rank=rank):
+            is_known = job.exit is None or rank in job.exit.standing
+            is_due = state is JobState.HOLDING and rank in dump.asked and not is_known
+        case protocol.Frozen(rank=rank):  # a late one may still stand in for another
+            is_open = state in {JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
+            is_due = is_open and rank in dump.asked and rank not in dump.answers
+        case ev.DumpProgressed() | protocol.Progress() if state is JobState.COMMITTING:
+            is_due = True
+        case ev.DumpProgressed():
+            is_due = state is JobState.DUMPING and bool(dump.writing)
+        case protocol.Progress(rank=rank):
+            is_due = state is JobState.DUMPING and rank in dump.writing | dump.digesting
+        case protocol.Written(rank=rank) | protocol.SaveFailed(rank=rank) if rank in dump.writing:
+            is_due = state is JobState.DUMPING and event.round == dump.round
+        case protocol.Digested(rank=rank) | protocol.SaveFailed(rank=rank):
+            is_awaited = rank in dump.digesting and event.round >= dump.since
+            is_due = state is JobState.DUMPING and is_awaited
+        case protocol.Written():
+            is_due = False
+    return not is_due
 
 
 def _leave_place(job: Job, dump: DumpProgress, why: str) -> Turn:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from agent.controller import actions as do
 from agent.controller import dump as dumping
-from agent.controller import events as ev
 from agent.controller.dump import Turn, order_all
 from agent.controller.job import NEVER, DumpProgress, ExitProgress, Job
 from agent.controller.states import Condition, JobState, RankState
 from agent.spec import exit_budget
 from agent.text.wording import listed
+from worker_hooks.contract import protocol
 
 
 def can_hold(job: Job) -> bool:
@@ -53,7 +53,7 @@ def shorten(job: Job, grace_s: float) -> Turn:
     return Turn(job, Condition.NOTED, (_deadline(job),))
 
 
-def hear_standing(job: Job, event: ev.RankStanding) -> Turn:
+def hear_standing(job: Job, event: protocol.Standing) -> Turn:
     """A rank stays at the end of a step."""
     exit_ = _exit(job)
     standing = {**exit_.standing, event.rank: event.step}
@@ -68,7 +68,7 @@ def agree(job: Job) -> Turn:
     if exit_.step == NEVER:
         step = max(exit_.standing[rank] for rank in ranks)
         why = f"step {step} is the last that a rank has begun"
-        proceed = do.ProceedRanks(ranks, dump.id, step, why)
+        proceed = do.Tell(ranks, protocol.Proceed(dump.id, step), why)
         return Turn(
             job._replace(exit=exit_._replace(step=step)), Condition.ANSWERS_AWAITED, (proceed,)
         )
@@ -83,7 +83,7 @@ def agree(job: Job) -> Turn:
     return order_all(job, dump, why)._replace(condition=Condition.WHOLE)
 
 
-def is_elsewhere(job: Job, event: ev.RankFrozen) -> bool:
+def is_elsewhere(job: Job, event: protocol.Frozen) -> bool:
     """Whether a rank stays where it was not told to."""
     return not event.is_whole or event.step != _exit(job).step
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from agent.controller.events import RankFrozen
 from agent.controller.states import JobState, RankState
 from agent.spec.job_spec import JobSpec
+from worker_hooks.contract import protocol
 
 NEVER = -1  # the step of what does not exist
 _EMPTY: Mapping[Any, Any] = {}
@@ -51,7 +51,7 @@ class DumpProgress(NamedTuple):
     id: int  # never used again in a job
     asked: tuple[int, ...]
     freeze_s: float = 0.0  # how long answers are awaited
-    answers: Mapping[int, RankFrozen] = _EMPTY  # the quickest first
+    answers: Mapping[int, protocol.Frozen] = _EMPTY  # the quickest first
     step: int = NEVER  # what is saved
     place: int = 0
     round: int = -1  # of the newest order to write

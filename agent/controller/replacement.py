@@ -19,12 +19,13 @@ from collections.abc import Iterable
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.controller.attempts import forgotten, signal_ranks
+from agent.controller.attempts import forgotten, release, signal_ranks
 from agent.controller.dump import UNSAVED, Turn, commit_memory, give_up
 from agent.controller.job import Job, MemoryState, Replacement
 from agent.controller.replaceable import counted, excused, ranks_to_replace, why_not
 from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import describe_exit, listed, ranged
+from worker_hooks.contract import protocol
 
 DOUBT_S = 0.5  # within which the death that an exception follows from is heard of
 
@@ -32,9 +33,9 @@ Event = (
     ev.WorkerStarted
     | ev.StartFailed
     | ev.WorkerExited
-    | ev.RankRejoining
-    | ev.RankRegistered
-    | ev.RankRaised
+    | protocol.Rejoining
+    | protocol.Registered
+    | protocol.Raised
     | ev.RankUnreachable
     | ev.DeadlinePassed
 )
@@ -63,7 +64,7 @@ def begin(job: Job, path: str) -> Turn:
         return launch(job)._replace(condition=Condition.REPLACEABLE)
     actions = signal_ranks(mute, signals.SIGKILL, f"{listed(mute)} did not even answer")
     if held:
-        actions += (do.ReleaseRanks(held, why),)
+        actions += (release(held, why),)
     return Turn(job, Condition.REPLACEABLE, (*actions, deadline_s(job, job.rules.kill_s)))
 
 
@@ -83,11 +84,11 @@ def hear(job: Job, event: Event) -> Turn:
             return _exited(job, event)
         case ev.WorkerStarted(rank=rank):
             return wait(_existing(job, rank))
-        case ev.RankRejoining(rank=rank):
+        case protocol.Rejoining(rank=rank):
             return _left(job, rank)
-        case ev.RankRegistered():
+        case protocol.Registered():
             return _registered(_existing(job, event.rank), event)
-        case ev.RankRaised():
+        case protocol.Raised():
             return _raised(_existing(job, event.rank), event)
         case ev.RankUnreachable(rank=rank):
             job = _existing(job, rank)
@@ -95,10 +96,9 @@ def hear(job: Job, event: Event) -> Turn:
             return lose_more(job, (rank,), f"rank {rank} let go of its state")
 
 
-def is_news(job: Job, event: ev.RankRejoining) -> bool:
-    """Whether a rank is awaited that leaves its training function."""
-    awaited = frozenset() if job.replacement is None else job.replacement.leaving
-    return event.attempt == job.attempt and event.rank in awaited
+def is_awaited(job: Job, event: protocol.Rejoining) -> bool:
+    """Whether a round waits for this rank to leave its training function."""
+    return job.replacement is not None and event.rank in job.replacement.leaving
 
 
 def forget(job: Job) -> tuple[Job, tuple[do.Action, ...]]:
@@ -147,7 +147,7 @@ def _left(job: Job, rank: int) -> Turn:
     return wait(job, (deadline_s(job, job.rules.join_s),) if is_last else ())
 
 
-def _registered(job: Job, event: ev.RankRegistered) -> Turn:
+def _registered(job: Job, event: protocol.Registered) -> Turn:
     """It has joined, and stays where the memory is."""
     now, memory, rank = under_way(job), job.memory, event.rank
     assert memory is not None
@@ -169,12 +169,12 @@ def _registered(job: Job, event: ev.RankRegistered) -> Turn:
     ranks, why = tuple(job.ranks), f"{ranged(now.lost)} replaced, every rank has joined"
     actions = (
         do.SetDeadline(JobState.RUNNING, job.attempt, None),
-        do.GoOnRanks(ranks, job.attempt, why),
+        do.Tell(ranks, protocol.GoOn(job.attempt), why),
     )
     return Turn(job._replace(replacement=None), Condition.ALL_JOINED, actions)
 
 
-def _raised(job: Job, event: ev.RankRaised) -> Turn:
+def _raised(job: Job, event: protocol.Raised) -> Turn:
     """A consequence of a death, known or not yet; else the script cannot be entered again."""
     now, words = under_way(job), f"rank {event.rank} raised {event.error}"
     job = job._replace(raised=job.raised | {event.rank})

@@ -18,19 +18,16 @@ from agent.controller.job import Job
 from agent.controller.replacement import fall_back_to_disk
 from agent.controller.states import Condition, JobState
 from agent.text.wording import signal_name
+from worker_hooks.contract import protocol
 
 STOPPED = "a stop was asked for"
+Request = ev.StopRequested | ev.ExitRequestedByFile | protocol.ExitRequested
+
 HURRIED = 2  # the signal that cuts a graceful exit short; without one it means now
 
 
-def asked(job: Job, event: ev.StopRequested | ev.ExitRequested) -> Decision:
-    """Answer a request; each signal is less patient than the one before."""
-    if isinstance(event, ev.ExitRequested):
-        return _exit_requested(job, event)
-    return _stop_requested(job, event)
-
-
-def _stop_requested(job: Job, event: ev.StopRequested) -> Decision:
+def stop_requested(job: Job, event: ev.StopRequested) -> Decision:
+    """Somebody asks by a signal; each signal is less patient than the one before."""
     why = event.why or f"msrun received {signal_name(event.signum)}"
     job = job.requested(why, event.signum)
     match job.state:
@@ -59,13 +56,12 @@ def _grace_s(job: Job, event: ev.StopRequested) -> float:
     return job.rules.exit_s if event.grace_s is None else event.grace_s
 
 
-def _exit_requested(job: Job, event: ev.ExitRequested) -> Decision:
-    rank, is_told = event.rank, job.state in {JobState.STOPPING, JobState.KILLING}
-    if is_told and rank is not None and not (rank in job.raised or is_leaving(job, rank)):
-        # the signal it caught is msrun's own, which stops it, perhaps for a restart
+def exit_requested(job: Job, event: ev.ExitRequestedByFile | protocol.ExitRequested) -> Decision:
+    """A file or a rank asks; repeated requests change nothing: all ranks may ask at once."""
+    if isinstance(event, protocol.ExitRequested) and _is_own_signal(job, event.rank):
         moved = move(job, event, Condition.ALWAYS)
-        why = f"rank {rank} caught the signal, but the job is {job.state.value}"
-        return Decision(moved, (do.DismissRanks((rank,), why),))
+        why = f"rank {event.rank} caught the signal, but the job is {job.state.value}"
+        return Decision(moved, (do.Tell((event.rank,), protocol.Dismiss(why), why),))
     began = job.state in {JobState.STARTING, JobState.RUNNING}
     job = job.requested(event.why)
     if began:
@@ -75,14 +71,18 @@ def _exit_requested(job: Job, event: ev.ExitRequested) -> Decision:
     return Decision(move(job, event, Condition.ALWAYS))
 
 
+def _is_own_signal(job: Job, rank: int) -> bool:
+    """Whether the signal that a rank caught is msrun's own, which stops the rank."""
+    is_stopped = job.state in {JobState.STOPPING, JobState.KILLING}
+    return is_stopped and not (rank in job.raised or is_leaving(job, rank))
+
+
 def is_leaving(job: Job, rank: int) -> bool:
     """Whether a rank was told to end with 0."""
     return job.exit is not None and rank in job.exit.leaving
 
 
-def _stop_begun(
-    job: Job, event: ev.StopRequested | ev.ExitRequested, signum: int, grace_s: float
-) -> Decision:
+def _stop_begun(job: Job, event: Request, signum: int, grace_s: float) -> Decision:
     """The first request: all to one step; else save what some hold; else the scripts are asked."""
     if job.state is JobState.RUNNING and graceful_exit.can_hold(job):
         return apply(event, graceful_exit.hold(job, job.asked, grace_s))

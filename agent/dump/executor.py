@@ -116,11 +116,9 @@ class DumpExecutor:
         for rank in action.ranks:
             self._links.send(rank, protocol.Hold(action.dump_id))
 
-    def proceed(self, action: do.ProceedRanks) -> None:
-        """Order held ranks to train to the end of one step."""
+    def proceed(self) -> None:
+        """Held ranks are ordered to train to the end of one step."""
         self._frozen_s = None  # how long they train until then is not the dump's time
-        for rank in action.ranks:
-            self._links.send(rank, protocol.Proceed(action.dump_id, action.step))
 
     def _open(self, action: do.HoldRanks | do.FreezeRanks) -> None:
         if action.dump_id != self._dump_id:
@@ -141,9 +139,11 @@ class DumpExecutor:
         """Order ranks to digest now, and to write once the place is ready."""
         if self._frozen_s is None:
             self._frozen_s = time.monotonic()
-        order = protocol.Save(action.dump_id, action.step, "", is_quick=_is_quick(action))
+        order = protocol.Save(
+            action.dump_id, action.step, "", is_quick=_is_quick(action), round=action.round
+        )
         for rank in action.digesters:
-            self._send_save(rank, action.round, order)
+            self._send_save(rank, order)
         present = self._dump
         if present is not None and _place(present.action) == _place(action):
             self._order = action
@@ -230,15 +230,23 @@ class DumpExecutor:
 
     def _on_progress(self) -> None:
         if self._order is not None:
-            self._post(ev.DumpProgressed(self._order.writers[0], self._order.dump_id))
+            self._post(ev.DumpProgressed(self._order.dump_id))
 
     def _note_trouble(self, why: str) -> None:
         self._place_trouble = why
 
     def _fail(self, action: do.SaveRanks, why: str) -> None:
+        """Answer for a writer that cannot even be told where to write."""
         self._place_trouble = why
         self._post(
-            ev.SaveFailed(action.writers[0], action.dump_id, why, is_place=True, round=action.round)
+            protocol.SaveFailed(
+                action.writers[0],
+                self._attempt,
+                action.dump_id,
+                why,
+                is_place=True,
+                round=action.round,
+            )
         )
 
     def _send_writers(self, target: Target, action: do.SaveRanks) -> None:
@@ -255,11 +263,12 @@ class DumpExecutor:
                 part=part,
                 parts=len(places),
                 is_quick=_is_quick(action),
+                round=action.round,
             )
-            self._send_save(rank, action.round, order)
+            self._send_save(rank, order)
 
-    def _send_save(self, rank: int, number: int, order: protocol.Save) -> None:
-        self._replies.owe(rank, number, is_quick=order.is_quick)
+    def _send_save(self, rank: int, order: protocol.Save) -> None:
+        self._replies.expect(rank, order)
         self._links.send(rank, order)
 
     def commit(self, action: do.CommitDump) -> None:
@@ -307,7 +316,7 @@ class DumpExecutor:
             return
         began_s = time.monotonic()
         dump = self._dump = _Dump(kept.action, target, None, began_s)
-        event = ev.DumpProgressed(kept.action.writers[0], action.dump_id)
+        event = ev.DumpProgressed(action.dump_id)
         progress = self._progress(lambda: self._post(event))
         self._do(
             target,

@@ -21,21 +21,24 @@ from agent.hooks.status_pages import StatusPages
 from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.spec.job_spec import JobSpec
+from agent.text.sanitize import encodable
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:  # a job without hooks starts earlier without them
     from agent.dump.executor import DumpExecutor
-    from agent.dump.replies import Answer
     from agent.health.monitor import HealthMonitor
     from agent.hooks.handshake import Handshake
 
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
-DumpAction = do.SaveRanks | do.CommitDump | do.AbandonDump | do.ForgetMemory
-ExitAction = do.HoldRanks | do.ProceedRanks | do.LeaveRanks | do.DismissRanks
-Action = ExitAction | DumpAction | do.FreezeRanks | do.ReleaseRanks | do.RefuseRanks | do.GoOnRanks
+# fmt: off
+Action = (
+    do.Tell | do.HoldRanks | do.FreezeRanks | do.SaveRanks | do.CommitDump | do.AbandonDump
+    | do.RefuseRanks | do.ForgetMemory
+)
+# fmt: on
 
 
 class AgentPort(Protocol):
@@ -234,37 +237,43 @@ class HooksBridge:
             self._lookout.watch(self._state, self._training, are_all=are_all)
 
     def act(self, action: Action) -> None:
-        """Do what was decided; it was decided because of what hooks said."""
+        """Carry out a decision; it was made because of what hooks said."""
         assert self._saving is not None
         assert self._greeting is not None
         match action:
-            case do.HoldRanks() | do.ProceedRanks() | do.LeaveRanks() | do.DismissRanks():
-                self._act_on_exit(action, self._saving)
+            case do.Tell():
+                self._note(action)
+                self._tell(action.ranks, action.message)
+            case do.HoldRanks():
+                self._saving.hold(action)
             case do.FreezeRanks():
                 self._saving.freeze(action)
-            case do.SaveRanks() | do.CommitDump() | do.AbandonDump() | do.ForgetMemory():
-                _act_on_dump(action, self._saving)
-            case do.ReleaseRanks():
-                for rank in action.ranks:
-                    self._ward.worker(rank).is_released = rank in self._raised
-                    self._links.send(rank, protocol.Release(action.reason))
+            case do.SaveRanks():
+                self._saving.save(action)
+            case do.CommitDump():
+                self._saving.commit(action)
+            case do.AbandonDump():
+                self._saving.abandon()
+            case do.ForgetMemory():
+                self._saving.forget()
             case do.RefuseRanks():
                 self._greeting.refuse(action.ranks, action.reason)
-            case do.GoOnRanks():
-                self._greeting.go_on()
-                self._tell(action.ranks, protocol.GoOn(action.attempt))
 
-    def _act_on_exit(self, action: ExitAction, saving: DumpExecutor) -> None:
-        match action:
-            case do.HoldRanks():
-                saving.hold(action)
-            case do.ProceedRanks():
-                self._leavers.agreed = action.step
-                saving.proceed(action)
-            case do.LeaveRanks(dump_id=dump_id, step=step, reason=reason):
-                self._tell(action.ranks, protocol.Leave(dump_id, step, reason))
-            case do.DismissRanks():
-                self._tell(action.ranks, protocol.Dismiss(action.reason))
+    def _note(self, action: do.Tell) -> None:
+        """What the agent itself has to know of a message that it hands on."""
+        assert self._saving is not None
+        assert self._greeting is not None
+        match action.message:
+            case protocol.Release():
+                for rank in action.ranks:
+                    self._ward.worker(rank).is_released = rank in self._raised
+            case protocol.Proceed(step=step):
+                self._leavers.agreed = step
+                self._saving.proceed()
+            case protocol.GoOn():
+                self._greeting.go_on()
+            case _:
+                pass
 
     def _tell(self, ranks: Sequence[int], message: protocol.Message) -> None:
         for rank in ranks:
@@ -272,7 +281,7 @@ class HooksBridge:
 
     # --- what ranks say -------------------------------------------------------------------------
 
-    def _on_message(self, message: Said, fds: list[int]) -> None:
+    def _on_message(self, message: Said, fds: list[int]) -> None:  # noqa: C901  a row for each kind
         if isinstance(message, protocol.Registered):
             self._register(message, fds)
             return
@@ -283,30 +292,27 @@ class HooksBridge:
                 if message.exit_file:
                     self._ward.watch(message.exit_file)
                 (self._greeting or self._wake()).greet(message)
-            case protocol.ExitRequested(rank, attempt, why):
+            case protocol.ExitRequested():
                 self._ward.settle()
-                self._ward.post(ev.ExitRequested(attempt, _spelled(why), rank))
-            case protocol.Raised(rank, attempt, error):
+                self._ward.post(message._replace(why=encodable(message.why)))
+            case protocol.Raised():
                 self._ward.settle()
-                self._raised.add(rank)
-                self._ward.post(ev.RankRaised(rank, attempt, _spelled(error)))
+                self._raised.add(message.rank)
+                self._ward.post(message._replace(error=encodable(message.error)))
+            case protocol.Rejoining():
+                self._raised.discard(message.rank)
+                self._leavers.take_back(message.rank)
+                self._ward.settle()
+                self._ward.post(message)
             case protocol.Leaving(rank, _, is_done):
                 self._leave(rank, is_done=is_done)
                 self._watch()
-            case protocol.Rejoining(rank, attempt):
-                self._raised.discard(rank)
-                self._leavers.take_back(rank)
-                self._ward.settle()
-                self._ward.post(ev.RankRejoining(rank, attempt))
+            case protocol.Stack():
+                if self._lookout is not None:
+                    self._lookout.hear(message)
             case _:
-                self._hear(message)
-
-    def _hear(self, message: protocol.Stack | Answer) -> None:
-        if isinstance(message, protocol.Stack):
-            if self._lookout is not None:
-                self._lookout.hear(message)
-        elif self._saving is not None:
-            self._saving.hear(message)
+                if self._saving is not None:
+                    self._saving.hear(message)
 
     def _searched(self, event: ev.Event) -> None:
         self._ward.settle()  # the start of who asked may not have been announced yet
@@ -330,8 +336,7 @@ class HooksBridge:
         self._steps[rank] = message.step
         self._training.add(rank)
         self._ward.spare(self._links.pid(rank))
-        why_fixed = _spelled(message.why_fixed)
-        self._ward.post(ev.RankRegistered(rank, message.attempt, message.step, why_fixed))
+        self._ward.post(message._replace(why_fixed=encodable(message.why_fixed)))
 
     def _leave(self, rank: int, *, is_done: bool) -> None:
         self._training.discard(rank)
@@ -351,20 +356,3 @@ class HooksBridge:
             if self._leavers.has_finished(rank) and self._state is JobState.HOLDING:
                 return  # it is about to end, which disturbs nobody
             self._ward.post(ev.RankUnreachable(rank, attempt))
-
-
-def _act_on_dump(action: DumpAction, saving: DumpExecutor) -> None:
-    match action:
-        case do.SaveRanks():
-            saving.save(action)
-        case do.CommitDump():
-            saving.commit(action)
-        case do.AbandonDump():
-            saving.abandon()
-        case do.ForgetMemory():
-            saving.forget()
-
-
-def _spelled(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON may spell and no stream can encode."""
-    return text.encode(errors="replace").decode()

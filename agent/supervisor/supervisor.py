@@ -11,7 +11,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from agent.controller import actions as do
@@ -239,23 +238,24 @@ class Supervisor:
         for rank, state in self._job.ranks.items():
             if rank in self._workers and self._workers[rank].attempt == self._job.attempt:
                 self._workers[rank].state = state
-        if not isinstance(event, ev.DumpProgressed):  # a large dump makes many
-            self._journal.event(type(event).__name__, **asdict(event), job=self._job.state.value)
+        if not isinstance(event, ev.DumpProgressed | protocol.Progress):  # a large dump makes many
+            self._journal.event(type(event).__name__, **ev.fields(event), job=self._job.state.value)
         for action in decision.actions:
-            self._journal.event(type(action).__name__, **asdict(action))
+            name, fields = do.name_and_fields(action)
+            self._journal.event(name, **fields)
             self._act(action)
         self._safeguard.decided(self._job.state)
         if sentence := progress_message(earlier, self._job):
             self._say(sentence)
         has_all_started = before is JobState.STARTING and self._job.state is JobState.RUNNING
         can_restart = self._job.restarts < self._spec.max_restarts
-        can_rejoin = isinstance(event, ev.RankRegistered) and not event.why_fixed
+        can_rejoin = isinstance(event, protocol.Registered) and not event.why_fixed
         if (has_all_started and can_restart) or (can_rejoin and self._spec.replace.is_on):
             self._starter.warm_up()
 
     # --- actions out ---------------------------------------------------------------------------
 
-    def _act(self, action: do.Action) -> None:
+    def _act(self, action: do.Action) -> None:  # noqa: C901, PLR0912  a row for each kind of action
         match action:
             case do.StartAttempt():
                 self._start_attempt(action)
@@ -271,8 +271,18 @@ class Supervisor:
                 self._finish(action)
             case do.RefuseRanks():
                 self._refuse(action)
-            case do.PrepareRanks() | do.ReplaceRanks() | do.RemindReplaced() | do.GoOnRanks():
-                self._act_on_loss(action)
+            case do.PrepareRanks():
+                if self._newcomers.prepare(action, self._workers):
+                    self._safeguard.expect(action)
+            case do.ReplaceRanks():
+                self._replace(action)
+            case do.RemindReplaced():
+                aged = ev.ReplacementAged()
+                self._reminders.append(self._loop.call_later(action.after_s, self.post, aged))
+            case do.Tell():
+                self._safeguard.act(action)
+                if isinstance(action.message, protocol.GoOn):
+                    self._examine_lost()
             case _:
                 if isinstance(action, do.SaveRanks) and action.place != do.MEMORY:
                     self._newcomers.clear()  # nobody is replaced, and memory may be short
@@ -291,20 +301,6 @@ class Supervisor:
         self._output.begin(action.attempt, orders)
         self._starter.start(action.attempt, orders)
 
-    def _act_on_loss(self, action: do.OnLoss) -> None:
-        match action:
-            case do.PrepareRanks():
-                if self._newcomers.prepare(action, self._workers):
-                    self._safeguard.expect(action)
-            case do.ReplaceRanks():
-                self._replace(action)
-            case do.RemindReplaced():
-                aged = ev.ReplacementAged()
-                self._reminders.append(self._loop.call_later(action.after_s, self.post, aged))
-            case do.GoOnRanks():
-                self._safeguard.act(action)
-                self._look_at_lost()
-
     def _replace(self, action: do.ReplaceRanks) -> None:
         """Survivors first: they have more to do until all meet than newcomers have."""
         attempt = action.attempt
@@ -318,8 +314,8 @@ class Supervisor:
             self._ranks_by_pid[worker.pid] = worker.rank
             self.post(ev.WorkerStarted(worker.rank, attempt, worker.pid))
 
-    def _look_at_lost(self) -> None:
-        """What ranks died of that were replaced, while training goes on."""
+    def _examine_lost(self) -> None:
+        """Find out what the replaced ranks died of, while training continues."""
         gone, self._lost = tuple(self._lost), []
         if gone:
             self._attempt_ended(JobState.REPLACING, gone)

@@ -122,7 +122,7 @@ def _could_stay(history: DrillHistory, strike: Strike) -> bool:
             break
         if event["event"] == "StartAttempt":
             missing = set(history.lives)
-        elif event["event"] == "RankRegistered":
+        elif event["event"] == "Registered":
             missing.discard(event["rank"])
     return not missing
 

@@ -16,7 +16,7 @@ from msrun.drill.exit_verdict import ASKING, heard_at, judge_exit, steps_lost
 from msrun.drill.history import DrillExit, DrillHistory, RankLife, Strike
 from worker_hooks.drill.plan import Deed, Fault
 
-_NOTICED = frozenset({"WorkerExited", "RankRaised", "RankUnreachable"})
+_NOTICED = frozenset({"WorkerExited", "Raised", "RankUnreachable"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def _timings(faults: Sequence[Fault], history: DrillHistory) -> dict[str, Any]:
     if committed:
         dump_id = committed[-1]["dump_id"]
         of_dump = [event for event in after if event.get("dump_id") == dump_id]
-        frozen = [event["time"] for event in of_dump if event["event"] == "RankFrozen"]
+        frozen = [event["time"] for event in of_dump if event["event"] == "Frozen"]
         ordered = _first(of_dump, {"SaveRanks"})
         times["frozen_s"] = max(frozen) - strike.time if frozen else None
         times["dump_s"] = committed[-1]["time"] - ordered if ordered is not None else None

@@ -55,7 +55,7 @@ class EventHistory(NamedTuple):
                 return known.broken(event, died, is_death=event["exit_code"] < 0)
             case "StartFailed":
                 return self.broken(event, f"did not start: {event['why']}")
-            case "RankRaised":
+            case "Raised":
                 return self.broken(event, f"raised {event['error']}", is_raised=True)
             case "RankHung":
                 known = self._replace(hung=self.hung | {event["rank"]})
@@ -74,7 +74,7 @@ class EventHistory(NamedTuple):
                 who, step = listed(event["newcomers"]), event["step"]
                 known = known._replace(replacement=f"{who} replaced at step {step}")
                 return known.solved(event, f"{who} starts again, from step {step}")
-            case "GoOnRanks" if self.failure is not None:
+            case "GoOn" if self.failure is not None:
                 took_s = event["time"] - self.failure.at
                 return self.solved(event, f"{self.replacement} in {took_s:.2f} s")
             case "StartAttempt" if event["attempt"] == 0:

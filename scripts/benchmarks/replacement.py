@@ -28,11 +28,11 @@ LONG_S = 300.0  # of each wait where the state is large
 
 PARTS = {  # msrun's events; the last one of a name counts
     "FreezeRanks": "noticed",
-    "RankFrozen": "frozen",
+    "Frozen": "frozen",
     "DumpCommitted": "saved",
-    "RankRejoining": "unblocked",
+    "Rejoining": "unblocked",
     "WorkerStarted": "started",
-    "RankRegistered": "joined",
+    "Registered": "joined",
 }
 
 

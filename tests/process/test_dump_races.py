@@ -47,7 +47,7 @@ def start(msrun: Launcher, *how: str, ranks: int = 3, options: tuple = ()) -> Jo
 
 def await_registered(job: Job, ranks: int) -> None:
     job.await_state("running")
-    poll(lambda: len(seen(job, "RankRegistered")) >= ranks)
+    poll(lambda: len(seen(job, "Registered")) >= ranks)
 
 
 def seen(job: Job, event: str) -> list[dict]:
@@ -251,9 +251,9 @@ def test_a_dump_that_is_stuck_everywhere_ends_soon_whatever_the_ranks() -> None:
     told = [
         ev.LaunchRequested(),
         *(ev.WorkerStarted(rank, 0, 100 + rank) for rank in ranks),
-        *(ev.RankRegistered(rank, 0, 7) for rank in ranks),
+        *(protocol.Registered(rank, 0, 7) for rank in ranks),
         ev.WorkerExited(3, 0, -9, 7),
-        *(ev.RankFrozen(rank, 1, 7, is_whole=True) for rank in ranks if rank != 3),
+        *(protocol.Frozen(rank, 0, 1, 7, is_whole=True) for rank in ranks if rank != 3),
     ]
     for event in told:
         job = decide(job, event).job

@@ -20,7 +20,7 @@ def start(msrun: Launcher, last: int, *how: str, ranks: int = 3, options: tuple 
     words = (f"--nproc-per-node={ranks}", *options, WORKERS / "rejoining.py", "ckpt", last, *how)
     job = msrun.start(*words)
     job.await_state("running")
-    await_seen(job, "RankRegistered", ranks)
+    await_seen(job, "Registered", ranks)
     return job
 
 
@@ -79,7 +79,7 @@ def test_only_who_is_lost_is_started_again_as_often_as_it_takes(msrun: Launcher)
     assert (one["survivors"], one["newcomers"], one["attempt"]) == ([0, 1], [2], 1)
     assert (two["survivors"], two["newcomers"], two["attempt"]) == ([1], [0, 2], 2)
     assert [set(one["writers"]) for one in seen(job, "SaveRanks")] == [{0, 1}, {1}]
-    assert sorted(event["rank"] for event in seen(job, "RankRejoining")) == [0, 1, 1]
+    assert sorted(event["rank"] for event in seen(job, "Rejoining")) == [0, 1, 1]
     assert ended.err.count(one["reason"]) == 1
     assert not (msrun.tmp / "ckpt").exists()
     logs = job.logs()
@@ -115,7 +115,7 @@ def test_a_newcomer_begins_while_the_state_is_saved(msrun: Launcher) -> None:
     assert ended.out.count("[rank 2]: ready") == 2
     assert "worker_2.log.next" not in logs
     names = [one["event"] for one in job.events()]
-    assert names.index("PrepareRanks") < names.index("ShardWritten")
+    assert names.index("PrepareRanks") < names.index("Written")
     assert len(seen(job, "WorkerStarted")) == 4
 
 

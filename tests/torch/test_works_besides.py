@@ -100,7 +100,7 @@ def test_a_script_can_be_told_to_leave_it(launcher: Launcher, torchrun: Run) -> 
     assert done.results("clip") == torchrun.results("clip", out=PLAIN)
     lines = (folder / "logs" / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
-    assert not [event for event in events if event["event"] == "RankRegistered"]
+    assert not [event for event in events if event["event"] == "Registered"]
 
 
 def test_half_the_ranks_go_on_where_all_stopped(launcher: Launcher) -> None:

@@ -213,6 +213,7 @@ class Save(NamedTuple):
     part: int = 0
     parts: int = 0
     is_quick: bool = False  # to memory: no checksum, and a digest that only finds accidents
+    round: int = 0  # of the dump's orders: the answer repeats it
 
 
 class Written(NamedTuple):
@@ -225,6 +226,7 @@ class Written(NamedTuple):
     nbytes: int
     sha256: str
     digest: str  # of the whole replicated state: equal on all replicas
+    round: int = 0  # of the order that this answers
 
 
 class Digested(NamedTuple):
@@ -234,6 +236,7 @@ class Digested(NamedTuple):
     attempt: int
     dump_id: int
     digest: str
+    round: int = 0  # of the order that this answers
 
 
 class SaveFailed(NamedTuple):
@@ -244,6 +247,7 @@ class SaveFailed(NamedTuple):
     dump_id: int
     why: str
     is_place: bool
+    round: int = 0  # of the order that this answers
 
 
 class Progress(NamedTuple):

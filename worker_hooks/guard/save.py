@@ -69,16 +69,20 @@ def save(
     answer: protocol.Written | protocol.Digested
     if order.parts == 0:
         taken = (quick_digest if order.is_quick else digest)(replica, advance)
-        answer = protocol.Digested(*who, order.dump_id, taken)
+        answer = protocol.Digested(*who, order.dump_id, taken, order.round)
     elif order.is_quick:
         done = write_quick(Path(order.folder), replica, order.part, order.parts, advance)
-        answer = protocol.Written(*who, order.dump_id, "", done.nbytes, "", done.digest)
+        answer = protocol.Written(
+            *who, order.dump_id, "", done.nbytes, "", done.digest, order.round
+        )
     else:
         file = DumpLayout.shard(who[0], *source.position(order.step))
         path = Path(order.folder, file)
         path.parent.mkdir(exist_ok=True)
         done = write(path, replica, order.part, order.parts, advance)
-        answer = protocol.Written(*who, order.dump_id, file, done.nbytes, done.sha256, done.digest)
+        answer = protocol.Written(
+            *who, order.dump_id, file, done.nbytes, done.sha256, done.digest, order.round
+        )
     if source.version() != version:
         raise RuntimeError("the state changed while it was read")
     return answer
@@ -91,4 +95,4 @@ def failed(who: tuple[int, int], order: protocol.Save, error: Exception) -> prot
     else:
         log.error("rank %d cannot save step %d", who[0], order.step, exc_info=error)
         words, is_place = repr(error)[:2000], False
-    return protocol.SaveFailed(*who, order.dump_id, words, is_place)
+    return protocol.SaveFailed(*who, order.dump_id, words, is_place, order.round)

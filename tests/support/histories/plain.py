@@ -12,6 +12,7 @@ from agent.controller.decide import decide
 from agent.controller.job import Job, Policy
 from agent.controller.states import JobState
 from support.histories.short import short
+from worker_hooks.contract import protocol
 
 RULES = {"ranks": (0, 1), "max_restarts": 0, "start_s": 600.0, "grace_s": 30.0, "kill_s": 10.0}
 
@@ -47,8 +48,9 @@ def ask(signum):
 
 def wish(rank=None, attempt=0):
     """A file asks for a graceful exit, or a rank."""
-    why = "e.json asks for it" if rank is None else f"rank {rank} received SIGUSR1"
-    return ev.ExitRequested(attempt, why, rank)
+    if rank is None:
+        return ev.ExitRequestedByFile(attempt, "e.json asks for it")
+    return protocol.ExitRequested(rank, attempt, f"rank {rank} received SIGUSR1")
 
 
 def tell(signum):

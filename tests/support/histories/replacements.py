@@ -11,6 +11,7 @@ from agent.controller.job import Job
 from support.histories.dumps import cut, done, froze, holds, reg, running, threw, wrote
 from support.histories.plain import ask, gone, late, no_start, rules, tell, up
 from support.histories.short import short
+from worker_hooks.contract import protocol
 
 MEMORY = "/proc/1/fd/5"
 
@@ -23,7 +24,7 @@ TWO, THREE, FOUR = asked(2), asked(), asked(4)
 
 
 def rejoins(rank, attempt=1):
-    return ev.RankRejoining(rank, attempt)
+    return protocol.Rejoining(rank, attempt)
 
 
 def hangs(rank, attempt=0, why="made no progress for 2.1 s (stopped)"):
@@ -35,7 +36,7 @@ def undone(why="no descriptors", place=False, dump=1):
 
 
 def fixed(rank, why, attempt=0, step=0):
-    return ev.RankRegistered(rank, attempt, step, why)
+    return protocol.Registered(rank, attempt, step, why)
 
 
 def starts(attempt, old, new, step=5):

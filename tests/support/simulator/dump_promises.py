@@ -13,8 +13,10 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import Job
 from agent.controller.states import JobState
+from support.simulator.kinds import is_order
 from support.simulator.memory_promises import check_fall, check_leaving
 from support.simulator.replicas import OLD_PATH
+from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
     from support.simulator.promises import Watch
@@ -45,7 +47,7 @@ class DumpWatch:
         self.memory = ""  # the path of a checkpoint that is complete there
         self.had: do.CommitDump | None = None  # its order
         self.is_fall = False  # it goes to disk
-        self.frozen: dict[int, ev.RankFrozen] = {}
+        self.frozen: dict[int, protocol.Frozen] = {}
         self.orders: list[do.SaveRanks] = []
         self.asked: set[int] = set()  # for a digest or a part
         self.digests: dict[int, str] = {}
@@ -86,14 +88,14 @@ class DumpWatch:
                 self.reached(event.step)
             case ev.CheckpointFound() | ev.ResumeRefused() if self.is_now(event):
                 self.searched(before, event)
-            case ev.RankRegistered() if self.is_alive(event):
+            case protocol.Registered() if self.is_alive(event):
                 self.registered.add(event.rank)
                 self.cut.discard(event.rank)
                 self.reached(event.step)
             case ev.RankUnreachable() if self.is_alive(event):
                 self.cut.add(event.rank)
                 self.failed |= {event.rank} if before.state is JobState.DUMPING else set()
-            case ev.RankRaised() if self.is_alive(event):
+            case protocol.Raised() if self.is_alive(event):
                 self.raised(before, event)
             case ev.DumpCommitted() if event.dump_id == self.last_id:
                 self.committed(event)
@@ -120,15 +122,15 @@ class DumpWatch:
     def is_now(self, event: Any) -> bool:
         return event.attempt == self.watch.attempt
 
-    def is_alive(self, event: ev.RankRegistered | ev.RankUnreachable | ev.RankRaised) -> bool:
+    def is_alive(self, event: protocol.Registered | ev.RankUnreachable | protocol.Raised) -> bool:
         known = event.rank in self.watch.running or event.rank not in self.watch.heard_of
         return self.is_now(event) and known and event.rank not in self.watch.exits
 
-    def raised(self, before: Job, event: ev.RankRaised) -> None:
+    def raised(self, before: Job, event: protocol.Raised) -> None:
         state = self.node.job.state
         if before.state in {JobState.STOPPING, JobState.KILLING} and event.rank not in self.held:
             if not any(
-                isinstance(each, do.ReleaseRanks) and event.rank in each.ranks
+                is_order(each, protocol.Release) and event.rank in each.ranks
                 for each in self.watch.actions
             ):
                 self.broken(f"rank {event.rank} is held for ever while the job is {state.value}")
@@ -137,17 +139,16 @@ class DumpWatch:
 
     def answered(self, before: Job, event: ev.Event, rank: int | None) -> None:
         match event:
-            case ev.RankFrozen() if before.state in ASKED and rank in self.watch.running:
+            case protocol.Frozen() if before.state in ASKED and rank in self.watch.running:
                 self.frozen.setdefault(event.rank, event)
                 self.reached(event.step)
-            case ev.ShardWritten() if self.is_awaited(before, event.rank, event.round):
+            case protocol.Written() if self.is_awaited(before, event.rank, event.round):
                 self.digests[event.rank] = event.digest
                 self.written[event.rank, event.round] = event.digest
-            case ev.StateDigested(round=number) if before.state is JobState.DUMPING:
-                is_due = number is not None and number >= self.since
-                if is_due and rank in self.asked & self.reachable() - self.failed:
+            case protocol.Digested(round=number) if before.state is JobState.DUMPING:
+                if number >= self.since and rank in self.asked & self.reachable() - self.failed:
                     self.digests[event.rank] = event.digest
-            case ev.SaveFailed() if before.state is JobState.DUMPING:
+            case protocol.SaveFailed() if before.state is JobState.DUMPING:
                 self.said_to_fail(event)
             case ev.CommitFailed() if before.state is JobState.COMMITTING and self.commit:
                 if event.is_place or self.commit.place == do.MEMORY:
@@ -156,7 +157,7 @@ class DumpWatch:
                     self.gave_up_commit = True
                 self.commit = None
 
-    def said_to_fail(self, event: ev.SaveFailed) -> None:
+    def said_to_fail(self, event: protocol.SaveFailed) -> None:
         order = self.orders[-1] if self.orders else self.broken(f"{event}: nobody was asked")
         is_writer = event.rank in order.writers
         if (is_writer and event.round != order.round) or event.round < self.since:
@@ -222,7 +223,7 @@ class DumpWatch:
             case do.RefuseRanks():
                 if not self.is_refused or set(action.ranks) - self.watch.running:
                     self.broken(f"{action}: nobody waits for that")
-            case do.ReleaseRanks():
+            case do.Tell(message=protocol.Release()):
                 loose = set(action.ranks) - self.watch.running - self.held
                 if loose or not action.ranks:
                     self.broken(f"{action}: ranks {sorted(loose)} are not held")

@@ -25,6 +25,7 @@ from agent.controller.job import Job, Policy
 from agent.controller.states import JobState
 from support.simulator.promises import Watch
 from support.simulator.replicas import OLD_PATH, OLD_STEP, Replicas
+from worker_hooks.contract import protocol
 
 CRASHES = (1, 1, 2, 3, 137, 255, -6, -9, -11)
 LONGEST_START_S = 30.0
@@ -183,7 +184,7 @@ class Node:
         """A file asks, or ranks do: one, or all at once; perhaps people get impatient then."""
         rng = self.rng
         if rng.random() < 0.3:
-            self.post(ev.ExitRequested(self.job.attempt, "a file asks"))
+            self.post(ev.ExitRequestedByFile(self.job.attempt, "a file asks"))
         if rng.random() < 0.3:
             for process in self.alive():
                 self.after(rng.random(), self.replicas.exits.asked, process)
@@ -343,15 +344,16 @@ def census(first: int, count: int) -> Counter[str]:
         assert story.job is not None
         seen[story.job.state.value] += 1
         seen["restarted"] += story.job.restarts > 0
-        seen["replaced"] += any(isinstance(each, do.GoOnRanks) for each in story.actions)
-        seen.update({type(each).__name__ for each in (*story.events, *story.actions)})
+        named = {do.name_and_fields(each)[0] for each in story.actions}
+        seen["replaced"] += "GoOn" in named
+        seen.update({type(each).__name__ for each in story.events} | named)
         for each in story.actions:
             match each:
                 case do.SaveRanks(round=number, place=place):
                     seen["written again"] += number > 0
                     seen["elsewhere"] += place > 0
                     seen["to memory"] += place == do.MEMORY
-                case do.LeaveRanks():
+                case do.Tell(message=protocol.Leave()):
                     seen["left"] += 1
                 case do.CommitDump(from_memory=True):
                     seen["from memory"] += 1

@@ -16,8 +16,10 @@ from agent.controller.job import Job
 from agent.controller.states import JobState
 from support.simulator.dump_promises import BUSY, DumpWatch
 from support.simulator.exit_promises import ExitWatch
+from support.simulator.kinds import is_order
 from support.simulator.memory_promises import completed
 from support.simulator.replace_promises import ReplaceWatch
+from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
     from support.simulator.node import Node
@@ -82,7 +84,7 @@ class Watch:
 
     def heard_of_rank(self, before: Job, event: ev.Event) -> None:
         match event:
-            case ev.RankRaised() if event.rank in self.dump.held:
+            case protocol.Raised() if event.rank in self.dump.held:
                 if self.first_failed is None and not self.told_to_stop:
                     self.first_failed, self.is_first_raised = event.rank, True
             case ev.WorkerStarted() if self.is_news(event, self.heard_of):
@@ -111,7 +113,8 @@ class Watch:
         heard = {
             rank
             for each in actions
-            if isinstance(each, do.SignalRanks | do.ReleaseRanks | do.RefuseRanks | do.LeaveRanks)
+            if isinstance(each, do.SignalRanks | do.RefuseRanks)
+            or is_order(each, protocol.Release | protocol.Leave)
             for rank in each.ranks
         }
         missed = expected - heard

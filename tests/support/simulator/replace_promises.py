@@ -13,10 +13,12 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import Job
 from agent.controller.states import JobState
+from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
     from support.simulator.promises import Watch
 
+Called = ev.StopRequested | ev.ExitRequestedByFile | protocol.ExitRequested | ev.StartFailed
 OVER = (JobState.COMMITTING, JobState.STOPPING)  # a replacement that came to nothing
 
 
@@ -101,10 +103,10 @@ class ReplaceWatch:
             case ev.RankHung() if before != self.node.job:
                 if any(isinstance(each, do.SignalRanks) for each in actions):
                     self.hung.add(event.rank)
-            case ev.RankRaised() if self.first_raised is None and before != self.node.job:
+            case protocol.Raised() if self.first_raised is None and before != self.node.job:
                 if self.node.job.first_raised == event.rank:
                     self.first_raised = event.rank
-            case ev.RankRegistered() if event.attempt == self.watch.attempt:
+            case protocol.Registered() if event.attempt == self.watch.attempt:
                 if event.rank in self.watch.running | self.unheard():
                     self.fixed[event.rank] = event.why_fixed
             case ev.ReplacementAged() if not before.state.is_end:
@@ -137,18 +139,18 @@ class ReplaceWatch:
         self.is_called_off |= any(isinstance(each, do.CancelStarts) for each in actions)
         idle = self.newcomers - watch.dump.registered
         new: set[int] = set()
-        is_fatal = isinstance(event, ev.StopRequested | ev.ExitRequested | ev.StartFailed)
+        is_fatal = isinstance(event, Called)
         match event:
             case ev.WorkerExited() | ev.RankUnreachable() if before != self.node.job:
                 new = {event.rank} - self.gone
             case ev.DeadlinePassed() if before != self.node.job:
                 new = killed - self.gone - idle
                 is_fatal = True
-            case ev.RankRegistered() if before != self.node.job:
+            case protocol.Registered() if before != self.node.job:
                 is_fatal = self.memory is not None and event.step != self.memory[1]
                 if is_fatal and state is JobState.REPLACING and event.rank not in self.gone:
                     self.broken(f"{event} came back elsewhere, and nothing follows")
-            case ev.RankRaised() if before != self.node.job:
+            case protocol.Raised() if before != self.node.job:
                 self.doubt |= not self.gone
         if new:
             assert self.memory is not None
@@ -186,15 +188,15 @@ class ReplaceWatch:
                 self.prepare(action)
             case do.ReplaceRanks():
                 self.replace(action)
-            case do.GoOnRanks():
-                self.go_on(action)
+            case do.Tell(message=protocol.GoOn(attempt)):
+                self.go_on(action, attempt)
             case do.ForgetMemory():
                 self.forget(action)
             case do.StartAttempt() | do.Finish() if self.is_begun:
                 self.broken(f"{action} while the memory is kept")
             case do.SignalRanks(signum=signum) if signum == SIGKILL:
                 self.killed |= set(action.ranks)
-            case do.ReleaseRanks():
+            case do.Tell(message=protocol.Release()):
                 self.released |= set(action.ranks)
 
     def prepare(self, action: do.PrepareRanks) -> None:
@@ -232,9 +234,9 @@ class ReplaceWatch:
         self.forget_round()
         self.newcomers = set(action.newcomers)
 
-    def go_on(self, action: do.GoOnRanks) -> None:
+    def go_on(self, action: do.Tell, attempt: int) -> None:
         watch, everybody = self.watch, set(self.node.rules.ranks)
-        if self.node.job.state is not JobState.RUNNING or action.attempt != watch.attempt:
+        if self.node.job.state is not JobState.RUNNING or attempt != watch.attempt:
             self.broken(f"{action} in {self.node.job.state}")
         joined = watch.dump.registered & watch.running
         if set(action.ranks) != everybody or joined != everybody or self.doubt:

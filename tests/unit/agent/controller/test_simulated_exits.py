@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from support.simulator.kinds import altered, is_order, ordering
 from support.simulator.mutants import changing, waiting_for_ever, without
 from support.simulator.node import simulate
 from support.simulator.promises import BrokenPromiseError
@@ -12,28 +13,29 @@ from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.states import JobState
+from worker_hooks.contract import protocol
 
 
 def agreeing_on_the_first_step(job, event):
     decision = decide(job, event)
     standing = {} if decision.job.exit is None else decision.job.exit.standing
     actions = (
-        replace(each, step=min(standing.values())) if isinstance(each, do.ProceedRanks) else each
+        ordering(each, step=min(standing.values())) if is_order(each, protocol.Proceed) else each
         for each in decision.actions
     )
     return replace(decision, actions=tuple(actions))
 
 
 def taking_one_answer_for_all(job, event):
-    if isinstance(event, ev.RankStanding) and job.state is JobState.HOLDING:
+    if isinstance(event, protocol.Standing) and job.state is JobState.HOLDING:
         standing = dict.fromkeys(job.ranks, event.step)
         job = job._replace(exit=job.exit._replace(standing=standing))
     return decide(job, event)
 
 
 def taking_one_arrival_for_all(job, event):
-    if isinstance(event, ev.RankFrozen) and job.state is JobState.HOLDING:
-        answers = {rank: replace(event, rank=rank) for rank in job.ranks}
+    if isinstance(event, protocol.Frozen) and job.state is JobState.HOLDING:
+        answers = {rank: altered(event, rank=rank) for rank in job.ranks}
         job = job._replace(dump=job.dump._replace(answers=answers))
     return decide(job, event)
 
@@ -46,12 +48,12 @@ def letting_leave_whatever_happened(job, event):
 
 def overlooking_deaths(job, event):
     if isinstance(event, ev.WorkerExited) and job.state is JobState.HOLDING:
-        event = replace(event, exit_code=0)
+        event = altered(event, exit_code=0)
     return decide(job, event)
 
 
 def overlooking_exceptions(job, event):
-    if isinstance(event, ev.RankRaised) and job.state is JobState.HOLDING:
+    if isinstance(event, protocol.Raised) and job.state is JobState.HOLDING:
         return Decision(job)
     return decide(job, event)
 
@@ -64,7 +66,7 @@ def deaf_to_the_second_request(job, event):
 
 def killing_at_the_second_request(job, event):
     if isinstance(event, ev.StopRequested) and job.requests == 1:
-        event = replace(event, is_now=True)
+        event = altered(event, is_now=True)
     return decide(job, event)
 
 
@@ -75,7 +77,11 @@ def deaf_to_the_third_request(job, event):
 
 
 def taking_ranks_for_people(job, event):
-    if isinstance(event, ev.ExitRequested) and event.attempt == job.attempt and job.asked:
+    if (
+        isinstance(event, ev.ExitRequestedByFile | protocol.ExitRequested)
+        and event.attempt == job.attempt
+        and job.asked
+    ):
         event = ev.StopRequested(15)
     return decide(job, event)
 
@@ -98,7 +104,7 @@ def holding_only_some(job, event):
 
 
 def saving_nothing(job, event):
-    if isinstance(event, ev.RankFrozen) and job.state is JobState.HOLDING:
+    if isinstance(event, protocol.Frozen) and job.state is JobState.HOLDING:
         decision = decide(job._replace(saved_step=10**6), event)
         return replace(decision, job=decision.job._replace(saved_step=job.saved_step))
     return decide(job, event)
@@ -109,7 +115,7 @@ def signalling_those_who_leave(job, event):
     more = [
         do.SignalRanks(each.ranks, 15, each.reason)
         for each in decision.actions
-        if isinstance(each, do.LeaveRanks)
+        if is_order(each, protocol.Leave)
     ]
     return replace(decision, actions=(*decision.actions, *more))
 
@@ -132,7 +138,7 @@ def starting_again(job, event):
 
 BROKEN = [
     (agreeing_on_the_first_step, "the last step begun is"),
-    (changing(do.ProceedRanks, step=10_000), "the last step begun is"),
+    (changing(protocol.Proceed, step=10_000), "the last step begun is"),
     (taking_one_answer_for_all, "but they said|are told nothing"),
     (taking_one_arrival_for_all, "not all ranks stay|the holders are|nothing follows"),
     (letting_leave_whatever_happened, "there was no agreement"),
@@ -149,9 +155,9 @@ BROKEN = [
     (in_a_hurry, "held for|s of grace"),
     (starting_again, "after a stop was asked for|what happened is|is not heard"),
     (without(do.HoldRanks), "simulate"),
-    (without(do.ProceedRanks), "simulate"),
-    (without(do.LeaveRanks), "do not hear"),
-    (without(do.DismissRanks), "dismissed False"),
+    (without(protocol.Proceed), "simulate"),
+    (without(protocol.Leave), "do not hear"),
+    (without(protocol.Dismiss), "dismissed False"),
     (changing(do.Finish, exit_code=0), "what happened is"),
     (waiting_for_ever(JobState.HOLDING), "waits for ever|held for"),
 ]  # fmt: skip

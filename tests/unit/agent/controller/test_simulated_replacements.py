@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from support.simulator.kinds import altered
 from support.simulator.mutants import changing, seeing, waiting_for_ever, without
 from support.simulator.node import simulate
 from support.simulator.promises import BrokenPromiseError
@@ -13,6 +14,7 @@ from agent.controller import replacement
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.states import JobState
+from worker_hooks.contract import protocol
 
 
 def under_way(job, **changes):
@@ -29,8 +31,8 @@ def never_replacing(job, event):
 
 
 def replacing_whoever_can_not(job, event):
-    if isinstance(event, ev.RankRegistered):
-        event = replace(event, why_fixed="")
+    if isinstance(event, protocol.Registered):
+        event = altered(event, why_fixed="")
     return decide(job, event)
 
 
@@ -45,7 +47,7 @@ def not_waiting_for_those_that_go(job, event):
 
 
 def waiting_for_one_only(job, event):
-    if isinstance(event, ev.RankRegistered) and job.replacement is not None:
+    if isinstance(event, protocol.Registered) and job.replacement is not None:
         job = under_way(job, joined=frozenset(job.ranks) - {event.rank})
     return decide(job, event)
 
@@ -69,7 +71,7 @@ def without_who_raised_first(job):
 
 
 def blind_to_exceptions(job, event):
-    if isinstance(event, ev.RankRaised) and job.state is JobState.REPLACING:
+    if isinstance(event, protocol.Raised) and job.state is JobState.REPLACING:
         return Decision(job)
     return decide(job, event)
 
@@ -95,14 +97,14 @@ def deaf_to_requests(job, event):
 
 
 def believing_it_is_back(job, event):
-    if isinstance(event, ev.RankRegistered) and job.memory is not None:
-        event = replace(event, step=job.memory.step)
+    if isinstance(event, protocol.Registered) and job.memory is not None:
+        event = altered(event, step=job.memory.step)
     return decide(job, event)
 
 
 def taking_an_answer_of_the_last_round(job, event):
-    if isinstance(event, ev.RankRegistered | ev.WorkerExited | ev.RankRaised):
-        event = replace(event, attempt=job.attempt)
+    if isinstance(event, protocol.Registered | ev.WorkerExited | protocol.Raised):
+        event = altered(event, attempt=job.attempt)
     return decide(job, event)
 
 
@@ -127,7 +129,7 @@ def saving_what_is_in_memory_as_if_on_disk(job, event):
 
 def killing_a_survivor(job, event):
     decision = decide(job, event)
-    if isinstance(event, ev.RankRejoining) and decision.job != job:
+    if isinstance(event, protocol.Rejoining) and decision.job != job:
         kill = do.SignalRanks((event.rank,), 9, "why not")
         return replace(decision, actions=(*decision.actions, kill))
     return decision
@@ -158,7 +160,7 @@ BROKEN = [
     (changing(do.CommitDump, from_memory=False), "simulate"),
     (without(do.ReplaceRanks), "simulate"),
     (without(do.RemindReplaced), "the budget of replacements"),
-    (without(do.GoOnRanks), "waits for ever|simulate"),
+    (without(protocol.GoOn), "waits for ever|simulate"),
     (without(do.ForgetMemory), "while the memory is kept"),
     (waiting_for_ever(JobState.REPLACING), "waits for ever"),
 ]

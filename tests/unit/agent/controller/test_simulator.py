@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from support.simulator.kinds import altered
 from support.simulator.mutants import believing, changing, seeing, waiting_for_ever, without
 from support.simulator.node import census, simulate
 from support.simulator.promises import BrokenPromiseError
@@ -12,6 +13,7 @@ from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.states import JobState, RankState
+from worker_hooks.contract import protocol
 
 SCHEDULES, PARTS = 100_000, 10  # parts that the workers of pytest share
 LIMIT_S = 15.0  # of processor time for a part, on a slow machine
@@ -22,25 +24,27 @@ SEEN = {
     300: (
         "PrepareRanks",
         "ReplaceRanks",
-        "RankRejoining",
+        "Rejoining",
         "from memory",
         "RankHung",
         "written again",
         "HoldRanks",
-        "ProceedRanks",
-        "RankStanding",
+        "Proceed",
+        "Standing",
         "ExitRequested",
+        "ExitRequestedByFile",
         "DumpProgressed",
+        "Progress",
         "SaveFailed",
-        "StateDigested",
+        "Digested",
         "RankUnreachable",
     ),
     50: ("gracefully",),
-    150: ("LeaveRanks", "DismissRanks"),
+    150: ("Leave", "Dismiss"),
     600: ("to memory", "ForgetMemory"),
     80: ("ResumeRefused", "RefuseRanks", "CheckpointFound"),
-    800: ("succeeded", "failed", "stopped", "restarted", "RankRaised", "AbandonDump"),
-    1_000: ("FreezeRanks", "SaveRanks", "CommitDump", "DumpCommitted", "ReleaseRanks"),
+    800: ("succeeded", "failed", "stopped", "restarted", "Raised", "AbandonDump"),
+    1_000: ("FreezeRanks", "SaveRanks", "CommitDump", "DumpCommitted", "Release"),
 }
 
 
@@ -74,7 +78,7 @@ def forgetting_the_request(job, event):
 
 def believing_old_news(job, event):
     if hasattr(event, "attempt"):
-        event = replace(event, attempt=job.attempt)
+        event = altered(event, attempt=job.attempt)
     return decide(job, event)
 
 
@@ -123,25 +127,25 @@ def forgetting_what_is_saved(job, event):
 
 
 def believing_answers_to_old_orders(job, event):
-    if isinstance(event, ev.ShardWritten) and job.dump is not None:
-        event = replace(event, round=job.dump.round)
+    if isinstance(event, protocol.Written) and job.dump is not None:
+        event = altered(event, round=job.dump.round)
     return decide(job, event)
 
 
 def taking_the_oldest_step(job, event):
-    if isinstance(event, ev.RankFrozen):
-        event = replace(event, step=1_000 - event.step)
+    if isinstance(event, protocol.Frozen):
+        event = altered(event, step=1_000 - event.step)
     return decide(job, event)
 
 
 def not_comparing(job, event):
-    if isinstance(event, ev.ShardWritten) and job.dump is not None:
+    if isinstance(event, protocol.Written) and job.dump is not None:
         job = job._replace(dump=job.dump._replace(digesting=frozenset()))
     return decide(job, event)
 
 
 def not_waiting_for_all_parts(job, event):
-    if job.state is JobState.DUMPING and isinstance(event, ev.ShardWritten):
+    if job.state is JobState.DUMPING and isinstance(event, protocol.Written):
         dump = job.dump
         digests = dict.fromkeys(dump.writers, event.digest)
         job = job._replace(
@@ -151,9 +155,9 @@ def not_waiting_for_all_parts(job, event):
 
 
 def giving_up_at_the_first_trouble(job, event):
-    if isinstance(event, ev.SaveFailed):
+    if isinstance(event, protocol.SaveFailed):
         rules = replace(job.rules, places=1)
-        decision = decide(job._replace(rules=rules), replace(event, is_place=True))
+        decision = decide(job._replace(rules=rules), altered(event, is_place=True))
         return replace(decision, job=decision.job._replace(rules=job.rules))
     return decide(job, event)
 
@@ -181,12 +185,12 @@ BROKEN = [
     (changing(do.CommitDump, step=1), "without coverage"),
     (changing(do.Finish, reason="rank 0 1 2 3 4"), "does not|while ranks are alive"),
     (without(do.AbandonDump), "is open"),
-    (without(do.ReleaseRanks), "do not hear|for ever"),
+    (without(protocol.Release), "do not hear|for ever"),
     (without(do.SaveRanks), "simulate"),
-    (believing(ev.RankFrozen, is_whole=True), "the holders are|the newest step"),
-    (believing(ev.RankFrozen, step=3), "the newest step|a crash loop|could be saved"),
-    (believing(ev.SaveFailed, is_place=False), "be saved|the holders are|are full"),
-    (believing(ev.StateDigested, digest="1:0"), "simulate"),
+    (believing(protocol.Frozen, is_whole=True), "the holders are|the newest step"),
+    (believing(protocol.Frozen, step=3), "the newest step|a crash loop|could be saved"),
+    (believing(protocol.SaveFailed, is_place=False), "be saved|the holders are|are full"),
+    (believing(protocol.Digested, digest="1:0"), "simulate"),
     (believing_answers_to_old_orders, "without coverage"),
     (taking_the_oldest_step, "the newest step|a crash loop|could be saved"),
     (not_comparing, "have not said"),

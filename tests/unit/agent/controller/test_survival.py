@@ -4,6 +4,7 @@ import pytest
 
 from agent.controller import events as ev
 from agent.controller.events import renewed
+from worker_hooks.contract import protocol
 
 
 @pytest.mark.parametrize(
@@ -13,7 +14,7 @@ from agent.controller.events import renewed
         (ev.RankUnreachable(1, 3), 4),
         (ev.WorkerExited(2, 3, -9), 3),  # the lost one's own end
         (ev.WorkerExited(1, 2, -9), 2),
-        (ev.RankRaised(1, 3, "RuntimeError: a peer is gone"), 3),
+        (protocol.Raised(1, 3, "RuntimeError: a peer is gone"), 3),
     ],
 )
 def test_deaths_are_not_missed(event, attempt):

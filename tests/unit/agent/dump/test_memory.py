@@ -243,7 +243,7 @@ def test_what_is_inline_waits_for_no_thread(desk, tmp_path):
     assert (told[0].part, told[0].parts, told[0].is_quick) == (0, 1, True)
     desk.saving.hear(written(told[0].folder, 0))
     desk.saving.hear(protocol.Digested(1, 0, 1, "quick"))
-    assert [type(event) for event in desk.posted] == [ev.ShardWritten, ev.StateDigested]
+    assert [type(event) for event in desk.posted] == [protocol.Written, protocol.Digested]
     assert not desk.scribe.jobs
     event = desk.commit()
     assert manifest.read(Path(event.path)).reason == "rank 2 died"
@@ -291,7 +291,7 @@ def test_from_memory_to_a_folder_the_late_answer_counts_for_neither(desk):
     assert files() > 0  # the rank may still look for the number it was told
     desk.posted.clear()
     desk.saving.hear(protocol.SaveFailed(0, 0, 1, "no memory", True))
-    assert desk.posted == [ev.SaveFailed(0, 1, "no memory", True, 0)]
+    assert desk.posted == [protocol.SaveFailed(0, 0, 1, "no memory", True, 0)]
     desk.saving.hear(protocol.Written(0, 0, 1, "", 5, "", "quick"))  # it owes a file with a name
     assert len(desk.lines.dropped) == 1
 

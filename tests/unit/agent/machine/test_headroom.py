@@ -8,7 +8,6 @@ import torch
 from support.dump_desk import STEP, Desk
 
 from agent.controller import actions as do
-from agent.controller import events as ev
 from agent.dump import memory
 from agent.hooks.status_pages import StatusPages
 from agent.machine.free_memory import SPARE, free_bytes, needed, room, shortage
@@ -124,7 +123,7 @@ def test_without_room_no_rank_is_told_to_write_and_the_place_is_to_blame(desk):
     desk.free = 2 * (GB + SPARE) - 1
     told = desk.save()
     why = "there is no room for the state: 2.13 GB needed, 2.13 GB free"
-    assert desk.posted == [ev.SaveFailed(0, 1, why, True, 0)]
+    assert desk.posted == [protocol.SaveFailed(0, 0, 1, why, True, 0)]
     assert told.keys() == {1}  # it compares
     desk.free = None
     assert desk.save(number=1).keys() == {0, 1}  # there is room by now

@@ -12,14 +12,13 @@ from support.stand_ins import Links, Scribe
 from support.status_pages import kept, write
 
 from agent.controller import actions as do
-from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.job import Job, Policy
 from agent.dump.executor import DumpExecutor
 from agent.hooks.handshake import Handshake
 from agent.hooks.status_pages import StatusPages
 from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind
-from worker_hooks.contract.protocol import Hello
+from worker_hooks.contract.protocol import Hello, SaveFailed
 from worker_hooks.training.startup import StartupOptions
 
 
@@ -151,7 +150,7 @@ def test_the_fallback_is_that_of_dumps(tmp_path):
     Path(tmp_path, "saved").touch()
     desk = Desk(tmp_path)
     assert desk.save(is_raised=True) == []
-    assert [type(event) for event in desk.posted] == [ev.SaveFailed]
+    assert [type(event) for event in desk.posted] == [SaveFailed]
     assert desk.save(is_raised=True, place=1, number=1) == [f"dumps/{DUMP}"]
 
 

@@ -83,7 +83,7 @@ EVENTS = (
     {"time": 99.0, "event": "WorkerExited", "rank": 1, "exit_code": 0},  # before the strike
     {"time": 104.003, "event": "WorkerExited", "rank": 1, "exit_code": -9},
     {"time": 104.004, "event": "FreezeRanks", "dump_id": 1, "ranks": [0]},
-    {"time": 104.010, "event": "RankFrozen", "dump_id": 1, "rank": 0, "step": 3},
+    {"time": 104.010, "event": "Frozen", "dump_id": 1, "rank": 0, "step": 3},
     {"time": 104.011, "event": "SaveRanks", "dump_id": 1, "step": 3},
     {"time": 104.051, "event": "DumpCommitted", "dump_id": 1, "path": "p"},
     {"time": 104.061, "event": "StartAttempt", "attempt": 1, "resume": "p"},

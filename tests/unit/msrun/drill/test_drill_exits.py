@@ -67,7 +67,7 @@ def test_a_graceful_exit_ends_with_0_but_an_interrupt_is_told(number, code, sent
 def test_a_request_before_all_ranks_have_registered_need_not_be_graceful():
     begun = {"time": 100.0, "event": "StartAttempt", "attempt": 0}
     first, second = (
-        {"time": time, "event": "RankRegistered", "rank": rank}
+        {"time": time, "event": "Registered", "rank": rank}
         for rank, time in enumerate((101.0, 102.0))
     )
     heard = {"time": 103.1, "event": "StopRequested", "signum": 15}

@@ -11,6 +11,7 @@ from agent.controller.job import first_job
 from agent.spec.job_spec import ReplaceSpec, UsageError
 from msrun.launch.dry_run import facts
 from msrun.launch.request import parse
+from worker_hooks.contract import protocol
 
 ALL = "replace,dump,restart"
 
@@ -93,10 +94,10 @@ def test_yaml_and_dry_run(tmp_path):
 def test_without_dump_only_a_stop_is_saved(is_asked):
     job_ = first_job(job("--nproc-per-node=2", "--on_failure=restart"))
     happened = [ev.LaunchRequested(), *(ev.WorkerStarted(rank, 0, 1) for rank in (0, 1))]
-    happened += [ev.RankRegistered(rank, 0, 5) for rank in (0, 1)]
+    happened += [protocol.Registered(rank, 0, 5) for rank in (0, 1)]
     happened += [ev.WorkerExited(1, 0, -9)]
-    happened += [ev.ExitRequested(0, "a file asks for it")] if is_asked else []
-    happened += [ev.RankFrozen(0, 1, 5, True)]
+    happened += [ev.ExitRequestedByFile(0, "a file asks for it")] if is_asked else []
+    happened += [protocol.Frozen(0, 0, 1, 5, True)]
     ordered = []
     for event in happened:
         job_, actions = (done := decide(job_, event)).job, done.actions
