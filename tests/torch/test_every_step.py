@@ -64,16 +64,16 @@ def script() -> Iterator[ModuleType]:
         torch.set_num_threads(threads)
 
 
-def save(ledger: CommittedState, step: int, place: Path) -> None:
-    assert ledger.page is not None
-    record = ledger.page.record(step)
+def save(committed: CommittedState, step: int, place: Path) -> None:
+    assert committed.page is not None
+    record = committed.page.record(step)
     assert record is not None
     layout = DumpLayout.of_step(place, step)
     commit.make_folder(layout)
-    file = DumpLayout.shard(0, *ledger.position(step))
+    file = DumpLayout.shard(0, *committed.position(step))
     (layout.unfinished / file).parent.mkdir()
-    done = shard.write(layout.unfinished / file, ledger.replica(step), 0, 1, lambda _: None)
-    entries = ledger.page.entries
+    done = shard.write(layout.unfinished / file, committed.replica(step), 0, 1, lambda _: None)
+    entries = committed.page.entries
     private = commit.write_private(layout.unfinished, 0, entries, record, lambda _: None)
     written = Shard(file, 0, "replicated", done.nbytes, done.sha256)
     where = {"epoch": record.epoch, "batch": record.batch}
@@ -112,7 +112,7 @@ class Trainings:
             job.end()
         finally:
             job.notes.close()
-            torch_hooks.unwatch_backward(job.made._under_way.began_backward)
+            torch_hooks.unwatch_backward(job.made._loop.tracker.backward_begins)
             self._script.TrainState = TrainState
         losses: dict[str, str] = {}
         for line in (out / f"{self._kind}.0.jsonl").read_text().splitlines():
@@ -139,9 +139,9 @@ def test_from_each_commit_the_rest_is_the_same(
     trainings = Trainings(script, kind, tmp_path)
     commit = CommittedState.commit
 
-    def and_save(ledger: CommittedState, position: object) -> None:
-        commit(ledger, position)
-        save(ledger, ledger.step, tmp_path / f"step {ledger.step}")
+    def and_save(committed: CommittedState, position: object) -> None:
+        commit(committed, position)
+        save(committed, committed.step, tmp_path / f"step {committed.step}")
 
     monkeypatch.setattr(CommittedState, "commit", and_save)
     losses, end = trainings.run(TrainState)
@@ -162,11 +162,11 @@ def test_from_before_a_commit_too_when_its_step_is_complete(
     trainings = Trainings(script, kind, tmp_path)
     commit = CommittedState.commit
 
-    def save_and(ledger: CommittedState, position: object) -> None:
-        if ledger.step + 1 in LATE:
-            assert ledger.is_complete()
-            save(ledger, ledger.step + 1, tmp_path / f"step {ledger.step + 1}")
-        commit(ledger, position)
+    def save_and(committed: CommittedState, position: object) -> None:
+        if committed.step + 1 in LATE:
+            assert committed.is_complete()
+            save(committed, committed.step + 1, tmp_path / f"step {committed.step + 1}")
+        commit(committed, position)
 
     monkeypatch.setattr(CommittedState, "commit", save_and)
     losses, end = trainings.run(TrainState)

@@ -126,6 +126,11 @@ class RankEnv(NamedTuple):
     hooks: str  # the agent's socket; empty: nobody guards this process
     drill: str  # empty: no drill
     local_world_size: int = 1  # ranks on this host
+    save_to: str = ""  # a drill's folder; it replaces every folder that the script saves to
+
+    def redirected(self, folder: str) -> str:
+        """Where to save instead of in ``folder``; there itself, unless this is a drill."""
+        return self.save_to or folder
 
     @staticmethod
     def read(environ: Mapping[str, str]) -> RankEnv:

@@ -12,8 +12,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import RankEnv
@@ -61,44 +61,44 @@ class StateSource(saving.SaveSource, Protocol):
         """Write to no page any more."""
 
 
+class StartupOptions(NamedTuple):
+    """What a training wants of its guard. Paths are absolute; an empty text means none."""
+
+    ckpt_save_path: str = ""  # where dumps are saved
+    exit_file: str = ""  # the JSON file in which a graceful exit can be requested
+    exit_signals: tuple[int, ...] = ()  # signals to this process that request a graceful exit
+    checkpoints: tuple[str, ...] = ()  # where periodic checkpoints are saved
+    breakpoints: str = ""  # prefix of an exception's dump in the first of those folders
+
+
 class Guard:
-    """One rank's guard; without a line it guards nothing and costs nothing."""
+    """One rank's guard; without a connection it guards nothing and costs nothing."""
 
     def __init__(
         self,
-        told: RankEnv,
+        env: RankEnv,
         source: StateSource,
-        ckpt_save_path: str,
-        at_dump: Callable[[], None],
-        alone: Callable[[Guard], None],
+        options: StartupOptions,
         *,
-        exit_file: str = "",
-        exit_signals: Iterable[int] = (),
-        checkpoints: str = "",
-        breakpoints: str = "",
+        before_dump: Callable[[], None],
+        when_agent_died: Callable[[Guard], None],
     ) -> None:
         """Prepare; :meth:`greet` connects.
 
         Args:
-            told: who this process is.
+            env: who this process is.
             source: the state.
-            ckpt_save_path: where it is saved, absolute; empty: nowhere.
-            at_dump: called in the listener before anything is saved.
-            alone: called in the listener when the agent is dead; saves, and ends the process.
-            exit_file: the JSON in which a graceful exit can be asked for, absolute; empty: none.
-            exit_signals: signals to this process that ask for one.
-            checkpoints: where periodic checkpoints are saved, absolute; empty: nowhere.
-            breakpoints: the prefix of what is saved there for an exception; empty: nothing.
+            options: what the training wants.
+            before_dump: called in the listener before the state is digested or written.
+            when_agent_died: called in the listener; saves the state and ends the process.
         """
         self.gate = Gate(lambda: source.step)
         self.welcome: protocol.Welcome | None = None
-        self.told = told
+        self.env = env
         self.source = source
-        self.ckpt_save_path = ckpt_save_path
-        self._at_dump = at_dump
-        self._alone = alone
-        self._files = exit_file, checkpoints, breakpoints
-        self._exit_signals = tuple(exit_signals)
+        self.options = options
+        self._before_dump = before_dump
+        self._when_agent_died = when_agent_died
         self._signal: int | None = None  # that came last
         self._link: AgentLink | None = None
         self._beacon: LivenessSocket | None = None
@@ -128,23 +128,31 @@ class Guard:
             SystemExit: the agent refuses, exit code 2.
             ValueError: another guard of this process did so before.
         """
-        if not self.told.hooks:
+        if not self.env.hooks:
             return None
         if self._pid in _guarded:
             raise ValueError("this process has a TrainState already: register everything in one")
         try:
-            link = AgentLink(self.told.hooks)
+            link = AgentLink(self.env.hooks)
         except OSError as error:
-            log.warning("nothing guards rank %d: %s", self.told.rank, error)
+            log.warning("nothing guards rank %d: %s", self.env.rank, error)
             return None
-        who = *self._who, self._pid
+        hello = protocol.Hello(
+            rank=self.env.rank,
+            attempt=self.env.attempt,
+            pid=self._pid,
+            ckpt_save_path=self.options.ckpt_save_path,
+            wants_resume=wants_resume,
+            exit_file=self.options.exit_file,
+            checkpoints=next(iter(self.options.checkpoints), ""),
+            breakpoints=self.options.breakpoints,
+        )
         try:
-            hello = protocol.Hello(*who, self.ckpt_save_path, wants_resume, *self._files)
             # a newcomer may be early: it is answered when the survivors' state is saved
-            is_patient = wants_resume or self.told.attempt > 0
+            is_patient = wants_resume or self.env.attempt > 0
             answer = link.ask(hello, VERIFY_S if is_patient else ANSWER_S)
         except (OSError, wire.ProtocolError) as error:
-            log.warning("nothing guards rank %d: %s", self.told.rank, error)
+            log.warning("nothing guards rank %d: %s", self.env.rank, error)
             answer = None
         if not isinstance(answer, protocol.Welcome):  # e.g. a child of a rank: the rank is guarded
             link.forget()
@@ -171,7 +179,7 @@ class Guard:
         if self._listener is None:
             # the kernel would kill this thread's process with msrun, before it could save
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
-            self._beacon = LivenessSocket(self.told)
+            self._beacon = LivenessSocket(self.env)
             self._catch()
             self._listener = threading.Thread(target=self._listen, name="msrun", daemon=True)
             self._listener.start()
@@ -183,7 +191,7 @@ class Guard:
         SIGTERM is one of them unless the script has a use for it: Slurm and systemd send it to all
         processes of a job at once, and the state must not die with all who hold it.
         """
-        numbers = {*self._exit_signals}
+        numbers = {*self.options.exit_signals}
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             numbers.add(signal.SIGTERM)
         if not numbers:
@@ -228,7 +236,7 @@ class Guard:
             order, self._rejoin = self._rejoin, None
             assert order is not None
             self._out.set()
-            self.told = self.told._replace(attempt=order.attempt)
+            self.env = self.env._replace(attempt=order.attempt)
             self._released.clear()
             was_torn = self.gate.is_torn
             self.gate.enter()
@@ -247,7 +255,7 @@ class Guard:
 
     @property
     def _who(self) -> tuple[int, int]:
-        return self.told.rank, self.told.attempt
+        return self.env.rank, self.env.attempt
 
     def _is_guarding(self) -> bool:
         return self._link is not None and self._listener is not None and os.getpid() == self._pid
@@ -278,9 +286,9 @@ class Guard:
             while (message := self._link.listen(other, self._awake)) is not None:
                 self._obey(message)
             if self.left is None and self._link.is_agent_dead(DYING_S):
-                self._alone(self)
+                self._when_agent_died(self)
         except Exception:
-            log.exception("the guard of rank %d failed", self.told.rank)
+            log.exception("the guard of rank %d failed", self.env.rank)
         finally:
             self._give_up("")
 
@@ -334,7 +342,7 @@ class Guard:
 
     def _give_up(self, why: str) -> None:
         if why:
-            log.warning("nothing guards rank %d any more: %s", self.told.rank, why)
+            log.warning("nothing guards rank %d any more: %s", self.env.rank, why)
         self._released.set()
         self.gate.open()
         if self._wakeup is not None:
@@ -345,7 +353,7 @@ class Guard:
         assert self._wakeup is not None
         for number in self._wakeup.take():
             self._signal = number
-            self.request_exit(f"rank {self.told.rank} received {signal.Signals(number).name}")
+            self.request_exit(f"rank {self.env.rank} received {signal.Signals(number).name}")
 
     def _proceed(self, order: protocol.Proceed) -> None:
         """Let the main thread come to the step that all agreed on; tell when it is there."""
@@ -388,7 +396,7 @@ class Guard:
             self._say(protocol.Progress(*self._who, order.dump_id, nbytes))
 
         try:
-            self._at_dump()
+            self._before_dump()
             done = self.save(order, ThrottledProgress(tell))
         except Exception as error:  # noqa: BLE001  an OSError is not one of ours, either
             self._say(saving.failed(self._who, order, error))

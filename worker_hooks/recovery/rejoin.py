@@ -37,8 +37,8 @@ class Membership:
         guard = self._guard
         self._modes = ModuleFlags(self._modules())
         self._group = process_group.present()
-        guard.why_fixed = why = process_group.not_replaceable_why(guard.told, self._modules)
-        if why and guard.is_on and guard.told.rank == 0:
+        guard.why_fixed = why = process_group.not_replaceable_why(guard.env, self._modules)
+        if why and guard.is_on and guard.env.rank == 0:
             log.warning("a dead rank will not be replaced alone, as the script %s", why)
 
     def leave(self, users: Sequence[ref[Any]]) -> tuple[Rejoin, bool]:

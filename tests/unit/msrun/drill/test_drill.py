@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +16,9 @@ from msrun.drill.history import DrillHistory, FinalState, RankLife, SavedStep, S
 from msrun.drill.trial import Command
 from msrun.drill.verdict import check_reference, judge
 from msrun.options.argv import scan
-from worker_hooks.contract.env import DRILL, RUNS
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import DrillLayout
+from worker_hooks.drill import trace
 from worker_hooks.drill.plan import Deed, DrillPlan, Fault, Moment
 from worker_hooks.drill.trace import TrainingTrace
 
@@ -229,17 +231,18 @@ def test_a_reference_must_be_worth_comparing_with():
 # --- reading and showing ------------------------------------------------------------------------
 
 
-def test_what_ranks_and_msrun_wrote_is_read_back(tmp_path):
+def test_what_ranks_and_msrun_wrote_is_read_back(tmp_path, monkeypatch):
     for name in ("witness", "ckpt/tft_saved_checkpoints-step_3", "logs/earlier/1"):
         (tmp_path / name).mkdir(parents=True)
-    told = {DRILL: DrillPlan(str(tmp_path / "witness")).encode(), RUNS: "a"}
+    monkeypatch.setattr(trace, "time", SimpleNamespace(monotonic=lambda: 7.0))
     for attempt in (0, 1):
-        seen = TrainingTrace.from_env({**told, "TORCHELASTIC_RESTART_COUNT": str(attempt)}, 1)
-        seen.loss(attempt + 1, 0.5)
-        seen.loss(attempt + 1, 0.25)
-        seen.commit(attempt + 1, 7.0)
+        env = RankEnv(1, 2, attempt, "a", "", "")
+        seen = TrainingTrace(DrillPlan(str(tmp_path / "witness")), env)
+        seen.backward_begins(attempt + 1, 0.5)
+        seen.backward_begins(attempt + 1, 0.25)
+        seen.committed(attempt + 1)
         seen.close()
-    seen.finish(2, "d", "p")
+    seen.training_ended(2, "d", "p")
     with open(DrillLayout(tmp_path / "witness").lines(1), "a") as file:
         file.write('{"loss": "0x')  # killed while it wrote
     mark = {"time": 5.0, "at": 1.0, "step": 2, "attempt": 0, "pid": 1, "fault": "x"}

@@ -113,11 +113,11 @@ def test_all_ranks_save_what_was_due_and_is_not_there(
     def rank(number):
         saving = ModelCheckpoint("Net", tmp_path, CheckpointConfig(**config))
         saving.seen = []
-        saving._subject = SimpleNamespace(
-            told=told(number),
-            remembered=STEP,
+        saving._context = SimpleNamespace(
+            env=told(number),
+            memory_step=STEP,
             guard=SimpleNamespace(gate=SimpleNamespace(look=nothing)),
-            ledger=SimpleNamespace(position=lambda step: (1, step)),
+            committed=SimpleNamespace(position=lambda step: (1, step)),
         )
         state = SimpleNamespace(rank=number, world_size=RANKS, step=STEP)
 
@@ -125,7 +125,7 @@ def test_all_ranks_save_what_was_due_and_is_not_there(
             time.sleep(random.Random(number).random() / 50)
             saving.armed(state)
             saving.armed(state)  # at the next loop
-            policies.append(saving._policy)
+            policies.append(saving._schedule)
             return saving.seen
 
         return work

@@ -148,8 +148,6 @@ def test_what_is_appended_is_in_the_file(tmp_path):
 
 @WAYS
 def test_a_save_that_is_asked_for(tmp_path, is_async):
-    training = Training(tmp_path, save_checkpoint_steps=100, async_save=is_async)
-
     class Asking:
         def step_end(self, state):
             if state.step == 2:
@@ -157,7 +155,8 @@ def test_a_save_that_is_asked_for(tmp_path, is_async):
                 training.saving.save_now(state)
                 assert names(tmp_path) == ["Net-1_2"]
 
-    training.state.callbacks += (Asking(),)
+    config = {"save_checkpoint_steps": 100, "async_save": is_async}
+    training = Training(tmp_path, callbacks=[Asking()], **config)
     training.run(stop=4)
     assert read(tmp_path / "Net-1_2").reason == "asked for"
 
@@ -188,8 +187,8 @@ def test_a_failure_beside_training_is_raised_at_a_later_commit(tmp_path, monkeyp
     training = Training(tmp_path, save_checkpoint_steps=2, async_save=True)
 
     def wait():
-        if training.saving._background.is_busy:
-            poll(lambda: select_readable(training.saving._background))
+        if training.saving._writer.is_busy:
+            poll(lambda: select_readable(training.saving._writer))
 
     with pytest.raises(CheckpointError, match="File exists"):
         training.run(body=wait)
@@ -207,7 +206,7 @@ def test_a_writer_that_is_killed_is_an_error_not_a_hang(tmp_path):
     training = Training(tmp_path, save_checkpoint_steps=1, async_save=True)
 
     def kill():
-        os.kill(training.saving._background._process.pid, signal.SIGKILL)
+        os.kill(training.saving._writer._process.pid, signal.SIGKILL)
 
     with pytest.raises(CheckpointError, match=r"its writer is gone \(signal 9\)"):
         training.run(body=kill)
@@ -216,21 +215,21 @@ def test_a_writer_that_is_killed_is_an_error_not_a_hang(tmp_path):
 
 def test_a_copy_is_what_it_was_though_training_goes_on(tmp_path):
     """The writer stands still while the state changes."""
-    training = Training(tmp_path, save_checkpoint_steps=2, async_save=True, keep_checkpoint_max=9)
     seen = {}
 
     class Slow:
         def step_end(self, state):
-            process = training.saving._background._process
+            process = training.saving._writer._process
             if state.step == 1:
                 os.kill(process.pid, signal.SIGSTOP)
             if state.step == 2:
                 seen["w"] = training.net[0].weight.detach().clone()
             if state.step == 4 - 1:
-                assert training.saving._background.is_busy
+                assert training.saving._writer.is_busy
                 os.kill(process.pid, signal.SIGCONT)
 
-    training.state.callbacks += (Slow(),)
+    config = {"save_checkpoint_steps": 2, "async_save": True, "keep_checkpoint_max": 9}
+    training = Training(tmp_path, callbacks=[Slow()], **config)
     training.run(1)
     from safetensors.torch import load_file
 

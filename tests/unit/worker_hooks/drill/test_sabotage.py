@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from worker_hooks.contract.env import DRILL, RUNS
+from worker_hooks.contract.env import DRILL, RankEnv
 from worker_hooks.contract.layout import DrillLayout
 from worker_hooks.contract.status_page import Phase
+from worker_hooks.drill import trace
 from worker_hooks.drill.inject import DrillError, FaultInjector
 from worker_hooks.drill.plan import LAUNCHER, Deed, DrillPlan, Fault, Moment
 from worker_hooks.drill.trace import TrainingTrace
+from worker_hooks.training.startup import read_env
 
 ROOT = Path(__file__).parents[4]
 STEP = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED)
@@ -24,15 +27,18 @@ STEP = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED)
 # Plays a rank: five phases a step, an "update" of 200 calls of C, each noted in a file.
 RANK = """
 import os, sys, time
-from worker_hooks.contract.layout import DrillLayout
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.status_page import Phase
+from worker_hooks.drill import trace
 from worker_hooks.drill.inject import FaultInjector
-saboteur = FaultInjector.from_env(os.environ, int(sys.argv[1]), int(sys.argv[2]))
+from worker_hooks.drill.plan import DrillPlan
+env = RankEnv.read(os.environ)._replace(rank=int(sys.argv[1]), attempt=int(sys.argv[2]))
+saboteur = FaultInjector.of(DrillPlan.decode(env.drill), env)
 said = open(sys.argv[3], "a", buffering=1)
 for step in range(1, 7):
     for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED):
         print(step, phase.name, file=said)
-        if saboteur: saboteur.at(phase, step)
+        if saboteur: saboteur.phase_begins(phase, step)
         if phase is Phase.UPDATE:
             def update():
                 for number in range(200): os.getpid()
@@ -44,6 +50,10 @@ for step in range(1, 7):
 
 def plan(folder, *faults):
     return DrillPlan(str(folder), "", faults)
+
+
+def rank_env(rank, attempt=0):
+    return RankEnv(rank, 8, attempt, "run", "", "")
 
 
 def play(tmp_path, *faults, rank=0, attempt=0):
@@ -117,32 +127,45 @@ def test_a_fault_strikes_once_whatever_the_attempt(tmp_path):
 
 
 def test_other_ranks_attempts_and_jobs_are_left_alone(tmp_path):
-    environ = {DRILL: plan(tmp_path, Fault(1, 3), Fault(0, 3, attempt=1)).encode()}
-    assert FaultInjector.from_env(environ, 0, 2) is None
-    assert FaultInjector.from_env(environ, 0, 1) is not None
-    saboteur = FaultInjector.from_env(environ, 0, 0)
-    saboteur.at(Phase.FORWARD, 3)  # of another attempt than that of the fault
-    assert FaultInjector.from_env(environ, 1, 5) is not None
-    assert FaultInjector.from_env({}, 0, 0) is None
+    made = plan(tmp_path, Fault(1, 3), Fault(0, 3, attempt=1))
+    assert FaultInjector.of(made, rank_env(0, attempt=2)) is None
+    assert FaultInjector.of(made, rank_env(0, attempt=1)) is not None
+    saboteur = FaultInjector.of(made, rank_env(0, attempt=0))
+    saboteur.phase_begins(Phase.FORWARD, 3)  # of another attempt than that of the fault
+    assert FaultInjector.of(made, rank_env(1, attempt=5)) is not None
+
+
+def test_only_a_drill_has_observers_and_redirects_folders(tmp_path):
+    env, observers = read_env({"RANK": "1"})
+    assert (observers, env.redirected("/mine")) == ((), "/mine")
+    made = DrillPlan(str(tmp_path), "/drill", (Fault(1, 3),))
+    env, observers = read_env({"RANK": "1", DRILL: made.encode()})
+    observers[-1].close()
+    assert [type(each) for each in observers] == [FaultInjector, TrainingTrace]
+    assert env.redirected("/mine") == "/drill"
+    env, observers = read_env({"RANK": "0", DRILL: made._replace(ckpt="").encode()})
+    observers[-1].close()
+    assert [type(each) for each in observers] == [TrainingTrace]
+    assert env.redirected("/mine") == "/mine"
     with pytest.raises(ValueError, match="unreadable drill"):
-        FaultInjector.from_env({DRILL: "{}"}, 0, 0)
+        read_env({DRILL: "{}"})
 
 
 def test_a_step_that_is_never_reached_again_is_struck_at_the_next(tmp_path):
     saboteur = FaultInjector(DrillLayout(tmp_path), {0: Fault(0, 5, Moment.DATA, Deed.RAISE)}, 1)
     with pytest.raises(DrillError):
-        saboteur.at(Phase.DATA, 6)
+        saboteur.phase_begins(Phase.DATA, 6)
 
 
 def test_a_dump_is_struck_whatever_its_step(tmp_path):
     saboteur = FaultInjector(
         DrillLayout(tmp_path), {0: Fault(0, 90, Moment.DUMP, Deed.STOP, for_s=0.01)}, 0
     )
-    saboteur.at(Phase.DATA, 3)
+    saboteur.phase_begins(Phase.DATA, 3)
     struck_pids = []
     saboteur._claim = lambda _index, _fault, pid: struck_pids.append(pid)
-    saboteur.at_dump()
-    saboteur.at_dump()
+    saboteur.dump_begins()
+    saboteur.dump_begins()
     assert struck_pids == [os.getpid()]
 
 
@@ -176,9 +199,9 @@ def test_what_did_not_strike_in_training_does_not_afterwards(tmp_path):
         DrillLayout(tmp_path), {0: Fault(0, 2, Moment.ANY, Deed.EXIT, 9, delay=1.0)}, 0
     )
     saboteur._step_s = 60.0
-    saboteur.at(Phase.DATA, 2)
+    saboteur.phase_begins(Phase.DATA, 2)
     (timer,) = saboteur._timers
-    saboteur.disarm()
+    saboteur.training_ends()
     timer.join(5)
     assert not timer.is_alive()
     assert not DrillLayout(tmp_path).struck(0).exists()
@@ -191,7 +214,7 @@ def test_a_profiler_of_the_script_stays_in_place(tmp_path):
     try:
         saboteur = FaultInjector(DrillLayout(tmp_path), {0: Fault(0, 9, Moment.UPDATE)}, 0)
         for phase in STEP:
-            saboteur.at(phase, 8)
+            saboteur.phase_begins(phase, 8)
         assert sys.getprofile() is mine
     finally:
         sys.setprofile(None)
@@ -230,25 +253,21 @@ class Tensor:
         return value
 
 
-def test_a_witness_writes_lines_that_are_whole_at_once(tmp_path):
-    told = {DRILL: plan(tmp_path).encode(), RUNS: "outer:mine", "TORCHELASTIC_RESTART_COUNT": "2"}
-    seen = TrainingTrace.from_env(told, 3)
-    seen.loss(7, 0.1)
-    seen.loss(7, Tensor(1.0, 2.0))
-    seen.loss(7, None)
-    seen.commit(7, 12.5)
+def test_a_witness_writes_lines_that_are_whole_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "time", SimpleNamespace(monotonic=lambda: 12.5))
+    seen = TrainingTrace(plan(tmp_path), RankEnv(3, 8, 2, "mine", "", ""))
+    seen.backward_begins(7, 0.1)
+    seen.backward_begins(7, Tensor(1.0, 2.0))
+    seen.backward_begins(7, None)
+    seen.committed(7)
     lines = [json.loads(line) for line in DrillLayout(tmp_path).lines(3).read_text().splitlines()]
-    assert lines[0].items() >= {"life": 2, "run": "mine"}.items()
+    assert lines[0] == {"life": 2, "run": "mine", "at": 12.5}
     assert lines[1:] == [
         {"loss": (0.1).hex(), "step": 7},
         {"loss": (3.0).hex(), "step": 7},
         {"commit": 7, "at": 12.5},
     ]
-    seen.finish(7, "ab", "cd")
+    seen.training_ended(7, "ab", "cd")
     said = json.loads(DrillLayout(tmp_path).final(3).read_text())
     assert said == {"step": 7, "digest": "ab", "private_digest": "cd"}
     seen.close()
-
-
-def test_outside_of_a_drill_nobody_witnesses():
-    assert TrainingTrace.from_env({}, 0) is None

@@ -12,10 +12,11 @@ import time
 import pytest
 
 from worker_hooks.callbacks.graceful_exit import ExitControl, GracefulExit
+from worker_hooks.callbacks.protocol import CallbackList
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.guard import guard as guards
-from worker_hooks.guard.guard import Guard
+from worker_hooks.guard.guard import Guard, StartupOptions
 
 LONG_S = 20.0
 WHO = 3, 1  # rank, attempt
@@ -95,6 +96,12 @@ def _agent():
     agent.close()
 
 
+def unconnected(env):
+    return Guard(
+        env, Source(), StartupOptions(), before_dump=lambda: None, when_agent_died=lambda _: None
+    )
+
+
 @pytest.fixture(name="guard")
 def _guard(agent, monkeypatch):
     monkeypatch.setattr(guards, "_guarded", set())
@@ -105,13 +112,9 @@ def _guard(agent, monkeypatch):
     guard = Guard(
         told,
         Source(),
-        "/ckpt",
-        lambda: None,
-        alone.append,
-        exit_file="/exit.json",
-        exit_signals=[signal.SIGUSR1],
-        checkpoints="/checkpoints",
-        breakpoints="Net",
+        StartupOptions("/ckpt", "/exit.json", (signal.SIGUSR1,), ("/checkpoints", "/more"), "Net"),
+        before_dump=lambda: None,
+        when_agent_died=alone.append,
     )
     guard.greet(wants_resume=False)
     with open("/dev/null", "rb") as page:
@@ -130,11 +133,9 @@ def _guard(agent, monkeypatch):
 class Training:
     """A main thread that steps until it is to leave."""
 
-    callbacks = ()
-
     def __init__(self, guard, steps=10**9):
         self.guard, self.steps, self.left = guard, steps, False
-        self.exit = ExitControl(guard, [self], ())
+        self.exit = ExitControl(guard, CallbackList([self]), ())
         self.asked_at = []
         self.go = threading.Semaphore(0)
         self.thread = threading.Thread(target=self._run)
@@ -150,7 +151,7 @@ class Training:
             gate.begin_update()
             gate.end_update()
             gate.commit(source.note)
-            if self.exit.meet(self):
+            if self.exit.wait(self):
                 self.left = True
                 return
 
@@ -298,7 +299,7 @@ def test_when_the_line_closes_training_goes_on_and_the_signal_ends_it_again(agen
 
 def test_without_an_agent_a_request_ends_the_process_itself_after_its_step():
     told = RankEnv(0, 1, 0, "", "", "")
-    guard = Guard(told, Source(), "", lambda: None, lambda _: None)
+    guard = unconnected(told)
     training = Training(guard)
     guard.request_exit("asked")
     training.step(5)
@@ -321,6 +322,6 @@ def test_a_newcomer_waits_for_its_welcome_while_a_state_is_saved(monkeypatch, at
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         door.bind(f"\0{name}")
         door.listen()
-        guard = Guard(RankEnv(3, 4, attempt, "run", name, ""), Source(), "", lambda: None, print)
+        guard = unconnected(RankEnv(3, 4, attempt, "run", name, ""))
         assert guard.greet(wants_resume=False) is None
     assert (waits[0] > 600) is is_long

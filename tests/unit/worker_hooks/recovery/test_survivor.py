@@ -31,12 +31,12 @@ class Replica:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.table = torch.randn(300, 301)
-        self.ledger = CommittedState(pieces_of(vars(self)), dict)
+        self.committed = CommittedState(pieces_of(vars(self)), dict)
         for batch in range(STEPS):
             self.model(torch.ones(2, 150)).sum().backward()
             self.optimizer.step()
             self.scheduler.step()
-            self.ledger.commit(Position(0, batch + 1))
+            self.committed.commit(Position(0, batch + 1))
 
     @property
     def state(self):
@@ -46,7 +46,7 @@ class Replica:
     @property
     def places(self):
         """Where each tensor of the large state is."""
-        found = (piece.tensors() for piece in self.ledger.pieces)
+        found = (piece.tensors() for piece in self.committed.pieces)
         return {name: each.data_ptr() for tensors in found for name, each in tensors.items()}
 
     @property
@@ -59,7 +59,7 @@ def saved():
     """A checkpoint in memory that another rank wrote: its path, the digest, what it holds."""
     memory, other = MemoryTarget(STEPS, 0, 0), Replica()
     place = Path(memory.place_of(0))
-    done = write_quick(place, other.ledger.replica(STEPS), 0, 1, lambda _: None)
+    done = write_quick(place, other.committed.replica(STEPS), 0, 1, lambda _: None)
     written = protocol.Written(0, 0, 1, "", done.nbytes, "", done.digest)
     order = DumpOrder({0: written}, ((0,),), (), 2, 0, "record", "why")
     path = DumpDraft(memory, STEPS, (0, 1), {}).commit(order).path
@@ -88,9 +88,9 @@ def costs(monkeypatch):
 
 def test_a_survivor_that_holds_it_reads_nothing(saved, costs):
     one = Replica()
-    places, live = one.places, (STEPS, quick_digest(one.ledger.replica(STEPS)))
-    point = resume.restored(one.ledger.pieces, saved.path, TOLD, live)
-    resume.put_back(point, one.ledger, 1)
+    places, live = one.places, (STEPS, quick_digest(one.committed.replica(STEPS)))
+    point = resume.restored(one.committed.pieces, saved.path, TOLD, live)
+    resume.put_back(point, one.committed, 1)
     assert (costs.nbytes, costs.digests) == (0, 1)
     assert same(one.state, saved.state)
     assert one.places == places
@@ -108,14 +108,14 @@ def corrupt_moments(one):
 def test_one_whose_state_is_another_reads_all_of_it(saved, costs, change):
     one = Replica()
     change(one)
-    one.ledger.commit(Position(0, 3))  # it trained with it, unknown to anybody
-    one.ledger.step = STEPS
-    digest = quick_digest(one.ledger.present())
+    one.committed.commit(Position(0, 3))  # it trained with it, unknown to anybody
+    one.committed.step = STEPS
+    digest = quick_digest(one.committed.present())
     assert digest != saved.digest
-    point = resume.restored(one.ledger.pieces, saved.path, TOLD, (STEPS, digest))
-    large = sum(each.nbytes for p in one.ledger.pieces for each in p.tensors().values())
+    point = resume.restored(one.committed.pieces, saved.path, TOLD, (STEPS, digest))
+    large = sum(each.nbytes for p in one.committed.pieces for each in p.tensors().values())
     assert costs.nbytes == large
-    resume.put_back(point, one.ledger, 1)
+    resume.put_back(point, one.committed, 1)
     assert (costs.nbytes, costs.digests) == (large, 1)
     assert same(one.state, saved.state)
 
@@ -125,7 +125,7 @@ def test_one_that_is_not_known_to_hold_it_reads_it(saved, costs, live):
     one = Replica()
     if live and live[1] is None:
         live = live[0], saved.digest
-    resume.restored(one.ledger.pieces, saved.path, TOLD, live)
+    resume.restored(one.committed.pieces, saved.path, TOLD, live)
     assert costs.nbytes > 500_000
 
 
@@ -162,11 +162,11 @@ UNSEEN = {  # by what a commit looks at
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_changes_behind_the_comparison_is_put_back(saved, name):
     one = Replica()
-    live = STEPS, quick_digest(one.ledger.replica(STEPS))
+    live = STEPS, quick_digest(one.committed.replica(STEPS))
     with torch.no_grad():
         UNSEEN[name](one)
-    point = resume.restored(one.ledger.pieces, saved.path, TOLD, live)
-    resume.put_back(point, one.ledger, 1)
+    point = resume.restored(one.committed.pieces, saved.path, TOLD, live)
+    resume.put_back(point, one.committed, 1)
     assert same(one.state, saved.state)
 
 
@@ -176,8 +176,8 @@ def test_what_changes_behind_the_comparison_is_put_back(saved, name):
 def test_what_the_script_changes_before_its_loop_is_put_back(saved, name, is_live):
     one = Replica()
     live = STEPS, saved.digest if is_live else "quick-another"
-    point = resume.restored(one.ledger.pieces, saved.path, TOLD, live)
+    point = resume.restored(one.committed.pieces, saved.path, TOLD, live)
     with torch.no_grad():
         CHANGES[name](one)
-    resume.put_back(point, one.ledger, 1)
+    resume.put_back(point, one.committed, 1)
     assert same(one.state, saved.state)

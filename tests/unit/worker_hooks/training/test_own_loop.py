@@ -46,9 +46,9 @@ def test_to_ask_is_the_end_of_a_step_if_there_was_an_update():
         training.update()
         assert not state.should_exit
         assert (state.step, state.batch) == (step, step)
-    assert training.ledger.is_complete() is False  # nothing is under way
+    assert training.committed.is_complete() is False  # nothing is under way
     training.update()
-    assert training.ledger.is_complete()  # what a step changes was learned
+    assert training.committed.is_complete()  # what a step changes was learned
     assert training.record().step == 2
 
 
