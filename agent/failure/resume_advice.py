@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from agent.records import run_record
 from agent.records.run_record import Record
 from agent.text.sanitize import sanitized
-from worker_hooks.storage.manifest import Manifest, candidates_of, read, verify
+from worker_hooks.storage.find import Verify, search
+from worker_hooks.storage.manifest import read
 
 
 class KeptCheckpoint(NamedTuple):
@@ -78,10 +79,10 @@ def _kept(path: str) -> KeptCheckpoint | None:
 
 def older(record: Record) -> KeptCheckpoint | None:
     """The newest checkpoint in the run's folders, whoever saved it; its bytes are not read."""
-    for path, found in candidates_of(Path(place) for place in record.checkpoints):
-        if isinstance(found, Manifest) and not verify(path, found, quick=True):
-            return KeptCheckpoint(found.step, found.world_size, str(path))
-    return None
+    newest = search(map(Path, record.checkpoints), verify=Verify.QUICK).newest
+    if newest is None:
+        return None
+    return KeptCheckpoint(newest.manifest.step, newest.manifest.world_size, str(newest.path))
 
 
 def _command(
