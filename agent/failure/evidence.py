@@ -17,6 +17,7 @@ from typing import Any
 
 from agent.failure.log_excerpt import Traceback, find_fatal, find_traceback
 from agent.text.log_lines import last_lines, log_lines
+from agent.text.sanitize import encodable
 
 LOG_TAIL_BYTES = 64 * 1024
 LOG_TAIL_LINES = 20
@@ -136,7 +137,7 @@ def parse_error_file(raw: bytes) -> ErrorFile:
         raise ValueError("not JSON") from error
     match content:
         case {"message": str(text)}:
-            return ErrorFile(_text(text), None, _seconds(content.get("timestamp")), content)
+            return ErrorFile(encodable(text), None, _seconds(content.get("timestamp")), content)
         case {"message": {"message": _} as message} | {"message": {"extraInfo": _} as message}:
             return _detailed(message, content)
         case _:
@@ -148,16 +149,11 @@ def _detailed(message: Mapping[str, Any], content: Mapping[str, Any]) -> ErrorFi
     extra = extra if isinstance(extra, dict) else {}
     traceback, text = extra.get("py_callstack"), message.get("message")
     return ErrorFile(
-        message=_text(text) if isinstance(text, str) else "",
-        traceback=_text(traceback) if isinstance(traceback, str) else None,
+        message=encodable(text) if isinstance(text, str) else "",
+        traceback=encodable(traceback) if isinstance(traceback, str) else None,
         timestamp=_seconds(extra.get("timestamp")),
         content=content,
     )
-
-
-def _text(text: str) -> str:
-    # JSON may spell half a surrogate pair, which no stream can encode.
-    return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def _seconds(value: object) -> int | None:

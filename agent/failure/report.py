@@ -13,9 +13,9 @@ from typing import Any
 
 from agent.failure.evidence import Evidence, WorkerEnd
 from agent.failure.root_cause import Cause, failed_at
-from agent.failure.torchrun_report import block, signal_name
-from agent.text.ranges import format_ranges
+from agent.failure.torchrun_report import block
 from agent.text.sanitize import sanitized
+from agent.text.wording import describe_exit, known_signal, ranged
 
 HEAD_LINES = 20
 TAIL_LINES = 80
@@ -62,11 +62,9 @@ def ending(end: WorkerEnd) -> str:
     """``was killed by SIGKILL``, ``exited with code 1``."""
     if end.hung:
         return f"{sanitized(end.hung)}; msrun killed it"
-    if end.signal is not None:
-        return f"was killed by {signal_name(end.signal) or f'signal {end.signal}'}"
-    if end.exit_code is not None:
-        return f"exited with code {end.exit_code}"
-    return "is gone; how it ended is not known"
+    if end.exitcode is None:
+        return "is gone; how it ended is not known"
+    return describe_exit(end.exitcode)
 
 
 def _told(root: Evidence) -> Iterator[str]:
@@ -97,21 +95,17 @@ def _aftermath(cause: Cause) -> Iterator[str]:
     parts = []
     if cause.stopped:
         count = len(cause.stopped)
-        parts.append(f"msrun stopped {_ranks(cause.stopped)} ({_workers(count)})")
+        parts.append(f"msrun stopped {ranged(cause.stopped)} ({_workers(count)})")
     if cause.consequences:
-        parts.append(f"{_ranks(_of(cause.consequences))} failed in consequence")
+        parts.append(f"{ranged(_of(cause.consequences))} failed in consequence")
     if cause.others:
-        parts.append(f"{_ranks(_of(cause.others))} failed, too")
+        parts.append(f"{ranged(_of(cause.others))} failed, too")
     if parts:
         yield "; ".join(parts)
 
 
 def _of(failures: Iterable[Evidence]) -> tuple[int, ...]:
     return tuple(evidence.end.rank for evidence in failures)
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranges(ranks)}"
 
 
 def _workers(count: int) -> str:
@@ -141,7 +135,7 @@ def _as_json(evidence: Evidence) -> dict[str, Any]:
         "attempt": end.attempt,
         "exit_code": end.exit_code,
         "signal": end.signal,
-        "signal_name": signal_name(end.signal),
+        "signal_name": known_signal(end.signal),
         "time": _utc(failed_at(evidence)),
         "message": evidence.message,
         "traceback": evidence.traceback,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from signal import Signals
 
 from agent.failure.evidence import Evidence
 from agent.failure.root_cause import Cause
 from agent.text.sanitize import sanitized
+from agent.text.wording import known_signal
 
 NOT_AVAILABLE = "<N/A>"
 NO_TRACEBACK = (
@@ -43,14 +43,6 @@ def block(cause: Cause, script: str) -> str:
     )
 
 
-def signal_name(number: int | None) -> str | None:
-    """``SIGKILL`` for 9; real-time signals have no name of their own."""
-    try:
-        return None if number is None else Signals(number).name
-    except ValueError:
-        return None
-
-
 def local_time(epoch_s: float) -> str:
     """Local time with a resolution of one second, as torchrun writes it."""
     try:
@@ -60,7 +52,7 @@ def local_time(epoch_s: float) -> str:
 
 
 def _entry(index: int, evidence: Evidence) -> str:
-    end, name = evidence.end, signal_name(evidence.end.signal)
+    end, name = evidence.end, known_signal(evidence.end.signal)
     exitcode = NOT_AVAILABLE if end.exitcode is None else end.exitcode
     return "\n".join(
         (
@@ -96,7 +88,7 @@ def _told(evidence: Evidence) -> str:
         if told:
             return told.replace("\n", "\n  ") if detailed else told
     if end.signal is not None:
-        name = signal_name(end.signal) or NOT_AVAILABLE
+        name = known_signal(end.signal) or NOT_AVAILABLE
         return f"Signal {end.signal} ({name}) received by PID {end.pid}"
     if evidence.logged is not None:
         return evidence.logged.message.replace("\n", "\n  ")

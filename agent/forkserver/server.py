@@ -27,6 +27,7 @@ from agent.forkserver import (
 )
 from agent.forkserver.orphans import end_leftovers, inhabited
 from worker_hooks.contract import protocol, wire
+from worker_hooks.contract.atomic_file import describe_os_error
 
 # A batch system may signal every process of a job: ranks need the store while they save.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -177,8 +178,7 @@ def _become(link: socket.socket, order: protocol.WorkerOrder, attempt: int, agen
     try:
         child.become(order, agent_pid)
     except OSError as error:
-        why = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-        wire.send(link, protocol.ForkFailed(order.rank, attempt, why))
+        wire.send(link, protocol.ForkFailed(order.rank, attempt, describe_os_error(error)))
         os._exit(126)
 
 

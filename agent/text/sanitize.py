@@ -21,3 +21,8 @@ def sanitized(text: str) -> str:
 def spelled(code: int) -> str:
     """A character as its escape sequence in Python's notation."""
     return f"\\x{code:02x}" if code <= LATIN1 else f"\\u{code:04x}"
+
+
+def encodable(text: str) -> str:
+    """``text`` without halves of surrogate pairs, which JSON may spell and no stream takes."""
+    return text.encode(errors="replace").decode()

@@ -11,12 +11,17 @@ KB = 1000
 LISTED = 8  # ranks named in a sentence
 
 
-def signal_name(signum: int) -> str:
-    """``SIGTERM``, or ``signal 40`` for one without a name (a real-time signal)."""
+def known_signal(signum: int | None) -> str | None:
+    """``SIGTERM``; ``None`` for no signal, and for a real-time signal, which has no name."""
     try:
-        return signals.Signals(signum).name
+        return None if signum is None else signals.Signals(signum).name
     except ValueError:
-        return f"signal {signum}"
+        return None
+
+
+def signal_name(signum: int) -> str:
+    """``SIGTERM``, or ``signal 40`` for one without a name."""
+    return known_signal(signum) or f"signal {signum}"
 
 
 def listed(ranks: Sequence[int]) -> str:
