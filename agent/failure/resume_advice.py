@@ -66,7 +66,9 @@ def resume_advice(
     """
     kept = (_kept(saved) if saved else None) or older(record)
     command = "" if kept is None else _command(record, kept, environ, is_away=is_away)
-    return ResumeAdvice(kept, lost, command, gave_up, not_replaced)
+    return ResumeAdvice(
+        kept=kept, lost=lost, command=command, gave_up=gave_up, not_replaced=not_replaced
+    )
 
 
 def _kept(path: str) -> KeptCheckpoint | None:

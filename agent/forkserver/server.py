@@ -185,7 +185,8 @@ def _become(link: socket.socket, order: protocol.WorkerOrder, attempt: int, agen
 def _fork_store(link: socket.socket, message: protocol.StartStore, fd: int, agent_pid: int) -> None:
     forked = adoption.fork_adopted(1)
     if not isinstance(forked, int):
-        wire.send(link, protocol.StoreForked(message.attempt, *forked[0]))
+        (store,) = forked
+        wire.send(link, protocol.StoreForked(message.attempt, pid=store.pid, why=store.why))
         return
     try:
         child.detach(agent_pid)

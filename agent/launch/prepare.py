@@ -75,7 +75,15 @@ def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
     rank_plan.check_orders(last)  # what is wrong with it is said now
     claim = run_record.claim(records_folder, spec.dump.lineage[0]) if spec.dump.lineage else None
     lock = open_run_folder(layout)
-    return Prepared(spec, layout, listener, lock, records_folder, bound, claim)
+    return Prepared(
+        spec=spec,
+        layout=layout,
+        listener=listener,
+        lock=lock,
+        records_folder=records_folder,
+        bindings=bound,
+        claim=claim,
+    )
 
 
 def abandon(prepared: Prepared) -> None:

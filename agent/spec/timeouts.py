@@ -68,8 +68,13 @@ def derive(
             above = next((rung for rung in (*given[at + 1 :], scheduler) if rung is not None), None)
             times[at] = _over(times[at - 1], times[at], at, above)
     freeze_s, update_grace_s, stall_s, grace_s = times
-    scheduler_s = None if scheduler is None else scheduler.seconds
-    return TimeoutLadder(freeze_s, update_grace_s, stall_s, grace_s, scheduler_s)
+    return TimeoutLadder(
+        freeze_s=freeze_s,
+        update_grace_s=update_grace_s,
+        stall_s=stall_s,
+        grace_s=grace_s,
+        scheduler_s=None if scheduler is None else scheduler.seconds,
+    )
 
 
 def _down(given: Sequence[TimeoutRung | None], scheduler: TimeoutRung | None) -> list[float]:
