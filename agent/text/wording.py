@@ -1,4 +1,4 @@
-"""Exits, signals and ranks in words, as every reason spells them. Pure."""
+"""Exits, signals, ranks and sizes as text, the same in every message. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def times(count: int) -> str:
 
 
 def described(facts: Iterable[tuple[int, str]]) -> str:
-    """Ranks with what is true of each, those alike together: ``ranks 0, 2 ended; rank 1 is torn``.
+    """Ranks and a fact about each, ranks with the same fact together: ``ranks 0, 2 ended; rank 1 is torn``.
 
     ``facts`` are verbs; each fits one rank as well as several.
     """
@@ -55,7 +55,7 @@ def described(facts: Iterable[tuple[int, str]]) -> str:
 
 
 def describe_exit(exit_code: int) -> str:
-    """An exit code in words: ``was killed by SIGKILL``, ``exited with code 3``."""
+    """An exit code as text: ``was killed by SIGKILL``, ``exited with code 3``."""
     if exit_code < 0:
         return f"was killed by {signal_name(-exit_code)}"
     return f"exited with code {exit_code}"
