@@ -17,7 +17,7 @@ _MOST_DIGITS = 20
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes below the tightest limit; ``None``: no limit is known. ``root`` has ``proc``, ``sys``."""
+    """Bytes below the tightest limit; ``None``: none is known. ``root`` has ``proc``, ``sys``."""
     found = [_available(root)]
     for group in groups(root):
         of = _unified if group.is_unified else _old

@@ -59,9 +59,7 @@ class Timeouts(NamedTuple):
     scheduler_s: float | None = None  # --scheduler_grace: how long the cluster lets msrun exit
     exit_s: float = 30.0  # --grace: from a signal that asks for a stop until the step is saved
     asked_exit_s: float = 600.0  # the same for other requests: nobody kills msrun after them
-    hang_s: float | None = (
-        None  # --hang_timeout; None: from the ranks' own pace; 0: no hang detection
-    )
+    hang_s: float | None = None  # --hang_timeout; None: from the ranks' own pace; 0: no detection
 
 
 class LogSpec(NamedTuple):
@@ -91,9 +89,7 @@ class DumpSpec(NamedTuple):
     """
 
     update_grace_s: float = 10.0  # --update_grace: for an optimizer update in progress
-    freeze_s: float = (
-        5.0  # --freeze_timeout: until ranks outside an update report that they are frozen
-    )
+    freeze_s: float = 5.0  # --freeze_timeout: until ranks outside an update report to be frozen
     stall_s: float = 20.0  # --dump_timeout: without a byte of progress
     split: bool = False  # --dump_split: all survivors write a part each
     fallback: Path | None = None  # --dump_fallback; None: dumps/ in the log folder

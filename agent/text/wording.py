@@ -44,7 +44,7 @@ def times(count: int) -> str:
 
 
 def described(facts: Iterable[tuple[int, str]]) -> str:
-    """Ranks and a fact about each, ranks with the same fact together: ``ranks 0, 2 ended; rank 1 is torn``.
+    """Ranks with a fact about each, equal facts together: ``ranks 0, 2 ended; rank 1 is torn``.
 
     ``facts`` are verbs; each fits one rank as well as several.
     """
