@@ -1,7 +1,7 @@
 """The failure report, for people and for programs. Pure: a cause in, text or JSON out.
 
-People read from the top: who died and how, what that usually means, the traceback, where the log
-is, what became of the others. torchrun's block comes last, where its parsers look for it.
+People read from the top: which rank died and how, what that usually means, the traceback, where the
+log is, what happened to the others. torchrun's block comes last, where its parsers look for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_LINE_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A failure, ready to be told."""
+    """A failure with all that is reported about it."""
 
     cause: Cause
     script: str  # as given on the command line
@@ -33,7 +33,7 @@ class Report:
 
 
 def render(report: Report) -> str:
-    """The whole report as text; harmless to a terminal whatever the workers printed."""
+    """The full report as text; safe for a terminal whatever the workers printed."""
     return "\n".join((*_story(report), block(report.cause, report.script)))
 
 
@@ -46,14 +46,14 @@ def _story(report: Report) -> Iterator[str]:
         yield f"  why this rank: {report.cause.reason}"
     if root.error_problem:
         yield f"  {sanitized(root.error_problem)}"
-    yield from _told(root)
+    yield from _excerpt(root)
     if root.end.log is not None:
         yield f"  log: {sanitized(str(root.end.log))}"
     yield from _aftermath(report.cause)
 
 
 def headline(end: WorkerEnd) -> str:
-    """How one worker ended, in words."""
+    """How one worker ended, as a sentence."""
     who = f"rank {end.rank} on {sanitized(end.host)} (pid {end.pid}, attempt {end.attempt})"
     return f"msrun: {who} {ending(end)}"
 
@@ -67,18 +67,18 @@ def ending(end: WorkerEnd) -> str:
     return describe_exit(end.exitcode)
 
 
-def _told(root: Evidence) -> Iterator[str]:
+def _excerpt(root: Evidence) -> Iterator[str]:
     """Its traceback; else its message; else the last lines of its log."""
-    told = root.traceback or root.message
-    if told:
-        yield from shortened(sanitized(told).rstrip("\n").split("\n"))
+    text = root.traceback or root.message
+    if text:
+        yield from shortened(sanitized(text).rstrip("\n").split("\n"))
     elif root.log_tail:
         yield "  last lines of its log:"
         yield from (f"  | {_cut(sanitized(line))}" for line in root.log_tail)
 
 
 def shortened(lines: list[str]) -> list[str]:
-    """The beginning and, more of it, the end of a long text, in lines of bounded length."""
+    """The beginning and a longer part of the end of a long text, in lines of bounded length."""
     cut = [_cut(line) for line in lines]
     left_out = len(cut) - HEAD_LINES - TAIL_LINES
     if left_out <= 0:
@@ -91,7 +91,7 @@ def _cut(line: str) -> str:
 
 
 def _aftermath(cause: Cause) -> Iterator[str]:
-    """One line: what became of the other ranks."""
+    """One line: what happened to the other ranks."""
     parts = []
     if cause.stopped:
         count = len(cause.stopped)
@@ -151,11 +151,10 @@ def _utc(epoch_s: float) -> str:
 
 
 def outer_error(cause: Cause) -> dict[str, Any]:
-    """What to write to msrun's own TORCHELASTIC_ERROR_FILE: the root's error and exit code.
+    """The content of msrun's own TORCHELASTIC_ERROR_FILE: the root's error and exit code.
 
-    As torchrun does: the root's own file is copied and given ``message.errorCode`` (negative for
-    a signal). Where torchrun writes nothing, because there is no such file, the same form is
-    filled from the log.
+    As in torchrun, the root's own file is copied and ``message.errorCode`` (negative for a signal)
+    is added. Without such a file torchrun writes nothing, msrun fills the form from the log.
     """
     root = cause.root
     if root.error is None:

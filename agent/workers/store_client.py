@@ -25,9 +25,7 @@ class StorePhase(Enum):
     CLOSED = "closed"  # nobody answers
     LISTENING = "listening"  # the agent waits for the first connection
     ORDERED = "ordered"  # the forkserver has the order
-    OUTDATED = (
-        "outdated"  # the forkserver has an order of an attempt that is over, and answers it first
-    )
+    OUTDATED = "outdated"  # it has an order of an attempt that is over; that answer comes first
     SERVING = "serving"
 
 
