@@ -1,8 +1,8 @@
-"""What a script will import, found by parsing it and its local modules, never by running them.
+"""Finds what a script will import by parsing it and its local modules, never by running them.
 
 The rule of a warm start: nothing is preloaded that the script would not import itself, and nothing
-is preloaded early whose import the script prepares (by setting an environment variable that is
-read at import). When in doubt, the answer is a fresh interpreter.
+whose import the script prepares (by setting an environment variable that is read at import). When
+in doubt, a fresh interpreter is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOOKS_ENTRY = (
 )
 OPTIMIZERS = ("torch.optim", "torch.compile")
 
-# Set before `import torch`, these change what the import does; any other variable is read later.
+# Set before `import torch`, these change what the import does; all others are read later.
 READ_AT_IMPORT = (
     "OMP",
     "MKL",
@@ -43,7 +43,7 @@ READ_AT_IMPORT = (
 READ_LATER = ("TORCH_NCCL", "TORCHELASTIC")
 LOOKS = frozenset({"get", "copy", "items", "keys", "values"})  # methods that change nothing
 
-# Import torch themselves; a script that uses them may never name torch.
+# These import torch themselves; a script that uses them may never name torch.
 TORCH_USERS = frozenset(
     {
         "accelerate",
@@ -58,7 +58,7 @@ TORCH_USERS = frozenset(
 
 
 class Findings:
-    """What the sources say."""
+    """What the sources contain."""
 
     def __init__(self) -> None:
         self.modules: set[str] = set()  # dotted names that are imported
@@ -68,7 +68,7 @@ class Findings:
 
 
 class Choice(NamedTuple):
-    """Warm or cold, with the reason in words."""
+    """Warm or cold, with the reason as text."""
 
     warmth: WarmStart | None
     reason: str
@@ -115,7 +115,7 @@ def choose(spec: JobSpec, argv: tuple[str, ...], environ: Mapping[str, str]) -> 
 
 
 def is_python_of_ours(spec: JobSpec) -> bool:
-    """Whether the workers run the very interpreter that runs msrun."""
+    """Whether the workers run the interpreter that runs msrun."""
     program = spec.program
     return program.kind is not ProgramKind.PROGRAM and program.interpreter == sys.executable
 
@@ -149,7 +149,7 @@ def _torch_modules(found: Findings, search_path: Path) -> tuple[str, ...]:
     named = {module for module in found.modules if module.startswith("torch.")}
     hooks: tuple[str, ...] = ()
     if any(_top(module) == "worker_hooks" for module in found.modules):
-        # a package of that name beside the script is the script's, and only it may import that
+        # a package of that name beside the script belongs to the script: only it may import that
         own = any((search_path / name).exists() for name in ("worker_hooks", "worker_hooks.py"))
         hooks = () if own else (HOOKS_ENTRY,)
     return ("torch", *sorted(named), *hooks)
@@ -190,11 +190,11 @@ def _packages(entry: Path, search_path: Path) -> Iterator[Path]:
 def _parse(path: Path) -> ast.Module | None:
     try:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:
-            return None  # what a pipe holds is the worker's to read
-        with warnings.catch_warnings(action="ignore"):  # they are the worker's to give
+            return None  # the worker must read what is in a pipe
+        with warnings.catch_warnings(action="ignore"):  # the worker will print them
             return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # Python will say it better, with a traceback
+        return None  # Python will report it with a traceback
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
@@ -228,7 +228,7 @@ def _early_environ(tree: ast.Module) -> str | None:
 
 
 def _changes_environ(node: ast.AST) -> bool:
-    """os.environ[X] = .., del, |=, any method but those that only look, putenv, unsetenv."""
+    """os.environ[X] = .., del, |=, any method except those that only read, putenv, unsetenv."""
     match node:
         case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
             return _says_environ(value)
@@ -254,7 +254,7 @@ def _says_environ(node: ast.AST) -> bool:
 
 
 def _local(module: str, search_path: Path, folder: Path) -> Iterator[Path]:
-    """Source files that ``module`` may mean: beside the script, or relative to ``folder``."""
+    """Source files that ``module`` may refer to: beside the script, or relative to ``folder``."""
     dots = len(module) - len(module.lstrip("."))
     base = search_path if dots == 0 else folder
     for _ in range(dots - 1):
