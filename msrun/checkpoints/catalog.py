@@ -16,6 +16,7 @@ from agent.spec.job_spec import UsageError
 from worker_hooks.contract.layout import DUMP, REMOVED, UNFINISHED
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import retention
+from worker_hooks.storage.find import candidates
 from worker_hooks.storage.manifest import CHECKPOINT_KIND, DUMP_KIND, Manifest
 from worker_hooks.storage.safetensors_file import Header, read_header
 
@@ -62,7 +63,7 @@ def look(folder: Path) -> list[CheckpointItem]:
         raise UsageError(f"{folder} {what}")
     if folder.name.endswith(REMOVED):
         return [_leftover(folder)]
-    items = [_checkpoint(path, found) for path, found in manifests.candidates(folder)]
+    items = [_checkpoint(path, found) for path, found in candidates(folder)]
     with contextlib.suppress(OSError):  # then all of it is unreadable, and that was said
         items += map(_leftover, retention.leftovers(folder))
     claimed = {os.path.realpath(item.path) for item in items}

@@ -29,26 +29,23 @@ def resume_origin(
     Raises:
         UsageError: there is none.
     """
-    from worker_hooks.storage.manifest import Manifest, candidates_of, newest_of  # rarely needed
+    from worker_hooks.storage.find import search  # rarely needed
 
     places, lineage, prefers_own = origin
-    found = candidates_of(places)
-    others = [
-        (path, manifest)
-        for path, manifest in found
-        if prefers_own and isinstance(manifest, Manifest) and manifest.record_id not in lineage
-    ]
-    best = newest_of([one for one in found if one not in others], say)
-    if best is None:
-        best = newest_of(others, say)
-    else:
-        for path, manifest in others:
-            if manifest.step > best[1].step:
-                say(f"{path} is skipped: another run saved it ({manifest.record_id})")
-    if best is None:
+    found = search(places, runs=lineage if prefers_own else None)
+    remarks = found.remarks
+    if found.newest is None and found.foreign:
+        found = search(places)
+        remarks = tuple(dict.fromkeys((*remarks, *found.remarks)))
+    for remark in remarks:
+        say(remark)
+    if found.newest is None:
         listed = ", ".join(str(place) for place in places)
         raise UsageError(f"no whole checkpoint is in {listed}: nothing was started")
-    path, manifest = best
+    path, manifest = found.newest
+    for other in found.foreign:
+        if other.manifest.step > manifest.step:
+            say(f"{other.path} is skipped: another run saved it ({other.manifest.record_id})")
     run = lineage[0] if lineage and manifest.record_id in lineage else manifest.record_id
     say(f"resuming step {manifest.step} of run {run} from {path}")
     if manifest.world_size != world_size:

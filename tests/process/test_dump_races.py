@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.checkpoints import saved
+from support.checkpoints import newest, saved
 from support.jobs import WORKERS, Job, Launcher, poll
 
 from agent.controller import actions as do
@@ -194,7 +194,7 @@ def test_a_commit_that_fails_anywhere_leaves_the_old_or_the_new(
         else:
             is_new = True
     assert failing.count < 40
-    best = manifest.newest(tmp_path, lambda _: None)
+    best = newest(tmp_path, lambda _: None)
     assert best is not None
     path, kept = best
     assert path == old  # under its own name, whichever it is
@@ -220,7 +220,7 @@ def test_what_vanishes_while_others_files_are_removed_does_not_fail_the_commit(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", raced)
         commit.commit(DumpLayout(tmp_path / "tft_saved_checkpoints-step_7"), found)
-    assert manifest.newest(tmp_path, pytest.fail) is not None
+    assert newest(tmp_path, pytest.fail) is not None
 
 
 def test_folders_that_are_made_for_a_dump_are_made_to_stay(
@@ -242,7 +242,7 @@ def test_who_stops_a_job_that_saves_is_told_what_a_second_signal_does(msrun: Lau
     ended = job.wait()
     assert ended.code == 130
     assert "msrun: the state is saved before the stop; one more signal ends" in ended.err
-    assert manifest.newest(msrun.tmp / "ckpt", pytest.fail) is not None
+    assert newest(msrun.tmp / "ckpt", pytest.fail) is not None
 
 
 def test_a_dump_that_is_stuck_everywhere_ends_soon_whatever_the_ranks() -> None:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pytest
 from support.jobs import WORKERS, Launcher
 
-from worker_hooks.storage.manifest import PRIVATE, Manifest, candidates, verify
+from worker_hooks.storage.find import candidates
+from worker_hooks.storage.manifest import PRIVATE, Manifest, verify
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 RANKS = 3

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from support.jobs import ROOT
 
-from worker_hooks.storage.manifest import Manifest, candidates, verify
+from worker_hooks.storage.find import candidates
+from worker_hooks.storage.manifest import Manifest, verify
 
 SCRIPTS = ROOT / "scripts"
 pytestmark = pytest.mark.torch

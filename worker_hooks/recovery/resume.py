@@ -24,6 +24,7 @@ from worker_hooks.state.private import EPOCH, placed
 from worker_hooks.state.registry import Piece
 from worker_hooks.state.snapshot import version
 from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.find import search
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.tensors.shard import quick_digest
 from worker_hooks.tensors.tensor_bytes import to_bytes
@@ -80,9 +81,10 @@ class ResumePoint(NamedTuple):
 
 def find(*places: str) -> Path | None:
     """The newest verified checkpoint in some folders; what is damaged is said and left out."""
-    offered = manifests.candidates_of(Path(place) for place in places if place)
-    found = manifests.newest_of(offered, lambda sentence: log.warning("%s", sentence))
-    return None if found is None else found[0]
+    found = search(Path(place) for place in places if place)
+    for remark in found.remarks:
+        log.warning("%s", remark)
+    return None if found.newest is None else found.newest.path
 
 
 def restored(

@@ -13,13 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from worker_hooks.contract.atomic_file import fsync_folder
-from worker_hooks.contract.layout import MANIFEST, DumpLayout
+from worker_hooks.contract.layout import MANIFEST, REPLACED, DumpLayout
 from worker_hooks.contract.status_page import CommitRecord, Entry
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import PRIVATE, REPLICATED, Manifest, Shard
-
-REPLACED = "_replaced_"
 
 
 def make_folder(layout: DumpLayout) -> None:

@@ -11,20 +11,17 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from worker_hooks.contract.atomic_file import write_atomic
-from worker_hooks.contract.layout import BREAKPOINT, DUMP, MANIFEST, REMOVED, REPLACED, UNFINISHED
+from worker_hooks.contract.layout import MANIFEST
 from worker_hooks.storage.safetensors_file import sha256_of
 
 FORMAT = 1
 _THREADS = 8  # more do not make a disk faster
 _END_S = 1 << 40  # seconds since the epoch that no clock shows
-_SHOWN = 3  # damages of one folder that are said
-_NAME = re.compile(rf"{DUMP}(\d+)(?:{REPLACED}\d+|\.[^/]+(?={UNFINISHED}))?({UNFINISHED})?")
-_UNFINISHED = re.compile(rf".+-\d+_\d+(?:{BREAKPOINT})?(?:\.[^/]+)?{UNFINISHED}")  # not a dump
 _RANKS = ("odd", "without_private", "stale_private")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _IN_MEMORY = re.compile(r"/proc/\d+/fd/\d+")
@@ -71,11 +68,6 @@ class Manifest(NamedTuple):
 DUMP_KIND = "dump"
 CHECKPOINT_KIND = "checkpoint"  # a periodic one
 MEMORY_KIND = "memory"  # in no folder: each shard is a file of the agent's, by its number
-
-UNFINISHED_WORDS = "it is unfinished"
-
-Found = tuple[Path, Manifest | str]
-"""A folder with its manifest, or with what is wrong with it."""
 
 
 def new(
@@ -276,85 +268,6 @@ def _altered(folder: Path, shard: Shard, advance: Callable[[int], None] | None) 
     except OSError as error:
         return f"{shard.file} cannot be read ({error.strerror})"
     return None if digest == shard.sha256 else f"{shard.file} was altered (its checksum differs)"
-
-
-def candidates(folder: Path) -> list[Found]:
-    """Checkpoints in a folder, the newest step first; or the folder itself, if it is one.
-
-    Dumps by their names, and whatever else has a manifest or is unfinished. None is verified. One
-    that is not complete or not ours comes with the damage, in the place that its name or manifest
-    gives it.
-    """
-    return candidates_of((folder,))
-
-
-def candidates_of(folders: Iterable[Path]) -> list[Found]:
-    """The same of several folders, as one list; a folder that is not there holds none."""
-    found = {os.path.realpath(path): path for folder in folders for path in _places(folder)}
-    return sorted(((path, _look(path)) for path in found.values()), key=_age, reverse=True)
-
-
-def _places(folder: Path) -> list[Path]:
-    if _is_place(folder):
-        return [folder] if os.path.isdir(folder) else []
-    try:
-        inside = [path for path in folder.iterdir() if _is_place(path)]
-    except PermissionError:
-        return [folder]  # looking into it will say so
-    except OSError:
-        return []
-    inside.sort(key=os.path.islink, reverse=True)  # under its own name, if it has several
-    return [path for path in inside if os.path.isdir(path)]
-
-
-def _is_place(path: Path) -> bool:
-    """Whether a checkpoint is or should be there; not, if it is being deleted."""
-    is_named = _NAME.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name)
-    is_gone = path.name.endswith(REMOVED)
-    return not is_gone and (bool(is_named) or os.path.exists(path / MANIFEST))
-
-
-def _look(path: Path) -> Manifest | str:
-    if path.name.endswith(UNFINISHED):
-        return UNFINISHED_WORDS
-    try:
-        return read(path)
-    except ValueError as error:
-        return str(error)
-
-
-def _age(found: Found) -> tuple[int, float, str]:
-    path, manifest = found
-    if isinstance(manifest, Manifest):
-        return manifest.step, manifest.saved_at, str(path)
-    name = _NAME.fullmatch(path.name)
-    return int(name[1]) if name else 0, 0.0, str(path)
-
-
-def newest(folder: Path, say: Callable[[str], None]) -> tuple[Path, Manifest] | None:
-    """The newest checkpoint that is complete and verified; ``None`` if there is none.
-
-    ``say`` is told of each one that is skipped, in a sentence.
-    """
-    return newest_of(candidates(folder), say)
-
-
-def newest_of(found: Sequence[Found], say: Callable[[str], None]) -> tuple[Path, Manifest] | None:
-    """The first of ``found`` that is complete and verified, as :func:`newest`."""
-    for path, manifest in found:
-        if isinstance(manifest, str):
-            say(f"{path} is skipped: {manifest}")
-            continue
-        damages = verify(path, manifest)
-        if not damages:
-            return path, manifest
-        whole = next((one for one in models(manifest) if not verify(path, one)), None)
-        if whole is not None:
-            say(f"{path} is whole without one of its models: {damages[0]}")
-            return path, whole
-        more = f" and {len(damages) - _SHOWN} more" if len(damages) > _SHOWN else ""
-        say(f"{path} is skipped: {'; '.join(damages[:_SHOWN])}{more}")
-    return None
 
 
 def models(manifest: Manifest) -> list[Manifest]:

@@ -175,7 +175,7 @@ def test_a_search_for_an_attempt_that_is_over_answers_nobody(desk, tmp_path):
 
 
 def test_a_search_that_fails_is_said(desk, tmp_path, monkeypatch):
-    monkeypatch.setattr("agent.hooks.handshake.manifests.candidates_of", lambda _: json.loads("{"))
+    monkeypatch.setattr("agent.hooks.handshake.search", lambda _: json.loads("{"))
     desk.hello(0, tmp_path, wants_resume=True)
     desk.scribe.work()
     assert "cannot be looked at" in desk.posted[0].why

@@ -10,7 +10,7 @@ from support.dump_desk import STEP, Desk
 from agent.controller import actions as do
 from agent.dump import memory
 from agent.hooks.status_pages import StatusPages
-from agent.machine.free_memory import SPARE, free_bytes, needed, room, shortage
+from agent.machine.free_memory import SPARE, free_bytes, free_in_group, needed, shortage
 from agent.text.wording import sized
 from worker_hooks.contract import protocol
 from worker_hooks.state.committed_state import CommittedState, Position
@@ -78,11 +78,11 @@ def test_this_machine_tells():
 
 
 def test_files_that_nobody_uses_are_given_up_first():
-    assert room([None, None], 5, 0, 0) is None
-    assert room([100], None, 0, 0) is None
-    assert room([None, 100], 90, 30, 20) == 50
-    assert room([100], 10, 30, 20) == 100  # counters are not read at one moment
-    assert room([100, 80], 90, 0, 0) == 0
+    assert free_in_group([None, None], 5, 0, 0) is None
+    assert free_in_group([100], None, 0, 0) is None
+    assert free_in_group([None, 100], 90, 30, 20) == 50
+    assert free_in_group([100], 10, 30, 20) == 100  # counters are not read at one moment
+    assert free_in_group([100, 80], 90, 0, 0) == 0
 
 
 def test_what_is_needed():

@@ -32,10 +32,10 @@ class Stage:
         self.told.append(("reserve", attempt))
         return self.reserved
 
-    def make_ahead(self, orders):
+    def make_next(self, orders):
         return tuple(order._replace(stdout="ahead") for order in orders)
 
-    def order_ahead(self, orders):
+    def prestart(self, orders):
         self.note("ahead", orders)
 
     def make(self, _attempt, orders):
@@ -45,7 +45,7 @@ class Stage:
         if len(told) == 1:
             self.note("add", told[0])
 
-    def forget_ahead(self):
+    def close_next(self):
         self.told.append("forget")
 
     def discard(self, orders):

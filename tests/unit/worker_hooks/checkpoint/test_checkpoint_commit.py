@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from support.checkpoints import newest
 
 from worker_hooks.checkpoint import finalize as commits
 from worker_hooks.checkpoint import rank_writer
@@ -24,7 +25,8 @@ from worker_hooks.checkpoint.save_plan import (
 )
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.contract.status_page import Entry
-from worker_hooks.storage.manifest import candidates, models, newest, read, verify
+from worker_hooks.storage.find import candidates
+from worker_hooks.storage.manifest import models, read, verify
 from worker_hooks.tensors.shard import Replica, plan, tensors_of
 
 quiet = lambda _nbytes: None  # noqa: E731

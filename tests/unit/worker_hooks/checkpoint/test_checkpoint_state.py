@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.checkpoints import newest
 from support.jobs import ROOT, poll
 from torch import nn
 
 from worker_hooks import CheckpointConfig, CheckpointError, ModelCheckpoint, TrainState
 from worker_hooks.checkpoint import model_checkpoint
-from worker_hooks.storage.manifest import candidates, newest, read, verify
+from worker_hooks.storage.find import candidates
+from worker_hooks.storage.manifest import read, verify
 from worker_hooks.storage.safetensors_file import read_header
 from worker_hooks.training import torch_hooks
 
