@@ -17,9 +17,9 @@ from msrun.checkpoints.catalog import (
     damages,
     fact,
 )
-from msrun.terminal.progress import UNKNOWN, bar
+from msrun.terminal.progress import bar
 from msrun.terminal.stdout import put
-from msrun.terminal.table import duration, show_json, table
+from msrun.terminal.table import UNKNOWN, duration, show_json, table
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.safetensors_file import Header
 

@@ -11,9 +11,9 @@ from agent.text.sanitize import sanitized
 from agent.text.wording import sized
 from msrun.checkpoints.catalog import CheckpointItem, checkpoints
 from msrun.checkpoints.tensors import JoinedTensor, joined
-from msrun.terminal.progress import UNKNOWN, counted
+from msrun.terminal.progress import counted
 from msrun.terminal.stdout import put
-from msrun.terminal.table import duration, moment, show_json, table
+from msrun.terminal.table import UNKNOWN, duration, moment, show_json, table
 from worker_hooks.storage.manifest import Manifest, Shard
 from worker_hooks.storage.safetensors_file import Header, read_header
 
