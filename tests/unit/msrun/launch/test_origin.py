@@ -51,6 +51,8 @@ def test_a_step_of_its_own_comes_before_a_later_one_of_another_run(tmp_path):
 def test_no_whole_checkpoint_is_one_sentence_after_what_was_skipped(tmp_path):
     (tmp_path / "tft_saved_checkpoints-step_3_tmp").mkdir()
     said = []
-    with pytest.raises(UsageError, match=f"there is no complete checkpoint in {tmp_path}: nothing was"):
+    with pytest.raises(
+        UsageError, match=f"there is no complete checkpoint in {tmp_path}: nothing was"
+    ):
         dump(ResumeOrigin((tmp_path,), ("a",), prefers_own=True), said)
     assert said == [f"{tmp_path}/tft_saved_checkpoints-step_3_tmp is skipped: it is unfinished"]

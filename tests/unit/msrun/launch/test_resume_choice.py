@@ -112,7 +112,10 @@ def test_a_run_that_lives_is_never_started_twice(environ):
         assert refused(argv, environ) == said
     remember(environ, "b", started=0)
     remember(environ, "c", alive=True, lineage=("x", "b"), checkpoints=())
-    assert refused(["--resume=b"], environ) == f"run b has been resumed already, as run c (msrun pid {pid})"
+    assert (
+        refused(["--resume=b"], environ)
+        == f"run b has been resumed already, as run c (msrun pid {pid})"
+    )
 
 
 @pytest.mark.parametrize(
