@@ -177,7 +177,9 @@ def test_random_drills_are_of_the_kinds_that_were_asked_for():
     drawn = [fault for (fault,) in draw(RandomFaults(200, 3, kinds), 4, 24)]
     assert {fault.deed for fault in drawn} == {Deed.SIGNAL, Deed.STOP, Deed.REQUEST, Deed.PREEMPT}
     assert all((fault.rank == LAUNCHER) == (fault.deed in REQUESTS) for fault in drawn)
-    with pytest.raises(UsageError, match="'fun' is an unknown kind of random drill, choose from kill, double"):
+    with pytest.raises(
+        UsageError, match="'fun' is an unknown kind of random drill, choose from kill, double"
+    ):
         read_kinds("kill,fun")
 
 
