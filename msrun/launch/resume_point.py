@@ -1,4 +1,4 @@
-"""Where a resumed run begins: the newest checkpoint that is whole, and what is said about it."""
+"""Where a resumed run starts: the newest complete checkpoint."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from agent.spec.job_spec import DumpSpec, UsageError
 
-LINEAGE = 100  # runs that are remembered of a long chain
+LINEAGE = 100  # runs of a long chain that a record keeps
 
 
 class ResumeOrigin(NamedTuple):
-    """What ``--resume`` goes on from."""
+    """What ``--resume`` may start from."""
 
     places: tuple[Path, ...]  # folders that may hold checkpoints
-    lineage: tuple[str, ...] = ()  # record ids: the run gone on with, then those before it
-    prefers_own: bool = False  # what the lineage saved comes first, whatever else is newer
+    lineage: tuple[str, ...] = ()  # record ids: the resumed run, then those before it
+    prefers_own: bool = False  # a checkpoint of the lineage comes first, even if another is newer
 
 
 def resume_origin(
@@ -24,10 +24,10 @@ def resume_origin(
 ) -> DumpSpec:
     """Find the newest verified checkpoint; ``say`` what is skipped and what is taken.
 
-    Two runs may have saved into one folder, so a run goes on from a step of its own, if it has any.
+    Two runs may have saved into one folder, so a run resumes from a step of its own, if it has any.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no complete checkpoint.
     """
     from worker_hooks.storage.find import search  # rarely needed
 
@@ -41,7 +41,7 @@ def resume_origin(
         say(remark)
     if found.newest is None:
         listed = ", ".join(str(place) for place in places)
-        raise UsageError(f"no whole checkpoint is in {listed}: nothing was started")
+        raise UsageError(f"there is no complete checkpoint in {listed}: nothing was started")
     path, manifest = found.newest
     for other in found.foreign:
         if other.manifest.step > manifest.step:
@@ -50,8 +50,8 @@ def resume_origin(
     say(f"resuming step {manifest.step} of run {run} from {path}")
     if manifest.world_size != world_size:
         say(
-            f"it was saved by {manifest.world_size} ranks, now there are {world_size}: training "
-            "goes on, but not bit for bit as it would have"
+            f"{manifest.world_size} ranks saved it, now there are {world_size}: training "
+            "continues, but not bit for bit as it would have"
         )
     before = dict.fromkeys((*lineage[:1], manifest.record_id, *lineage[1:]))
     return dump._replace(

@@ -75,7 +75,7 @@ def test_a_folder_s_content_is_listed_newest_first(call, tmp_path):
     assert found["CKP-0_13_tmp"][-3:-1] == ["no", "-"]
     assert found["rank_0/Net_train.safetensors"][:4] == ["4", "-", "-", "foreign"]
     assert found["rank_0/Net_train.safetensors"][-3:-1] == ["yes", "header"]
-    assert "CKP-0_13_tmp: is unfinished" in out
+    assert "CKP-0_13_tmp: unfinished" in out
     assert call("list", tmp_path) == (code, out)
 
 
@@ -160,7 +160,7 @@ def test_a_list_of_files_that_lacks_one_is_damage(call, tmp_path):
     assert code == 1
     assert f"damaged: {index.name}: it names m-2.safetensors, which is missing\n" in out
     index.write_text("[]")
-    assert "is no list of a model's files" in call("verify", tmp_path)[1]
+    assert "is not a list of a model's files" in call("verify", tmp_path)[1]
 
 
 # --- verify ------------------------------------------------------------------------------------
@@ -174,8 +174,8 @@ def test_whole_checkpoints_are_verified(call, tmp_path):
     assert code == 0
     assert out.splitlines()[:3] == [
         "whole: CKP-0_1",
-        "skipped: CKP-0_13_tmp: is unfinished",
-        "sound: a.safetensors: header and sizes fit; it has no checksums",
+        "skipped: CKP-0_13_tmp: unfinished",
+        "sound: a.safetensors: header and sizes fit; the file has no checksums",
     ]
     assert out.splitlines()[3].startswith("3 items: 2 whole, 0 damaged; 8 kB compared in 0.")
 
@@ -298,7 +298,7 @@ def test_where_nothing_is_whole_nothing_is_deleted(tmp_path, capfd):
         flipped(periodic(tmp_path, step) / OTHER)
     assert run(["checkpoints", "prune", "--keep=1", "--yes", str(tmp_path)]) == 1
     assert len(left(tmp_path)) == 3
-    assert "is whole: nothing is deleted" in capfd.readouterr().err
+    assert "is complete: nothing is deleted" in capfd.readouterr().err
 
 
 def test_the_highest_step_stays_though_it_is_the_oldest(call, tmp_path):
@@ -347,7 +347,7 @@ def test_only_a_leftover_can_be_cleared(call, tmp_path):
 def test_a_program_must_say_that_it_is_sure(call, tmp_path):
     for step in (1, 2):
         periodic(tmp_path, step)
-    with pytest.raises(UsageError, match=r"1 folder .* nobody can be asked: say --yes"):
+    with pytest.raises(UsageError, match=r"1 folder .* there is no terminal to ask: give --yes"):
         call("prune", "--keep=1", tmp_path)
     assert left(tmp_path) == ["CKP-0_1", "CKP-0_2"]
 
@@ -359,7 +359,7 @@ def test_there_is_one_rule(call, tmp_path, rule):
 
 
 def test_what_is_no_folder_of_checkpoints_is_not_pruned(call, tmp_path):
-    with pytest.raises(UsageError, match="is a checkpoint itself: name the folder that it is in"):
+    with pytest.raises(UsageError, match="is a checkpoint itself: name the folder that holds it"):
         call("prune", "--keep=1", periodic(tmp_path, 1))
     with pytest.raises(UsageError, match="holds no complete checkpoint"):
         call("prune", "--keep=1", foreign(tmp_path / "x" / "a.safetensors").parent)

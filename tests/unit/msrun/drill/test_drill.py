@@ -198,7 +198,7 @@ def test_a_fault_beyond_the_end_is_a_broken_drill():
     ("more", "sentence"),
     [
         ({"exit_code": 1}, "the job failed with exit code 1"),
-        ({"exit_code": None, "took_s": 61.0}, "called off after 61 s without an end"),
+        ({"exit_code": None, "took_s": 61.0}, "cancelled after 61 s without an end"),
         ({"left": 2}, "2 processes outlived the job"),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_failed_job_has_no_equal_weights_and_says_why():
 def test_a_stop_must_disturb_nobody():
     stop = (Fault(1, 4, deed=Deed.STOP),)
     harmed = judged(killed(), stop)
-    assert harmed.verdict == "a rank that only stood still was taken for dead"
+    assert harmed.verdict == "a stopped rank caused a restart"
     unharmed = judged(DrillHistory(REFERENCE.lives, finals(), (STRIKE,)), stop)
     assert unharmed.broken == () and unharmed.training_s == pytest.approx(0.5)
 
@@ -267,7 +267,7 @@ def test_what_ranks_and_msrun_wrote_is_read_back(tmp_path, monkeypatch):
 def test_a_line_for_people():
     assert table.row(judged(killed())) == (
         "kill -9 rank 1 at step 4, backward",
-        *("3 ms", "10 ms", "40 ms, 2.0 MB", "3", "0", "10.50 s", "1x restarted", "yes"),
+        *("3 ms", "10 ms", "40 ms, 2.0 MB", "3", "0", "10.5 s", "1x restarted", "yes"),
         "nothing lost",
     )
     nothing = judge((Fault(1, 40),), REFERENCE, REFERENCE, exit_code=0)

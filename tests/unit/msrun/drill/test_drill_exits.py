@@ -42,7 +42,7 @@ def judged(fault, history, *departures, exit_code=0):
 def test_a_graceful_exit_has_its_times():
     heard = {"time": 103.001, "event": "StopRequested", "signum": 15}
     outcome = judged(GRACEFUL, gone_on(events=(heard,)), DrillExit(0, 3.25), DrillExit(0, 20.0))
-    assert outcome.verdict == "nothing lost; left after 0.25 s"
+    assert outcome.verdict == "nothing lost; exited after 0.25 s"
     assert (outcome.runs, outcome.steps_lost, outcome.step_saved) == (2, 0, 3)
     assert outcome.noticed_s == pytest.approx(0.001) and outcome.left_s == pytest.approx(0.25)
     assert outcome.in_time is None
@@ -83,11 +83,11 @@ def test_a_request_before_all_ranks_have_registered_need_not_be_graceful():
 
 def test_ranks_that_leave_at_different_steps_break_the_promise():
     outcome = judged(GRACEFUL, gone_on(last=(3, 2)), DrillExit(0, 3.25))
-    assert outcome.broken == ("the ranks left at different steps: 1 at 2, 0 at 3",)
+    assert outcome.broken == ("the ranks exited at different steps: 1 at 2, 0 at 3",)
     never = gone_on()
     never.lives[1][0].commits.clear()
     (broken,) = judged(GRACEFUL, never, DrillExit(0, 3.25)).broken
-    assert broken == "the ranks left at different steps: 1 at 0, 0 at 3"
+    assert broken == "the ranks exited at different steps: 1 at 0, 0 at 3"
 
 
 def test_a_graceful_exit_that_a_death_disturbs_need_not_be_graceful():
@@ -98,12 +98,12 @@ def test_a_graceful_exit_that_a_death_disturbs_need_not_be_graceful():
 
 def test_a_step_that_is_trained_again_after_a_graceful_exit_is_lost():
     outcome = judged(GRACEFUL, gone_on(first=3), DrillExit(0, 3.25))
-    assert outcome.verdict == "1 step lost; left after 0.25 s"
+    assert outcome.verdict == "1 step lost; exited after 0.25 s"
 
 
 def test_a_preemption_that_was_quick_enough():
     outcome = judged(PREEMPTION, gone_on(), DrillExit(0, 3.25), DrillExit(0, 20.0))
-    assert outcome.verdict == "nothing lost; saved in time, left after 0.25 s"
+    assert outcome.verdict == "nothing lost; saved in time, exited after 0.25 s"
     assert outcome.in_time is True
 
 

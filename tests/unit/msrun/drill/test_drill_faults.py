@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from agent.spec.job_spec import UsageError
-from msrun.drill.exit_verdict import ASKING
+from msrun.drill.exit_verdict import REQUESTS
 from msrun.drill.fault_options import FaultOrder, check_ranks, read_file, read_words
 from msrun.drill.random_faults import RandomFaults, draw, read_kinds
 from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment
@@ -85,13 +85,13 @@ def test_a_stop_and_two_faults_in_one_drill():
         ("rank=1 step=3,step=3", "kill", "rank=1 step=3 must be"),
         ("rank", "kill", "not of the form NAME=VALUE"),
         ("rank=1,step=3,phase=sideways", "kill", "choose from data, forward"),
-        ("rank=1,step=3,signal=NOPE", "kill", "signal=NOPE is no signal"),
-        ("rank=1,step=3,signal=0", "kill", "signal=0 is no signal"),
+        ("rank=1,step=3,signal=NOPE", "kill", "signal=NOPE is not a signal"),
+        ("rank=1,step=3,signal=0", "kill", "signal=0 is not a signal"),
         ("rank=1,step=3,exit=0", "kill", "at least 1"),
         ("rank=1,step=3,exit=256", "kill", "above 255"),
         ("rank=1,step=3,exit=2,raise", "kill", "exclude each other"),
-        ("rank=1,phase=dump,raise", "kill", "no main thread"),
-        ("rank=launcher,step=3,raise", "kill", "msrun itself can only be"),
+        ("rank=1,phase=dump,raise", "kill", "needs the main thread"),
+        ("rank=launcher,step=3,raise", "kill", "msrun itself can only get"),
         ("rank=1,step=3,delay=2", "kill", "from 0 to 1"),
         ("rank=1,step=3,for=2", "kill", "'for' is unknown"),
         ("rank=1,step=3,for=nan", "stop", "above 0"),
@@ -176,8 +176,10 @@ def test_random_drills_are_of_the_kinds_that_were_asked_for():
     kinds = read_kinds("kill, stop,graceful,preempt")
     drawn = [fault for (fault,) in draw(RandomFaults(200, 3, kinds), 4, 24)]
     assert {fault.deed for fault in drawn} == {Deed.SIGNAL, Deed.STOP, Deed.REQUEST, Deed.PREEMPT}
-    assert all((fault.rank == LAUNCHER) == (fault.deed in ASKING) for fault in drawn)
-    with pytest.raises(UsageError, match="'fun' are unknown, choose from kill, double"):
+    assert all((fault.rank == LAUNCHER) == (fault.deed in REQUESTS) for fault in drawn)
+    with pytest.raises(
+        UsageError, match="'fun' is an unknown kind of random drill, choose from kill, double"
+    ):
         read_kinds("kill,fun")
 
 

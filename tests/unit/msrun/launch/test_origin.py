@@ -15,7 +15,7 @@ def test_another_number_of_ranks_is_said(tmp_path):
     saved(tmp_path, "tft_saved_checkpoints-step_5", step=5)
     said = []
     dump(ResumeOrigin((tmp_path,)), said, world_size=3)
-    assert said[1].startswith("it was saved by 2 ranks, now there are 3")
+    assert said[1].startswith("2 ranks saved it, now there are 3")
 
 
 def test_the_newest_whole_checkpoint_of_all_places_is_taken(tmp_path):
@@ -51,6 +51,8 @@ def test_a_step_of_its_own_comes_before_a_later_one_of_another_run(tmp_path):
 def test_no_whole_checkpoint_is_one_sentence_after_what_was_skipped(tmp_path):
     (tmp_path / "tft_saved_checkpoints-step_3_tmp").mkdir()
     said = []
-    with pytest.raises(UsageError, match=f"no whole checkpoint is in {tmp_path}: nothing was"):
+    with pytest.raises(
+        UsageError, match=f"there is no complete checkpoint in {tmp_path}: nothing was"
+    ):
         dump(ResumeOrigin((tmp_path,), ("a",), prefers_own=True), said)
     assert said == [f"{tmp_path}/tft_saved_checkpoints-step_3_tmp is skipped: it is unfinished"]

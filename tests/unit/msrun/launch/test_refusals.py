@@ -153,7 +153,7 @@ WRONG = [
     ("--worker_log_name a/b", "without a slash"),
     ("--log-dir plain", "--log-dir=plain is not a folder"),
     ("--log-dir plain/x", "--log-dir=plain/x is not a folder"),
-    ("--rank_table_file nope", "there is no such file"),
+    ("--rank_table_file nope", "does not exist"),
     ("--sim_level 4", "must be at most 3"),
     ("--dry_run --sim_rank_id 1", "the ranks are 0 to 0"),
     ("--cluster_time_out 0", "must be above 0, or negative to set no bound"),
@@ -164,7 +164,7 @@ WRONG = [
     ("--scheduler_grace x", "--scheduler_grace=x is not a number"),
     ("--dump_fallback plain/x", "--dump_fallback=plain/x is not a folder"),
     ("--is_recover maybe", "--is_recover=maybe must be True or False"),
-    ("--preload a-b", "'a-b' is no module's name"),
+    ("--preload a-b", "'a-b' is not the name of a module"),
     ("--module --no-python", "exclude each other"),
     ("--config nope.yaml", "nope.yaml cannot be read"),
 ]

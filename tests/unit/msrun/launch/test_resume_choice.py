@@ -13,7 +13,7 @@ from agent.records import run_record
 from agent.records.run_record import Record, remembered
 from agent.spec.job_spec import UsageError
 from msrun.launch.request import parse
-from msrun.launch.resume import names_origin, words
+from msrun.launch.resume import command_words, names_origin
 from msrun.launch.resume_point import ResumeOrigin
 from msrun.options.argv import scan
 
@@ -112,7 +112,10 @@ def test_a_run_that_lives_is_never_started_twice(environ):
         assert refused(argv, environ) == said
     remember(environ, "b", started=0)
     remember(environ, "c", alive=True, lineage=("x", "b"), checkpoints=())
-    assert refused(["--resume=b"], environ) == f"run b goes on already: as run c (msrun pid {pid})"
+    assert (
+        refused(["--resume=b"], environ)
+        == f"run b has been resumed already, as run c (msrun pid {pid})"
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ def test_a_run_that_lives_is_never_started_twice(environ):
         (["--resume"], "no run of this user on this host has saved a checkpoint"),
         (["--resume=zzz"], "no run is called zzz"),
         (["--resume", "zzz"], "no run is called zzz"),
-        (["--resume", "./zzz/"], "--resume ./zzz/: there is no such folder"),
+        (["--resume", "./zzz/"], "--resume ./zzz/: the folder does not exist"),
         (["--resume=bare"], "run bare has no checkpoint"),
         (["--resume", "."], "no recorded run has saved into"),
         (["--resume", "train.py"], "no recorded run of train.py in this folder has a checkpoint"),
@@ -154,7 +157,7 @@ def test_a_run_that_may_live_on_another_host_needs_its_folder(environ):
         '"reason": null, "started": 1, "updated": 1, "ended": null, "workers": []}'
     )
     said = refused(["--resume"], environ)
-    assert "last heard of on host far" in said
+    assert "last seen on host far" in said
     assert parse(said.rpartition("msrun ")[2].split(), environ).origin.lineage == ("a",)
 
 
@@ -265,7 +268,7 @@ def test_the_words_of_a_line_are_read_as_that_line(argv):
         texts = {dest: setting.text for dest, setting in line.given.items()}
         return texts, line.script, line.script_args
 
-    assert read(words(scan(argv))) == read(argv)
+    assert read(command_words(scan(argv))) == read(argv)
 
 
 @pytest.mark.parametrize(

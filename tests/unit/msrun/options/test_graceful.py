@@ -83,7 +83,7 @@ def test_a_graceful_signal_is_nothing_else():
         (["--grace=nan"], "must be above 0"),
         (["--grace=5", "--freeze_timeout=5"], "--freeze_timeout=5 leaves no room within --grace=5"),
         (["--grace=30", "--scheduler_grace=20"], "leaves no room within --scheduler_grace=20"),
-        (["--graceful_exit_file=."], "that is a folder"),
+        (["--graceful_exit_file=."], "is a folder"),
     ],
 )
 def test_what_cannot_be_meant(words, said):
