@@ -1,6 +1,6 @@
-"""The manifest of a dump: what is in the folder, and by which checksums to believe it.
+"""The manifest of a dump: the files in the folder and their checksums.
 
-Written last; a folder without one, or with one that does not fit its files, is trusted by nobody.
+It is written last; nobody trusts a folder without one, or with one that does not fit its files.
 Standard library only: the agent reads and writes it, too.
 """
 
@@ -21,14 +21,14 @@ from worker_hooks.storage.safetensors_file import sha256_of
 
 FORMAT = 1
 _THREADS = 8  # more do not make a disk faster
-_END_S = 1 << 40  # seconds since the epoch that no clock shows
+_END_S = 1 << 40  # seconds since the epoch, later than any clock
 _RANKS = ("odd", "without_private", "stale_private")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _IN_MEMORY = re.compile(r"/proc/\d+/fd/\d+")
 
 
 REPLICATED, PRIVATE = "replicated", "private"
-COPY = "copy"  # a whole model beside the replicated one, which it stands in for
+COPY = "copy"  # a complete model beside the replicated one, which it can replace
 
 
 class Shard(NamedTuple):
@@ -42,11 +42,11 @@ class Shard(NamedTuple):
     kind: str
     nbytes: int
     sha256: str
-    variant: int = 0  # replicas that disagreed without a majority are all kept; 0 is gone on from
+    variant: int = 0  # replicas that disagreed without a majority are all kept; 0 is resumed
 
 
 class Manifest(NamedTuple):
-    """One dump. Steps and epochs as the script counts them; times are seconds since the epoch."""
+    """One checkpoint. Steps and epochs as the script counts; times are seconds since the epoch."""
 
     kind: str  # DUMP_KIND, CHECKPOINT_KIND or MEMORY_KIND
     step: int
@@ -67,7 +67,7 @@ class Manifest(NamedTuple):
 
 DUMP_KIND = "dump"
 CHECKPOINT_KIND = "checkpoint"  # a periodic one
-MEMORY_KIND = "memory"  # in no folder: each shard is a file of the agent's, by its number
+MEMORY_KIND = "memory"  # in no folder: each shard is an open file of the agent, by its number
 
 
 def new(
@@ -113,13 +113,13 @@ def write(folder: Path, manifest: Manifest) -> None:
     """Write the manifest into the folder, durably.
 
     Raises:
-        OSError: it cannot be written; there is none then, or the old one.
+        OSError: it cannot be written; there is none then, or the previous one.
     """
     write_atomic(folder / MANIFEST, encode(manifest))
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest's file."""
+    """The content of the manifest's file."""
     fields = manifest._asdict()
     fields["shards"] = [shard._asdict() for shard in sorted(manifest.shards)]
     return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
@@ -128,19 +128,19 @@ def encode(manifest: Manifest) -> bytes:
 def is_in_memory(path: Path) -> bool:
     """Whether this is the manifest of a checkpoint in the agent's memory, ``/proc/<pid>/fd/<n>``.
 
-    Its shards' files are the numbers of their own descriptors, beside it.
+    Its shards' files are named by their own descriptors, beside it.
     """
     return _IN_MEMORY.fullmatch(str(path)) is not None
 
 
 def read(place: Path) -> Manifest:
-    """The manifest of a checkpoint; that the files fit it is not checked.
+    """The manifest of a checkpoint; whether the files fit it is not checked.
 
     Args:
-        place: its folder; of one in memory the manifest itself.
+        place: the folder; of a checkpoint in memory the manifest itself.
 
     Raises:
-        ValueError: there is none, or it is not one of ours; says which.
+        ValueError: there is none, or it is not one of ours; the message says which.
     """
     try:
         fields = json.loads((place if is_in_memory(place) else place / MANIFEST).read_bytes())
@@ -174,7 +174,7 @@ def _built(fields: dict[str, Any]) -> Manifest:
 
 
 def _odd_field(manifest: Manifest) -> str | None:
-    """The first field with a value that none of ours has."""
+    """The first field with an impossible value."""
     for name in ("step", "epoch", "batch", "attempt"):
         value = getattr(manifest, name)
         if not _is_number(value):
@@ -216,13 +216,13 @@ def verify(
     advance: Callable[[int], None] | None = None,
     quick: bool = False,
 ) -> list[str]:
-    """What is wrong with the folder's files; nothing, if they are what the manifest says.
+    """What is wrong with the folder's files; empty if they are what the manifest says.
 
     Args:
         folder: the checkpoint.
         manifest: its manifest.
-        advance: told of bytes that were read, from several threads.
-        quick: look at existence and sizes only.
+        advance: called with the number of bytes read, by several threads.
+        quick: check existence and sizes only.
     """
     if not manifest.shards:
         return ["its manifest names no file"]
@@ -231,7 +231,7 @@ def verify(
         return ["its manifest names a file twice"]
     damages = {shard.file: _misplaced(folder, shard) for shard in manifest.shards}
     if not quick:
-        from concurrent.futures import ThreadPoolExecutor  # hashing lets other threads run
+        from concurrent.futures import ThreadPoolExecutor  # hashing releases the GIL
 
         whole = [shard for shard in manifest.shards if damages[shard.file] is None]
         whole.sort(key=lambda shard: -shard.nbytes)
@@ -243,7 +243,7 @@ def verify(
 
 
 def _misplaced(folder: Path, shard: Shard) -> str | None:
-    """Why the shard is no file of the right size in the folder."""
+    """Why the shard is not a file of the right size in the folder."""
     root = os.path.realpath(folder)
     real = os.path.realpath(os.path.join(root, shard.file))
     if os.path.isabs(shard.file) or not real.startswith(root + os.sep):
@@ -262,7 +262,7 @@ def _misplaced(folder: Path, shard: Shard) -> str | None:
 
 
 def _altered(folder: Path, shard: Shard, advance: Callable[[int], None] | None) -> str | None:
-    """Whether the bytes are others than those that were written."""
+    """Why the bytes are not those that were written."""
     try:
         digest = sha256_of(folder / shard.file, advance or (lambda _nbytes: None))
     except OSError as error:
@@ -271,7 +271,7 @@ def _altered(folder: Path, shard: Shard, advance: Callable[[int], None] | None) 
 
 
 def models(manifest: Manifest) -> list[Manifest]:
-    """The manifest once for each whole model in it, without the others: only itself, mostly."""
+    """The manifest once for each complete model in it, without the others; mostly only itself."""
     copies = [shard for shard in manifest.shards if shard.kind == COPY]
     others = [shard for shard in manifest.shards if shard.kind != COPY]
     own = [shard for shard in others if shard.kind != REPLICATED]

@@ -169,7 +169,7 @@ def test_a_page_that_takes_anothers_place_goes_on_with_its_paces(page):
     fd = create(3, 2, ())
     new = Page(fd)
     os.close(fd)
-    new.go_on_from(page)
+    new.continue_from(page)
     assert new.heartbeat() == page.heartbeat()
     steps(new, 6, 7)
     assert [pace.step for pace in new.paces()] == [2, 3, 4, 5, 7]
