@@ -83,7 +83,7 @@ class Cycle:
 class Ordered:
     """A guard, as far as it matters to whoever leaves."""
 
-    why_fixed = ""
+    not_replaceable_why = ""
 
     def rejoin(self):
         return Rejoin(1, "", "", 0), False

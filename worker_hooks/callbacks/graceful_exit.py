@@ -54,7 +54,7 @@ class ExitControl:
     @property
     def is_requested(self) -> bool:
         """Whether the training is to exit."""
-        return self._guard.gate.is_asked
+        return self._guard.gate.is_stopping
 
     @property
     def run_id(self) -> str:

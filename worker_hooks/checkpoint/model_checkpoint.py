@@ -9,9 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 from pathlib import Path
-from types import TracebackType
 
 from worker_hooks.checkpoint import incarnation, numbering, schedule
 from worker_hooks.checkpoint.async_writer import AsyncWriter
@@ -23,7 +21,7 @@ from worker_hooks.checkpoint.planner import PlannedCheckpoint, planned
 from worker_hooks.checkpoint.rank_writer import carry_out
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, SaveRules
 from worker_hooks.contract.layout import CheckpointLayout
-from worker_hooks.guard.exit_hooks import describe
+from worker_hooks.guard.exit_hooks import after_uncaught, describe
 
 log = logging.getLogger("msrun")
 
@@ -95,7 +93,7 @@ class ModelCheckpoint:
         if context.env.world_size > 1:
             self._check_peers(context)
         if self._config.exception_save and not context.guard.is_on:
-            self._watch_exceptions()
+            after_uncaught(self._at_exception)
         if self._config.async_save:
             try:
                 self._writer = AsyncWriter()
@@ -187,7 +185,7 @@ class ModelCheckpoint:
             CheckpointError: it failed.
         """
         if self._writer is not None:
-            self._say(self._writer.wait(self._context.guard.gate.look))
+            self._say(self._writer.wait(self._context.guard.gate.raise_if_ejected))
 
     # --- the machine ----------------------------------------------------------------------------
 
@@ -240,7 +238,7 @@ class ModelCheckpoint:
         return is_owed
 
     def _overdue(self, step: int) -> OverdueCheckpoint:
-        look = self._context.guard.gate.look
+        look = self._context.guard.gate.raise_if_ejected
         return OverdueCheckpoint(self._layout(step), self._context.env, step, look, STALL_S)
 
     def _save(self, step: int, reason: str) -> None:
@@ -262,7 +260,7 @@ class ModelCheckpoint:
             self._say(finalize(order, self._look_up))
 
     def _look_up(self, _nbytes: int) -> None:
-        self._context.guard.gate.look()  # whoever is waited for may be dead
+        self._context.guard.gate.raise_if_ejected()  # whoever is waited for may be dead
 
     def _plan(self, step: int) -> PlannedCheckpoint:
         env, committed = self._context.env, self._context.committed
@@ -337,20 +335,10 @@ class ModelCheckpoint:
 
     # --- the ends of the process ------------------------------------------------------------------
 
-    def _watch_exceptions(self) -> None:
-        previous = sys.excepthook
-
-        def at_top(
-            kind: type[BaseException], error: BaseException, trace: TracebackType | None
-        ) -> None:
-            previous(kind, error, trace)
-            if issubclass(kind, Exception) and os.getpid() == self._pid:
-                self._at_exception(error)
-
-        sys.excepthook = at_top
-
     def _at_exception(self, error: BaseException) -> None:
         """Save what an exception has left whole, by one rank that has no peers."""
+        if not isinstance(error, Exception) or os.getpid() != self._pid:
+            return
         try:
             self.wait()
         except CheckpointError as failure:

@@ -177,7 +177,7 @@ class DataLoop:
         Raises:
             GracefulExit: it is, and ``may_raise``.
         """
-        is_exiting = self._gate.is_shut and self._exit.wait(self._training)
+        is_exiting = self._gate.needs_slow_path and self._exit.wait(self._training)
         if is_exiting and may_raise:
             raise GracefulExit
         return is_exiting
@@ -185,7 +185,7 @@ class DataLoop:
     # --- the parts --------------------------------------------------------------------------------
 
     def _open(self, feed: Feed, loop: int, point: ResumePoint | None) -> Any:
-        feed.is_kept = self._guard.is_on and not self._guard.why_fixed
+        feed.is_kept = self._guard.is_on and not self._guard.not_replaceable_why
         self.batches_per_epoch = feed.length
         epoch = self.epoch if self._counts_epochs else None
         batches = resume.opened(point, feed, epoch, self._committed, self._training.rank)
@@ -248,7 +248,7 @@ class DataLoop:
         """The script is back for its next batch: commit if there was an update."""
         if self.tracker.is_due():
             self._commit()
-        if self._gate.is_shut:
+        if self._gate.needs_slow_path:
             self.pause(may_raise=may_raise)
 
     def _commit(self, position: Position | None = None) -> None:

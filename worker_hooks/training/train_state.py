@@ -217,7 +217,7 @@ class TrainState:
 
     def hold(self, error: str) -> bool:
         """After a failure, wait while the state is saved; whether to :meth:`rejoin`."""
-        return self._guard.raised(error)
+        return self._guard.hold_exception(error)
 
     def rejoin(self) -> None:
         """Continue with new peers, from the checkpoint that the agent has in memory."""

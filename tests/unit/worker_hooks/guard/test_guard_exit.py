@@ -125,7 +125,7 @@ def _guard(agent, monkeypatch):
     agent.link.shutdown(socket.SHUT_RDWR)
     guard._listener.join(LONG_S)
     guard._wakeup._close()
-    guard._beacon.close()
+    guard._liveness.close()
     guard._link.forget()
     assert alone == []
 
@@ -189,9 +189,9 @@ def test_held_let_on_arrived_left(agent, guard):
     training.thread.join(LONG_S)
     assert training.left
     assert training.asked_at == [4]
-    assert guard.left == protocol.Leave(1, 4, "asked")
-    guard.leave()  # as at the process's exit: nobody is waited for
-    guard.raised("late")
+    assert guard.exit_order == protocol.Leave(1, 4, "asked")
+    guard.hold_exit()  # as at the process's exit: nobody is waited for
+    guard.hold_exception("late")
     agent.hears_nothing()
 
 
@@ -265,7 +265,7 @@ def test_a_training_that_is_over_holds_nobody_who_goes_further(agent, guard):
 
     releasing = threading.Thread(target=release)
     releasing.start()
-    guard.leave()  # as at any exit
+    guard.hold_exit()  # as at any exit
     releasing.join(LONG_S)
     assert heard == [protocol.Leaving(*WHO, True)]
 
@@ -292,7 +292,7 @@ def test_when_the_line_closes_training_goes_on_and_the_signal_ends_it_again(agen
         signal.pause()
     os.kill(pid, signal.SIGUSR1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGUSR1
-    guard.gate.leave()
+    guard.gate.exit()
     training.step()
     training.thread.join(LONG_S)
 

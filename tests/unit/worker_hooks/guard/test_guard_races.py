@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from worker_hooks.contract.env import RankEnv
-from worker_hooks.guard.gate import Gate, Stand
+from worker_hooks.guard.gate import FreezeResult, Gate
 from worker_hooks.guard.guard import Guard, StartupOptions
 from worker_hooks.recovery import agent_lost
 from worker_hooks.recovery.peer_notes import PeerNotes
@@ -22,8 +22,8 @@ LONG_S = 30.0
 # --- the gate ---------------------------------------------------------------------------------
 
 
-def closed(gate: Gate, grace_s: float) -> Stand:
-    found: list[Stand] = []
+def closed(gate: Gate, grace_s: float) -> FreezeResult:
+    found: list[FreezeResult] = []
     listener = threading.Thread(target=lambda: found.append(gate.close(grace_s, lambda: True)))
     listener.start()
     listener.join()
@@ -34,7 +34,7 @@ def test_once_it_is_called_updated_no_further_update_begins():
     gate = Gate()
     gate.begin_update()
     gate.end_update()
-    assert closed(gate, LONG_S) is Stand.UPDATED
+    assert closed(gate, LONG_S) is FreezeResult.UPDATED
     begun = threading.Thread(target=gate.begin_update)
     begun.start()
     begun.join(0.1)
@@ -52,7 +52,7 @@ def test_an_update_that_failed_is_over_with_the_next_commit():
     gate.commit(lambda: None)
     gate.begin_update()
     gate.end_update()
-    assert closed(gate, 3.0) is Stand.UPDATED
+    assert closed(gate, 3.0) is FreezeResult.UPDATED
 
 
 # --- the ledger -------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class Saver:
 
 def leave_at(state, step):
     """The order comes as the step is under way; the main thread finds it at its boundary."""
-    state._guard.gate.hold_at(step, state._guard.gate.leave)
+    state._guard.gate.hold_at(step, state._guard.gate.exit)
 
 
 # --- the script's own loop -----------------------------------------------------------------------
