@@ -70,7 +70,7 @@ def bundled_digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def mnist(folder: Path, part: str) -> TensorDataset:
-    """MNIST's ``train`` or ``test`` part; its files are in the folder or a subfolder of that name."""
+    """MNIST's ``train`` or ``test`` part; its files are in the folder or in a subfolder."""
     names = IDX[part]
     # MindSpore's examples set DATA_PATH to .../train; the test files are in a folder beside it
     rooms = (folder, folder / part, folder.parent / part)
