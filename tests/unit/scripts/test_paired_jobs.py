@@ -10,10 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts/benchmarks"))
 
-import alternation
+import paired_jobs
 import spare_memory
-from finished import Board
 from processes import PROC, field
+from step_board import Board
 from workers.board import LINE
 
 
@@ -38,7 +38,7 @@ class Training:
 def test_a_turn_tells_the_time_of_a_step_and_leaves_the_gate_shut(tmp_path):
     trial = Training(tmp_path)
     with (tmp_path / "gate").open("wb") as gate:
-        job = alternation.Job(Board(trial), gate)
+        job = paired_jobs.Job(Board(trial), gate)
         job.hold()
         with pytest.raises(BlockingIOError):
             trial.ends_within(0)
@@ -46,11 +46,11 @@ def test_a_turn_tells_the_time_of_a_step_and_leaves_the_gate_shut(tmp_path):
             assert job.take_turn() == pytest.approx(0.03)
             with pytest.raises(BlockingIOError):
                 trial.ends_within(0)
-        assert len(job.board.lines) >= 2 * 2 * (alternation.LEAST + 1)
+        assert len(job.board.lines) >= 2 * 2 * (paired_jobs.LEAST + 1)
 
 
 def test_certainty_is_that_of_the_mean():
-    said = alternation.certainty([0.98, 1.0, 1.02])
+    said = paired_jobs.certainty([0.98, 1.0, 1.02])
     assert said == "1.000 +- 0.023 in the mean of 3 (two standard errors)"
 
 

@@ -1,9 +1,9 @@
-"""What a replacement does to the time of a step: a job is compared with its like, by turns.
+"""Whether a step takes longer after a replacement: two equal jobs train in turns.
 
-A machine's speed drifts by more, and within seconds, than is asked about here; and two processes
-of one program differ for good. So two jobs train in turns of a fraction of a second, never both.
-The ratio of their steps in two turns side by side knows no drift, and that ratio before a death in
-one of them, in parts of the same afterwards, no lasting difference.
+Within seconds a machine's speed changes by more than the effect, and two processes of one program
+differ permanently. So two jobs train in turns of a fraction of a second, never both at once. The
+ratio of their step times in two neighbouring turns is free of the machine's changes. That ratio
+before a death in one of the jobs, divided by the ratio after it, is free of permanent differences.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from statistics import mean, median, stdev
 from typing import IO
 
-from finished import Board, sent, step_s
 from recovery import TEN_MB, is_torchrun
 from replacement import guarded
 from scenarios import LIMIT_S, Figures, Turn
+from step_board import Board, sent, step_s
 from trial import TrialError
 from workers.board import Finished
 
 HALF_S = 28.0  # before the death, and as much after the replacement
-TURN_S = 0.2  # at least; shorter, the ends of turns tell; longer, the drift within a pair does
+TURN_S = 0.2  # at least; the ends disturb shorter turns, the machine's changes longer ones
 LEAST = 5  # steps in a turn
-SKIPPED = 30  # steps that warm up: of both jobs, and after the replacement
+SKIPPED = 30  # steps of warm-up: at the start of both jobs, and after the replacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Job:
     gate: IO[bytes]
 
     def hold(self) -> None:
-        """Let the ranks wait once they have ended their step."""
+        """Make the ranks wait at the end of their step."""
         fcntl.flock(self.gate, fcntl.LOCK_EX)
 
     def release(self) -> None:
@@ -47,10 +47,10 @@ class Job:
         fcntl.flock(self.gate, fcntl.LOCK_UN)
 
     def take_turn(self) -> float:
-        """Let it train for a turn; the time of a step, but for the first: the other ends its own.
+        """Train for a turn; the time of a step, without the first: the other job ends its own then.
 
         Raises:
-            TrialError: the job ended, or got nowhere.
+            TrialError: the job ended, or made no progress.
         """
         known, begun_s = len(self.board.lines), time.monotonic()
 
@@ -68,43 +68,43 @@ class Job:
 def speed(turn: Turn) -> Figures:
     """Compare the time of a step before and after a replacement.
 
-    Five samples, a good minute each, deviated by 0.065 on a machine with little else to do: about
-    40 are needed to know the mean to 0.02, 19 times of 20. The remark below the table says what
-    those taken are worth.
+    Five samples of about a minute had a deviation of 0.065 on a mostly idle machine: for an error
+    of 0.02 in the mean with 95 % confidence, about 40 samples are needed. A remark below the table
+    states the error.
 
     Raises:
-        TrialError: a job did not get there, or more than the dead rank was started anew.
+        TrialError: a job made no progress, or more ranks than the dead one were started again.
     """
     if is_torchrun(turn.side):
         return {}
     with alternating(turn) as struck, alternating(turn) as spared:
         for job in (struck, spared):
             job.board.wait_all(turn.nproc, SKIPPED, LIMIT_S)
-        before = beside(struck, spared)
-        for job in (struck, spared):  # nobody waits so long that it looks like a hang
+        before = step_ratio(struck, spared)
+        for job in (struck, spared):  # a longer wait would look like a hang
             job.release()
         killed_s = sent(struck.board.pids()[turn.victim], signal.SIGKILL)
         back = struck.board.wait_again(turn.nproc, killed_s, LIMIT_S)
         if back.new > 1:
-            raise TrialError(f"{back.new} ranks were started anew")
+            raise TrialError(f"{back.new} ranks were started again")
         struck.board.wait_all(turn.nproc, back.step + SKIPPED, LIMIT_S)
-        return {"speed": before / beside(struck, spared)}
+        return {"speed": before / step_ratio(struck, spared)}
 
 
 def certainty(ratios: Sequence[float]) -> str:
-    """Say how much all samples together tell; they are two at least."""
+    """The mean of at least two samples with its error."""
     error = 2 * stdev(ratios) / len(ratios) ** 0.5
     return f"{mean(ratios):.3f} +- {error:.3f} in the mean of {len(ratios)} (two standard errors)"
 
 
-def beside(struck: Job, spared: Job) -> float:
-    """The time of a step of one job in parts of the other's; then both wait."""
+def step_ratio(struck: Job, spared: Job) -> float:
+    """The step time of one job divided by the other's; both jobs wait afterwards."""
     struck.hold()
     spared.hold()
     ratios: list[float] = []
     until_s = time.monotonic() + HALF_S
     while time.monotonic() < until_s:
-        if len(ratios) % 2:  # who is second gains nothing by it
+        if len(ratios) % 2:  # each job is the second one equally often
             mine = struck.take_turn()
             ratios.append(mine / spared.take_turn())
         else:
@@ -115,7 +115,7 @@ def beside(struck: Job, spared: Job) -> float:
 
 @contextmanager
 def alternating(turn: Turn) -> Iterator[Job]:
-    """Start a training that can be made to wait; at first it is not."""
+    """Start a training that can be made to wait."""
     with tempfile.NamedTemporaryFile(prefix="msrun-bench-") as gate:
         args = (f"--width={TEN_MB}", f"--turns={gate.name}")
         with guarded(turn.side, *args, nproc=turn.nproc) as (_, board):

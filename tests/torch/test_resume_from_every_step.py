@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of"),
 ]
 
-# These are killed for real in test_works_with.py, and slow here.
+# These are killed for real in test_training_kinds.py, and slow here.
 ELSEWHERE = {"compiled", "compiled_outer", "workers", "workers_stay", "stream_worker"}
 SOME = {1, 12, 13, 18, 25}  # an epoch has 12 batches
 LATE = (7, 12)

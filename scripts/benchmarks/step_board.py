@@ -1,4 +1,4 @@
-"""What the board of a job tells: how far every rank is, when all train again, and what was lost."""
+"""Reads a job's board: each rank's progress, when all ranks train again, and what was lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 from trial import Trial, TrialError
 from workers.board import LINE, Finished, read
 
-LOOK_S = 0.005  # while a step is awaited; the ranks themselves say when they reached it
+LOOK_S = 0.005  # between two looks for a step; the ranks themselves write when they finished it
 
 T = TypeVar("T")
 
@@ -24,8 +24,8 @@ class Again:
 
     at_s: float  # CLOCK_MONOTONIC
     attempt: int
-    step: int  # the first they have finished
-    new: int  # processes in the place of others
+    step: int  # the first step that they finished
+    new: int  # processes that replace others
 
 
 class Board:
@@ -37,7 +37,7 @@ class Board:
         self.lines: list[Finished] = []
 
     def read(self) -> bool:
-        """Take what is new; whether there was anything."""
+        """Read new lines; whether there were any."""
         try:
             with self._path.open("rb") as file:
                 file.seek(len(self.lines) * LINE.size)
@@ -62,11 +62,11 @@ class Board:
                 raise TrialError(f"the launcher ended before {what}; {self._trial.said()}")
             if time.monotonic() > deadline:
                 raise TrialError(
-                    f"{limit_s:g} s were not enough until {what}; {self._trial.said()}"
+                    f"it took more than {limit_s:g} s until {what}; {self._trial.said()}"
                 )
 
     def wait_all(self, nproc: int, step: int, limit_s: float) -> dict[int, int]:
-        """Wait until all ranks have finished a step; their processes, by rank."""
+        """Wait until all ranks have finished a step; their process ids, by rank."""
 
         def arrived() -> dict[int, int] | None:
             pids = {line.rank: line.pid for line in self.lines if line.step >= step}
@@ -75,11 +75,11 @@ class Board:
         return self.wait_for(f"all ranks had finished step {step}", arrived, limit_s)
 
     def pids(self) -> dict[int, int]:
-        """The newest process of each rank."""
+        """The newest process id of each rank."""
         return {line.rank: line.pid for line in self.lines}
 
     def wait_any(self, step: int, limit_s: float) -> None:
-        """Wait until a rank has finished a step, or is beyond it."""
+        """Wait until some rank has finished a step."""
         what = f"a rank had finished step {step}"
         self.wait_for(what, lambda: self.lines[-1].step >= step or None, limit_s)
 
@@ -96,10 +96,10 @@ class Board:
 
 
 def again(lines: Sequence[Finished], known: Collection[int], nproc: int) -> Again | None:
-    """Find in the lines since a death when the last rank was past its next step.
+    """Find in the lines since a death when the last rank had finished its next step.
 
-    That is the first step which a process not ``known`` before takes part in. A survivor's end of
-    the step that was under way counts for nothing if all go back behind it.
+    That is the first step in which a process takes part that was not ``known`` before. If all ranks
+    return to an earlier step, a survivor's end of the interrupted step does not count.
     """
     fresh = [line for line in lines if line.pid not in known]
     if not fresh:
@@ -117,16 +117,16 @@ def again(lines: Sequence[Finished], known: Collection[int], nproc: int) -> Agai
 
 
 def lost(lines: Iterable[Finished], back: Again) -> int:
-    """Steps any rank had finished before, and that are trained once more."""
+    """How many steps that some rank had finished are trained again."""
     earlier = (line.step for line in lines if line.attempt < back.attempt)
     return max(0, max(earlier, default=0) - (back.step - 1))
 
 
 def discarded(lines: Sequence[Finished], killed_s: float, back: Again) -> int:
-    """Batches whose gradients never came into an update, of all ranks, since the death.
+    """How many batches of all ranks since the death never contributed to an update.
 
-    Where an attempt ends with a death, a step that any rank of it has finished had all ranks'
-    gradients, the dead one's too. Within an attempt a rank speaks for itself alone.
+    If an attempt ends with a death, a step that some rank finished had the gradients of all ranks,
+    including the dead one. Within an attempt each rank's lines count only for itself.
     """
     together = {line.batch for line in lines if line.attempt < back.attempt}
     missed = 0
@@ -149,7 +149,7 @@ def step_s(lines: Iterable[Finished]) -> float:
 
 
 def sent(pid: int, signum: int) -> float:
-    """Send a signal; when, in CLOCK_MONOTONIC seconds."""
+    """Send a signal; the time, in CLOCK_MONOTONIC seconds."""
     at_s = time.monotonic()
     os.kill(pid, signum)
     return at_s

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 AT_ONCE = 2  # jobs
 
 # Steps are counted from 1; an epoch has four, where it has no loop more. What is not here is gone on
-# with from each of its commits in test_every_step.py.
+# with from each of its commits in test_resume_from_every_step.py.
 CASES = {
     "tensors": "rank=1,step=7,phase=backward",
     "by_hand": "rank=2,step=6,phase=backward",

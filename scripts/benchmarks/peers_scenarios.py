@@ -1,4 +1,4 @@
-"""How each side trains, and how a rank of it is struck."""
+"""How each side trains, and which signal a rank of it gets."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from finished import Board, discarded, lost, sent
 from peers_install import Environment
 from scenarios import LIMIT_S, Figures, Turn
+from step_board import Board, discarded, lost, sent
 from trial import WORKERS, Side, started
 
 VICTIM, STEP = 2, 57
 WORKLOAD = ("--width=256", "--pause=0.05", "--every=10")
-AFTER = 3  # steps that all finish after their first: a batch left out shows at a later one
+AFTER = 3  # further steps of all ranks: a discarded batch is visible at a later one
 PEERS = WORKERS / "peers"
 
 TORCHFT = Environment("torchft", ("torchft-nightly", "numpy"))
@@ -62,7 +62,7 @@ def hang(turn: Turn) -> Figures:
 
 def struck(turn: Turn, way: Way, signum: int) -> Figures:
     """Strike a rank until all are past their next step."""
-    # one thread each for all, as torchrun and msrun have it where a node has several ranks
+    # one thread each, as torchrun and msrun set it if a node has several ranks
     environ = {"PYTHONPATH": str(WORKERS), "OMP_NUM_THREADS": "1"}
     with started(turn.side, way.worker, *WORKLOAD, nproc=turn.nproc, environ=environ) as trial:
         board = Board(trial)
