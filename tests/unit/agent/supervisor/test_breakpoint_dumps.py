@@ -18,8 +18,10 @@ from agent.dump.executor import DumpExecutor
 from agent.hooks.handshake import Handshake
 from agent.hooks.status_pages import StatusPages
 from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind
+from worker_hooks.callbacks.protocol import CallbackList
+from worker_hooks.contract.env import DRILL, RankEnv
 from worker_hooks.contract.protocol import Hello, SaveFailed
-from worker_hooks.training.startup import StartupOptions
+from worker_hooks.training.startup import options_of, read_env
 
 
 class Saver:
@@ -43,12 +45,15 @@ class Saver:
     ],
 )
 def test_a_prefix_is_wanted_in_the_folder_that_is_told(savers, breakpoints):
-    assert StartupOptions.of(savers, None, "").breakpoints == breakpoints
+    assert options_of(CallbackList(savers), None, RankEnv.read({})).breakpoints == breakpoints
 
 
-def test_a_drill_saves_in_its_own_folder_only():
-    plan = json.dumps({"faults": [], "folder": "/drill", "ckpt": "/drill/ckpt"})
-    found = StartupOptions.of([Saver("/a", "A")], None, plan)
+def test_a_drill_saves_in_its_own_folder_only(tmp_path):
+    plan = json.dumps({"faults": [], "folder": str(tmp_path), "ckpt": "/drill/ckpt"})
+    env, observers = read_env({DRILL: plan})
+    found = options_of(CallbackList([Saver("/a", "A")]), None, env)
+    (trace,) = observers
+    trace.close()
     assert (found.ckpt_save_path, found.breakpoints) == ("/drill/ckpt", "")
 
 
