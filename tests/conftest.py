@@ -19,12 +19,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
-def _own_state_home(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def _own_state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A test sees no other run of this user, and stops none; the folder is made when it is used."""
     folder = tmp_path_factory.getbasetemp() / "state" / uuid.uuid4().hex
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    # not the test's monkeypatch, which would then hold what it has patched until leaks are counted
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_STATE_HOME", str(folder))
+        yield
 
 
 @pytest.fixture

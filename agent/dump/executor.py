@@ -169,9 +169,10 @@ class DumpExecutor:
         """Where a dump goes; ``None``: the script names no folder."""
         if _is_quick(action):
             sizes, private = self._replies.frozen, private_nbytes(pages)
+            state, host = max(sizes.values(), default=(0, 0))
             gone = len(self._spec.ranks_here) - len(sizes)
-            wanted = needed(*max(sizes.values(), default=(0, 0)), private, gone)
-            return MemoryTarget(action.step, private, wanted)
+            wanted = needed(state=state, host=host, private=private, gone=gone)
+            return MemoryTarget(action.step, private_nbytes=private, needed_nbytes=wanted)
         return self._folder(action, action.place)
 
     def _folder(
@@ -185,7 +186,11 @@ class DumpExecutor:
         if wish is not None:
             position = position or self._pages.position(writers, step)
             if position is not None:  # without one there is no such name
-                layout = CheckpointLayout(*wish, *position, record_id, is_breakpoint=True)
+                directory, prefix = wish
+                epoch, batch = position
+                layout = CheckpointLayout(
+                    directory, prefix, epoch, batch, record_id=record_id, is_breakpoint=True
+                )
                 return FolderTarget(layout.place)
         folder = self._handshake.place(writers)
         return FolderTarget(DumpLayout.of_step(Path(folder), step, record_id)) if folder else None

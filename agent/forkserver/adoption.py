@@ -1,11 +1,12 @@
 """Forks processes that become the agent's children.
 
-A short-lived middle process forks them and leaves, so the kernel hands them to the nearest
-subreaper, the agent, which then reaps them itself and knows their true exit status. One middle
-process serves a whole order: eight workers cost nine forks.
+A short-lived middle process forks them and exits, so the kernel gives them to the nearest
+subreaper, the agent, which reaps them itself and gets their true exit status. One middle process
+serves a full order: eight workers cost nine forks.
 
-Nobody runs unannounced: a child waits for a word that the middle process gives only after it told
-the forkserver about all of them; if it is killed before, the kernel closes the pipe and they leave.
+No child runs unannounced: it waits for a byte that the middle process writes only after it has
+reported all of them to the forkserver. If the middle process is killed before, the kernel closes
+the pipe and the children exit.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ TOLD_BYTES = 65_536
 
 
 class AdoptionResult(NamedTuple):
-    """What became of one fork: a process id, or 0 and why not."""
+    """The result of one fork: a process id, or 0 and why not."""
 
     pid: int
     why: str = ""
 
 
 def fork_adopted(count: int) -> int | tuple[AdoptionResult, ...]:
-    """Fork ``count`` processes: the outcomes here, and in each child its index.
+    """Fork ``count`` processes: return the results here, and in each child its index.
 
-    When this returns here, every process with an outcome is the agent's child.
+    When this returns here, every process with a pid is the agent's child.
     """
     pipes: list[int] = []
     try:
@@ -76,7 +77,7 @@ def _hear(told: int) -> tuple[AdoptionResult, ...]:
     text = b""
     while chunk := os.read(told, TOLD_BYTES):
         text += chunk
-    lines = text.decode().split("\n")[:-1]  # what has no end was cut off by a death
+    lines = text.decode().split("\n")[:-1]  # an incomplete line was cut off by a death
     words = (line.split(" ", 1) for line in lines)
     return tuple(AdoptionResult(int(pid), why) for pid, why in words)
 

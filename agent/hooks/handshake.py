@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,8 @@ from agent.hooks.rank_links import RankLinks
 from agent.records.file_thread import FileThread
 from agent.spec.job_spec import DumpSpec
 from worker_hooks.contract import protocol
-from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage.manifest import Manifest, verify
+from worker_hooks.storage import manifest
+from worker_hooks.storage.find import Verify, search
 
 
 class _Found(NamedTuple):
@@ -124,10 +124,8 @@ class Handshake:
         if len(self._waiting) == 1:
             attempt, folders = self._attempt, (*map(Path, places), self._fallback)
             resume, own = self._resume, self._own
-            search = (
-                partial(_newer, folders, resume, own) if is_again else partial(_search, folders)
-            )
-            self._scribe.do(search, lambda found: self._answer(attempt, found))
+            find = partial(_newer, folders, resume, own) if is_again else partial(_newest, folders)
+            self._scribe.do(find, lambda found: self._answer(attempt, found))
 
     def _is_due(self, is_asked: bool, is_again: bool) -> bool:
         """Whether a rank has to wait for a search: for what is newer, or for anything at all."""
@@ -171,30 +169,23 @@ class Handshake:
 
 
 def _newer(folders: Sequence[Path], resume: str, own: frozenset[str]) -> _Found:
-    """What the run itself saved after ``resume``, now and then; else that."""
-    offered = [
-        (path, manifest)
-        for path, manifest in manifests.candidates_of(folders)
-        if isinstance(manifest, Manifest)
-    ]
-    steps = {os.path.realpath(path): manifest.step for path, manifest in offered}
-    best = _Found(resume, steps.get(os.path.realpath(resume), -1) if resume else -1)
-    for path, manifest in offered:
-        is_ours = manifest.record_id in own
-        if is_ours and manifest.step > best.step and not verify(path, manifest, quick=True):
-            best = _Found(str(path), manifest.step)
-    return best
+    """The newest checkpoint that the run itself saved after ``resume``; else ``resume``."""
+    step = -1
+    if resume:
+        with contextlib.suppress(ValueError):  # it is gone
+            step = manifest.read(Path(resume)).step
+    newest = search(folders, verify=Verify.QUICK, runs=own).newest
+    if newest is not None and newest.manifest.step > step:
+        return _Found(str(newest.path), newest.manifest.step)
+    return _Found(resume, step)
 
 
-def _search(folders: Sequence[Path]) -> _Found:
-    skipped: list[str] = []
-    offered = manifests.candidates_of(folders)
-    newest = manifests.newest_of(offered, skipped.append)
-    if newest is not None:
-        path, manifest = newest
-        return _Found(str(path), manifest.step, tuple(skipped))
+def _newest(folders: Sequence[Path]) -> _Found:
+    found = search(folders)
+    if found.newest is not None:
+        return _Found(str(found.newest.path), found.newest.manifest.step, found.remarks)
     # what a first save that was killed left behind is no checkpoint that is missed
-    if any(found != manifests.UNFINISHED_WORDS for _, found in offered):
+    if found.has_damaged:
         refusal = f"no checkpoint in {folders[0]} can be trusted: move them away to begin anew"
-        return _Found(skipped=tuple(skipped), refusal=refusal)
-    return _Found(skipped=tuple(skipped))
+        return _Found(skipped=found.remarks, refusal=refusal)
+    return _Found(skipped=found.remarks)

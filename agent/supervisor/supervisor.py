@@ -125,11 +125,11 @@ class Supervisor:
 
     def announce(self) -> None:
         """Some workers have been started."""
-        self._starter.hear()
+        self._starter.receive()
 
     def settle(self) -> None:
         """Some children are dead: their groups are signalled before their pids are given back."""
-        self._starter.hear()  # a worker may be announced and dead at once
+        self._starter.receive()  # a worker may be announced and dead at once
         exited: list[Worker] = []
         for ended in processes.ended_children():
             rank = self._ranks_by_pid.pop(ended.pid, None)
@@ -167,7 +167,7 @@ class Supervisor:
 
     def spare(self, pid: int) -> None:
         """If this process dies, ``pid`` is left its time to save."""
-        self._starter.spare(pid)
+        self._starter.protect(pid)
 
     def watch(self, path: str) -> None:
         """A graceful exit may be asked for in this file."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.records import run_record
 from agent.records.run_record import Record
 from worker_hooks.contract.layout import runs_folder
-from worker_hooks.storage.manifest import Manifest, candidates_of
+from worker_hooks.storage.find import Verify, search
 
 Mark = tuple[tuple[str, int], ...]
 
@@ -48,10 +48,6 @@ def _marks(record: Record) -> Mark:
 
 
 def _newest(record: Record) -> int | None:
-    found = candidates_of(Path(place) for place in record.checkpoints)
-    steps = (
-        manifest.step
-        for _, manifest in found
-        if isinstance(manifest, Manifest) and manifest.saved_at >= record.started
-    )
-    return next(steps, None)  # the newest is the first
+    folders = map(Path, record.checkpoints)
+    newest = search(folders, verify=Verify.NONE, since=record.started).newest
+    return None if newest is None else newest.manifest.step

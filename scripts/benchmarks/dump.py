@@ -3,8 +3,8 @@
     scripts/bench dump                             1 GiB, medians of 7 turns after a warm-up
     scripts/bench dump --gib 4 --folder /mnt/ckpt --parts 4 --json result.json
 
-Both sides write the same live tensors. The dump takes the file's checksum and the state's digest
-on the way; the loop only writes.
+Both sides write the same live tensors. The dump also computes the file's checksum and the state's
+digest; the loop only writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROW = 4096 * 1024  # elements of a tensor
 
 @dataclass(slots=True)
 class Turns:
-    """What was measured, by turns."""
+    """The figures of all turns."""
 
     plain_s: list[float] = field(default_factory=list)
     dump_s: list[float] = field(default_factory=list)

@@ -1,12 +1,12 @@
-"""Measures replacing a rank beside others that keep the survivors: torchft and NVRx.
+"""Compares replacing a rank with other systems that keep the survivors: torchft and NVRx.
 
     scripts/bench peers                                kill -9 of a rank, medians of 5 turns
     scripts/bench peers --hang --keep venvs --json result.json
 
-They are installed into throw-away environments; --keep FOLDER keeps those for the next time. The
+They are installed into temporary environments; --keep FOLDER keeps those for the next time. The
 workload is that of the published figures: 4 ranks, 85 thousand parameters, 50 ms of sleep in a
-step, who needs saves saves every ten steps, rank 2 is struck at step 57. All ranks of all sides
-write the steps they finish on a board, and every figure is taken from there.
+step, systems that need saves save every ten steps, rank 2 gets the signal at step 57. All ranks of
+all sides write the steps that they finish on a board, from which all figures are computed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from peers_install import tools
 from peers_outcome import Goal, Outcome, is_reached, lines
-from peers_ways import HANG, KILL, Way, hang, kill
+from peers_scenarios import HANG, KILL, Way, hang, kill
 from scenarios import Scenario
 from table import aligned, machine
 from turns import measure, stoppable
@@ -47,7 +47,7 @@ def main() -> int:
             missed |= not reached
             print(f"{scenario.__doc__}\n{RANKS} ranks, {machine()}, load before {load:.1f}\n")
             print("\n".join(aligned(list(lines(outcomes)))))
-            print(f"\nmsrun is to need {goal}: {'reached' if reached else 'MISSED'}")
+            print(f"\ngoal of msrun: {goal}: {'reached' if reached else 'MISSED'}")
             for failure in (one for outcome in outcomes.values() for one in outcome.failures):
                 print(f"failed: {failure}")
             print()
@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
 
 @contextmanager
 def folder(kept: Path | None) -> Iterator[Path]:
-    """Where the environments are: in a folder that stays, or in one that goes."""
+    """Where the environments are: in a folder to keep, or in a temporary one."""
     if kept:
         kept.mkdir(parents=True, exist_ok=True)
         yield kept.absolute()

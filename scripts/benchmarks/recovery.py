@@ -1,4 +1,4 @@
-"""What a death costs: each scenario kills ranks of a training and returns the figures of its rows.
+"""The cost of a death: each scenario kills ranks of a training and returns the figures of its rows.
 
 msrun's training is guarded by TrainState, torchrun's saves for itself with ``torch.save``.
 """
@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from finished import Board, again, lost, sent
 from scenarios import LIMIT_S, Figures, Turn, kill, latest
+from step_board import Board, again, lost, sent
 from trial import Side, Trial, started
 
 TEN_MB = 876  # width of the network: 833 thousand parameters, 10 MB with AdamW's state
-EVERY = 50  # steps from save to save while ranks are killed again and again
+EVERY = 50  # steps from save to save while ranks are killed repeatedly
 SEED = 1
 NO_REPLACING = {"MS_ENABLE_TFT": "{TTP:1,ARF:0}"}
 
@@ -39,7 +39,7 @@ STAMPS = ("imported", "restored", "joined", "wrapped")  # by the ranks of the ne
 
 
 def death(turn: Turn) -> Figures:
-    """``kill -9`` of one rank until all are past their next step, and all milestones between."""
+    """From ``kill -9`` of a rank until all have finished their next step, with milestones."""
     with training(turn.side, f"--width={TEN_MB}", nproc=turn.nproc) as trial:
         ranks = trial.wait_for("trained", turn.nproc, limit_s=LIMIT_S)
         turn.pause()
@@ -68,7 +68,7 @@ def published(turn: Turn) -> Figures:
 
 
 def losses(side: Side, nproc: int, kills: int) -> Iterator[Figures]:
-    """Kill a random rank at a random moment, again and again; after each, the steps lost.
+    """Kill random ranks at random moments; after each kill, the steps lost.
 
     The moments are spread evenly over two intervals between saves, the same on both sides.
 
@@ -107,11 +107,11 @@ def training(
     replaces: bool = False,
     options: tuple[str, ...] = (),
 ) -> AbstractContextManager[Trial]:
-    """Start the side's own way to train so that deaths do no lasting harm.
+    """Start the side's own way to train without lasting damage by deaths.
 
     ``replaces``: msrun may also replace the dead rank alone, not only save and restart all.
     """
-    # torchrun 2.13 reuses its store by default, and then hardly ever gets there
+    # torchrun 2.13 reuses its store by default, and then hardly ever recovers
     if is_torchrun(side):
         worker, environ = "checkpointed.py", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     else:

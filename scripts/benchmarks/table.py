@@ -1,4 +1,4 @@
-"""What was measured, as a table for people and as JSON."""
+"""The figures as a Markdown table and as JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def machine() -> str:
 def document(
     results: Iterable[Result], failures: list[str], sides: tuple[Side, Side], load: float
 ) -> dict[str, object]:
-    """Build what ``--json`` writes: every single figure."""
+    """The content of ``--json``: every single figure."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "machine": machine(),

@@ -167,7 +167,7 @@ def test_a_read_only_log_dir_is_one_sentence(msrun, tmp_path, script):
 def test_a_working_folder_that_was_deleted_is_one_sentence(msrun, tmp_path, script):
     (tmp_path / "gone").mkdir()
     ended = shell(msrun, "cd gone && rmdir ../gone", "--log_dir=logs", script)
-    assert "the present folder cannot be found" in refused(ended)
+    assert "the working folder does not exist" in refused(ended)
     assert files(tmp_path) == {"hello.py"}
 
 

@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -145,13 +147,21 @@ def test_a_restart_works_after_the_forkserver_was_killed(msrun, tmp_path):
     assert job.status()["attempt"] == 1
 
 
+@pytest.fixture
+def anybodys_folder() -> Iterator[str]:
+    """Not in pytest's folder, which another user cannot look into."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        yield folder
+
+
 @pytest.mark.skipif(
     os.getuid() != 0 or not shutil.which("setpriv"),
     reason="needs root, to become a user of its own",
 )
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
 @pytest.mark.parametrize("method", ["auto", "spawn"])
-def test_no_process_left_for_a_worker_is_said(msrun, tmp_path, limit, method):
+def test_no_process_left_for_a_worker_is_said(msrun, tmp_path, anybodys_folder, limit, method):
     """With RLIMIT_NPROC a fork of the forkserver, of its helper or of a worker fails."""
     uid = 54321 + os.getpid() % 1000  # another one than of the tests that run beside this one
     user = ("setpriv", f"--reuid={uid}", "--inh-caps=+dac_override", "--ambient-caps=+dac_override")
@@ -159,7 +169,7 @@ def test_no_process_left_for_a_worker_is_said(msrun, tmp_path, limit, method):
     program = ("-m", "timeit", "-n1", "-r1", "import time; time.sleep(30)")
     ended = subprocess.run(
         ["prlimit", f"--nproc={limit}", *user, sys.executable, "-m", "msrun", *words, *program],
-        env=msrun.env(),
+        env=msrun.env(XDG_STATE_HOME=anybodys_folder),
         capture_output=True,
         text=True,
         timeout=60,

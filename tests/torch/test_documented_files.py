@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from jobs import ROOT, WORKERS, Job, Launcher, poll
 from jsonschema import Draft202012Validator
+from support.jobs import ROOT, WORKERS, Job, Launcher, poll
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 SCHEMAS = ROOT / "docs/reference/schemas"

@@ -83,7 +83,7 @@ def mnist(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def upscaled_digits(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """The real ones inside scikit-learn, read without importing it (that takes a second)."""
+    """The scanned digits inside scikit-learn, read without importing it (that takes a second)."""
     lines = gzip.decompress(path.read_bytes()).decode().split()
     table = torch.tensor([[float(number) for number in line.split(",")] for line in lines])
     small = table[:, :-1].reshape(-1, 1, 8, 8) / 16
@@ -131,7 +131,7 @@ def main() -> None:
     sampler = DistributedSampler(train_set, seed=SEED, drop_last=True)
     loader = DataLoader(train_set, batch_size=BATCH, sampler=sampler, drop_last=True)
 
-    # Rank, address and port of a controller are MindSpore's; here any rank may die, 0 too.
+    # Only MindSpore needs a controller's rank, address and port; here any rank may die.
     tft = TFTRegister(0, "127.0.0.1", 30051, options.ckpt_save_path)
     state = TrainState(
         model=net,

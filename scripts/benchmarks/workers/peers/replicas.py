@@ -26,5 +26,5 @@ for replica in range(count):
     }
     command = [*torchrun, "--max-restarts=5", script, *args]
     jobs.append(subprocess.Popen(command, env=os.environ | told))
-os.wait()  # the first to end ends the job; the benchmark clears away the others
+os.wait()  # the first process to end ends the job; the benchmark ends the others
 sys.exit(1)

@@ -22,5 +22,5 @@ jobs = [
     subprocess.Popen([sys.executable, script, *args], env=os.environ | told | {"RANK": str(rank)})
     for rank in range(count + 1)
 ]
-ended = [job.wait() for job in jobs]  # one is killed, the others go on
+ended = [job.wait() for job in jobs]  # one is killed, the others continue
 sys.exit(1)

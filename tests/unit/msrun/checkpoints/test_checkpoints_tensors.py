@@ -147,7 +147,7 @@ def test_parts_that_do_not_make_up_a_tensor_are_one_sentence(tmp_path, places, m
 @pytest.mark.parametrize("text", ["[1]", "{", "[" * 100_000])
 def test_words_about_parts_that_are_not_json_are_one_sentence(tmp_path, text):
     file = write(tmp_path / "x", {}, metadata={"DCP_SHARDING_INFO": text})
-    with pytest.raises(ValueError, match="is no JSON object"):
+    with pytest.raises(ValueError, match="is not a JSON object"):
         joined([file], has_replicas=True)
 
 
