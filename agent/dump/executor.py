@@ -174,11 +174,11 @@ class DumpExecutor:
         writers, step, record_id = action.writers, action.step, self._spec.record_id
         if place:
             return FolderTarget(DumpLayout.of_step(self._fallback, step, record_id))
-        wish = self._handshake.breakpoint(writers) if action.is_raised else None
-        if wish is not None:
+        wanted = self._handshake.breakpoint(writers) if action.is_raised else None
+        if wanted is not None:
             position = position or self._pages.position(writers, step)
             if position is not None:  # without one there is no such name
-                directory, prefix = wish
+                directory, prefix = wanted
                 epoch, batch = position
                 layout = CheckpointLayout(
                     directory, prefix, epoch, batch, record_id=record_id, is_breakpoint=True
@@ -233,7 +233,7 @@ class DumpExecutor:
         self._place_trouble = why
 
     def _fail(self, action: do.SaveRanks, why: str) -> None:
-        """Answer for a writer that cannot even be told where to write."""
+        """Answer for a writer that gets no order, because there is no place to write to."""
         self._place_trouble = why
         self._post(
             protocol.SaveFailed(
