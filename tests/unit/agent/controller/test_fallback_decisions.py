@@ -1,4 +1,4 @@
-"""TODO."""
+"""Why ranks are not replaced, and what the controller decides instead."""
 
 from signal import SIGTERM
 
