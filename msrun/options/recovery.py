@@ -200,4 +200,4 @@ def _replace(
     elif not most:
         why_off = settings.of("max_replacements").shown
     why = f"replacing is off ({why_off})" if why_off else ""
-    return ReplaceSpec(is_on=not why_off, why_off=why, most=most, period_s=period_s)
+    return ReplaceSpec(is_on=not why_off, why_off=why, max_replacements=most, period_s=period_s)

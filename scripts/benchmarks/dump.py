@@ -24,7 +24,8 @@ import torch
 from launch import machine
 from rows import Goal, Samples, three_digits
 
-from worker_hooks.tensors.shard import Replica, digest, to_bytes, write
+from worker_hooks.tensors.shard import Replica, digest, write
+from worker_hooks.tensors.tensor_bytes import to_bytes
 
 GIB = 1 << 30
 FASTEST = Goal(ratio=0.85)  # of the plain loop's throughput
