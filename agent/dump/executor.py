@@ -39,20 +39,12 @@ NO_PLACE = "the script names no ckpt_save_path"
 
 
 class _Dump(NamedTuple):
-    """A dump under way in one place."""
+    """A dump in one place, under way or complete."""
 
     action: do.SaveRanks  # the first order
     target: Target
     draft: DumpDraft | None  # None: nobody writes, a dump in memory goes to a folder
     began_s: float  # monotonic
-
-
-class _Kept(NamedTuple):
-    """The complete dump in memory."""
-
-    action: do.SaveRanks  # the first order
-    target: Target
-    draft: DumpDraft
 
 
 class DumpExecutor:
@@ -100,7 +92,7 @@ class DumpExecutor:
         self._failure = ""  # that the dump answers
         self._place_trouble = ""  # with the place that was tried last
         self._order: do.SaveRanks | None = None  # the newest
-        self._kept: _Kept | None = None
+        self._kept: _Dump | None = None  # the complete dump in memory
         self._abandoned: list[Target] = []  # ranks may still look for their files there
         self._replies = Replies(links, post, self._note_trouble)
 
@@ -182,11 +174,11 @@ class DumpExecutor:
         writers, step, record_id = action.writers, action.step, self._spec.record_id
         if place:
             return FolderTarget(DumpLayout.of_step(self._fallback, step, record_id))
-        wish = self._handshake.breakpoint(writers) if action.is_raised else None
-        if wish is not None:
+        wanted = self._handshake.breakpoint(writers) if action.is_raised else None
+        if wanted is not None:
             position = position or self._pages.position(writers, step)
             if position is not None:  # without one there is no such name
-                directory, prefix = wish
+                directory, prefix = wanted
                 epoch, batch = position
                 layout = CheckpointLayout(
                     directory, prefix, epoch, batch, record_id=record_id, is_breakpoint=True
@@ -241,7 +233,7 @@ class DumpExecutor:
         self._place_trouble = why
 
     def _fail(self, action: do.SaveRanks, why: str) -> None:
-        """Answer for a writer that cannot even be told where to write."""
+        """Answer for a writer that gets no order, because there is no place to write to."""
         self._place_trouble = why
         self._post(
             protocol.SaveFailed(
@@ -305,7 +297,7 @@ class DumpExecutor:
         """Write the dump in memory to a folder: no rank is needed."""
         self.abandon()
         kept = self._kept
-        if kept is None or kept.draft.manifest is None:
+        if kept is None or kept.draft is None or kept.draft.manifest is None:
             why = "there is no checkpoint in memory"
             self._post(ev.CommitFailed(action.dump_id, why, is_place=False))
             return
@@ -341,8 +333,8 @@ class DumpExecutor:
             return
         if self._dump is dump:
             self._dump = None
-        if action.place == do.MEMORY and dump.draft is not None:
-            self._keep(_Kept(dump.action, dump.target, dump.draft))
+        if action.place == do.MEMORY:
+            self._keep(dump)
         now_s = time.monotonic()
         since_s = began_s if action.from_memory else self._frozen_s or began_s
         trouble = self._place_trouble if action.place > 0 else ""
@@ -358,7 +350,7 @@ class DumpExecutor:
             )
         )
 
-    def _keep(self, kept: _Kept | None) -> None:
+    def _keep(self, kept: _Dump | None) -> None:
         if self._kept is not None:
             self._kept.target.close()
         self._kept = kept

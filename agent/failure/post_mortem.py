@@ -96,7 +96,7 @@ class PostMortem:
             signal=-code if code < 0 else None,
             at_epoch_s=worker.ended_at,
             order=worker.order,
-            stopped_by_us=worker.told,
+            stopped_by_us=worker.was_stopped,
             error_file=Path(error_file) if error_file else None,
             log=self._log(worker, order),
             attempt=worker.attempt,

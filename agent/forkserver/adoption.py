@@ -15,7 +15,7 @@ import errno
 import os
 from typing import NamedTuple
 
-TOLD_BYTES = 65_536
+CHUNK_BYTES = 65_536
 
 
 class AdoptionResult(NamedTuple):
@@ -39,47 +39,47 @@ def fork_adopted(count: int) -> int | tuple[AdoptionResult, ...]:
         for fd in pipes:
             os.close(fd)
         return (AdoptionResult(0, _why(error)),) * count
-    told, tell, go, say_go = pipes
+    results, report, start, give_start = pipes
     if middle == 0:
-        os.close(told)
-        return _fork_all(count, tell, go, say_go)
-    for fd in (tell, go, say_go):
+        os.close(results)
+        return _fork_all(count, report, start, give_start)
+    for fd in (report, start, give_start):
         os.close(fd)
-    outcomes = _hear(told)
-    os.close(told)
+    outcomes = _read_results(results)
+    os.close(results)
     os.waitpid(middle, 0)
     if len(outcomes) < count:
         return (AdoptionResult(0, "the process that forks it was killed"),) * count
     return outcomes
 
 
-def _fork_all(count: int, tell: int, go: int, say_go: int) -> int:
+def _fork_all(count: int, report: int, start: int, give_start: int) -> int:
     """In the middle process; returns in the children only."""
     for index in range(count):
         try:
             pid = os.fork()
         except OSError as error:
-            os.write(tell, f"0 {_why(error)}\n".encode())
+            os.write(report, f"0 {_why(error)}\n".encode())
             continue
         if pid == 0:
-            os.close(tell)
-            os.close(say_go)
-            if not os.read(go, 1):
+            os.close(report)
+            os.close(give_start)
+            if not os.read(start, 1):
                 os._exit(1)
-            os.close(go)
+            os.close(start)
             return index
-        os.write(tell, f"{pid} \n".encode())
-    os.write(say_go, b"." * count)
+        os.write(report, f"{pid} \n".encode())
+    os.write(give_start, b"." * count)
     os._exit(0)
 
 
-def _hear(told: int) -> tuple[AdoptionResult, ...]:
+def _read_results(results: int) -> tuple[AdoptionResult, ...]:
     text = b""
-    while chunk := os.read(told, TOLD_BYTES):
+    while chunk := os.read(results, CHUNK_BYTES):
         text += chunk
     lines = text.decode().split("\n")[:-1]  # an incomplete line was cut off by a death
-    words = (line.split(" ", 1) for line in lines)
-    return tuple(AdoptionResult(int(pid), why) for pid, why in words)
+    fields = (line.split(" ", 1) for line in lines)
+    return tuple(AdoptionResult(int(pid), why) for pid, why in fields)
 
 
 def _why(error: OSError) -> str:

@@ -53,7 +53,7 @@ class StartedForkserver(NamedTuple):
 
     forkserver: ForkserverClient
     choice: Choice
-    door: socket.socket  # where hooks connect to
+    hooks_listener: socket.socket
     ordered: tuple[WorkerOrder, ...] = ()  # workers of attempt 0 that have been ordered
 
 
@@ -132,11 +132,11 @@ def start_forkserver(prepared: Prepared, environ: Mapping[str, str]) -> StartedF
     """
     spec = prepared.spec
     try:
-        door = open_listener(spec.record_id)
+        hooks_listener = open_listener(spec.record_id)
     except OSError as error:
         raise UsageError(f"no socket can be opened ({error.strerror}): raise ulimit -n") from error
-    job = rank_plan.job_env(spec, prepared.port, name_of(door))
-    told = job.environ(environ, spec.record_id)
+    job = rank_plan.job_env(spec, prepared.port, name_of(hooks_listener))
+    job_environ = job.environ(environ, spec.record_id)
     log = None if spec.logs.disabled else prepared.layout.scheduler_log
     if log is not None:
         with contextlib.suppress(OSError):  # a full disk: the journal will report it
@@ -150,7 +150,7 @@ def start_forkserver(prepared: Prepared, environ: Mapping[str, str]) -> StartedF
     choice = choose(spec, orders[0].argv, environ)
     forkserver = ForkserverClient(
         choice.warmth,
-        {**environ, **told},
+        {**environ, **job_environ},
         spec.record_id,
         log,
         is_ours=is_python_of_ours(spec),
@@ -158,15 +158,15 @@ def start_forkserver(prepared: Prepared, environ: Mapping[str, str]) -> StartedF
     try:
         forkserver.start()
     except OSError as error:
-        door.close()
+        hooks_listener.close()
         raise UsageError(
             f"no process can be started ({error.strerror}): raise the limits (ulimit -u, ulimit -n)"
         ) from error
     signals.hold(spec)  # only now: the forkserver and its children must not inherit the mask
     if choice.warmth is not None:  # only when it is ready is it known whether it may fork
-        return StartedForkserver(forkserver, choice, door)
+        return StartedForkserver(forkserver, choice, hooks_listener)
     if log is not None:
         worker_files.make(orders, _ignore)
     with contextlib.suppress(OSError):  # it is gone: its link reports that; they stay owed
         forkserver.order(0, orders)
-    return StartedForkserver(forkserver, choice, door, orders)
+    return StartedForkserver(forkserver, choice, hooks_listener, orders)

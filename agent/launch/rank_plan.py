@@ -73,8 +73,8 @@ def command(spec: JobSpec, local_rank: int, *, resumes: bool = False) -> tuple[s
     ``resumes``: it resumes from a checkpoint, and one argument says so.
     """
     program = spec.program
-    told = {"local_rank": str(local_rank)}
-    name, *args = (Template(word).safe_substitute(told) for word in (program.name, *program.args))
+    values = {"local_rank": str(local_rank)}
+    name, *args = (Template(word).safe_substitute(values) for word in (program.name, *program.args))
     if resumes and spec.dump.recover_arg and spec.dump.recover_arg not in args:
         args.append(spec.dump.recover_arg)
     match program.kind:
@@ -120,7 +120,7 @@ def plan_ranks(
     for local_rank in range(spec.nproc):
         error_file = "" if spec.logs.disabled else str(layout.error_file(attempt, local_rank))
         rank = spec.node_rank * spec.nproc + local_rank
-        told = WorkerEnv(
+        env = WorkerEnv(
             rank=rank,
             local_rank=local_rank,
             restart_count=attempt,
@@ -133,7 +133,7 @@ def plan_ranks(
             WorkerOrder(
                 rank=rank,
                 argv=command(spec, local_rank, resumes=resumes),
-                environ=told.environ(),
+                environ=env.environ(),
                 stdout=out.stdout,
                 stderr=out.stderr,
                 cpus=binding.cpus,

@@ -63,7 +63,7 @@ class Journal:
         if not self._has_reported:
             self._has_reported = True
             self._say(
-                f"cannot {doing} {path} ({error.strerror}): the job goes on, "
+                f"cannot {doing} {path} ({error.strerror}): the job continues, "
                 "logs and console may lack lines"
             )
 

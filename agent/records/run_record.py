@@ -129,7 +129,7 @@ def claim(folder: Path, record_id: str) -> int | None:
     except BlockingIOError:
         os.close(own)
         raise UsageError(
-            f"run {record_id} goes on already: another msrun began to resume it a moment ago"
+            f"run {record_id} is being resumed already: another msrun began a moment ago"
         ) from None
     except OSError:  # a file system without locks
         os.close(own)

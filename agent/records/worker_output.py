@@ -153,8 +153,8 @@ class WorkerOutput:
                 return None  # one worker: its output unchanged, prompts and progress bars too
             else:
                 template = PREFIX
-        told = {"role_name": self._spec.role, "rank": rank, "local_rank": local_rank}
-        return Template(template).safe_substitute(told).encode()
+        values = {"role_name": self._spec.role, "rank": rank, "local_rank": local_rank}
+        return Template(template).safe_substitute(values).encode()
 
     def hush(self) -> None:
         """Show what has been written by now, and nothing that is written later."""

@@ -68,7 +68,9 @@ def run(
     output = WorkerOutput(spec, layout, journal, console.progress)
     starter = Starter(forkserver, prepared.listener, journal, console.say, ignited.ordered)
     fallback = spec.dump.fallback or layout.folder / FALLBACK
-    safeguard = HooksBridge(spec, fallback, ignited.door, journal, console.say, keep_place)
+    safeguard = HooksBridge(
+        spec, fallback, ignited.hooks_listener, journal, console.say, keep_place
+    )
     notes = prepared.records_folder / spec.record_id
     requests = Requests(spec, notes, facts.started, console.say)
     sys.setswitchinterval(SWITCH_S)
@@ -98,7 +100,7 @@ def run(
     journal.log(f"exit {ending.exit_code}: {ending.reason}")
     journal.close()
     prepared.listener.close()
-    ignited.door.close()
+    ignited.hooks_listener.close()
     os.close(prepared.lock)
     if prepared.claim is not None:
         os.close(prepared.claim)

@@ -319,7 +319,7 @@ class Supervisor:
             worker = self._workers[rank]
             if worker.pid in self._ranks_by_pid:
                 is_news = stopping and not worker.is_released and not worker.hung
-                worker.told = worker.told or is_news
+                worker.was_stopped = worker.was_stopped or is_news
                 if stopping:
                     processes.signal_group(worker.pid, action.signum)
                 else:  # for the rank, not for the programs it started
@@ -329,7 +329,7 @@ class Supervisor:
         """What each rank says then in its log, is said to people once and by msrun."""
         self._output.hush()
         for rank in action.ranks:
-            self._workers[rank].told = True
+            self._workers[rank].was_stopped = True
         self._safeguard.act(action)
 
     def _set_deadline(self, action: do.SetDeadline) -> None:

@@ -26,7 +26,7 @@ class Worker:
         self.started_at: float | None = None
         self.ended_at: float | None = None
         self.order = 0  # in which the workers of the attempt ended
-        self.told = False  # msrun signalled it to stop before it ended
+        self.was_stopped = False  # msrun ordered it to stop before it ended
         self.is_released = False  # it was held after an exception and ends because of that
         self.beat: Heartbeat | None = None  # its progress when its page was last read
         self.tempo: Tempo | None = None  # how fast it trains

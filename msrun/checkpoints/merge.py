@@ -21,16 +21,16 @@ from msrun.checkpoints.catalog import (
     damages,
     state_files,
 )
-from msrun.checkpoints.tensors import SHARDING, JoinedTensor, joined, runs
+from msrun.checkpoints.tensors import JoinedTensor, joined, runs
 from msrun.terminal.progress import bar, counted, say
 from msrun.terminal.stdout import put
 from worker_hooks.contract.atomic_file import fsync_folder
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.safetensors_file import BITS, Header, read_header
+from worker_hooks.storage.shard_file import OBJECTS, REST, SHARDING
 
 _PIECE = 4 << 20  # bytes
-_REST, _OBJECTS = "rest", "objects"  # worker_hooks.tensors.shard's and .restore's, which need torch
 _EXTRA, _TRANSIENT = "extra", "transient"  # parts of a module that are no tensors in its state_dict
 
 
@@ -116,7 +116,7 @@ def _source(chosen: Sequence[CheckpointItem]) -> _Source:
 
 def _own(header: Header) -> int:
     """How many tensors the file's own metadata describe, which are those of its rank."""
-    names = set(_texts(_json(header.metadata, _OBJECTS)))
+    names = set(_texts(_json(header.metadata, OBJECTS)))
     return sum(entry.name in names for entry in header.entries)
 
 
@@ -151,7 +151,7 @@ def _names(source: _Source, only: str | None) -> dict[str, str]:
     """
     if only is None:
         return {name: name for name in source.tensors}
-    rest = _json(source.metadata, _REST)
+    rest = _json(source.metadata, REST)
     pieces = rest.get("pieces", {}) if isinstance(rest, dict) else {}
     pieces = pieces if isinstance(pieces, dict) else {}
     found = {name.removeprefix(f"{only}."): name for name in source.tensors if _is_in(name, only)}
@@ -227,7 +227,7 @@ def _write(path: Path, source: _Source, names: Mapping[str, str], order: MergeOr
 
 def _metadata(source: _Source, only: str | None) -> dict[str, str]:
     """The file's metadata; other state than tensors is only in a file with all objects."""
-    kept = {} if only is not None and _REST in source.metadata else dict(source.metadata)
+    kept = {} if only is not None and REST in source.metadata else dict(source.metadata)
     for key in (SHARDING, "DCP_VERSION"):  # the file holds no parts any more
         kept.pop(key, None)
     if isinstance(manifest := source.item.content, Manifest):

@@ -16,10 +16,7 @@ from typing import Any, NamedTuple
 
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage.safetensors_file import BITS, Header
-
-SHARDING = "DCP_SHARDING_INFO"  # these words are worker_hooks.tensors.shard's, which needs torch
-OFFSETS = "saved_offsets"
-GLOBAL_SHAPE = "global_shape"
+from worker_hooks.storage.shard_file import GLOBAL_SHAPE, OFFSETS, SHARDING
 
 Shape = tuple[int, ...]
 

@@ -121,7 +121,7 @@ def test_a_run_is_held_by_one_and_nobody_holds_what_nobody_knows(tmp_path: Path)
     (tmp_path / "r1").mkdir()
     held = run_record.claim(tmp_path, "r1")
     assert held is not None
-    with pytest.raises(UsageError, match="run r1 goes on already"):
+    with pytest.raises(UsageError, match="run r1 is being resumed already"):
         run_record.claim(tmp_path, "r1")
     os.close(held)
     held = run_record.claim(tmp_path, "r1")

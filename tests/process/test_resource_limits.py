@@ -45,7 +45,7 @@ def test_with_few_open_files_only_the_view_suffers(msrun, tmp_path, limit):
     assert ended.code == 1, ended
     assert "RuntimeError: rank 5 had enough" in ended.err
     assert "restart 1 of 1" in ended.err
-    assert ended.err.count("(Too many open files): the job goes on") == 1
+    assert ended.err.count("(Too many open files): the job continues") == 1
     logs = [(tmp_path / f"logs/worker_{rank}.log").read_text() for rank in range(24)]
     assert all("begins" in log for log in logs)
 

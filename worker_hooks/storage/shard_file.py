@@ -12,6 +12,12 @@ from typing import NamedTuple
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.checksum import Blocks, Bytes
 
+SHARDING = "DCP_SHARDING_INFO"  # as torch's distributed checkpoints: where parts begin
+OFFSETS = "saved_offsets"
+GLOBAL_SHAPE = "global_shape"  # ours: the shape of a tensor that was cut
+REST = "rest"  # ours: the state that is no tensor
+OBJECTS = "objects"  # ours: values of pieces that belong to their writer
+
 
 class WrittenShard(NamedTuple):
     """A shard on the disk. ``digest`` covers the entire state, whichever part the shard holds."""

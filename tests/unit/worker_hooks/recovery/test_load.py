@@ -16,7 +16,7 @@ from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.registry import pieces_of
 from worker_hooks.storage import commit
 from worker_hooks.storage.manifest import Manifest, Shard
-from worker_hooks.tensors import shard
+from worker_hooks.tensors import shard, tensor_bytes
 
 MANIFEST = Manifest("dump", 7, 2, 3, 2, 0, "id", "a test", 0.0, ())
 
@@ -43,7 +43,8 @@ def write(folder, pieces, parts=1, more=None):
         else:
             objects[piece.name] = value
             own += [
-                (shard.entry_of(name, each), shard.to_bytes(each)) for name, each in small.items()
+                (tensor_bytes.entry_of(name, each), tensor_bytes.to_bytes(each))
+                for name, each in small.items()
             ]
     shards = []
     for part in range(parts):
