@@ -23,9 +23,9 @@ from agent.dump.summary import dump_summary
 from agent.dump.target import AbandonedError, SavedDump, Target
 from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
+from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
 from agent.machine.free_memory import needed
-from agent.records.file_thread import FileThread
 from agent.spec.job_spec import JobSpec
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
@@ -57,10 +57,7 @@ class DumpExecutor:
         links: RankLinks,
         pages: StatusPages,
         handshake: Handshake,
-        file_thread: FileThread,
-        post: Callable[[ev.Event], None],
-        say: Callable[[str], None],
-        call_later: Callable[..., object],
+        services: Services,
     ) -> None:
         """Take the parts.
 
@@ -70,20 +67,16 @@ class DumpExecutor:
             links: carry the orders.
             pages: hold the ranks' private state.
             handshake: knows where ranks save to.
-            file_thread: does the file work.
-            post: decides on an event.
-            say: prints one sentence for people.
-            call_later: the loop's.
+            services: of the agent.
         """
         self._spec = spec
         self._fallback = fallback
         self._links = links
         self._pages = pages
         self._handshake = handshake
-        self._file_thread = file_thread
-        self._post = post
-        self._say = say
-        self._call_later = call_later
+        self._services = services
+        self._post = services.post
+        self._file_thread = services.files
         self._attempt = 0
         self._dump_id = -1
         self._dump: _Dump | None = None
@@ -94,7 +87,7 @@ class DumpExecutor:
         self._order: do.SaveRanks | None = None  # the newest
         self._kept: _Dump | None = None  # the complete dump in memory
         self._abandoned: list[Target] = []  # ranks may still look for their files there
-        self._replies = Replies(links, post, self._note_trouble)
+        self._replies = Replies(links, services.post, self._note_trouble)
 
     def begin(self, attempt: int) -> None:
         """An attempt begins."""
@@ -155,7 +148,7 @@ class DumpExecutor:
         self._file_thread.continue_in_new_thread()  # the disk of an earlier job may be slow
         self._do(target, target.begin, lambda done: self._on_begun(dump, draft, done))
         if not self._is_begun:
-            self._call_later(self._spec.dump.stall_s / 2, self._check_begun, dump)
+            self._services.loop.call_later(self._spec.dump.stall_s / 2, self._check_begun, dump)
 
     def _target(self, action: do.SaveRanks, pages: Mapping[int, Page]) -> Target | None:
         """Where a dump goes; ``None``: the script names no folder."""
@@ -339,7 +332,7 @@ class DumpExecutor:
         since_s = began_s if action.from_memory else self._frozen_s or began_s
         trouble = self._place_trouble if action.place > 0 else ""
         for sentence in dump_summary(action, done, now_s - since_s, trouble):
-            self._say(sentence)
+            self._services.say(sentence)
         self._post(
             ev.DumpCommitted(
                 action.dump_id,

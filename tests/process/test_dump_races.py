@@ -16,6 +16,7 @@ import pytest
 from support.checkpoints import newest, saved
 from support.jobs import WORKERS, Job, Launcher, poll
 from support.policies import policy
+from support.stand_ins import services
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -362,10 +363,7 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
         Lines(),
         StatusPages(),
         Places(),
-        one,
-        posted.append,
-        lambda _: None,
-        lambda *args: later.append(args),
+        services(post=posted.append, files=one, call_later=lambda *args: later.append(args)),
     )
     saving.freeze(do.FreezeRanks((0,), 1, ""))
     saving.save(do.SaveRanks(1, 5, (0,), (), 0, ""))

@@ -9,6 +9,7 @@ import pytest
 from agent.controller.states import JobState
 from agent.health import monitor
 from agent.health.monitor import HealthMonitor
+from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
@@ -57,9 +58,8 @@ class Agent:
             self.pages.keep(rank, 0, fd)
         monkeypatch.setattr(monitor, "process", lambda pid: (self.states[pid - 1], 0.0))
         journal = SimpleNamespace(event=lambda what, **more: self.events.append((what, more)))
-        self.lookout = HealthMonitor(
-            hang_s, self.pages, self, journal, self.said.append, self, self.loop
-        )
+        given = Services(self.loop, self.post, self.said.append, journal, files=None)
+        self.lookout = HealthMonitor(hang_s, self.pages, self, self.worker, given)
         self.lookout.watch(JobState.RUNNING, RANKS, are_all=True)
 
     def pid(self, rank):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.stand_ins import Links, Scribe
+from support.stand_ins import Links, Scribe, services
 
 from agent.controller import events as ev
 from agent.hooks.handshake import Handshake
@@ -23,13 +23,11 @@ class Desk:
         self.posted = []
         self.greeting = Handshake(
             DumpSpec(update_grace_s=3, stall_s=4, lineage=lineage),
+            "rec",
             fallback,
             self.links,
-            self.scribe,
-            self.posted.append,
-            self.told.append,
             self.kept.append,
-            "rec",
+            services(post=self.posted.append, say=self.told.append, files=self.scribe),
         )
         self.greeting.begin(0, "")
 
@@ -178,7 +176,7 @@ def test_a_search_that_fails_is_said(desk, tmp_path, monkeypatch):
     monkeypatch.setattr("agent.hooks.handshake.search", lambda _: json.loads("{"))
     desk.hello(0, tmp_path, wants_resume=True)
     desk.scribe.work()
-    assert "cannot be looked at" in desk.posted[0].why
+    assert "cannot be searched" in desk.posted[0].why
 
 
 # --- periodic checkpoints

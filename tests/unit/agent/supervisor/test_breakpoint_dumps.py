@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.histories.dumps import froze, gone, running, threw
 from support.policies import policy
-from support.stand_ins import Links, Scribe
+from support.stand_ins import Links, Scribe, services
 from support.status_pages import kept, write
 
 from agent.controller import actions as do
@@ -93,9 +93,8 @@ class Desk:
         if pages is None:
             pages, page = kept()
             write(page, step, 1)
-        greeting = Handshake(
-            DumpSpec(), folder / "dumps", links, self.scribe, self.posted.append, print, print
-        )
+        given = services(post=self.posted.append, files=self.scribe)
+        greeting = Handshake(DumpSpec(), "id", folder / "dumps", links, print, given)
         path, periodic = str(folder / "ckpt"), str(folder / "saved")
         greeting.begin(0, "")
         greeting.greet(Hello(0, 0, 1, path, False, "", periodic, breakpoints))
@@ -107,10 +106,7 @@ class Desk:
             links,
             pages,
             greeting,
-            self.scribe,
-            self.posted.append,
-            print,
-            lambda *_: None,
+            given,
         )
 
     def save(self, *, is_raised, place=0, number=0):
@@ -161,7 +157,7 @@ def test_the_fallback_is_that_of_dumps(tmp_path):
 
 
 def test_an_attempt_forgets_what_the_one_before_wanted(tmp_path):
-    greeting = Handshake(DumpSpec(), tmp_path, Links(), Scribe(), print, print, print)
+    greeting = Handshake(DumpSpec(), "id", tmp_path, Links(), print, services(files=Scribe()))
     greeting.begin(0, "")
     greeting.greet(Hello(1, 0, 1, "", False, "", "/a", "Net"))
     assert greeting.breakpoint((0,)) == (Path("/a"), "Net")  # that of another rank
