@@ -51,13 +51,8 @@ def show(
     if as_json:
         show_json([described(item, flaws, now) for item, flaws in pairs])
     else:
-        put(
-            table(
-                COLUMNS,
-                [_row(folder, item, flaws, now) for item, flaws in pairs],
-                styled="complete",
-            )
-        )
+        rows = [_row(folder, item, flaws, now) for item, flaws in pairs]
+        put(table(COLUMNS, rows, styled="complete"))
         if notes := list(filter(None, (_note(folder, item, flaws) for item, flaws in pairs))):
             put("\n" + "\n".join(notes) + "\n")
     return not any(_flaws(item, flaws) for item, flaws in pairs)
