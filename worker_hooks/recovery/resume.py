@@ -71,8 +71,8 @@ class ResumePoint(NamedTuple):
     feed: Mapping[str, Any]  # what the loader said of itself
     private: LoadedPrivate | None
     is_own: bool  # the private state was this rank's
-    usual: tuple[Any, ...] | None
-    late: frozenset[str]
+    typical_changes: tuple[Any, ...] | None
+    late_buffers: frozenset[str]
     ready_orders: Sequence[list[int] | None]
     saved: load.LoadedState
     quick_digest: str  # of the replicated state, if it lies in memory; else empty
@@ -113,9 +113,11 @@ def restored(
     load.restore(pieces, saved, is_live=live == (manifest.step, manifest.digest))
     facts = json.loads(saved.metadata["facts"])
     own = _private(saved, env.rank)
-    late = frozenset(facts.get("late", ()))
+    late_buffers = frozenset(facts.get("late", ()))
     if own is not None and not own.is_commit:
-        own.tensors.update((name, saved.tensors[name]) for name in late & saved.tensors.keys())
+        own.tensors.update(
+            (name, saved.tensors[name]) for name in late_buffers & saved.tensors.keys()
+        )
     was, step = manifest.world_size, manifest.step
     if env.rank < was and own is None:
         log.warning("rank %d: its randomness was not saved and begins anew", env.rank)
@@ -126,7 +128,7 @@ def restored(
     batch = manifest.batch if place is None else place.batch
     meta = {} if place is None else place.meta
     loop = int(meta.get("loop", facts.get("loop", 0)))
-    usual = facts.get("usual")
+    typical_changes = facts.get("usual")
     return ResumePoint(
         step=step,
         epoch=manifest.epoch,
@@ -138,8 +140,8 @@ def restored(
         feed=meta.get("feed", {}),
         private=own or place,
         is_own=own is not None,
-        usual=None if usual is None else tuple(usual),
-        late=late,
+        typical_changes=None if typical_changes is None else tuple(typical_changes),
+        late_buffers=late_buffers,
         ready_orders=facts.get("ready_orders", ()),
         saved=saved,
         quick_digest=manifest.digest if manifest.kind == manifests.MEMORY_KIND else "",

@@ -191,7 +191,7 @@ class DataLoop:
         batches = resume.opened(point, feed, epoch, self._committed, self._training.rank)
         self.batch, feed.place = feed.consumed, (self.epoch, loop)
         if point is not None:
-            self._feeds.let_go(feed)
+            self._feeds.release_others(feed)
         return batches
 
     def _next(self, batches: Iterator[Any], feed: Feed, loop: int) -> Any:
@@ -227,7 +227,7 @@ class DataLoop:
         self.tracker.watch()
         self._is_armed = True
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
-        if has_use and not self._committed.private.turn_to(feed):
+        if has_use and not self._committed.private.switch_to(feed):
             env = self._guard.env
             page = self._committed.open(env.rank, env.attempt, feed, self._position())
             self._guard.register(page, self._committed.step)

@@ -242,7 +242,7 @@ class TrainState:
 
     def _resume_at(self, point: ResumePoint) -> None:
         """Continue where a checkpoint says; its replicated state is put back already."""
-        self._committed.resume_at(point.step, point.usual, point.late)
+        self._committed.resume_at(point.step, point.typical_changes, point.late_buffers)
         self._loop.resume_at(point)
         env = self._guard.env
         context = self.checkpoint_context._replace(env=env)
