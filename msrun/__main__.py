@@ -8,10 +8,10 @@ import sys
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and exit with its exit code."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if sys.path[0] != root:
-        # `python -m msrun` puts the working folder first; a user's own `agent` package may be there
+        # `python -m msrun` puts the working folder first, which may hold a user's own `agent`
         sys.path.insert(0, root)
     from msrun.cli import main as run
 
@@ -19,7 +19,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads
             stream.flush()
-    os._exit(code)  # everything is closed and told: taking the interpreter apart takes 25 ms
+    os._exit(code)  # everything is closed: the interpreter's own shutdown would take 25 ms
 
 
 if __name__ == "__main__":

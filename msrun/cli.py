@@ -1,4 +1,4 @@
-"""The entry: subcommands, or a job to launch. Wrong usage leaves here with exit code 2."""
+"""The entry point: a subcommand, or a job to launch. Wrong usage ends here with exit code 2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.spec.job_spec import UsageError
 
 USAGE_EXIT = 2
 STDERR = 2
-LAST_WORDS_S = 10.0  # for a stderr that takes nothing: the words are in scheduler.log
+LAST_MESSAGES_S = 10.0  # for a stderr that takes nothing: scheduler.log has the messages, too
 SUBCOMMANDS = ("status", "top", "stop", "logs", "drill", "checkpoints")
 
 
@@ -35,15 +35,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _open_standard_streams() -> None:
-    """What was started with a closed stdout must not open a log file as its descriptor 1."""
+    """Open closed standard streams: else the first log file becomes descriptor 1."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(fd, True)
     os.close(fd)
 
 
 def _say(text: str) -> None:
-    """One sentence on stderr, before anything runs."""
-    with contextlib.suppress(OSError):  # nobody listens
+    """Print one sentence on stderr, before anything runs."""
+    with contextlib.suppress(OSError):  # stderr is closed
         os.write(STDERR, f"msrun: {text}\n".encode(errors="backslashreplace"))
 
 
@@ -52,7 +52,7 @@ def _check_folder() -> None:
         os.getcwd()
     except OSError as error:
         raise UsageError(
-            f"the present folder cannot be found ({error.strerror}): go to one that exists"
+            f"the working folder does not exist ({error.strerror}): change to one that does"
         ) from error
 
 
@@ -85,15 +85,15 @@ def _launch(argv: Sequence[str]) -> int:
         if not detach(prepared):
             return 0
     try:
-        ignited = start_forkserver(prepared, os.environ)
+        started = start_forkserver(prepared, os.environ)
     except UsageError:
-        if request.join:  # else its log is the only place where it is said
+        if request.join:  # else the message is only in the log
             abandon(prepared)
         raise
     from agent.supervisor.run import run  # while the forkserver starts
-    from msrun.terminal.console import CONSOLE, VOICE
+    from msrun.terminal.console import CONSOLE, MESSAGES
 
     try:
-        return run(prepared, ignited, os.environ, CONSOLE)
+        return run(prepared, started, os.environ, CONSOLE)
     finally:
-        VOICE.close(LAST_WORDS_S)
+        MESSAGES.close(LAST_MESSAGES_S)

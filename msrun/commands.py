@@ -1,7 +1,4 @@
-"""``msrun status``, ``stop`` and ``logs`` read what a run wrote; ``top`` watches it as it runs.
-
-``drill`` tries a job. ``checkpoints`` looks after what was saved.
-"""
+"""The subcommands: ``status``, ``top``, ``stop``, ``logs``, ``drill`` and ``checkpoints``."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ RUN = click.argument("run", required=False)
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def commands() -> None:
-    """Look after runs of msrun."""
+    """Look at runs, stop them, test jobs and look after checkpoints."""
 
 
 commands.add_command(checkpoints)
@@ -46,7 +43,7 @@ def status(run: str | None, *, every: bool, as_json: bool) -> None:
 
     if every:
         if run is not None:
-            raise UsageError("msrun status: --all lists every run: leave RUN out")
+            raise UsageError("msrun status: --all lists every run: remove RUN")
         newest_first = sorted(run_record.records(os.environ), key=lambda one: -one.started)
         found = [look(record) for record in newest_first]
         if as_json:
@@ -63,20 +60,20 @@ def status(run: str | None, *, every: bool, as_json: bool) -> None:
 
 @commands.command()
 @RUN
-@click.option("--once", is_flag=True, help="Print one frame and leave (as into a pipe).")
+@click.option("--once", is_flag=True, help="Print one frame and exit, as into a pipe.")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.05),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="From one look to the next.",
+    help="Time from one frame to the next.",
 )
 def top(run: str | None, *, once: bool, interval: float) -> None:
     """Watch a running job: each rank's phase, step, speed, memory and load.
 
-    The job is not asked: what is shown lies in shared memory and files anyway. Keys: q quits,
-    j and k or the arrows select a rank, l or Enter shows the end of its log, Esc leaves that.
+    It costs the job nothing: all of it is read from shared memory and files. Keys: q quits, j and k
+    or the arrows select a rank, l or Enter shows the end of its log, Esc returns.
 
     RUN is a run's id or its beginning; without it the newest run that is alive.
     """
@@ -87,30 +84,31 @@ def top(run: str | None, *, once: bool, interval: float) -> None:
 
 @commands.command()
 @RUN
-@click.option("--now", is_flag=True, help="Kill the workers instead of giving them their grace.")
+@click.option("--now", is_flag=True, help="Kill the workers at once, without their grace.")
 @click.option(
     "--graceful",
     is_flag=True,
-    help="Wait longer for all ranks to come to the end of one step (--grace 600).",
+    help="Give all ranks longer to reach the end of one step (--grace 600).",
 )
 @click.option(
     "--grace",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Until that step is saved; then what is whole is (default: the run's --grace, or 30).",
+    help="Time until that step is saved; then msrun saves what is complete (default: the run's "
+    "--grace, or 30).",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Wait so long for the end (default: as the run's timeouts allow).",
+    help="How long to wait for the end (default: as long as the run's timeouts allow).",
 )
 def stop(
     run: str | None, *, now: bool, graceful: bool, grace: float | None, timeout: float | None
 ) -> int:
     """Stop a run and wait for its end.
 
-    Where every rank has hooks, all of them finish one step, it is saved, and they leave.
+    If every rank has hooks, all of them finish one step, save it, and exit.
 
     RUN is a run's id or its beginning; without it the only run that is alive.
     """
@@ -118,20 +116,22 @@ def stop(
     from msrun.runs.stop import stop as stop_run
 
     if now and (graceful or grace is not None):
-        raise UsageError("msrun stop: --now leaves no time: leave --graceful and --grace out")
-    return stop_run(os.environ, run, timeout, StopNote(graceful, grace, now))
+        raise UsageError("msrun stop: --now contradicts --graceful and --grace")
+    return stop_run(
+        os.environ, run, timeout, StopNote(is_graceful=graceful, grace_s=grace, is_now=now)
+    )
 
 
 @commands.command()
 @RUN
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank, lines as they are.")
-@click.option("--attempt", type=click.IntRange(min=0), help="This attempt, not the present one.")
-@click.option("--scheduler", is_flag=True, help="msrun's own log: what it did and why.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the run has ended.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this rank, without prefixes.")
+@click.option("--attempt", type=click.IntRange(min=0), help="This attempt, not the current one.")
+@click.option("--scheduler", is_flag=True, help="msrun's own log: its decisions and their reasons.")
 def logs(
     run: str | None, *, follow: bool, rank: int | None, attempt: int | None, scheduler: bool
 ) -> None:
-    """Show what a run's workers wrote.
+    """Show the output of a run's workers.
 
     RUN is a run's id or its beginning; without it the newest run that is alive, else the newest.
     """
@@ -141,17 +141,21 @@ def logs(
 
     if scheduler and (rank is not None or attempt is not None):
         raise UsageError(
-            "msrun logs: --scheduler is one log for all ranks and attempts: leave those out"
+            "msrun logs: --scheduler shows one log for all ranks and attempts: remove --rank and "
+            "--attempt"
         )
     show = show_logs.follow if follow else show_logs.show
-    show(look(run_record.find(os.environ, run)), Wanted(rank, attempt, scheduler))
+    show(
+        look(run_record.find(os.environ, run)),
+        Wanted(rank=rank, attempt=attempt, scheduler=scheduler),
+    )
 
 
 def run(argv: Sequence[str]) -> int:
     """Run a subcommand; ``argv`` begins with its name.
 
     Returns:
-        The exit code; 0 also when nobody reads the output any more.
+        The exit code; 0 also if nobody reads the output any more.
 
     Raises:
         UsageError: one sentence on what is wrong.
@@ -170,12 +174,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _command(name: str, error: click.ClickException) -> str:
-    """The subcommand whose use was wrong, with those above it."""
+    """The subcommand that was used wrongly, with its groups."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     return name if context is None else context.command_path.removeprefix("msrun ")
 
 
 def _sentence(command: str, error: click.ClickException) -> str:
-    said = " ".join(error.format_message().split()).rstrip(".")
-    joint = " See" if said.endswith("?") else ", see"
-    return f"msrun {command}: {said[:1].lower()}{said[1:]}{joint} `msrun {command} --help`"
+    text = " ".join(error.format_message().split()).rstrip(".")
+    joint = " See" if text.endswith("?") else ", see"
+    return f"msrun {command}: {text[:1].lower()}{text[1:]}{joint} `msrun {command} --help`"

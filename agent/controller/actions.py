@@ -1,21 +1,22 @@
 """What can be done about a job, in the imperative: the controller's answers to events.
 
-Plain facts. Every action carries its reason in words; the journal, the report and the tests read
-it. A rank here is a local rank's global number.
+Plain facts. Every action carries its reason as text, for the journal, the report and the tests. A
+rank is a global rank number.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from agent.controller.states import JobState
+from worker_hooks.contract import protocol
 
 MEMORY = -1  # a place: the agent's memory, from which lost ranks are replaced
 
 
 @dataclass(frozen=True, slots=True)
 class StartAttempt:
-    """Start every rank with a fresh store; ``resume``: the checkpoint folder to go on from."""
+    """Start every rank with a fresh store; ``resume``: the checkpoint folder to resume from."""
 
     attempt: int
     reason: str
@@ -24,7 +25,7 @@ class StartAttempt:
 
 @dataclass(frozen=True, slots=True)
 class CancelStarts:
-    """Call off the starts that were ordered and have not happened; each answers StartFailed.
+    """Cancel the starts that were ordered and have not happened; each answers StartFailed.
 
     ``now``: do not wait for those that are on their way.
     """
@@ -53,14 +54,14 @@ class SetDeadline:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Kill what an attempt's workers left behind (their children, adopted by the agent)."""
+    """Kill the processes that an attempt's workers left behind (orphans that the agent adopted)."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Leave with ``exit_code``."""
+    """End msrun with ``exit_code``."""
 
     state: JobState
     exit_code: int
@@ -68,45 +69,29 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """Hand ``message`` on to ``ranks``. The message itself says what they do, and what they answer.
+
+    Proceed is answered by Frozen at that step; the others are not answered.
+    """
+
+    ranks: tuple[int, ...]
+    message: protocol.Proceed | protocol.Leave | protocol.Dismiss | protocol.Release | protocol.GoOn
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class HoldRanks:
-    """Let these ranks stay at the end of their step; each answers RankStanding."""
+    """Order ``ranks`` to stay at the end of their step; each answers Standing."""
 
     ranks: tuple[int, ...]
     dump_id: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProceedRanks:
-    """Let ranks that are held go on to the end of ``step``; each answers RankFrozen there."""
-
-    ranks: tuple[int, ...]
-    dump_id: int
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveRanks:
-    """Let ranks that are held at ``step`` end with 0, by their own training loop."""
-
-    ranks: tuple[int, ...]
-    dump_id: int
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DismissRanks:
-    """Let ranks that caught the signal to stop end by it after all."""
-
-    ranks: tuple[int, ...]
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class FreezeRanks:
-    """Let these ranks begin no update; each answers RankFrozen."""
+    """Order ``ranks`` to begin no update; each answers Frozen."""
 
     ranks: tuple[int, ...]
     dump_id: int
@@ -115,12 +100,12 @@ class FreezeRanks:
 
 @dataclass(frozen=True, slots=True)
 class SaveRanks:
-    """Let ``writers`` write the replicated state as of ``step``, split evenly between them.
+    """Order ``writers`` to write the replicated state as of ``step``, split evenly between them.
 
     ``digesters`` only say what they hold. ``place``: 0 the script's folder, 1 the fallback, MEMORY
     the agent's. A higher ``round`` of the same dump replaces the orders to write before it: what
     was written for those no longer counts, unless it is complete and named by ``CommitDump``.
-    ``is_raised``: the failure that is answered is an exception, as far as is known.
+    ``is_raised``: the failure is an exception, as far as is known.
     """
 
     dump_id: int
@@ -137,7 +122,7 @@ class SaveRanks:
 class CommitDump:
     """Add every rank's private state and the manifest, then rename: the dump is complete.
 
-    ``variants``: who wrote each distinct state; the first is the one to go on from, more than one
+    ``variants``: who wrote each distinct state; the first is the one to resume from, more than one
     means that the replicas disagreed without a majority. ``odd``: ranks that differ from it.
     """
 
@@ -147,28 +132,20 @@ class CommitDump:
     variants: tuple[tuple[int, ...], ...]
     odd: tuple[int, ...]
     reason: str
-    from_memory: bool = False  # nobody writes: it is the checkpoint in memory that goes to disk
+    from_memory: bool = False  # no rank writes: the agent writes the checkpoint in memory to disk
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonDump:
-    """Give a dump up, perhaps before anything was written; what was written of it is removed."""
+    """Give up a dump, perhaps before anything was written; remove what was written of it."""
 
     dump_id: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseRanks:
-    """Let ranks that are held at their top go on leaving."""
-
-    ranks: tuple[int, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class RefuseRanks:
-    """Tell ranks that asked to go on why they cannot; they leave by themselves."""
+    """Tell ranks that asked to resume why they cannot; each exits by itself."""
 
     ranks: tuple[int, ...]
     reason: str
@@ -176,10 +153,10 @@ class RefuseRanks:
 
 @dataclass(frozen=True, slots=True)
 class PrepareRanks:
-    """Let others come to life in the place of dead ``ranks``, as they would in ``attempt``.
+    """Start replacements of the dead ``ranks`` early, as they would start in ``attempt``.
 
-    ReplaceRanks takes them in. Until then nobody hears of them, and if it never comes, they end
-    with the present attempt. Whoever cannot be prepared, is started then.
+    ReplaceRanks takes them in. Until then no peer hears of them, and if it never comes, they end
+    with the present attempt. A rank that cannot be started early is started by ReplaceRanks.
     """
 
     attempt: int
@@ -191,8 +168,8 @@ class PrepareRanks:
 class ReplaceRanks:
     """Start ``newcomers`` in the place of ranks that are gone, with a fresh store.
 
-    The survivors leave their broken group (each answers RankRejoining), and all go on from the
-    checkpoint in memory at ``path``, which holds ``step``. No update begins before GoOnRanks.
+    The survivors leave their broken group (each answers Rejoining), and all resume from the
+    checkpoint in memory at ``path``, which holds ``step``. No update begins before GoOn.
     """
 
     attempt: int
@@ -204,17 +181,15 @@ class ReplaceRanks:
 
 
 @dataclass(frozen=True, slots=True)
-class GoOnRanks:
-    """Every rank has joined the new group: let updates begin."""
+class ForgetMemory:
+    """Free the checkpoint in memory: nobody needs it any more."""
 
-    ranks: tuple[int, ...]
-    attempt: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetMemory:
-    """Nobody needs the checkpoint in memory any more."""
+class WarmUp:
+    """Have the forkserver import what a restart or a replacement needs, soon but not at once."""
 
     reason: str
 
@@ -226,11 +201,18 @@ class RemindReplaced:
     after_s: float
 
 
-OnLoss = PrepareRanks | ReplaceRanks | GoOnRanks | RemindReplaced
 # fmt: off
 Action = (
-    StartAttempt | CancelStarts | SignalRanks | SetDeadline | Sweep | Finish | HoldRanks
-    | ProceedRanks | LeaveRanks | DismissRanks | FreezeRanks | SaveRanks | CommitDump
-    | AbandonDump | ReleaseRanks | RefuseRanks | OnLoss | ForgetMemory
+    StartAttempt | CancelStarts | SignalRanks | SetDeadline | Sweep | Finish | Tell | HoldRanks
+    | FreezeRanks | SaveRanks | CommitDump | AbandonDump | RefuseRanks | PrepareRanks
+    | ReplaceRanks | ForgetMemory | WarmUp | RemindReplaced
 )
 # fmt: on
+
+
+def name_and_fields(action: Action) -> tuple[str, dict[str, object]]:
+    """An action's name and fields for the journal; a message that is handed on keeps its name."""
+    if isinstance(action, Tell):
+        said = {"ranks": action.ranks, **action.message._asdict(), "reason": action.reason}
+        return type(action.message).__name__, said
+    return type(action).__name__, asdict(action)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.controller.job import NEVER, ExitProgress, Job
+from agent.controller.job import Attempt, ExitProgress, Job, SinceRestart
 from agent.controller.restart_policy import decide_restart
 from agent.controller.states import Condition, JobState, RankState, next_state
+from worker_hooks.contract import protocol
 
 FAILED_EXIT = 1
 REFUSED_EXIT = 2  # as for every other request that cannot be met
@@ -23,10 +24,11 @@ INTERRUPTS = frozenset({signals.SIGINT, signals.SIGQUIT})  # somebody sits at th
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The job after an event, what to do, and whether the event was only noted."""
+    """The job after an event, what to do, and one sentence that people are to hear, if any."""
 
     job: Job
     actions: tuple[do.Action, ...] = ()
+    say: str = ""
 
 
 def move(job: Job, event: ev.Event, condition: Condition) -> Job:
@@ -35,93 +37,75 @@ def move(job: Job, event: ev.Event, condition: Condition) -> Job:
     Raises:
         KeyError: it names none.
     """
-    return job._replace(state=next_state(job.state, type(event).__name__, condition))
-
-
-def forgotten(job: Job) -> Job:
-    """The job once what the ranks of the present attempt told is of no use any more."""
-    return job._replace(
-        failure=None,
-        is_failure_raised=False,
-        guarded={},
-        raised=frozenset(),
-        first_raised=None,
-        hung=frozenset(),
-        unreachable=frozenset(),
-        outcome="",
-    )
+    return job._replace(state=next_state(job.state, ev.row(event), condition))
 
 
 def begin(job: Job, reason: str) -> Decision:
-    """Start every rank; what the last attempt's ranks told is forgotten."""
-    begun = forgotten(job)._replace(
-        ranks=dict.fromkeys(job.rules.ranks, RankState.PENDING),
-        exit=None,
-        not_replaced="",
-        why_fixed={},
-        reached=NEVER,
-        replacement=None,
+    """Start every rank; nothing that the last attempt's ranks said counts any more."""
+    begun = job._replace(
+        ranks=dict.fromkeys(job.policy.ranks, RankState.PENDING),
+        now=Attempt(),
+        since_restart=SinceRestart(),
     )
-    deadline = do.SetDeadline(JobState.STARTING, job.attempt, job.rules.start_s)
+    deadline = do.SetDeadline(JobState.STARTING, job.attempt, job.policy.timeouts.start_s)
     return Decision(begun, (do.StartAttempt(job.attempt, reason, job.resume), deadline))
 
 
 def stop(job: Job, signum: int, reason: str) -> Decision:
-    """Ask ranks to leave; those held at their top leave with their own traceback and code.
+    """Ask the ranks to exit.
 
-    Those that are refused leave by themselves.
+    Those that are held at their top exit with their own traceback and code; those that were
+    refused a checkpoint exit by themselves.
     """
-    job = job._replace(sent_signal=signum)
+    now = job.now._replace(sent_signal=signum)
     running = job.having(RankState.RUNNING)
-    asked = [rank for rank in running if rank not in job.raised | job.refused]
-    held = tuple(rank for rank in running if rank in job.raised)
-    actions: tuple[do.Action, ...] = signal_ranks(asked, signum, reason)
-    if held:
-        actions += (do.ReleaseRanks(held, reason),)
+    signalled = [rank for rank in running if rank not in now.raised | now.refused]
+    held = tuple(rank for rank in running if rank in now.raised)
+    actions = signal_ranks(signalled, signum, reason) + release(held, reason)
     if job.having(RankState.PENDING):
         actions += (do.CancelStarts(reason),)
-    return Decision(job, (*actions, _patience(job, job.rules.grace_s)))
+    grace_s = job.policy.timeouts.grace_s
+    return Decision(job._replace(now=now), (*actions, _stopping_deadline(job, grace_s)))
 
 
-def _patience(job: Job, seconds: float) -> do.SetDeadline:
+def _stopping_deadline(job: Job, seconds: float) -> do.SetDeadline:
     return do.SetDeadline(JobState.STOPPING, job.attempt, seconds)
 
 
 def leave(job: Job, exit_: ExitProgress, reason: str) -> Decision:
-    """Let ranks that stay at one step end with 0; those that cannot be told so are signalled."""
-    job = job._replace(sent_signal=signals.SIGTERM)
-    told = tuple(rank for rank in job.reachable() if rank not in job.raised)
+    """Let ranks that stay at one step exit with 0; those without a link are signalled."""
+    now = job.now
+    leaving = tuple(rank for rank in job.reachable() if rank not in now.raised)
     actions: tuple[do.Action, ...] = ()
-    if told:
-        assert job.dump is not None
-        actions = (do.LeaveRanks(told, job.dump.id, exit_.step, reason),)
-    held = tuple(rank for rank in job.having(RankState.RUNNING) if rank in job.raised)
-    rest = [rank for rank in job.having(RankState.RUNNING) if rank not in {*told, *held}]
-    actions += signal_ranks(rest, signals.SIGTERM, reason)
-    if held:
-        actions += (do.ReleaseRanks(held, reason),)
-    job = job._replace(exit=exit_._replace(leaving=frozenset(told)))
-    return Decision(job, (*actions, _patience(job, leave_s(job))))
+    if leaving:
+        message = protocol.Leave(job.present_dump().id, exit_.step, reason)
+        actions = (do.Tell(leaving, message, reason),)
+    running = job.having(RankState.RUNNING)
+    held = tuple(rank for rank in running if rank in now.raised)
+    rest = [rank for rank in running if rank not in {*leaving, *held}]
+    actions += signal_ranks(rest, signals.SIGTERM, reason) + release(held, reason)
+    exit_ = exit_._replace(leaving=frozenset(leaving))
+    job = job._replace(now=now._replace(sent_signal=signals.SIGTERM, exit=exit_))
+    return Decision(job, (*actions, _stopping_deadline(job, leave_s(job))))
 
 
 def leave_s(job: Job) -> float:
-    """Seconds that ranks have to leave by themselves: they may still write files of their own."""
-    return max(job.rules.grace_s, 0.0 if job.exit is None else job.exit.grace_s)
+    """Seconds that ranks have to exit by themselves: they may still write files of their own."""
+    grace_s = job.policy.timeouts.grace_s
+    return grace_s if job.now.exit is None else max(grace_s, job.now.exit.grace_s)
 
 
 def kill(job: Job, reason: str) -> Decision:
     """No more asking."""
-    deadline = do.SetDeadline(JobState.KILLING, job.attempt, job.rules.kill_s)
-    actions: tuple[do.Action, ...] = signal_ranks(
-        job.having(RankState.RUNNING), signals.SIGKILL, reason
-    )
+    deadline = do.SetDeadline(JobState.KILLING, job.attempt, job.policy.timeouts.kill_s)
+    actions = signal_ranks(job.having(RankState.RUNNING), signals.SIGKILL, reason)
     if job.having(RankState.PENDING):
         actions += (do.CancelStarts(reason, now=True),)
     return Decision(job, (*actions, deadline))
 
 
 def succeed(job: Job, event: ev.Event) -> Decision:
-    """The last rank left with 0, like all others, and nobody had to tell it."""
+    """The last rank exited with 0, like all others, and no rank was ordered to."""
     reason = "every rank left with 0"
     done = move(job, event, Condition.ALL_SUCCEEDED)
     return Decision(done, (do.Sweep(reason), do.Finish(done.state, 0, reason)))
@@ -132,24 +116,27 @@ def all_gone(job: Job, event: ev.Event) -> Decision:
     job, condition, reason = decide_restart(job)
     moved = move(job, event, condition)
     if condition is Condition.BUDGET_LEFT:
-        begun = begin(_next(moved), reason)
+        again = moved._replace(attempt=job.attempt + 1, restarts=job.restarts + 1)
+        begun = begin(again, reason)
         return Decision(begun.job, (do.Sweep(reason), *begun.actions))
     return Decision(moved, (do.Sweep(reason), do.Finish(moved.state, _exit_code(job), reason)))
 
 
-def _next(job: Job) -> Job:
-    return job._replace(attempt=job.attempt + 1, restarts=job.restarts + 1)
-
-
 def _exit_code(job: Job) -> int:
-    """After a stop the shell's, unless all left gracefully; an interrupt ends a script's loops."""
-    if not job.asked:
-        return REFUSED_EXIT if job.refusal else FAILED_EXIT
-    if job.left_well() and job.stop_signal not in INTERRUPTS:
+    """After a stop the shell's, unless all exited gracefully; an interrupt ends loops."""
+    stop = job.stop
+    if not stop.why:
+        return REFUSED_EXIT if job.now.refusal else FAILED_EXIT
+    if job.left_well() and stop.signum not in INTERRUPTS:
         return 0
-    return SIGNAL_EXIT_BASE + (signals.SIGTERM if job.stop_signal is None else job.stop_signal)
+    return SIGNAL_EXIT_BASE + (signals.SIGTERM if stop.signum is None else stop.signum)
+
+
+def release(ranks: tuple[int, ...], reason: str) -> tuple[do.Action, ...]:
+    """The order by which ranks that are held at their top exit, if there are such ranks."""
+    return (do.Tell(ranks, protocol.Release(reason), reason),) if ranks else ()
 
 
 def signal_ranks(ranks: Sequence[int], signum: int, reason: str) -> tuple[do.Action, ...]:
-    """The action, unless there is nobody to signal."""
+    """The action, if there is a rank to signal."""
     return (do.SignalRanks(tuple(ranks), signum, reason),) if ranks else ()

@@ -28,21 +28,19 @@ from agent.controller.attempts import (
     kill,
     leave_s,
     move,
+    release,
     signal_ranks,
     stop,
     succeed,
 )
-from agent.controller.drain import DRAINING, apply, dump_went_on, interrupt_hold, rank_lost
+from agent.controller.drain import DRAINING, apply, hear_of_dump, interrupt_hold, rank_lost
 from agent.controller.job import Job
+from agent.controller.messages import sentence
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
-from agent.controller.stop_requests import asked, is_leaving
+from agent.controller.stop_requests import exit_requested, is_leaving, stop_requested
 from agent.text.wording import describe_exit, listed, signal_name
-
-_Unasked = (
-    ev.RankRegistered | ev.RankRaised | ev.RankUnreachable | ev.CheckpointFound | ev.ResumeRefused
-)
-_Quiet = ev.RankHung | ev.RankRejoining | ev.CheckpointFound | ev.ResumeRefused | dump.DumpEvent
+from worker_hooks.contract import protocol
 
 
 def decide(job: Job, event: ev.Event) -> Decision:
@@ -59,11 +57,68 @@ def decide(job: Job, event: ev.Event) -> Decision:
         after = apply(event, replacement.hear(job, event))
     else:
         after = _answer(job, event)
-    job, freed = replacement.forget(after.job)
-    return Decision(job, freed + after.actions)
+    actions = after.actions
+    after_job, freed = replacement.forget(after.job)
+    after_job, warmed = _warm_up(job, event, after_job)
+    return Decision(after_job, freed + actions + warmed, sentence(job, after_job, actions))
 
 
-def _answer(job: Job, event: ev.Event) -> Decision:
+def _warm_up(before: Job, event: ev.Event, job: Job) -> tuple[Job, tuple[do.Action, ...]]:
+    """Prepare once for other ranks, as soon as it is known that they may be started."""
+    is_started = before.state is JobState.STARTING and job.state is JobState.RUNNING
+    if is_started and job.restarts < job.policy.max_restarts:
+        reason = "every rank has started, and a restart may follow"
+    elif (
+        isinstance(event, protocol.Registered) and not event.why_fixed and job.policy.replace.is_on
+    ):
+        reason = f"rank {event.rank} can join other ranks, which may be replaced"
+    else:
+        return job, ()
+    if job.since_restart.is_warm:
+        return job, ()
+    warm = job.since_restart._replace(is_warm=True)
+    return job._replace(since_restart=warm), (do.WarmUp(reason),)
+
+
+def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901  a row for each kind of event
+    """Whether an event is about what is over: an attempt, a rank that ended, another dump."""
+    if isinstance(
+        event, dump.DumpEvent
+    ):  # no two dumps have the same id: it tells the attempt, too
+        return dump.is_stale(job, event)
+    match event:
+        case ev.LaunchRequested() | ev.StopRequested() | ev.SignalReceived() | ev.ReplacementAged():
+            return False
+        case _ if event.attempt != job.attempt:
+            return True
+        case ev.ExitRequestedByFile():
+            return False
+        case ev.DeadlinePassed():
+            return event.state is not job.state
+        case ev.WorkerStarted() | ev.StartFailed():
+            return job.ranks[event.rank] is not RankState.PENDING
+        case protocol.Raised() if event.rank in job.now.raised:
+            return True
+        case (
+            ev.WorkerExited()
+            | ev.RankUnreachable()
+            | protocol.Registered()
+            | protocol.Raised()
+            | protocol.ExitRequested()
+        ):
+            return not job.ranks[event.rank].is_alive
+        case ev.RankHung():
+            return not _is_suspect(job, event)
+        case protocol.Rejoining():
+            return not replacement.is_awaited(job, event)
+        case ev.CheckpointFound():  # what was saved meanwhile, or is about to be, is newer
+            is_older = job.resume is not None and event.step <= job.saved_step
+            return is_older or job.state in {*DRAINING, JobState.REPLACING}
+        case ev.ResumeRefused():
+            return job.state not in {JobState.STARTING, JobState.RUNNING}
+
+
+def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as above
     match event:
         case ev.LaunchRequested():
             job = job._replace(best_step=max(job.best_step, job.saved_step))
@@ -74,8 +129,10 @@ def _answer(job: Job, event: ev.Event) -> Decision:
             return _start_failed(job, event)
         case ev.WorkerExited():
             return _worker_exited(job, event)
-        case ev.StopRequested() | ev.ExitRequested():
-            return asked(job, event)
+        case ev.StopRequested():
+            return stop_requested(job, event)
+        case ev.ExitRequestedByFile() | protocol.ExitRequested():
+            return exit_requested(job, event)
         case ev.SignalReceived():
             moved = move(job, event, Condition.ALWAYS)
             why = f"msrun received {signal_name(event.signum)}, which is for the workers"
@@ -84,64 +141,22 @@ def _answer(job: Job, event: ev.Event) -> Decision:
             return _deadline_passed(job, event)
         case ev.ReplacementAged():
             return Decision(job._replace(replaced=max(job.replaced - 1, 0)))
-        case _:
-            return _told(job, event)
-
-
-def _told(job: Job, event: _Unasked | _Quiet) -> Decision:
-    match event:
-        case (
-            ev.RankRegistered()
-            | ev.RankRaised()
-            | ev.RankUnreachable()
-            | ev.CheckpointFound()
-            | ev.ResumeRefused()
-        ):
-            return _hooks_told(job, event)
+        case ev.CheckpointFound():
+            return Decision(job.resuming(event.path, event.step))
+        case ev.ResumeRefused():
+            return _resume_refused(job, event)
         case ev.RankHung():
             return _rank_hung(job, event)
-        case ev.RankRejoining():  # of a replacement that is over
+        case ev.RankUnreachable():
+            return _rank_unreachable(job, event)
+        case protocol.Registered():
+            return Decision(replacement.with_registered(job, event))
+        case protocol.Raised():
+            return _rank_raised(job, event)
+        case protocol.Rejoining():  # for a replacement that is over
             return Decision(job)
         case _:
-            return dump_went_on(job, event)
-
-
-def _is_stale(job: Job, event: ev.Event) -> bool:
-    match event:
-        case ev.LaunchRequested() | ev.StopRequested() | ev.SignalReceived():
-            return False
-        case ev.ReplacementAged():
-            return False
-        case ev.DeadlinePassed():
-            return event.attempt != job.attempt or event.state is not job.state
-        case ev.WorkerStarted() | ev.StartFailed():
-            return event.attempt != job.attempt or job.ranks[event.rank] is not RankState.PENDING
-        case ev.RankRaised(rank=rank) if rank in job.raised:
-            return True
-        case ev.ExitRequested(rank=rank):
-            is_gone = rank is not None and not job.ranks[rank].is_alive
-            return event.attempt != job.attempt or is_gone
-        case ev.WorkerExited() | ev.RankRegistered() | ev.RankRaised() | ev.RankUnreachable():
-            return event.attempt != job.attempt or not job.ranks[event.rank].is_alive
-        case _:
-            return _is_no_news(job, event)
-
-
-def _is_no_news(job: Job, event: _Quiet) -> bool:
-    match event:
-        case ev.RankRejoining():
-            return not replacement.is_news(job, event)
-        case ev.RankHung():
-            return not _is_suspect(job, event)
-        case ev.CheckpointFound():  # what was saved meanwhile, or is about to be, is newer
-            is_older = job.resume is not None and event.step <= job.saved_step
-            is_known = is_older or job.state in {*DRAINING, JobState.REPLACING}
-            return event.attempt != job.attempt or is_known
-        case ev.ResumeRefused():
-            is_begun = job.state in {JobState.STARTING, JobState.RUNNING}
-            return event.attempt != job.attempt or not is_begun
-        case _:
-            return not dump.is_news(job, event)
+            return hear_of_dump(job, event)
 
 
 def _worker_started(job: Job, event: ev.WorkerStarted) -> Decision:
@@ -151,118 +166,106 @@ def _worker_started(job: Job, event: ev.WorkerStarted) -> Decision:
         return Decision(
             move(job, event, Condition.RANKS_AWAITED if awaited else Condition.ALL_STARTED)
         )
-    if job.state is JobState.COMMITTING:  # stopped soon, with all others
-        return Decision(move(job, event, Condition.ALWAYS))
-    # its start was on the way when the stop was decided
     moved = move(job, event, Condition.ALWAYS)
-    late = signals.SIGKILL if job.state is JobState.KILLING else job.sent_signal
+    if job.state is JobState.COMMITTING:  # stopped soon, with all others
+        return Decision(moved)
+    # its start was on the way when the stop was decided
+    signum = signals.SIGKILL if job.state is JobState.KILLING else job.now.sent_signal
     why = f"rank {event.rank} came to life while the job is {job.state.value}"
-    return Decision(moved, signal_ranks((event.rank,), late, why))
+    return Decision(moved, signal_ranks((event.rank,), signum, why))
 
 
 def _start_failed(job: Job, event: ev.StartFailed) -> Decision:
     job = job.with_rank(event.rank, RankState.FAILED)
-    reason = f"rank {event.rank} could not be started: {event.why}"
-    if job.state is JobState.STARTING:
-        job = job._replace(failure=reason)
-        if job.alive():
-            return stop(move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
-        return all_gone(job, event)
     if job.state is JobState.COMMITTING:
         return Decision(move(job, event, Condition.ALWAYS))
-    if job.alive():
-        return Decision(move(job, event, Condition.RANKS_ALIVE))
-    return all_gone(job, event)
-
-
-def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
-    job = _known_alive(job, event.rank, event.attempt)
-    told = job.state in {JobState.STOPPING, JobState.KILLING} and event.rank not in job.raised
-    if told and event.exit_code and job.state is JobState.STOPPING and is_leaving(job, event.rank):
-        told = False
-        why = f"rank {event.rank} {describe_exit(event.exit_code)} when it was to leave"
-        job = job._replace(failure=job.failure or why)
-    ended = RankState.STOPPED if told else RankState.FAILED
-    job = job.with_rank(event.rank, ended if event.exit_code else RankState.SUCCEEDED)
-    if event.step is not None:
-        job = job.with_step(event.rank, event.step)
-    match job.state:
-        case JobState.STOPPING | JobState.KILLING:
-            if job.alive():
-                return Decision(move(job, event, Condition.RANKS_ALIVE))
-            return all_gone(job, event)
-        case JobState.STARTING | JobState.RUNNING if event.exit_code:
-            reason = f"rank {event.rank} {describe_exit(event.exit_code)}"
-            return _rank_failed(job._replace(failure=reason), event, reason)
-        case JobState.STARTING:
-            return Decision(move(job, event, Condition.RANKS_AWAITED))
-        case JobState.RUNNING:
-            return _rank_done(job, event)
-        case _:
-            return rank_lost(job, event)
-
-
-def _known_alive(job: Job, rank: int, attempt: int) -> Job:
-    """It was heard of before its start was announced."""
-    if job.ranks[rank] is RankState.PENDING:
-        return _worker_started(job, ev.WorkerStarted(rank, attempt, 0)).job
-    return job
-
-
-def _rank_done(job: Job, event: ev.WorkerExited) -> Decision:
-    if job.alive():
-        return Decision(move(job, event, Condition.RANKS_ALIVE))
-    return succeed(job, event)
-
-
-def _rank_failed(
-    job: Job, event: ev.WorkerExited | ev.RankRaised | ev.RankHung, reason: str
-) -> Decision:
-    """The first failure: save what the others hold, or stop them."""
-    if job.state is JobState.RUNNING and job.reachable():
-        return apply(event, dump.freeze(job, reason))
-    if job.state is JobState.RUNNING and job.has_news():
-        job = dump.record_lost_step(job)
+    if job.state is not JobState.STARTING:
+        return _stopped(job, event)
+    reason = f"rank {event.rank} could not be started: {event.why}"
+    job = job._replace(now=job.now._replace(failure=reason))
     if job.alive():
         return stop(move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
     return all_gone(job, event)
 
 
-def _hooks_told(job: Job, event: _Unasked) -> Decision:
-    """What ranks with hooks say without being asked, and what a search for them came to."""
-    match event:
-        case ev.CheckpointFound():
-            return Decision(job.resuming(event.path, event.step))
-        case ev.ResumeRefused():
-            return _resume_refused(job, event)
-        case ev.RankRegistered():  # perhaps once more, after it let go
-            job = job._replace(
-                unreachable=job.unreachable - {event.rank},
-                why_fixed={**job.why_fixed, event.rank: event.why_fixed},
-            )
-            return Decision(job.with_step(event.rank, event.step))
-        case ev.RankRaised():
-            return _rank_raised(job, event)
-        case ev.RankUnreachable():
-            job = job._replace(unreachable=job.unreachable | {event.rank})
-            if job.state is JobState.HOLDING:
-                return interrupt_hold(job, event, f"rank {event.rank} let go of its state")
-            if job.state is JobState.FREEZING:
-                return apply(event, dump.choose(job))
-            if job.state is JobState.DUMPING:
-                return apply(event, dump.lose(job, event.rank, "let go of its state"))
+def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
+    rank, exit_code = event.rank, event.exit_code
+    job = _known_alive(job, rank, event.attempt)
+    how = f"rank {rank} {describe_exit(exit_code)}"
+    is_stopping = job.state in {JobState.STOPPING, JobState.KILLING}
+    is_ordered = is_stopping and rank not in job.now.raised
+    if exit_code and is_ordered and job.state is JobState.STOPPING and is_leaving(job, rank):
+        is_ordered = False
+        failure = job.now.failure or f"{how} when it was to leave"
+        job = job._replace(now=job.now._replace(failure=failure))
+    ended = RankState.STOPPED if is_ordered else RankState.FAILED
+    job = job.with_rank(rank, ended if exit_code else RankState.SUCCEEDED)
+    if event.step is not None:
+        job = job.with_step(rank, event.step)
+    match job.state:
+        case JobState.STOPPING | JobState.KILLING:
+            return _stopped(job, event)
+        case JobState.STARTING | JobState.RUNNING if exit_code:
+            return _rank_failed(job._replace(now=job.now._replace(failure=how)), event, how)
+        case JobState.STARTING:
+            return Decision(move(job, event, Condition.RANKS_AWAITED))
+        case JobState.RUNNING if job.alive():
+            return Decision(move(job, event, Condition.RANKS_ALIVE))
+        case JobState.RUNNING:
+            return succeed(job, event)
+        case _:
+            return rank_lost(job, event)
+
+
+def _stopped(job: Job, event: ev.WorkerExited | ev.StartFailed) -> Decision:
+    """While stopping or killing: one rank less."""
+    if job.alive():
+        return Decision(move(job, event, Condition.RANKS_ALIVE))
+    return all_gone(job, event)
+
+
+def _known_alive(job: Job, rank: int, attempt: int) -> Job:
+    """The job once a rank exists: it may be heard of before its start is announced."""
+    if job.ranks[rank] is RankState.PENDING:
+        return _worker_started(job, ev.WorkerStarted(rank, attempt, 0)).job
+    return job
+
+
+def _rank_failed(
+    job: Job, event: ev.WorkerExited | protocol.Raised | ev.RankHung, reason: str
+) -> Decision:
+    """The first failure: save what the others hold, or stop them."""
+    if job.state is JobState.RUNNING and job.reachable():
+        return apply(event, dump.freeze(job, reason))
+    if job.state is JobState.RUNNING and job.has_news():
+        job = dump.note_lost_step(job)
+    if job.alive():
+        return stop(move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
+    return all_gone(job, event)
+
+
+def _rank_unreachable(job: Job, event: ev.RankUnreachable) -> Decision:
+    job = job._replace(now=job.now._replace(unreachable=job.now.unreachable | {event.rank}))
+    match job.state:
+        case JobState.HOLDING:
+            return interrupt_hold(job, event, f"rank {event.rank} let go of its state")
+        case JobState.FREEZING:
+            return apply(event, dump.choose(job))
+        case JobState.DUMPING:
+            return apply(event, dump.note_loss(job, event.rank, "let go of its state"))
+        case _:
             return Decision(job)
 
 
-def _rank_raised(job: Job, event: ev.RankRaised) -> Decision:
-    reason = f"rank {event.rank} raised {event.error}"
+def _rank_raised(job: Job, event: protocol.Raised) -> Decision:
+    rank, reason = event.rank, f"rank {event.rank} raised {event.error}"
     if job.state in {JobState.STOPPING, JobState.KILLING}:  # nothing is saved any more
-        moved = move(job, event, Condition.ALWAYS)
-        return Decision(moved, (do.ReleaseRanks((event.rank,), reason),))
-    job = _known_alive(job, event.rank, event.attempt)
-    job = job._replace(raised=job.raised | {event.rank})
-    if job.failure is None:
-        job = job._replace(failure=reason, is_failure_raised=True, first_raised=event.rank)
+        return Decision(move(job, event, Condition.ALWAYS), release((rank,), reason))
+    job = _known_alive(job, rank, event.attempt)
+    job = job._replace(now=job.now._replace(raised=job.now.raised | {rank}))
+    if job.now.failure is None:
+        job = job.with_failure(reason, is_raised=True)
+        job = job._replace(now=job.now._replace(first_raised=rank))
     if job.state in DRAINING:
         return Decision(move(job, event, Condition.ALWAYS))
     if job.state is JobState.HOLDING:
@@ -273,29 +276,29 @@ def _rank_raised(job: Job, event: ev.RankRaised) -> Decision:
 def _is_suspect(job: Job, event: ev.RankHung) -> bool:
     """Whether a rank that hangs is in the way: not if it answers, or saves the state."""
     rank = event.rank
-    if event.attempt != job.attempt or not job.ranks[rank].is_alive or rank in job.hung:
+    if not job.ranks[rank].is_alive or rank in job.now.hung:
         return False
     if job.state is JobState.FREEZING:
-        answers = {} if job.dump is None else job.dump.answers
-        return rank not in answers and _others(job, rank)
+        return rank not in job.present_dump().answers and _has_others(job, rank)
     return job.state in {JobState.STARTING, JobState.RUNNING, JobState.HOLDING}
 
 
-def _others(job: Job, rank: int) -> bool:
+def _has_others(job: Job, rank: int) -> bool:
     return any(other != rank for other in job.reachable())
 
 
 def _rank_hung(job: Job, event: ev.RankHung) -> Decision:
-    """It is killed, unless nobody else holds the state: then that is saved first."""
+    """Kill it, unless no other rank holds the state: then save that first."""
     rank, reason = event.rank, f"rank {event.rank} {event.why}"
     job = _known_alive(job, rank, event.attempt)
     killed: tuple[do.Action, ...] = ()
-    if _others(job, rank) or rank not in job.reachable():
-        job = job._replace(hung=job.hung | {rank})
+    if _has_others(job, rank) or rank not in job.reachable():
+        job = job._replace(now=job.now._replace(hung=job.now.hung | {rank}))
         killed = signal_ranks((rank,), signals.SIGKILL, reason)
-    if job.failure is None or job.is_failure_raised:
-        more = "" if job.failure is None else f" ({job.failure})"
-        job = job._replace(failure=f"{reason}{more}", is_failure_raised=False)
+    if job.now.failure is None:
+        job = job.with_failure(reason)
+    elif job.now.is_failure_raised:
+        job = job.with_failure(f"{reason} ({job.now.failure})")
     match job.state:
         case JobState.HOLDING:
             after = interrupt_hold(job, event, reason)
@@ -307,14 +310,15 @@ def _rank_hung(job: Job, event: ev.RankHung) -> Decision:
 
 
 def _resume_refused(job: Job, event: ev.ResumeRefused) -> Decision:
-    """Who asked is told why, the others are stopped; another attempt would meet the same."""
+    """The ranks that asked are told why, the others are stopped; a restart would meet the same."""
     for rank in event.ranks:
         if job.ranks[rank].is_alive:
             job = _known_alive(job, rank, event.attempt)
-    told = tuple(rank for rank in event.ranks if job.ranks[rank] is RankState.RUNNING)
-    job = job._replace(failure=event.why, refusal=event.why, refused=frozenset(told))
-    after = stop(move(job, event, Condition.ALWAYS), signals.SIGTERM, event.why)
-    actions = (do.RefuseRanks(told, event.why),) if told else ()
+    refused = tuple(rank for rank in event.ranks if job.ranks[rank] is RankState.RUNNING)
+    now = job.now._replace(failure=event.why, refusal=event.why, refused=frozenset(refused))
+    moved = move(job._replace(now=now), event, Condition.ALWAYS)
+    after = stop(moved, signals.SIGTERM, event.why)
+    actions = (do.RefuseRanks(refused, event.why),) if refused else ()
     return Decision(after.job, (*actions, *after.actions))
 
 
@@ -325,7 +329,7 @@ def _deadline_passed(job: Job, event: ev.DeadlinePassed) -> Decision:
         case JobState.FREEZING:
             return apply(event, dump.choose(job, is_late=True))
         case JobState.DUMPING:
-            return apply(event, dump.lose_patience(job))
+            return apply(event, dump.blame_stuck(job))
         case JobState.COMMITTING:
             return apply(event, dump.give_up_commit(job))
         case _:
@@ -333,26 +337,28 @@ def _deadline_passed(job: Job, event: ev.DeadlinePassed) -> Decision:
 
 
 def _wait_ended(job: Job, event: ev.DeadlinePassed) -> Decision:
-    moved = move(job, event, Condition.ALWAYS)
+    moved, timeouts = move(job, event, Condition.ALWAYS), job.policy.timeouts
     match event.state:
         case JobState.STARTING:
             late = listed(job.having(RankState.PENDING))
-            reason = f"{late} did not start within {job.rules.start_s:g} s (--cluster_time_out)"
-            return stop(moved._replace(failure=reason), signals.SIGTERM, reason)
+            reason = f"{late} did not start within {timeouts.start_s:g} s (--cluster_time_out)"
+            moved = moved._replace(now=moved.now._replace(failure=reason))
+            return stop(moved, signals.SIGTERM, reason)
         case JobState.STOPPING:
-            return kill(*_left(moved))
+            return _kill_late(moved)
         case _:
-            stuck = f"{listed(job.alive())} cannot be killed (waited {job.rules.kill_s:g} s)"
-            reason = stuck if job.failure is None else f"{job.failure}; {stuck}"
-            told = f"{reason}{describe_outcome(job)}"
-            actions = (do.Sweep(told), do.Finish(moved.state, FAILED_EXIT, told))
-            return Decision(moved._replace(failure=reason), actions)
+            stuck = f"{listed(job.alive())} cannot be killed (waited {timeouts.kill_s:g} s)"
+            failure = stuck if job.now.failure is None else f"{job.now.failure}; {stuck}"
+            reason = f"{failure}{describe_outcome(job)}"
+            moved = moved._replace(now=moved.now._replace(failure=failure))
+            return Decision(moved, (do.Sweep(reason), do.Finish(moved.state, FAILED_EXIT, reason)))
 
 
-def _left(job: Job) -> tuple[Job, str]:
-    """Who did not leave in time; an exit is not graceful then."""
-    who, exit_ = listed(job.alive()), job.exit
+def _kill_late(job: Job) -> Decision:
+    """Some ranks did not exit in time; then an exit is not graceful."""
+    late, exit_ = listed(job.alive()), job.now.exit
     if exit_ is None or not exit_.leaving:
-        return job, f"{who} still alive {job.rules.grace_s:g} s after the signal"
-    left = f"{who} still alive {leave_s(job):g} s after the order to leave"
-    return graceful_exit.mark_interrupted(job, left), left
+        grace_s = job.policy.timeouts.grace_s
+        return kill(job, f"{late} still alive {grace_s:g} s after the signal")
+    reason = f"{late} still alive {leave_s(job):g} s after the order to leave"
+    return kill(graceful_exit.mark_interrupted(job, reason), reason)

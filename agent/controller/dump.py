@@ -1,14 +1,15 @@
 """The dump's part of the decisions: freeze, choose a step, write, compare, commit.
 
-Pure, like the controller, which asks here and moves the job by the answer. Theory in five lines:
+Pure, like the controller, which asks here and moves the job by the answer. Theory in six lines:
 
 * only ranks that said they are whole at one step write it, and all of a dump is of that step;
 * every holder's digest is compared before the commit: the majority is right; without one, all
   that differs is kept;
-* a writer that fails is replaced by another holder and never asked again, a folder that fails by
+* a writer that fails is replaced by another holder and never asked again, a place that fails by
   the next place; both are finite, so a dump ends;
-* an order to write replaces the one before it, answers to which no longer count;
-* a dump that was begun is either committed or abandoned, with the reason in words.
+* the memory is a place before all folders; a problem there is no reason to save nothing;
+* an order to write replaces the one before it, and answers to the old one no longer count;
+* a dump that was begun is either committed or abandoned, with the reason as text.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from typing import NamedTuple
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import DumpProgress, Job
-from agent.controller.replaceable import counted, excused, ranks_to_replace, why_not
+from agent.controller.replaceable import not_replacing, ranks_to_replace, why_not, with_deaths
 from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import described, listed
+from worker_hooks.contract import protocol
 
 CHANGED = "said two different things about one step"
+NOTHING = "no step was committed yet, there is nothing to save"
 UNSAVED = "saving after a failure is off"
-WRITER_BYTES = 64 << 20  # of a state for each one who writes to memory: 30 ms of a core's time
+WRITER_BYTES = 64 << 20  # of a state for each rank that writes to memory: 30 ms of a core's time
 
 
 class Turn(NamedTuple):
@@ -36,28 +39,83 @@ class Turn(NamedTuple):
     actions: tuple[do.Action, ...] = ()
 
 
+DumpEvent = (
+    protocol.Standing
+    | protocol.Frozen
+    | protocol.Written
+    | protocol.Digested
+    | protocol.SaveFailed
+    | protocol.Progress
+    | ev.DumpProgressed
+    | ev.DumpCommitted
+    | ev.CommitFailed
+)
+
+
+def is_stale(job: Job, event: DumpEvent) -> bool:  # noqa: C901  a row for each kind of event
+    """Whether an event is of another dump, not awaited (any more), or already known."""
+    dump, state = job.dump, job.state
+    if dump is None or event.dump_id != dump.id:
+        return True
+    is_due = False
+    match event:
+        case ev.DumpCommitted():
+            # a dump on disk that completes after it was given up is as good as any other
+            is_awaited = state is JobState.COMMITTING or dump.place != do.MEMORY
+            is_known = dump.is_committed or event.path == dump.memory
+            is_due = dump.is_ordered and is_awaited and not is_known
+        case ev.CommitFailed():
+            is_due = state is JobState.COMMITTING
+        case protocol.Standing(rank=rank):
+            is_known = job.now.exit is None or rank in job.now.exit.standing
+            is_due = state is JobState.HOLDING and rank in dump.asked and not is_known
+        case protocol.Frozen(rank=rank):  # a late one may still stand in for another
+            is_open = state in {JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
+            is_due = is_open and rank in dump.asked and rank not in dump.answers
+        case ev.DumpProgressed() | protocol.Progress() if state is JobState.COMMITTING:
+            is_due = True
+        case ev.DumpProgressed():
+            is_due = state is JobState.DUMPING and bool(dump.writing)
+        case protocol.Progress(rank=rank):
+            is_due = state is JobState.DUMPING and rank in dump.writing | dump.digesting
+        case protocol.Written(rank=rank) | protocol.SaveFailed(rank=rank) if rank in dump.writing:
+            is_due = state is JobState.DUMPING and event.round == dump.round
+        case protocol.Digested(rank=rank) | protocol.SaveFailed(rank=rank):
+            is_awaited = rank in dump.digesting and event.round >= dump.since
+            is_due = state is JobState.DUMPING and is_awaited
+        case protocol.Written():
+            pass
+    return not is_due
+
+
+# --- freezing -------------------------------------------------------------------------------------
+
+
+def new_dump(job: Job, freeze_s: float = 0.0) -> DumpProgress:
+    """A dump by all ranks that can be asked, which have ``freeze_s`` to answer."""
+    return DumpProgress(1 if job.dump is None else job.dump.id + 1, job.reachable(), freeze_s)
+
+
 def freeze(job: Job, reason: str, freeze_s: float | None = None) -> Turn:
-    """Begin: whoever can be asked stands still. Somebody must be reachable."""
-    ranks = job.reachable()
-    within_s = job.rules.freeze_s if freeze_s is None else freeze_s
-    dump = DumpProgress(1 if job.dump is None else job.dump.id + 1, ranks, within_s)
+    """Begin: freeze all ranks that can be asked. There must be one."""
+    within_s = job.policy.dump.answer_s if freeze_s is None else freeze_s
+    dump = new_dump(job, within_s)
     actions = (
-        do.FreezeRanks(ranks, dump.id, reason),
+        do.FreezeRanks(dump.asked, dump.id, reason),
         do.SetDeadline(JobState.FREEZING, job.attempt, within_s),
     )
     return Turn(job._replace(dump=dump), Condition.STATE_HELD, actions)
 
 
-def note_frozen(job: Job, event: ev.RankFrozen) -> Job:
-    """A rank stands still. One that says so late may still stand in for another."""
-    dump = _dump(job)
+def note_frozen(job: Job, event: protocol.Frozen) -> Job:
+    """A rank is frozen. One that says so late may still stand in for another."""
+    job, dump = job.with_step(event.rank, event.step), job.present_dump()
     return job._replace(dump=dump._replace(answers={**dump.answers, event.rank: event}))
 
 
 def choose(job: Job, *, is_late: bool = False) -> Turn:
     """While freezing: once all have answered, or it is too late, the newest whole step."""
-    dump = _dump(job)
-    reachable = job.reachable()
+    dump, reachable = job.present_dump(), job.reachable()
     if not is_late and any(rank in reachable and rank not in dump.answers for rank in dump.asked):
         return Turn(job, Condition.ANSWERS_AWAITED)
     answers = [dump.answers[rank] for rank in reachable if rank in dump.answers]
@@ -66,23 +124,22 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
         return give_up(job, dump, f"no rank holds it whole: {why_not_whole(job, dump)}")
     step = max(whole)
     gone = ranks_to_replace(job)
-    not_replaced = why_not(counted(job, gone, step), gone, step)
+    not_replaced = why_not(with_deaths(job, gone, step), gone, step)
     if not not_replaced:
-        dump = dump._replace(step=step, place=do.MEMORY)
-    elif step <= max(job.saved_step, 0):
-        nothing = "no step was committed yet, there is nothing to save"
-        job = excused(job, not_replaced if step > 0 else "")
-        return close_dump(job, dump, job.kept() or nothing)
+        dump = dump._replace(place=do.MEMORY)
+    elif job.is_saved(step):
+        job = not_replacing(job, not_replaced if step > 0 else "")
+        return close_dump(job, dump, job.kept() or NOTHING)
     elif not job.saves():
-        return give_up(excused(job, not_replaced), dump._replace(step=step), UNSAVED)
-    dump = dump._replace(step=step)
+        return give_up(not_replacing(job, not_replaced), dump._replace(step=step), UNSAVED)
     why = f"step {step} is the newest that a rank holds whole"
-    turn = order_all(excused(job, not_replaced), dump, why)._replace(condition=Condition.WHOLE)
+    turn = order_all(not_replacing(job, not_replaced), dump._replace(step=step), why)
+    turn = turn._replace(condition=Condition.WHOLE)
     return turn if not_replaced else _prepare(turn, gone)
 
 
 def _prepare(turn: Turn, gone: Iterable[int]) -> Turn:
-    """Whoever will be replaced, unless something comes between, need not wait for the memory."""
+    """Start replacements of the dead early: they need not wait until the memory is complete."""
     dead = tuple(rank for rank in gone if not turn.job.ranks[rank].is_alive)
     if not dead:
         return turn
@@ -91,93 +148,11 @@ def _prepare(turn: Turn, gone: Iterable[int]) -> Turn:
     return turn._replace(actions=(*turn.actions, prepare))
 
 
-def hear(job: Job, event: ev.ShardWritten | ev.StateDigested) -> Turn:
-    """While dumping: a rank wrote its part, or says what it holds."""
-    dump = _dump(job)
-    rank, digest = event.rank, event.digest
-    is_writer = isinstance(event, ev.ShardWritten)
-    if dump.digests.get(rank, digest) != digest:
-        return drop_writers(job, dump, (rank,), CHANGED)
-    digests = {**dump.digests, rank: digest}
-    dump = dump._replace(digests=digests, digesting=dump.digesting - {rank})
-    if not is_writer:
-        return advance(job, dump)
-    dump = dump._replace(writing=dump.writing - {rank})
-    if not dump.writing and all(digests[writer] == digest for writer in dump.writers):
-        dump = dump._replace(written={**dump.written, digest: dump.writers})
-    return advance(job, dump)
-
-
-def hear_failure(job: Job, event: ev.SaveFailed) -> Turn:
-    """While dumping: a rank could not; another one can, or another place."""
-    dump = _dump(job)
-    # what is complete in a place is not left behind for another place that may be full, too
-    if event.is_place and event.rank in dump.writing and not dump.written:
-        return _leave_place(job, dump, event.why)
-    return drop_writers(job, dump, (event.rank,), f"failed ({event.why})")
-
-
-def lose(job: Job, rank: int, why: str) -> Turn:
-    """While dumping: a rank is gone, or cannot be reached any more."""
-    return drop_writers(job, _dump(job), (rank,), why)
-
-
-def lose_patience(job: Job) -> Turn:
-    """While dumping: nothing moved for too long. The writers are to blame, or else the others.
-
-    When a second writer is stuck in a place, that is to blame, too.
-    """
-    dump = _dump(job)
-    why = f"made no progress in {job.rules.dump_s:g} s"
-    if dump.writing:
-        is_second = dump.is_slow and not dump.written
-        if is_second and dump.place == do.MEMORY:
-            return leave_memory(job, dump, "nothing moves there")
-        if is_second and dump.place + 1 < job.rules.places:
-            dump = _elsewhere(dump, "nothing moves there")
-        else:
-            dump = dump._replace(is_slow=True)
-    return drop_writers(job, dump, dump.writing or dump.digesting, why)
-
-
-def note_commit(job: Job, event: ev.DumpCommitted) -> Job:
-    """The dump is complete, even if that is heard after it was given up."""
-    dump = _dump(job)._replace(is_committed=True)
-    job = job._replace(dump=dump, resume=event.path, saved_step=dump.step)
-    if job.state in {JobState.COMMITTING, JobState.STOPPING, JobState.KILLING}:
-        return job._replace(outcome=f"{job.kept()}{dump.remark}")
-    return job  # the next attempt has begun
-
-
-def hear_commit_failure(job: Job, event: ev.CommitFailed) -> Turn:
-    """While committing: everything again in the next place, or the end of it."""
-    dump = _dump(job)._replace(is_ordered=False)
-    if dump.place == do.MEMORY:
-        return leave_memory(job, dump, event.why)
-    if job.memory is not None and event.is_place and dump.place + 1 < job.rules.places:
-        dump = _elsewhere(dump, event.why)
-        return commit_memory(job, dump, dump.place, problems(dump))
-    if job.memory is not None:
-        return give_up(job, dump, problems(dump._replace(full=(*dump.full, event.why))))
-    if not event.is_place:
-        return give_up(job, dump, f"its manifest failed ({event.why})")
-    return _leave_place(job, dump, event.why)
-
-
-def give_up_commit(job: Job) -> Turn:
-    """While committing: nothing moved for too long."""
-    return give_up(job, _dump(job), f"its commit made no progress in {job.rules.dump_s:g} s")
-
-
-def abandon(job: Job, why: str) -> Turn:
-    """At any time: no more of it."""
-    return give_up(job, _dump(job), why)
-
-
-def record_lost_step(job: Job) -> Job:
-    """Nobody can be asked: say so before the ranks' ends hide why."""
+def note_lost_step(job: Job) -> Job:
+    """No rank can be asked: say so before the ends of the ranks hide why."""
     why = f"no rank can be asked: {why_not_whole(job)}"
-    return job._replace(outcome=describe_loss(job, job.newest_step(), why))
+    outcome = describe_loss(job, job.newest_step(), why)
+    return job._replace(now=job.now._replace(outcome=outcome))
 
 
 def why_not_whole(job: Job, dump: DumpProgress | None = None) -> str:
@@ -187,85 +162,70 @@ def why_not_whole(job: Job, dump: DumpProgress | None = None) -> str:
         answer = None if dump is None else dump.answers.get(rank)
         if job.ranks[rank] is not RankState.RUNNING:
             return "ended"
-        if rank not in job.guarded:
+        if rank not in job.now.registered:
             return "registered no state"
-        if rank in job.unreachable:
+        if rank in job.now.unreachable:
             return "let go of its state"
         if answer is None:
-            within_s = job.rules.freeze_s if dump is None else dump.freeze_s
+            within_s = job.policy.dump.answer_s if dump is None else dump.freeze_s
             return f"did not answer within {within_s:.3g} s"
         return f"cannot save it ({answer.why or 'torn'})"
 
     return described((rank, fact(rank)) for rank in job.ranks)
 
 
-def is_news(job: Job, event: DumpEvent) -> bool:
-    """Whether an event is about the present dump, awaited, and was not heard before."""
-    dump, state = job.dump, job.state
-    if dump is None or event.dump_id != dump.id:
-        return False
-    match event:
-        case ev.DumpCommitted():  # on disk, after the dump was given up, it is as good as any
-            is_awaited = state is JobState.COMMITTING or dump.place != do.MEMORY
-            is_known = dump.is_committed or event.path == dump.memory
-            return dump.is_ordered and is_awaited and not is_known
-        case ev.CommitFailed():
-            return state is JobState.COMMITTING
-        case ev.RankFrozen(rank=rank):
-            # late, it may still help out
-            is_due = state in {JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
-            return is_due and rank in dump.asked and rank not in dump.answers
-        case ev.RankStanding(rank=rank):
-            is_known = job.exit is None or rank in job.exit.standing
-            return state is JobState.HOLDING and rank in dump.asked and not is_known
-        case ev.DumpProgressed() if state is JobState.COMMITTING:
-            return True
-        case ev.ShardWritten(rank=rank) | ev.SaveFailed(rank=rank) if rank in dump.writing:
-            return state is JobState.DUMPING and event.round == dump.round
-        case ev.StateDigested(rank=rank) | ev.SaveFailed(rank=rank):
-            is_old = event.round is not None and event.round < dump.since
-            return state is JobState.DUMPING and rank in dump.digesting and not is_old
-        case ev.DumpProgressed(rank=rank):
-            return state is JobState.DUMPING and rank in dump.writing | dump.digesting
-        case _:
-            return False
+# --- writing --------------------------------------------------------------------------------------
 
 
-DumpEvent = (
-    ev.RankStanding
-    | ev.RankFrozen
-    | ev.ShardWritten
-    | ev.StateDigested
-    | ev.SaveFailed
-    | ev.DumpProgressed
-    | ev.DumpCommitted
-    | ev.CommitFailed
-)
+def note_answer(job: Job, event: protocol.Written | protocol.Digested) -> Turn:
+    """While dumping: a rank wrote its part, or says what it holds."""
+    dump, rank, digest = job.present_dump(), event.rank, event.digest
+    if dump.digests.get(rank, digest) != digest:
+        return drop_writers(job, dump, (rank,), CHANGED)
+    digests = {**dump.digests, rank: digest}
+    dump = dump._replace(digests=digests, digesting=dump.digesting - {rank})
+    if isinstance(event, protocol.Digested):
+        return advance(job, dump)
+    dump = dump._replace(writing=dump.writing - {rank})
+    if not dump.writing and all(digests[writer] == digest for writer in dump.writers):
+        dump = dump._replace(written={**dump.written, digest: dump.writers})
+    return advance(job, dump)
 
 
-def _leave_place(job: Job, dump: DumpProgress, why: str) -> Turn:
-    if dump.place == do.MEMORY:
-        return leave_memory(job, dump, why)
-    dump = _elsewhere(dump, why)
-    if dump.place < job.rules.places:
-        return reassign(job, dump)
-    return give_up(job, dump, problems(dump))
+def note_failure(job: Job, event: protocol.SaveFailed) -> Turn:
+    """While dumping: a rank could not; another one can, or another place."""
+    dump = job.present_dump()
+    # do not leave a place that holds a complete state for one that may be full, too
+    if event.is_place and event.rank in dump.writing and not dump.written:
+        return _leave_place(job, dump, event.why)
+    return drop_writers(job, dump, (event.rank,), f"failed ({event.why})")
 
 
-def _elsewhere(dump: DumpProgress, why: str) -> DumpProgress:
-    return dump._replace(place=dump.place + 1, full=(*dump.full, why), written={}, is_slow=False)
+def note_loss(job: Job, rank: int, why: str) -> Turn:
+    """While dumping: a rank is gone, or cannot be reached any more."""
+    return drop_writers(job, job.present_dump(), (rank,), why)
 
 
-def _dump(job: Job) -> DumpProgress:
-    assert job.dump is not None
-    return job.dump
+def blame_stuck(job: Job) -> Turn:
+    """While dumping: nothing moved for too long. Blame the writers, or else the digesters.
 
-
-# --- what a dump needs next: wait, other writers, compare, commit, or give up
+    When a second writer is stuck in a place, blame the place, too.
+    """
+    dump = job.present_dump()
+    if dump.writing:
+        is_second = dump.is_slow and not dump.written
+        if is_second and dump.place == do.MEMORY:
+            return leave_memory(job, dump, "nothing moves there")
+        if is_second and dump.place + 1 < job.policy.dump.places:
+            dump = _next_place(dump, "nothing moves there")
+        else:
+            dump = dump._replace(is_slow=True)
+    why = f"made no progress in {job.policy.dump.stall_s:g} s"
+    return drop_writers(job, dump, dump.writing or dump.digesting, why)
 
 
 def drop_writers(job: Job, dump: DumpProgress, ranks: Iterable[int], why: str) -> Turn:
-    """These ranks do no more of it; if one of them was to write, the order to write has failed."""
+    """Remove ranks from the dump. If one of them was a writer, its write order has failed."""
     out = frozenset(ranks)
     failed = {**dump.failed, **dict.fromkeys(sorted(out), why)}
     dump = dump._replace(failed=failed, digesting=dump.digesting - out)
@@ -273,7 +233,7 @@ def drop_writers(job: Job, dump: DumpProgress, ranks: Iterable[int], why: str) -
 
 
 def reassign(job: Job, dump: DumpProgress) -> Turn:
-    """An order to write has failed: those that are left of it write, or else others."""
+    """A write order has failed: its other writers write everything, or else other holders do."""
     able = holders(job, dump)
     left = tuple(rank for rank in dump.writers if rank in able)
     if left:
@@ -282,7 +242,7 @@ def reassign(job: Job, dump: DumpProgress) -> Turn:
 
 
 def advance(job: Job, dump: DumpProgress) -> Turn:
-    """Wait, have the state written by others, compare what was written, or commit."""
+    """What a dump needs next: wait, other writers, compare, commit, or give up."""
     if dump.writing or (dump.writers and dump.digesting):
         return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (extend_deadline(job),))
     if dump.digesting:
@@ -292,7 +252,7 @@ def advance(job: Job, dump: DumpProgress) -> Turn:
 
 
 def _compare(job: Job, dump: DumpProgress) -> Turn:
-    """No more digests are awaited: what they agree on must be written, else all that differs."""
+    """All digests are known: what they agree on must be written, else all that differs."""
     groups: dict[str, list[int]] = {}
     for rank, digest in sorted(dump.digests.items()):
         groups.setdefault(digest, []).append(rank)
@@ -321,89 +281,8 @@ def _compare(job: Job, dump: DumpProgress) -> Turn:
     return give_up(job, dump, f"{lost}{problems(dump)}")
 
 
-def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
-    """No checkpoint in memory, so nobody is replaced: save on disk, as if nobody was asked yet."""
-    why = f"no checkpoint in memory ({why})"
-    job = job._replace(not_replaced=why)
-    dump = dump._replace(
-        place=0,
-        full=(*dump.full, why),
-        failed={},
-        digesting=frozenset(),
-        digests={},
-        written={},
-        is_slow=False,
-        since=dump.round + 1,
-    )
-    if dump.step <= max(job.saved_step, 0):
-        return close_dump(job, dump, job.kept())
-    if not job.saves():
-        return give_up(job, dump, UNSAVED)
-    if not holders(job, dump):
-        return give_up(job, dump, f"{why}; nobody is left to write")
-    return order_all(job, dump, why)
-
-
-def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
-    """Have what is in memory written to disk, which nobody needs to be alive for."""
-    dump = dump._replace(place=place, is_ordered=True, is_committed=False)
-    commit = do.CommitDump(
-        dump.id, dump.step, place, dump.variants, dump.odd, why, from_memory=True
-    )
-    actions = (commit, extend_deadline(job, JobState.COMMITTING))
-    return Turn(job._replace(dump=dump), Condition.IN_MEMORY, actions)
-
-
-def _enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ...]:
-    """Of those that are able, who writes."""
-    if job.rules.split or _is_stuck(job, dump):
-        return able
-    if dump.place != do.MEMORY:
-        return able[:1]
-    nbytes = max((answer.nbytes for answer in dump.answers.values()), default=0)
-    return able[: min(job.rules.memory_writers, 1 + nbytes // WRITER_BYTES)]
-
-
-def _is_stuck(job: Job, dump: DumpProgress) -> bool:
-    """Whether a writer was stuck in the last place: hundreds must not be so one after the other."""
-    return dump.is_slow and not dump.written and dump.place + 1 == job.rules.places
-
-
-def _commit(
-    job: Job,
-    dump: DumpProgress,
-    complete: Sequence[str],
-    groups: Sequence[list[int]],
-    is_settled: bool,
-) -> Turn:
-    variants = tuple(dump.written[digest] for digest in complete)
-    odd: tuple[int, ...] = ()
-    if len(variants) == 1:
-        mine = complete[0]
-        odd = tuple(sorted(rank for rank, digest in dump.digests.items() if digest != mine))
-    remark = ""
-    if is_settled and odd:
-        remark = f"; {listed(odd)} held another state than the majority"
-    elif odd or len(variants) > 1:
-        sides = " against ".join(listed(group) for group in groups)
-        kept = "each state is kept"
-        if len(variants) < len(groups):
-            kept = f"only what {' and '.join(map(listed, variants))} wrote is kept"
-        remark = f"; the replicas differ without a majority ({sides}): {kept}"
-    dump = dump._replace(is_ordered=True, remark=remark, variants=variants, odd=odd)
-    why = (
-        f"step {dump.step} is written by {' and '.join(listed(each) for each in variants)}{remark}"
-    )
-    commit = do.CommitDump(dump.id, dump.step, dump.place, variants, odd, why)
-    return Turn(
-        job._replace(dump=dump),
-        Condition.WRITTEN,
-        (commit, extend_deadline(job, JobState.COMMITTING)),
-    )
-
-
 def order_all(job: Job, dump: DumpProgress, why: str) -> Turn:
-    """The first order in a place: the quickest writes, or more do; what others hold is compared."""
+    """The first order in a place: the quickest write, and the other holders send digests."""
     able = holders(job, dump)
     writers = _enough(job, dump, able)
     return order(job, dump, writers, why, able[len(writers) :])
@@ -416,7 +295,7 @@ def order(
     reason: str,
     digesters: tuple[int, ...] = (),
 ) -> Turn:
-    """Let them write; what was ordered to be written before counts no more."""
+    """Order ranks to write; an earlier order to write no longer counts."""
     dump = dump._replace(
         round=dump.round + 1,
         writers=writers,
@@ -431,35 +310,10 @@ def order(
         dump.place,
         reason,
         round=dump.round,
-        is_raised=job.is_failure_raised,
+        is_raised=job.now.is_failure_raised,
     )
     begun = job._replace(dump=dump, remembers=job.remembers or dump.place == do.MEMORY)
     return Turn(begun, Condition.ANSWERS_AWAITED, (save, extend_deadline(job)))
-
-
-def extend_deadline(job: Job, state: JobState = JobState.DUMPING) -> do.SetDeadline:
-    """Something moved: the dump is slow, not stuck."""
-    return do.SetDeadline(state, job.attempt, job.rules.dump_s)
-
-
-def give_up(job: Job, dump: DumpProgress, why: str) -> Turn:
-    """The newest step is lost, for the reason in ``why``."""
-    return close_dump(job, dump, describe_loss(job, max(dump.step, job.newest_step()), why))
-
-
-def describe_loss(job: Job, step: int, why: str) -> str:
-    """That ``step`` is lost and why, and what remains."""
-    kept = job.kept()
-    lost = "no newer step is saved" if kept else "no step is saved"
-    if step > max(job.saved_step, 0):
-        lost = f"step {step} is not saved"
-    return "; ".join(words for words in (f"{lost}: {why}", kept) if words)
-
-
-def close_dump(job: Job, dump: DumpProgress, outcome: str) -> Turn:
-    """No more of this dump; ``outcome``: what became of the attempt's state, in words."""
-    job = job._replace(dump=dump, outcome=outcome)
-    return Turn(job, Condition.GIVEN_UP, (do.AbandonDump(dump.id, outcome),))
 
 
 def holders(job: Job, dump: DumpProgress) -> tuple[int, ...]:
@@ -476,7 +330,162 @@ def holders(job: Job, dump: DumpProgress) -> tuple[int, ...]:
     return tuple(sorted(able, key=dump.digesting.__contains__))
 
 
+def _enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ...]:
+    """Of those that are able, the ones that write."""
+    if job.policy.dump.split or _is_stuck(job, dump):
+        return able
+    if dump.place != do.MEMORY:
+        return able[:1]
+    nbytes = max((answer.nbytes for answer in dump.answers.values()), default=0)
+    return able[: min(job.policy.dump.memory_writers, 1 + nbytes // WRITER_BYTES)]
+
+
+def _is_stuck(job: Job, dump: DumpProgress) -> bool:
+    """Whether a writer was stuck in the last place: then all try, not hundreds one by one."""
+    return dump.is_slow and not dump.written and dump.place + 1 == job.policy.dump.places
+
+
 def problems(dump: DumpProgress) -> str:
     """What went wrong so far."""
     failed = described(dump.failed.items())
-    return "; ".join(words for words in (*dump.full, failed) if words) or "nobody is left to write"
+    return "; ".join(part for part in (*dump.full, failed) if part) or "nobody is left to write"
+
+
+def extend_deadline(job: Job, state: JobState = JobState.DUMPING) -> do.SetDeadline:
+    """Something moved: the dump is slow, not stuck."""
+    return do.SetDeadline(state, job.attempt, job.policy.dump.stall_s)
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+def _leave_place(job: Job, dump: DumpProgress, why: str) -> Turn:
+    if dump.place == do.MEMORY:
+        return leave_memory(job, dump, why)
+    dump = _next_place(dump, why)
+    if dump.place < job.policy.dump.places:
+        return reassign(job, dump)
+    return give_up(job, dump, problems(dump))
+
+
+def _next_place(dump: DumpProgress, why: str) -> DumpProgress:
+    return dump._replace(place=dump.place + 1, full=(*dump.full, why), written={}, is_slow=False)
+
+
+def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
+    """No checkpoint in memory, so no rank is replaced: save on disk, and ask all ranks again."""
+    why = f"no checkpoint in memory ({why})"
+    job = job._replace(now=job.now._replace(not_replaced=why))
+    dump = dump._replace(
+        place=0,
+        full=(*dump.full, why),
+        failed={},
+        digesting=frozenset(),
+        digests={},
+        written={},
+        is_slow=False,
+        since=dump.round + 1,
+    )
+    if job.is_saved(dump.step):
+        return close_dump(job, dump, job.kept())
+    if not job.saves():
+        return give_up(job, dump, UNSAVED)
+    if not holders(job, dump):
+        return give_up(job, dump, f"{why}; nobody is left to write")
+    return order_all(job, dump, why)
+
+
+# --- committing -----------------------------------------------------------------------------------
+
+
+def _commit(
+    job: Job,
+    dump: DumpProgress,
+    complete: Sequence[str],
+    groups: Sequence[list[int]],
+    is_settled: bool,
+) -> Turn:
+    variants = tuple(dump.written[digest] for digest in complete)
+    odd: tuple[int, ...] = ()
+    if len(variants) == 1:
+        saved = complete[0]
+        odd = tuple(sorted(rank for rank, digest in dump.digests.items() if digest != saved))
+    remark = ""
+    if is_settled and odd:
+        remark = f"; {listed(odd)} held another state than the majority"
+    elif odd or len(variants) > 1:
+        sides = " against ".join(listed(group) for group in groups)
+        kept = "each state is kept"
+        if len(variants) < len(groups):
+            kept = f"only what {' and '.join(map(listed, variants))} wrote is kept"
+        remark = f"; the replicas differ without a majority ({sides}): {kept}"
+    dump = dump._replace(is_ordered=True, remark=remark, variants=variants, odd=odd)
+    writers = " and ".join(listed(each) for each in variants)
+    why = f"step {dump.step} is written by {writers}{remark}"
+    commit = do.CommitDump(dump.id, dump.step, dump.place, variants, odd, why)
+    return Turn(
+        job._replace(dump=dump),
+        Condition.WRITTEN,
+        (commit, extend_deadline(job, JobState.COMMITTING)),
+    )
+
+
+def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
+    """Have what is in memory written to disk, for which no rank needs to be alive."""
+    dump = dump._replace(place=place, is_ordered=True, is_committed=False)
+    commit = do.CommitDump(
+        dump.id, dump.step, place, dump.variants, dump.odd, why, from_memory=True
+    )
+    actions = (commit, extend_deadline(job, JobState.COMMITTING))
+    return Turn(job._replace(dump=dump), Condition.IN_MEMORY, actions)
+
+
+def note_commit(job: Job, event: ev.DumpCommitted) -> Job:
+    """The dump is complete, even if it was given up before that is known."""
+    dump = job.present_dump()._replace(is_committed=True)
+    job = job._replace(dump=dump, resume=event.path, saved_step=dump.step)
+    if job.state in {JobState.COMMITTING, JobState.STOPPING, JobState.KILLING}:
+        return job._replace(now=job.now._replace(outcome=f"{job.kept()}{dump.remark}"))
+    return job  # the next attempt has begun
+
+
+def note_commit_failure(job: Job, event: ev.CommitFailed) -> Turn:
+    """While committing: everything again in the next place, or the end of it."""
+    dump = job.present_dump()._replace(is_ordered=False)
+    if dump.place == do.MEMORY:
+        return leave_memory(job, dump, event.why)
+    is_in_memory = job.memory is not None
+    if is_in_memory and event.is_place and dump.place + 1 < job.policy.dump.places:
+        dump = _next_place(dump, event.why)
+        return commit_memory(job, dump, dump.place, problems(dump))
+    if is_in_memory:
+        return give_up(job, dump, problems(dump._replace(full=(*dump.full, event.why))))
+    if not event.is_place:
+        return give_up(job, dump, f"its manifest failed ({event.why})")
+    return _leave_place(job, dump, event.why)
+
+
+def give_up_commit(job: Job) -> Turn:
+    """While committing: nothing moved for too long."""
+    why = f"its commit made no progress in {job.policy.dump.stall_s:g} s"
+    return give_up(job, job.present_dump(), why)
+
+
+def give_up(job: Job, dump: DumpProgress, why: str) -> Turn:
+    """The newest step is lost, for the reason in ``why``."""
+    return close_dump(job, dump, describe_loss(job, max(dump.step, job.newest_step()), why))
+
+
+def describe_loss(job: Job, step: int, why: str) -> str:
+    """That ``step`` is lost and why, and what remains."""
+    kept = job.kept()
+    lost = "no newer step is saved" if kept else "no step is saved"
+    if not job.is_saved(step):
+        lost = f"step {step} is not saved"
+    return "; ".join(part for part in (f"{lost}: {why}", kept) if part)
+
+
+def close_dump(job: Job, dump: DumpProgress, outcome: str) -> Turn:
+    """The dump ends; ``outcome``: what became of the attempt's state."""
+    job = job._replace(dump=dump, now=job.now._replace(outcome=outcome))
+    return Turn(job, Condition.GIVEN_UP, (do.AbandonDump(dump.id, outcome),))

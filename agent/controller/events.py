@@ -1,19 +1,22 @@
 """What can happen to a job, in the past tense. What can be done about it: ``actions``.
 
-Plain facts: no I/O, no clock. A rank here is a local rank's global number.
+What a rank's hooks say happened is an event as it is: the messages of
+``worker_hooks.contract.protocol`` from :data:`RankMessage` on. Everything else is defined here.
+Plain facts: no I/O, no clock. A rank is a global rank number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from agent.controller.states import JobState
+from worker_hooks.contract import protocol
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequested:
-    """The first event: every rank is wanted."""
+    """The first event: start every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class WorkerStarted:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """A rank's process could not be made, or its start was called off."""
+    """A rank's process could not be made, or its start was cancelled."""
 
     rank: int
     attempt: int
@@ -49,61 +52,47 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody asked msrun to stop, by a signal it handles; each request is less patient.
+    """Somebody asked msrun to stop, by a signal that msrun handles.
 
-    ``grace_s``: what a graceful exit may take; ``None``: as the rules say.
+    ``grace_s``: how long a graceful exit may take; ``None``: as the policy says.
     """
 
     signum: int
-    why: str = ""  # in words, where the signal's name does not say it
+    why: str = ""  # as text, where the signal's name does not say it
     grace_s: float | None = None
-    passes: bool = True  # scripts that are not guarded get this signal, too; else SIGTERM
+    passes: bool = True  # unguarded scripts get this same signal; otherwise SIGTERM
     is_now: bool = False  # no grace for anything
 
 
 @dataclass(frozen=True, slots=True)
-class ExitRequested:
-    """A graceful exit was asked for without a signal to msrun: by a file, or by ``rank``.
+class ExitRequestedByFile:
+    """A JSON file asks for a graceful exit. A rank asks with ``protocol.ExitRequested``.
 
-    Asked for again it changes nothing: all ranks may say so at once.
+    A repeated request changes nothing.
     """
 
     attempt: int
     why: str
-    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SignalReceived:
-    """A signal that is for the workers and means nothing to msrun (SIGUSR1, SIGUSR2)."""
+    """msrun received a signal that is meant for the workers (SIGUSR1, SIGUSR2)."""
 
     signum: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """The time a waiting state may last is over."""
+    """A waiting state has lasted as long as it may."""
 
     state: JobState
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class RankRegistered:
-    """A rank's state can be saved from now on; ``step`` is its newest commit, often resumed.
-
-    ``why_fixed``: why it can join no other group of processes; empty: it can.
-    """
-
-    rank: int
-    attempt: int
-    step: int
-    why_fixed: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointFound:
-    """A script asked by itself to go on: the newest checkpoint, verified, and what it holds."""
+    """A script asked to resume: the newest checkpoint, verified, and the step that it holds."""
 
     attempt: int
     path: str
@@ -112,7 +101,7 @@ class CheckpointFound:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRefused:
-    """A script asked by itself to go on, and nothing that was saved can be trusted.
+    """A script asked to resume, and no checkpoint that exists can be trusted.
 
     ``ranks``: those that asked; they wait for the answer.
     """
@@ -123,88 +112,17 @@ class ResumeRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class RankRaised:
-    """A rank's main thread is held at its top with an exception, its state still in memory."""
-
-    rank: int
-    attempt: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
 class RankUnreachable:
-    """A rank closed its link without ending: finished training, or its hooks stepped aside."""
+    """A rank closed its link without ending: it finished training, or its hooks gave up."""
 
     rank: int
     attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankStanding:
-    """A rank stays at the end of ``step``, which it has begun, and begins no later one."""
-
-    rank: int
-    dump_id: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankFrozen:
-    """A rank begins no update any more; it is whole as of ``step``, or torn and says why."""
-
-    rank: int
-    dump_id: int
-    step: int
-    is_whole: bool
-    why: str = ""
-    nbytes: int = 0  # of the replicated state, about; 0: nobody knows
-
-
-@dataclass(frozen=True, slots=True)
-class ShardWritten:
-    """A rank's part of the dump is on disk; ``digest`` is of the whole replicated state.
-
-    ``round``: of the order that it answers.
-    """
-
-    rank: int
-    dump_id: int
-    digest: str
-    round: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StateDigested:
-    """A rank that does not write says what it holds.
-
-    ``round``: of the order that it answers; ``None``: not known.
-    """
-
-    rank: int
-    dump_id: int
-    digest: str
-    round: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SaveFailed:
-    """A rank could not write or digest; ``is_place``: the folder is at fault, not the rank.
-
-    ``round``: of the order that it answers.
-    """
-
-    rank: int
-    dump_id: int
-    why: str
-    is_place: bool
-    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DumpProgressed:
-    """Some bytes of a dump are done."""
+    """The agent's own share of a dump made progress. A rank says ``protocol.Progress``."""
 
-    rank: int
     dump_id: int
 
 
@@ -221,19 +139,14 @@ class DumpCommitted:
 
 @dataclass(frozen=True, slots=True)
 class CommitFailed:
-    """The shards are there, the manifest or the rename failed. Exactly one answer to an order."""
+    """The shards exist, but the manifest or the rename failed. Exactly one answer to an order.
+
+    ``is_place``: the folder is at fault, and another one may do.
+    """
 
     dump_id: int
     why: str
     is_place: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RankRejoining:
-    """A survivor has left the training function, and is about to enter it again."""
-
-    rank: int
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,24 +163,49 @@ class RankHung:
 
 @dataclass(frozen=True, slots=True)
 class ReplacementAged:
-    """One replacement is so long ago that it counts no more."""
+    """One replacement is so old that it no longer counts against the budget."""
 
 
+RankMessage = (
+    protocol.Registered
+    | protocol.Raised
+    | protocol.ExitRequested
+    | protocol.Standing
+    | protocol.Frozen
+    | protocol.Written
+    | protocol.Digested
+    | protocol.SaveFailed
+    | protocol.Progress
+    | protocol.Rejoining
+)
 # fmt: off
-Event = (
-    LaunchRequested | WorkerStarted | StartFailed | WorkerExited | StopRequested | ExitRequested
-    | SignalReceived | DeadlinePassed | RankRegistered | CheckpointFound | ResumeRefused
-    | RankRaised | RankUnreachable | RankStanding | RankFrozen | ShardWritten | StateDigested
-    | SaveFailed | DumpProgressed | DumpCommitted | CommitFailed | RankRejoining | RankHung
-    | ReplacementAged
+AgentEvent = (
+    LaunchRequested | WorkerStarted | StartFailed | WorkerExited | StopRequested
+    | ExitRequestedByFile | SignalReceived | DeadlinePassed | CheckpointFound | ResumeRefused
+    | RankUnreachable | DumpProgressed | DumpCommitted | CommitFailed | RankHung | ReplacementAged
 )
 # fmt: on
+Event = AgentEvent | RankMessage
+
+
+_ALIKE = {ExitRequestedByFile: "ExitRequested", DumpProgressed: "Progress"}
+
+
+def row(event: Event) -> str:
+    """An event's name in the table of moves; the agent's word moves a job as a rank's does."""
+    return _ALIKE.get(type(event), type(event).__name__)
+
+
+def fields(event: Event) -> dict[str, object]:
+    """What an event says, by the names of its fields."""
+    return event._asdict() if isinstance(event, RankMessage) else asdict(event)
 
 
 def renewed(event: Event, attempt: int, survivors: Collection[int]) -> Event:
-    """What happened to a survivor before, and was not decided on yet, in the new ``attempt``.
+    """An event that is not decided yet when a replacement begins ``attempt``.
 
-    That it died or cannot be reached, is as true then; all else it said for the old one.
+    The death of a survivor, or its closed link, is as true in the new attempt; everything else
+    that it said belongs to the old one.
     """
     match event:
         case WorkerExited(rank=rank, attempt=old) | RankUnreachable(rank=rank, attempt=old):

@@ -19,41 +19,44 @@ class RestartVerdict(NamedTuple):
 
 def decide_restart(job: Job) -> RestartVerdict:
     """After an attempt's last rank is gone: stay stopped, try again, or fail."""
-    if job.asked:
-        return RestartVerdict(job, Condition.STOP_WANTED, f"{_stopped(job)}{describe_outcome(job)}")
-    job, told = _counted(job), describe_outcome(job)
-    failure, rules = job.failure or "unknown", job.rules
-    if job.refusal:
-        return RestartVerdict(job, Condition.HOPELESS, f"{job.refusal}{told}")
-    if job.stalled >= rules.stalls:
+    if job.stop.why:
+        reason = f"{_describe_stop(job)}{describe_outcome(job)}"
+        return RestartVerdict(job, Condition.STOP_WANTED, reason)
+    job = _counted(job)
+    policy, failure, outcome = job.policy, job.now.failure or "unknown", describe_outcome(job)
+    if job.now.refusal:
+        return RestartVerdict(job, Condition.HOPELESS, f"{job.now.refusal}{outcome}")
+    if job.stalled >= policy.stalls:
         after = f" after step {job.best_step}" if job.best_step > 0 else ""
         why = f"{job.stalled} attempts in a row reached no commit{after}"
-        return _given_up(job, why, f"{failure}: {why}{told}")
-    if job.restarts >= rules.max_restarts:
-        spent = f" (all {rules.max_restarts} restarts are spent)" if rules.max_restarts else ""
-        return RestartVerdict(job, Condition.BUDGET_SPENT, f"{failure}{spent}{told}")
-    if job.has_hooks and not rules.restarts_explicit and job.restarts == 0 and job.best_step == 0:
+        return _give_up(job, why, f"{failure}: {why}{outcome}")
+    if job.restarts >= policy.max_restarts:
+        spent = f" (all {policy.max_restarts} restarts are spent)" if policy.max_restarts else ""
+        return RestartVerdict(job, Condition.BUDGET_SPENT, f"{failure}{spent}{outcome}")
+    is_first = job.restarts == 0 and job.best_step == 0
+    if job.has_hooks and is_first and not policy.dump.restarts_explicit:
         same, hint = "so a restart would meet the same", "give --max-restarts to try nevertheless"
         reason = f"{failure}, before the first commit, {same}: {hint}"
-        return _given_up(job, f"nothing was committed yet, {same}: {hint}", reason)
-    reason = f"restart {job.restarts + 1} of {rules.max_restarts}: {failure}{told}"
+        return _give_up(job, f"nothing was committed yet, {same}: {hint}", reason)
+    reason = f"restart {job.restarts + 1} of {policy.max_restarts}: {failure}{outcome}"
     return RestartVerdict(job, Condition.BUDGET_LEFT, reason)
 
 
-def _stopped(job: Job) -> str:
-    """How a stop that was asked for went, without what became of the state."""
+def _describe_stop(job: Job) -> str:
+    """How a requested stop went, without what became of the state."""
+    stop, exit_ = job.stop, job.now.exit
     if job.left_well():
-        return f"graceful exit: {job.asked}, every rank left with 0"
-    by = job.asked if job.stop_signal is None else f"stopped by {signal_name(job.stop_signal)}"
-    if job.exit is None:
+        return f"graceful exit: {stop.why}, every rank left with 0"
+    by = stop.why if stop.signum is None else f"stopped by {signal_name(stop.signum)}"
+    if exit_ is None:
         return by
-    why = job.failure or job.exit.spoiled
+    why = job.now.failure or exit_.interrupted
     return f"{by}, not gracefully: {why}" if why else by
 
 
-def _given_up(job: Job, why: str, reason: str) -> RestartVerdict:
-    """No other attempt, although the budget may allow one: ``why`` then belongs in the report."""
-    budget = job.rules.max_restarts
+def _give_up(job: Job, why: str, reason: str) -> RestartVerdict:
+    """No other attempt, although the budget may allow one: then the report says ``why``."""
+    budget = job.policy.max_restarts
     left = budget - job.restarts
     if left > 0:
         job = job._replace(gave_up=f"{why} ({left} of {budget} restarts left unused)")
@@ -61,7 +64,7 @@ def _given_up(job: Job, why: str, reason: str) -> RestartVerdict:
 
 
 def _counted(job: Job) -> Job:
-    """An attempt reached something new, or one more in a row did not."""
+    """The job after an attempt reached a newer commit, or one more in a row did not."""
     newest = job.newest_step()
     if not job.has_hooks:
         return job
@@ -71,28 +74,26 @@ def _counted(job: Job) -> Job:
 
 
 def describe_outcome(job: Job) -> str:
-    """What became of the state, as the end of a reason, and why nobody was replaced.
+    """What became of the state, as the end of a reason, and why no rank was replaced.
 
-    Empty if nothing ever was to be saved.
+    Empty if there never was anything to save.
     """
-    told = _told(job)
-    not_replaced = f"not replaced: {job.not_replaced}" if job.not_replaced else ""
-    return "".join(f"; {words}" for words in (told, not_replaced) if words)
+    why = job.now.not_replaced
+    not_replaced = f"not replaced: {why}" if why else ""
+    return "".join(f"; {part}" for part in (_describe_state(job), not_replaced) if part)
 
 
-def _told(job: Job) -> str:
-    """What became of the state."""
-    told = job.outcome
-    if not told:
-        newest, kept = job.newest_step(), job.kept()
-        lost = f"step {newest} is not saved" if newest > max(job.saved_step, 0) else ""
-        if not lost and not kept and job.has_hooks:
-            lost = "no step was committed"
-        told = "; ".join(words for words in (lost, kept) if words)
-    return told
+def _describe_state(job: Job) -> str:
+    if job.now.outcome:
+        return job.now.outcome
+    kept = job.kept()
+    lost = f"step {job.newest_step()} is not saved" if job.has_news() else ""
+    if not lost and not kept and job.has_hooks:
+        lost = "no step was committed"
+    return "; ".join(part for part in (lost, kept) if part)
 
 
 def why_not_saved(job: Job) -> str:
     """Why the newest step that the last attempt reached is not saved; empty if it is."""
-    told, kept = _told(job), job.kept()
-    return "" if kept and told.startswith(kept) else told.removesuffix(f"; {kept}")
+    state, kept = _describe_state(job), job.kept()
+    return "" if kept and state.startswith(kept) else state.removesuffix(f"; {kept}")

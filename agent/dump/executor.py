@@ -23,9 +23,9 @@ from agent.dump.summary import dump_summary
 from agent.dump.target import AbandonedError, SavedDump, Target
 from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
+from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
 from agent.machine.free_memory import needed
-from agent.records.file_thread import FileThread
 from agent.spec.job_spec import JobSpec
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
@@ -39,20 +39,12 @@ NO_PLACE = "the script names no ckpt_save_path"
 
 
 class _Dump(NamedTuple):
-    """A dump under way in one place."""
+    """A dump in one place, under way or complete."""
 
     action: do.SaveRanks  # the first order
     target: Target
     draft: DumpDraft | None  # None: nobody writes, a dump in memory goes to a folder
     began_s: float  # monotonic
-
-
-class _Kept(NamedTuple):
-    """The complete dump in memory."""
-
-    action: do.SaveRanks  # the first order
-    target: Target
-    draft: DumpDraft
 
 
 class DumpExecutor:
@@ -65,10 +57,7 @@ class DumpExecutor:
         links: RankLinks,
         pages: StatusPages,
         handshake: Handshake,
-        file_thread: FileThread,
-        post: Callable[[ev.Event], None],
-        say: Callable[[str], None],
-        call_later: Callable[..., object],
+        services: Services,
     ) -> None:
         """Take the parts.
 
@@ -78,20 +67,16 @@ class DumpExecutor:
             links: carry the orders.
             pages: hold the ranks' private state.
             handshake: knows where ranks save to.
-            file_thread: does the file work.
-            post: decides on an event.
-            say: prints one sentence for people.
-            call_later: the loop's.
+            services: of the agent.
         """
         self._spec = spec
         self._fallback = fallback
         self._links = links
         self._pages = pages
         self._handshake = handshake
-        self._file_thread = file_thread
-        self._post = post
-        self._say = say
-        self._call_later = call_later
+        self._services = services
+        self._post = services.post
+        self._file_thread = services.files
         self._attempt = 0
         self._dump_id = -1
         self._dump: _Dump | None = None
@@ -100,9 +85,9 @@ class DumpExecutor:
         self._failure = ""  # that the dump answers
         self._place_trouble = ""  # with the place that was tried last
         self._order: do.SaveRanks | None = None  # the newest
-        self._kept: _Kept | None = None
+        self._kept: _Dump | None = None  # the complete dump in memory
         self._abandoned: list[Target] = []  # ranks may still look for their files there
-        self._replies = Replies(links, post, self._note_trouble)
+        self._replies = Replies(links, services.post, self._note_trouble)
 
     def begin(self, attempt: int) -> None:
         """An attempt begins."""
@@ -116,11 +101,9 @@ class DumpExecutor:
         for rank in action.ranks:
             self._links.send(rank, protocol.Hold(action.dump_id))
 
-    def proceed(self, action: do.ProceedRanks) -> None:
-        """Order held ranks to train to the end of one step."""
+    def proceed(self) -> None:
+        """Held ranks are ordered to train to the end of one step."""
         self._frozen_s = None  # how long they train until then is not the dump's time
-        for rank in action.ranks:
-            self._links.send(rank, protocol.Proceed(action.dump_id, action.step))
 
     def _open(self, action: do.HoldRanks | do.FreezeRanks) -> None:
         if action.dump_id != self._dump_id:
@@ -141,9 +124,11 @@ class DumpExecutor:
         """Order ranks to digest now, and to write once the place is ready."""
         if self._frozen_s is None:
             self._frozen_s = time.monotonic()
-        order = protocol.Save(action.dump_id, action.step, "", is_quick=_is_quick(action))
+        order = protocol.Save(
+            action.dump_id, action.step, "", is_quick=_is_quick(action), round=action.round
+        )
         for rank in action.digesters:
-            self._send_save(rank, action.round, order)
+            self._send_save(rank, order)
         present = self._dump
         if present is not None and _place(present.action) == _place(action):
             self._order = action
@@ -163,15 +148,16 @@ class DumpExecutor:
         self._file_thread.continue_in_new_thread()  # the disk of an earlier job may be slow
         self._do(target, target.begin, lambda done: self._on_begun(dump, draft, done))
         if not self._is_begun:
-            self._call_later(self._spec.dump.stall_s / 2, self._check_begun, dump)
+            self._services.loop.call_later(self._spec.dump.stall_s / 2, self._check_begun, dump)
 
     def _target(self, action: do.SaveRanks, pages: Mapping[int, Page]) -> Target | None:
         """Where a dump goes; ``None``: the script names no folder."""
         if _is_quick(action):
             sizes, private = self._replies.frozen, private_nbytes(pages)
+            state, host = max(sizes.values(), default=(0, 0))
             gone = len(self._spec.ranks_here) - len(sizes)
-            wanted = needed(*max(sizes.values(), default=(0, 0)), private, gone)
-            return MemoryTarget(action.step, private, wanted)
+            wanted = needed(state=state, host=host, private=private, gone=gone)
+            return MemoryTarget(action.step, private_nbytes=private, needed_nbytes=wanted)
         return self._folder(action, action.place)
 
     def _folder(
@@ -181,11 +167,15 @@ class DumpExecutor:
         writers, step, record_id = action.writers, action.step, self._spec.record_id
         if place:
             return FolderTarget(DumpLayout.of_step(self._fallback, step, record_id))
-        wish = self._handshake.breakpoint(writers) if action.is_raised else None
-        if wish is not None:
+        wanted = self._handshake.breakpoint(writers) if action.is_raised else None
+        if wanted is not None:
             position = position or self._pages.position(writers, step)
             if position is not None:  # without one there is no such name
-                layout = CheckpointLayout(*wish, *position, record_id, is_breakpoint=True)
+                directory, prefix = wanted
+                epoch, batch = position
+                layout = CheckpointLayout(
+                    directory, prefix, epoch, batch, record_id=record_id, is_breakpoint=True
+                )
                 return FolderTarget(layout.place)
         folder = self._handshake.place(writers)
         return FolderTarget(DumpLayout.of_step(Path(folder), step, record_id)) if folder else None
@@ -230,15 +220,23 @@ class DumpExecutor:
 
     def _on_progress(self) -> None:
         if self._order is not None:
-            self._post(ev.DumpProgressed(self._order.writers[0], self._order.dump_id))
+            self._post(ev.DumpProgressed(self._order.dump_id))
 
     def _note_trouble(self, why: str) -> None:
         self._place_trouble = why
 
     def _fail(self, action: do.SaveRanks, why: str) -> None:
+        """Answer for a writer that gets no order, because there is no place to write to."""
         self._place_trouble = why
         self._post(
-            ev.SaveFailed(action.writers[0], action.dump_id, why, is_place=True, round=action.round)
+            protocol.SaveFailed(
+                action.writers[0],
+                self._attempt,
+                action.dump_id,
+                why,
+                is_place=True,
+                round=action.round,
+            )
         )
 
     def _send_writers(self, target: Target, action: do.SaveRanks) -> None:
@@ -255,11 +253,12 @@ class DumpExecutor:
                 part=part,
                 parts=len(places),
                 is_quick=_is_quick(action),
+                round=action.round,
             )
-            self._send_save(rank, action.round, order)
+            self._send_save(rank, order)
 
-    def _send_save(self, rank: int, number: int, order: protocol.Save) -> None:
-        self._replies.owe(rank, number, is_quick=order.is_quick)
+    def _send_save(self, rank: int, order: protocol.Save) -> None:
+        self._replies.expect(rank, order)
         self._links.send(rank, order)
 
     def commit(self, action: do.CommitDump) -> None:
@@ -291,7 +290,7 @@ class DumpExecutor:
         """Write the dump in memory to a folder: no rank is needed."""
         self.abandon()
         kept = self._kept
-        if kept is None or kept.draft.manifest is None:
+        if kept is None or kept.draft is None or kept.draft.manifest is None:
             why = "there is no checkpoint in memory"
             self._post(ev.CommitFailed(action.dump_id, why, is_place=False))
             return
@@ -307,7 +306,7 @@ class DumpExecutor:
             return
         began_s = time.monotonic()
         dump = self._dump = _Dump(kept.action, target, None, began_s)
-        event = ev.DumpProgressed(kept.action.writers[0], action.dump_id)
+        event = ev.DumpProgressed(action.dump_id)
         progress = self._progress(lambda: self._post(event))
         self._do(
             target,
@@ -327,13 +326,13 @@ class DumpExecutor:
             return
         if self._dump is dump:
             self._dump = None
-        if action.place == do.MEMORY and dump.draft is not None:
-            self._keep(_Kept(dump.action, dump.target, dump.draft))
+        if action.place == do.MEMORY:
+            self._keep(dump)
         now_s = time.monotonic()
         since_s = began_s if action.from_memory else self._frozen_s or began_s
         trouble = self._place_trouble if action.place > 0 else ""
         for sentence in dump_summary(action, done, now_s - since_s, trouble):
-            self._say(sentence)
+            self._services.say(sentence)
         self._post(
             ev.DumpCommitted(
                 action.dump_id,
@@ -344,7 +343,7 @@ class DumpExecutor:
             )
         )
 
-    def _keep(self, kept: _Kept | None) -> None:
+    def _keep(self, kept: _Dump | None) -> None:
         if self._kept is not None:
             self._kept.target.close()
         self._kept = kept

@@ -1,18 +1,17 @@
-"""What ranks answer to the orders of a dump, as events.
+"""What ranks answer to the orders of a dump: checked here, then posted as it is.
 
-Whoever answers what nobody asked is dropped. A rank answers its orders to save one after the
-other, each once.
+A rank that answers what nobody asked, or what cannot be, is dropped. A rank answers each order to
+save once.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 from agent.controller import events as ev
 from agent.hooks.rank_links import RankLinks
+from agent.text.sanitize import encodable
 from worker_hooks.contract import protocol
 
 _FILE = re.compile(r"rank_(\d+)/[\w.-]+\.safetensors")
@@ -28,25 +27,24 @@ Answer = (
 )
 
 
-class _Owed(NamedTuple):
-    """An order to save that is not answered yet."""
-
-    round: int
-    is_quick: bool
-
-
 class Replies:
     """Those to one dump at a time."""
 
     def __init__(
         self, links: RankLinks, post: Callable[[ev.Event], None], note: Callable[[str], None]
     ) -> None:
-        """``links`` are closed to who lies, ``post`` decides, ``note`` hears of a bad place."""
+        """Expect nothing yet.
+
+        Args:
+            links: used to drop a rank that sends an impossible answer.
+            post: decides on an event.
+            note: takes the reason why a place failed.
+        """
         self._links = links
         self._post = post
         self._note = note
         self._dump_id = -1
-        self._owed: defaultdict[int, deque[_Owed]] = defaultdict(deque)  # by rank
+        self._owed: dict[tuple[int, int], protocol.Save] = {}  # by rank and round
         self.written: dict[int, protocol.Written] = {}  # by rank, the newest
         self.frozen: dict[int, tuple[int, int]] = {}  # bytes of states, on the host
 
@@ -57,52 +55,50 @@ class Replies:
         self.written.clear()
         self.frozen.clear()
 
-    def owe(self, rank: int, number: int, *, is_quick: bool) -> None:
-        """A rank was ordered to save, in the round ``number``."""
-        self._owed[rank].append(_Owed(number, is_quick))
+    def expect(self, rank: int, order: protocol.Save) -> None:
+        """A rank was ordered to save."""
+        self._owed[rank, order.round] = order
 
     def hear(self, answer: Answer) -> None:
-        """Turn an answer into an event, if it is of the present dump."""
+        """Post an answer, if it is to the present dump and can be true."""
         if answer.dump_id != self._dump_id:
             return
         match answer:
-            case protocol.Standing(rank, _, dump_id, step):
-                self._post(ev.RankStanding(rank, dump_id, step))
-            case protocol.Frozen(rank, _, dump_id, step, is_whole, why, nbytes, host_nbytes):
-                self.frozen[rank] = nbytes, host_nbytes
-                self._post(ev.RankFrozen(rank, dump_id, step, is_whole, _clean(why), nbytes))
-            case protocol.Progress(rank, _, dump_id):
-                self._post(ev.DumpProgressed(rank, dump_id))
-            case _ if not self._owed[answer.rank]:
-                self._links.drop(answer.rank, f"nobody asked: {answer}"[:300])
-            case protocol.Written():
-                self._on_written(answer, self._owed[answer.rank].popleft())
-            case protocol.Digested(rank, _, dump_id, digest):
-                number = self._owed[rank].popleft().round
-                self._post(ev.StateDigested(rank, dump_id, digest, number))
-            case protocol.SaveFailed(rank, _, dump_id, why, is_place):
-                number = self._owed[rank].popleft().round
-                if is_place:
-                    self._note(_clean(why))
-                self._post(ev.SaveFailed(rank, dump_id, _clean(why), is_place, number))
+            case protocol.Frozen(rank=rank):
+                self.frozen[rank] = answer.nbytes, answer.host_nbytes
+                self._post(answer._replace(why=encodable(answer.why)))
+            case protocol.Standing() | protocol.Progress():
+                self._post(answer)
+            case _:
+                self._hear_of_save(answer, self._owed.pop((answer.rank, answer.round), None))
 
-    def _on_written(self, written: protocol.Written, owed: _Owed) -> None:
-        if not _is_sound(written, owed):
-            self._links.drop(written.rank, f"it wrote what cannot be: {written}"[:300])
+    def _hear_of_save(
+        self,
+        answer: protocol.Written | protocol.Digested | protocol.SaveFailed,
+        order: protocol.Save | None,
+    ) -> None:
+        if order is None:
+            self._links.drop(answer.rank, f"nobody asked: {answer}"[:300])
             return
-        self.written[written.rank] = written
-        self._post(ev.ShardWritten(written.rank, written.dump_id, written.digest, owed.round))
+        match answer:
+            case protocol.Written() if not _is_sound(answer, order):
+                self._links.drop(answer.rank, f"it wrote what cannot be: {answer}"[:300])
+            case protocol.Written():
+                self.written[answer.rank] = answer
+                self._post(answer)
+            case protocol.Digested():
+                self._post(answer)
+            case protocol.SaveFailed():
+                failed = answer._replace(why=encodable(answer.why))
+                if failed.is_place:
+                    self._note(failed.why)
+                self._post(failed)
 
 
-def _is_sound(written: protocol.Written, owed: _Owed) -> bool:
-    """Whether a rank may have written this: what is in memory has no name and no checksum."""
-    if owed.is_quick:
+def _is_sound(written: protocol.Written, order: protocol.Save) -> bool:
+    """Whether a rank may have written this: a part in memory has no name and no checksum."""
+    if order.is_quick:
         return not written.file and not written.sha256 and written.nbytes >= 0
     file = _FILE.fullmatch(written.file)
     is_ours = file is not None and int(file[1]) == written.rank
     return is_ours and _SHA256.fullmatch(written.sha256) is not None and written.nbytes >= 0
-
-
-def _clean(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON may spell and no stream can encode."""
-    return text.encode(errors="replace").decode()

@@ -1,7 +1,7 @@
 """What a worker left behind when it ended: its error file and the end of its log.
 
-The only I/O of the failure report. Everything read was written by the worker's program, so
-nothing here trusts it and nothing here raises: what cannot be read is said in words.
+This is the only I/O of the failure report. The worker's program wrote everything that is read, so
+nothing here trusts it and nothing here raises: what cannot be read is described as text.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 
 from agent.failure.log_excerpt import Traceback, find_fatal, find_traceback
 from agent.text.log_lines import last_lines, log_lines
+from agent.text.sanitize import encodable
 
 LOG_TAIL_BYTES = 64 * 1024
 LOG_TAIL_LINES = 20
 ERROR_FILE_BYTES = 1024 * 1024
 NEAR_LINES = 20
-"""An uncaught exception is the last thing a process prints, but for so much noise of teardown."""
+"""How many lines a teardown may print after the traceback of an uncaught exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,16 @@ class WorkerEnd:
     error_file: Path | None = None
     log: Path | None = None  # where its stderr went
     attempt: int = 0
-    hung: str = ""  # why msrun killed it, if it did for that
+    hung: str = ""  # why msrun killed it, if it hung
 
     @property
     def failed(self) -> bool:
-        """Whether it ended badly, for whatever reason."""
+        """Whether it failed, for whatever reason."""
         return self.exit_code != 0
 
     @property
     def exitcode(self) -> int | None:
-        """Both kinds of end in torchrun's one number: negative is a signal."""
+        """Exit code or signal as torchrun's one number: negative is a signal."""
         return self.exit_code if self.signal is None else -self.signal
 
 
@@ -61,7 +62,7 @@ class ErrorFile:
     message: str
     traceback: str | None = None
     timestamp: int | None = None  # seconds since the epoch
-    content: Mapping[str, Any] = field(default_factory=dict)  # as it was written
+    content: Mapping[str, Any] = field(default_factory=dict)  # as the worker wrote it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +74,18 @@ class Evidence:
     error_problem: str | None = None  # "unreadable error file ...: why"
     logged: Traceback | None = None  # found in the log
     log_tail: tuple[str, ...] = ()
-    oom_kills: int = 0  # by the kernel in our cgroup during this attempt
+    oom_kills: int = 0  # by the kernel, in our cgroup, during this attempt
 
     @property
     def traceback(self) -> str | None:
-        """The best traceback there is, many lines."""
+        """The best traceback that was found, many lines."""
         if self.error is not None and self.error.traceback:
             return self.error.traceback
         return None if self.logged is None else self.logged.text
 
     @property
     def message(self) -> str | None:
-        """The exception in words: type and text."""
+        """The exception as text: its type and message."""
         if self.error is not None and self.error.message:
             return self.error.message
         return None if self.logged is None else self.logged.message
@@ -110,11 +111,11 @@ def gather(end: WorkerEnd, oom_kills: int = 0) -> Evidence:
 
 
 def pick_traceback(end: WorkerEnd, lines: list[str]) -> Traceback | None:
-    """The traceback in the log that has to do with this end, not one logged long before it."""
+    """The traceback in the log that belongs to this end, not one logged long before it."""
     python, fatal = find_traceback(lines), find_fatal(lines)
     if python is not None and not _recent(end, python):
         python = None
-    # An exception in Python often ends in abort(): then the exception is the news.
+    # A Python exception often ends in abort(): then the exception tells more than the signal.
     python_first = end.signal in (None, SIGABRT)
     return (python or fatal) if python_first else (fatal or python)
 
@@ -136,7 +137,7 @@ def parse_error_file(raw: bytes) -> ErrorFile:
         raise ValueError("not JSON") from error
     match content:
         case {"message": str(text)}:
-            return ErrorFile(_text(text), None, _seconds(content.get("timestamp")), content)
+            return ErrorFile(encodable(text), None, _seconds(content.get("timestamp")), content)
         case {"message": {"message": _} as message} | {"message": {"extraInfo": _} as message}:
             return _detailed(message, content)
         case _:
@@ -148,16 +149,11 @@ def _detailed(message: Mapping[str, Any], content: Mapping[str, Any]) -> ErrorFi
     extra = extra if isinstance(extra, dict) else {}
     traceback, text = extra.get("py_callstack"), message.get("message")
     return ErrorFile(
-        message=_text(text) if isinstance(text, str) else "",
-        traceback=_text(traceback) if isinstance(traceback, str) else None,
+        message=encodable(text) if isinstance(text, str) else "",
+        traceback=encodable(traceback) if isinstance(traceback, str) else None,
         timestamp=_seconds(extra.get("timestamp")),
         content=content,
     )
-
-
-def _text(text: str) -> str:
-    # JSON may spell half a surrogate pair, which no stream can encode.
-    return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def _seconds(value: object) -> int | None:
@@ -166,7 +162,7 @@ def _seconds(value: object) -> int | None:
     try:
         return int(value)
     except (ValueError, OverflowError):
-        return None  # a word, not a number, infinity
+        return None  # text, not-a-number, infinity
 
 
 def _error_file(path: Path | None) -> tuple[ErrorFile | None, str | None]:
@@ -178,7 +174,7 @@ def _error_file(path: Path | None) -> tuple[ErrorFile | None, str | None]:
             raise ValueError(f"{size} bytes long")  # noqa: TRY301
         return parse_error_file(raw), None
     except FileNotFoundError:
-        return None, None  # only a script under @record writes one
+        return None, None  # only a script with @record writes one
     except OSError as error:
         return None, f"unreadable error file {path}: {error.strerror}"
     except ValueError as error:
@@ -191,12 +187,12 @@ def _log(path: Path | None) -> list[str]:
     try:
         raw, size = _read(path, LOG_TAIL_BYTES)
     except (OSError, ValueError):
-        return []  # no log is no evidence
+        return []  # without a log there is no evidence
     return log_lines(raw, cut=size > len(raw))
 
 
 def _read(path: Path, limit: int) -> tuple[bytes, int]:
-    """The last ``limit`` bytes of a regular file, and its size; a pipe would block for ever."""
+    """The last ``limit`` bytes of a regular file, and its size; reading a pipe could block."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)

@@ -1,7 +1,7 @@
-"""What usually lies behind a death, and what to do about it. Pure: one literal table.
+"""The usual causes of a worker's death, and what to do about them. Pure: one literal table.
 
-No hint is better than a wrong one: a row looks only at the worker's last words (its exception,
-else its last lines), at how it ended, and at the kernel's counters. The first row that fits wins.
+No hint is better than a wrong one: a row uses only the end of the worker's output (its exception,
+else its last lines), how it ended, and the kernel's counters. The first row that fits wins.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SHELL_SIGNALS = (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGTERM)
 
 @dataclass(frozen=True, slots=True)
 class DeathCase:
-    """What the rows look at."""
+    """The facts that the rows use."""
 
     evidence: Evidence
     words: str
     interpreter: str
 
     def ended_by(self, *signals: Signals) -> bool:
-        """Whether one of these signals ended it, directly or behind a shell's 128 + n."""
+        """Whether one of these signals ended it, directly or reported by a shell as 128 + n."""
         end = self.evidence.end
         behind_shell = tuple(SHELL_SIGNAL_BASE + number for number in signals)
         return end.signal in signals or end.exit_code in behind_shell
@@ -60,7 +60,7 @@ def _exits(code: int, pattern: str = "") -> Fit:
 
 
 def _shell_signal(case: DeathCase) -> bool:
-    # Only with nothing better: a script may well leave with 137 of its own will.
+    # Only if nothing else fits: a script may well exit with 137 on its own.
     quiet = case.evidence.message is None and case.evidence.end.signal is None
     return quiet and case.ended_by(*SHELL_SIGNALS)
 
@@ -70,7 +70,7 @@ HINTS: tuple[tuple[Fit, str], ...] = (
     (
         lambda case: bool(case.evidence.end.hung),
         (
-            "where each rank stood then is in its log, below the words 'is looked at'; "
+            "each rank's stack at that time is in its log, below the words 'is looked at'; "
             "--hang_timeout sets how long it may last"
         ),
     ),
@@ -262,11 +262,11 @@ HINTS: tuple[tuple[Fit, str], ...] = (
 
 
 def hint(evidence: Evidence, interpreter: str) -> str | None:
-    """One sentence about the known cause of this end, or nothing.
+    """One sentence about the known cause of this end, or ``None``.
 
     Args:
         evidence: what the worker left behind.
-        interpreter: the workers' interpreter, named where a module is missing.
+        interpreter: the workers' interpreter, named if a module is missing.
     """
     words = "\n".join((last_words(evidence), first_words(evidence)))
     case = DeathCase(evidence, words, interpreter)

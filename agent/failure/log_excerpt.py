@@ -1,9 +1,9 @@
-"""What the end of a log says about a death: the last traceback, the last lines. Pure.
+"""Finds in the end of a log what it says about a death: the last traceback. Pure.
 
-The log belongs to a stranger: both streams in one file, written by several threads and child
-processes, cut at its beginning, with escape sequences and progress bars. So a traceback is taken
-only when it is whole (header, frames, exception line), and one that Python says it ignored, or
-that a thread or a child printed, never wins over the main thread's own.
+The content is unpredictable: both streams in one file, written by several threads and child
+processes, cut at its beginning, with escape sequences and progress bars. So a traceback counts only
+if it is complete (header, frames, exception line). One that Python reports as ignored, or that a
+thread or a child printed, never wins over the main thread's own.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ LINES_BEFORE_FATAL = 10
 
 @dataclass(frozen=True, slots=True)
 class Traceback:
-    """A whole traceback found in a log."""
+    """A complete traceback found in a log."""
 
     text: str
     message: str  # the exception as printed, "ValueError: boom"; may have several lines
-    origin: str  # what came first: the head of the chain, or what was said before a fatal signal
-    lines_after: int  # lines that are not blank and come after it in the log
+    origin: str  # the first exception of the chain, or the output before a fatal signal
+    lines_after: int  # how many lines that are not blank follow it in the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Block:
 
 
 def find_traceback(lines: Sequence[str]) -> Traceback | None:
-    """The last whole traceback of the main thread, with what it was chained to; else another's."""
+    """The last complete traceback of the main thread, with its chain; else of another thread."""
     blocks = _blocks(lines)
     own = [block for block in blocks if not block.elsewhere]
     best = (own or blocks)[-1:]
@@ -66,7 +66,7 @@ def find_traceback(lines: Sequence[str]) -> Traceback | None:
 
 
 def find_fatal(lines: Sequence[str]) -> Traceback | None:
-    """What faulthandler printed last: where each thread was when a signal ended the process."""
+    """What faulthandler printed last: the threads' stacks when a signal ended the process."""
     for sign in (FATAL, CURRENT_THREAD):
         starts = [index for index, line in enumerate(lines) if sign.match(line)]
         if starts:

@@ -1,4 +1,4 @@
-"""From an attempt's ended workers to the failure report: what they left, which was first, why."""
+"""Makes the failure report from an attempt's ended workers: evidence, root cause, hint."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from worker_hooks.contract.protocol import WorkerOrder
 
 
 class PostMortem:
-    """Looks at what an attempt left before the next one begins, and tells the last one's story."""
+    """Examines what an attempt left before the next one begins, and reports the last one."""
 
     def __init__(self, facts: RunFacts, counters: OomCounters) -> None:
-        """``counters``: the kernel's, when the run began."""
+        """``counters``: the kernel's counters when the run began."""
         self._facts = facts
         self._counters = counters
         self._report: Report | None = None
@@ -63,13 +63,13 @@ class PostMortem:
         journal: Journal,
         closing: ResumeAdvice | None = None,
     ) -> str:
-        """Write the failure down for programs and return it for people.
+        """Write the report for programs and return it for people.
 
         Args:
-            reason: the controller's, for when no process failed by itself.
-            environ: msrun's own: under another launcher its error file is filled, too.
-            journal: keeps both.
-            closing: what remains of the job; ``None`` when nothing was ever to be saved.
+            reason: the controller's; reported if no process failed by itself.
+            environ: of msrun; under another launcher its error file is written, too.
+            journal: gets both.
+            closing: what is saved of the job; ``None``: there was nothing to save.
         """
         if self._report is None:
             text, content = f"msrun: {reason}", {**self._facts.ids, "root": None, "reason": reason}
@@ -96,7 +96,7 @@ class PostMortem:
             signal=-code if code < 0 else None,
             at_epoch_s=worker.ended_at,
             order=worker.order,
-            stopped_by_us=worker.told,
+            stopped_by_us=worker.was_stopped,
             error_file=Path(error_file) if error_file else None,
             log=self._log(worker, order),
             attempt=worker.attempt,
@@ -104,7 +104,7 @@ class PostMortem:
         )
 
     def _log(self, worker: Worker, order: WorkerOrder) -> Path | None:
-        """Where its last words are: its file has another name if the rank has a newcomer."""
+        """Its log; the file has another name if the rank has been replaced."""
         layout, log = self._facts.layout, Path(order.stderr)
         if worker.is_replaced and log == layout.worker_log(worker.rank):
             return layout.earlier_worker_log(worker.rank, worker.attempt)
@@ -116,4 +116,4 @@ def _write_outer_error(path: str | None, content: dict[str, Any]) -> None:
         try:
             write_atomic(Path(path), json.dumps(content).encode(), durable=False)
         except OSError:
-            return  # the outer launcher reports without it
+            return  # the outer launcher will report without it

@@ -1,7 +1,7 @@
 """The failure report, for people and for programs. Pure: a cause in, text or JSON out.
 
-People read from the top: who died and how, what that usually means, the traceback, where the log
-is, what became of the others. torchrun's block comes last, where its parsers look for it.
+People read from the top: which rank died and how, what that usually means, the traceback, where the
+log is, what happened to the others. torchrun's block comes last, where its parsers look for it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 from agent.failure.evidence import Evidence, WorkerEnd
 from agent.failure.root_cause import Cause, failed_at
-from agent.failure.torchrun_report import block, signal_name
-from agent.text.ranges import format_ranges
+from agent.failure.torchrun_report import block
 from agent.text.sanitize import sanitized
+from agent.text.wording import describe_exit, known_signal, ranged
 
 HEAD_LINES = 20
 TAIL_LINES = 80
@@ -24,7 +24,7 @@ MAX_LINE_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A failure, ready to be told."""
+    """A failure with all that is reported about it."""
 
     cause: Cause
     script: str  # as given on the command line
@@ -33,7 +33,7 @@ class Report:
 
 
 def render(report: Report) -> str:
-    """The whole report as text; harmless to a terminal whatever the workers printed."""
+    """The full report as text; safe for a terminal whatever the workers printed."""
     return "\n".join((*_story(report), block(report.cause, report.script)))
 
 
@@ -46,14 +46,14 @@ def _story(report: Report) -> Iterator[str]:
         yield f"  why this rank: {report.cause.reason}"
     if root.error_problem:
         yield f"  {sanitized(root.error_problem)}"
-    yield from _told(root)
+    yield from _excerpt(root)
     if root.end.log is not None:
         yield f"  log: {sanitized(str(root.end.log))}"
     yield from _aftermath(report.cause)
 
 
 def headline(end: WorkerEnd) -> str:
-    """How one worker ended, in words."""
+    """How one worker ended, as a sentence."""
     who = f"rank {end.rank} on {sanitized(end.host)} (pid {end.pid}, attempt {end.attempt})"
     return f"msrun: {who} {ending(end)}"
 
@@ -62,25 +62,23 @@ def ending(end: WorkerEnd) -> str:
     """``was killed by SIGKILL``, ``exited with code 1``."""
     if end.hung:
         return f"{sanitized(end.hung)}; msrun killed it"
-    if end.signal is not None:
-        return f"was killed by {signal_name(end.signal) or f'signal {end.signal}'}"
-    if end.exit_code is not None:
-        return f"exited with code {end.exit_code}"
-    return "is gone; how it ended is not known"
+    if end.exitcode is None:
+        return "is gone; how it ended is not known"
+    return describe_exit(end.exitcode)
 
 
-def _told(root: Evidence) -> Iterator[str]:
+def _excerpt(root: Evidence) -> Iterator[str]:
     """Its traceback; else its message; else the last lines of its log."""
-    told = root.traceback or root.message
-    if told:
-        yield from shortened(sanitized(told).rstrip("\n").split("\n"))
+    text = root.traceback or root.message
+    if text:
+        yield from shortened(sanitized(text).rstrip("\n").split("\n"))
     elif root.log_tail:
         yield "  last lines of its log:"
         yield from (f"  | {_cut(sanitized(line))}" for line in root.log_tail)
 
 
 def shortened(lines: list[str]) -> list[str]:
-    """The beginning and, more of it, the end of a long text, in lines of bounded length."""
+    """The beginning and a longer part of the end of a long text, in lines of bounded length."""
     cut = [_cut(line) for line in lines]
     left_out = len(cut) - HEAD_LINES - TAIL_LINES
     if left_out <= 0:
@@ -93,25 +91,21 @@ def _cut(line: str) -> str:
 
 
 def _aftermath(cause: Cause) -> Iterator[str]:
-    """One line: what became of the other ranks."""
+    """One line: what happened to the other ranks."""
     parts = []
     if cause.stopped:
         count = len(cause.stopped)
-        parts.append(f"msrun stopped {_ranks(cause.stopped)} ({_workers(count)})")
+        parts.append(f"msrun stopped {ranged(cause.stopped)} ({_workers(count)})")
     if cause.consequences:
-        parts.append(f"{_ranks(_of(cause.consequences))} failed in consequence")
+        parts.append(f"{ranged(_of(cause.consequences))} failed in consequence")
     if cause.others:
-        parts.append(f"{_ranks(_of(cause.others))} failed, too")
+        parts.append(f"{ranged(_of(cause.others))} failed, too")
     if parts:
         yield "; ".join(parts)
 
 
 def _of(failures: Iterable[Evidence]) -> tuple[int, ...]:
     return tuple(evidence.end.rank for evidence in failures)
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranges(ranks)}"
 
 
 def _workers(count: int) -> str:
@@ -141,7 +135,7 @@ def _as_json(evidence: Evidence) -> dict[str, Any]:
         "attempt": end.attempt,
         "exit_code": end.exit_code,
         "signal": end.signal,
-        "signal_name": signal_name(end.signal),
+        "signal_name": known_signal(end.signal),
         "time": _utc(failed_at(evidence)),
         "message": evidence.message,
         "traceback": evidence.traceback,
@@ -157,11 +151,10 @@ def _utc(epoch_s: float) -> str:
 
 
 def outer_error(cause: Cause) -> dict[str, Any]:
-    """What to write to msrun's own TORCHELASTIC_ERROR_FILE: the root's error and exit code.
+    """The content of msrun's own TORCHELASTIC_ERROR_FILE: the root's error and exit code.
 
-    As torchrun does: the root's own file is copied and given ``message.errorCode`` (negative for
-    a signal). Where torchrun writes nothing, because there is no such file, the same form is
-    filled from the log.
+    As in torchrun, the root's own file is copied and ``message.errorCode`` (negative for a signal)
+    is added. Without such a file torchrun writes nothing, msrun fills the form from the log.
     """
     root = cause.root
     if root.error is None:

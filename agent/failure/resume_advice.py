@@ -1,4 +1,4 @@
-"""The last words of a job that did not succeed: what is saved of it, and the line to type."""
+"""The last lines of a job that did not succeed: what is saved of it, and what to type."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from agent.records import run_record
 from agent.records.run_record import Record
 from agent.text.sanitize import sanitized
-from worker_hooks.storage.manifest import Manifest, candidates_of, read, verify
+from worker_hooks.storage.find import Verify, search
+from worker_hooks.storage.manifest import read
 
 
 class KeptCheckpoint(NamedTuple):
-    """A checkpoint that can be gone on from."""
+    """A checkpoint that the job can resume from."""
 
     step: int
     world_size: int
@@ -23,22 +24,21 @@ class KeptCheckpoint(NamedTuple):
 
 
 class ResumeAdvice(NamedTuple):
-    """What to say.
+    """The parts of the advice; an empty text is left out.
 
-    ``lost``: why the newest step is not in ``kept``, empty if it is. ``gave_up``: why restarts
-    were left unused, empty if none were. ``not_replaced``: why all ranks stopped for the failure of
-    some, empty if nobody was to be replaced.
+    ``lost``: why the newest step is not in ``kept``. ``gave_up``: why restarts were left unused.
+    ``not_replaced``: why all ranks stopped although some could have been replaced.
     """
 
     kept: KeptCheckpoint | None
     lost: str
-    command: str  # to go on
+    command: str  # that resumes the job
     gave_up: str = ""
     not_replaced: str = ""
 
     @property
     def text(self) -> str:
-        """For people; the last line is what to type."""
+        """The advice for people; the last line is what to type."""
         return "\n".join(_lines(self))
 
 
@@ -52,20 +52,22 @@ def resume_advice(
     gave_up: str = "",
     not_replaced: str = "",
 ) -> ResumeAdvice:
-    """Look at what remains.
+    """Find out what is saved.
 
     Args:
         saved: the checkpoint folder that is known to be the newest, if any.
-        lost: why the newest step is not in it, in words.
-        record: the run's.
+        lost: why the newest step is not in it, as text.
+        record: of the run.
         environ: msrun's environment.
-        is_away: the person who typed the command is in another folder than the run's.
-        gave_up: why restarts were left unused, in words.
-        not_replaced: why nobody was replaced who could have been, in words.
+        is_away: the command was typed in another folder than the run's.
+        gave_up: why restarts were left unused, as text.
+        not_replaced: why ranks were not replaced that could have been, as text.
     """
-    kept = (_kept(saved) if saved else None) or older(record)
+    kept = (_kept(saved) if saved else None) or newest_checkpoint(record)
     command = "" if kept is None else _command(record, kept, environ, is_away=is_away)
-    return ResumeAdvice(kept, lost, command, gave_up, not_replaced)
+    return ResumeAdvice(
+        kept=kept, lost=lost, command=command, gave_up=gave_up, not_replaced=not_replaced
+    )
 
 
 def _kept(path: str) -> KeptCheckpoint | None:
@@ -76,20 +78,20 @@ def _kept(path: str) -> KeptCheckpoint | None:
     return KeptCheckpoint(manifest.step, manifest.world_size, path)
 
 
-def older(record: Record) -> KeptCheckpoint | None:
-    """The newest checkpoint in the run's folders, whoever saved it; its bytes are not read."""
-    for path, found in candidates_of(Path(place) for place in record.checkpoints):
-        if isinstance(found, Manifest) and not verify(path, found, quick=True):
-            return KeptCheckpoint(found.step, found.world_size, str(path))
-    return None
+def newest_checkpoint(record: Record) -> KeptCheckpoint | None:
+    """The newest checkpoint in the run's folders, whichever run saved it; checked by sizes only."""
+    newest = search(map(Path, record.checkpoints), verify=Verify.QUICK).newest
+    if newest is None:
+        return None
+    return KeptCheckpoint(newest.manifest.step, newest.manifest.world_size, str(newest.path))
 
 
 def _command(
     record: Record, kept: KeptCheckpoint, environ: Mapping[str, str], *, is_away: bool
 ) -> str:
-    """``msrun --resume``, with the run's name where that alone would mean another run.
+    """``msrun --resume``, with the run's id where the bare command would mean another run.
 
-    Where the run could not be remembered, the whole line that goes on without its record.
+    Without a record of the run, the full command line that resumes from the folder.
     """
     known = list(run_record.records(environ))
     if not any(one.checkpoints for one in known if one.record_id == record.record_id):

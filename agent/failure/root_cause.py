@@ -1,8 +1,8 @@
-"""Which of many deaths was the first cause. Pure: evidence in, one root and the reason out.
+"""Finds which of many failures was the first cause. Pure: evidence in, a root and the reason out.
 
-A rank that dies takes its peers with it: their collectives fail, sometimes sooner than the dead
-rank has finished dying. So time alone does not find the cause. A *consequence* is a failure whose
-own words say that a peer was lost; it is the root only if nothing else failed.
+A rank that dies makes its peers fail: their collectives raise, sometimes before the dead rank has
+exited. So time alone does not show the cause. A *consequence* is a failure whose own message says
+that a peer was lost; it is the root only if nothing else failed.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ PEER_LOST = re.compile(
 )
 STOPPED_WORDS = re.compile(r"(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|SignalException)\b")
 WINDOW_S = 1.0
-"""Error files carry whole seconds: closer than this, the order of detection tells more."""
+"""Error files hold full seconds: if times differ by less, the order of detection decides."""
 CREDIBLE_S = 3600.0
 """How long a teardown may hang between the exception and the process's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The first cause of an attempt's end, and what became of the other ranks."""
+    """The first cause of an attempt's end, and what happened to the other ranks."""
 
     root: Evidence
-    reason: str  # why this one, in words
+    reason: str  # why this one, as text
     consequences: tuple[Evidence, ...] = ()  # failed because they lost a peer
     others: tuple[Evidence, ...] = ()  # failed, too, for reasons of their own
     stopped: tuple[int, ...] = ()  # ranks that msrun stopped
 
     @property
     def failures(self) -> tuple[Evidence, ...]:
-        """All that failed by themselves, in order of detection; the root is one of them."""
+        """All ranks that failed by themselves, in order of detection, the root among them."""
         found = (self.root, *self.consequences, *self.others)
         return tuple(sorted(found, key=lambda evidence: evidence.end.order))
 
@@ -75,7 +75,7 @@ def find_cause(evidence: Sequence[Evidence]) -> Cause | None:
 
 
 def is_consequence(evidence: Evidence) -> bool:
-    """Whether what first went wrong in it was that a peer or the store was lost.
+    """Whether the first thing that went wrong in it was the loss of a peer or of the store.
 
     The first exception of a chain decides: a lost peer wrapped in the script's own exception is
     still a consequence, and a ValueError whose clean-up then met a dead peer is not.
@@ -84,7 +84,7 @@ def is_consequence(evidence: Evidence) -> bool:
 
 
 def first_words(evidence: Evidence) -> str:
-    """What it said when things first went wrong: the first exception of its chain."""
+    """What the worker printed when things first went wrong: the first exception of its chain."""
     if evidence.error is None:
         return last_words(evidence) if evidence.logged is None else evidence.logged.origin
     found = find_traceback((evidence.error.traceback or "").split("\n"))
@@ -92,9 +92,9 @@ def first_words(evidence: Evidence) -> str:
 
 
 def last_words(evidence: Evidence) -> str:
-    """What the worker said at its end: the exception, else (no traceback) its last lines.
+    """What the worker printed last: the exception, else (no traceback) its last lines.
 
-    A process killed by SIGKILL said nothing about its death: its log is about something else.
+    A process killed by SIGKILL prints nothing about its death: its log is about something else.
     """
     if evidence.message is not None:
         return evidence.message
@@ -135,7 +135,7 @@ def _first(failures: Sequence[Evidence]) -> Evidence:
 
 
 def failed_at(evidence: Evidence) -> float:
-    """Seconds since the epoch: when its exception was written, else when its end was seen."""
+    """When its exception was written, else when its end was noticed; seconds since the epoch."""
     seen_s = evidence.end.at_epoch_s
     written_s = None if evidence.error is None else evidence.error.timestamp
     if written_s is not None and seen_s - CREDIBLE_S <= written_s <= seen_s:
@@ -144,12 +144,12 @@ def failed_at(evidence: Evidence) -> float:
 
 
 def _failed_before_stop(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Ranks msrun stopped while they were dying of their own exception (teardown takes time)."""
+    """Ranks that msrun stopped during the teardown after their own exception."""
     stopped = (each for each in evidence if each.end.failed and each.end.stopped_by_us)
-    return [each for each in stopped if _told_its_own(each)]
+    return [each for each in stopped if _has_own_exception(each)]
 
 
-def _told_its_own(evidence: Evidence) -> bool:
+def _has_own_exception(evidence: Evidence) -> bool:
     message = evidence.message
     if message is None or STOPPED_WORDS.match(message):
         return False

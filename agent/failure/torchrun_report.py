@@ -1,17 +1,17 @@
 """torchrun's report of a failed job, in its exact layout, because tools parse it. Pure.
 
-One thing differs: ranks that msrun itself stopped are no failures and are not listed.
+One difference: ranks that msrun itself stopped are not failures and are not listed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from signal import Signals
 
 from agent.failure.evidence import Evidence
 from agent.failure.root_cause import Cause
 from agent.text.sanitize import sanitized
+from agent.text.wording import known_signal
 
 NOT_AVAILABLE = "<N/A>"
 NO_TRACEBACK = (
@@ -21,7 +21,7 @@ MAX_WIDTH = 60
 
 
 def block(cause: Cause, script: str) -> str:
-    """The report, beginning with an empty line as torchrun's does."""
+    """The report; it begins with an empty line, as torchrun's does."""
     title = f"{sanitized(script)} FAILED"
     entries = {id(each): _entry(index, each) for index, each in enumerate(cause.failures)}
     lines = [title, *(line for entry in entries.values() for line in entry.split("\n"))]
@@ -43,24 +43,16 @@ def block(cause: Cause, script: str) -> str:
     )
 
 
-def signal_name(number: int | None) -> str | None:
-    """``SIGKILL`` for 9; real-time signals have no name of their own."""
-    try:
-        return None if number is None else Signals(number).name
-    except ValueError:
-        return None
-
-
 def local_time(epoch_s: float) -> str:
     """Local time with a resolution of one second, as torchrun writes it."""
     try:
         return datetime.fromtimestamp(int(epoch_s)).isoformat(sep="_")  # noqa: DTZ006
     except (ValueError, OverflowError, OSError):
-        return NOT_AVAILABLE  # a number that no calendar knows
+        return NOT_AVAILABLE  # a number that is no date
 
 
 def _entry(index: int, evidence: Evidence) -> str:
-    end, name = evidence.end, signal_name(evidence.end.signal)
+    end, name = evidence.end, known_signal(evidence.end.signal)
     exitcode = NOT_AVAILABLE if end.exitcode is None else end.exitcode
     return "\n".join(
         (
@@ -70,7 +62,7 @@ def _entry(index: int, evidence: Evidence) -> str:
             f"  rank      : {end.rank} (local_rank: {end.local_rank})",
             f"  exitcode  : {exitcode} (pid: {end.pid}) {f' ({name})' if name else ''}",
             f"  error_file: {_error_file(evidence)}",
-            f"  traceback : {sanitized(_told(evidence))}",
+            f"  traceback : {sanitized(_traceback(evidence))}",
         )
     )
 
@@ -87,16 +79,16 @@ def _error_file(evidence: Evidence) -> str:
     return sanitized(str(evidence.end.error_file)) if there else NOT_AVAILABLE
 
 
-def _told(evidence: Evidence) -> str:
-    """The error file as torch shows it; without one the exception found in the log."""
+def _traceback(evidence: Evidence) -> str:
+    """The error file as torch shows it; without one, the exception from the log."""
     error, end = evidence.error, evidence.end
     if error is not None:
         detailed = isinstance(error.content.get("message"), Mapping)
-        told = (error.traceback or error.message or NOT_AVAILABLE) if detailed else error.message
-        if told:
-            return told.replace("\n", "\n  ") if detailed else told
+        text = (error.traceback or error.message or NOT_AVAILABLE) if detailed else error.message
+        if text:
+            return text.replace("\n", "\n  ") if detailed else text
     if end.signal is not None:
-        name = signal_name(end.signal) or NOT_AVAILABLE
+        name = known_signal(end.signal) or NOT_AVAILABLE
         return f"Signal {end.signal} ({name}) received by PID {end.pid}"
     if evidence.logged is not None:
         return evidence.logged.message.replace("\n", "\n  ")

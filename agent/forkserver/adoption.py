@@ -1,11 +1,12 @@
 """Forks processes that become the agent's children.
 
-A short-lived middle process forks them and leaves, so the kernel hands them to the nearest
-subreaper, the agent, which then reaps them itself and knows their true exit status. One middle
-process serves a whole order: eight workers cost nine forks.
+A short-lived middle process forks them and exits, so the kernel gives them to the nearest
+subreaper, the agent, which reaps them itself and gets their true exit status. One middle process
+serves a full order: eight workers cost nine forks.
 
-Nobody runs unannounced: a child waits for a word that the middle process gives only after it told
-the forkserver about all of them; if it is killed before, the kernel closes the pipe and they leave.
+No child runs unannounced: it waits for a byte that the middle process writes only after it has
+reported all of them to the forkserver. If the middle process is killed before, the kernel closes
+the pipe and the children exit.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ import errno
 import os
 from typing import NamedTuple
 
-TOLD_BYTES = 65_536
+CHUNK_BYTES = 65_536
 
 
 class AdoptionResult(NamedTuple):
-    """What became of one fork: a process id, or 0 and why not."""
+    """The result of one fork: a process id, or 0 and why not."""
 
     pid: int
     why: str = ""
 
 
 def fork_adopted(count: int) -> int | tuple[AdoptionResult, ...]:
-    """Fork ``count`` processes: the outcomes here, and in each child its index.
+    """Fork ``count`` processes: return the results here, and in each child its index.
 
-    When this returns here, every process with an outcome is the agent's child.
+    When this returns here, every process with a pid is the agent's child.
     """
     pipes: list[int] = []
     try:
@@ -38,47 +39,47 @@ def fork_adopted(count: int) -> int | tuple[AdoptionResult, ...]:
         for fd in pipes:
             os.close(fd)
         return (AdoptionResult(0, _why(error)),) * count
-    told, tell, go, say_go = pipes
+    results, report, start, give_start = pipes
     if middle == 0:
-        os.close(told)
-        return _fork_all(count, tell, go, say_go)
-    for fd in (tell, go, say_go):
+        os.close(results)
+        return _fork_all(count, report, start, give_start)
+    for fd in (report, start, give_start):
         os.close(fd)
-    outcomes = _hear(told)
-    os.close(told)
+    outcomes = _read_results(results)
+    os.close(results)
     os.waitpid(middle, 0)
     if len(outcomes) < count:
         return (AdoptionResult(0, "the process that forks it was killed"),) * count
     return outcomes
 
 
-def _fork_all(count: int, tell: int, go: int, say_go: int) -> int:
+def _fork_all(count: int, report: int, start: int, give_start: int) -> int:
     """In the middle process; returns in the children only."""
     for index in range(count):
         try:
             pid = os.fork()
         except OSError as error:
-            os.write(tell, f"0 {_why(error)}\n".encode())
+            os.write(report, f"0 {_why(error)}\n".encode())
             continue
         if pid == 0:
-            os.close(tell)
-            os.close(say_go)
-            if not os.read(go, 1):
+            os.close(report)
+            os.close(give_start)
+            if not os.read(start, 1):
                 os._exit(1)
-            os.close(go)
+            os.close(start)
             return index
-        os.write(tell, f"{pid} \n".encode())
-    os.write(say_go, b"." * count)
+        os.write(report, f"{pid} \n".encode())
+    os.write(give_start, b"." * count)
     os._exit(0)
 
 
-def _hear(told: int) -> tuple[AdoptionResult, ...]:
+def _read_results(results: int) -> tuple[AdoptionResult, ...]:
     text = b""
-    while chunk := os.read(told, TOLD_BYTES):
+    while chunk := os.read(results, CHUNK_BYTES):
         text += chunk
-    lines = text.decode().split("\n")[:-1]  # what has no end was cut off by a death
-    words = (line.split(" ", 1) for line in lines)
-    return tuple(AdoptionResult(int(pid), why) for pid, why in words)
+    lines = text.decode().split("\n")[:-1]  # an incomplete line was cut off by a death
+    fields = (line.split(" ", 1) for line in lines)
+    return tuple(AdoptionResult(int(pid), why) for pid, why in fields)
 
 
 def _why(error: OSError) -> str:

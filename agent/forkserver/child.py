@@ -1,4 +1,4 @@
-"""What a forked process does to become a worker: the same a fresh one would find, nothing more."""
+"""What a forked process does to become a worker: it sets up what a fresh one would find."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def rename(name: str) -> str:
 
 
 def detach(agent_pid: int) -> None:
-    """Lead a session of one's own, as a child of the agent, and die with it.
+    """Lead an own session, as a child of the agent, and die with the agent.
 
-    Raises nothing: without an agent this process ends here.
+    Raises nothing: without an agent this process exits here.
     """
     _await_adoption(agent_pid)
     os.setsid()
@@ -40,7 +40,7 @@ def detach(agent_pid: int) -> None:
 
 
 def _await_adoption(agent_pid: int) -> None:
-    """Wait until the middle process is gone and the kernel made the agent our parent."""
+    """Wait until the middle process is gone and the kernel has made the agent our parent."""
     middle = os.getppid()
     if middle == agent_pid:
         return
@@ -55,10 +55,10 @@ def _await_adoption(agent_pid: int) -> None:
 
 
 def become(order: WorkerOrder, agent_pid: int) -> None:
-    """Take the order's place in the job: session, processors, streams.
+    """Set up what the order says: session, CPUs, streams.
 
     Raises:
-        OSError: the processors cannot be had.
+        OSError: the CPUs are not available.
     """
     detach(agent_pid)
     if order.cpus:
@@ -79,16 +79,16 @@ def _open_streams(order: WorkerOrder) -> None:
 def _append_to(path: str, stream: int) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    except OSError:  # a full disk or a vanished folder: the agent says so, the job goes on
+    except OSError:  # a full disk or a missing folder: the agent reports it, the job continues
         fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     os.dup2(fd, stream)
     os.close(fd)
 
 
 def adopt(order: WorkerOrder) -> None:
-    """In a warm worker: take over what a fresh interpreter would have read for itself."""
+    """In a warm worker: set what a fresh interpreter would have read by itself."""
     os.environ.update(order.environ)
-    own = len(sys.orig_argv) - len(sys.argv) + 1  # the interpreter's words, up to the script
+    own = len(sys.orig_argv) - len(sys.argv) + 1  # the interpreter's arguments, up to the script
     sys.argv[1:] = order.argv[own:]
     sys.orig_argv[own:] = order.argv[own:]
     _renew_main()
@@ -96,9 +96,9 @@ def adopt(order: WorkerOrder) -> None:
 
 
 def _renew_main() -> None:
-    """Make a ``__main__`` that the collector looks at: the one there was frozen with all else.
+    """Replace ``__main__``, which was frozen with everything else, by one that is collected.
 
-    Else a cycle through the script's globals, as every function makes one, would never be freed.
+    Otherwise a cycle through the script's globals, as every function makes one, is never freed.
     """
     old, new = sys.modules["__main__"], ModuleType("__main__")
     vars(new).update(vars(old))
@@ -106,7 +106,7 @@ def _renew_main() -> None:
 
 
 def _diverge() -> None:
-    """Draw anew what the fork copied and a process has of its own; ``random`` does so itself."""
+    """Seed again what the fork copied and each process must have for itself, except ``random``."""
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
     if (torch := sys.modules.get("torch")) is not None:
@@ -118,7 +118,7 @@ def _diverge() -> None:
 
 
 def revive_blas_threads() -> None:
-    """Start OpenBLAS's idle threads again, which it ended before the fork."""
+    """Start OpenBLAS's idle threads again, which OpenBLAS ended before the fork."""
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
     for path in paths:

@@ -1,4 +1,4 @@
-"""Ends what is left of a run whose agent is gone: the last thing a forkserver does."""
+"""Ends the remaining processes of a run whose agent is gone: a forkserver's last task."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from worker_hooks.contract.env import RUNS
 from worker_hooks.contract.process_stat import read_stat
 
 SWEEPS = 50  # rounds of looking for processes left over, 20 ms apart: one second
-SAVE_S = 1800.0  # for workers that save by themselves; they give up earlier without progress
+SAVE_S = 1800.0  # for workers that save without an agent; without progress they exit earlier
 
 
-def end_leftovers(record_id: str, sessions: frozenset[int], spared: frozenset[int]) -> None:
-    """Kill every process of this run, wherever it went, but let who guards a state save it first.
+def end_orphans(record_id: str, sessions: frozenset[int], spared: frozenset[int]) -> None:
+    """Kill every process of this run; workers with a guarded state may save it first.
 
     Args:
-        record_id: the run's; in the environment of what its workers started.
-        sessions: those the workers lead; their children may have an environment of their own.
-        spared: processes that save by themselves and end; then the rest of theirs is killed, too.
+        record_id: of the run; it is in the environment of what its workers started.
+        sessions: that the workers lead; their children may have another environment.
+        spared: workers that save and exit by themselves; then their children are killed, too.
     """
     saving = {pid for pid in spared if _is_of(pid, record_id, sessions)}
     if saving:
@@ -30,8 +30,8 @@ def end_leftovers(record_id: str, sessions: frozenset[int], spared: frozenset[in
     _kill_all(record_id, sessions, set())
 
 
-def inhabited() -> frozenset[int]:
-    """Every session that has a process in it."""
+def live_sessions() -> frozenset[int]:
+    """Every session with a process in it."""
     return frozenset(_session(pid) for pid in _pids())
 
 
@@ -48,8 +48,8 @@ def _kill_all(record_id: str, sessions: frozenset[int], spared: set[int]) -> Non
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
-                continue  # it ended by itself meanwhile, or became somebody else's
-        time.sleep(0.02)  # a killed process that is nobody's child here gives no event
+                continue  # it has ended, or changed its user
+        time.sleep(0.02)  # a killed process that is not a child gives no event
 
 
 def _is_of(pid: int, record_id: str, sessions: frozenset[int]) -> bool:
@@ -57,7 +57,7 @@ def _is_of(pid: int, record_id: str, sessions: frozenset[int]) -> bool:
 
 
 def _with_families(spared: set[int]) -> set[int]:
-    """The spared, everybody in their sessions, and all below them."""
+    """The spared, all processes in their sessions, and all descendants of those."""
     stats = {pid: read_stat(pid) for pid in _pids()}
     parents = {pid: stat.parent for pid, stat in stats.items() if stat is not None}
     sessions = {_session(pid) for pid in spared} - {-1, os.getsid(0)}
@@ -73,7 +73,7 @@ def _open(pids: set[int]) -> list[int]:
         try:
             watched.append(os.pidfd_open(pid))
         except OSError:
-            continue  # it ended, or there are no descriptors left to wait with
+            continue  # it has ended, or no descriptor is left to wait with
     return watched
 
 
@@ -110,4 +110,4 @@ def _belongs(pid: int, record_id: str) -> bool:
         runs = [entry[len(mark) :].split(b":") for entry in entries if entry.startswith(mark)]
         return any(record_id.encode() in run for run in runs)
     except OSError:
-        return False  # gone, or somebody else's
+        return False  # it is gone, or another user's

@@ -1,4 +1,4 @@
-"""What a forkserver imports for its workers, and whether a fork of it is like a fresh process."""
+"""Imports modules for the workers, and checks that a fork will be like a fresh process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent.forkserver.unload import OURS
 def hidden(search_path: str | None, before: set[str]) -> str:
     """Why our imports hide the user's: a file beside the script may shadow a module of Python.
 
-    A fresh interpreter finds that file first; here Python's own is loaded already.
+    A fresh interpreter would find that file first; here Python's own module is already loaded.
 
     Args:
         search_path: the script's folder.
@@ -33,8 +33,9 @@ def hidden(search_path: str | None, before: set[str]) -> str:
 def load(modules: tuple[str, ...], search_path: str | None) -> str:
     """Import what the script will import, found as the script would find it.
 
-    Returns why this process must not be forked, else nothing: a module that fails half-way leaves
-    others behind, and would fail differently when the script imports it again.
+    Returns:
+        Why this process must not be forked; empty if it may be. A module that fails half-way leaves
+        others loaded, and would fail differently when the script imports it again.
     """
     with found_from(search_path):
         for module in modules:
@@ -53,7 +54,7 @@ def load(modules: tuple[str, ...], search_path: str | None) -> str:
 def found_from(search_path: str | None) -> Iterator[None]:
     """Import as the script will: its folder leads ``sys.path``.
 
-    Without the collector: nothing is garbage yet, it would only walk what grows.
+    The garbage collector is off: there is no garbage yet, it would only cost time.
     """
     if search_path is not None:
         sys.path.insert(0, search_path)
@@ -67,15 +68,15 @@ def found_from(search_path: str | None) -> Iterator[None]:
 
 
 def threads() -> int:
-    """How many threads this process has, C's too."""
+    """How many threads this process has, including those of C libraries."""
     return len(os.listdir("/proc/self/task"))
 
 
 def why_not_fork() -> str:
     """Why a fork of this process would not be like a fresh one; empty if it would be.
 
-    OpenBLAS (numpy) keeps idle threads, ends them before a fork and makes them anew, so a fork
-    that does nothing comes first. Any other thread may hold a lock that no fork would release.
+    OpenBLAS (numpy) keeps idle threads and ends them before a fork, so an empty fork comes first.
+    Any other thread may hold a lock that would never be released in a fork.
     """
     if threads() > 1:
         pid = os.fork()

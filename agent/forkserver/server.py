@@ -1,8 +1,8 @@
 """The forkserver: waits for orders and forks workers that become children of the agent.
 
-Two ways of life: *warm* (inside ``sitecustomize`` of an interpreter started as the user's script,
-everything heavy imported) and *cold* (a bare interpreter that forks and execs).
-When the agent dies the link closes, and this process ends what is left of the job.
+There are two kinds: *warm* (inside ``sitecustomize`` of an interpreter started as the user's
+script, with everything heavy imported) and *cold* (a bare interpreter that forks and execs).
+When the agent dies the link closes, and this process ends the remaining processes of the job.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from agent.forkserver import (
     tolerant_streams,
     unload,
 )
-from agent.forkserver.orphans import end_leftovers, inhabited
+from agent.forkserver.orphans import end_orphans, live_sessions
 from worker_hooks.contract import protocol, wire
+from worker_hooks.contract.atomic_file import describe_os_error
 
-# A batch system may signal every process of a job: ranks need the store while they save.
+# Ignored: a batch system may signal every process of a job, but ranks need the store to save.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Orders(NamedTuple):
-    """What the agent tells the forkserver at its birth."""
+    """What the agent tells the forkserver at its start."""
 
     fd: int  # the link to the agent
     agent_pid: int
@@ -41,22 +42,22 @@ class Orders(NamedTuple):
     preload: tuple[str, ...] = ()
     search_path: str | None = None  # what will be sys.path[0] for the script
     pythonpath: str | None = None  # PYTHONPATH as the user had it
-    site: str | None = None  # this folder, if cold workers are this interpreter, too
+    site: str | None = None  # this folder, if cold workers run this interpreter, too
 
 
 def read_orders(text: str) -> Orders:
-    """Orders as the agent wrote them (JSON)."""
+    """Parse the orders that the agent wrote (JSON)."""
     fields = json.loads(text)
     fields["preload"] = tuple(fields["preload"])
     return Orders(**fields)
 
 
 def serve_warm(text: str, root: str) -> None:
-    """Be the forkserver; return only in a forked worker, ready to run the user's script.
+    """Run the forkserver; return only in a forked worker that is ready to run the user's script.
 
     Args:
         text: orders as JSON.
-        root: the folder of our packages, at the front of ``sys.path``; it is taken out again.
+        root: the folder of our packages, at the front of ``sys.path``; it is removed again.
     """
     orders = read_orders(text)
     if orders.pythonpath is None:
@@ -82,11 +83,11 @@ def serve_warm(text: str, root: str) -> None:
     link.close()
     if threads > 1:
         child.revive_blas_threads()
-    if not os.environ.get("LD_PRELOAD"):  # a profiler or allocator there reports as it is unloaded
+    if not os.environ.get("LD_PRELOAD"):  # a profiler there reports when it is unloaded
         fast_exit.arm(set(sys.modules) - before)
     child.adopt(order)
     if order.stdout or order.stderr:
-        tolerant_streams.forgive()
+        tolerant_streams.make_tolerant()
     unload.unload_ours(root, orders.preload)
 
 
@@ -97,14 +98,14 @@ def _before_us() -> set[str]:
 
 
 def serve_cold(text: str) -> None:
-    """Be a forkserver that execs; never returns."""
+    """Run a forkserver that execs; never returns."""
     orders = read_orders(text)
     child.rename("msrun-fork")
     link = _link(orders)
     wire.send(link, protocol.Ready(0.0))
     order, attempt = _serve(link, orders)
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(signum, signal.SIG_DFL)  # ignored by Python, and exec would pass that on
+        signal.signal(signum, signal.SIG_DFL)  # Python ignores them, and exec would pass that on
     environ = {**os.environ, **order.environ}
     if orders.site is not None and (order.stdout or order.stderr):
         pythonpath = environ.get("PYTHONPATH")
@@ -119,16 +120,16 @@ def serve_cold(text: str) -> None:
 
 
 def _link(orders: Orders) -> socket.socket:
-    os.set_inheritable(orders.fd, False)  # it came through an exec; no worker's exec may have it
+    os.set_inheritable(orders.fd, False)  # it came through an exec; no worker may inherit it
     return socket.socket(fileno=orders.fd)
 
 
 def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, int]:
-    """Follow orders until the agent is gone; return only in a worker, with its attempt."""
+    """Execute orders until the agent is gone; return only in a worker, with its attempt."""
     meant = {signum: signal.signal(signum, signal.SIG_IGN) for signum in STOPS}
-    sessions: set[int] = set()  # of the workers that may live
+    sessions: set[int] = set()  # of the workers that may be alive
     attempt, keeps = -1, False
-    spared: set[int] = set()  # of them, those that save by themselves if the agent dies
+    spared: set[int] = set()  # those of them that save if the agent dies
     while True:
         message, fds = wire.receive(link)
         match message:
@@ -141,10 +142,10 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
                     _become(link, order, message.attempt, orders.agent_pid)
                     return order, message.attempt
                 _announce(link, message, forked)
-                # newcomers of an attempt may be called off, and all ranks started in its stead
+                # replacements may be called off, and all ranks started instead
                 is_anew = keeps and not message.keeps
                 if attempt not in {-1, message.attempt} or is_anew:
-                    kept = inhabited() if message.keeps else frozenset()
+                    kept = live_sessions() if message.keeps else frozenset()
                     sessions &= kept
                     spared &= kept
                 attempt, keeps = message.attempt, message.keeps
@@ -157,7 +158,7 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
             case protocol.Protect():
                 spared.add(message.pid)
             case None:
-                end_leftovers(orders.record_id, frozenset(sessions - {0}), frozenset(spared))
+                end_orphans(orders.record_id, frozenset(sessions - {0}), frozenset(spared))
                 os._exit(0)
             case _:
                 raise wire.ProtocolError(f"not for a forkserver: {message}")
@@ -177,15 +178,15 @@ def _become(link: socket.socket, order: protocol.WorkerOrder, attempt: int, agen
     try:
         child.become(order, agent_pid)
     except OSError as error:
-        why = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-        wire.send(link, protocol.ForkFailed(order.rank, attempt, why))
+        wire.send(link, protocol.ForkFailed(order.rank, attempt, describe_os_error(error)))
         os._exit(126)
 
 
 def _fork_store(link: socket.socket, message: protocol.StartStore, fd: int, agent_pid: int) -> None:
     forked = adoption.fork_adopted(1)
     if not isinstance(forked, int):
-        wire.send(link, protocol.StoreForked(message.attempt, *forked[0]))
+        (store,) = forked
+        wire.send(link, protocol.StoreForked(message.attempt, pid=store.pid, why=store.why))
         return
     try:
         child.detach(agent_pid)
@@ -197,7 +198,7 @@ def _fork_store(link: socket.socket, message: protocol.StartStore, fd: int, agen
 
 
 def _warm_up(link: socket.socket, modules: tuple[str, ...], search_path: str | None) -> None:
-    """Import for a restart; found without the script's folder, whose code is not ours to run."""
+    """Import for a restart, without the script's folder: its code must not run here."""
     before = set(sys.modules)
     problem = preload_imports.load(modules, None)
     fast_exit.keep_registrations()

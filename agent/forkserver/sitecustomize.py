@@ -1,13 +1,13 @@
 """Turns an interpreter that was started as ``python -u train.py`` into a forkserver or a worker.
 
 Python imports ``sitecustomize`` after it is set up and before it runs the script. The agent puts
-this folder first on PYTHONPATH, so here the process stops, imports torch and waits for orders. A
-forked worker *returns* from here, and the interpreter goes on with the user's script by itself:
-``__main__``, ``sys.argv``, ``sys.path``, ``-m``, tracebacks, exit codes, ``ps`` are not imitated,
-they are Python's own. (The idea of stopping in ``sitecustomize`` is ours; Android's zygote is the
-model for forking from a process that already loaded what all need.)
+this folder first on PYTHONPATH, so the process stops here, imports torch and waits for orders. A
+forked worker *returns* from here, and the interpreter runs the user's script by itself:
+``__main__``, ``sys.argv``, ``sys.path``, ``-m``, tracebacks, exit codes and ``ps`` are not imitated
+but Python's own. (Stopping in ``sitecustomize`` is our idea; forking from a process that has
+already loaded what all need follows Android's zygote.)
 
-Nothing may fall through by accident: an interpreter that is not a worker must never run the script.
+An interpreter that is not a worker must never run the script, whatever fails here.
 """
 
 import os
@@ -18,7 +18,7 @@ _ROOT = os.path.dirname(os.path.dirname(_HERE))
 
 
 def _serve(orders: str) -> None:
-    """Be a forkserver; return in a forked worker, and only there."""
+    """Run the forkserver; return in a forked worker, and only there."""
     try:
         from agent.forkserver import server
 
@@ -31,7 +31,7 @@ def _serve(orders: str) -> None:
 
 
 def _start_cold(pythonpath: str) -> None:
-    """In a fresh worker: only its streams are msrun's business.
+    """In a fresh worker: only its streams are changed.
 
     ``pythonpath`` is the user's after a ``=``, or empty if it was not set.
     """
@@ -41,7 +41,7 @@ def _start_cold(pythonpath: str) -> None:
         del os.environ["PYTHONPATH"]
     from agent.forkserver import tolerant_streams, unload
 
-    tolerant_streams.forgive()
+    tolerant_streams.make_tolerant()
     sys.path.remove(_ROOT)
     unload.unload_ours(_ROOT)
 
@@ -54,7 +54,7 @@ if "MSRUN_FORKSERVER" in os.environ or "MSRUN_STREAMS" in os.environ:
     else:
         _start_cold(os.environ.pop("MSRUN_STREAMS"))
 
-# A user's own sitecustomize gets its turn now, under its own name; without one, Python sees the
-# same "no such module" that it would see without msrun.
+# Now the user's own sitecustomize is imported under its name; without one, Python gets the same
+# "no such module" as without msrun.
 sys.modules.pop("sitecustomize", None)
 import sitecustomize  # noqa: E402, F401

@@ -1,7 +1,7 @@
-"""The store host: torch's TCPStore on a socket that the agent bound, in a process of its own.
+"""The store host: torch's TCPStore on a socket that the agent bound, in its own process.
 
-No rank hosts the store, so any rank may die; every attempt gets a new one, so no restarted rank
-reads an address of the dead.
+No rank hosts the store, so any rank may die. Every attempt gets a new store, so no restarted rank
+reads the address of a dead one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _START = (
 
 
 def become(fd: int, host: str, port: int) -> None:
-    """Be the store host: here if torch is warm, else in a fresh interpreter."""
+    """Become the store host: here if torch is loaded, else in a fresh interpreter."""
     if "torch" in sys.modules:
         serve(fd, host, port)
     os.set_inheritable(fd, True)
@@ -42,5 +42,5 @@ def serve(fd: int, host: str, port: int) -> None:
 
 
 def main() -> None:
-    """In a fresh interpreter: ``argv`` is the folder of our packages, descriptor, host, port."""
+    """Run in a fresh interpreter; ``argv``: the folder of our packages, descriptor, host, port."""
     serve(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

@@ -1,6 +1,6 @@
-"""A worker's stdout and stderr that survive a full disk: lines are lost, training goes on.
+"""A worker's stdout and stderr that survive a full disk: lines are lost, training continues.
 
-The worker writes its log file itself, so a full disk would meet its ``print`` as an OSError and end
+The worker writes its log file itself, so on a full disk ``print`` would raise an OSError and end
 days of work for a line of text. Everything else about the streams is as Python made them.
 """
 
@@ -15,11 +15,11 @@ import sys
 LOST = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class FileIO(io.FileIO):  # the name that Python's own has
-    """A raw file that takes what the disk does not."""
+class FileIO(io.FileIO):  # the same name as Python's own
+    """A raw file that drops what the disk does not accept."""
 
     def write(self, data: bytes, /) -> int:  # type: ignore[override]
-        """Write, or lose, ``data``; its length in bytes."""
+        """Write or drop ``data``; its length in bytes."""
         try:
             return super().write(data)
         except OSError as error:
@@ -31,12 +31,12 @@ class FileIO(io.FileIO):  # the name that Python's own has
 FileIO.__module__ = "_io"
 
 
-def forgive() -> None:
+def make_tolerant() -> None:
     """Replace the streams that are regular files; in a worker, before the user's first line."""
     for name in ("stdout", "stderr"):
         old = getattr(sys, name)
         if isinstance(old, io.TextIOWrapper) and _is_file(old.fileno()):
-            new = _forgiving(old)
+            new = _tolerant(old)
             setattr(sys, name, new)
             setattr(sys, f"__{name}__", new)
 
@@ -45,7 +45,7 @@ def _is_file(fd: int) -> bool:
     return stat.S_ISREG(os.fstat(fd).st_mode)
 
 
-def _forgiving(old: io.TextIOWrapper) -> io.TextIOWrapper:
+def _tolerant(old: io.TextIOWrapper) -> io.TextIOWrapper:
     raw = FileIO(old.fileno(), "wb", closefd=False)
     raw.name = old.name
     new = io.TextIOWrapper(

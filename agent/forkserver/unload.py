@@ -1,4 +1,4 @@
-"""Leave no trace of our packages in a worker: the user may have an ``agent`` of their own."""
+"""Removes our packages from a worker: the user may have a package ``agent`` of their own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ OURS = frozenset({"agent", "worker_hooks"})
 
 
 def unload_ours(root: str, preloaded: Collection[str] = ()) -> None:
-    """Forget our modules, and that they were looked for under ``root``.
+    """Unload our modules, and drop the cached lookups under ``root``.
 
     Args:
         root: the folder of our packages.
-        preloaded: modules the script imports itself; its own copy of the hooks stays.
+        preloaded: modules that the script imports itself; they stay loaded.
     """
     kept = {name.split(".")[0] for name in preloaded}
     for name in [name for name in sys.modules if name.split(".")[0] in OURS - kept]:

@@ -16,9 +16,9 @@ from agent.controller.states import JobState
 from agent.health.hang import HangDetector, Inspection
 from agent.health.stall import DEAD, STOPPED, Observation, StallKind, typical_steps
 from agent.health.stragglers import Stragglers
-from agent.hooks.rank_links import Loop, Timer
+from agent.hooks.rank_links import Timer
+from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
-from agent.records.journal import Journal
 from agent.workers.tempo import Tempo, tempo
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
@@ -48,16 +48,6 @@ class Peers(Protocol):
         """Say something to a rank."""
 
 
-class MonitorPort(Protocol):
-    """The supervisor, as far as it is needed here."""
-
-    def post(self, event: ev.Event) -> None:
-        """Decide on an event."""
-
-    def worker(self, rank: int) -> Worker:
-        """A rank of the present attempt."""
-
-
 class HealthMonitor:
     """Watches the ranks of a job that runs."""
 
@@ -66,29 +56,25 @@ class HealthMonitor:
         hang_s: float | None,
         pages: StatusPages,
         links: Peers,
-        journal: Journal,
-        say: Callable[[str], None],
-        ward: MonitorPort,
-        loop: Loop,
+        worker: Callable[[int], Worker],
+        services: Services,
     ) -> None:
         """Watch nothing yet.
 
         Args:
-            hang_s: without progress for so long a rank hangs; 0: never; ``None``: by its pace.
+            hang_s: a rank without progress for so long hangs; 0: never; ``None``: by its pace.
             pages: the ranks' status pages.
-            links: the ranks' lines.
-            journal: what is written about the run.
-            say: tells people one sentence.
-            ward: who decides.
-            loop: the agent's.
+            links: to the ranks.
+            worker: a rank's, in the present attempt.
+            services: of the agent.
         """
         self._hang_s = hang_s
         self._pages = pages
         self._links = links
-        self._journal = journal
-        self._say = say
-        self._ward = ward
-        self._loop = loop
+        self._worker = worker
+        self._services = services
+        self._loop = services.loop
+        self._journal = services.journal
         self._state = JobState.NEW
         self._ranks: frozenset[int] = frozenset()
         self._are_all = self._were_all = False
@@ -178,7 +164,7 @@ class HealthMonitor:
         cases = self._vigil.look(seen, now_s, have_left=not self._are_all)
         if self._vigil.is_paused and not self._was_paused:
             self._journal.event("JobPaused", ranks=sorted(self._ranks), reason=PAUSED)
-            self._say(PAUSED)
+            self._services.say(PAUSED)
         self._was_paused = self._vigil.is_paused
         if cases:
             self._inspect(cases)
@@ -235,8 +221,8 @@ class HealthMonitor:
             reason=verdict.reason or "; ".join(verdict.culprits.values()),
         )
         for rank, why in verdict.culprits.items():
-            self._ward.worker(rank).hung = why
-            self._ward.post(ev.RankHung(rank, self._asked[rank], why))
+            self._worker(rank).hung = why
+            self._services.post(ev.RankHung(rank, self._asked[rank], why))
 
 
 def process(pid: int) -> tuple[str, float]:

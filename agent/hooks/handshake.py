@@ -1,8 +1,8 @@
-"""Answers a training script's first word: whether it is guarded, and what it goes on from."""
+"""Answers a training script's Hello: whether it is guarded, and what it resumes from."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 from agent.controller import events as ev
 from agent.hooks.rank_links import RankLinks
-from agent.records.file_thread import FileThread
+from agent.hooks.services import Services
 from agent.spec.job_spec import DumpSpec
 from worker_hooks.contract import protocol
-from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage.manifest import Manifest, verify
+from worker_hooks.storage import manifest
+from worker_hooks.storage.find import Verify, search
 
 
 class _Found(NamedTuple):
-    """What can be gone on from."""
+    """The checkpoint to resume from."""
 
     path: str = ""  # empty: nothing was ever saved
     step: int = 0
@@ -27,42 +27,36 @@ class _Found(NamedTuple):
 
 
 class Handshake:
-    """What the ranks of an attempt are told at their Hello; the same to all of them."""
+    """The answer to every Hello of an attempt; the same for all ranks."""
 
     def __init__(
         self,
         spec: DumpSpec,
+        record_id: str,
         fallback: Path,
         links: RankLinks,
-        scribe: FileThread,
-        post: Callable[[ev.Event], None],
-        say: Callable[[str], None],
         keep_place: Callable[[str], None],
-        record_id: str = "",
+        services: Services,
     ) -> None:
         """Take the parts.
 
         Args:
-            spec: the times that ranks are told.
+            spec: the times that ranks have to know.
+            record_id: the run's: a restart resumes unasked from what the run itself saved.
             fallback: where dumps go when the script's folder cannot be written.
             links: carry the answers.
-            scribe: does the file work.
-            post: decides on an event.
-            say: tells people one sentence.
             keep_place: remembers a folder that the run saves into; does file work.
-            record_id: the run's: what it saved itself, a restart goes on from unasked.
+            services: of the agent.
         """
         self._own = frozenset({record_id, *spec.lineage})
         self._spec = spec
         self._fallback = fallback
         self._links = links
-        self._scribe = scribe
-        self._post = post
-        self._say = say
+        self._services = services
         self._keep_place = keep_place
         self._kept: set[str] = set()
         self._attempt = -1
-        self._joining = ""  # what newcomers go on from; empty: nobody is replaced
+        self._joining = ""  # what newcomers resume from; empty: no rank is replaced
         self._is_searched = False
         self._resume = ""
         self._refusal = ""
@@ -71,7 +65,7 @@ class Handshake:
         self._waiting: list[int] = []  # for the search
 
     def begin(self, attempt: int, resume: str) -> None:
-        """An attempt begins; ``resume``: the checkpoint it goes on from, or empty."""
+        """An attempt begins; ``resume``: the checkpoint that it resumes from, or empty."""
         self._attempt = attempt
         self._resume = resume
         self._refusal = ""
@@ -81,7 +75,7 @@ class Handshake:
         self._waiting.clear()
 
     def renew(self, attempt: int, path: str, newcomers: Sequence[int]) -> None:
-        """Newcomers join the survivors: nothing is newer than what all of them go on from."""
+        """Newcomers join the survivors: no checkpoint is newer than what all resume from."""
         self._attempt, self._joining = attempt, path
         self._waiting.clear()
         for rank in newcomers:
@@ -89,7 +83,7 @@ class Handshake:
             self._breakpoints.pop(rank, None)
 
     def go_on(self) -> None:
-        """All have joined: who greets now, made a new state."""
+        """All have joined: a rank that says Hello from now on has made a new state."""
         self._joining = ""
 
     def place(self, ranks: Sequence[int]) -> str:
@@ -124,10 +118,8 @@ class Handshake:
         if len(self._waiting) == 1:
             attempt, folders = self._attempt, (*map(Path, places), self._fallback)
             resume, own = self._resume, self._own
-            search = (
-                partial(_newer, folders, resume, own) if is_again else partial(_search, folders)
-            )
-            self._scribe.do(search, lambda found: self._answer(attempt, found))
+            find = partial(_newer, folders, resume, own) if is_again else partial(_newest, folders)
+            self._services.files.do(find, lambda found: self._answer(attempt, found))
 
     def _is_due(self, is_asked: bool, is_again: bool) -> bool:
         """Whether a rank has to wait for a search: for what is newer, or for anything at all."""
@@ -138,63 +130,62 @@ class Handshake:
     def _keep(self, place: str) -> None:
         if place not in self._kept:
             self._kept.add(place)
-            self._scribe.do(lambda: self._keep_place(place), lambda _: None)
+            self._services.files.do(lambda: self._keep_place(place), lambda _: None)
 
     def refuse(self, ranks: Sequence[int], why: str) -> None:
-        """They leave by themselves then."""
+        """Refuse these ranks; each exits on its own."""
         for rank in ranks:
             self._welcome(rank, refusal=why)
 
     def _answer(self, attempt: int, found: _Found | Exception) -> None:
-        """To ranks that ask by themselves for the newest checkpoint."""
+        """Answer the ranks that wait for the newest checkpoint."""
         if attempt != self._attempt:
             return
         if isinstance(found, Exception):
-            found = _Found(refusal=f"the checkpoints cannot be looked at: {found}")
+            found = _Found(refusal=f"the checkpoints cannot be searched: {found}")
         for sentence in found.skipped:
-            self._say(sentence)
+            self._services.say(sentence)
         waiting, self._waiting = tuple(self._waiting), []
         is_new = found.path != self._resume
         self._resume, self._refusal, self._is_searched = found.path, found.refusal, True
-        if found.refusal:  # the job's last words
-            self._post(ev.ResumeRefused(attempt, found.refusal, waiting))
+        if found.refusal:
+            self._services.post(ev.ResumeRefused(attempt, found.refusal, waiting))
             return
         for rank in waiting:
             self._welcome(rank, found.path)
         if found.path and is_new:
-            self._post(ev.CheckpointFound(attempt, found.path, found.step))
+            self._services.post(ev.CheckpointFound(attempt, found.path, found.step))
 
     def _welcome(self, rank: int, resume: str = "", refusal: str = "") -> None:
-        fallback, times = str(self._fallback), (self._spec.update_grace_s, self._spec.stall_s)
-        about = resume, refusal, fallback, *times, bool(self._joining)
-        self._links.send(rank, protocol.Welcome(*about))
+        welcome = protocol.Welcome(
+            resume=resume,
+            refusal=refusal,
+            fallback=str(self._fallback),
+            update_grace_s=self._spec.update_grace_s,
+            stall_s=self._spec.stall_s,
+            is_barred=bool(self._joining),
+        )
+        self._links.send(rank, welcome)
 
 
 def _newer(folders: Sequence[Path], resume: str, own: frozenset[str]) -> _Found:
-    """What the run itself saved after ``resume``, now and then; else that."""
-    offered = [
-        (path, manifest)
-        for path, manifest in manifests.candidates_of(folders)
-        if isinstance(manifest, Manifest)
-    ]
-    steps = {os.path.realpath(path): manifest.step for path, manifest in offered}
-    best = _Found(resume, steps.get(os.path.realpath(resume), -1) if resume else -1)
-    for path, manifest in offered:
-        is_ours = manifest.record_id in own
-        if is_ours and manifest.step > best.step and not verify(path, manifest, quick=True):
-            best = _Found(str(path), manifest.step)
-    return best
+    """The newest checkpoint that the run itself saved after ``resume``; else ``resume``."""
+    step = -1
+    if resume:
+        with contextlib.suppress(ValueError):  # it is gone
+            step = manifest.read(Path(resume)).step
+    newest = search(folders, verify=Verify.QUICK, runs=own).newest
+    if newest is not None and newest.manifest.step > step:
+        return _Found(str(newest.path), newest.manifest.step)
+    return _Found(resume, step)
 
 
-def _search(folders: Sequence[Path]) -> _Found:
-    skipped: list[str] = []
-    offered = manifests.candidates_of(folders)
-    newest = manifests.newest_of(offered, skipped.append)
-    if newest is not None:
-        path, manifest = newest
-        return _Found(str(path), manifest.step, tuple(skipped))
+def _newest(folders: Sequence[Path]) -> _Found:
+    found = search(folders)
+    if found.newest is not None:
+        return _Found(str(found.newest.path), found.newest.manifest.step, found.remarks)
     # what a first save that was killed left behind is no checkpoint that is missed
-    if any(found != manifests.UNFINISHED_WORDS for _, found in offered):
+    if found.has_damaged:
         refusal = f"no checkpoint in {folders[0]} can be trusted: move them away to begin anew"
-        return _Found(skipped=tuple(skipped), refusal=refusal)
-    return _Found(skipped=tuple(skipped))
+        return _Found(skipped=found.remarks, refusal=refusal)
+    return _Found(skipped=found.remarks)

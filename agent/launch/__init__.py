@@ -1,1 +1,1 @@
-"""What is prepared before a run: checks, processors, ranks, imports, forkserver."""
+"""What is prepared before a run: checks, CPUs, ranks, imports, forkserver."""

@@ -1,9 +1,9 @@
-"""Which CPUs each local rank is bound to. Pure: a machine and a wish in, sets of CPUs out.
+"""Which CPUs each local rank is bound to. Pure: a machine and a request in, sets of CPUs out.
 
 ``--bind_core=True`` gives every rank an even share: ranks are dealt to NUMA nodes in contiguous
 blocks, in proportion to the nodes' cores, and a node's cores to its ranks; the hardware threads
 of a core stay together. ``--bind_numa`` means what torch's ``--numa-binding`` means where there
-are GPUs (a rank goes where its GPU is); without GPUs the ranks are dealt to nodes as above.
+are GPUs (a rank is bound beside its GPU); without GPUs the ranks are dealt to nodes as above.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ Shares = tuple[frozenset[int] | None, ...]
 """CPUs of each local rank; ``None``: this rank is not bound."""
 
 
-def bindings(topology: Topology, wish: BindSpec, nproc: int) -> tuple[Binding, ...]:
-    """What ``bind`` says, for the launch plan; empty when no binding was asked for.
+def bindings(topology: Topology, request: BindSpec, nproc: int) -> tuple[Binding, ...]:
+    """The result of ``bind`` for the launch plan; empty when no binding is requested.
 
-    Memory is left to the kernel, as torch leaves it: first touch is local anyway, and a strict
-    policy would run out on one node while others have memory left.
+    As in torch, memory is left to the kernel: first touch is local anyway, and a strict policy
+    would run out of memory on one node while others have some left.
     """
-    shares = bind(topology, wish, nproc) or ()
+    shares = bind(topology, request, nproc) or ()
     return tuple(Binding(cpus=tuple(sorted(share or ()))) for share in shares)
 
 
-def bind(topology: Topology, wish: BindSpec, nproc: int) -> Shares | None:
-    """The CPUs of each of ``nproc`` local ranks; ``None`` when no binding was asked for.
+def bind(topology: Topology, request: BindSpec, nproc: int) -> Shares | None:
+    """The CPUs of each of ``nproc`` local ranks; ``None`` when no binding is requested.
 
-    A list of cores beats a NUMA mode, which beats the even share.
+    A list of cores overrides a NUMA mode, which overrides the even share.
 
     Raises:
-        UsageError: an entry names CPUs that do not exist or may not be used, or a mode cannot be
-            had on this machine.
+        UsageError: an entry names CPUs that do not exist or may not be used, or a mode is not
+            possible on this machine.
     """
-    if wish.cores:
-        return _listed(topology, wish, nproc)
-    if wish.numa is not None:
-        return _by_node(topology, wish.numa, nproc)
-    return _even(topology, nproc) if wish.auto else None
+    if request.cores:
+        return _listed(topology, request, nproc)
+    if request.numa is not None:
+        return _by_node(topology, request.numa, nproc)
+    return _even(topology, nproc) if request.auto else None
 
 
-def _listed(topology: Topology, wish: BindSpec, nproc: int) -> Shares:
-    for rank in sorted(wish.cores):
+def _listed(topology: Topology, request: BindSpec, nproc: int) -> Shares:
+    for rank in sorted(request.cores):
         if rank >= nproc:
             raise UsageError(
                 f"--bind_core has an entry device{rank}, but this node runs {nproc} workers "
                 f"(device0 to device{nproc - 1}): remove it or start more workers"
             )
     return tuple(
-        _entry(topology, rank, wish.cores[rank]) if rank in wish.cores else None
+        _entry(topology, rank, request.cores[rank]) if rank in request.cores else None
         for rank in range(nproc)
     )
 
@@ -80,7 +80,7 @@ def _entry(topology: Topology, rank: int, ranges: Sequence[str]) -> frozenset[in
 
 def _even(topology: Topology, nproc: int) -> Shares:
     nodes = topology.nodes
-    if nproc < len(nodes):  # several whole nodes for each rank, so that no core stays unused
+    if nproc < len(nodes):  # several entire nodes for each rank, so that no core stays unused
         shares = (_part(nodes, rank, nproc) for rank in range(nproc))
         return tuple(_cpus(c for c in topology.cores if c.node in share) for share in shares)
     dealt = _deal(topology, nproc)
@@ -104,7 +104,7 @@ def _beside_gpus(topology: Topology, nproc: int) -> tuple[Place, ...]:
     gpus = topology.gpu_nodes
     if len(gpus) < nproc or not set(gpus[:nproc]) <= set(topology.nodes):
         return ()
-    # As torch counts: all GPUs of a node share it, also those that no rank uses.
+    # As in torch, all GPUs of a node share it, also those that no rank uses.
     return tuple(
         (node, gpus[:rank].count(node), gpus.count(node)) for rank, node in enumerate(gpus[:nproc])
     )
@@ -128,12 +128,12 @@ def _on_node(topology: Topology, node: int) -> tuple[Core, ...]:
 
 
 def _share(cores: Sequence[Core], at: int, of: int) -> frozenset[int]:
-    """Part ``at`` of ``of`` equal parts, in whole cores; more parts than cores share in turn."""
+    """Part ``at`` of ``of`` equal parts in entire cores; more parts than cores share them."""
     return cores[at % len(cores)].cpus if of > len(cores) else _cpus(_part(cores, at, of))
 
 
 def _part(whole: Sequence[T], at: int, of: int) -> Sequence[T]:
-    """The first parts get what does not divide, as torch deals cores."""
+    """The first parts get the remainder, as torch deals cores."""
     size, extra = divmod(len(whole), of)
     start = at * size + min(at, extra)
     return whole[start : start + size + (at < extra)]
@@ -163,7 +163,7 @@ def _exclusive(topology: Topology, node: int, at: int, of: int) -> frozenset[int
 
 
 def _core_complex(topology: Topology, node: int, at: int, _of: int) -> frozenset[int]:
-    """A complex of its own when possible; bigger ones first, then lower ones, as torch does."""
+    """An own complex when possible; the largest first, then the lowest, as in torch."""
     cores = _on_node(topology, node)
     groups = {core.complex: _cpus(c for c in cores if c.complex == core.complex) for core in cores}
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))

@@ -1,6 +1,6 @@
-"""Checks a request against the machine and starts its forkserver as early as it can be started.
+"""Checks a request against the machine and starts the forkserver as early as possible.
 
-While the forkserver imports torch on one core, the agent imports the rest of itself
+While the forkserver imports torch on one core, the agent imports the rest of its own code
 (``agent.supervisor``) on another; so this file imports little.
 """
 
@@ -27,12 +27,12 @@ from worker_hooks.contract.env import CUDA_VISIBLE_DEVICES
 from worker_hooks.contract.layout import RunLayout
 from worker_hooks.contract.protocol import WorkerOrder
 
-REPLACEMENTS = 1_000_000  # more than there can be in a job, for the length of their number
-FILES_NEEDED = 30  # 12 for long, 10 more for moments, some to spare; views of logs on top
+REPLACEMENTS = 1_000_000  # more than a job can have; only the length of the number counts
+FILES_NEEDED = 30  # 12 always, 10 more for a moment, some in reserve; log views come on top
 
 
 class Prepared(NamedTuple):
-    """A run that may start: everything that can be wrong with the request was found right."""
+    """A run that may start: everything that can be wrong with the request has been checked."""
 
     spec: JobSpec
     layout: RunLayout
@@ -40,28 +40,28 @@ class Prepared(NamedTuple):
     lock: int
     records_folder: Path
     bindings: tuple[rank_plan.Binding, ...]
-    claim: int | None = None  # held while this run goes on from another
+    claim: int | None = None  # held while this run resumes another
 
     @property
     def port(self) -> int:
-        """The port workers find the store at."""
+        """The port of the workers' store."""
         return int(self.listener.getsockname()[1])
 
 
 class StartedForkserver(NamedTuple):
-    """The forkserver at work, and why it is warm or cold."""
+    """The running forkserver, and why it is warm or cold."""
 
     forkserver: ForkserverClient
     choice: Choice
-    door: socket.socket  # where hooks connect to
-    ordered: tuple[WorkerOrder, ...] = ()  # workers of attempt 0 that are on their way already
+    hooks_listener: socket.socket
+    ordered: tuple[WorkerOrder, ...] = ()  # workers of attempt 0 that have been ordered
 
 
 def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
     """Check the request against the machine, take the port and the folder.
 
     Raises:
-        UsageError: one sentence on what is wrong.
+        UsageError: one sentence that says what is wrong.
     """
     _check_limits()
     bound = bindings(spec, environ)
@@ -71,15 +71,23 @@ def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
     many = spec.max_restarts + REPLACEMENTS
     last = rank_plan.plan_ranks(
         spec, layout, many, environ, bound, resumes=True
-    )  # no other is longer
-    rank_plan.check_orders(last)  # what is wrong with it is said now
+    )  # the longest that this job can have
+    rank_plan.check_orders(last)  # a plan that is too long is reported now
     claim = run_record.claim(records_folder, spec.dump.lineage[0]) if spec.dump.lineage else None
     lock = open_run_folder(layout)
-    return Prepared(spec, layout, listener, lock, records_folder, bound, claim)
+    return Prepared(
+        spec=spec,
+        layout=layout,
+        listener=listener,
+        lock=lock,
+        records_folder=records_folder,
+        bindings=bound,
+        claim=claim,
+    )
 
 
 def abandon(prepared: Prepared) -> None:
-    """Give back what was taken for a run that did not start."""
+    """Release what was taken for a run that did not start."""
     prepared.listener.close()
     abandon_run_folder(prepared.layout, prepared.lock)
     if prepared.claim is not None:
@@ -87,7 +95,7 @@ def abandon(prepared: Prepared) -> None:
 
 
 def _check_limits() -> None:
-    """Refuse at once what would fail somewhere in the middle."""
+    """Refuse at once what would fail later."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     free = limit - len(os.listdir("/proc/self/fd"))
     if limit != resource.RLIM_INFINITY and free < FILES_NEEDED:
@@ -98,10 +106,10 @@ def _check_limits() -> None:
 
 
 def bindings(spec: JobSpec, environ: Mapping[str, str]) -> tuple[rank_plan.Binding, ...]:
-    """The processors of each local rank on this machine; empty when none were asked for.
+    """The CPUs of each local rank on this machine; empty when no binding is requested.
 
     Raises:
-        UsageError: this machine cannot give them.
+        UsageError: this machine does not have them.
     """
     if not spec.bind.wanted:
         return ()
@@ -112,26 +120,26 @@ def bindings(spec: JobSpec, environ: Mapping[str, str]) -> tuple[rank_plan.Bindi
     return cpu_binding.bindings(machine, spec.bind, spec.nproc)
 
 
-def _later(path: Path, error: OSError) -> None:
-    """The journal, which is not there yet, meets the same trouble and says it."""
+def _ignore(path: Path, error: OSError) -> None:
+    """The journal does not exist yet; it will have the same problem and report it."""
 
 
 def start_forkserver(prepared: Prepared, environ: Mapping[str, str]) -> StartedForkserver:
-    """Start the forkserver: from here on time is not lost.
+    """Start the forkserver; from here on it works beside the agent.
 
     Raises:
         UsageError: no process can be started.
     """
     spec = prepared.spec
     try:
-        door = open_listener(spec.record_id)
+        hooks_listener = open_listener(spec.record_id)
     except OSError as error:
         raise UsageError(f"no socket can be opened ({error.strerror}): raise ulimit -n") from error
-    job = rank_plan.job_env(spec, prepared.port, name_of(door))
-    told = job.environ(environ, spec.record_id)
+    job = rank_plan.job_env(spec, prepared.port, name_of(hooks_listener))
+    job_environ = job.environ(environ, spec.record_id)
     log = None if spec.logs.disabled else prepared.layout.scheduler_log
     if log is not None:
-        with contextlib.suppress(OSError):  # a full disk: said when the journal meets it
+        with contextlib.suppress(OSError):  # a full disk: the journal will report it
             log.touch()
     become_subreaper()
     signals.take_from_shell(spec)
@@ -142,7 +150,7 @@ def start_forkserver(prepared: Prepared, environ: Mapping[str, str]) -> StartedF
     choice = choose(spec, orders[0].argv, environ)
     forkserver = ForkserverClient(
         choice.warmth,
-        {**environ, **told},
+        {**environ, **job_environ},
         spec.record_id,
         log,
         is_ours=is_python_of_ours(spec),
@@ -150,15 +158,15 @@ def start_forkserver(prepared: Prepared, environ: Mapping[str, str]) -> StartedF
     try:
         forkserver.start()
     except OSError as error:
-        door.close()
+        hooks_listener.close()
         raise UsageError(
             f"no process can be started ({error.strerror}): raise the limits (ulimit -u, ulimit -n)"
         ) from error
     signals.hold(spec)  # only now: the forkserver and its children must not inherit the mask
-    if choice.warmth is not None:  # whether it may fork is only known when it is ready
-        return StartedForkserver(forkserver, choice, door)
+    if choice.warmth is not None:  # only when it is ready is it known whether it may fork
+        return StartedForkserver(forkserver, choice, hooks_listener)
     if log is not None:
-        worker_files.make(orders, _later)
-    with contextlib.suppress(OSError):  # it is gone: its link says so, and they stay owed
+        worker_files.make(orders, _ignore)
+    with contextlib.suppress(OSError):  # it is gone: its link reports that; they stay owed
         forkserver.order(0, orders)
-    return StartedForkserver(forkserver, choice, door, orders)
+    return StartedForkserver(forkserver, choice, hooks_listener, orders)

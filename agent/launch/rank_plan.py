@@ -21,11 +21,11 @@ _RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
 
-ORDER_BYTES = PACKET_BYTES - 1000  # beside one order a message says little
+ORDER_BYTES = PACKET_BYTES - 1000  # the rest of a message with one order is short
 
 
 class Binding(NamedTuple):
-    """Processors of one rank; empty: any."""
+    """CPUs of one rank; empty: any."""
 
     cpus: tuple[int, ...] = ()
 
@@ -50,7 +50,7 @@ def run_layout(spec: JobSpec, records_folder: Path) -> RunLayout:
 
 
 def job_env(spec: JobSpec, port: int, hooks: str = "") -> JobEnv:
-    """What all workers are told alike; ``hooks``: the agent's socket for them."""
+    """The environment that all workers share; ``hooks``: the agent's socket for them."""
     return JobEnv(
         run_id=spec.run_id,
         world_size=spec.world_size,
@@ -70,11 +70,11 @@ def job_env(spec: JobSpec, port: int, hooks: str = "") -> JobEnv:
 def command(spec: JobSpec, local_rank: int, *, resumes: bool = False) -> tuple[str, ...]:
     """A rank's command line, with ``${local_rank}`` filled in as torchrun does.
 
-    ``resumes``: it goes on from a checkpoint, and is told so once.
+    ``resumes``: it resumes from a checkpoint, and one argument says so.
     """
     program = spec.program
-    told = {"local_rank": str(local_rank)}
-    name, *args = (Template(word).safe_substitute(told) for word in (program.name, *program.args))
+    values = {"local_rank": str(local_rank)}
+    name, *args = (Template(word).safe_substitute(values) for word in (program.name, *program.args))
     if resumes and spec.dump.recover_arg and spec.dump.recover_arg not in args:
         args.append(spec.dump.recover_arg)
     match program.kind:
@@ -89,7 +89,7 @@ def command(spec: JobSpec, local_rank: int, *, resumes: bool = False) -> tuple[s
 
 
 def streams(spec: JobSpec, layout: RunLayout, attempt: int, local_rank: int) -> Streams:
-    """Where a rank's output goes: torchrun's tree for what -r/-t name, else the worker log."""
+    """Where a rank's output goes: torchrun's tree for streams of -r/-t, else the worker log."""
     if spec.logs.disabled:
         return Streams("", "")
     rank = spec.node_rank * spec.nproc + local_rank
@@ -110,7 +110,7 @@ def plan_ranks(
     *,
     resumes: bool = False,
 ) -> tuple[WorkerOrder, ...]:
-    """The orders of one attempt, by local rank; ``resumes``: it goes on from a checkpoint.
+    """The orders of one attempt, by local rank; ``resumes``: it resumes from a checkpoint.
 
     Raises:
         UsageError: ``--virtual-local-rank`` with too few visible devices.
@@ -120,7 +120,7 @@ def plan_ranks(
     for local_rank in range(spec.nproc):
         error_file = "" if spec.logs.disabled else str(layout.error_file(attempt, local_rank))
         rank = spec.node_rank * spec.nproc + local_rank
-        told = WorkerEnv(
+        env = WorkerEnv(
             rank=rank,
             local_rank=local_rank,
             restart_count=attempt,
@@ -133,7 +133,7 @@ def plan_ranks(
             WorkerOrder(
                 rank=rank,
                 argv=command(spec, local_rank, resumes=resumes),
-                environ=told.environ(),
+                environ=env.environ(),
                 stdout=out.stdout,
                 stderr=out.stderr,
                 cpus=binding.cpus,

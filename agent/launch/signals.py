@@ -1,4 +1,4 @@
-"""Which signals mean what to msrun."""
+"""What each signal means to msrun."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOR_WORKERS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # unless the user lis
 
 
 def stops(spec: JobSpec) -> frozenset[signal.Signals]:
-    """Signals that ask for a stop; SIGHUP only where it is not ignored: nohup's wish."""
+    """Signals that request a stop; not SIGHUP where it is ignored, as under nohup."""
     listed = {signal.Signals[name] for name in spec.signals}
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         listed.discard(signal.SIGHUP)
@@ -18,24 +18,24 @@ def stops(spec: JobSpec) -> frozenset[signal.Signals]:
 
 
 def graceful(spec: JobSpec) -> frozenset[int]:
-    """Signals that ask for a graceful exit and never reach a worker."""
+    """Signals that request a graceful exit; they never reach a worker."""
     return frozenset(spec.graceful_signals)
 
 
 def passed_on(spec: JobSpec) -> frozenset[signal.Signals]:
-    """Signals that go to the workers and mean nothing else."""
+    """Signals that are forwarded to the workers and have no other meaning."""
     return FOR_WORKERS - stops(spec) - graceful(spec)
 
 
 def all_of(spec: JobSpec) -> frozenset[int]:
-    """Every signal that msrun takes."""
+    """Every signal that msrun handles."""
     return stops(spec) | graceful(spec) | passed_on(spec)
 
 
 def take_from_shell(spec: JobSpec) -> None:
-    """Give what msrun will handle its default meaning: workers inherit what is ignored.
+    """Reset the signals that msrun will handle: workers would inherit that they are ignored.
 
-    A shell starts a job in the background with SIGINT ignored.
+    A shell starts a background job with SIGINT ignored.
     """
     for signum in stops(spec) | graceful(spec):
         if signal.getsignal(signum) is signal.SIG_IGN:
@@ -43,10 +43,10 @@ def take_from_shell(spec: JobSpec) -> None:
 
 
 def hold(spec: JobSpec) -> None:
-    """Let signals wait until the supervisor listens, instead of ending msrun without grace."""
+    """Block signals until the supervisor listens; until then they would end msrun at once."""
     signal.pthread_sigmask(signal.SIG_BLOCK, all_of(spec))
 
 
 def release(spec: JobSpec) -> None:
-    """The supervisor listens."""
+    """Unblock them: the supervisor listens."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, all_of(spec))

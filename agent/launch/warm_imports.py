@@ -1,8 +1,8 @@
-"""What a script will import, found by parsing it and its local modules, never by running them.
+"""Finds what a script will import by parsing it and its local modules, never by running them.
 
 The rule of a warm start: nothing is preloaded that the script would not import itself, and nothing
-is preloaded early whose import the script prepares (by setting an environment variable that is
-read at import). When in doubt, the answer is a fresh interpreter.
+whose import the script prepares (by setting an environment variable that is read at import). When
+in doubt, a fresh interpreter is used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOOKS = ("worker_hooks", "msrun")  # a script imports the hooks under either nam
 HOOKS_ENTRY = "worker_hooks.training.run"  # imports everything that those names are looked up in
 OPTIMIZERS = ("torch.optim", "torch.compile")
 
-# Set before `import torch`, these change what the import does; any other variable is read later.
+# Set before `import torch`, these change what the import does; all others are read later.
 READ_AT_IMPORT = (
     "OMP",
     "MKL",
@@ -42,7 +42,7 @@ READ_AT_IMPORT = (
 READ_LATER = ("TORCH_NCCL", "TORCHELASTIC")
 LOOKS = frozenset({"get", "copy", "items", "keys", "values"})  # methods that change nothing
 
-# Import torch themselves; a script that uses them may never name torch.
+# These import torch themselves; a script that uses them may never name torch.
 TORCH_USERS = frozenset(
     {
         "accelerate",
@@ -57,7 +57,7 @@ TORCH_USERS = frozenset(
 
 
 class Findings:
-    """What the sources say."""
+    """What the sources contain."""
 
     def __init__(self) -> None:
         self.modules: set[str] = set()  # dotted names that are imported
@@ -67,7 +67,7 @@ class Findings:
 
 
 class Choice(NamedTuple):
-    """Warm or cold, with the reason in words."""
+    """Warm or cold, with the reason as text."""
 
     warmth: WarmStart | None
     reason: str
@@ -114,7 +114,7 @@ def choose(spec: JobSpec, argv: tuple[str, ...], environ: Mapping[str, str]) -> 
 
 
 def is_python_of_ours(spec: JobSpec) -> bool:
-    """Whether the workers run the very interpreter that runs msrun."""
+    """Whether the workers run the interpreter that runs msrun."""
     program = spec.program
     return program.kind is not ProgramKind.PROGRAM and program.interpreter == sys.executable
 
@@ -200,11 +200,11 @@ def _packages(entry: Path, search_path: Path) -> Iterator[Path]:
 def _parse(path: Path) -> ast.Module | None:
     try:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:
-            return None  # what a pipe holds is the worker's to read
-        with warnings.catch_warnings(action="ignore"):  # they are the worker's to give
+            return None  # the worker must read what is in a pipe
+        with warnings.catch_warnings(action="ignore"):  # the worker will print them
             return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # Python will say it better, with a traceback
+        return None  # Python will report it with a traceback
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
@@ -238,7 +238,7 @@ def _early_environ(tree: ast.Module) -> str | None:
 
 
 def _changes_environ(node: ast.AST) -> bool:
-    """os.environ[X] = .., del, |=, any method but those that only look, putenv, unsetenv."""
+    """os.environ[X] = .., del, |=, any method except those that only read, putenv, unsetenv."""
     match node:
         case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
             return _says_environ(value)
@@ -264,7 +264,7 @@ def _says_environ(node: ast.AST) -> bool:
 
 
 def _local(module: str, search_path: Path, folder: Path) -> Iterator[Path]:
-    """Source files that ``module`` may mean: beside the script, or relative to ``folder``."""
+    """Source files that ``module`` may refer to: beside the script, or relative to ``folder``."""
     dots = len(module) - len(module.lstrip("."))
     base = search_path if dots == 0 else folder
     for _ in range(dots - 1):

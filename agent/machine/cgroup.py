@@ -1,7 +1,7 @@
-"""Where the kernel counts the memory of the control group that we are in.
+"""Where the kernel counts the memory of this process's control group.
 
-In a container the path that ``/proc/self/cgroup`` tells may be the host's: what is mounted is then
-our own group.
+In a container ``/proc/self/cgroup`` may name the host's path; what is mounted is then the group
+itself.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 
 class Cgroup(NamedTuple):
-    """Our place in a tree of groups; its folders may not be there."""
+    """The place of this process in a tree of groups; its folders may not exist."""
 
     top: Path
-    below: tuple[str, ...]  # the way from the top to our group
+    below: tuple[str, ...]  # the path from the top to our group
     is_unified: bool  # version 2 of the kernel's interface
 
     @property
@@ -33,7 +33,7 @@ def groups(root: Path = Path("/")) -> Iterator[Cgroup]:
         controllers, _, path = rest.partition(":")
         below = PurePosixPath(path.lstrip("/")).parts
         if ".." in below:
-            below = ()  # it is outside of what we may see
+            below = ()  # it is outside of the visible tree
         if controllers == "":
             yield Cgroup(mounts, below, is_unified=True)
             yield Cgroup(mounts / "unified", below, is_unified=True)
@@ -46,4 +46,4 @@ def lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return []  # not this kind of cgroup, or not for us to read
+        return []  # not this kind of cgroup, or not readable for us

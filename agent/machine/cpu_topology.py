@@ -1,8 +1,8 @@
-"""What CPUs this machine has and how they hang together, read from /sys and /proc.
+"""The CPUs of this machine and how they are connected, read from /sys and /proc.
 
 Only CPUs that are online *and* allowed (a container's or batch system's cpuset) exist for us.
-Nothing here raises: a machine that does not tell (old kernel, sandbox) is one node, one package,
-one thread per core.
+Nothing here raises: without that information (old kernel, sandbox) the machine counts as one node,
+one package, one thread per core.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agent.text.ranges import parse_ranges
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """A physical core: the CPUs (hardware threads) that may be used, and where it sits."""
+    """A physical core: the CPUs (hardware threads) that may be used, and its location."""
 
     cpus: frozenset[int]
     node: int
@@ -88,7 +88,7 @@ def _cpu(root: Path, cpu: int) -> Path:
 
 
 def _group(root: Path, cpu: int, name: str) -> frozenset[int]:
-    """CPUs of a list in the CPU's folder; the CPU itself is always one of them."""
+    """The CPUs that a file in the CPU's folder lists, and always the CPU itself."""
     return _ranges(_cpu(root, cpu) / name) | {cpu}
 
 

@@ -1,7 +1,7 @@
 """Counts this node's devices without torch: for ``--nproc-per-node auto|cpu|gpu|xpu``.
 
-The count is of what a worker could see, so the visibility variables of CUDA and HIP apply. It says
-what the machine has, not what the installed torch was built for.
+It counts the devices that a worker could see, so the visibility variables of CUDA and HIP apply,
+whatever the installed torch was built for.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def nvml_count() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCounts:
-    """Where devices show; tests point it elsewhere."""
+    """Where the kernel shows devices; tests point it elsewhere."""
 
     dev: Path = Path("/dev")
     sys: Path = Path("/sys")
@@ -65,7 +65,7 @@ class DeviceCounts:
 
 
 def cpu_count() -> int:
-    """Cores this process may run on."""
+    """CPUs this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
@@ -82,7 +82,7 @@ def gpu_count(environ: Mapping[str, str], machine: DeviceCounts | None = None) -
 
 
 def visible(listed: str | None, present: int) -> int:
-    """How many of ``present`` devices a visibility variable leaves, by CUDA's own rules.
+    """How many of ``present`` devices a visibility variable leaves visible, by CUDA's rules.
 
     Reading stops at the first index that does not exist; a device named twice hides all.
     """
@@ -98,10 +98,10 @@ def visible(listed: str | None, present: int) -> int:
 
 
 def device_count(word: str, environ: Mapping[str, str], machine: DeviceCounts | None = None) -> int:
-    """Workers that ``auto``, ``cpu``, ``gpu`` or ``xpu`` stand for; always at least one.
+    """The number of workers that ``auto``, ``cpu``, ``gpu`` or ``xpu`` means; at least one.
 
     Raises:
-        UsageError: no such device is visible, or the word is another.
+        UsageError: no such device is visible, or the word is unknown.
     """
     machine = machine or DeviceCounts()
     match word:
@@ -121,7 +121,7 @@ def device_count(word: str, environ: Mapping[str, str], machine: DeviceCounts | 
 
 
 def _read(path: Path) -> str:
-    """A small file of /sys; empty when it went away or may not be read."""
+    """A small file of /sys; empty when it is gone or may not be read."""
     try:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:

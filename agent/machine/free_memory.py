@@ -1,7 +1,7 @@
-"""How much memory can still be had here before the kernel's out-of-memory killer comes.
+"""How much memory can be allocated here before the kernel's out-of-memory killer acts.
 
-A control group's own limit counts as well as those of the groups around it, and the machine's.
-Nothing here raises: what the kernel does not tell is no limit.
+The limits of the control group, of the groups around it and of the machine all count.
+Nothing here raises: a limit that the kernel does not show is no limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST_DIGITS = 20
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """What the tightest limit leaves; ``None``: none is known. ``root`` holds ``proc``, ``sys``."""
+    """Bytes below the tightest limit; ``None``: none is known. ``root`` has ``proc``, ``sys``."""
     found = [_available(root)]
     for group in groups(root):
         of = _unified if group.is_unified else _old
@@ -26,7 +26,7 @@ def free_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _available(root: Path) -> int | None:
-    """Of the whole machine, what the kernel holds for available without swapping."""
+    """What the kernel estimates to be available on the machine without swapping."""
     kib = _table(root / "proc/meminfo").get("MemAvailable:")
     return None if kib is None else kib * _KIB
 
@@ -34,14 +34,14 @@ def _available(root: Path) -> int | None:
 def _unified(level: Path) -> int | None:
     limits = [_number(level / "memory.max"), _number(level / "memory.high")]
     used, table = _number(level / "memory.current"), _table(level / "memory.stat")
-    return room(limits, used, table.get("inactive_file", 0), table.get("active_file", 0))
+    return free_in_group(limits, used, table.get("inactive_file", 0), table.get("active_file", 0))
 
 
 def _old(level: Path) -> int | None:
     limits = [_number(level / "memory.limit_in_bytes")]
     used, table = _number(level / "memory.usage_in_bytes"), _table(level / "memory.stat")
     idle, busy = (table.get(f"total_{kind}_file", 0) for kind in ("inactive", "active"))
-    return room(limits, used, idle, busy)
+    return free_in_group(limits, used, idle, busy)
 
 
 def _number(path: Path) -> int | None:
@@ -64,14 +64,16 @@ SPARE = 64 << 20  # bytes that a process takes besides the state, and the agent 
 _MOST = 1 << 62
 
 
-def room(limits: Iterable[int | None], used: int | None, idle: int, busy: int) -> int | None:
-    """What a control group can still have; ``None``: it has no limit.
+def free_in_group(
+    limits: Iterable[int | None], used: int | None, idle: int, busy: int
+) -> int | None:
+    """Bytes that a control group can still allocate; ``None``: it has no limit.
 
     Args:
         limits: in bytes; the lowest counts.
         used: bytes.
-        idle: bytes of files among those, which nobody has looked at for long: they are given up.
-        busy: bytes of files among those that are in use: half of them may go.
+        idle: bytes of cached files among those, not read for long: the kernel drops all of them.
+        busy: bytes of cached files among those, in use: the kernel may drop half of them.
     """
     known = [limit for limit in limits if limit is not None]
     if not known or used is None:
@@ -82,20 +84,20 @@ def room(limits: Iterable[int | None], used: int | None, idle: int, busy: int) -
 def needed(state: int, host: int, private: int, gone: int) -> int:
     """Bytes that a checkpoint in memory and the replacement of ``gone`` ranks take.
 
-    Those ranks are dead, so what they had is free already, and their successors will need it.
+    Those ranks are dead, so their memory is free already, and their replacements will need it.
 
     Args:
-        state: bytes of the replicated state, as a rank says.
-        host: what of it is not on an accelerator.
-        private: bytes of what all ranks have for themselves.
-        gone: how many ranks are to be started again.
+        state: bytes of the replicated state, as a rank reports.
+        host: bytes of it that are not on an accelerator.
+        private: bytes of all ranks' private state.
+        gone: how many ranks will be started again.
     """
     state, host = (min(max(0, nbytes), _MOST) for nbytes in (state, host))
     return state + SPARE + gone * (host + SPARE) + private
 
 
 def shortage(wanted: int, free: int | None) -> str:
-    """Why there is no room, as a sentence; empty: there is, or nobody knows."""
+    """Why there is no room, as a sentence; empty: there is, or it is unknown."""
     if free is None or wanted <= free:
         return ""
     return f"there is no room for the state: {sized(wanted)} needed, {sized(free)} free"

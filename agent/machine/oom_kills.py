@@ -1,8 +1,8 @@
-"""The kernel's own count of processes it killed because memory ran out.
+"""The kernel's count of processes that it killed because memory ran out.
 
-The cgroup's counter counts its processes whichever out-of-memory killer took them, so it decides
-alone where it can be read; the machine-wide counter, which other containers raise, too, is asked
-only where there is no cgroup counter. Nothing here raises: no counter, no claim.
+The counter of the cgroup includes its processes whichever out-of-memory killer killed them, so it
+alone decides where it can be read. Other containers raise the machine-wide counter, too, so it is
+read only where there is no cgroup counter. Nothing here raises: no counter, no claim.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.machine.cgroup import groups, lines
 
 @dataclass(frozen=True, slots=True)
 class OomCounters:
-    """A snapshot; ``None`` where the kernel does not tell."""
+    """A snapshot; ``None`` where the kernel shows no counter."""
 
     cgroup: int | None = None
     machine: int | None = None
@@ -40,7 +40,7 @@ def read_counters(root: Path = Path("/")) -> OomCounters:
 
 
 def _cgroup_files(root: Path) -> Iterator[Path]:
-    """Files that may hold our cgroup's counter, best first."""
+    """Files that may hold the counter of our cgroup, best first."""
     for group in groups(root):
         ours, *_, top = (*group.levels, group.top)
         name = "memory.events" if group.is_unified else "memory.oom_control"

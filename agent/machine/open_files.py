@@ -1,17 +1,17 @@
-"""What the kernel lets this process have."""
+"""The limit of open files."""
 
 from __future__ import annotations
 
 import os
 import resource
 
-SPARE = 64  # logs, pipes, the forkserver, and what is open for moments
+SPARE = 64  # logs, pipes, the forkserver, and files that are open for a moment
 
 
 def allow_files(count: int) -> None:
     """Raise the soft limit of open files, as far as that is allowed, so that ``count`` more fit.
 
-    Workers keep the limit that msrun was given: the forkserver began with it.
+    Workers keep the limit that msrun was started with: the forkserver has it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd")) + count + SPARE

@@ -1,7 +1,7 @@
-"""What msrun writes about a run: events, its own log, the present state. Never fails the job.
+"""What msrun writes about a run: events, its own log, the present state. It never fails the job.
 
-``events.jsonl`` and ``scheduler.log`` grow, ``status.json`` is replaced. A full disk is said once
-and costs lines here, never a worker.
+``events.jsonl`` and ``scheduler.log`` grow, ``status.json`` is replaced. A full disk is reported
+once and costs lines here, never a worker.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Journal:
         say: Callable[[str], None],
         echo: Callable[[str], None] | None = None,
     ) -> None:
-        """``layout`` None: nothing is written. ``echo``: takes the events as lines of JSON, too."""
+        """``layout`` None: nothing is written. ``echo``: also gets the events, as lines of JSON."""
         self._layout = layout
         self._say = say
         self._echo = echo
-        self._said = False  # of troubles only the first
+        self._has_reported = False  # only the first problem is reported
         self._files: dict[Path, int] = {}
 
     def event(self, what: str, **fields: object) -> None:
@@ -59,11 +59,11 @@ class Journal:
             self.trouble(path, error)
 
     def trouble(self, path: Path, error: OSError, doing: str = "write") -> None:
-        """Say once that files cannot be written, or shown."""
-        if not self._said:
-            self._said = True
+        """Report once that files cannot be written, or shown."""
+        if not self._has_reported:
+            self._has_reported = True
             self._say(
-                f"cannot {doing} {path} ({error.strerror}): the job goes on, "
+                f"cannot {doing} {path} ({error.strerror}): the job continues, "
                 "logs and console may lack lines"
             )
 
@@ -75,7 +75,7 @@ class Journal:
                 self._files[path] = fd
             data = line.encode(errors="backslashreplace") + b"\n"
             written = os.write(fd, data)
-            if written < len(data):  # the disk became full within the line: whole lines only
+            if written < len(data):  # the disk became full within the line: remove the fragment
                 os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR) - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301
         except OSError as error:

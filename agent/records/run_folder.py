@@ -1,4 +1,4 @@
-"""Makes a run's folder ready: it exists, can be written, is ours, holds no old run's files."""
+"""Prepares a run's folder: it exists, is writable and locked, and holds no earlier run's files."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def open_run_folder(layout: RunLayout) -> int:
 
 
 def abandon_run_folder(layout: RunLayout, lock: int) -> None:
-    """Give the folder back as it was found: nothing was started."""
+    """Leave the folder as it was found: nothing was started."""
     with contextlib.suppress(OSError):
         os.unlink(layout.scheduler_log)
         os.unlink(layout.lock)
-        os.rmdir(layout.folder)  # unless it holds what others put there
+        os.rmdir(layout.folder)  # unless it holds files of others
     os.close(lock)
 
 
 def _set_earlier_run_aside(layout: RunLayout) -> None:
-    """Move what a previous run left into ``earlier/<its id>/``: nothing is overwritten."""
+    """Move the files of an earlier run into ``earlier/<its id>/``: nothing is overwritten."""
     earlier = _earlier_id(layout)
     names = [SCHEDULER_LOG, EVENTS, STATUS, FAILURE]
-    if earlier is not None:  # else what has such a name is the user's, and is only added to
+    if earlier is not None:  # else files of such names are the user's, and are appended to
         names += [f"errors/{path.name}" for path in layout.folder.glob("errors/attempt_*")]
     found = [layout.folder / name for name in names if (layout.folder / name).exists()]
     found += sorted(layout.folder.glob(f"{glob.escape(layout.stem)}_*.log"))
@@ -70,7 +70,7 @@ def _set_earlier_run_aside(layout: RunLayout) -> None:
             kept = aside / path.relative_to(layout.folder)
             kept.parent.mkdir(exist_ok=True)
             os.rename(path, kept)
-        os.rmdir(layout.folder / "errors")  # unless it holds what is the user's
+        os.rmdir(layout.folder / "errors")  # unless it holds files of the user
 
 
 def _earlier_id(layout: RunLayout) -> str | None:

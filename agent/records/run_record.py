@@ -26,22 +26,22 @@ class Record(NamedTuple):
     record_id: str
     run_id: str
     pid: int
-    born: int  # the process's start in clock ticks since boot: tells a reused pid
+    born: int  # when the process started, in clock ticks since boot: detects a reused pid
     log_dir: str
     argv: tuple[str, ...]
     cwd: str
     started: float  # seconds since the epoch
     checkpoints: tuple[str, ...] = ()  # folders that this run saves into, absolute
-    environ: Mapping[str, str] = {}  # what agent.records.remembered keeps of the launch's
-    lineage: tuple[str, ...] = ()  # record ids of the runs that this one goes on from, newest first
+    environ: Mapping[str, str] = {}  # what remembered() keeps of the launcher's environment
+    lineage: tuple[str, ...] = ()  # record ids of the runs that this one resumes, newest first
 
     def is_alive(self) -> bool:
-        """Whether the msrun of this record still runs."""
+        """Whether the msrun process of this record still runs."""
         return birth(self.pid) == self.born
 
 
 def birth(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot; ``None`` when there is none alive."""
+    """When a process was started, in clock ticks since boot; ``None``: it is not alive."""
     found = read_stat(pid)
     return None if found is None or found.is_dead else found.born
 
@@ -65,7 +65,7 @@ def writable_folder(environ: Mapping[str, str]) -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Against what somebody else laid ready, under /tmp above all: both levels must be ours."""
+    """Whether both levels belong to this user: under /tmp, others may have prepared them."""
     found = (os.lstat(level) for level in (folder.parent, folder))
     return all(
         stat.S_ISDIR(level.st_mode)
@@ -76,7 +76,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Write a record into ``folder/<record id>/``; ended records beyond the kept number go.
+    """Write a record into ``folder/<record id>/``; surplus records of ended runs are deleted.
 
     Raises:
         OSError: it cannot be written.
@@ -89,7 +89,7 @@ def write(folder: Path, record: Record) -> None:
 
 
 def add_checkpoints(folder: Path, record: Record, path: str) -> Record:
-    """Note a folder that the run saves into, so that a resume finds it; the record as it is then.
+    """Add a folder that the run saves into, so that a resume finds it; return the new record.
 
     Raises:
         OSError: the record cannot be written.
@@ -111,14 +111,14 @@ def _prune(folder: Path) -> None:
 
 
 def claim(folder: Path, record_id: str) -> int | None:
-    """Be the only one to go on from a run, for as long as the answer is open.
+    """Be the only one to resume a run, for as long as the returned descriptor is open.
 
     Args:
         folder: of all records.
-        record_id: the run's; nobody may remember it, then there is nothing to hold.
+        record_id: the run's. Its record may be gone; then there is nothing to lock.
 
     Raises:
-        UsageError: somebody else goes on from it.
+        UsageError: another msrun resumes it.
     """
     try:
         own = os.open(folder / Path(record_id).name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -129,9 +129,9 @@ def claim(folder: Path, record_id: str) -> int | None:
     except BlockingIOError:
         os.close(own)
         raise UsageError(
-            f"run {record_id} goes on already: another msrun began to resume it a moment ago"
+            f"run {record_id} is being resumed already: another msrun began a moment ago"
         ) from None
-    except OSError:  # a file system without locks: nothing can be held there
+    except OSError:  # a file system without locks
         os.close(own)
         return None
     return own
@@ -196,7 +196,7 @@ _SESSION = frozenset(
 
 _SESSION_STARTS = (
     *("TERM", "SSH_", "XDG_SESSION", "XDG_SEAT", "XDG_VTNR", "DBUS", "TMUX", "VTE_", "GPG_"),
-    *("BASH_FUNC_", "MSRUN_", "SLURM_"),  # an outer run or an allocation is over by then
+    *("BASH_FUNC_", "MSRUN_", "SLURM_"),  # an outer run or an allocation has ended by then
 )
 
 _SECRET = re.compile(
@@ -208,7 +208,7 @@ _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 
 
 def remembered(environ: Mapping[str, str]) -> dict[str, str]:
-    """All but what belongs to a terminal's session, and what looks like a secret."""
+    """The environment without what belongs to a terminal's session or looks like a secret."""
     return {
         name: value
         for name, value in environ.items()

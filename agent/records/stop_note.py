@@ -1,6 +1,6 @@
-"""What ``msrun stop`` says beside its signal: how patient it is. A file in the run's record.
+"""What ``msrun stop`` adds to its signal: how patient it is. A file in the run's record.
 
-The run takes it away when the signal arrives, so it counts for that signal only.
+The run removes it when the signal arrives, so it counts for that signal only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ NOTE = "stop.json"
 class StopNote(NamedTuple):
     """How to stop."""
 
-    is_graceful: bool = False  # nobody kills msrun soon: all the time there is
+    is_graceful: bool = False  # nobody will kill msrun soon: it may take its time
     grace_s: float | None = None  # for the graceful exit; None: as the run's options say
-    is_now: bool = False  # no grace for anything
+    is_now: bool = False  # no grace at all
 
     @property
     def words(self) -> str:

@@ -1,7 +1,7 @@
-"""Shows the workers' log files on the console, whole lines only, while they are being written.
+"""Shows the workers' log files on the console, complete lines only, while they are written.
 
-The workers write their files themselves; this thread only reads behind them, so a slow or stuck
-terminal holds up nothing but the view. The kernel says when a file grew (inotify): no polling.
+The workers write their files themselves and this thread only reads them, so a slow or stuck
+terminal delays nothing but the view. The kernel reports when a file grew (inotify): no polling.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ IN_MODIFY = 0x2  # linux/inotify.h
 IN_NONBLOCK = 0o4000
 CHUNK_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 20  # a longer line is shown in pieces of about this size
-SPARED_FILES = 16  # descriptors that are left to the rest of the process
-POLL_S = 0.2  # only where the kernel has no inotify watch left to give
+SPARED_FILES = 16  # descriptors reserved for the rest of the process
+POLL_S = 0.2  # only where the kernel has no inotify watch left
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class LogView:
     prefix: bytes | None  # before each line; None: bytes pass as they come
     filters: tuple[bytes, ...] = ()  # a line with one of these is copied ...
     filtered: Path | None = None  # ... to this file
-    rank: int = -1  # whose output it is, where only that of some ranks begins anew
+    rank: int = -1  # whose output it is; -1: nobody's in particular
 
 
 def append(path: Path, data: bytes) -> None:
@@ -49,10 +49,10 @@ def append(path: Path, data: bytes) -> None:
 
 
 class Follower:
-    """One file, read up to its present end again and again."""
+    """One file, read again and again up to its present end."""
 
     def __init__(self, view: LogView, copy: Callable[[Path, bytes], None] = append) -> None:
-        """Open the file; ``copy`` takes the lines that the filters pick.
+        """Open the file; ``copy`` gets the lines that the filters pick.
 
         Raises:
             OSError: it cannot be opened.
@@ -68,7 +68,7 @@ class Follower:
         return self._file
 
     def read(self, write: Callable[[int, bytes], None]) -> bool:
-        """Show one chunk; False when there was nothing new.
+        """Show one chunk; False if there was nothing new.
 
         Raises:
             OSError: it cannot be read.
@@ -90,12 +90,12 @@ class Follower:
         return True
 
     def hush(self) -> None:
-        """Read what is there by now, and nothing that comes after it. From another thread."""
+        """Read what is there by now, and nothing that is written later. From another thread."""
         with contextlib.suppress(OSError):  # finished meanwhile
             self._end = os.fstat(self._file).st_size
 
     def finish(self, write: Callable[[int, bytes], None]) -> None:
-        """Show a last line that has no end, and read no more."""
+        """Show an incomplete last line, and read no more."""
         if self._partial:
             self._show([self._partial], write)
         os.close(self._file)
@@ -118,22 +118,22 @@ def _lines(data: bytes) -> list[bytes]:
     return [*lines, pieces[-1]] if pieces[-1] else lines
 
 
-def _unheard(path: Path, error: OSError, doing: str) -> None:
-    """Say nothing: for files that others made."""
+def _ignore(path: Path, error: OSError, doing: str) -> None:
+    """Report nothing: for files that others made."""
 
 
 class Tail:
     """The thread that follows files."""
 
-    def __init__(self, trouble: Callable[[Path, OSError, str], None] = _unheard) -> None:
-        """``trouble`` is told, mostly by the thread, what cannot be shown or written, and why."""
+    def __init__(self, trouble: Callable[[Path, OSError, str], None] = _ignore) -> None:
+        """``trouble`` is called, mostly by the thread, with what cannot be shown or written."""
         self._trouble = trouble
         self._lock = threading.Lock()
         self._wanted: list[tuple[list[Follower], frozenset[int] | None]] = []
         self._followers: list[Follower] = []
-        self._newest: list[Follower] = []  # to be followed, or followed already
+        self._newest: list[Follower] = []  # followed already, or as soon as the thread wakes up
         self._stopping = False
-        self._closed: set[int] = set()  # who read there is gone
+        self._closed: set[int] = set()  # descriptors whose reader is gone
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._files_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._inotify = _Inotify()
@@ -143,16 +143,16 @@ class Tail:
     def follow(self, views: list[LogView], ranks: frozenset[int] | None = None) -> None:
         """Follow these files from their beginning; those followed so far are shown to their end.
 
-        ``ranks``: only those of these ranks are; the others are followed on.
+        ``ranks``: replace only the files of these ranks, and continue to follow the others.
         """
-        # opened here and now: the next attempt renames them, however late the thread is
+        # opened now, not by the thread: the next attempt renames the files
         followers = list(self._open(views))
         self._newest = [one for one in self._newest if _goes_on(one, ranks)] + followers
         if self._thread is None and followers:
             thread = threading.Thread(target=self._run, name="msrun-tail", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads for this user
+            except RuntimeError:  # no thread is left for this user
                 error = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
                 self._trouble(views[0].path, error, "show")
                 for follower in followers:
@@ -172,17 +172,17 @@ class Tail:
                     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # noqa: TRY301
                 yield follower
             except FileNotFoundError:
-                continue  # it is gone or was never made: nothing to show
+                continue  # it is gone or was never made
             except OSError as error:
                 self._trouble(view.path, error, "show")
 
     def hush(self) -> None:
-        """Show what is there by now, and nothing that comes after it, until others are followed."""
+        """Show what is there by now, and nothing that is written later, until the next follow()."""
         for follower in self._newest:
             follower.hush()
 
     def close(self, patience_s: float) -> bool:
-        """Show what is left and stop; False if the console took nothing for ``patience_s``."""
+        """Show the rest and stop; False if the console accepted nothing for ``patience_s``."""
         self.progress = time.monotonic()
         self._stopping = True
         self._wake()
@@ -197,7 +197,7 @@ class Tail:
         try:
             os.write(self._wake_write, b"x")
         except BlockingIOError:
-            return  # it is about to wake anyway
+            return  # it is about to wake up anyway
 
     def _run(self) -> None:
         poll = select.poll()
@@ -207,7 +207,7 @@ class Tail:
             poll.poll(int(POLL_S * 1000) if self._inotify.blind else None)
             for fd in (self._wake_read, self._inotify.fd):
                 _drain(fd)
-            stopping = self._stopping  # before reading: what was written by now is shown
+            stopping = self._stopping  # before reading: what has been written by now is shown
             self._read_all()
             self._take_wanted()
             if stopping:
@@ -226,7 +226,7 @@ class Tail:
             self._read_all()
 
     def _read_all(self) -> None:
-        """Show what there is, in turns: one that never stops must not starve the others."""
+        """Show what is there, in turns: a file that never ends must not starve the others."""
         busy = True
         while busy:
             busy = any([self._read(follower) for follower in self._followers])  # noqa: C419  all
@@ -261,7 +261,7 @@ class Tail:
                 select.select([], [fd], [])
             except OSError as error:
                 if error.errno != errno.EINTR:
-                    self._closed.add(fd)  # `msrun ... | head`: nobody reads, the job goes on
+                    self._closed.add(fd)  # `msrun ... | head`: nobody reads, the job continues
 
 
 def _goes_on(follower: Follower, ranks: frozenset[int] | None) -> bool:
@@ -269,7 +269,7 @@ def _goes_on(follower: Follower, ranks: frozenset[int] | None) -> bool:
 
 
 class _Inotify:
-    """The kernel's word that a file was written to."""
+    """The kernel's notice that a file was written to."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)

@@ -25,16 +25,16 @@ class WorkerOutput:
     def __init__(
         self, spec: JobSpec, layout: RunLayout, journal: Journal, progress: Callable[[str], None]
     ) -> None:
-        """``progress`` shows a passing word on a terminal."""
+        """``progress`` shows a line on a terminal that the next one replaces."""
         self._spec = spec
         self._layout = layout
         self._journal = journal
         self._tail = Tail(journal.trouble)
-        self._ahead: dict[int, int] = {}  # rank -> its next log, held open for a newcomer
+        self._next_logs: dict[int, int] = {}  # rank -> descriptor of its replacement's log
         self.progress = progress
 
     def begin(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:
-        """Keep the past attempt's files, make the new ones and show them as they grow."""
+        """Keep the past attempt's files, make new ones and show them as they grow."""
         self.make(attempt, orders)
         self._show(attempt, orders, None)
 
@@ -45,50 +45,52 @@ class WorkerOutput:
         if attempt > 0:
             worker_files.keep(self._layout, attempt - 1, orders)
         for order in orders:
-            if order.rank in self._ahead:
+            if order.rank in self._next_logs:
                 worker_files.rename_next(self._layout, order.rank, self._journal.trouble)
         worker_files.make(orders, self._journal.trouble)
 
-    def make_ahead(self, orders: Sequence[WorkerOrder]) -> tuple[WorkerOrder, ...]:
-        """Make files for ranks whose files are still those of the dead; :meth:`make` swaps them.
+    def make_next(self, orders: Sequence[WorkerOrder]) -> tuple[WorkerOrder, ...]:
+        """Make files for replacements while the dead ranks' files have the names.
+
+        :meth:`make` gives the new files those names.
 
         Returns:
-            The orders, with paths that stay good until :meth:`forget_ahead`; without those whose
+            The orders, with paths that are valid until :meth:`close_next`; without those whose
             files cannot be made.
         """
-        self.forget_ahead()
+        self.close_next()
         if self._spec.logs.disabled:
             return tuple(orders)
         logs = {order.rank: str(self._layout.worker_log(order.rank)) for order in orders}
         wanted = [one.rank for one in orders if logs[one.rank] in {one.stdout, one.stderr}]
         opened = worker_files.open_next(self._layout, wanted, self._journal.trouble)
-        self._ahead = dict(opened)
-        paths = {logs[rank]: held(file) for rank, file in self._ahead.items()}
+        self._next_logs = dict(opened)
+        paths = {logs[rank]: held(file) for rank, file in self._next_logs.items()}
         made = tuple(
             order._replace(
                 stdout=paths.get(order.stdout, order.stdout),
                 stderr=paths.get(order.stderr, order.stderr),
             )
             for order in orders
-            if order.rank in self._ahead or order.rank not in wanted
+            if order.rank in self._next_logs or order.rank not in wanted
         )
         worker_files.make_folders(made, self._journal.trouble)
         return made
 
     def discard(self, orders: Sequence[WorkerOrder]) -> None:
-        """What newcomers wrote that nobody wants: others will write to files of the same names."""
+        """Remove the files of cancelled replacements: others will write to the same names."""
         if not self._spec.logs.disabled:
             worker_files.remove(self._layout, orders)
 
-    def forget_ahead(self) -> None:
-        """Whoever was to write to those files has opened them, or never will."""
-        for rank, file in self._ahead.items():
+    def close_next(self) -> None:
+        """Close the next logs: each writer has opened its own by now, or never will."""
+        for rank, file in self._next_logs.items():
             os.close(file)
             worker_files.remove_next(self._layout, rank)
-        self._ahead = {}
+        self._next_logs = {}
 
     def add(self, attempt: int, orders: Sequence[WorkerOrder]) -> None:
-        """Show newcomers' files, too, which were made, as they grow."""
+        """Also show the replacements' files, which were made, as they grow."""
         self._show(attempt, orders, frozenset(order.rank for order in orders))
 
     def _show(
@@ -148,16 +150,16 @@ class WorkerOutput:
             if teed:
                 template = TORCHRUN_PREFIX
             elif self._spec.nproc == 1:
-                return None  # one worker: its output as it is, prompts and progress bars too
+                return None  # one worker: its output unchanged, prompts and progress bars too
             else:
                 template = PREFIX
-        told = {"role_name": self._spec.role, "rank": rank, "local_rank": local_rank}
-        return Template(template).safe_substitute(told).encode()
+        values = {"role_name": self._spec.role, "rank": rank, "local_rank": local_rank}
+        return Template(template).safe_substitute(values).encode()
 
     def hush(self) -> None:
-        """Show what was written by now, and nothing that comes after it."""
+        """Show what has been written by now, and nothing that is written later."""
         self._tail.hush()
 
     def close(self, patience_s: float) -> bool:
-        """Show what is left; False if the console took nothing for ``patience_s``."""
+        """Show the rest; False if the console accepted nothing for ``patience_s``."""
         return self._tail.close(patience_s)

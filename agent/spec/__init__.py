@@ -1,1 +1,1 @@
-"""The job as it was asked for: specification, timeouts, console."""
+"""The job as the user requested it: specification, timeouts, console."""

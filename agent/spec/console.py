@@ -1,19 +1,15 @@
-"""Where msrun speaks to a person."""
+"""How msrun prints for people."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """How the command line shows things to people."""
+    """Functions of the command line that print."""
 
     say: Callable[[str], None]  # one sentence on stderr
     report: Callable[[str], None]  # the failure report
-    progress: Callable[[str], None]  # a passing word, on a terminal only
+    progress: Callable[[str], None]  # a line that the next one replaces, on a terminal only

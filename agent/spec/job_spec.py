@@ -1,7 +1,7 @@
 """The one frozen description of a job that flags, YAML and environment are turned into.
 
 Everything below the command line reads this and nothing else. Values are already checked. What is
-needed before the first fork is made of named tuples: dataclasses cost 25 ms of start-up.
+needed before the first fork consists of named tuples: dataclasses cost 25 ms of start-up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class UsageError(Exception):
-    """Something given to msrun is wrong: one clear sentence that says what to do; exit code 2."""
+    """The request is wrong: one sentence that says what to do instead; exit code 2."""
 
 
 class Std(IntFlag):
@@ -35,9 +35,9 @@ class ProgramKind(Enum):
 
 
 class StartMethod(Enum):
-    """How workers come to life."""
+    """How workers are started."""
 
-    AUTO = "auto"  # fork from a warm interpreter where that is safe, else a fresh one
+    AUTO = "auto"  # fork a warm interpreter where that is safe, else start a fresh one
     SPAWN = "spawn"  # always a fresh interpreter
 
 
@@ -51,15 +51,15 @@ class Program(NamedTuple):
 
 
 class Timeouts(NamedTuple):
-    """Bounds of the waiting states, in seconds; ``None`` means the user asked for no bound."""
+    """Bounds of the waiting states, in seconds; ``None``: no bound."""
 
     start_s: float | None = 600.0  # --cluster_time_out
     grace_s: float = 30.0  # --shutdown-timeout: from asking workers to stop to SIGKILL
     kill_s: float = 30.0  # from SIGKILL to giving up on an unkillable worker
-    scheduler_s: float | None = None  # --scheduler_grace: what the cluster gives msrun to end
+    scheduler_s: float | None = None  # --scheduler_grace: how long the cluster lets msrun exit
     exit_s: float = 30.0  # --grace: from a signal that asks for a stop until the step is saved
-    asked_exit_s: float = 600.0  # the same for other requests, after which nobody kills msrun
-    hang_s: float | None = None  # --hang_timeout; None: by the ranks' own pace; 0: nobody looks
+    asked_exit_s: float = 600.0  # the same for other requests: nobody kills msrun after them
+    hang_s: float | None = None  # --hang_timeout; None: from the ranks' own pace; 0: no detection
 
 
 class LogSpec(NamedTuple):
@@ -83,36 +83,57 @@ class LogSpec(NamedTuple):
 
 
 class DumpSpec(NamedTuple):
-    """How a power-off checkpoint is made and what a run goes on from. Times in seconds.
+    """How a dump is made and what a run resumes from. Times in seconds.
 
     ``agent.spec.timeouts`` derives the times from what the user gave.
     """
 
-    update_grace_s: float = 10.0  # --update_grace: for an optimizer update that is under way
-    freeze_s: float = 5.0  # --freeze_timeout: until ranks outside an update say they stand still
+    update_grace_s: float = 10.0  # --update_grace: for an optimizer update in progress
+    freeze_s: float = 5.0  # --freeze_timeout: until ranks outside an update report to be frozen
     stall_s: float = 20.0  # --dump_timeout: without a byte of progress
     split: bool = False  # --dump_split: all survivors write a part each
     fallback: Path | None = None  # --dump_fallback; None: dumps/ in the log folder
-    resume: Path | None = None  # the verified checkpoint folder that attempt 0 goes on from
+    resume: Path | None = None  # the verified checkpoint folder that attempt 0 resumes from
     resume_step: int = 0  # what it holds
-    lineage: tuple[str, ...] = ()  # record ids of the runs that this one goes on from, newest first
+    lineage: tuple[str, ...] = ()  # record ids of the runs that this one resumes, newest first
     recover_arg: str = "--is_recover=1"  # --recover_arg: appended at a resume; empty: nothing
     restarts_explicit: bool = False  # whether --max-restarts was given, in whatever way
-    after_failure: bool = True  # --on_failure names it; a graceful exit is saved all the same
+    after_failure: bool = True  # --on_failure allows a dump; a graceful exit is saved in any case
     ttp: bool = True  # MS_ENABLE_TFT='{TTP:0}' switches the feature off
+    places: int = 2  # folders to try: the script's and the fallback
+    memory_writers: int = 8  # at most: a core touches 2 GB of memory a second, a GPU has its link
+
+    @property
+    def answer_s(self) -> float:
+        """Until every rank says what it holds, the grace for its update included."""
+        return self.freeze_s + self.update_grace_s
 
 
 class ReplaceSpec(NamedTuple):
-    """Whether lost ranks alone are started again, while the others live on."""
+    """Whether only lost ranks are started again while the others stay alive."""
 
     is_on: bool = True  # --on_failure, MS_ENABLE_TFT='{ARF:0}'
-    why_off: str = ""  # in words, where it is not on
-    most: int = 20  # --max_replacements within the period
+    why_off: str = ""  # as text, if it is not on
+    max_replacements: int = 20  # --max_replacements within the period
     period_s: float = 3600.0  # --replacement_period
+    deaths: int = 3  # of one rank at one step: after so many it is not replaced any more
+    rejoin_s: float = 30.0  # for survivors to leave the training function
+    join_s: float = 600.0  # for all to be in the new process group, newcomers too
+
+
+class Policy(NamedTuple):
+    """What the user asked for, as far as the controller's decisions need it."""
+
+    ranks: tuple[int, ...]
+    max_restarts: int
+    timeouts: Timeouts = Timeouts()
+    dump: DumpSpec = DumpSpec()
+    replace: ReplaceSpec = ReplaceSpec()
+    stalls: int = 3  # attempts in a row without a new commit end the job
 
 
 class BindSpec(NamedTuple):
-    """CPU binding that was asked for; ``agent.launch.cpu_binding`` resolves it."""
+    """The requested CPU binding; ``agent.launch.cpu_binding`` resolves it."""
 
     auto: bool = False  # --bind_core=True: an even, NUMA-aware share of the cores
     cores: Mapping[int, tuple[str, ...]] = {}  # {0: ("0-3", "8")}
@@ -120,7 +141,7 @@ class BindSpec(NamedTuple):
 
     @property
     def wanted(self) -> bool:
-        """Whether any binding was asked for."""
+        """Whether any binding is requested."""
         return self.auto or bool(self.cores) or self.numa is not None
 
 
@@ -131,8 +152,8 @@ class JobSpec(NamedTuple):
     nproc: int  # workers on this node
     run_id: str  # TORCHELASTIC_RUN_ID
     record_id: str  # unique name of this run on this host
-    argv: tuple[str, ...] = ()  # the words after msrun that start this job again
-    is_away: bool = False  # --resume took msrun to the run's folder from another one
+    argv: tuple[str, ...] = ()  # the arguments of msrun that start this job again
+    is_away: bool = False  # --resume changed into the run's folder from another one
     nnodes: int = 1
     node_rank: int = 0
     role: str = "default"
@@ -152,6 +173,11 @@ class JobSpec(NamedTuple):
     virtual_local_rank: bool = False
     rank_table_file: str | None = None
     event_log_handler: str = "null"  # null | console
+
+    @property
+    def policy(self) -> Policy:
+        """The part that decides."""
+        return Policy(self.ranks_here, self.max_restarts, self.timeouts, self.dump, self.replace)
 
     @property
     def world_size(self) -> int:

@@ -1,4 +1,4 @@
-"""What does not change during a run."""
+"""The facts of a run that do not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker_hooks.contract.protocol import WorkerOrder
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Read by whoever tells about the run."""
+    """What the status page, the failure report and the journal say about the run."""
 
     spec: JobSpec
     layout: RunLayout
@@ -22,5 +22,5 @@ class RunFacts:
 
     @property
     def ids(self) -> dict[str, str]:
-        """The run's names."""
+        """The run's ids."""
         return {"run_id": self.spec.run_id, "record_id": self.spec.record_id}

@@ -1,13 +1,13 @@
-"""The ladder of waiting times: each must leave room for the one below it. Pure.
+"""The ladder of timeouts: each must leave room for the one below it. Pure.
 
     freeze < update grace < dump without progress < stop grace < the scheduler's grace
 
-A graceful exit has a ladder of its own, from the request on:
+A graceful exit has its own ladder, from the request on:
 
-    all ranks come to one step < it is saved < the scheduler's grace
+    all ranks reach one step < it is saved < the scheduler's grace
 
-What the user gave stands. The rest follows from it: halfway down from what is above, never below
-what a disk may need (a dump is worth more than punctuality), and above what is below.
+A value that the user gave is kept. The others are derived: half of the rung above, never less than
+a disk may need (a dump is worth more than punctuality), and more than the rung below.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent.spec.job_spec import JobSpec, UsageError
 
 
 class TimeoutRung(NamedTuple):
-    """A time that was given, in seconds, and how an error names it (``--dump_timeout=9``)."""
+    """A time that the user gave, in seconds, and its name in an error (``--dump_timeout=9``)."""
 
     seconds: float
     shown: str
@@ -40,7 +40,7 @@ class TimeoutLadder(NamedTuple):
 class _Step(NamedTuple):
     default_s: float
     floor_s: float
-    room: float  # how many times the rung below it is, where nothing was given
+    room: float  # by which factor it exceeds the rung below, where nothing was given
 
 
 _STEPS = (_Step(5, 2, 1), _Step(10, 5, 2), _Step(20, 10, 2), _Step(30, 0, 1.5))
@@ -55,10 +55,10 @@ def derive(
     grace: TimeoutRung | None = None,
     scheduler: TimeoutRung | None = None,
 ) -> TimeoutLadder:
-    """The whole ladder from what was given; ``None``: nothing was.
+    """The whole ladder from the values that were given; ``None``: not given.
 
     Raises:
-        UsageError: two times that were given are not in order.
+        UsageError: two of the given times are not in order.
     """
     given = (freeze, update_grace, stall, grace)
     _check_order([rung for rung in (*given, scheduler) if rung is not None])
@@ -68,15 +68,20 @@ def derive(
             above = next((rung for rung in (*given[at + 1 :], scheduler) if rung is not None), None)
             times[at] = _over(times[at - 1], times[at], at, above)
     freeze_s, update_grace_s, stall_s, grace_s = times
-    scheduler_s = None if scheduler is None else scheduler.seconds
-    return TimeoutLadder(freeze_s, update_grace_s, stall_s, grace_s, scheduler_s)
+    return TimeoutLadder(
+        freeze_s=freeze_s,
+        update_grace_s=update_grace_s,
+        stall_s=stall_s,
+        grace_s=grace_s,
+        scheduler_s=None if scheduler is None else scheduler.seconds,
+    )
 
 
 def _down(given: Sequence[TimeoutRung | None], scheduler: TimeoutRung | None) -> list[float]:
-    """Each time leaves room for those below it; floors yield only to times of the dump itself."""
+    """Each time leaves room for those below it; only a given time of the dump undercuts a floor."""
     times = [step.default_s for step in _STEPS]
     above = None if scheduler is None else scheduler.seconds / _SCHEDULER_ROOM
-    is_asked = False  # whether a time of the dump itself was given above
+    is_asked = False  # whether a time of the dump was given above
     for at in reversed(range(len(_STEPS))):
         rung, step = given[at], _STEPS[at]
         if rung is not None:
@@ -91,7 +96,7 @@ def _down(given: Sequence[TimeoutRung | None], scheduler: TimeoutRung | None) ->
 
 
 def _over(below_s: float, now_s: float, at: int, above: TimeoutRung | None) -> float:
-    """Above ``below_s``, and below the next time that was given where that leaves room."""
+    """A time above ``below_s``, and below the next given time where that leaves room."""
     wanted = below_s * _STEPS[at].room
     if above is None or wanted < above.seconds:
         return wanted
@@ -113,19 +118,19 @@ def exit_times(
     freeze: TimeoutRung | None,
     scheduler: TimeoutRung | None,
 ) -> tuple[float, float]:
-    """What a graceful exit may take until the step is saved, in seconds.
+    """How long a graceful exit may take until the step is saved, in seconds.
 
     Args:
         ladder: the other times.
-        grace: what was given for all requests; ``None``: nothing was.
-        freeze: what was given for ranks to stand still.
-        scheduler: what the cluster is said to give msrun after its signal.
+        grace: the time given for all requests; ``None``: none was.
+        freeze: the time given for ranks to freeze.
+        scheduler: the time that the cluster is said to give msrun after its signal.
 
     Returns:
-        After a signal, behind which somebody may be about to kill msrun; after other requests.
+        The time after a signal, whose sender may be about to kill msrun; the time after others.
 
     Raises:
-        UsageError: two times that were given are not in order.
+        UsageError: two of the given times are not in order.
     """
     _check_order([rung for rung in (freeze, grace, scheduler) if rung is not None])
     if grace is not None:
@@ -137,7 +142,7 @@ def exit_times(
 
 
 def describe(spec: JobSpec) -> str:
-    """The ladder in a line; ``>=`` where a short grace was given: a dump is not cut short by it."""
+    """The ladder in a line; ``>=`` where a short grace was given: it does not cut a dump short."""
     rungs = [
         ("freeze", spec.dump.freeze_s),
         ("update grace", spec.dump.update_grace_s),
@@ -155,8 +160,8 @@ def describe(spec: JobSpec) -> str:
 
 
 def _exit_words(spec: JobSpec) -> str:
-    """``step 20 s < saved 30 s``, and the same for requests without a signal where that differs."""
-    freeze_s = spec.dump.freeze_s + spec.dump.update_grace_s
+    """``step 20 s < saved 30 s``, also for requests without a signal if that differs."""
+    freeze_s = spec.dump.answer_s
     pairs = [
         f"step {hold_s(grace_s, freeze_s):.3g} s < saved {grace_s:.3g} s"
         for grace_s in dict.fromkeys((spec.timeouts.exit_s, spec.timeouts.asked_exit_s))

@@ -1,7 +1,7 @@
-"""Guards the state of a job's ranks: what their hooks say becomes events, decisions become words.
+"""Between the supervisor and the ranks' hooks: messages become events, actions become messages.
 
-The lines are ``agent.hooks.rank_links``, greetings ``agent.hooks.handshake``, farewells
-``agent.hooks.exiting_ranks``, dumps ``agent.dump.executor``. Nothing is decided here.
+The links are ``agent.hooks.rank_links``, the answers to Hello ``agent.hooks.handshake``, ranks that
+want to exit ``agent.hooks.exiting_ranks``, dumps ``agent.dump.executor``. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.hooks.exiting_ranks import ExitingRanks
 from agent.hooks.rank_links import Loop, RankLinks, Said
+from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
 from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.spec.job_spec import JobSpec
+from agent.text.sanitize import encodable
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
-if TYPE_CHECKING:  # a job without hooks starts earlier without them
-    from agent.dump.executor import DumpExecutor
-    from agent.dump.replies import Answer
-    from agent.health.monitor import HealthMonitor
-    from agent.hooks.handshake import Handshake
+if TYPE_CHECKING:
+    from agent.supervisor.guarding import Guarding
 
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
-DumpAction = do.SaveRanks | do.CommitDump | do.AbandonDump | do.ForgetMemory
-ExitAction = do.HoldRanks | do.ProceedRanks | do.LeaveRanks | do.DismissRanks
-Action = ExitAction | DumpAction | do.FreezeRanks | do.ReleaseRanks | do.RefuseRanks | do.GoOnRanks
+# fmt: off
+Action = (
+    do.Tell | do.HoldRanks | do.FreezeRanks | do.SaveRanks | do.CommitDump | do.AbandonDump
+    | do.RefuseRanks | do.ForgetMemory
+)
+# fmt: on
 
 
 class AgentPort(Protocol):
-    """The supervisor, as far as it is needed here."""
+    """The supervisor, as far as the bridge needs it."""
 
     def post(self, event: ev.Event) -> None:
         """Decide on an event."""
@@ -53,8 +55,8 @@ class AgentPort(Protocol):
     def worker(self, rank: int) -> Worker:
         """A rank of the present attempt."""
 
-    def spare(self, pid: int) -> None:
-        """If the agent dies, this process is to be left its time to save."""
+    def protect(self, pid: int) -> None:
+        """If the agent dies, this process is to get its time to save."""
 
     def watch(self, path: str) -> None:
         """A graceful exit may be asked for in this file."""
@@ -67,7 +69,7 @@ class HooksBridge:
         self,
         spec: JobSpec,
         fallback: Path,
-        door: socket.socket,
+        listener: socket.socket,
         journal: Journal,
         say: Callable[[str], None],
         keep_place: Callable[[str], None],
@@ -77,142 +79,128 @@ class HooksBridge:
         Args:
             spec: the job.
             fallback: where dumps go when the script's folder cannot be written.
-            door: where hooks connect to.
+            listener: where hooks connect to.
             journal: what is written about the run.
-            say: tells people one sentence.
+            say: prints one sentence for people.
             keep_place: remembers a folder that the run saves into; does file work.
         """
         self._spec = spec
         self._fallback = fallback
+        self._journal = journal
         self._say = say
         self._keep_place = keep_place
-        self._journal = journal
-        self._links = RankLinks(door, spec.ranks_here, journal)
+        self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
-        self._scribe: FileThread
-        self._greeting: Handshake | None = None  # nobody has hooks
-        self._saving: DumpExecutor | None = None
-        self._lookout: HealthMonitor | None = None
+        self._guarding: Guarding | None = None  # no rank has hooks yet
         self._state = JobState.NEW
         self._attempt = 0
         self._resume = ""
         self._steps: dict[int, int] = {}  # rank -> its step when it registered
-        self._training: set[int] = set()  # registered, and neither gone nor about to go
-        self._leavers = ExitingRanks(self._links, self._pages, self._training)
+        self._training: set[int] = set()  # registered, and neither gone nor about to exit
+        self._exiting = ExitingRanks(self._links, self._pages, self._training)
         self._raised: set[int] = set()
 
-    def attach(self, loop: Loop, ward: AgentPort) -> None:
+    def attach(self, loop: Loop, agent: AgentPort) -> None:
         """Listen on ``loop``."""
-        self._ward = ward
-        self._loop = loop
-        self._scribe = FileThread(loop.call_soon_threadsafe)
-        self._leavers.attach(loop.call_later)
+        self._agent = agent
+        self._services = Services(
+            loop=loop,
+            post=agent.post,
+            say=self._say,
+            journal=self._journal,
+            files=FileThread(loop.call_soon_threadsafe),
+        )
+        self._exiting.attach(loop.call_later)
         self._links.attach(loop, self._on_message, self._on_lost)
 
+    def _load(self) -> Guarding:
+        """What a job with hooks needs, once the first rank has some."""
+        if self._guarding is None:
+            from agent.supervisor.guarding import guarding
+
+            loaded = self._guarding = guarding(
+                self._spec,
+                self._fallback,
+                self._links,
+                self._pages,
+                self._agent.worker,
+                self._keep_place,
+                self._services,
+            )
+            loaded.handshake.begin(self._attempt, self._resume)
+            loaded.dumps.begin(self._attempt)
+        return self._guarding
+
+    # --- attempts -------------------------------------------------------------------------------
+
     def begin(self, attempt: int, resume: str) -> None:
-        """An attempt begins; ``resume``: the checkpoint it goes on from, or empty."""
+        """An attempt begins; ``resume``: the checkpoint that it resumes from, or empty."""
         self._attempt, self._resume = attempt, resume
         self._links.begin(attempt)
-        if self._greeting is not None and self._saving is not None:
-            self._greeting.begin(attempt, resume)
-            self._saving.begin(attempt)
+        if self._guarding is not None:
+            self._guarding.handshake.begin(attempt, resume)
+            self._guarding.dumps.begin(attempt)
 
     def expect(self, action: do.PrepareRanks) -> None:
-        """These newcomers may greet before their attempt begins."""
+        """These newcomers may say Hello before their attempt begins."""
         self._links.expect(action.attempt, action.ranks)
 
     def renew(self, action: do.ReplaceRanks, port: int) -> None:
-        """Newcomers join the survivors of the last attempt, who are told so, and where."""
-        assert self._greeting is not None
-        assert self._saving is not None
+        """Newcomers join the survivors of the last attempt, which rejoin them at ``port``."""
+        guarding = self._load()
         self._attempt = action.attempt
         self._links.renew(action.attempt, action.survivors)
-        self._greeting.renew(action.attempt, action.path, action.newcomers)
-        self._saving.begin(action.attempt)
-        self._leavers.end_patience()
+        guarding.handshake.renew(action.attempt, action.path, action.newcomers)
+        guarding.dumps.begin(action.attempt)
+        self._exiting.end_patience()
         for rank in action.newcomers:
             self._pages.drop(rank)
             self._steps.pop(rank, None)
             self._training.discard(rank)
             self._raised.discard(rank)
-            self._leavers.take_back(rank)
-        order = protocol.Rejoin(action.attempt, action.path, action.reason, port)
-        self._tell(action.survivors, order)
+            self._exiting.take_back(rank)
+        self._tell(
+            action.survivors, protocol.Rejoin(action.attempt, action.path, action.reason, port)
+        )
         for rank in action.survivors:
             if not self._links.pid(rank):
-                self._ward.post(ev.RankUnreachable(rank, action.attempt))
+                self._agent.post(ev.RankUnreachable(rank, action.attempt))
         self._links.admit()
-
-    def _wake(self) -> Handshake:
-        """The first script with hooks is there."""
-        from agent.dump.executor import DumpExecutor
-        from agent.failure import post_mortem  # noqa: F401  a restart must not wait for it
-        from agent.health.monitor import HealthMonitor
-        from agent.hooks.handshake import Handshake
-
-        spec, fallback, links = self._spec, self._fallback, self._links
-        self._greeting = Handshake(
-            spec.dump,
-            fallback,
-            links,
-            self._scribe,
-            self._searched,
-            self._say,
-            self._keep_place,
-            spec.record_id,
-        )
-        self._saving = DumpExecutor(
-            spec,
-            fallback,
-            links,
-            self._pages,
-            self._greeting,
-            self._scribe,
-            self._ward.post,
-            self._say,
-            self._loop.call_later,
-        )
-        told = self._journal, self._say, self._ward
-        self._lookout = HealthMonitor(spec.timeouts.hang_s, self._pages, links, *told, self._loop)
-        self._greeting.begin(self._attempt, self._resume)
-        self._saving.begin(self._attempt)
-        return self._greeting
 
     def end_attempt(self) -> None:
         """Every rank is gone."""
         self._links.end()
         self._pages.clear()
         self._steps.clear()
-        self._leavers.clear()
+        self._exiting.clear()
         self._training.clear()
         self._raised.clear()
-        if self._lookout is not None:
-            self._lookout.forget()
-        if self._saving is not None:
-            self._saving.forget()
+        if self._guarding is not None:
+            self._guarding.health.forget()
+            self._guarding.dumps.forget()
 
     def close(self) -> None:
         """The job is over."""
-        if self._saving is not None:
-            self._saving.forget()
+        if self._guarding is not None:
+            self._guarding.dumps.forget()
         self._links.close()
-        self._scribe.close(CLOSE_S)
+        self._services.files.close(CLOSE_S)
 
     def decided(self, state: JobState) -> None:
         """The job is in this state now."""
         self._state = state
-        self._leavers.decided(state)
+        self._exiting.decided(state)
         self._watch()
 
     def hear_out(self, rank: int) -> int | None:
-        """Take in what a dead rank said last; its newest commit, if it had any.
+        """Take in the last messages of a dead rank; its newest commit, if it had any.
 
         Others may have registered before it died, and not been heard yet: they hold its state.
         """
         self._links.hear_out(rank)
         self._links.catch_up(other for other in self._spec.ranks_here if other not in self._steps)
         self._training.discard(rank)
-        self.refresh({rank: self._ward.worker(rank)})
+        self.refresh({rank: self._agent.worker(rank)})
         step = self._pages.newest_step(rank)
         return self._steps.get(rank) if step is None else step
 
@@ -225,46 +213,51 @@ class HooksBridge:
         """Note in ``workers`` how far they are."""
         for rank, beat in self._pages.beats(workers).items():
             workers[rank].beat = beat
-        if self._lookout is not None:
-            self._lookout.refresh(workers)
+        if self._guarding is not None:
+            self._guarding.health.refresh(workers)
 
     def _watch(self) -> None:
-        if self._lookout is not None:
+        if self._guarding is not None:
             are_all = len(self._training) == self._spec.nproc
-            self._lookout.watch(self._state, self._training, are_all=are_all)
+            self._guarding.health.watch(self._state, self._training, are_all=are_all)
+
+    # --- what is decided ------------------------------------------------------------------------
 
     def act(self, action: Action) -> None:
-        """Do what was decided; it was decided because of what hooks said."""
-        assert self._saving is not None
-        assert self._greeting is not None
+        """Carry out a decision; it was made because of what hooks said."""
+        guarding = self._load()
         match action:
-            case do.HoldRanks() | do.ProceedRanks() | do.LeaveRanks() | do.DismissRanks():
-                self._act_on_exit(action, self._saving)
-            case do.FreezeRanks():
-                self._saving.freeze(action)
-            case do.SaveRanks() | do.CommitDump() | do.AbandonDump() | do.ForgetMemory():
-                _act_on_dump(action, self._saving)
-            case do.ReleaseRanks():
-                for rank in action.ranks:
-                    self._ward.worker(rank).is_released = rank in self._raised
-                    self._links.send(rank, protocol.Release(action.reason))
-            case do.RefuseRanks():
-                self._greeting.refuse(action.ranks, action.reason)
-            case do.GoOnRanks():
-                self._greeting.go_on()
-                self._tell(action.ranks, protocol.GoOn(action.attempt))
-
-    def _act_on_exit(self, action: ExitAction, saving: DumpExecutor) -> None:
-        match action:
+            case do.Tell():
+                self._note(action, guarding)
+                self._tell(action.ranks, action.message)
             case do.HoldRanks():
-                saving.hold(action)
-            case do.ProceedRanks():
-                self._leavers.agreed = action.step
-                saving.proceed(action)
-            case do.LeaveRanks(dump_id=dump_id, step=step, reason=reason):
-                self._tell(action.ranks, protocol.Leave(dump_id, step, reason))
-            case do.DismissRanks():
-                self._tell(action.ranks, protocol.Dismiss(action.reason))
+                guarding.dumps.hold(action)
+            case do.FreezeRanks():
+                guarding.dumps.freeze(action)
+            case do.SaveRanks():
+                guarding.dumps.save(action)
+            case do.CommitDump():
+                guarding.dumps.commit(action)
+            case do.AbandonDump():
+                guarding.dumps.abandon()
+            case do.ForgetMemory():
+                guarding.dumps.forget()
+            case do.RefuseRanks():
+                guarding.handshake.refuse(action.ranks, action.reason)
+
+    def _note(self, action: do.Tell, guarding: Guarding) -> None:
+        """What the agent itself has to know of a message that it hands on."""
+        match action.message:
+            case protocol.Release():
+                for rank in action.ranks:
+                    self._agent.worker(rank).is_released = rank in self._raised
+            case protocol.Proceed(step=step):
+                self._exiting.agreed = step
+                guarding.dumps.proceed()
+            case protocol.GoOn():
+                guarding.handshake.go_on()
+            case _:
+                pass
 
     def _tell(self, ranks: Sequence[int], message: protocol.Message) -> None:
         for rank in ranks:
@@ -281,36 +274,27 @@ class HooksBridge:
         match message:
             case protocol.Hello():
                 if message.exit_file:
-                    self._ward.watch(message.exit_file)
-                (self._greeting or self._wake()).greet(message)
-            case protocol.ExitRequested(rank, attempt, why):
-                self._ward.settle()
-                self._ward.post(ev.ExitRequested(attempt, _spelled(why), rank))
-            case protocol.Raised(rank, attempt, error):
-                self._ward.settle()
-                self._raised.add(rank)
-                self._ward.post(ev.RankRaised(rank, attempt, _spelled(error)))
+                    self._agent.watch(message.exit_file)
+                self._load().handshake.greet(message)
+            case protocol.ExitRequested():
+                self._agent.settle()
+                self._agent.post(message._replace(why=encodable(message.why)))
+            case protocol.Raised():
+                self._agent.settle()
+                self._raised.add(message.rank)
+                self._agent.post(message._replace(error=encodable(message.error)))
+            case protocol.Rejoining():
+                self._raised.discard(message.rank)
+                self._exiting.take_back(message.rank)
+                self._agent.settle()
+                self._agent.post(message)
             case protocol.Leaving(rank, _, is_done):
                 self._leave(rank, is_done=is_done)
                 self._watch()
-            case protocol.Rejoining(rank, attempt):
-                self._raised.discard(rank)
-                self._leavers.take_back(rank)
-                self._ward.settle()
-                self._ward.post(ev.RankRejoining(rank, attempt))
+            case protocol.Stack():
+                self._load().health.hear(message)
             case _:
-                self._hear(message)
-
-    def _hear(self, message: protocol.Stack | Answer) -> None:
-        if isinstance(message, protocol.Stack):
-            if self._lookout is not None:
-                self._lookout.hear(message)
-        elif self._saving is not None:
-            self._saving.hear(message)
-
-    def _searched(self, event: ev.Event) -> None:
-        self._ward.settle()  # the start of who asked may not have been announced yet
-        self._ward.post(event)
+                self._load().dumps.hear(message)
 
     def _register(self, message: protocol.Registered, fds: list[int]) -> None:
         rank = message.rank
@@ -326,45 +310,27 @@ class HooksBridge:
                 os.close(fd)
         if not self._spec.dump.ttp:
             return
-        self._ward.announce()  # before it is heard of; its death comes after it
+        self._agent.announce()  # the start comes before this message, the death after it
         self._steps[rank] = message.step
         self._training.add(rank)
-        self._ward.spare(self._links.pid(rank))
-        why_fixed = _spelled(message.why_fixed)
-        self._ward.post(ev.RankRegistered(rank, message.attempt, message.step, why_fixed))
+        self._agent.protect(self._links.pid(rank))
+        self._agent.post(message._replace(why_fixed=encodable(message.why_fixed)))
 
     def _leave(self, rank: int, *, is_done: bool) -> None:
         self._training.discard(rank)
-        self._leavers.add(rank, is_done=is_done)
-        self._ward.settle()  # a death that happened before may make its state the last one
-        self._leavers.let_go()
+        self._exiting.add(rank, is_done=is_done)
+        self._agent.settle()  # an earlier death may make this rank's state the last one
+        self._exiting.let_go()
 
     def _on_lost(self, rank: int, pid: int) -> None:
         attempt = self._attempt
-        self._leavers.forget(rank)
-        self._ward.settle()
+        self._exiting.forget(rank)
+        self._agent.settle()
         if attempt != self._attempt:
-            return  # its end was the last one's
-        worker = self._ward.worker(rank)
+            return  # its end was the last attempt's
+        worker = self._agent.worker(rank)
         if worker.exit_code is None and not (pid == worker.pid and is_exiting(pid)):
             self._training.discard(rank)
-            if self._leavers.has_finished(rank) and self._state is JobState.HOLDING:
+            if self._exiting.has_finished(rank) and self._state is JobState.HOLDING:
                 return  # it is about to end, which disturbs nobody
-            self._ward.post(ev.RankUnreachable(rank, attempt))
-
-
-def _act_on_dump(action: DumpAction, saving: DumpExecutor) -> None:
-    match action:
-        case do.SaveRanks():
-            saving.save(action)
-        case do.CommitDump():
-            saving.commit(action)
-        case do.AbandonDump():
-            saving.abandon()
-        case do.ForgetMemory():
-            saving.forget()
-
-
-def _spelled(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON may spell and no stream can encode."""
-    return text.encode(errors="replace").decode()
+            self._agent.post(ev.RankUnreachable(rank, attempt))

@@ -111,4 +111,4 @@ class Requests:
 
     def _on_request(self, why: str) -> None:
         if self._loop is not None:
-            self._post(ev.ExitRequested(self._attempt(), why))
+            self._post(ev.ExitRequestedByFile(self._attempt(), why))

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 from agent.controller.job import Job
@@ -23,11 +24,10 @@ from agent.spec import timeouts
 from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec
 from agent.spec.run_facts import RunFacts
-from agent.supervisor.ending import RunEnding
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.requests import Requests
 from agent.supervisor.status import status
-from agent.supervisor.supervisor import Supervisor
+from agent.supervisor.supervisor import RunEnding, Supervisor
 from agent.workers.starter import Starter
 from agent.workers.worker import Worker
 from worker_hooks.contract.layout import FALLBACK
@@ -64,11 +64,25 @@ def run(
     journal.log(timeouts.describe(spec))
     record = _record(prepared, facts, environ)
     keep_place = _write_record(prepared, record, journal)
-    verdict = Verdict(facts)
+    counters = read_counters()
+
+    @cache
+    def post_mortem() -> PostMortem:  # 25 ms of imports that a job which succeeds does not need
+        from agent.failure.post_mortem import PostMortem
+
+        return PostMortem(facts, counters)
+
     output = WorkerOutput(spec, layout, journal, console.progress)
     starter = Starter(forkserver, prepared.listener, journal, console.say, ignited.ordered)
     fallback = spec.dump.fallback or layout.folder / FALLBACK
-    safeguard = HooksBridge(spec, fallback, ignited.door, journal, console.say, keep_place)
+    hooks = HooksBridge(
+        spec,
+        fallback=fallback,
+        listener=ignited.hooks_listener,
+        journal=journal,
+        say=console.say,
+        keep_place=keep_place,
+    )
     notes = prepared.records_folder / spec.record_id
     requests = Requests(spec, notes, facts.started, console.say)
     sys.setswitchinterval(SWITCH_S)
@@ -79,26 +93,32 @@ def run(
 
     def attempt_ended(state: JobState, workers: tuple[Worker, ...]) -> None:
         if state is not JobState.SUCCEEDED:
-            journal.log(verdict.examine(workers))
+            journal.log(post_mortem().examine(workers) or "no process failed by itself")
 
-    parts = starter, safeguard, requests, output, journal
-    supervisor = Supervisor(spec, plan, *parts, console.say, changed, attempt_ended)
+    supervisor = Supervisor(
+        spec,
+        plan=plan,
+        starter=starter,
+        hooks=hooks,
+        requests=requests,
+        output=output,
+        journal=journal,
+        say=console.say,
+        changed=changed,
+        attempt_ended=attempt_ended,
+    )
     ending = supervisor.run()
     if not output.close(CONSOLE_PATIENCE_S):
         console.say(f"the console takes no more output; all of it is in {layout.folder}")
-    closing = _closing(ending, prepared, record, environ)
-    is_told = ending.state is JobState.STOPPED and verdict.found_failure
-    if ending.state is JobState.FAILED or is_told:
-        console.report(verdict.tell(ending.reason, environ, journal, closing))
-    if ending.state is JobState.STOPPED:
-        console.say(ending.reason)
-    if closing is not None and (closing.kept or ending.state is JobState.FAILED):
-        console.report(closing.text)
-        journal.log(closing.text)
+    advice = _advice(ending, prepared, record, environ)
+    has_failed = ending.state is JobState.FAILED
+    if has_failed or (ending.state is JobState.STOPPED and post_mortem().found):
+        console.report(post_mortem().tell(ending.reason, environ, journal, advice))
+    _say_what_remains(ending, advice, console, journal)
     journal.log(f"exit {ending.exit_code}: {ending.reason}")
     journal.close()
     prepared.listener.close()
-    ignited.door.close()
+    ignited.hooks_listener.close()
     os.close(prepared.lock)
     if prepared.claim is not None:
         os.close(prepared.claim)
@@ -109,40 +129,17 @@ def _echo(spec: JobSpec, console: Console) -> Callable[[str], None] | None:
     return console.report if spec.event_log_handler == "console" else None
 
 
-class Verdict:
-    """The coroner, fetched only when somebody died: most runs never need one."""
-
-    def __init__(self, facts: RunFacts) -> None:
-        self._facts = facts
-        self._counters = read_counters()
-        self._coroner: PostMortem | None = None
-
-    def examine(self, workers: tuple[Worker, ...]) -> str:
-        """One sentence on an attempt that did not succeed."""
-        if self._coroner is None:
-            from agent.failure.post_mortem import PostMortem
-
-            self._coroner = PostMortem(self._facts, self._counters)
-        return self._coroner.examine(workers) or "no process failed by itself"
-
-    @property
-    def found_failure(self) -> bool:
-        """Whether a process of the last attempt failed by itself."""
-        return self._coroner is not None and self._coroner.found
-
-    def tell(
-        self,
-        reason: str,
-        environ: Mapping[str, str],
-        journal: Journal,
-        closing: ResumeAdvice | None,
-    ) -> str:
-        """Write the last attempt's failure down; the text for people."""
-        assert self._coroner is not None
-        return self._coroner.tell(reason, environ, journal, closing)
+def _say_what_remains(
+    ending: RunEnding, advice: ResumeAdvice | None, console: Console, journal: Journal
+) -> None:
+    if ending.state is JobState.STOPPED:
+        console.say(ending.reason)
+    if advice is not None and (advice.kept or ending.state is JobState.FAILED):
+        console.report(advice.text)
+        journal.log(advice.text)
 
 
-def _closing(
+def _advice(
     ending: RunEnding, prepared: Prepared, record: run_record.Record, environ: Mapping[str, str]
 ) -> ResumeAdvice | None:
     """What is saved of a job that did not succeed; ``None`` if nothing was ever to be."""
@@ -153,9 +150,14 @@ def _closing(
     from agent.failure.resume_advice import resume_advice
 
     known = run_record.read(prepared.records_folder / spec.record_id) or record
-    told = ending.saved, ending.lost, known, environ
     return resume_advice(
-        *told, is_away=spec.is_away, gave_up=ending.gave_up, not_replaced=ending.not_replaced
+        ending.saved,
+        ending.lost,
+        known,
+        environ,
+        is_away=spec.is_away,
+        gave_up=ending.gave_up,
+        not_replaced=ending.not_replaced,
     )
 
 

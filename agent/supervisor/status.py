@@ -32,13 +32,13 @@ def status(facts: RunFacts, job: Job, workers: Sequence[Worker]) -> dict[str, ob
         "restarts": job.restarts,
         "max_restarts": spec.max_restarts,
         "replaced": job.replaced_in_all,
-        "max_replacements": spec.replace.most,  # within the period
+        "max_replacements": spec.replace.max_replacements,  # within the period
         "grace_s": spec.timeouts.grace_s,
         "kill_s": spec.timeouts.kill_s,
         "exit_s": spec.timeouts.exit_s,
         "asked_exit_s": spec.timeouts.asked_exit_s,
         "dump_s": spec.dump.stall_s,
-        "reason": job.failure,
+        "reason": job.now.failure,
         "started": facts.started,
         "updated": time.time(),
         "ended": ended,

@@ -11,7 +11,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any
 
 from agent.controller import actions as do
@@ -19,12 +19,11 @@ from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.events import renewed
 from agent.controller.job import Job, first_job
-from agent.controller.messages import progress_message
+from agent.controller.restart_policy import why_not_saved
 from agent.controller.states import JobState, RankState
 from agent.records.journal import Journal
 from agent.records.worker_output import WorkerOutput
 from agent.spec.job_spec import JobSpec
-from agent.supervisor.ending import RunEnding
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.requests import Requests
 from agent.supervisor.status import StatusPublisher
@@ -36,7 +35,40 @@ from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
-SLOW_START_S = 2.0  # after that a terminal is told who is awaited
+SLOW_START_S = 2.0  # after which a terminal shows for which ranks msrun waits
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnding:
+    """How a job ended, and the last attempt's workers."""
+
+    state: JobState
+    exit_code: int
+    reason: str
+    attempt: int
+    workers: tuple[Worker, ...]
+    saved: str | None = None  # the newest checkpoint folder, if any is known
+    lost: str = ""  # why the newest step is not in it
+    has_hooks: bool = False  # some rank's state could be saved
+    gave_up: str = ""  # why restarts were left unused
+    not_replaced: str = ""  # why no rank was replaced although replacing is on
+
+    @staticmethod
+    def of(action: do.Finish, job: Job, workers: tuple[Worker, ...]) -> RunEnding:
+        """The end of ``job`` that was decided."""
+        was_to_replace = job.policy.replace.is_on and job.now.failure
+        return RunEnding(
+            state=action.state,
+            exit_code=action.exit_code,
+            reason=action.reason,
+            attempt=job.attempt,
+            workers=workers,
+            saved=job.resume,
+            lost=why_not_saved(job),
+            has_hooks=job.has_hooks,
+            gave_up=job.gave_up,
+            not_replaced=job.now.not_replaced if was_to_replace else "",
+        )
 
 
 class Supervisor:
@@ -47,7 +79,7 @@ class Supervisor:
         spec: JobSpec,
         plan: Callable[[int, bool], tuple[protocol.WorkerOrder, ...]],
         starter: Starter,
-        safeguard: HooksBridge,
+        hooks: HooksBridge,
         requests: Requests,
         output: WorkerOutput,
         journal: Journal,
@@ -59,20 +91,21 @@ class Supervisor:
 
         Args:
             spec: the job.
-            plan: the orders of an attempt, and whether it goes on from a checkpoint.
-            starter: its forkserver started already, to import while the agent does, too.
-            safeguard: hears the ranks' hooks.
-            requests: hears who wants the job to end.
+            plan: the orders of an attempt, by its number and whether it resumes from a checkpoint.
+            starter: its forkserver was started already, and imports while the agent does.
+            hooks: receives the messages of the ranks' hooks.
+            requests: receives the requests to end the job.
             output: the workers' files and their view on the console.
             journal: what is written about the run.
-            say: tells people one sentence.
-            changed: told of the present state, soon after it changed.
-            attempt_ended: told when an attempt's last process is gone, before the next begins.
+            say: prints one sentence for people.
+            changed: takes the present state, soon after it changed.
+            attempt_ended: takes the workers of an attempt whose last process is gone, before the
+                next attempt begins.
         """
         self._spec = spec
         self._plan = plan
         self._starter = starter
-        self._safeguard = safeguard
+        self._hooks = hooks
         self._requests = requests
         self._output = output
         self._journal = journal
@@ -86,28 +119,28 @@ class Supervisor:
         self._events: deque[ev.Event] = deque()
         self._deadline: asyncio.TimerHandle | None = None
         self._ended = 0
-        self._lost: list[Worker] = []  # have newcomers in their places, not all of which joined
-        self._newcomers = Replacements(plan, starter, output)
-        self._unwanted: set[int] = set()  # pids: were forked for an attempt that is over
+        self._lost: list[Worker] = []  # ranks whose replacements have not all joined
+        self._replacements = Replacements(plan, starter, output)
+        self._unwanted: set[int] = set()  # pids forked for a finished attempt
         self._reminders: list[asyncio.TimerHandle] = []
         self._ending: RunEnding | None = None
         self._deciding = False
         self._bug: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._on_bug)
-        self._teller = StatusPublisher(self._loop, self._tell)
+        self._publisher = StatusPublisher(self._loop, self._publish)
 
     def run(self) -> RunEnding:
         """Run the job to its end."""
         loop = self._loop
         loop.add_signal_handler(signal.SIGCHLD, self.settle)
         self._requests.attach(loop, self.post, lambda: self._job.attempt)
-        self._safeguard.attach(loop, self)
+        self._hooks.attach(loop, self)
         try:
             self._starter.attach(loop, self._on_answer)
             self.post(ev.LaunchRequested())
             self.settle()  # a worker that was ordered early may have ended already
-            slow = loop.call_later(SLOW_START_S, self._say_who_is_awaited)
+            slow = loop.call_later(SLOW_START_S, self._show_awaited)
             if self._ending is None:
                 loop.run_forever()
             slow.cancel()
@@ -119,19 +152,19 @@ class Supervisor:
             loop.close()
 
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception in a callback is ours: end everything rather than go on half blind."""
+        """An exception in a callback is a bug: end everything rather than continue half blind."""
         self._bug = context.get("exception")
         loop.stop()
 
     # --- events in -----------------------------------------------------------------------------
 
     def announce(self) -> None:
-        """Some workers have been started."""
-        self._starter.hear()
+        """Take in starts."""
+        self._starter.receive()
 
     def settle(self) -> None:
-        """Some children are dead: their groups are signalled before their pids are given back."""
-        self._starter.hear()  # a worker may be announced and dead at once
+        """Take in starts and deaths; a dead rank's group is signalled before its pid is free."""
+        self._starter.receive()  # a worker may be announced and dead at once
         exited: list[Worker] = []
         for ended in processes.ended_children():
             rank = self._ranks_by_pid.pop(ended.pid, None)
@@ -143,9 +176,9 @@ class Supervisor:
                 exited.append(self._worker_ended(rank, ended.exit_code))
             elif self._starter.is_store(ended.pid):
                 self._starter.on_store_exit(ended.exit_code)
-            elif self._newcomers.ended(ended.pid, ended.exit_code):
+            elif self._replacements.ended(ended.pid, ended.exit_code):
                 continue
-            elif self._job.having(RankState.PENDING) or self._newcomers.is_awaited:
+            elif self._job.having(RankState.PENDING) or self._replacements.is_awaited:
                 self._unclaimed[ended.pid] = ended.exit_code
         for worker in exited:
             self._post_exit(worker)
@@ -160,16 +193,16 @@ class Supervisor:
 
     def _post_exit(self, worker: Worker) -> None:
         assert worker.exit_code is not None
-        step = self._safeguard.hear_out(worker.rank)
+        step = self._hooks.hear_out(worker.rank)
         self.post(ev.WorkerExited(worker.rank, worker.attempt, worker.exit_code, step))
 
     def worker(self, rank: int) -> Worker:
         """A rank of the present attempt."""
         return self._workers[rank]
 
-    def spare(self, pid: int) -> None:
-        """If this process dies, ``pid`` is left its time to save."""
-        self._starter.spare(pid)
+    def protect(self, pid: int) -> None:
+        """If the agent dies, ``pid`` gets its time to save."""
+        self._starter.protect(pid)
 
     def watch(self, path: str) -> None:
         """A graceful exit may be asked for in this file."""
@@ -183,7 +216,7 @@ class Supervisor:
                 self._on_fork_failed(answer)
 
     def _on_forked(self, message: protocol.Forked) -> None:
-        if self._newcomers.forked(message, self._unclaimed.get(message.pid)):
+        if self._replacements.forked(message, self._unclaimed.get(message.pid)):
             self._unclaimed.pop(message.pid, None)
             return
         worker = self._workers[message.rank]
@@ -200,13 +233,13 @@ class Supervisor:
             self._post_exit(self._worker_ended(message.rank, self._unclaimed.pop(message.pid)))
 
     def _on_fork_failed(self, message: protocol.ForkFailed) -> None:
-        if self._newcomers.failed(message):
+        if self._replacements.failed(message):
             return
         worker = self._workers[message.rank]
         if message.attempt != worker.attempt:
             return
         worker.why = message.why
-        if worker.pid:  # it exists and says why it will leave: its exit is the event
+        if worker.pid:  # it exists and says why it will exit: its exit is the event
             self._journal.event("WorkerSpoke", rank=message.rank, why=message.why)
             return
         self._ended += 1
@@ -225,37 +258,32 @@ class Supervisor:
                 self._decide(self._events.popleft())
         finally:
             self._deciding = False
-        self._teller.changed(self._job.state)
+        self._publisher.changed(self._job.state)
 
-    def _tell(self) -> bool:
-        self._safeguard.refresh(self._workers)
+    def _publish(self) -> bool:
+        self._hooks.refresh(self._workers)
         self._changed(self._job, tuple(self._workers.values()))
-        return self._safeguard.is_needed and not self._job.state.is_end
+        return self._hooks.is_needed and not self._job.state.is_end
 
     def _decide(self, event: ev.Event) -> None:
-        before, earlier = self._job.state, self._job
         decision = decide(self._job, event)
         self._job = decision.job
         for rank, state in self._job.ranks.items():
             if rank in self._workers and self._workers[rank].attempt == self._job.attempt:
                 self._workers[rank].state = state
-        if not isinstance(event, ev.DumpProgressed):  # a large dump makes many
-            self._journal.event(type(event).__name__, **asdict(event), job=self._job.state.value)
+        if not isinstance(event, ev.DumpProgressed | protocol.Progress):  # a large dump makes many
+            self._journal.event(type(event).__name__, **ev.fields(event), job=self._job.state.value)
         for action in decision.actions:
-            self._journal.event(type(action).__name__, **asdict(action))
+            name, fields = do.name_and_fields(action)
+            self._journal.event(name, **fields)
             self._act(action)
-        self._safeguard.decided(self._job.state)
-        if sentence := progress_message(earlier, self._job):
-            self._say(sentence)
-        has_all_started = before is JobState.STARTING and self._job.state is JobState.RUNNING
-        can_restart = self._job.restarts < self._spec.max_restarts
-        can_rejoin = isinstance(event, ev.RankRegistered) and not event.why_fixed
-        if (has_all_started and can_restart) or (can_rejoin and self._spec.replace.is_on):
-            self._starter.warm_up()
+        self._hooks.decided(self._job.state)
+        if decision.say:
+            self._say(decision.say)
 
     # --- actions out ---------------------------------------------------------------------------
 
-    def _act(self, action: do.Action) -> None:
+    def _act(self, action: do.Action) -> None:  # noqa: C901, PLR0912  a row for each kind of action
         match action:
             case do.StartAttempt():
                 self._start_attempt(action)
@@ -271,18 +299,28 @@ class Supervisor:
                 self._finish(action)
             case do.RefuseRanks():
                 self._refuse(action)
-            case do.PrepareRanks() | do.ReplaceRanks() | do.RemindReplaced() | do.GoOnRanks():
-                self._act_on_loss(action)
+            case do.PrepareRanks():
+                if self._replacements.prepare(action, self._workers):
+                    self._hooks.expect(action)
+            case do.ReplaceRanks():
+                self._replace(action)
+            case do.WarmUp():
+                self._starter.warm_up()
+            case do.RemindReplaced():
+                aged = ev.ReplacementAged()
+                self._reminders.append(self._loop.call_later(action.after_s, self.post, aged))
+            case do.Tell():
+                self._hooks.act(action)
+                if isinstance(action.message, protocol.GoOn):
+                    self._examine_lost()
             case _:
                 if isinstance(action, do.SaveRanks) and action.place != do.MEMORY:
-                    self._newcomers.clear()  # nobody is replaced, and memory may be short
-                self._safeguard.act(action)
+                    self._replacements.clear()  # no rank is replaced, and memory may be short
+                self._hooks.act(action)
 
     def _start_attempt(self, action: do.StartAttempt) -> None:
-        if action.attempt > 0:
-            self._say(action.reason)
         orders = self._plan(action.attempt, action.resume is not None)
-        self._safeguard.begin(action.attempt, action.resume or "")
+        self._hooks.begin(action.attempt, action.resume or "")
         self._workers = {
             order.rank: Worker(order.rank, local_rank, action.attempt)
             for local_rank, order in enumerate(orders)
@@ -291,35 +329,21 @@ class Supervisor:
         self._output.begin(action.attempt, orders)
         self._starter.start(action.attempt, orders)
 
-    def _act_on_loss(self, action: do.OnLoss) -> None:
-        match action:
-            case do.PrepareRanks():
-                if self._newcomers.prepare(action, self._workers):
-                    self._safeguard.expect(action)
-            case do.ReplaceRanks():
-                self._replace(action)
-            case do.RemindReplaced():
-                aged = ev.ReplacementAged()
-                self._reminders.append(self._loop.call_later(action.after_s, self.post, aged))
-            case do.GoOnRanks():
-                self._safeguard.act(action)
-                self._look_at_lost()
-
     def _replace(self, action: do.ReplaceRanks) -> None:
-        """Survivors first: they have more to do until all meet than newcomers have."""
+        """Survivors come first: they have more to do until all meet than newcomers have."""
         attempt = action.attempt
         for rank in action.survivors:
             self._workers[rank].attempt = attempt
         self._events = deque(renewed(event, attempt, action.survivors) for event in self._events)
         self._starter.renew(attempt, {self._workers[rank].pid for rank in action.survivors})
-        self._safeguard.renew(action, self._starter.port)
+        self._hooks.renew(action, self._starter.port)
         self._lost += (self._workers[rank] for rank in action.newcomers)
-        for worker in self._newcomers.begin(action, self._workers):
+        for worker in self._replacements.begin(action, self._workers):
             self._ranks_by_pid[worker.pid] = worker.rank
             self.post(ev.WorkerStarted(worker.rank, attempt, worker.pid))
 
-    def _look_at_lost(self) -> None:
-        """What ranks died of that were replaced, while training goes on."""
+    def _examine_lost(self) -> None:
+        """Find out what the replaced ranks died of, while training continues."""
         gone, self._lost = tuple(self._lost), []
         if gone:
             self._attempt_ended(JobState.REPLACING, gone)
@@ -330,18 +354,18 @@ class Supervisor:
             worker = self._workers[rank]
             if worker.pid in self._ranks_by_pid:
                 is_news = stopping and not worker.is_released and not worker.hung
-                worker.told = worker.told or is_news
+                worker.was_stopped = worker.was_stopped or is_news
                 if stopping:
                     processes.signal_group(worker.pid, action.signum)
                 else:  # for the rank, not for the programs it started
                     processes.signal_one(worker.pid, action.signum)
 
     def _refuse(self, action: do.RefuseRanks) -> None:
-        """What each rank says then in its log, is said to people once and by msrun."""
+        """Each rank then writes the same into its log; people hear it once, from msrun."""
         self._output.hush()
         for rank in action.ranks:
-            self._workers[rank].told = True
-        self._safeguard.act(action)
+            self._workers[rank].was_stopped = True
+        self._hooks.act(action)
 
     def _set_deadline(self, action: do.SetDeadline) -> None:
         if self._deadline is not None:
@@ -356,8 +380,8 @@ class Supervisor:
             self._deadline.cancel()
             self._deadline = None
         self._starter.end_attempt()
-        self._newcomers.clear()
-        self._safeguard.end_attempt()
+        self._replacements.clear()
+        self._hooks.end_attempt()
         killed = processes.end_adopted(self._starter.spared, SWEEP_S)
         if killed:
             self._journal.event("LeftoversKilled", pids=killed)
@@ -370,7 +394,7 @@ class Supervisor:
         self._ending = RunEnding.of(action, self._job, tuple(self._workers.values()))
         self._loop.stop()
 
-    def _say_who_is_awaited(self) -> None:
+    def _show_awaited(self) -> None:
         awaited = self._job.having(RankState.PENDING)
         if awaited and self._job.state is JobState.STARTING:
             doing = "" if self._starter.is_ready else "; the forkserver is still importing"
@@ -382,7 +406,7 @@ class Supervisor:
         for timer in self._reminders:
             timer.cancel()
         self._starter.close()
-        self._safeguard.close()
+        self._hooks.close()
         self._requests.close()
         self._loop.remove_signal_handler(signal.SIGCHLD)
         processes.end_adopted(frozenset(), SWEEP_S)

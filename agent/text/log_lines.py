@@ -14,7 +14,7 @@ RANK_PREFIX = re.compile(r"\[rank\d+\]:(?: |$|(?=\[))")
 
 
 def log_lines(tail: bytes, *, cut: bool) -> list[str]:
-    """Lines as a terminal would have shown them; ``cut``: the first line is only a part."""
+    """Lines as a terminal would have shown them; ``cut``: the first line is incomplete."""
     lines = tail.decode("utf-8", errors="replace").split("\n")
     if cut and len(lines) > 1:
         del lines[0]
@@ -22,7 +22,7 @@ def log_lines(tail: bytes, *, cut: bool) -> list[str]:
 
 
 def _shown(line: str) -> str:
-    # A progress bar repaints its line after a carriage return: the last painting is what is seen.
+    # A progress bar repaints its line after a carriage return: only the last painting is visible.
     last = line.rstrip("\r").rsplit("\r", 1)[-1]
     plain = RANK_PREFIX.sub("", COLOUR.sub("", last), count=1)
     return plain if len(plain) <= MAX_LINE_CHARS else plain[:MAX_LINE_CHARS] + "..."

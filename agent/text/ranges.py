@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MAX_NUMBER = 1 << 20
-"""More CPUs or ranks than any machine has; a longer range is a slip, not a wish."""
+"""More CPUs or ranks than any machine has; a longer range is a typing error."""
 
 
 def parse_ranges(text: str) -> frozenset[int]:

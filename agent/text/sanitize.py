@@ -1,4 +1,4 @@
-"""Text of strangers that may be written to a terminal or a line of JSON."""
+"""Makes text of unknown origin safe for a terminal and for a line of JSON."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ LATIN1 = 0xFF
 
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
-# C0 without tab and newline, DEL, C1, line separators, and what turns text around.
+# C0 without tab and newline, DEL, C1, line separators, and marks that change the direction.
 HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def sanitized(text: str) -> str:
-    """``text`` that may be written to a terminal: control characters are spelled, not sent."""
+    """``text`` for a terminal: control characters become escape sequences in plain letters."""
     plain = COLOUR.sub("", text).replace("\r\n", "\n")
     return HARMFUL.sub(lambda found: spelled(ord(found[0])), plain)
 
@@ -21,3 +21,8 @@ def sanitized(text: str) -> str:
 def spelled(code: int) -> str:
     """A character as its escape sequence in Python's notation."""
     return f"\\x{code:02x}" if code <= LATIN1 else f"\\u{code:04x}"
+
+
+def encodable(text: str) -> str:
+    """``text`` without halves of surrogate pairs, which JSON may spell and no stream takes."""
+    return text.encode(errors="replace").decode()

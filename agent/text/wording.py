@@ -1,4 +1,4 @@
-"""Exits, signals and ranks in words, as every reason spells them. Pure."""
+"""Exits, signals, ranks and sizes as text, the same in every message. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ KB = 1000
 LISTED = 8  # ranks named in a sentence
 
 
-def signal_name(signum: int) -> str:
-    """``SIGTERM``, or ``signal 40`` for one without a name (a real-time signal)."""
+def known_signal(signum: int | None) -> str | None:
+    """``SIGTERM``; ``None`` for no signal, and for a real-time signal, which has no name."""
     try:
-        return signals.Signals(signum).name
+        return None if signum is None else signals.Signals(signum).name
     except ValueError:
-        return f"signal {signum}"
+        return None
+
+
+def signal_name(signum: int) -> str:
+    """``SIGTERM``, or ``signal 40`` for one without a name."""
+    return known_signal(signum) or f"signal {signum}"
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -39,7 +44,7 @@ def times(count: int) -> str:
 
 
 def described(facts: Iterable[tuple[int, str]]) -> str:
-    """Ranks with what is true of each, those alike together: ``ranks 0, 2 ended; rank 1 is torn``.
+    """Ranks with a fact about each, equal facts together: ``ranks 0, 2 ended; rank 1 is torn``.
 
     ``facts`` are verbs; each fits one rank as well as several.
     """
@@ -50,7 +55,7 @@ def described(facts: Iterable[tuple[int, str]]) -> str:
 
 
 def describe_exit(exit_code: int) -> str:
-    """An exit code in words: ``was killed by SIGKILL``, ``exited with code 3``."""
+    """An exit code as text: ``was killed by SIGKILL``, ``exited with code 3``."""
     if exit_code < 0:
         return f"was killed by {signal_name(-exit_code)}"
     return f"exited with code {exit_code}"

@@ -1,7 +1,7 @@
-"""The agent's end of the forkserver: start it, order workers, hear what became of them.
+"""The agent's side of the forkserver: start it, order workers, receive its answers.
 
-Its death is an event like any other (``agent.workers.starter`` says what follows); running
-workers do not depend on it.
+Its death is an event like any other (``agent.workers.starter`` handles it); running workers do not
+depend on it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _COLD_START = (
 
 
 class WarmStart(NamedTuple):
-    """What a warm forkserver needs to know of the script."""
+    """What a warm forkserver needs to know about the script."""
 
-    argv: tuple[str, ...]  # the interpreter's command line, exactly as a cold worker's
+    argv: tuple[str, ...]  # the interpreter's command line, exactly that of a cold worker
     preload: tuple[str, ...]  # imported before the first fork
     later: tuple[str, ...]  # imported after it, so that a restart finds it warm
     search_path: str  # what will be sys.path[0] for the script
@@ -54,11 +54,11 @@ class ForkserverClient:
         """Describe it; nothing starts yet.
 
         Args:
-            warmth: what it preloads; ``None``: nothing, it starts fresh processes.
-            environ: of the workers, as far as it is the same for all.
+            warmth: what it preloads; ``None``: nothing, it starts fresh interpreters.
+            environ: the part of the workers' environment that is the same for all.
             record_id: the run's.
-            log: where its own output goes; ``None``: msrun's streams.
-            is_ours: fresh workers run this very interpreter.
+            log: where its own output goes; ``None``: to msrun's streams.
+            is_ours: fresh workers run the interpreter that runs msrun.
         """
         self.warmth = warmth
         self._environ = dict(environ)
@@ -73,7 +73,7 @@ class ForkserverClient:
         self._unanswered: set[int] = set()  # ranks of the batch that was sent
 
     def cooled(self) -> ForkserverClient:
-        """One that preloads nothing, for when warmth is no use."""
+        """A forkserver that preloads nothing, for when a warm one is of no use."""
         cold = ForkserverClient(
             None, self._environ, self._record_id, self._log, is_ours=self._is_ours
         )
@@ -84,7 +84,7 @@ class ForkserverClient:
         """Start the process; Ready arrives on the link.
 
         Raises:
-            OSError: no process, socket or memory could be had.
+            OSError: no process or socket could be created.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         orders: dict[str, object] = {
@@ -132,9 +132,9 @@ class ForkserverClient:
         finally:
             if log is not None:
                 os.close(log)
-        with contextlib.suppress(OSError):  # it is dead already: its link says so
+        with contextlib.suppress(OSError):  # it is dead already: its link reports that
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, self._files)
-        process.returncode = 0  # reaped with all other children; Popen must not try
+        process.returncode = 0  # it is reaped with all other children; Popen must not try
         return process.pid
 
     def order(
@@ -142,12 +142,12 @@ class ForkserverClient:
     ) -> None:
         """Order workers; each is answered by Forked or ForkFailed.
 
-        One batch at a time: with thousands of ranks both sides would fill the link and wait.
+        One batch at a time: with thousands of ranks both sides would fill the link and block.
 
         Args:
             attempt: of all of them.
-            workers: what they are.
-            keeps: workers of attempts before live on.
+            workers: their orders.
+            keeps: workers of earlier attempts stay alive.
 
         Raises:
             OSError: the forkserver is gone.
@@ -168,7 +168,7 @@ class ForkserverClient:
             self._send(batch)
 
     def warm_up(self) -> None:
-        """Import what a restart will want, while nobody waits."""
+        """Import what a restart will need, while nobody waits."""
         if self.warmth is not None and self.warmth.later:
             self._send(protocol.Preload(self.warmth.later))
 
@@ -181,8 +181,8 @@ class ForkserverClient:
         order = protocol.StartStore(attempt, loopback_host(listener), listener.getsockname()[1])
         self._send(order, [listener.fileno()])
 
-    def spare(self, pid: int) -> None:
-        """Let a worker live on for a while if the agent dies.
+    def protect(self, pid: int) -> None:
+        """Let a worker live for a while if the agent dies.
 
         Raises:
             BlockingIOError: the link is full; its writability tells when to try again.
@@ -202,7 +202,7 @@ class ForkserverClient:
         finally:
             self.link.setblocking(False)
 
-    def hear(self, deliver: Callable[[protocol.Message], None]) -> bool:
+    def receive(self, deliver: Callable[[protocol.Message], None]) -> bool:
         """Deliver every message that has arrived; False when the forkserver is gone."""
         while self.link is not None:
             try:
@@ -216,7 +216,7 @@ class ForkserverClient:
                     self.ready = True
                 case protocol.Forked() | protocol.ForkFailed():
                     self._unanswered.discard(message.rank)
-                    with contextlib.suppress(OSError):  # it is gone: the next receive says so
+                    with contextlib.suppress(OSError):  # it is gone: the next receive reports that
                         self._order_next()
                 case _:
                     pass
@@ -224,7 +224,7 @@ class ForkserverClient:
         return False
 
     def forget(self) -> None:
-        """Close the link: the process, if it lives, takes that as its end."""
+        """Close the link: the process exits then, if it is alive."""
         if self.link is not None:
             self.link.close()
             self.link = None
@@ -236,5 +236,5 @@ class ForkserverClient:
 def _open_log(path: Path) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-    except OSError:  # a full disk: the journal says so
+    except OSError:  # a full disk: the journal reports that
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

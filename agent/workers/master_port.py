@@ -1,7 +1,7 @@
-"""The socket on MASTER_PORT: bound by the agent before anything starts, so no race loses a port.
+"""The socket on MASTER_PORT: the agent binds it before anything starts, so no race loses the port.
 
-It stays the agent's for the whole job. A store host gets a copy when the first worker knocks; a
-restart gives the same socket to a new store host, a replacement takes one beside it.
+The agent keeps it for the whole job. A store host gets a copy when the first worker connects; a
+restart gives the same socket to a new store host, a replacement opens a second one.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ import socket
 
 from agent.spec.job_spec import UsageError
 
-BACKLOG = 4096  # every rank may knock before the store host is up
+BACKLOG = 4096  # every rank may connect before the store host is up
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """Bind and listen where workers will look for MASTER_ADDR:MASTER_PORT.
+    """Bind and listen at MASTER_ADDR:MASTER_PORT.
 
-    A loopback address is bound as it is. Any other address of this machine means all addresses,
-    so that ``localhost`` works beside it.
+    A loopback address is bound as it is. For any other address of this machine all addresses are
+    bound, so that ``localhost`` works, too.
 
     Args:
         host: name or address of this machine.
-        port: TCP port; ``None`` or 0 takes a free one.
+        port: TCP port; ``None`` or 0: a free one.
 
     Raises:
-        UsageError: the host does not resolve or is another machine's, or the port is taken.
+        UsageError: the host does not resolve or is another machine, or the port is taken.
     """
     family, address = _resolve(host)
     wanted = port or 0
     try:
         if _is_loopback(address[0]):
             return _bind(family, address[0], wanted)
-        with contextlib.closing(_bind(family, address[0], 0)):  # proves that it is ours
+        with contextlib.closing(_bind(family, address[0], 0)):  # proves that the address is ours
             pass
         return _bind_all(wanted)
     except OSError as error:
         raise UsageError(_why(error, host, wanted)) from error
 
 
-def beside(listener: socket.socket) -> socket.socket:
-    """Another one at the same address, on a free port; the same one if none is to be had."""
+def second_listener(listener: socket.socket) -> socket.socket:
+    """A listener at the same address on a free port; ``listener`` itself if there is none."""
     try:
         if listener.family is socket.AF_INET6 and listener.getsockname()[0] == "::":
             return _bind_all(0)

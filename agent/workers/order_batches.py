@@ -1,4 +1,4 @@
-"""The orders of many workers, in messages that fit a packet each."""
+"""Splits the orders of many workers into messages that fit a packet."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from worker_hooks.contract.protocol import StartWorkers, WorkerOrder
 from worker_hooks.contract.wire import PACKET_BYTES, encode
 
-BATCH = 32  # workers in one message, at most: ordinary ones stay well below a packet
+BATCH = 32  # workers in one message, at most; ordinary ones stay well below a packet
 
 
 def order_bytes(order: WorkerOrder) -> int:
-    """What one order takes of a packet (JSON spells in ASCII, so characters are bytes)."""
+    """The bytes that one order takes in a packet (JSON is ASCII, so characters are bytes)."""
     return len(json.dumps(order._asdict()))
 
 
@@ -21,7 +21,7 @@ def batches(
 ) -> Iterator[StartWorkers]:
     """Messages that order these workers; each fits a packet, unless one order alone does not.
 
-    ``keeps``: workers of attempts before live on.
+    ``keeps``: workers of earlier attempts stay alive.
     """
     empty = len(encode(StartWorkers(attempt, (), keeps))) - len(", ")
     batch: list[WorkerOrder] = []

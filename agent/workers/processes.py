@@ -1,4 +1,4 @@
-"""A worker as the agent sees it: a process, its group, and the way it ended."""
+"""The agent's child processes: who has ended and how; signals to them and their groups."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class EndedProcess(NamedTuple):
-    """A child of the agent that is dead and not yet reaped: its pid is still its own."""
+    """A dead child of the agent that is not yet reaped, so nobody else has its pid."""
 
     pid: int
     exit_code: int
 
 
 def become_subreaper() -> None:
-    """Adopt every orphan below this process, so that none escapes and all can be reaped.
+    """Adopt every orphan below this process, so that all of them can be killed and reaped.
 
     Raises:
         OSError: the kernel refused (Linux before 3.4).
@@ -34,10 +34,10 @@ def become_subreaper() -> None:
 
 
 def ended_children() -> Iterator[EndedProcess]:
-    """Every dead child, oldest first as the kernel lists them; each is reaped after its turn.
+    """Every dead child in the kernel's order; each is reaped after the caller has handled it.
 
-    While a child is looked at it is a zombie, so its pid and its group's id cannot belong to
-    anybody else: that is the moment to signal the group.
+    Until then it is a zombie, so its pid and its group's id cannot belong to anybody else: that is
+    the moment to signal the group.
     """
     while True:
         try:
@@ -60,8 +60,8 @@ def is_exiting(pid: int) -> bool:
 def signal_group(pid: int, signum: int) -> None:
     """Signal the group that ``pid`` leads, or ``pid`` alone while it leads none yet.
 
-    Must only be called while ``pid`` is an unreaped child of ours. ESRCH is harmless then: the
-    group is empty. EPERM: it changed its user; nothing can be done.
+    ``pid`` must be an unreaped child of ours. Then ESRCH only means that the group is empty, and
+    EPERM that the process changed its user: nothing can be done.
     """
     try:
         os.killpg(pid, signum)
@@ -72,7 +72,7 @@ def signal_group(pid: int, signum: int) -> None:
 
 
 def signal_one(pid: int, signum: int) -> None:
-    """Signal an unreaped child of ours. EPERM: it changed its user; nothing can be done."""
+    """Signal an unreaped child of ours. EPERM: it changed its user, nothing can be done."""
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -80,12 +80,12 @@ def signal_one(pid: int, signum: int) -> None:
 
 
 def adopted(spared: frozenset[int]) -> list[int]:
-    """Children of this process but ``spared``: what workers left behind."""
+    """Children of this process except ``spared``: processes that workers left behind."""
     return [pid for pid in children(os.getpid()) if pid not in spared]
 
 
 def end_adopted(spared: frozenset[int], within_s: float) -> list[int]:
-    """Kill all children but ``spared``, and the children they leave, until there are none.
+    """Kill all children except ``spared``, and the orphans they leave, until there are none.
 
     Returns:
         The pids that were killed. A process in uninterruptible sleep may outlast ``within_s``.
@@ -105,7 +105,7 @@ def end_adopted(spared: frozenset[int], within_s: float) -> list[int]:
 
 
 def signal_group_or_process(pid: int) -> None:
-    """SIGKILL a child of ours, with its group if it leads one."""
+    """Send SIGKILL to a child of ours, and to its group if it leads one."""
     try:
         if os.getpgid(pid) == pid:
             os.killpg(pid, signal.SIGKILL)
@@ -115,12 +115,12 @@ def signal_group_or_process(pid: int) -> None:
 
 
 def end_child(pid: int, within_s: float) -> None:
-    """SIGKILL a process and wait until it is gone, if it is an unreaped child of ours."""
+    """Kill a process and wait until it is gone, if it is an unreaped child of ours."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.kill(pid, signal.SIGKILL)
     except (ChildProcessError, ProcessLookupError):
-        return  # reaped already: the pid is not its own any more
+        return  # it was reaped already: another process may have its pid
     _reap_until(pid, time.monotonic() + within_s)
 
 
@@ -135,6 +135,6 @@ def _reap_until(pid: int, deadline: float) -> None:
         if waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
             os.waitid(os.P_PID, pid, os.WEXITED)
     except ChildProcessError:
-        return  # reaped elsewhere
+        return  # it was reaped elsewhere
     finally:
         os.close(fd)

@@ -1,8 +1,8 @@
-"""Processes in the place of dead ones; most come to life before it is decided to replace those.
+"""Processes that replace dead ones; most are started before the replacement is decided.
 
-While the survivors write the checkpoint in memory, newcomers start, import, and build what the
-script builds, up to where they ask what to go on from; there they wait. ReplaceRanks takes them in.
-If it never comes they end with the attempt, and nobody has heard of them.
+While the survivors write the dump in memory, replacements start, import, and build what the script
+builds, up to the point where they ask what to resume from; there they wait. ReplaceRanks makes them
+part of the job. If it never comes they end with the attempt, and no rank has noticed them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from worker_hooks.contract.env import rejoined
 
 
 class Replacements:
-    """Those that wait for an attempt that has not begun, and how they get into it."""
+    """The prestarted workers of an attempt that has not begun."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Replacements:
         starter: Starter,
         output: WorkerOutput,
     ) -> None:
-        """As the supervisor has them; nobody waits yet."""
+        """Nothing is prestarted yet."""
         self._plan = plan
         self._starter = starter
         self._output = output
@@ -38,10 +38,10 @@ class Replacements:
         self._attempt = -1
 
     def prepare(self, action: do.PrepareRanks, workers: Mapping[int, Worker]) -> bool:
-        """Order them; whether they can be started now.
+        """Order replacements; whether they can be started now.
 
         Args:
-            action: who, and for which attempt.
+            action: which ranks, and for which attempt.
             workers: of the present attempt.
         """
         self._dismiss()
@@ -49,25 +49,25 @@ class Replacements:
         if not port:
             return False
         orders = self._orders(action.attempt, action.ranks, port)
-        made = self._output.make_ahead(orders)
+        made = self._output.make_next(orders)
         self._attempt = action.attempt
         self._ordered = {order.rank: order for order in orders}
         self._workers = {
             rank: Worker(rank, workers[rank].local_rank, action.attempt)
             for rank in (order.rank for order in made)
         }
-        self._starter.order_ahead(made)
+        self._starter.prestart(made)
         return True
 
     def begin(self, action: do.ReplaceRanks, workers: dict[int, Worker]) -> list[Worker]:
-        """Put them into the place of the dead; the rest is ordered. The starter was renewed.
+        """Replace the dead workers: by prestarted ones, else by new ones. The starter was renewed.
 
         Args:
             action: the decision.
-            workers: of the attempt; newcomers come into it.
+            workers: of the attempt; the replacements are put into it.
 
         Returns:
-            Those that exist already.
+            The replacements that exist already.
         """
         attempt = action.attempt
         orders = self._orders(attempt, action.newcomers, self._starter.port)
@@ -93,15 +93,15 @@ class Replacements:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the forkserver has yet to say what became of one."""
+        """Whether the forkserver has not yet answered for one of them."""
         return any(not worker.pid for worker in self._workers.values())
 
     def forked(self, message: protocol.Forked, exit_code: int | None) -> bool:
-        """Take in that one exists; whether it is one of these.
+        """Note that a worker exists; whether it is a prestarted one.
 
         Args:
-            message: the forkserver's.
-            exit_code: it has ended already.
+            message: of the forkserver.
+            exit_code: if it has ended already.
         """
         worker = self._workers.get(message.rank)
         if worker is None or message.attempt != self._attempt:
@@ -111,7 +111,7 @@ class Replacements:
         return True
 
     def failed(self, message: protocol.ForkFailed) -> bool:
-        """Take in that one could not start, or why it ends; whether it is one of these."""
+        """Note that a worker could not start, or why it ends; whether it is a prestarted one."""
         if message.attempt != self._attempt or message.rank not in self._workers:
             return False
         if not self._workers[message.rank].pid:
@@ -119,7 +119,7 @@ class Replacements:
         return True
 
     def ended(self, pid: int, exit_code: int) -> bool:
-        """Take in that a child is dead; whether it is one of these."""
+        """Note that a child is dead; whether it is a prestarted worker."""
         for worker in self._workers.values():
             if worker.pid == pid:
                 worker.exit_code = exit_code
@@ -128,7 +128,7 @@ class Replacements:
         return False
 
     def _take(self, rank: int, attempt: int) -> Worker | None:
-        """One that is alive, or about to be, for the attempt that begins."""
+        """The prestarted worker of a rank, if it is alive or about to be, for this attempt."""
         worker = self._workers.pop(rank, None)
         if worker is None or attempt != self._attempt or worker.exit_code is not None:
             return None
@@ -136,9 +136,9 @@ class Replacements:
         return worker
 
     def clear(self) -> None:
-        """The attempt is over; whoever sweeps its processes reaps these, too."""
+        """The attempt is over; the sweep of its processes also reaps the prestarted ones."""
         self._dismiss()
-        self._output.forget_ahead()
+        self._output.close_next()
 
     def _dismiss(self) -> None:
         for worker in self._workers.values():

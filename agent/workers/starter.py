@@ -1,7 +1,7 @@
-"""Brings an attempt's workers to life: the forkserver and the store host, whatever becomes of them.
+"""Starts an attempt's workers: it manages the forkserver and the store host.
 
-The forkserver may be late, unfit or killed; who was ordered and not forked is then forked by the
-next one. Nobody is ordered while a store host of an earlier attempt could still answer.
+The forkserver may be late, unfit or killed; workers that it did not fork are then forked by the
+next one. No worker is ordered while a store host of an earlier attempt could still answer it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Callable, Collection
 
 from agent.records.journal import Journal
 from agent.workers.forkserver_client import ForkserverClient
-from agent.workers.master_port import beside
+from agent.workers.master_port import second_listener
 from agent.workers.processes import end_child
 from agent.workers.store_client import StoreClient
 from worker_hooks.contract import protocol, wire
 
-DEATHS = 5  # of forkservers in one attempt; then starts fail instead of being tried again
+DEATHS = 5  # of forkservers in one attempt; then starts fail and are not tried again
 END_S = 2.0  # for SIGKILL, which needs milliseconds
-WARM_UP_S = 3.0  # after the last rank's start: the workers' own beginnings come first
+WARM_UP_S = 3.0  # after the last rank's start: the workers' own start-up comes first
 
 Answer = protocol.Forked | protocol.ForkFailed
 
 
 class Starter:
-    """The forkserver, the store host, and the orders that wait for them."""
+    """The forkserver, the store host, and the orders to them."""
 
     def __init__(
         self,
@@ -36,96 +36,98 @@ class Starter:
         say: Callable[[str], None],
         sent: tuple[protocol.WorkerOrder, ...] = (),
     ) -> None:
-        """``sent``: workers of attempt 0 that the forkserver was told to start already."""
+        """``sent``: workers of attempt 0 that the forkserver has been ordered to start."""
         self._forkserver = forkserver
         self._listener = listener  # on MASTER_PORT
-        self._present = listener  # of this attempt
+        self._present = listener  # where the workers of this attempt meet
         self._journal = journal
         self._say = say
-        self._orders: tuple[protocol.WorkerOrder, ...] = ()  # waiting
+        self._orders: tuple[protocol.WorkerOrder, ...] = ()  # not sent yet
         self._sent = {order.rank: order for order in sent}  # not answered yet
-        self._ahead: dict[int, protocol.WorkerOrder] = {}  # the same, of an attempt not begun
-        self._reserved: tuple[int, socket.socket] | None = None  # that attempt, and where it meets
+        self._prestarted: dict[int, protocol.WorkerOrder] = {}  # sent for an attempt not begun
+        self._reserved: tuple[int, socket.socket] | None = None  # that attempt, and its listener
         self._attempt = 0
-        self._keeps = False  # some workers of attempts before live on
+        self._keeps = False  # some workers of earlier attempts are alive
         self._deaths = 0
-        self._guarded: list[int] = []  # processes that must have time to save if the agent dies
-        self._told = 0  # how many of them the forkserver knows
-        self._is_hurried = False  # the store of this attempt will be wanted
+        self._protected: list[int] = []  # pids that must have time to save if the agent dies
+        self._announced = 0  # how many of them the forkserver knows
+        self._wants_store = False  # this attempt will certainly use its store
         self._warming: asyncio.TimerHandle | None = None
 
     def attach(self, loop: asyncio.AbstractEventLoop, answer: Callable[[Answer], None]) -> None:
-        """Listen on ``loop``; ``answer`` hears of every ordered worker once, alive or not."""
+        """Listen on ``loop``; ``answer`` is called once for every ordered worker, alive or not."""
         self._loop = loop
         self._answer = answer
-        self._store = StoreClient(self._listener, loop, self._on_knock)
+        self._store = StoreClient(self._listener, loop, self._on_connection)
         self._watch()
 
     @property
     def is_ready(self) -> bool:
-        """Whether the forkserver has imported what it was told to."""
+        """Whether the forkserver has imported what it was ordered to."""
         return self._forkserver.ready
 
     @property
     def spared(self) -> frozenset[int]:
-        """Our children that a sweep must leave alone."""
+        """Children that a sweep must not kill."""
         return frozenset({self._forkserver.pid} if self._forkserver.link is not None else ())
 
     def start(self, attempt: int, orders: tuple[protocol.WorkerOrder, ...]) -> None:
         """Order an attempt's workers, with a fresh store for them."""
         self._attempt, self._keeps = attempt, False
-        self._guarded.clear()  # the forkserver forgets them with the first order of a new attempt
-        self._told = 0
-        self._store.begin(self._settle_at(self._listener))
-        if not self._sent:  # the first attempt's were on their way before we were
+        self._protected.clear()  # the forkserver forgets them with the first order of a new attempt
+        self._announced = 0
+        self._store.begin(self._meet_at(self._listener))
+        if not self._sent:  # those of the first attempt were sent before this object existed
             self._begin(orders)
 
     def renew(self, attempt: int, survivors: Collection[int]) -> None:
-        """A new attempt begins with a fresh store, and these processes of the last one live on.
+        """A new attempt begins with a fresh store; these processes of the last one stay alive.
 
-        Starts of the last attempt that were ordered and not announced are forgotten.
+        Unanswered orders of the last attempt are forgotten.
         """
         is_wanted = self._store.is_serving
         self._store.end()
-        told = [pid for pid in self._guarded[: self._told] if pid in survivors]
-        untold = [pid for pid in self._guarded[self._told :] if pid in survivors]
-        self._guarded, self._told = told + untold, len(told)
+        known = [pid for pid in self._protected[: self._announced] if pid in survivors]
+        unknown = [pid for pid in self._protected[self._announced :] if pid in survivors]
+        self._protected, self._announced = known + unknown, len(known)
         self._attempt, self._keeps = attempt, True
         unsent = {order.rank for order in self._forkserver.recall()}
-        ahead, listener = self._take_ahead(attempt)
-        self._orders = tuple(order for order in ahead.values() if order.rank in unsent)
-        self._sent = {rank: order for rank, order in ahead.items() if rank not in unsent}
-        # a survivor that is late to leave may yet come to where it met the ranks of before
-        self._store.begin(self._settle_at(listener))
-        self._is_hurried = is_wanted
+        prestarted, listener = self._take_prestarted(attempt)
+        self._orders = tuple(order for order in prestarted.values() if order.rank in unsent)
+        self._sent = {rank: order for rank, order in prestarted.items() if rank not in unsent}
+        # a survivor that leaves its group late may still connect to the old port
+        self._store.begin(self._meet_at(listener))
+        self._wants_store = is_wanted
 
     def reserve(self, attempt: int) -> int:
-        """The port at which the ranks of an attempt would meet; 0: nobody can be started now."""
-        is_busy = self._orders or self._sent or self._ahead or self._store.is_changing
+        """The port at which the ranks of an attempt would meet; 0: none can be started now."""
+        is_busy = self._orders or self._sent or self._prestarted or self._store.is_changing
         if is_busy or not self._forkserver.ready:
             return 0
         self._drop_reserved()
-        listener = beside(self._listener)
+        listener = second_listener(self._listener)
         if listener is self._listener:
             return 0
         self._reserved = attempt, listener
         return int(listener.getsockname()[1])
 
-    def order_ahead(self, orders: tuple[protocol.WorkerOrder, ...]) -> None:
-        """Order newcomers of the attempt that :meth:`reserve` was asked for."""
+    def prestart(self, orders: tuple[protocol.WorkerOrder, ...]) -> None:
+        """Order replacements for the attempt that :meth:`reserve` was called for."""
         assert self._reserved is not None
-        self._ahead = {order.rank: order for order in orders}
-        with contextlib.suppress(OSError):  # it is gone: its link says so
+        self._prestarted = {order.rank: order for order in orders}
+        with contextlib.suppress(OSError):  # it is gone: its link reports that
             self._forkserver.order(self._reserved[0], orders, keeps=True)
 
-    def _take_ahead(self, attempt: int) -> tuple[dict[int, protocol.WorkerOrder], socket.socket]:
-        """Who was ordered ahead for this attempt and not answered yet, and where it is to meet."""
-        ahead, self._ahead = self._ahead, {}
+    def _take_prestarted(
+        self, attempt: int
+    ) -> tuple[dict[int, protocol.WorkerOrder], socket.socket]:
+        """The unanswered prestarts for this attempt, and the listener they will meet at."""
+        prestarted, self._prestarted = self._prestarted, {}
         if self._reserved is None or self._reserved[0] != attempt:
             self._drop_reserved()
-            return {}, beside(self._listener)
+            return {}, second_listener(self._listener)
         listener, self._reserved = self._reserved[1], None
-        return ahead, listener
+        return prestarted, listener
 
     def _drop_reserved(self) -> None:
         if self._reserved is not None:
@@ -134,88 +136,88 @@ class Starter:
 
     @property
     def port(self) -> int:
-        """Where the ranks of this attempt meet."""
+        """The port at which the ranks of this attempt meet."""
         return int(self._present.getsockname()[1])
 
-    def _settle_at(self, listener: socket.socket) -> socket.socket:
+    def _meet_at(self, listener: socket.socket) -> socket.socket:
         if self._present not in {self._listener, listener}:
             self._present.close()
         self._present = listener
         return listener
 
     def add(self, orders: tuple[protocol.WorkerOrder, ...]) -> None:
-        """Order the newcomers of an attempt that was renewed, but those that were ahead."""
+        """Order the replacements that are not prestarted; the attempt was renewed."""
         self._begin((*self._orders, *orders))
-        if self._is_hurried and self._forkserver.ready:
-            self._store.hasten()  # while they come to life
+        if self._wants_store and self._forkserver.ready:
+            self._store.order_now()  # while they start
 
     def _begin(self, orders: tuple[protocol.WorkerOrder, ...]) -> None:
         self._deaths = 0
         self._orders = orders
         if self._forkserver.link is None:
-            self._restart("it was given up in the attempt before")
+            self._restart("it was given up in the previous attempt")
         self._send()
 
     def cancel(self, why: str, *, now: bool) -> None:
-        """Call off the starts that have not happened.
+        """Cancel the starts that have not happened.
 
-        What was sent is answered by the forkserver in milliseconds, unless it is stuck: with
-        ``now`` it is ended, and whoever it has not forked never starts.
+        The forkserver answers in milliseconds, unless it is stuck: with ``now`` it is killed, and
+        a worker that it has not forked never starts.
         """
         for order in self._forkserver.recall():
             self._orders += (self._sent.pop(order.rank, order),)
         if now and self._sent:
             self._orders += tuple(self._sent.values())
             self._sent = {}
-            self._over(f"called off: {why}", kill=True)
+            self._give_up(f"called off: {why}", kill=True)
         self._refuse(f"called off: {why}")
 
     def end_attempt(self) -> None:
-        """End the store host and wait until it is gone; nobody ordered ahead comes any more."""
+        """Kill the store host and wait until it is gone; no prestarted worker appears any more."""
         if self._warming is not None:
             self._warming.cancel()
             self._warming = None
-        if self._ahead:  # not even forked; of the next attempt's, nobody could tell them then
-            self._over("newcomers are called off", kill=True, is_fit=True)
+        if self._prestarted:  # not even forked: the next attempt could not tell them from its own
+            self._give_up("replacements are called off", kill=True, is_fit=True)
         self._drop_reserved()
         self._store.end()
 
     def warm_up(self) -> None:
-        """Import what a restart will want, once the workers had their time to begin."""
+        """Import what a restart will need, once the workers have had time to start."""
         if self._warming is None:
             self._warming = self._loop.call_later(WARM_UP_S, self._warm_up)
 
     def _warm_up(self) -> None:
-        with contextlib.suppress(OSError):  # it is gone: its link says so
+        with contextlib.suppress(OSError):  # it is gone: its link reports that
             self._forkserver.warm_up()
 
-    def spare(self, pid: int) -> None:
-        """If the agent dies, leave this process its time to save."""
-        if pid not in self._guarded:  # a survivor may register again
-            self._guarded.append(pid)
-            self._tell_guarded()
+    def protect(self, pid: int) -> None:
+        """Let this process have time to save if the agent dies."""
+        if pid not in self._protected:  # a survivor may register again
+            self._protected.append(pid)
+            self._announce()
 
-    def _tell_guarded(self) -> None:
+    def _announce(self) -> None:
         link = self._forkserver.link
         if link is None:
             return
         try:
-            while self._told < len(self._guarded):
-                self._forkserver.spare(self._guarded[self._told])
-                self._told += 1
+            while self._announced < len(self._protected):
+                self._forkserver.protect(self._protected[self._announced])
+                self._announced += 1
         except BlockingIOError:
-            self._loop.add_writer(link, self._tell_guarded)  # it imports, and reads later
+            self._loop.add_writer(link, self._announce)  # it is importing, and will read later
             return
         except OSError:
-            pass  # it is gone: its link says so, and the next one is told
+            pass  # it is gone: its link reports that, and the next one will be told
         self._loop.remove_writer(link)
 
     def close(self) -> None:
-        """The job is over: the forkserver hears it from the closed link."""
+        """The job is over: the closed link tells the forkserver."""
         self._drop_reserved()
         self._unwatch()
         self._forkserver.forget()
-        self._settle_at(self._listener)
+        self._meet_at(self._listener)
 
     def is_store(self, pid: int) -> bool:
         """Whether ``pid`` is the store host."""
@@ -226,13 +228,13 @@ class Starter:
         self._journal.event("StoreHostExited", exit_code=exit_code)
         self._store.on_exit()
 
-    def hear(self) -> None:
-        """Take in all that the forkserver has said."""
-        heard = self._forkserver
-        if heard.link is None or heard.hear(self._on_message):
+    def receive(self) -> None:
+        """Handle every message that the forkserver has sent."""
+        sender = self._forkserver
+        if sender.link is None or sender.receive(self._on_message):
             return
-        if heard.link is not None:  # else it was given up for what it said
-            self._over("the forkserver died", kill=False)
+        if sender.link is not None:  # else it was given up because of a message
+            self._give_up("the forkserver died", kill=False)
             self._restart("the forkserver died")
             self._send()
 
@@ -242,14 +244,14 @@ class Starter:
                 self._journal.event("ForkserverReady", **message._asdict())
                 if message.problem:
                     self._say(f"workers start cold: {message.problem}")
-                    self._over(message.problem, kill=True)
+                    self._give_up(message.problem, kill=True)
                     self._restart(message.problem)
                 self._send()
             case protocol.Forked() | protocol.ForkFailed():
                 if message.attempt == self._attempt:
                     self._sent.pop(message.rank, None)
                 elif self._reserved is not None and message.attempt == self._reserved[0]:
-                    self._ahead.pop(message.rank, None)
+                    self._prestarted.pop(message.rank, None)
                 self._answer(message)
             case protocol.StoreForked():
                 self._journal.event("StoreForked", **message._asdict())
@@ -261,16 +263,16 @@ class Starter:
                 raise wire.ProtocolError(f"not for an agent: {message}")
 
     def _send(self) -> None:
-        """Order who waits, once the forkserver is ready and no old store can answer."""
+        """Send the orders, once the forkserver is ready and no old store host can answer."""
         if not self._orders or not self._forkserver.ready or self._store.is_changing:
             return
         orders, self._orders = self._orders, ()
         self._sent.update({order.rank: order for order in orders})
-        with contextlib.suppress(OSError):  # it is gone: its link says so, and they stay owed
+        with contextlib.suppress(OSError):  # it is gone: its link reports that; they stay owed
             self._forkserver.order(self._attempt, orders, keeps=self._keeps)
 
-    def _over(self, why: str, *, kill: bool, is_fit: bool = False) -> None:
-        """Give the forkserver up: what it owed waits for the next, which may have to be cold."""
+    def _give_up(self, why: str, *, kill: bool, is_fit: bool = False) -> None:
+        """Give the forkserver up: its orders wait for the next one, which may have to be cold."""
         useless = not is_fit and (kill or not self._forkserver.ready or self._deaths > 0)
         self._unwatch()
         if kill:
@@ -278,7 +280,7 @@ class Starter:
         self._forkserver.forget()
         self._orders += tuple(self._sent.values())
         self._sent = {}
-        self._forget_ahead(why)
+        self._fail_prestarted(why)
         self._deaths += 1
         owed = [order.rank for order in self._orders]
         self._journal.event("ForkserverEnded", reason=why, owed=owed)
@@ -286,11 +288,11 @@ class Starter:
         if useless and self._forkserver.warmth is not None:
             self._forkserver = self._forkserver.cooled()
 
-    def _forget_ahead(self, why: str) -> None:
-        """They are ordered again if they are wanted after all."""
-        ahead, self._ahead = self._ahead, {}
+    def _fail_prestarted(self, why: str) -> None:
+        """Answer for the prestarted workers: they are ordered again if they are needed."""
+        prestarted, self._prestarted = self._prestarted, {}
         if self._reserved is not None:
-            for rank in ahead:
+            for rank in prestarted:
                 self._answer(protocol.ForkFailed(rank, self._reserved[0], why))
 
     def _restart(self, why: str) -> None:
@@ -304,15 +306,15 @@ class Starter:
             return
         self._journal.event("ForkserverStarted", pid=self._forkserver.pid, reason=why)
         self._watch()
-        self._told = 0
-        self._tell_guarded()
+        self._announced = 0
+        self._announce()
 
     def _refuse(self, why: str) -> None:
         refused, self._orders = self._orders, ()
         for order in refused:
             self._answer(protocol.ForkFailed(order.rank, self._attempt, why))
 
-    def _on_knock(self) -> None:
+    def _on_connection(self) -> None:
         """The first worker of an attempt connects to MASTER_PORT."""
         try:
             self._forkserver.order_store(self._attempt, self._present)
@@ -321,7 +323,7 @@ class Starter:
 
     def _watch(self) -> None:
         if self._forkserver.link is not None:
-            self._loop.add_reader(self._forkserver.link.fileno(), self.hear)
+            self._loop.add_reader(self._forkserver.link.fileno(), self.receive)
 
     def _unwatch(self) -> None:
         if self._forkserver.link is not None:

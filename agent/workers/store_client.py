@@ -1,7 +1,7 @@
-"""The agent's end of the store host: one per attempt, made when the first worker knocks.
+"""The agent's side of the store host: one per attempt, started when the first worker connects.
 
-The listening socket is the agent's for the whole job. Before an attempt begins, the store host of
-the attempt before is gone, so no worker can ever be answered by an old one.
+The agent keeps the listening socket for the whole job. Before an attempt begins, the store host of
+the previous attempt is gone, so no worker can ever be answered by an old one.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from enum import Enum
 from agent.workers.processes import end_child
 from worker_hooks.contract import protocol
 
-DEATHS = 3  # of store hosts in one attempt; then workers are left to their own time-outs
+DEATHS = 3  # of store hosts in one attempt; then workers run into their own time-outs
 RETRY_S = 1.0
 END_S = 2.0  # for SIGKILL, which needs milliseconds
 
 
 class StorePhase(Enum):
-    """Where the store of the present attempt is on its way."""
+    """How far the store of the present attempt is."""
 
     CLOSED = "closed"  # nobody answers
-    LISTENING = "listening"  # the agent waits for the first worker
-    ORDERED = "ordered"  # the forkserver was asked
-    OUTDATED = "outdated"  # it was asked for an attempt that is over; its answer comes first
+    LISTENING = "listening"  # the agent waits for the first connection
+    ORDERED = "ordered"  # the forkserver has the order
+    OUTDATED = "outdated"  # it has an order of an attempt that is over; that answer comes first
     SERVING = "serving"
 
 
@@ -33,13 +33,16 @@ class StoreClient:
     """One listening socket and the process that serves it."""
 
     def __init__(
-        self, listener: socket.socket, loop: asyncio.AbstractEventLoop, knock: Callable[[], None]
+        self,
+        listener: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        order: Callable[[], None],
     ) -> None:
-        """``knock`` is called when a worker waits and no store host is there."""
+        """``order`` is called when a worker has connected and there is no store host."""
         self.listener = listener
         self.pid = 0
         self._loop = loop
-        self._knock = knock
+        self._order = order
         self._phase = StorePhase.CLOSED
         self._deaths = 0
         self._retry: asyncio.TimerHandle | None = None
@@ -55,7 +58,7 @@ class StoreClient:
         return self._phase is StorePhase.OUTDATED
 
     def begin(self, listener: socket.socket) -> None:
-        """Let a new attempt's workers knock at this socket, which stays the caller's."""
+        """Wait for a new attempt's workers at this socket, which the caller keeps."""
         self._deaths = 0
         self.listener = listener
         if self._phase is StorePhase.ORDERED:
@@ -70,15 +73,15 @@ class StoreClient:
     def _on_readable(self) -> None:
         self._loop.remove_reader(self.listener.fileno())
         self._phase = StorePhase.ORDERED
-        self._knock()
+        self._order()
 
-    def hasten(self) -> None:
-        """Have the store host made now: it is known that workers will want one."""
+    def order_now(self) -> None:
+        """Order the store host now: it is known that workers will connect."""
         if self._phase is StorePhase.LISTENING:
             self._on_readable()
 
     def on_forked(self, message: protocol.StoreForked) -> None:
-        """The forkserver answered: the store host exists and is our child, or ``message.why``."""
+        """The forkserver answers: the store host exists and is our child, or ``message.why``."""
         if self._phase is StorePhase.OUTDATED:
             end_child(message.pid, END_S)
             self._listen()
@@ -94,22 +97,22 @@ class StoreClient:
         self._lost()
 
     def on_forkserver_gone(self) -> None:
-        """An order on its way is lost with it."""
+        """The order that the forkserver had is lost with it."""
         if self._phase is StorePhase.OUTDATED:
             self._listen()
         elif self._phase is StorePhase.ORDERED:
             self._lost()
 
     def _lost(self) -> None:
-        """Who knocks from now on gets a new store host, unless they all die."""
+        """Wait for connections again, unless too many store hosts have died."""
         self._phase = StorePhase.CLOSED
         self._deaths += 1
         if self._deaths <= DEATHS:
-            # not at once: whoever waits in the queue makes the socket readable all the time
+            # not at once: a waiting connection keeps the socket readable
             self._retry = self._loop.call_later(RETRY_S, self._listen)
 
     def end(self) -> None:
-        """End the store host and wait until it is gone; an order on its way stays ordered."""
+        """Kill the store host and wait until it is gone; an unanswered order stays ordered."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None

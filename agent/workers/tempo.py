@@ -1,4 +1,4 @@
-"""How fast a rank trains, by the steps it took lately."""
+"""How fast a rank trains, from its recent steps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NS = 1e-9
 class Tempo(NamedTuple):
     """How long a rank's recent steps took, in seconds."""
 
-    steps: int  # that were measured
-    newest: int  # the last of these
+    steps: int  # how many were measured
+    newest: int  # the number of the last one
     median_s: float
     p95_s: float
     own_median_s: float
@@ -22,7 +22,7 @@ class Tempo(NamedTuple):
 
 
 def tempo(paces: Sequence[Pace]) -> Tempo | None:
-    """The figures of a rank's recent steps; ``None``: it made none."""
+    """The figures of a rank's recent steps; ``None``: there are none."""
     if not paces:
         return None
     steps = sorted(pace.step_ns * NS for pace in paces)
@@ -32,6 +32,6 @@ def tempo(paces: Sequence[Pace]) -> Tempo | None:
 
 
 def median(ordered: Sequence[float]) -> float:
-    """As statistics.median, whose import takes longer than all else here."""
+    """As statistics.median, whose import takes longer than everything else here."""
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -1,6 +1,6 @@
-"""What is in a folder: checkpoints of msrun's, what became of unfinished ones, and foreign files.
+"""Finds what a folder holds: msrun's checkpoints, unfinished ones and remains, and foreign files.
 
-Nothing but names, sizes, manifests and headers is read here.
+Only names, sizes, manifests and headers are read here.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from agent.spec.job_spec import UsageError
 from worker_hooks.contract.layout import DUMP, REMOVED, UNFINISHED
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import retention
+from worker_hooks.storage.find import candidates
 from worker_hooks.storage.manifest import CHECKPOINT_KIND, DUMP_KIND, Manifest
 from worker_hooks.storage.safetensors_file import Header, read_header
 
 FOREIGN = "foreign"  # a safetensors file that no manifest names
-LEFTOVER = "leftover"  # of a deletion that was killed
+LEFTOVER = "leftover"  # remains of an interrupted deletion
 SUFFIX = ".safetensors"
 INDEX = ".safetensors.index.json"
-_DIGITS = 19  # a number with so many is none of ours
-_DEEP = 3  # levels of folders in which foreign files are looked for
+_DIGITS = 19  # msrun writes no number with so many
+_DEPTH = 3  # levels of folders that are searched for foreign files
 
 
 class CheckpointItem(NamedTuple):
-    """A checkpoint folder, a foreign file, or what is left of a folder.
+    """A checkpoint folder, a foreign file, or the remains of a folder.
 
-    Without ``content`` it is not complete, or so damaged that nothing is known of it.
+    Without ``content`` it is unfinished, or too damaged to be read.
     """
 
     path: Path
@@ -38,32 +39,32 @@ class CheckpointItem(NamedTuple):
     nbytes: int
     saved_at: float  # seconds since the epoch
     content: Manifest | Header | None = None
-    flaws: tuple[str, ...] = ()  # damage that shows without reading tensors
+    flaws: tuple[str, ...] = ()  # damage that is visible without reading tensors
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is all there, as far as sizes and headers tell."""
+        """Whether it is complete, judged by sizes and headers."""
         return self.content is not None and not self.flaws
 
 
 def look(folder: Path) -> list[CheckpointItem]:
-    """All that is there: checkpoints, the newest step first, then foreign files by name.
+    """All items: checkpoints, the newest step first, then foreign files by name.
 
     Args:
-        folder: one that holds checkpoints, a checkpoint itself, or a single file.
+        folder: a folder with checkpoints, a checkpoint itself, or a single file.
 
     Raises:
-        UsageError: there is nothing.
+        UsageError: there are no items.
     """
     if folder.is_file():
         return [_file(folder)]
     if not folder.is_dir():
-        what = "is no file or folder" if os.path.lexists(folder) else "does not exist"
+        what = "is neither a file nor a folder" if os.path.lexists(folder) else "does not exist"
         raise UsageError(f"{folder} {what}")
     if folder.name.endswith(REMOVED):
         return [_leftover(folder)]
-    items = [_checkpoint(path, found) for path, found in manifests.candidates(folder)]
-    with contextlib.suppress(OSError):  # then all of it is unreadable, and that was said
+    items = [_checkpoint(path, found) for path, found in candidates(folder)]
+    with contextlib.suppress(OSError):  # an unreadable folder is an item already
         items += map(_leftover, retention.leftovers(folder))
     claimed = {os.path.realpath(item.path) for item in items}
     items += map(_file, _foreign(folder, claimed, SUFFIX))
@@ -74,14 +75,14 @@ def look(folder: Path) -> list[CheckpointItem]:
 
 
 def checkpoints(items: Collection[CheckpointItem]) -> list[tuple[CheckpointItem, Manifest]]:
-    """Those that have a manifest."""
+    """The items that have a manifest, with it."""
     return [(item, item.content) for item in items if isinstance(item.content, Manifest)]
 
 
 def damages(item: CheckpointItem, advance: Callable[[int], None]) -> list[str]:
-    """All that is wrong with it, each file read to its end where there is a checksum.
+    """All damage of an item; every file that has a checksum is read to its end.
 
-    ``advance`` is told of bytes that were read, from several threads.
+    ``advance`` is called with numbers of bytes read, from several threads.
     """
     if isinstance(item.content, Manifest):
         return manifests.verify(item.path, item.content, advance)
@@ -96,7 +97,7 @@ def bytes_to_read(item: CheckpointItem) -> int:
 
 
 def fact(item: CheckpointItem, name: str) -> int | None:
-    """``step``, ``epoch``, ``batch`` or ``world_size``, as the manifest or the header tells it."""
+    """``step``, ``epoch``, ``batch`` or ``world_size`` from the manifest or the header."""
     match item.content:
         case Manifest():
             return int(getattr(item.content, name))
@@ -106,13 +107,19 @@ def fact(item: CheckpointItem, name: str) -> int | None:
     return None
 
 
+def state_files(folder: Path, manifest: Manifest) -> list[Path]:
+    """A checkpoint's files with replicated state; other variants of it are left out."""
+    shards = (one for one in manifest.shards if one.kind == "replicated" and not one.variant)
+    return [folder / one.file for one in shards]
+
+
 def _checkpoint(path: Path, found: Manifest | str) -> CheckpointItem:
     if isinstance(found, Manifest):
         flaws = tuple(manifests.verify(path, found, quick=True))
         return CheckpointItem(path, found.kind, _nbytes(path), found.saved_at, found, flaws)
     kind = DUMP_KIND if path.name.startswith(DUMP) else CHECKPOINT_KIND
     flaws = () if path.name.endswith(UNFINISHED) else (found,)
-    return CheckpointItem(path, kind, _nbytes(path), _changed(path), None, flaws)
+    return CheckpointItem(path, kind, _nbytes(path), _changed(path), flaws=flaws)
 
 
 def _leftover(path: Path) -> CheckpointItem:
@@ -125,14 +132,15 @@ def _file(path: Path) -> CheckpointItem:
         header = read_header(path)
     except ValueError as error:
         why = str(error).removeprefix(f"{path} ")
-        return CheckpointItem(path, FOREIGN, state.st_size, state.st_mtime, None, (why,))
+        return CheckpointItem(path, FOREIGN, state.st_size, state.st_mtime, flaws=(why,))
     except OSError as error:
-        return CheckpointItem(path, FOREIGN, 0, 0.0, None, (f"cannot be read ({error.strerror})",))
+        why = f"cannot be read ({error.strerror})"
+        return CheckpointItem(path, FOREIGN, nbytes=0, saved_at=0.0, flaws=(why,))
     return CheckpointItem(path, FOREIGN, state.st_size, state.st_mtime, header)
 
 
 def _index(path: Path) -> CheckpointItem:
-    """The list of a model's files, as Hugging Face has it beside them; damaged if one is gone."""
+    """Hugging Face's list of a model's files; it is damaged if one of them is missing."""
     flaws: tuple[str, ...] = ()
     try:
         named = set(json.loads(path.read_bytes())["weight_map"].values())
@@ -141,12 +149,12 @@ def _index(path: Path) -> CheckpointItem:
     except OSError as error:
         flaws = (f"cannot be read ({error.strerror})",)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        flaws = ("is no list of a model's files",)
-    return CheckpointItem(path, FOREIGN, 0, _changed(path), None, flaws)
+        flaws = ("is not a list of a model's files",)
+    return CheckpointItem(path, FOREIGN, nbytes=0, saved_at=_changed(path), flaws=flaws)
 
 
 def _foreign(folder: Path, claimed: Collection[str], suffix: str) -> list[Path]:
-    """Files outside of checkpoints; one with several names under one of them."""
+    """Files outside of checkpoints; a file with several names appears once."""
     found: dict[str, Path] = {}
     for path in sorted(_files(folder, claimed, suffix)):
         real = os.path.realpath(path)
@@ -161,19 +169,19 @@ def _files(folder: Path, claimed: Collection[str], suffix: str) -> Iterator[Path
         return
     for place, folders, files in os.walk(folder):
         here = Path(place)
-        is_deep = len(here.parts) - top >= _DEEP
+        is_deepest = len(here.parts) - top >= _DEPTH
         inside = [name for name in folders if os.path.realpath(here / name) not in claimed]
-        folders[:] = [] if is_deep else inside
+        folders[:] = [] if is_deepest else inside
         paths = (here / name for name in files if name.endswith(suffix))
         yield from (path for path in paths if path.is_file())
 
 
 def _nbytes(folder: Path) -> int:
-    """Of all files in it; links are not followed."""
+    """The size of all files in it, without following links."""
     found = (os.path.join(place, name) for place, _, files in os.walk(folder) for name in files)
     total = 0
     for path in found:
-        with contextlib.suppress(OSError):  # it is being written, or deleted
+        with contextlib.suppress(OSError):  # training is writing or deleting it
             total += os.lstat(path).st_size
     return total
 

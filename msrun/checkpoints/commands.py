@@ -1,4 +1,4 @@
-"""``msrun checkpoints``: what is saved in a folder, whether it is sound, and what shall stay."""
+"""``msrun checkpoints``: the commands that list, check, delete and convert checkpoints."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def checkpoints() -> None:
     """List, show, verify, prune and merge checkpoints.
 
-    FOLDER holds checkpoints, or is one; foreign safetensors files and folders of them are read,
-    too. `msrun checkpoints FOLDER` lists it.
+    FOLDER holds checkpoints, or is one; it may also be a foreign safetensors file or a folder of
+    them. `msrun checkpoints FOLDER` lists it.
 
-    Exit code 1: something is damaged; 2: there is nothing, or wrong use.
+    Exit code 1: something is damaged; 2: there is nothing, or wrong usage.
     """
 
 
 @checkpoints.command("list")
 @FOLDER
-@click.option("--verify", "verifies", is_flag=True, help="Compare all checksums, too.")
+@click.option("--verify", "verifies", is_flag=True, help="Also compare all checksums.")
 @AS_JSON
 def list_(folder: Path, *, verifies: bool, as_json: bool) -> int:
-    """List what is in FOLDER, the newest step first.
+    """List what FOLDER holds, the newest step first.
 
-    Without --verify only manifests, headers and sizes are looked at.
+    Without --verify only manifests, headers and sizes are checked.
     """
     from msrun.checkpoints.catalog import look
     from msrun.checkpoints.list import show as show_list
@@ -49,7 +49,7 @@ def list_(folder: Path, *, verifies: bool, as_json: bool) -> int:
 @FOLDER
 @AS_JSON
 def show(folder: Path, *, as_json: bool) -> int:
-    """Show a checkpoint's facts, files and tensors; of several, the newest's.
+    """Show the facts, files and tensors of a checkpoint; of several, the newest.
 
     FOLDER may also be a single safetensors file. No tensor is read.
     """
@@ -65,8 +65,8 @@ def show(folder: Path, *, as_json: bool) -> int:
 def verify(folder: Path, *, as_json: bool) -> int:
     """Read every file in FOLDER and compare it with its checksum.
 
-    A foreign file has none: its header, offsets and size are checked. Exit code 1 if anything is
-    damaged, or nothing is whole.
+    A foreign file has no checksum: its header, offsets and size are checked. Exit code 1 if
+    anything is damaged, or nothing is complete.
     """
     from msrun.checkpoints.catalog import look
     from msrun.checkpoints.verify import verify as verify_all
@@ -80,21 +80,21 @@ def verify(folder: Path, *, as_json: bool) -> int:
     "--keep",
     type=click.IntRange(min=1),
     metavar="N",
-    help="So many of the newest stay (no default: this or --per-minutes must be given).",
+    help="Keep the N newest (no default: give this or --per-minutes).",
 )
 @click.option(
     "--per-minutes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="One stays for each N minutes, and the newest (default: no such rule).",
+    help="Keep one for each N minutes, and the newest (default: no such rule).",
 )
 @click.option(
     "--prefix",
     metavar="TEXT",
-    help="Only periodic checkpoints of this prefix (default: all, dumps too).",
+    help="Only periodic checkpoints with this prefix (default: all, and dumps).",
 )
-@click.option("--dry-run", "is_dry", is_flag=True, help="Only say what would be deleted.")
-@click.option("--yes", "is_sure", is_flag=True, help="Do not ask; needed where nobody can be.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only print what would be deleted.")
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask; needed without a terminal.")
 def prune(
     folder: Path,
     *,
@@ -106,8 +106,8 @@ def prune(
 ) -> int:
     """Delete the oldest checkpoints in FOLDER.
 
-    The newest one is verified first, and whatever else, the newest that is whole stays. Foreign
-    files and unfinished checkpoints are left alone; what an interrupted deletion has left goes.
+    The newest checkpoint that passes verification always stays. Foreign files and unfinished
+    checkpoints stay; the remains of interrupted deletions are deleted.
     """
     from msrun.checkpoints.catalog import look
     from msrun.checkpoints.prune import PruneRule
@@ -115,7 +115,7 @@ def prune(
 
     if (keep is None) == (per_minutes is None):
         raise UsageError("msrun checkpoints prune: give either --keep or --per-minutes")
-    rule = PruneRule(keep or 0, per_minutes or 0, prefix)
+    rule = PruneRule(keep=keep or 0, per_minutes=per_minutes or 0, prefix=prefix)
     return _code(is_sound=prune_all(folder, look(folder), rule, is_dry=is_dry, is_sure=is_sure))
 
 
@@ -126,26 +126,27 @@ def prune(
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The file to write (default: the checkpoint's name and .safetensors, in this folder).",
+    help="The file to write (default: the checkpoint's name with .safetensors, in this folder).",
 )
 @click.option(
     "--only",
     metavar="NAME",
-    help="Only this registered object, under its own names: with --only model the keys are those "
-    "that model.load_state_dict takes (default: all, as they were saved).",
+    help="Only this registered object, under its own names: with --only model, the keys are those "
+    "of model.load_state_dict (default: all objects, under the names in the checkpoint).",
 )
 @click.option("--force", "is_forced", is_flag=True, help="Replace FILE if it exists.")
 def merge(folder: Path, *, output: Path | None, only: str | None, is_forced: bool) -> int:
     """Write a checkpoint's tensors into one safetensors file.
 
-    Of several checkpoints the newest that is whole is taken; it is verified first. Ranks' private
-    state, such as random numbers, is not in the file.
+    Of several checkpoints it takes the newest that passes verification. The ranks' private state,
+    such as random generators, is left out.
     """
     from msrun.checkpoints.catalog import look
     from msrun.checkpoints.merge import MergeOrder
     from msrun.checkpoints.merge import merge as merge_all
 
-    return _code(is_sound=merge_all(folder, look(folder), MergeOrder(output, only, is_forced)))
+    order = MergeOrder(output=output, only=only, is_forced=is_forced)
+    return _code(is_sound=merge_all(folder, look(folder), order))
 
 
 def completed(argv: Sequence[str]) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""``msrun checkpoints list``: a table of what is in a folder, or JSON."""
+"""``msrun checkpoints list``: a folder's items as a table or JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from msrun.checkpoints.catalog import (
     damages,
     fact,
 )
-from msrun.terminal.progress import UNKNOWN, bar
+from msrun.terminal.progress import bar
 from msrun.terminal.stdout import put
-from msrun.terminal.table import duration, show_json, table
+from msrun.terminal.table import UNKNOWN, duration, show_json, table
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.safetensors_file import Header
 
@@ -28,20 +28,20 @@ COLUMNS = (
 )  # fmt: skip
 FACTS = ("step", "epoch", "batch", "world_size")
 T = TypeVar("T")
-BY_HEADER = "header"  # a foreign file has no checksum, only sizes that fit or not
+BY_HEADER = "header"  # a foreign file has no checksum, only a header to check
 
 
 def show(
     folder: Path, items: Sequence[CheckpointItem], now: float, *, verifies: bool, as_json: bool
 ) -> bool:
-    """Print a line for each; whether all is sound, as far as was looked.
+    """Print a line for each item; whether none is known to be damaged.
 
     Args:
         folder: names are relative to it.
-        items: what is in it.
+        items: what it holds.
         now: seconds since the epoch.
-        verifies: compare all checksums, too.
-        as_json: for programs.
+        verifies: also compare all checksums.
+        as_json: print JSON.
     """
     found: list[Sequence[str] | None] = [None] * len(items)
     if verifies:
@@ -49,27 +49,27 @@ def show(
             found = [damages(item, advance) for item in items]
     pairs = still_there(items, found)
     if as_json:
-        show_json([described(*one, now) for one in pairs])
+        show_json([described(item, flaws, now) for item, flaws in pairs])
     else:
-        put(table(COLUMNS, [_row(folder, *one, now) for one in pairs], styled="complete"))
-        notes = [_note(folder, *one) for one in pairs]
-        if said := [note for note in notes if note]:
-            put("\n" + "\n".join(said) + "\n")
-    return not any(_flaws(*one) for one in pairs)
+        rows = [_row(folder, item, flaws, now) for item, flaws in pairs]
+        put(table(COLUMNS, rows, styled="complete"))
+        if notes := list(filter(None, (_note(folder, item, flaws) for item, flaws in pairs))):
+            put("\n" + "\n".join(notes) + "\n")
+    return not any(_flaws(item, flaws) for item, flaws in pairs)
 
 
 def still_there(
     items: Sequence[CheckpointItem], found: Sequence[T]
 ) -> list[tuple[CheckpointItem, T]]:
-    """Items, each with what was found, without those that training has deleted meanwhile."""
+    """Items, each with its finding, without those that training has deleted meanwhile."""
     pairs = zip(items, found, strict=True)
     return [one for one in pairs if os.path.lexists(one[0].path)]
 
 
 def described(item: CheckpointItem, found: Sequence[str] | None, now: float) -> dict[str, Any]:
-    """An item for programs; ``found`` is ``None`` where checksums were not compared.
+    """An item for JSON; ``found`` is ``None`` if checksums were not compared.
 
-    ``verified`` is true, false or unknown; a foreign file has no checksums, and is never.
+    ``verified`` is true, false or unknown; without checksums, as for a foreign file, never true.
     """
     has_sums = isinstance(item.content, Manifest)
     flaws = _flaws(item, found)
@@ -89,7 +89,7 @@ def described(item: CheckpointItem, found: Sequence[str] | None, now: float) -> 
 
 
 def named(folder: Path, path: Path) -> str:
-    """The path as the person who named the folder knows it."""
+    """The path, relative to the folder that the user named."""
     if path == folder:
         return path.name or str(path)
     return os.path.relpath(path, folder)
@@ -122,12 +122,12 @@ def _verified(item: CheckpointItem, found: Sequence[str] | None) -> str:
 
 
 def _note(folder: Path, item: CheckpointItem, found: Sequence[str] | None) -> str:
-    """What else is to be said of it."""
+    """Sentences below the table about an item; empty: none."""
     name = named(folder, item.path)
     if flaws := _flaws(item, found):
         return "\n".join(sanitized(f"damaged: {name}: {flaw}") for flaw in flaws)
     if item.kind == LEFTOVER:
-        return sanitized(f"{name}: is left of a deletion; `msrun checkpoints prune` removes it")
+        return sanitized(f"{name}: remains of a deletion; `msrun checkpoints prune` removes them")
     if not item.is_complete and item.kind != FOREIGN:
-        return sanitized(f"{name}: is unfinished: being written, or left by a save that was killed")
+        return sanitized(f"{name}: unfinished: being written, or its save was interrupted")
     return ""

@@ -1,6 +1,6 @@
 """``msrun checkpoints merge``: the tensors of a checkpoint as one safetensors file.
 
-Its bytes are read and written in pieces, so that the largest state needs little memory.
+It reads and writes in pieces, so that even the largest state needs little memory.
 """
 
 from __future__ import annotations
@@ -14,26 +14,32 @@ from typing import Any, NamedTuple
 
 from agent.spec.job_spec import UsageError
 from agent.text.wording import sized
-from msrun.checkpoints.catalog import CheckpointItem, bytes_to_read, checkpoints, damages
-from msrun.checkpoints.tensors import SHARDING, JoinedTensor, joined, runs
+from msrun.checkpoints.catalog import (
+    CheckpointItem,
+    bytes_to_read,
+    checkpoints,
+    damages,
+    state_files,
+)
+from msrun.checkpoints.tensors import JoinedTensor, joined, runs
 from msrun.terminal.progress import bar, counted, say
 from msrun.terminal.stdout import put
 from worker_hooks.contract.atomic_file import fsync_folder
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.safetensors_file import BITS, Header, read_header
+from worker_hooks.storage.shard_file import OBJECTS, REST, SHARDING
 
 _PIECE = 4 << 20  # bytes
-_REST, _OBJECTS = "rest", "objects"  # worker_hooks.tensors.shard's and .restore's, which need torch
-_EXTRA, _TRANSIENT = "extra", "transient"  # of a module: what its state_dict has not as tensors
+_EXTRA, _TRANSIENT = "extra", "transient"  # parts of a module that are no tensors in its state_dict
 
 
 class MergeOrder(NamedTuple):
-    """What is asked for."""
+    """What the user wants."""
 
-    output: Path | None  # by default named after what is merged, in the present folder
+    output: Path | None  # None: named after the checkpoint, in the working folder
     only: str | None  # a registered object; the names in the file are then its own
-    is_forced: bool  # replaces a file that is there
+    is_forced: bool  # replace an existing file
 
 
 class _Source(NamedTuple):
@@ -45,20 +51,20 @@ class _Source(NamedTuple):
 
 
 def merge(folder: Path, items: Sequence[CheckpointItem], order: MergeOrder) -> bool:
-    """Write the file; whether there was anything whole to write.
+    """Write the file; false: nothing was complete.
 
     Args:
         folder: where the items are.
-        items: of several checkpoints the newest verified one is taken.
+        items: of several checkpoints it takes the newest that passes verification.
         order: what to write.
 
     Raises:
-        UsageError: the tensors do not make up a state, there is no such object, the file exists,
-            or it cannot be written.
+        UsageError: tensors are missing, there is no such object, the file exists, or it cannot be
+            written.
     """
     chosen = _chosen(items)
     if chosen is None:
-        say(f"nothing in {folder} is whole: nothing was written")
+        say(f"nothing in {folder} is complete: no file was written")
         return False
     try:
         source = _source(chosen)
@@ -69,13 +75,13 @@ def merge(folder: Path, items: Sequence[CheckpointItem], order: MergeOrder) -> b
         raise UsageError(str(error)) from error
     except OSError as error:
         where = error.filename or order.output or folder
-        raise UsageError(f"{where}: {error.strerror or error}; nothing was written") from error
+        raise UsageError(f"{where}: {error.strerror or error}; no file was written") from error
     put(f"{path}: {counted(len(names), 'tensor')}, {sized(done)}\n")
     return True
 
 
 def _chosen(items: Sequence[CheckpointItem]) -> list[CheckpointItem] | None:
-    """The newest verified checkpoint, else all foreign files; ``None`` if they are damaged."""
+    """The newest verified checkpoint, else all foreign files; ``None``: they are damaged."""
     found = [item for item, _ in checkpoints(items)]
     for item in found:
         with bar("verifying", bytes_to_read(item)) as advance:
@@ -92,7 +98,7 @@ def _chosen(items: Sequence[CheckpointItem]) -> list[CheckpointItem] | None:
 
 
 def _source(chosen: Sequence[CheckpointItem]) -> _Source:
-    """What the chosen items hold together.
+    """The tensors of the chosen items.
 
     Raises:
         OSError: a file cannot be read.
@@ -102,16 +108,15 @@ def _source(chosen: Sequence[CheckpointItem]) -> _Source:
     if not isinstance(first.content, Manifest):
         files = [(item.path, item.content) for item in chosen if isinstance(item.content, Header)]
         return _Source(first, joined(files, has_replicas=False), files[0][1].metadata)
-    state = [one for one in first.content.shards if one.kind == "replicated" and not one.variant]
-    files = [(path, read_header(path)) for path in (first.path / one.file for one in state)]
+    files = [(path, read_header(path)) for path in state_files(first.path, first.content)]
     tensors = joined(files, has_replicas=True)
     headers = [header for _, header in files]
     return _Source(first, tensors, max(headers, key=_own).metadata if headers else {})
 
 
 def _own(header: Header) -> int:
-    """How much of what its rank alone had is in the file: its metadata tell of that."""
-    names = set(_texts(_json(header.metadata, _OBJECTS)))
+    """How many tensors the file's own metadata describe, which are those of its rank."""
+    names = set(_texts(_json(header.metadata, OBJECTS)))
     return sum(entry.name in names for entry in header.entries)
 
 
@@ -119,11 +124,11 @@ def _json(metadata: Mapping[str, str], key: str) -> Any:
     try:
         return json.loads(metadata.get(key, "{}"))
     except (ValueError, RecursionError):
-        return {}  # another program's word of that name
+        return {}  # another program's metadata of that name
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in it; names of tensors are among them."""
+    """Every text in a JSON value; names of tensors are among them."""
     match value:
         case str():
             yield value
@@ -138,15 +143,15 @@ def _texts(value: Any) -> Iterator[str]:
 def _names(source: _Source, only: str | None) -> dict[str, str]:
     """Names in the file, each with the tensor's own.
 
-    With ``only`` they are those of the module's ``state_dict``: without what is in front of them,
-    and without the tensors that are not in it.
+    With ``only`` they are those of the module's ``state_dict``: without the object's prefix, and
+    without tensors that are not in it.
 
     Raises:
-        ValueError: nothing of that name was saved.
+        ValueError: the checkpoint has no such object.
     """
     if only is None:
         return {name: name for name in source.tensors}
-    rest = _json(source.metadata, _REST)
+    rest = _json(source.metadata, REST)
     pieces = rest.get("pieces", {}) if isinstance(rest, dict) else {}
     pieces = pieces if isinstance(pieces, dict) else {}
     found = {name.removeprefix(f"{only}."): name for name in source.tensors if _is_in(name, only)}
@@ -160,7 +165,7 @@ def _names(source: _Source, only: str | None) -> dict[str, str]:
         if _is_in(name, only) and isinstance(value, dict):
             extra = value.get(_EXTRA) or {}
             if extra:
-                say(f"{name} has extra state, which is not written: load with strict=False")
+                say(f"the extra state of {name} is not written: load with strict=False")
             left_out |= {*_texts(extra), *_texts(value.get(_TRANSIENT))}
     return {new: old for new, old in found.items() if old not in left_out}
 
@@ -170,7 +175,7 @@ def _is_in(name: str, only: str) -> bool:
 
 
 def _stem(folder: Path, first: CheckpointItem, only: str | None) -> str:
-    """What the file is called when nobody says."""
+    """The default name of the file."""
     if isinstance(first.content, Manifest):
         stem = first.path.absolute().name
     else:
@@ -179,38 +184,38 @@ def _stem(folder: Path, first: CheckpointItem, only: str | None) -> str:
 
 
 def _check(path: Path, source: _Source, order: MergeOrder) -> None:
-    """Whether the file may be written there.
+    """Refuse a path at which the file must not be written.
 
     Raises:
-        ValueError: it may not.
+        ValueError: it says why.
     """
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: name a file by --output")
+        raise ValueError(f"{path} is a folder: name a file with --output")
     if not path.parent.is_dir():
-        raise ValueError(f"{path} is in no folder that exists")
+        raise ValueError(f"the folder of {path} does not exist")
     inside = isinstance(source.item.content, Manifest) and source.item.path.resolve()
     if inside and path.resolve().is_relative_to(inside):
-        raise ValueError(f"{path} is in the checkpoint itself: name another place by --output")
+        raise ValueError(f"{path} is in the checkpoint itself: name another folder with --output")
     if os.path.lexists(path) and not order.is_forced:
         raise ValueError(f"{path} exists: --force replaces it, --output names another")
 
 
 def _write(path: Path, source: _Source, names: Mapping[str, str], order: MergeOrder) -> int:
-    """Write the file aside, then give it its name; how many bytes it has."""
+    """Write the file under a temporary name, then rename it; its size in bytes."""
     _check(path, source, order)
     wholes = [(new, source.tensors[old]) for new, old in names.items()]
-    wholes.sort(key=lambda each: (-BITS[each[1].entry.dtype], each[0]))  # so that all lie aligned
+    wholes.sort(key=lambda each: (-BITS[each[1].entry.dtype], each[0]))  # so that all are aligned
     entries = [whole.entry._replace(name=name) for name, whole in wholes]
     for entry in entries:
         if (kept := safetensors_file.stored(entry)) != entry:
-            say(f"{entry.name} is {entry.dtype}, unknown to safetensors: written as {kept.dtype}")
+            say(f"safetensors has no {entry.dtype}: {entry.name} is written as {kept.dtype}")
     head = safetensors_file.header(entries, _metadata(source, order.only))
     aside = path.parent / f".{path.name}.{os.getpid()}_tmp"
     pieces = (piece for _, whole in wholes for piece in _pieces(whole))
     with bar("merging", sum(entry.nbytes for entry in entries)) as advance:
         done = safetensors_file.write(aside, head, pieces, advance)
     try:
-        _check(path, source, order)  # again: it took a while
+        _check(path, source, order)  # again: the file may have appeared meanwhile
         os.replace(aside, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -221,9 +226,9 @@ def _write(path: Path, source: _Source, names: Mapping[str, str], order: MergeOr
 
 
 def _metadata(source: _Source, only: str | None) -> dict[str, str]:
-    """What the file says: all that is no tensor goes with all tensors."""
-    kept = {} if only is not None and _REST in source.metadata else dict(source.metadata)
-    for key in (SHARDING, "DCP_VERSION"):  # nothing in it is a part any more
+    """The file's metadata; other state than tensors is only in a file with all objects."""
+    kept = {} if only is not None and REST in source.metadata else dict(source.metadata)
+    for key in (SHARDING, "DCP_VERSION"):  # the file holds no parts any more
         kept.pop(key, None)
     if isinstance(manifest := source.item.content, Manifest):
         facts = ("kind", "step", "epoch", "batch", "world_size", "record_id", "digest")

@@ -1,4 +1,4 @@
-"""``msrun checkpoints prune``: retention by hand; the newest verified checkpoint always stays."""
+"""``msrun checkpoints prune``: deletes old checkpoints; the newest verified one always stays."""
 
 from __future__ import annotations
 
@@ -21,53 +21,53 @@ from worker_hooks.storage import retention
 class PruneRule(NamedTuple):
     """What stays."""
 
-    keep: int  # of the newest; 0: no such rule
+    keep: int  # how many of the newest; 0: no such rule
     per_minutes: int
-    prefix: str | None  # only periodic checkpoints of this prefix
+    prefix: str | None  # only periodic checkpoints with this prefix
 
 
 def prune(
     folder: Path, items: Sequence[CheckpointItem], rule: PruneRule, *, is_dry: bool, is_sure: bool
 ) -> bool:
-    """Delete the oldest checkpoints of a folder, and what is left of earlier deletions.
+    """Delete the oldest checkpoints of a folder, and the remains of earlier deletions.
 
     Args:
         folder: holds the checkpoints.
-        items: what is in it.
+        items: what it holds.
         rule: what stays.
-        is_dry: only say what would go.
+        is_dry: only print what would be deleted.
         is_sure: do not ask.
 
     Returns:
-        Whether nothing stands in the way: a checkpoint that is whole is needed.
+        False if no checkpoint is complete, so that nothing may be deleted.
 
     Raises:
         UsageError: there is nothing to prune, nobody to ask, or something cannot be deleted.
     """
     if any(item.path == folder for item in items):
-        raise UsageError(f"{folder} is a checkpoint itself: name the folder that it is in")
+        raise UsageError(f"{folder} is a checkpoint itself: name the folder that holds it")
     left = [item for item in items if item.kind == LEFTOVER]
     if not left and not checkpoints(items):
-        raise UsageError(f"{folder} holds no complete checkpoint of msrun's: nothing to prune")
+        raise UsageError(f"{folder} holds no complete checkpoint of msrun: nothing to prune")
     going = _going(items, rule)
     if going is None:
-        say(f"no checkpoint in {folder} is whole: nothing is deleted")
+        say(f"no checkpoint in {folder} is complete: nothing is deleted")
         return False
-    said = [_words(folder, item) for item in (*left, *going)]
+    lines = [_words(folder, item) for item in (*left, *going)]
     stay = counted(len(checkpoints(items)) - len(going), "checkpoint")
     nbytes = sized(sum(item.nbytes for item in (*left, *going)))
-    if not said:
+    if not lines:
         put(f"nothing to delete: {stay}\n")
     elif is_dry:
-        put("".join(f"would delete {line}\n" for line in said) + f"{nbytes}; {stay} would stay\n")
-    elif is_sure or _agrees(said, nbytes):
+        put("".join(f"would delete {line}\n" for line in lines) + f"{nbytes}; {stay} would stay\n")
+    elif is_sure or _agrees(lines, nbytes):
         _delete(folder, going)
-        put("".join(f"deleted {line}\n" for line in said) + f"{nbytes}; {stay} left\n")
+        put("".join(f"deleted {line}\n" for line in lines) + f"{nbytes}; {stay} left\n")
     return True
 
 
 def _going(items: Sequence[CheckpointItem], rule: PruneRule) -> list[CheckpointItem] | None:
-    """What the rule lets go, the oldest first; ``None`` if nothing is known to be whole."""
+    """What the rule deletes, the oldest first; ``None``: no checkpoint passes verification."""
     known = {item.path: (item, manifest) for item, manifest in checkpoints(items)}
     meant = [
         (path, manifest)
@@ -84,7 +84,7 @@ def _going(items: Sequence[CheckpointItem], rule: PruneRule) -> list[CheckpointI
 
 
 def _newest_verified(newest_first: Sequence[CheckpointItem]) -> CheckpointItem | None:
-    """The one that a resume would take."""
+    """The checkpoint that a resume takes; ``None``: there is none."""
     for item in newest_first:
         with bar("verifying the newest", bytes_to_read(item)) as advance:
             found = damages(item, advance)
@@ -95,7 +95,7 @@ def _newest_verified(newest_first: Sequence[CheckpointItem]) -> CheckpointItem |
 
 
 def _words(folder: Path, item: CheckpointItem) -> str:
-    of = "left of a deletion" if item.kind == LEFTOVER else f"step {_step(item)}"
+    of = "remains of a deletion" if item.kind == LEFTOVER else f"step {_step(item)}"
     return sanitized(f"{named(folder, item.path)} ({of}, {sized(item.nbytes)})")
 
 
@@ -103,13 +103,13 @@ def _step(item: CheckpointItem) -> int:
     return checkpoints([item])[0][1].step
 
 
-def _agrees(said: Sequence[str], nbytes: str) -> bool:
+def _agrees(lines: Sequence[str], nbytes: str) -> bool:
     if not (os.isatty(0) and sys.stdout is not None and sys.stdout.isatty()):
         raise UsageError(
-            f"{counted(len(said), 'folder')} ({nbytes}) would be deleted, and nobody can be asked: "
-            "say --yes, or --dry-run to see them"
+            f"{counted(len(lines), 'folder')} ({nbytes}) would be deleted, and there is no "
+            "terminal to ask: give --yes, or --dry-run to see them"
         )
-    put("".join(f"{line}\n" for line in said) + f"Delete {nbytes}? [y/N] ")
+    put("".join(f"{line}\n" for line in lines) + f"Delete {nbytes}? [y/N] ")
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 

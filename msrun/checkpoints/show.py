@@ -1,4 +1,4 @@
-"""``msrun checkpoints show``: what a checkpoint's manifest says, its files, and every tensor."""
+"""``msrun checkpoints show``: a checkpoint's manifest, its files, and every tensor."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from agent.text.sanitize import sanitized
 from agent.text.wording import sized
-from msrun.checkpoints.catalog import CheckpointItem, checkpoints
+from msrun.checkpoints.catalog import CheckpointItem, checkpoints, state_files
 from msrun.checkpoints.tensors import JoinedTensor, joined
-from msrun.terminal.progress import UNKNOWN, counted
+from msrun.terminal.progress import counted
 from msrun.terminal.stdout import put
-from msrun.terminal.table import duration, moment, show_json, table
+from msrun.terminal.table import UNKNOWN, duration, moment, show_json, table
 from worker_hooks.storage.manifest import Manifest, Shard
 from worker_hooks.storage.safetensors_file import Header, read_header
 
@@ -24,7 +24,7 @@ _SHOWN_TEXT = 200  # characters of a header's metadata
 
 
 class FolderView(NamedTuple):
-    """A checkpoint or a file, opened as far as the headers."""
+    """A checkpoint or a file with its headers."""
 
     item: CheckpointItem
     shards: tuple[Shard, ...]
@@ -34,24 +34,24 @@ class FolderView(NamedTuple):
 
 
 def show(items: Sequence[CheckpointItem], now: float, *, as_json: bool) -> bool:
-    """Print the newest complete checkpoint, or each foreign file; whether they are sound.
+    """Print the newest complete checkpoint, or each foreign file; false: something is damaged.
 
     Args:
         items: what was found.
         now: seconds since the epoch.
-        as_json: for programs: a list.
+        as_json: print a JSON list.
     """
-    looks = [_opened(item) for item in _meant(items)]
+    views = [_opened(item) for item in _chosen(items)]
     if as_json:
-        show_json([_described(look) for look in looks])
+        show_json([_described(view) for view in views])
     else:
-        others = len(items) - len(looks)
-        put("\n".join(_text(look, others, now) for look in looks))
-    return not any(look.flaws for look in looks)
+        others = len(items) - len(views)
+        put("\n".join(_text(view, others, now) for view in views))
+    return not any(view.flaws for view in views)
 
 
-def _meant(items: Sequence[CheckpointItem]) -> Sequence[CheckpointItem]:
-    """What is shown of a folder: one checkpoint of several, the newest that seems whole."""
+def _chosen(items: Sequence[CheckpointItem]) -> Sequence[CheckpointItem]:
+    """The items to show: of several checkpoints the newest one that seems complete."""
     found = [item for item, _ in checkpoints(items)]
     whole = [item for item in found if item.is_complete]
     return (whole or found)[:1] or items
@@ -60,26 +60,25 @@ def _meant(items: Sequence[CheckpointItem]) -> Sequence[CheckpointItem]:
 def _opened(item: CheckpointItem) -> FolderView:
     match item.content:
         case Manifest() as manifest:
-            state = [one for one in manifest.shards if one.kind == "replicated" and not one.variant]
-            files, flaws = _headers(item.path, [shard.file for shard in state])
+            files, flaws = _headers(state_files(item.path, manifest))
             found = item.flaws or tuple(flaws)
-            return _look(item, manifest.shards, {}, files, found)
+            return _view(item, manifest.shards, {}, files, found)
         case Header() as header:
-            return _look(item, (), header.metadata, [(item.path, header)], item.flaws)
+            return _view(item, (), header.metadata, [(item.path, header)], item.flaws)
     return FolderView(item, (), {}, {}, item.flaws or ("it is not complete",))
 
 
-def _headers(folder: Path, files: Sequence[str]) -> tuple[list[tuple[Path, Header]], list[str]]:
+def _headers(paths: Sequence[Path]) -> tuple[list[tuple[Path, Header]], list[str]]:
     found, flaws = [], []
-    for file in files:
+    for path in paths:
         try:
-            found.append((folder / file, read_header(folder / file)))
+            found.append((path, read_header(path)))
         except (OSError, ValueError) as error:
             flaws.append(str(error))
     return found, flaws
 
 
-def _look(
+def _view(
     item: CheckpointItem,
     shards: tuple[Shard, ...],
     metadata: Mapping[str, str],
@@ -93,32 +92,32 @@ def _look(
     return FolderView(item, shards, metadata, dict(sorted(tensors.items())), flaws)
 
 
-def _described(look: FolderView) -> dict[str, Any]:
-    manifest = look.item.content if isinstance(look.item.content, Manifest) else None
+def _described(view: FolderView) -> dict[str, Any]:
+    manifest = view.item.content if isinstance(view.item.content, Manifest) else None
     facts = {} if manifest is None else manifest._asdict()
     return {
-        "path": str(look.item.path.absolute()),
-        "kind": look.item.kind,
-        "nbytes": look.item.nbytes,
+        "path": str(view.item.path.absolute()),
+        "kind": view.item.kind,
+        "nbytes": view.item.nbytes,
         **facts,
-        "shards": [shard._asdict() for shard in look.shards],
-        "metadata": dict(look.metadata),
+        "shards": [shard._asdict() for shard in view.shards],
+        "metadata": dict(view.metadata),
         "tensors": [
-            {**whole.entry._asdict(), "parts": len(whole.parts)} for whole in look.tensors.values()
+            {**whole.entry._asdict(), "parts": len(whole.parts)} for whole in view.tensors.values()
         ],
-        "damages": list(look.flaws),
+        "damages": list(view.flaws),
     }
 
 
-def _text(look: FolderView, others: int, now: float) -> str:
-    facts = "".join(f"{name:<10} {sanitized(value)}\n" for name, value in _facts(look, others, now))
+def _text(view: FolderView, others: int, now: float) -> str:
+    facts = "".join(f"{name:<10} {sanitized(value)}\n" for name, value in _facts(view, others, now))
     files = [
         (one.file, str(one.rank), _kind(one), sized(one.nbytes), one.sha256[:_SHOWN_DIGITS])
-        for one in look.shards
+        for one in view.shards
     ]
     tensors = [
         (entry.name, entry.dtype, _shape(entry.shape), sized(entry.nbytes), str(len(parts)))
-        for entry, parts in look.tensors.values()
+        for entry, parts in view.tensors.values()
     ]
     text = facts
     if files:
@@ -128,8 +127,8 @@ def _text(look: FolderView, others: int, now: float) -> str:
     return text
 
 
-def _facts(look: FolderView, others: int, now: float) -> Iterator[tuple[str, str]]:
-    item = look.item
+def _facts(view: FolderView, others: int, now: float) -> Iterator[tuple[str, str]]:
+    item = view.item
     yield "path", str(item.path)
     if others:
         yield "beside", f"{counted(others, 'other')}: `msrun checkpoints list` shows all"
@@ -139,13 +138,13 @@ def _facts(look: FolderView, others: int, now: float) -> Iterator[tuple[str, str
         yield from _manifest_facts(item.content)
     if item.saved_at:
         yield "saved", f"{moment(item.saved_at)} ({duration(now - item.saved_at)} ago)"
-    for name, text in sorted(look.metadata.items()):
+    for name, text in sorted(view.metadata.items()):
         cut = text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]}... ({len(text)} in all)"
         yield "metadata", f"{name}={json.dumps(cut)}"
-    if look.tensors:
-        nbytes = sum(whole.entry.nbytes for whole in look.tensors.values())
-        yield "tensors", f"{len(look.tensors)}, {sized(nbytes)}"
-    for flaw in look.flaws:
+    if view.tensors:
+        nbytes = sum(whole.entry.nbytes for whole in view.tensors.values())
+        yield "tensors", f"{len(view.tensors)}, {sized(nbytes)}"
+    for flaw in view.flaws:
         yield "damaged", flaw
 
 
@@ -158,7 +157,7 @@ def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.digest:
         yield "digest", manifest.digest
     for name, ranks in (
-        ("odd", manifest.odd),
+        ("differing", manifest.odd),
         ("lost", manifest.without_private),
         ("stale", manifest.stale_private),
     ):
@@ -167,7 +166,7 @@ def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 _OF_RANKS = {
-    "odd": "the state differed on rank",
+    "differing": "the state differed on rank",
     "lost": "no private state of rank",
     "stale": "private state of an earlier step of rank",
 }

@@ -1,7 +1,7 @@
-"""Tensors of several files as what they are parts of: who has which part, and in which order.
+"""Joins the parts of tensors in several files.
 
 A file says in ``DCP_SHARDING_INFO`` where its part of a tensor begins. Parts may be cut along any
-dimensions; what is read of them are runs of bytes, in the order of the whole tensor.
+dimensions; they are read as runs of bytes, in the order of the complete tensor.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from typing import Any, NamedTuple
 
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage.safetensors_file import BITS, Header
-
-SHARDING = "DCP_SHARDING_INFO"  # these words are worker_hooks.tensors.shard's, which needs torch
-OFFSETS = "saved_offsets"
-GLOBAL_SHAPE = "global_shape"
+from worker_hooks.storage.shard_file import GLOBAL_SHAPE, OFFSETS, SHARDING
 
 Shape = tuple[int, ...]
 
@@ -34,47 +31,47 @@ class TensorPart(NamedTuple):
 
 
 class JoinedTensor(NamedTuple):
-    """A tensor with the parts that make it up; ``entry`` is of all of it."""
+    """A complete tensor with its parts; ``entry`` describes all of it."""
 
     entry: Entry
     parts: tuple[TensorPart, ...]
 
 
 class Run(NamedTuple):
-    """Bytes of a tensor that follow each other in a file."""
+    """Consecutive bytes of a tensor in a file."""
 
     path: Path
     at: int
     nbytes: int
 
 
-class _Told(NamedTuple):
-    """What one file says of a tensor."""
+class _FilePart(NamedTuple):
+    """What one file holds of a tensor."""
 
     dtype: str
     part: TensorPart
-    shape: Shape | None  # of the whole, if it says so
+    shape: Shape | None  # of the complete tensor, if the file says it
 
 
 def joined(files: Iterable[tuple[Path, Header]], *, has_replicas: bool) -> dict[str, JoinedTensor]:
-    """The tensors that files hold together, by name.
+    """The tensors that several files hold together, by name.
 
     Args:
         files: with their headers.
         has_replicas: the same part in two files is the same state, as a manifest promises; else
-            it is ambiguous.
+            it is an error.
 
     Raises:
-        ValueError: parts are missing or do not fit each other; the sentence names the tensor.
+        ValueError: parts of the tensor that it names are missing or do not fit each other.
     """
-    told: dict[str, list[_Told]] = {}
+    found: dict[str, list[_FilePart]] = {}
     for path, header in files:
         places = _places(path, header)
         at = header.data_offset
         for entry in header.entries:
-            told.setdefault(entry.name, []).append(_told(entry, path, at, places))
+            found.setdefault(entry.name, []).append(_part(entry, path, at, places))
             at += entry.nbytes
-    return {name: _whole(name, parts, has_replicas=has_replicas) for name, parts in told.items()}
+    return {name: _whole(name, parts, has_replicas=has_replicas) for name, parts in found.items()}
 
 
 def _places(path: Path, header: Header) -> Mapping[str, Any]:
@@ -83,11 +80,11 @@ def _places(path: Path, header: Header) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         places = None
     if not isinstance(places, dict):
-        raise ValueError(f"{path} has a {SHARDING} that is no JSON object")  # noqa: TRY004
+        raise ValueError(f"the {SHARDING} of {path} is not a JSON object")  # noqa: TRY004
     return places
 
 
-def _told(entry: Entry, path: Path, at: int, places: Mapping[str, Any]) -> _Told:
+def _part(entry: Entry, path: Path, at: int, places: Mapping[str, Any]) -> _FilePart:
     rank = len(entry.shape)
     try:
         place = places.get(entry.name, {})
@@ -95,11 +92,11 @@ def _told(entry: Entry, path: Path, at: int, places: Mapping[str, Any]) -> _Told
         shape = _sizes(place[GLOBAL_SHAPE], rank) if GLOBAL_SHAPE in place else None
     except (TypeError, AttributeError):
         raise ValueError(f"{path} does not say where its part of {entry.name} belongs") from None
-    return _Told(entry.dtype, TensorPart(offsets, entry.shape, path, at), shape)
+    return _FilePart(entry.dtype, TensorPart(offsets, entry.shape, path, at), shape)
 
 
 def _sizes(value: Any, count: int) -> Shape:
-    """The first ``count`` of a list of sizes; a type in another's guise has more dimensions."""
+    """The first ``count`` of a list of sizes; a disguised type has one dimension more."""
     if not isinstance(value, list) or len(value) < count:
         raise TypeError
     if not all(type(number) is int and number >= 0 for number in value):
@@ -107,27 +104,27 @@ def _sizes(value: Any, count: int) -> Shape:
     return tuple(value[:count])
 
 
-def _whole(name: str, told: Sequence[_Told], *, has_replicas: bool) -> JoinedTensor:
-    said = {each.shape for each in told if each.shape is not None}
-    ends = [tuple(map(add, each.part.offsets, each.part.shape)) for each in told]
-    shape = next(iter(said)) if said else tuple(map(max, zip(*ends, strict=False)))
-    is_alike = len(said) <= 1 and len({(each.dtype, len(each.part.shape)) for each in told}) == 1
+def _whole(name: str, found: Sequence[_FilePart], *, has_replicas: bool) -> JoinedTensor:
+    shapes = {each.shape for each in found if each.shape is not None}
+    ends = [tuple(map(add, each.part.offsets, each.part.shape)) for each in found]
+    shape = next(iter(shapes)) if shapes else tuple(map(max, zip(*ends, strict=False)))
+    is_alike = len(shapes) <= 1 and len({(each.dtype, len(each.part.shape)) for each in found}) == 1
     if not is_alike or any(any(map(gt, end, shape)) for end in ends):
         raise ValueError(f"the parts of {name} differ in their types or shapes")
     parts: dict[tuple[Shape, Shape], TensorPart] = {}
-    for each in told:
+    for each in found:
         first = parts.setdefault(each.part[:2], each.part)
         if first is not each.part and not has_replicas:
             raise ValueError(f"{name} is in {first.path} and in {each.part.path}: name one of them")
     if math.prod(shape) and not _covers(shape, 0, list(parts.values())):
         raise ValueError(f"parts of {name} are missing")
-    dtype = told[0].dtype
+    dtype = found[0].dtype
     nbytes = math.prod(shape) * BITS[dtype] // 8
     return JoinedTensor(Entry(name, dtype, shape, nbytes), tuple(parts.values()))
 
 
 def _covers(shape: Shape, dim: int, parts: Sequence[TensorPart]) -> bool:
-    """Whether the parts have every element, from a dimension on."""
+    """Whether the parts cover every element, from a dimension on."""
     if any(part.shape[dim:] == shape[dim:] for part in parts):
         return True
     edges = _edges(dim, parts)
@@ -151,10 +148,10 @@ def _spans(part: TensorPart, dim: int, start: int, stop: int) -> bool:
 
 
 def runs(whole: JoinedTensor) -> Iterator[Run]:
-    """Where the tensor's bytes are, in their order.
+    """Where the tensor's bytes are, in order.
 
     Raises:
-        ValueError: it was cut within a byte.
+        ValueError: the tensor was cut within a byte.
     """
     if whole.entry.nbytes:
         bits = BITS[whole.entry.dtype]
@@ -167,9 +164,9 @@ def runs(whole: JoinedTensor) -> Iterator[Run]:
 def _blocks(
     shape: Shape, dim: int, parts: Sequence[tuple[TensorPart, int]]
 ) -> Iterator[tuple[TensorPart, int, int]]:
-    """Elements that follow each other in a part: the first's index there, and how many.
+    """Consecutive elements of a part: the first one's index in it, and how many.
 
-    ``parts`` come with the index of their first element that is meant.
+    ``parts`` come with the index of their first relevant element.
     """
     for part, index in parts:
         if part.shape[dim:] == shape[dim:]:

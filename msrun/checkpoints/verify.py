@@ -1,4 +1,4 @@
-"""``msrun checkpoints verify``: every byte against its checksum, foreign files by their headers."""
+"""``msrun checkpoints verify``: compares all files with their checksums."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Pair = tuple[CheckpointItem, Sequence[str]]
 
 
 def verify(folder: Path, items: Sequence[CheckpointItem], *, as_json: bool) -> bool:
-    """Print a line for each that is whole, one for each damage, and the sum.
+    """Print a line for each complete item, one for each damage, and the totals.
 
     Returns:
-        Whether something is whole, and nothing damaged. What is unfinished is neither.
+        Whether something is complete and nothing damaged. An unfinished checkpoint is neither.
     """
     began = time.monotonic()
     total = sum(map(bytes_to_read, items))
@@ -31,9 +31,9 @@ def verify(folder: Path, items: Sequence[CheckpointItem], *, as_json: bool) -> b
     pairs = still_there(items, found)
     if as_json:
         now = time.time()
-        show_json([described(*one, now) for one in pairs])
+        show_json([described(item, flaws, now) for item, flaws in pairs])
     else:
-        lines = [line for one in pairs for line in _lines(folder, *one)]
+        lines = [line for item, flaws in pairs for line in _lines(folder, item, flaws)]
         put("\n".join(map(sanitized, (*lines, _sum(pairs, total, took_s)))) + "\n")
     return _whole(pairs) > 0 and not any(flaws for _, flaws in pairs)
 
@@ -47,11 +47,11 @@ def _lines(folder: Path, item: CheckpointItem, flaws: Sequence[str]) -> Iterator
     if flaws:
         yield from (f"damaged: {name}: {flaw}" for flaw in flaws)
     elif item.kind == LEFTOVER:
-        yield f"skipped: {name}: is left of a deletion"
+        yield f"skipped: {name}: remains of a deletion"
     elif not item.is_complete:
-        yield f"skipped: {name}: is unfinished"
+        yield f"skipped: {name}: unfinished"
     elif item.kind == FOREIGN:
-        yield f"sound: {name}: header and sizes fit; it has no checksums"
+        yield f"sound: {name}: header and sizes fit; the file has no checksums"
     else:
         yield f"whole: {name}"
 

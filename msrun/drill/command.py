@@ -1,4 +1,4 @@
-"""``msrun drill``: its options."""
+"""The options of ``msrun drill``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
     multiple=True,
     metavar="FAULT",
     help="rank=R,step=S[,phase=data|forward|backward|update|commit|dump|any]"
-    "[,signal=SEGV|exit=N|raise][,attempt=N][,delay=0..1]; rank=launcher is msrun itself; "
+    "[,signal=SEGV|exit=N|raise][,attempt=N][,delay=0..1]; rank=launcher: msrun itself; "
     "+ joins several faults into one drill.",
 )
 @click.option("--stop", multiple=True, metavar="FAULT", help="rank=R,step=S[,for=SECONDS].")
@@ -21,32 +21,32 @@ import click
     "--graceful",
     multiple=True,
     metavar="FAULT",
-    help="step=S[,phase=...][,signal=TERM]: msrun is asked to leave; all ranks must leave at one "
-    "step and msrun with 0; msrun --resume goes on.",
+    help="step=S[,phase=...][,signal=TERM]: msrun gets the signal; all ranks must exit at one "
+    "step, and msrun with 0; then msrun --resume continues.",
 )
 @click.option(
     "--preempt",
     multiple=True,
     metavar="FAULT",
-    help="step=S[,grace=SECONDS][,phase=...]: SIGTERM to msrun and, when the grace (default 30) is "
-    "over, SIGKILL to it and all ranks, as Slurm and Kubernetes do; msrun --resume goes on from "
-    "what was saved by then, or the job begins anew.",
+    help="step=S[,grace=SECONDS][,phase=...]: SIGTERM to msrun and, after the grace (default 30), "
+    "SIGKILL to it and all ranks, as Slurm and Kubernetes do; then msrun --resume continues from "
+    "what was saved until then, or the job starts from the beginning.",
 )
-@click.option("--random", "number", type=click.IntRange(min=1), help="So many random drills.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the random drills.")
+@click.option("--random", "number", type=click.IntRange(min=1), help="Number of random drills.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the random drills.")
 @click.option(
     "--of",
     "kinds",
     default="kill",
     metavar="KIND,...",
-    help="What random drills are: kill (default), double (two ranks at once), again (a second "
-    "death in what follows the first), hang, raise, stop, graceful, preempt.",
+    help="Kinds of random drills: kill (default), double (two ranks at once), again (a second "
+    "death during recovery from the first), hang, raise, stop, graceful, preempt.",
 )
 @click.option(
     "--faults",
     multiple=True,
     metavar="FILE",
-    help="YAML: a list of drills, as in - graceful: {step: 40}; two kinds in one entry are one "
+    help="YAML list of drills, such as - graceful: {step: 40}; two kinds in one entry make one "
     "drill.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -55,10 +55,10 @@ import click
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Of each run (default: 10 times the undisturbed one, and 60).",
+    help="Limit for each run (default: 10 times the undisturbed run, plus 60).",
 )
 @click.argument("job", nargs=-1, type=click.UNPROCESSED)
-def drill(  # one parameter an option
+def drill(
     *,
     kill: tuple[str, ...],
     stop: tuple[str, ...],
@@ -73,19 +73,22 @@ def drill(  # one parameter an option
     timeout: float | None,
     job: tuple[str, ...],
 ) -> int:
-    """Kill, stop and preempt a job on purpose, and prove that nothing was lost.
+    """Kill, stop and preempt a job on purpose, and prove that nothing is lost.
 
-    JOB is what follows `msrun` to train, with a `--` in front. It runs once undisturbed and once
-    for each drill, in folders of its own, and every rank's results are compared bit by bit.
+    JOB is the job's msrun command line without `msrun`, after a `--`. It runs once undisturbed and
+    once for each drill, in folders of its own, and every rank's results are compared bit by bit.
     """
-    from msrun.drill import session as drills
+    from msrun.drill import session
     from msrun.drill.fault_options import read_file, read_words
     from msrun.drill.random_faults import RandomFaults, read_kinds
 
-    said = {"kill": kill, "stop": stop, "graceful": graceful, "preempt": preempt}
+    given = {"kill": kill, "stop": stop, "graceful": graceful, "preempt": preempt}
     orders = [
-        *(read_words(words, deed) for deed, several in said.items() for words in several),
+        *(read_words(words, deed) for deed, several in given.items() for words in several),
         *(order for path in faults for order in read_file(path)),
         *([RandomFaults(number, seed, read_kinds(kinds))] if number is not None else []),
     ]
-    return drills.drill(drills.DrillRequest(tuple(orders), job, timeout, as_json, keep), os.environ)
+    request = session.DrillRequest(
+        tuple(orders), job=job, timeout_s=timeout, as_json=as_json, keep=keep
+    )
+    return session.drill(request, os.environ)

@@ -1,7 +1,7 @@
-"""Judges how a job left when it was asked to: gracefully, or before a preemption's end. Pure.
+"""Judges how a job exited on request: gracefully, or before a preemption kills it. Pure.
 
-A graceful exit promises more than that nothing is lost: all ranks leave at one step, and msrun with
-0. A preemption promises that this is over before everything is killed.
+A graceful exit promises more than that nothing is lost: all ranks exit at one step, and msrun with
+0. A preemption promises that the state is saved before everything is killed.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from msrun.drill.history import DrillExit, DrillHistory, RankLife, Strike
 from worker_hooks.drill.plan import Deed, Fault
 
 SIGNAL_EXIT_BASE = 128
-ASKING = frozenset({Deed.REQUEST, Deed.PREEMPT})
-_HEARD = frozenset({"StopRequested", "SignalReceived"})
+REQUESTS = frozenset({Deed.REQUEST, Deed.PREEMPT})
+_NOTICED = frozenset({"StopRequested", "SignalReceived"})
 
 
 class ExitVerdict(NamedTuple):
-    """How the msrun went that was asked to leave first."""
+    """How the first msrun that got a request to exit ended."""
 
     left_s: float  # after the request
-    in_time: bool | None  # the newest step was saved before the kill; None: nobody would kill
+    in_time: bool | None  # the newest step was saved before the kill; None: no kill follows
     words: str
-    broken: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()  # promises, as text
 
 
 def judge_exit(
     faults: Sequence[Fault], history: DrillHistory, departures: Sequence[DrillExit]
 ) -> ExitVerdict | None:
-    """How it left; ``None``: nobody was asked to, or it was called off."""
-    strike = next((one for one in history.strikes if faults[one.number].deed in ASKING), None)
+    """How it exited; ``None``: there was no request, or the trial was cancelled."""
+    strike = next((one for one in history.strikes if faults[one.number].deed in REQUESTS), None)
     if strike is None:
         return None
     went = next((one for one in departures if one.at >= strike.at), None)
     if went is None:
         return None
     fault, left_s = faults[strike.number], went.at - strike.at
-    how = f"left after {left_s:.2f} s"
+    how = f"exited after {left_s:.2f} s"
     if fault.deed is Deed.REQUEST:
         broken = tuple(_ungraceful(fault, went, history, strike)) if len(faults) == 1 else ()
-        return ExitVerdict(left_s, None, how, broken)
+        return ExitVerdict(left_s, in_time=None, words=how, broken=broken)
     in_time = not _lost_at(history, strike)
     if went.is_killed:
         how = f"killed after {fault.grace_s:g} s"
@@ -52,9 +52,9 @@ def judge_exit(
 
 
 def steps_lost(history: DrillHistory) -> int | None:
-    """Steps that were committed by any rank and had to be trained again, over all restarts.
+    """Steps that some rank committed and that had to be trained again, over all restarts.
 
-    ``None`` when nobody committed anything.
+    ``None``: no rank committed anything.
     """
     rounds = [lives for lives in history.rounds() if _newest(lives)]
     if not rounds:
@@ -63,7 +63,7 @@ def steps_lost(history: DrillHistory) -> int | None:
 
 
 def _lost_at(history: DrillHistory, strike: Strike) -> int:
-    """Steps lost by the restart that followed a strike; all of them if none did."""
+    """Steps lost by the restart that followed a strike; without a restart all steps."""
     rounds = [lives for lives in history.rounds() if _newest(lives)]
     before = [lives for lives in rounds if _begun(lives) <= strike.at]
     after = rounds[len(before) :]
@@ -80,7 +80,7 @@ def _ungraceful(
     fault: Fault, went: DrillExit, history: DrillHistory, strike: Strike
 ) -> Iterator[str]:
     expected = SIGNAL_EXIT_BASE + fault.number if fault.number == signal.SIGINT else 0
-    if not _could_stay(history, strike):
+    if not _could_exit_gracefully(history, strike):
         return
     if went.exit_code != expected:
         yield f"the graceful exit ended with exit code {went.exit_code} instead of {expected}"
@@ -91,38 +91,38 @@ def _ungraceful(
             last.setdefault(max(then[-1].commits, default=0), []).append(rank)
     if len(last) > 1:
         who = (f"{format_ranges(ranks)} at {step}" for step, ranks in sorted(last.items()))
-        yield f"the ranks left at different steps: {', '.join(who)}"
+        yield f"the ranks exited at different steps: {', '.join(who)}"
 
 
-def heard_at(history: DrillHistory, strike: Strike) -> float | None:
-    """When msrun noticed that it was asked to leave; wall clock."""
+def noticed_at(history: DrillHistory, strike: Strike) -> float | None:
+    """When msrun noticed the request to exit; wall clock."""
     return next(
         (
             float(event["time"])
             for event in history.events
-            if event["event"] in _HEARD and event["time"] >= strike.time
+            if event["event"] in _NOTICED and event["time"] >= strike.time
         ),
         None,
     )
 
 
-def _could_stay(history: DrillHistory, strike: Strike) -> bool:
-    """Whether every rank had registered a state when the request came; else nobody waits.
+def _could_exit_gracefully(history: DrillHistory, strike: Strike) -> bool:
+    """Whether every rank had registered a state when the request came; else no rank waits.
 
-    Who has committed a step has registered, and so have those it trains with.
+    A rank that has committed a step has registered, and so have the ranks it trains with.
     """
     for lives in history.lives.values():
         then = [life for life in lives if life.begun_at <= strike.at]
         if then and any(at <= strike.at for at in then[-1].commits.values()):
             return True
-    until = heard_at(history, strike) or strike.time
+    until = noticed_at(history, strike) or strike.time
     missing: set[int] = set()
     for event in history.events:
         if event["time"] > until:
             break
         if event["event"] == "StartAttempt":
             missing = set(history.lives)
-        elif event["event"] == "RankRegistered":
+        elif event["event"] == "Registered":
             missing.discard(event["rank"])
     return not missing
 

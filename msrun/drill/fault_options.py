@@ -1,8 +1,8 @@
-"""What drills are asked for, in words or in YAML, and the faults that makes.
+"""Reads the faults of drills from options or YAML.
 
 One ``--kill``, ``--stop``, ``--graceful`` or ``--preempt`` is one drill; ``+`` joins several faults
-into one. A kill and a stop strike a rank, or msrun itself; the other two begin with a signal to
-msrun, sent by rank 0 when it is where it was asked for.
+into one. A kill and a stop strike a rank, or msrun itself; the other two start with a signal to
+msrun, which rank 0 sends at the given moment.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _BYTE = 255
 
 
 class FaultOrder(NamedTuple):
-    """One drill that was asked for by name."""
+    """One drill with its faults."""
 
     faults: tuple[Fault, ...]
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The faults as text."""
         return " + ".join(fault.words for fault in self.faults)
 
 
 def read_words(words: str, deed: str) -> FaultOrder:
-    """The drill that an option asks for: ``rank=3,step=50,phase=backward``.
+    """The drill that an option describes: ``rank=3,step=50,phase=backward``.
 
     Args:
-        words: what was typed.
-        deed: ``kill``, ``stop``, ``graceful`` or ``preempt``: the option.
+        words: the option's value.
+        deed: the option: ``kill``, ``stop``, ``graceful`` or ``preempt``.
 
     Raises:
         UsageError: one sentence on what is wrong.
@@ -52,7 +52,7 @@ def read_words(words: str, deed: str) -> FaultOrder:
 
 
 def read_file(path: str) -> tuple[FaultOrder | RandomFaults, ...]:
-    """The drills of a YAML file: a list of mappings, each of what the options are called.
+    """The drills of a YAML file: a list of mappings, whose keys are the options' names.
 
     ``- kill: {rank: 3, step: 50}`` is a drill, ``- {graceful: {step: 40}, kill: {rank: 1, step:
     40}}`` one with two faults, ``- {random: 20, seed: 1, of: "kill,graceful"}`` twenty.
@@ -67,16 +67,16 @@ def read_file(path: str) -> tuple[FaultOrder | RandomFaults, ...]:
 
 
 def check_ranks(orders: Sequence[FaultOrder | RandomFaults], world_size: int) -> None:
-    """Refuse faults of ranks the job does not have.
+    """Refuse faults of ranks that the job does not have.
 
     Raises:
-        UsageError: the rank is named.
+        UsageError: it names the rank.
     """
     for order in orders:
         for fault in order.faults if isinstance(order, FaultOrder) else ():
             if fault.rank >= world_size:
                 raise UsageError(
-                    f"rank {fault.rank} is to fail, the ranks are 0 to {world_size - 1}"
+                    f"a fault is for rank {fault.rank}, the ranks are 0 to {world_size - 1}"
                 )
 
 
@@ -93,7 +93,7 @@ def _entry(entry: Any, path: str) -> FaultOrder | RandomFaults:
                 )
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
-    raise UsageError(f"{path}: {entry!r} is no drill: {', '.join(_KEYS)}; or random, on its own")
+    raise UsageError(f"{path}: {entry!r} is not a drill: {', '.join(_KEYS)}; or random, on its own")
 
 
 def _joined(faults: Any, deed: str) -> tuple[Fault, ...]:
@@ -147,15 +147,17 @@ def _fault(fields: Mapping[str, Any], deed: str) -> Fault:
 
 def _check(fault: Fault) -> None:
     if fault.rank == LAUNCHER and fault.deed in {Deed.EXIT, Deed.RAISE}:
-        raise UsageError("kill: msrun itself can only be signalled or stopped")
+        raise UsageError("kill: msrun itself can only get a signal or be stopped")
     if fault.moment is Moment.DUMP and fault.deed is Deed.RAISE:
-        raise UsageError("kill: a dump has no main thread to raise in: give a signal or exit")
+        raise UsageError(
+            "kill: raise needs the main thread, and a dump runs in another: give a signal or exit"
+        )
     if fault.deed is Deed.REQUEST and fault.number in {signal.SIGKILL, signal.SIGSTOP}:
-        raise UsageError("graceful: no process can catch that signal, so it asks for nothing")
+        raise UsageError("graceful: no process can catch that signal: give another one")
 
 
 def _deed(fields: Mapping[str, Any], deed: str) -> tuple[Deed, int]:
-    """What is done, and its signal or exit code."""
+    """The kind of fault, and its signal or exit code."""
     match deed:
         case "stop":
             return Deed.STOP, signal.SIGSTOP
@@ -182,7 +184,7 @@ def whole(name: str, text: Any, low: int) -> int:
     """A whole number.
 
     Raises:
-        UsageError: it is none, or below ``low``.
+        UsageError: it is not one, or below ``low``.
     """
     if not (isinstance(text, str) and text.isascii() and text.isdigit() and int(text) >= low):
         raise UsageError(f"{name}={text} must be a whole number, at least {low}")
@@ -193,7 +195,7 @@ def positive(name: str, text: Any) -> float:
     """A number above 0.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not one.
     """
     number = _number(text)
     if not 0 < number < float("inf"):
@@ -205,7 +207,7 @@ def fraction(name: str, text: Any) -> float:
     """A number from 0 to 1.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not one.
     """
     number = _number(text)
     if not 0 <= number <= 1:
@@ -214,10 +216,10 @@ def fraction(name: str, text: Any) -> float:
 
 
 def signum(deed: str, text: str) -> int:
-    """A signal by name or number; ``OOM`` is what the kernel's killer sends.
+    """A signal by name or number; ``OOM``: the one that the kernel's OOM killer sends.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no such signal.
     """
     name = text.upper().removeprefix("SIG")
     if name == "OOM":
@@ -227,14 +229,14 @@ def signum(deed: str, text: str) -> int:
         return known[f"SIG{name}"]
     if name.isdigit() and int(name) in {member.value for member in signal.Signals}:
         return int(name)
-    raise UsageError(f"{deed}: signal={text} is no signal")
+    raise UsageError(f"{deed}: signal={text} is not a signal")
 
 
 def moment(deed: str, text: Any) -> Moment:
-    """Where in a step.
+    """The moment within a step.
 
     Raises:
-        UsageError: no moment is called so.
+        UsageError: there is no such moment.
     """
     if text not in {one.value for one in Moment}:
         named = ", ".join(one.value for one in Moment)

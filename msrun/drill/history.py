@@ -1,6 +1,6 @@
-"""What a trial left behind, read back: what ranks witnessed, what msrun decided, what was saved.
+"""Reads what a trial has written: the ranks' traces, msrun's decisions, and saved states.
 
-Only facts; nothing is judged here. Lines that were cut off by a death are left out.
+Only facts; nothing is judged here. Lines that a death has cut off are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RankLife:
 
 
 class FinalState(NamedTuple):
-    """What a rank held at the end of training."""
+    """A rank's state at the end of training."""
 
     step: int
     digest: str
@@ -36,7 +36,7 @@ class FinalState(NamedTuple):
 
 
 class Strike(NamedTuple):
-    """A fault that struck: wall clock, monotonic clock, and the step under way."""
+    """A fault that struck: wall clock, monotonic clock, and the current step."""
 
     number: int  # in the plan
     time: float
@@ -46,7 +46,7 @@ class Strike(NamedTuple):
 
 
 class SavedStep(NamedTuple):
-    """A complete dump: when it was saved (wall clock), of which step, how large."""
+    """A complete dump: its wall-clock time, step and size."""
 
     time: float
     step: int
@@ -54,9 +54,9 @@ class SavedStep(NamedTuple):
 
 
 class DrillExit(NamedTuple):
-    """How an msrun of a trial went."""
+    """How an msrun of a trial ended."""
 
-    exit_code: int  # as a shell's parent sees it
+    exit_code: int  # negative: a signal
     at: float  # monotonic
     is_killed: bool = False  # by the drill, at the end of a preemption's grace
 
@@ -73,18 +73,18 @@ class DrillHistory:
 
     @property
     def last_step(self) -> int:
-        """The step training ended with."""
+        """The last step of training."""
         return max((final.step for final in self.finals.values()), default=0)
 
     def curve(self, rank: int) -> Curve:
-        """A rank's losses as they count in the end: a repeated step by its last life."""
+        """A rank's losses; those of a repeated step are from its last life."""
         steps: Curve = {}
         for life in self.lives.get(rank, ()):
             steps |= {step: tuple(losses) for step, losses in life.losses.items()}
         return steps
 
     def rounds(self) -> list[list[RankLife]]:
-        """The lives of all ranks by attempt, in the order of their beginning."""
+        """The lives of all ranks by attempt, in the order of their start."""
         found: dict[tuple[str, int], list[RankLife]] = {}
         for lives in self.lives.values():
             for life in lives:
@@ -94,14 +94,14 @@ class DrillHistory:
 
 def read(folder: Path) -> DrillHistory:
     """The history of the trial in ``folder``."""
-    told = DrillLayout(folder / "witness")
-    ranks = sorted(_number(path.stem) for path in told.folder.glob("rank_*.jsonl"))
-    finals = {rank: _json(told.final(rank)) for rank in ranks}
+    layout = DrillLayout(folder / "witness")
+    ranks = sorted(_number(path.stem) for path in layout.folder.glob("rank_*.jsonl"))
+    finals = {rank: _json(layout.final(rank)) for rank in ranks}
     events = [event for path in (folder / "logs").rglob(EVENTS) for event in _lines(path)]
     return DrillHistory(
-        lives={rank: tuple(_lives(told.lines(rank))) for rank in ranks},
+        lives={rank: tuple(_lives(layout.lines(rank))) for rank in ranks},
         finals={rank: FinalState(**content) for rank, content in finals.items() if content},
-        strikes=tuple(sorted(_strikes(told.folder), key=lambda strike: strike.at)),
+        strikes=tuple(sorted(_strikes(layout.folder), key=lambda strike: strike.at)),
         events=tuple(sorted(events, key=lambda event: float(event.get("time", 0)))),
         dumps=tuple(sorted(_dumps(folder / "ckpt"))),
     )

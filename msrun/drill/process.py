@@ -1,13 +1,12 @@
-"""One msrun of a trial with all processes below it: started, awaited, called off, killed.
+"""One msrun of a trial with all processes below it: started, awaited, cancelled, killed.
 
-The drill is a subreaper: what an msrun leaves behind becomes a child of the drill.
+The drill is a subreaper: processes that outlive their msrun become its children.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import time
@@ -15,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from agent.workers import processes
+from msrun.runs.run_state import has_ended
 
-GRACE_S = 5.0  # from the second SIGTERM to SIGKILL, when a run is called off
+GRACE_S = 5.0  # from the second SIGTERM to SIGKILL, when a run is cancelled
 SWEEP_S = 2.0
 
 
@@ -24,46 +24,46 @@ class DrillProcess:
     """A child msrun."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str], console: Path) -> None:
-        """Start it; what it says is added to the file ``console``.
+        """Start it; its output is appended to the file ``console``.
 
         Raises:
             OSError: it cannot be started.
         """
-        with open(console, "ab") as said:
+        with open(console, "ab") as output:
             self._process = subprocess.Popen(
                 argv,
                 env=environ,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,  # Ctrl-C is the drill's to pass on
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # the drill passes Ctrl-C on
             )
         self.pid = self._process.pid
 
     def await_end(self, until: float | None) -> bool:
-        """Wait for its end until this moment (monotonic); false: the time is over."""
+        """Wait for its end until this moment (monotonic); false: it is still running."""
         return self._process.returncode is not None or _await_exit(self.pid, until)
 
     def reap(self) -> int:
-        """The exit code, negative for a signal, of one that has ended."""
+        """The exit code of the ended process, negative for a signal."""
         return self._process.wait()
 
     def kill_all(self) -> None:
-        """SIGKILL it and all below it at the same moment, as the end of a container is.
+        """SIGKILL it and all processes below it at once, as the end of a container does.
 
-        Nobody outlives the others long enough to save anything; nothing is left.
+        No process outlives the others long enough to save anything.
         """
         for pid in (self.pid, *_below(self.pid)):
             processes.signal_one(pid, signal.SIGKILL)
         self.reap()
         processes.end_adopted(frozenset(), SWEEP_S)
 
-    def call_off(self) -> None:
-        """End it if it still runs: politely, at once, by force."""
+    def cancel(self) -> None:
+        """End it if it is still running: three requests, then SIGKILL."""
         if self._process.returncode is not None:
             return
         self._process.send_signal(signal.SIGCONT)
-        for _ in range(3):  # the second one saves at once, the third one kills the workers
+        for _ in range(3):  # the second request saves at once, the third kills the workers
             self._process.terminate()
             if _await_exit(self.pid, time.monotonic() + GRACE_S / 10):
                 break
@@ -73,7 +73,7 @@ class DrillProcess:
 
 
 def await_orphans(until: float | None) -> bool:
-    """Ranks that outlive their msrun save, and leave; false: the time is over before."""
+    """Wait until ranks that outlive their msrun have saved and exited; false: the time is over."""
     while orphans := processes.adopted(frozenset()):
         for pid in orphans:
             if not _await_exit(pid, until):
@@ -83,7 +83,7 @@ def await_orphans(until: float | None) -> bool:
 
 
 def sweep() -> int:
-    """End what outlived its msrun; how many there were."""
+    """End processes that outlived their msrun; how many there were."""
     return len(processes.end_adopted(frozenset(), SWEEP_S))
 
 
@@ -91,10 +91,7 @@ def _await_exit(pid: int, until: float | None) -> bool:
     """Wait for an unreaped child's end; false: the time is over."""
     process = os.pidfd_open(pid)
     try:
-        waiting = select.poll()
-        waiting.register(process, select.POLLIN)
-        left = None if until is None else max(0.0, until - time.monotonic()) * 1000
-        return bool(waiting.poll(left))
+        return has_ended(process, None if until is None else max(0.0, until - time.monotonic()))
     finally:
         os.close(process)
 

@@ -1,4 +1,4 @@
-"""Random drills: how many, of which kinds, and drawing them once the number of steps is known."""
+"""Random drills: their number and kinds, drawn once the number of steps is known."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from worker_hooks.drill.plan import LAUNCHER, Deed, Fault
 _KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "kill": {},
-        "double": {},  # and another rank in the same step
-        "again": {},  # and any rank in the next attempt, before or in the same step
-        "hang": {"number": signal.SIGSTOP},  # for ever
+        "double": {},  # another rank dies in the same step
+        "again": {},  # some rank dies in the next attempt, before or in the same step
+        "hang": {"number": signal.SIGSTOP},  # forever
         "raise": {"deed": Deed.RAISE, "number": 0},
         "stop": {"deed": Deed.STOP, "number": signal.SIGSTOP},
         "graceful": {"rank": LAUNCHER, "deed": Deed.REQUEST, "number": signal.SIGTERM},
@@ -27,7 +27,7 @@ KILLS = ("kill",)
 
 
 class RandomFaults(NamedTuple):
-    """So many drills at random moments of random ranks; the same words draw the same."""
+    """Drills of random ranks at random moments; equal values draw equal drills."""
 
     number: int
     seed: int
@@ -35,15 +35,15 @@ class RandomFaults(NamedTuple):
 
 
 def read_kinds(text: str) -> tuple[str, ...]:
-    """Kinds of random drills: ``kill,graceful``. One that is named twice is drawn twice as often.
+    """Kinds of random drills: ``kill,graceful``. A kind named twice is drawn twice as often.
 
     Raises:
-        UsageError: one is unknown.
+        UsageError: a kind is unknown.
     """
     kinds = tuple(word.strip() for word in text.split(","))
     if unknown := [kind for kind in kinds if kind not in _KINDS]:
         raise UsageError(
-            f"random drills of {unknown[0]!r} are unknown, choose from {', '.join(_KINDS)}"
+            f"{unknown[0]!r} is an unknown kind of random drill, choose from {', '.join(_KINDS)}"
         )
     return kinds
 
@@ -51,9 +51,9 @@ def read_kinds(text: str) -> tuple[str, ...]:
 def draw(lots: RandomFaults, world_size: int, steps: int) -> tuple[tuple[Fault, ...], ...]:
     """The faults of each drill: any rank, any step but the last, any fraction of it.
 
-    The last step is left out: a moment late in it may be after the end of training.
+    The last step is left out: a late moment of it may be after the end of training.
     """
-    chance = random.Random(lots.seed)  # noqa: S311  reproducible is what it must be
+    chance = random.Random(lots.seed)  # noqa: S311  it must be reproducible
     return tuple(_draw(chance, lots.kinds, world_size, steps) for _ in range(lots.number))
 
 
@@ -66,7 +66,7 @@ def _draw(
         delay=round(chance.random(), 3),
     )
     if kinds == KILLS:
-        return (fault,)  # a seed draws what it always drew
+        return (fault,)  # so that a seed draws the same as in earlier versions
     kind = chance.choice(kinds)
     fault = fault._replace(**_KINDS[kind])
     other = fault._replace(delay=round(chance.random(), 3))
@@ -74,7 +74,7 @@ def _draw(
         case "double" if world_size > 1:
             shift = chance.randrange(1, world_size)
             return fault, other._replace(rank=(fault.rank + shift) % world_size)
-        case "hang":  # nobody is watched before the first commit
+        case "hang":  # ranks are not watched before the first commit
             return (fault._replace(step=max(2, fault.step)),)
         case "again":
             return fault, other._replace(rank=chance.randrange(world_size), attempt=1)

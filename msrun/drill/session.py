@@ -1,9 +1,9 @@
 """``msrun drill``: injects faults into a job and proves that nothing was lost.
 
-The job runs once undisturbed, then once for each drill, always from its beginning and in folders
-of its own; what every rank computed is compared bit for bit. Ranks are killed and stopped, or the
-whole job is asked to leave, as a person does (``--graceful``) or as Slurm and Kubernetes do before
-they kill everything (``--preempt``); then it is gone on with by ``msrun --resume``.
+The job runs once undisturbed, then once for each drill, always from the beginning and in folders of
+its own; every rank's results are compared bit for bit. A drill kills or stops ranks, or requests
+the job's exit as a person does (``--graceful``) or as Slurm and Kubernetes do before they kill
+everything (``--preempt``); then ``msrun --resume`` continues it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,62 +26,63 @@ from msrun.drill.trial import Command, Trial
 from msrun.drill.verdict import TrialOutcome, check_reference, judge
 from msrun.launch.request import parse
 from msrun.options.argv import scan
+from msrun.terminal.progress import say
 from msrun.terminal.stdout import put
 from worker_hooks.drill.plan import Deed
 
-RESTARTS = 3  # added where the user says nothing: several faults may strike in one drill
-SLOWDOWN = 10  # a drill may take so many times the undisturbed run ...
-SLACK_S = 60.0  # ... and this
+RESTARTS = 3  # unless the user sets a number: several faults may strike in one drill
+SLOWDOWN = 10  # a drill may take so many times as long as the undisturbed run ...
+SLACK_S = 60.0  # ... plus this
 BROKEN_EXIT = 1
 
 
 class DrillRequest(NamedTuple):
-    """What the user asked for."""
+    """What the user wants."""
 
     drills: tuple[FaultOrder | RandomFaults, ...]
-    words: tuple[str, ...]  # the job, as it would be typed after ``msrun``
-    timeout_s: float | None = None  # of each run; None: by the undisturbed one
+    job: tuple[str, ...]  # its words after ``msrun``
+    timeout_s: float | None = None  # of each run; None: derived from the undisturbed one
     as_json: bool = False
     keep: bool = False
 
 
-def drill(asked: DrillRequest, environ: Mapping[str, str]) -> int:
+def drill(wanted: DrillRequest, environ: Mapping[str, str]) -> int:
     """Run the drills and show their results.
 
     Returns:
-        0 when every promise was kept, else 1.
+        0 if every promise was kept, else 1.
 
     Raises:
         UsageError: one sentence on what is wrong; nothing was started.
-        KeyboardInterrupt: it was called off; everything it started is gone.
+        KeyboardInterrupt: it was interrupted; everything it started is gone.
     """
-    if not asked.drills:
+    if not wanted.drills:
         raise UsageError(
-            "msrun drill: no fault is given: --kill, --stop, --graceful, --preempt, --random or "
-            "--faults"
+            "msrun drill: no fault is given: use --kill, --stop, --graceful, --preempt, --random "
+            "or --faults"
         )
-    request = parse(asked.words, environ)
+    request = parse(wanted.job, environ)
     if request.dry_run:
-        raise UsageError("msrun drill: a dry run trains nothing that could be compared")
+        raise UsageError("msrun drill: a dry run trains nothing to compare: remove --dry_run")
     if request.origin is not None:
-        raise UsageError("msrun drill: its runs begin at the beginning: leave --resume out")
+        raise UsageError("msrun drill: its runs start from the beginning: remove --resume")
     world_size = request.job.world_size
-    fault_options.check_ranks(asked.drills, world_size)
-    command = Command.of(scan(asked.words))
+    fault_options.check_ranks(wanted.drills, world_size)
+    command = Command.of(scan(wanted.job))
     if not request.job.dump.restarts_explicit:
         command = command._replace(options=(*command.options, f"--max-restarts={RESTARTS}"))
     folder = Path(tempfile.mkdtemp(prefix="msrun-drill-"))
     become_subreaper()
-    is_wanted = asked.keep
+    is_kept = wanted.keep
     try:
         with _stoppable():
-            session = _Session(folder, command, environ, world_size, asked)
+            session = _Session(folder, command, environ, world_size, wanted)
             code = session.run()
-            is_wanted = is_wanted or code != 0
+            is_kept = is_kept or code != 0
             return code
     finally:
-        if is_wanted:
-            print(f"msrun: logs of the drills are in {folder}", file=sys.stderr)
+        if is_kept:
+            say(f"logs of the drills are in {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -110,25 +110,25 @@ class _Session:
         command: Command,
         environ: Mapping[str, str],
         world_size: int,
-        asked: DrillRequest,
+        wanted: DrillRequest,
     ) -> None:
         self._folder = folder
         self._command = command
         self._environ = environ
         self._world_size = world_size
-        self._asked = asked
+        self._wanted = wanted
 
     def run(self) -> int:
-        """Run them all and show what came of it; the exit code."""
+        """Run all drills and show their results; the exit code."""
         with table.bar() as bar:
             bar.doing("the undisturbed run")
             trial = Trial(self._folder / "reference", self._command)
-            ended = trial.run(self._environ, self._asked.timeout_s)
+            ended = trial.run(self._environ, self._wanted.timeout_s)
             reference = read(trial.folder)
             trouble = check_reference(reference, ended.exit_code, self._world_size)
             orders = () if trouble else tuple(self._orders(reference.last_step))
             bar.expect(len(orders) + 1)
-            within_s = self._asked.timeout_s or SLOWDOWN * ended.took_s + SLACK_S
+            within_s = self._wanted.timeout_s or SLOWDOWN * ended.took_s + SLACK_S
             outcomes = []
             for number, order in enumerate(orders, 1):
                 bar.doing(order.words)
@@ -138,7 +138,7 @@ class _Session:
         return BROKEN_EXIT if trouble or any(outcome.broken for outcome in outcomes) else 0
 
     def _orders(self, steps: int) -> Iterator[FaultOrder]:
-        for drill in self._asked.drills:
+        for drill in self._wanted.drills:
             if isinstance(drill, FaultOrder):
                 yield drill
             else:
@@ -160,15 +160,15 @@ class _Session:
             left=ended.left,
             took_s=ended.took_s,
         )
-        if not outcome.broken and not self._asked.keep:
+        if not outcome.broken and not self._wanted.keep:
             shutil.rmtree(trial.folder, ignore_errors=True)  # dumps are as large as the state
         return outcome
 
     def _show(self, reference: dict[str, object], outcomes: Sequence[TrialOutcome]) -> None:
-        if self._asked.as_json:
+        if self._wanted.as_json:
             put(table.as_json(reference, outcomes))
             return
         if reference["trouble"]:
-            print(f"msrun: {reference['trouble']}", file=sys.stderr)
+            say(str(reference["trouble"]))
         else:
             table.show(outcomes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,14 +11,11 @@ from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from msrun.drill.verdict import TrialOutcome
 from msrun.terminal.stdout import put
+from msrun.terminal.table import UNKNOWN, brief, table
 
-NONE = "-"
-PIPE_WIDTH = 10_000  # columns: nothing is wrapped for a reader that is a program
 COLUMNS = (
     "fault",
     "noticed",
@@ -33,68 +29,52 @@ COLUMNS = (
     "verdict",
 )
 _MB = 1e6
-_SECOND_S = 1.0
 
 
 class DrillBar(Protocol):
-    """Tells how far a drill is."""
+    """Shows how far a drill is."""
 
     def doing(self, what: str) -> None:
-        """The next run begins."""
+        """The next run starts."""
 
     def expect(self, total: int) -> None:
-        """There will be so many runs in all."""
+        """The number of runs in all."""
 
 
 def show(outcomes: Sequence[TrialOutcome]) -> None:
-    """The table, on stdout."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    console = Console(
-        width=None if is_terminal else PIPE_WIDTH,
-        color_system="auto" if is_terminal else None,
-        force_terminal=None if is_terminal else False,
-        file=sys.stdout if is_terminal else io.StringIO(),
-        highlight=False,
-        markup=False,
+    """Print the table on stdout."""
+    broken = {outcome.verdict for outcome in outcomes if outcome.broken}
+    put(
+        table(
+            COLUMNS,
+            map(row, outcomes),
+            styled="verdict",
+            style=lambda verdict: "red" if verdict in broken else "green",
+            wrapped=COLUMNS,
+        )
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, overflow="fold")
-    for outcome in outcomes:
-        *cells, verdict = row(outcome)
-        table.add_row(*cells, Text(verdict, style="red" if outcome.broken else "green"))
-    with console.capture() as captured:
-        console.print(table)
-    put("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
 
 
 def row(outcome: TrialOutcome) -> tuple[str, ...]:
     """A drill's cells."""
     size = "" if outcome.dump_bytes is None else f"{outcome.dump_bytes / _MB:.1f} MB"
-    took = "" if outcome.dump_s is None else span(outcome.dump_s)
+    took = "" if outcome.dump_s is None else brief(outcome.dump_s)
     return (
         outcome.fault,
-        span(outcome.noticed_s),
-        span(outcome.frozen_s),
-        ", ".join(filter(None, (took, size))) or NONE,
-        NONE if outcome.step_saved is None else str(outcome.step_saved),
-        NONE if outcome.steps_lost is None else str(outcome.steps_lost),
-        span(outcome.training_s),
-        outcome.answer or NONE,
+        brief(outcome.noticed_s),
+        brief(outcome.frozen_s),
+        ", ".join(filter(None, (took, size))) or UNKNOWN,
+        UNKNOWN if outcome.step_saved is None else str(outcome.step_saved),
+        UNKNOWN if outcome.steps_lost is None else str(outcome.steps_lost),
+        brief(outcome.training_s),
+        outcome.answer or UNKNOWN,
         "yes" if outcome.weights_equal else "no",
         outcome.verdict,
     )
 
 
-def span(seconds: float | None) -> str:
-    """``12 ms``, ``1.24 s``."""
-    if seconds is None:
-        return NONE
-    return f"{seconds * 1000:.0f} ms" if seconds < _SECOND_S else f"{seconds:.2f} s"
-
-
 def as_json(reference: dict[str, Any], outcomes: Sequence[TrialOutcome]) -> str:
-    """The same for programs; times in seconds."""
+    """The results as JSON; times in seconds."""
     drills = [{**asdict(outcome), "verdict": outcome.verdict} for outcome in outcomes]
     kept = not reference["trouble"] and not any(outcome.broken for outcome in outcomes)
     content = {"ok": kept, "reference": reference}
@@ -103,7 +83,7 @@ def as_json(reference: dict[str, Any], outcomes: Sequence[TrialOutcome]) -> str:
 
 @contextlib.contextmanager
 def bar() -> Iterator[DrillBar]:
-    """A progress bar on stderr where that is a terminal; else nothing."""
+    """A progress bar on stderr, if that is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield _Silence()
         return

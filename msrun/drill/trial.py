@@ -1,7 +1,7 @@
-"""One run of the job under a drill: a child msrun in folders of its own, bounded, leaving nothing.
+"""One trial of a job: a child msrun in folders of its own, with a time limit.
 
-The drill adopts every orphan below it (it is a subreaper), so what a run leaves behind is found and
-ended, even when msrun itself was killed.
+The drill is a subreaper and adopts every orphan below it, so it finds and ends every process that
+outlives a run, even if msrun itself was killed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from worker_hooks.drill.plan import Deed, DrillPlan, Fault
 
 STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 FOLDERS = ("logs", "state", "ckpt", "witness")
-REFUSED_EXIT = 2  # nothing to go on from
-LOOK_S = 0.02  # between two looks for a preemption's first signal
+REFUSED_EXIT = 2  # there is nothing to resume from
+LOOK_S = 0.02  # between two looks for the mark of a preemption's first signal
 
 
 class Command(NamedTuple):
-    """The user's msrun line, taken apart where options may be added."""
+    """The user's msrun command line, split where options may be added."""
 
     options: tuple[str, ...]
     program: tuple[str, ...]  # script and arguments; empty: a YAML file names them
 
     @staticmethod
     def of(line: CommandLine) -> Command:
-        """What was typed, as it was meant."""
+        """The command as typed."""
         options = (
             setting.name if setting.flag else f"{BY_DEST[dest].long}={setting.text}"
             for dest, setting in line.given.items()
@@ -48,16 +48,16 @@ class Command(NamedTuple):
         return Command(tuple(options), program)
 
     def argv(self, added: Sequence[str]) -> list[str]:
-        """The child's line; what is added wins."""
+        """The child's command line; added options override."""
         argv = [sys.executable, "-m", "msrun", *self.options, *added]
         return [*argv, "--", *self.program] if self.program else argv
 
 
 class TrialEnd(NamedTuple):
-    """How a trial ended. ``exit_code`` of its last msrun; ``None``: it was called off."""
+    """How a trial ended. ``exit_code`` of its last msrun; ``None``: it was cancelled."""
 
     exit_code: int | None
-    departures: tuple[DrillExit, ...]  # more than one when it had to be resumed
+    departures: tuple[DrillExit, ...]  # more than one if it had to be resumed
     left: int  # processes that outlived the last one
     took_s: float
 
@@ -79,13 +79,13 @@ class Trial:
         self._process: DrillProcess | None = None
 
     def run(self, environ: Mapping[str, str], within_s: float | None) -> TrialEnd:
-        """Run the job to its end; where it was stopped, or its budget or msrun is gone, resume it.
+        """Run the job to its end; resume it if it stopped, spent its restarts, or lost its msrun.
 
         Whatever happens, no process of it is left.
         """
         began = time.monotonic()
         deadline = None if within_s is None else began + within_s
-        told = {
+        environ = {
             **environ,
             DRILL: self._plan.encode(),
             "XDG_STATE_HOME": str(self.folder / "state"),
@@ -93,18 +93,18 @@ class Trial:
         first = self._command.argv(["--join=True", f"--log_dir={self.folder / 'logs'}"])
         departures: list[DrillExit] = []
         try:
-            went = self._launch(first, told, deadline)
+            went = self._launch(first, environ, deadline)
             while went is not None:
                 departures.append(went)
                 if len(departures) > len(self._faults) or not (resume := self._resume(went)):
                     break
-                went = self._launch(resume, told, deadline)
+                went = self._launch(resume, environ, deadline)
                 if went is not None and went.exit_code == REFUSED_EXIT:
-                    went = self._launch(first, told, deadline)  # as whoever started the job would
+                    went = self._launch(first, environ, deadline)  # as a user would
         finally:
-            with _undisturbed():
+            with _uninterrupted():
                 if self._process is not None:
-                    self._process.call_off()
+                    self._process.cancel()
                 left = drill_process.sweep()
         code = None if went is None else went.exit_code
         return TrialEnd(code, tuple(departures), left, time.monotonic() - began)
@@ -129,7 +129,7 @@ class Trial:
         return DrillExit(code, at, is_killed)
 
     def _next_look(self, pid: int, deadline: float | None) -> float | None:
-        """Until when nothing but its end is of interest; monotonic."""
+        """Until when only its end matters; monotonic."""
         moments = [self._kill_at(pid), float("inf") if deadline is None else deadline]
         marks = [self._plan.layout.struck(index) for index, _ in self._preemptions()]
         if any(not mark.exists() for mark in marks):
@@ -137,7 +137,7 @@ class Trial:
         return min(moments) if min(moments) < float("inf") else None
 
     def _kill_at(self, pid: int) -> float:
-        """When this msrun is to be killed, monotonic; infinite: not yet known, or never."""
+        """When to kill this msrun, monotonic; infinite: not yet known, or never."""
         found = float("inf")
         for index, fault in self._preemptions():
             with contextlib.suppress(OSError, ValueError, KeyError):  # it is not written yet
@@ -152,11 +152,12 @@ class Trial:
         )
 
     def _resume(self, went: DrillExit) -> list[str] | None:
-        """The line that goes on, if a person would have to type it, too."""
+        """The command line that resumes the job, if a user would have to type it."""
         try:
-            word = json.loads((self.folder / "logs" / STATUS).read_bytes())
-            record, is_spent = str(word["record_id"]), word["restarts"] >= word["max_restarts"]
-            is_stopped = word["state"] == JobState.STOPPED.value
+            status = json.loads((self.folder / "logs" / STATUS).read_bytes())
+            record = str(status["record_id"])
+            is_spent = status["restarts"] >= status["max_restarts"]
+            is_stopped = status["state"] == JobState.STOPPED.value
         except (OSError, ValueError, KeyError, TypeError):
             return None
         is_failed = went.exit_code != 0 and (is_spent or went.exit_code < 0)
@@ -166,8 +167,8 @@ class Trial:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Keep a second Ctrl-C from cutting the cleaning short."""
+def _uninterrupted() -> Iterator[None]:
+    """Keep a second Ctrl-C from interrupting the cleanup."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield

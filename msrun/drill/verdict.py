@@ -1,8 +1,8 @@
-"""Holds a drill's history against the undisturbed run's and judges it. Pure: facts in, words out.
+"""Judges a drill by comparing its history with the undisturbed run's. Pure.
 
-What is promised: the faults strike, the job ends well by itself or once it is gone on with, no step
-is lost, and what every rank computed is the same to the last bit. A stop, moreover, must disturb
-nobody; what is asked to leave is judged in :mod:`msrun.drill.exit_verdict`.
+The promises: the faults strike, the job succeeds by itself or after a resume, no step is lost, and
+every rank's results are the same to the last bit. A stop, moreover, must cause no restart; requests
+to exit are judged in :mod:`msrun.drill.exit_verdict`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.text.ranges import format_ranges
-from msrun.drill.exit_verdict import ASKING, heard_at, judge_exit, steps_lost
+from msrun.drill.exit_verdict import REQUESTS, judge_exit, noticed_at, steps_lost
 from msrun.drill.history import DrillExit, DrillHistory, RankLife, Strike
 from worker_hooks.drill.plan import Deed, Fault
 
-_NOTICED = frozenset({"WorkerExited", "RankRaised", "RankUnreachable"})
+_NOTICED = frozenset({"WorkerExited", "Raised", "RankUnreachable"})
 
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """A drill's line. Seconds after the first strike; ``None``: it did not happen."""
+    """The result of a drill. Seconds after the first strike; ``None``: it did not happen."""
 
     fault: str
     noticed_s: float | None = None
@@ -32,18 +32,18 @@ class TrialOutcome:
     steps_lost: int | None = None
     training_s: float | None = None  # until every rank has committed its next step
     weights_equal: bool = False
-    replaced: int = 0  # ranks that alone were started again
-    restarted: int = 0  # times that all were
-    runs: int = 1  # of msrun: more than one when it had to be resumed
-    left_s: float | None = None  # until the msrun was gone that was asked to leave
-    in_time: bool | None = None  # a preempted one: its newest step was saved before the kill
-    leave: str = ""  # how it left, in words
+    replaced: int = 0  # ranks
+    restarted: int = 0  # how often all ranks were
+    runs: int = 1  # of msrun: more than one if the job had to be resumed
+    left_s: float | None = None  # until the msrun that got a request to exit was gone
+    in_time: bool | None = None  # of a preemption: the newest step was saved before the kill
+    leave: str = ""  # how msrun exited on request, as text
     took_s: float = 0.0
-    broken: tuple[str, ...] = ()  # promises, in words
+    broken: tuple[str, ...] = ()  # promises, as text
 
     @property
     def answer(self) -> str:
-        """What was done about it, for people; empty: nothing had to be."""
+        """What msrun did about the faults, as text; empty: nothing was needed."""
         done = [f"{self.replaced} replaced"] if self.replaced else []
         done += [f"{self.restarted}x restarted"] if self.restarted else []
         done += [f"{self.runs - 1}x resumed"] if self.runs > 1 else []
@@ -68,43 +68,43 @@ def judge(
     """The outcome of a drill.
 
     Args:
-        faults: what was to strike.
+        faults: those of the drill.
         reference: the undisturbed run.
-        history: the disturbed one.
-        exit_code: of its last msrun; ``None`` when it was called off.
-        departures: how each msrun went, in their order.
+        history: the disturbed run.
+        exit_code: of its last msrun; ``None``: it was cancelled.
+        departures: how each msrun ended, in order.
         left: processes that outlived the job.
         took_s: how long it took in all.
     """
-    lost, leave = steps_lost(history), judge_exit(faults, history, departures)
-    odd = tuple(_differing(reference, history))
+    lost, asked = steps_lost(history), judge_exit(faults, history, departures)
+    differing = tuple(_differing(reference, history))
     broken = [
         *_unstruck(faults, history),
         *_ending(history, exit_code, left, took_s),
         *_disturbed(faults, history),
-        *(leave.broken if leave is not None else ()),
+        *(asked.broken if asked is not None else ()),
         *([f"{lost} step{'s' if lost > 1 else ''} lost"] if lost else []),
     ]
-    if exit_code == 0:  # else it did not get to an end that could be compared
-        broken += [*odd, *_curves(reference, history)]
+    if exit_code == 0:  # else it did not reach an end that could be compared
+        broken += [*differing, *_curves(reference, history)]
     return TrialOutcome(
         fault=" + ".join(fault.words for fault in faults),
         **_timings(faults, history),
         steps_lost=lost,
         replaced=sum(len(each["newcomers"]) for each in _of(history, "ReplaceRanks")),
         restarted=sum(each["attempt"] > 0 for each in _of(history, "StartAttempt")),
-        weights_equal=exit_code == 0 and not odd,
+        weights_equal=exit_code == 0 and not differing,
         runs=max(1, len(departures)),
-        left_s=None if leave is None else leave.left_s,
-        in_time=None if leave is None else leave.in_time,
-        leave="" if leave is None else leave.words,
+        left_s=None if asked is None else asked.left_s,
+        in_time=None if asked is None else asked.in_time,
+        leave="" if asked is None else asked.words,
         took_s=took_s,
         broken=tuple(broken),
     )
 
 
 def check_reference(history: DrillHistory, exit_code: int | None, world_size: int) -> str:
-    """Why the undisturbed run is nothing to compare with; empty if it is."""
+    """Why the undisturbed run cannot be compared with; empty: it can."""
     if exit_code is None:
         return "the undisturbed run did not end in time"
     if exit_code != 0:
@@ -129,7 +129,7 @@ def _ending(
     history: DrillHistory, exit_code: int | None, left: int, took_s: float
 ) -> Iterator[str]:
     if exit_code is None:
-        yield f"called off after {took_s:.0f} s without an end"
+        yield f"cancelled after {took_s:.0f} s without an end"
     elif exit_code != 0:
         yield f"the job failed with exit code {exit_code}{_why(history)}"
     elif left:
@@ -137,15 +137,15 @@ def _ending(
 
 
 def _why(history: DrillHistory) -> str:
-    """The last end's reason, as msrun noted it."""
+    """The reason of the last end, as msrun recorded it."""
     ends = [event["reason"] for event in history.events if event["event"] == "Finish"]
     return f": {ends[-1]}" if ends else ""
 
 
 def _disturbed(faults: Sequence[Fault], history: DrillHistory) -> Iterator[str]:
-    """A stop is no death: nobody may be restarted for it."""
+    """A stopped rank is alive: it must not cause a restart."""
     if all(fault.deed is Deed.STOP for fault in faults) and len(history.rounds()) > 1:
-        yield "a rank that only stood still was taken for dead"
+        yield "a stopped rank caused a restart"
 
 
 def _differing(reference: DrillHistory, history: DrillHistory) -> Iterator[str]:
@@ -164,7 +164,7 @@ def _differing(reference: DrillHistory, history: DrillHistory) -> Iterator[str]:
 def _curves(reference: DrillHistory, history: DrillHistory) -> Iterator[str]:
     """The first step at which a rank's loss differs.
 
-    A rank that died before its own commit of a step that its peers could save says nothing of it.
+    A rank that dies before its own commit of a step, which its peers can save, has no loss for it.
     """
     for rank in reference.lives:
         expected, found = reference.curve(rank), history.curve(rank)
@@ -182,10 +182,10 @@ def _timings(faults: Sequence[Fault], history: DrillHistory) -> dict[str, Any]:
     strike = history.strikes[0]
     fault = faults[strike.number]
     after = [event for event in history.events if event["time"] >= strike.time]
-    bad = [event for event in after if event.get("exit_code") != 0]  # 0: it left in peace
-    if fault.deed in ASKING:
-        noticed = heard_at(history, strike)
-    else:  # a death is often noticed by the cry of a peer, a stop by nobody
+    bad = [event for event in after if event.get("exit_code") != 0]  # 0: it succeeded
+    if fault.deed in REQUESTS:
+        noticed = noticed_at(history, strike)
+    else:  # a death is often noticed by a peer's error, a stop by nobody
         noticed = _first(bad, _NOTICED) if fault.deed is not Deed.STOP else None
     times: dict[str, Any] = {
         "noticed_s": None if noticed is None else noticed - strike.time,
@@ -198,7 +198,7 @@ def _timings(faults: Sequence[Fault], history: DrillHistory) -> dict[str, Any]:
     if committed:
         dump_id = committed[-1]["dump_id"]
         of_dump = [event for event in after if event.get("dump_id") == dump_id]
-        frozen = [event["time"] for event in of_dump if event["event"] == "RankFrozen"]
+        frozen = [event["time"] for event in of_dump if event["event"] == "Frozen"]
         ordered = _first(of_dump, {"SaveRanks"})
         times["frozen_s"] = max(frozen) - strike.time if frozen else None
         times["dump_s"] = committed[-1]["time"] - ordered if ordered is not None else None

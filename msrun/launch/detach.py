@@ -1,4 +1,4 @@
-"""``--join=False``: the job goes on without a terminal; the caller gets its name and is free."""
+"""``--join=False``: the job runs without a terminal; the caller gets its name and returns."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from agent.spec.job_spec import UsageError
 
 
 def detach(prepared: Prepared) -> bool:
-    """Go on in a new session; True in the process that runs the job, False in the caller's.
+    """Continue in a new session; True in the process that runs the job, False in the caller's.
 
-    Called before any thread or loop exists. The caller leaves only when the job's process leads
-    its own session, so a closing terminal cannot reach it.
+    Must be called before any thread or loop exists. The caller waits until the job's process leads
+    a session of its own, so that a closing terminal cannot reach it.
 
     Raises:
-        UsageError: no process can be started, or its log cannot be written.
+        UsageError: the process cannot be started, or its log cannot be written.
     """
-    ready, told = os.pipe()
+    ready, done = os.pipe()
     try:
         log = os.open(prepared.layout.scheduler_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         pid = os.fork()
@@ -28,7 +28,7 @@ def detach(prepared: Prepared) -> bool:
             "another --log_dir"
         ) from error
     if pid:
-        os.close(told)
+        os.close(done)
         os.read(ready, 1)
         os.close(ready)
         print(
@@ -42,7 +42,7 @@ def detach(prepared: Prepared) -> bool:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
-    os.dup2(log, 2)  # what msrun says to people belongs into its log now
-    for fd in (null, log, told):
+    os.dup2(log, 2)  # what msrun prints goes to its log now
+    for fd in (null, log, done):
         os.close(fd)
     return True

@@ -1,8 +1,7 @@
 """``--dry_run``: the launch plan as text that a shell can run; nothing is started, made or bound.
 
-It is the plan the supervisor would start (``agent.launch.rank_plan``), not a second
-opinion about it. Comment lines are for people; the environment and each rank's command
-line can be pasted.
+It is the plan that the supervisor uses (``agent.launch.rank_plan``), not a copy of its logic.
+Comment lines are for people; the environment and each rank's command line can be pasted.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ CONSOLE = "the console"
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Everything a launch would do, decided and not done."""
+    """Everything that a launch would do."""
 
     spec: JobSpec
     folder: Path
     choice: Choice
-    told: Mapping[str, str]  # environment of all ranks, on top of msrun's own
+    environ: Mapping[str, str]  # of all ranks, in addition to msrun's own
     orders: tuple[WorkerOrder, ...]
 
 
@@ -47,10 +46,10 @@ def show(request: Request, environ: Mapping[str, str]) -> int:
     """Print the plan of a request; the exit code.
 
     Raises:
-        UsageError: ``--sim_rank_id`` or the binding does not fit the job.
+        UsageError: the job has no rank ``--sim_rank_id``, or the binding does not fit it.
     """
     bound = bindings(request.job, environ)
-    plan = make(request.job, environ, bound, _records_folder(environ))
+    plan = make_plan(request.job, environ, bound, _records_folder(environ))
     try:
         put("\n".join(lines(plan, request.sim_rank_id)) + "\n")
     except ReaderLeftError:
@@ -58,7 +57,7 @@ def show(request: Request, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def make(
+def make_plan(
     spec: JobSpec, environ: Mapping[str, str], bound: Sequence[Binding], records_folder: Path
 ) -> LaunchPlan:
     """The plan of a job's first attempt.
@@ -66,7 +65,7 @@ def make(
     Args:
         spec: the job.
         environ: msrun's environment.
-        bound: CPUs of each local rank; empty for none.
+        bound: CPUs of each local rank; empty: none are bound.
         records_folder: where the run's record would be.
 
     Raises:
@@ -76,10 +75,11 @@ def make(
     layout = rank_plan.run_layout(spec, records_folder)
     orders = rank_plan.plan_ranks(spec, layout, 0, environ, bound)
     rank_plan.check_orders(orders)
-    told = rank_plan.job_env(spec, spec.master_port or 0).environ(environ, spec.record_id)
+    shared = rank_plan.job_env(spec, spec.master_port or 0).environ(environ, spec.record_id)
     if not spec.master_port:
-        told.update(dict.fromkeys(PORT_NAMES, FREE_PORT))
-    return LaunchPlan(spec, layout.folder, choose(spec, orders[0].argv, environ), told, orders)
+        shared.update(dict.fromkeys(PORT_NAMES, FREE_PORT))
+    choice = choose(spec, orders[0].argv, environ)
+    return LaunchPlan(spec, layout.folder, choice, environ=shared, orders=orders)
 
 
 def lines(plan: LaunchPlan, rank: int | None) -> Iterator[str]:
@@ -92,18 +92,18 @@ def lines(plan: LaunchPlan, rank: int | None) -> Iterator[str]:
     if not chosen:
         known = f"{plan.orders[0].rank} to {plan.orders[-1].rank}"
         raise UsageError(f"--sim_rank_id={rank} is out of range: the ranks are {known}")
-    yield "# dry run: nothing is started; ids are made anew for each run"
+    yield "# dry run: nothing is started; every run gets new ids"
     yield from (f"# {name:<9} {_one_line(value)}" for name, value in facts(plan))
     yield ""
     yield "# environment of every rank"
-    yield from (f"export {_assigned(name, plan.told)}" for name in sorted(plan.told))
+    yield from (f"export {_assigned(name, plan.environ)}" for name in sorted(plan.environ))
     for order in chosen:
         yield ""
         yield from rank_lines(order)
 
 
 def facts(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
-    """The job in words, by name."""
+    """The job as text, by name."""
     spec = plan.spec
     port = f"port {spec.master_port}" if spec.master_port else FREE_PORT
     where = "1 node" if spec.nnodes == 1 else f"{spec.nnodes} nodes, this is {spec.node_rank}"
@@ -122,7 +122,7 @@ def facts(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
 def _on_failure(spec: JobSpec) -> str:
     """The rungs of the ladder."""
     replace = spec.replace
-    within = f"replace at most {replace.most} ranks within {replace.period_s:g} s"
+    within = f"replace at most {replace.max_replacements} ranks within {replace.period_s:g} s"
     rungs = (within, replace.is_on), ("save", spec.dump.after_failure and spec.dump.ttp)
     taken = [words for words, is_on in (*rungs, ("restart", spec.max_restarts > 0)) if is_on]
     return ", else ".join(taken) or "stop"
@@ -162,14 +162,14 @@ def _assigned(name: str, values: Mapping[str, str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Text for a comment: nothing in it may end the comment or steer the terminal."""
+    """Text for a comment: nothing in it ends the comment or controls the terminal."""
     from agent.text.sanitize import sanitized
 
     return sanitized(text).replace("\n", "\\n")
 
 
 def _records_folder(environ: Mapping[str, str]) -> Path:
-    """Where a record would be written, found without making anything."""
+    """Where a record would be written; nothing is created to find out."""
     candidates = list(runs_folder(environ, os.getuid()))
     return next((folder for folder in candidates if _may_make(folder)), candidates[-1])
 

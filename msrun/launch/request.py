@@ -27,7 +27,7 @@ _UNFORWARDABLE = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD"})
 
 
 class Request(NamedTuple):
-    """What the user asked for: a job, and what to do with it."""
+    """What the user wants: a job, and what to do with it."""
 
     job: JobSpec
     join: bool
@@ -35,8 +35,8 @@ class Request(NamedTuple):
     sim_rank_id: int | None  # a dry run of this rank only
     warnings: tuple[str, ...]  # sentences to print before anything starts
     verbose: bool = False
-    origin: ResumeOrigin | None = None  # None: the job begins anew
-    environ: Mapping[str, str] = {}  # of the run gone on with: to be set before anything starts
+    origin: ResumeOrigin | None = None  # None: the job starts from the beginning
+    environ: Mapping[str, str] = {}  # of the resumed run: to be set before anything starts
 
 
 class _Layers(NamedTuple):
@@ -50,26 +50,26 @@ class _Layers(NamedTuple):
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Turn the words after ``msrun`` and the environment into a request.
 
-    With ``--resume`` and no script the present folder becomes that of the run gone on with.
+    With ``--resume`` and no script the working folder becomes that of the resumed run.
 
     Raises:
-        UsageError: one sentence on what is wrong and where it was given.
+        UsageError: one sentence on what is wrong and where it comes from.
         SystemExit: 0, after ``--help`` or ``--version`` was printed.
     """
     line = scan(argv, lambda words: _names_origin(words, environ))
     if line.print_only is not None:
         _print(line.print_only)
     layers = _layers(line, environ)
-    resumed = _resumed(layers.settings)
-    if resumed is None:
+    name = _resumed_name(layers.settings)
+    if name is None:
         return _request(layers, environ, tuple(argv))
-    from msrun.launch.resume import resumed_command, words
+    from msrun.launch.resume import command_words, resumed_command
 
-    once_more = resumed_command(resumed, line, layers.script, environ)
-    layers = _layers(once_more.line, {**environ, **once_more.environ})
-    request = _request(layers, {**environ, **once_more.environ}, words(once_more.line))
-    job = request.job._replace(is_away=once_more.is_away)
-    return request._replace(job=job, origin=once_more.origin, environ=once_more.environ)
+    resumed = resumed_command(name, line, layers.script, environ)
+    environ = {**environ, **resumed.environ}
+    request = _request(_layers(resumed.line, environ), environ, command_words(resumed.line))
+    job = request.job._replace(is_away=resumed.is_away)
+    return request._replace(job=job, origin=resumed.origin, environ=resumed.environ)
 
 
 def _names_origin(following: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -79,7 +79,7 @@ def _names_origin(following: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def _layers(line: CommandLine, environ: Mapping[str, str]) -> _Layers:
-    """Defaults < YAML < environment < flags. A script typed brings its own arguments."""
+    """Defaults < YAML < environment < flags. A typed script brings its own arguments."""
     typed = from_environ(environ) | dict(line.given)
     given, script, script_args = typed, line.script, line.script_args
     if "config" in typed and typed["config"].text:
@@ -92,8 +92,8 @@ def _layers(line: CommandLine, environ: Mapping[str, str]) -> _Layers:
     return _Layers(Settings(given), script, script_args)
 
 
-def _resumed(settings: Settings) -> str | None:
-    """The run or folder to go on from, empty for the newest; ``None`` to begin anew."""
+def _resumed_name(settings: Settings) -> str | None:
+    """The run or folder to resume, empty: the newest; ``None``: start from the beginning."""
     if "resume" in settings.given:
         setting = settings.of("resume")
         if not is_truth(setting):
@@ -103,7 +103,7 @@ def _resumed(settings: Settings) -> str | None:
 
 
 def _request(layers: _Layers, environ: Mapping[str, str], argv: tuple[str, ...]) -> Request:
-    """The checked request; ``argv`` starts the job again."""
+    """The checked request; ``argv``: what a later resume repeats."""
     settings, warnings = layers.settings, list[str]()
     job = _job(layers, environ, warnings)._replace(argv=argv)
     return Request(
@@ -161,16 +161,16 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
 
 
 def _one_node(settings: Settings, size: dialects.JobSize, warnings: list[str]) -> None:
-    """Many nodes are read and understood, and not started yet."""
+    """Refuse several nodes, whose options are read but which are not supported yet."""
     if size.nnodes > 1:
         message = f"{size.nnodes} nodes are not supported yet: start with --nnodes=1"
         raise UsageError(message)
     if (settings.integer("node_rank") or 0) > 0:
-        warnings.append(f"{settings.of('node_rank').shown} is ignored, there is one node.")
+        warnings.append(f"{settings.of('node_rank').shown} is ignored, there is only one node.")
 
 
 def _check_unused(settings: Settings) -> None:
-    """Options without effect are checked all the same: a typo in them is a typo."""
+    """Check options that have no effect, too: they may contain a typo."""
     settings.text("logs_specs")
     if not settings.number("monitor_interval") > 0:
         raise UsageError(f"{settings.of('monitor_interval').shown} must be above 0")
@@ -182,16 +182,16 @@ def record_id() -> str:
 
 
 def _run_id(setting: Setting, record: str) -> str:
-    """TORCHELASTIC_RUN_ID; it names a folder, too."""
+    """TORCHELASTIC_RUN_ID, which is also the name of a folder."""
     if setting.text in {"", BY_DEST["rdzv_id"].default}:
         return record
     if "/" in setting.text or setting.text.startswith("."):
-        raise UsageError(f"{setting.shown} names a folder: no slash, no leading dot")
+        raise UsageError(f"{setting.shown} names a folder: use no slash and no leading dot")
     return setting.text
 
 
 def _start_method(settings: Settings) -> StartMethod:
-    """How workers start: fork and forkserver are what auto does where it is safe."""
+    """How workers start; fork and forkserver mean auto, which forks where that is safe."""
     chosen = settings.text("start_method")
     return StartMethod.SPAWN if chosen == "spawn" else StartMethod.AUTO
 
@@ -201,12 +201,12 @@ def _preload(setting: Setting) -> tuple[str, ...]:
     names = tuple(name.strip() for name in setting.text.split(",") if name.strip())
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(f"{setting.shown}: {name!r} is no module's name")
+            raise UsageError(f"{setting.shown}: {name!r} is not the name of a module")
     return names
 
 
 def _signals(setting: Setting, warnings: list[str]) -> tuple[str, ...]:
-    """Names of signals; as in torchrun, one that cannot be handled is dropped with a warning."""
+    """Names of signals; like torchrun, warn of those that cannot be handled and drop them."""
     names = dict.fromkeys(name.strip() for name in setting.text.split(",") if name.strip())
     kept = []
     for name in names:
@@ -218,14 +218,14 @@ def _signals(setting: Setting, warnings: list[str]) -> tuple[str, ...]:
 
 
 def _exit_file(setting: Setting) -> Path | None:
-    """A file that may come later, absolute."""
+    """The path of a file that need not exist yet, absolute."""
     if setting.text and os.path.isdir(setting.text):
-        raise UsageError(f"{setting.shown}: that is a folder")
+        raise UsageError(f"{setting.shown} is a folder: name a file")
     return Path(os.path.abspath(setting.text)) if setting.text else None
 
 
 def _virtual(settings: Settings, nproc: int, environ: Mapping[str, str]) -> bool:
-    """Whether each worker sees one device; there must be one for each."""
+    """Whether each worker sees only one device; there must be enough of them."""
     wanted = settings.boolean("virtual_local_rank")
     if wanted:
         try:
@@ -238,18 +238,18 @@ def _virtual(settings: Settings, nproc: int, environ: Mapping[str, str]) -> bool
 def _rank_table(setting: Setting) -> str | None:
     """An existing file."""
     if setting.text and not os.path.isfile(setting.text):
-        raise UsageError(f"{setting.shown}: there is no such file")
+        raise UsageError(f"{setting.shown} does not exist")
     return setting.text or None
 
 
 def _dry_run(settings: Settings) -> bool:
-    """In either dialect."""
+    """Whether it is a dry run, in either dialect."""
     level = settings.integer("sim_level")
     return settings.boolean("dry_run") or (level is not None and level >= 0)
 
 
 def _sim_rank(settings: Settings, world_size: int, warnings: list[str]) -> int | None:
-    """The one rank a dry run shows."""
+    """The only rank that a dry run shows; ``None``: all."""
     setting, rank = settings.of("sim_rank_id"), settings.integer("sim_rank_id")
     if rank is None or rank < 0:
         return None

@@ -1,4 +1,4 @@
-"""``msrun --resume``: which run is gone on with, from which checkpoint, by which command line."""
+"""``msrun --resume``: which run is resumed, from which folders, with which command line."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _ALTERNATIVES = (
     frozenset({"module", "no_python", "run_path"}),
     frozenset({"bind_core", "bind_numa", "numa_binding"}),
 )
-"""Options that say the same: one that is given now replaces all of its kind that were recorded."""
+"""Options for the same thing: one that is given now replaces all of its group in the record."""
 
 
 class ResumedCommand(NamedTuple):
-    """How to start, and from where."""
+    """How to start the resumed run, and where its checkpoints are."""
 
     line: CommandLine  # without --resume
     origin: ResumeOrigin
-    environ: Mapping[str, str] = {}  # variables that are missing here
-    is_away: bool = False  # the run's folder is not the one that msrun was called in
+    environ: Mapping[str, str] = {}  # recorded variables that are not set now
+    is_away: bool = False  # the run's folder is not the one in which msrun was called
 
 
 def names_origin(words: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether the word after ``--resume`` is a run or a folder, and not the script.
 
     Args:
-        words: what follows.
+        words: all words after ``--resume``.
         environ: msrun's environment.
     """
     word = words[0]
@@ -60,18 +60,18 @@ def names_origin(words: Sequence[str], environ: Mapping[str, str]) -> bool:
 def resumed_command(
     name: str, line: CommandLine, script: str | None, environ: Mapping[str, str]
 ) -> ResumedCommand:
-    """The command line to start: the one given if it has a script, else the recorded one.
+    """The command line to start: the typed one if it has a script, else the recorded one.
 
-    Without a script the present folder becomes the run's.
+    Without a script the working folder becomes the run's.
 
     Args:
         name: a run or a folder with checkpoints; empty for the newest run.
-        line: what was typed.
-        script: the script that was given, typed or in a file.
+        line: the typed command line.
+        script: the script that is typed or named in a file.
         environ: msrun's environment.
 
     Raises:
-        UsageError: no such run, one that is alive, or one without checkpoints.
+        UsageError: the run does not exist, is alive, or has no checkpoints.
     """
     folder = os.path.realpath(name) if name and os.path.isdir(name) else None
     record = _record(name, folder, script, environ)
@@ -80,18 +80,16 @@ def resumed_command(
     typed = line._replace(given=_without(line.given, _RESUMING))
     lineage = () if record is None else (record.record_id, *record.lineage)
     if folder is not None:
-        places: tuple[str, ...] = (folder,)
+        folders: tuple[str, ...] = (folder,)
     else:
-        assert record is not None  # or it was said that there is none
-        places = _places(record)
-    origin = ResumeOrigin(
-        tuple(Path(place) for place in places), lineage, prefers_own=folder is None
-    )
+        assert record is not None  # else `_record` has raised
+        folders = _folders(record)
+    origin = ResumeOrigin(tuple(map(Path, folders)), lineage, prefers_own=folder is None)
     if script is not None:
         return ResumedCommand(typed, origin)
     if record is None:
         raise UsageError(
-            f"no recorded run has saved into {folder}: give the script, too, as in "
+            f"no recorded run has saved into {folder}: give the script as well, as in "
             f"msrun --resume {name} train.py"
         )
     return _recorded(record, typed, origin, environ)
@@ -100,7 +98,7 @@ def resumed_command(
 def _record(
     name: str, folder: str | None, script: str | None, environ: Mapping[str, str]
 ) -> Record | None:
-    """The run that is meant; ``None`` if nobody remembers who saved into ``folder``."""
+    """The run to resume; ``None``: no recorded run saved into ``folder``."""
     saved = [record for record in run_record.records(environ) if record.checkpoints]
     if folder is not None:
         return next((one for one in saved if _saved_into(one, folder)), None)
@@ -120,7 +118,7 @@ def _record(
 
 def _named(name: str, environ: Mapping[str, str]) -> Record:
     if "/" in name:
-        raise UsageError(f"--resume {name}: there is no such folder")
+        raise UsageError(f"--resume {name}: the folder does not exist")
     record = run_record.find(environ, name)
     if not record.checkpoints:
         raise UsageError(
@@ -130,7 +128,7 @@ def _named(name: str, environ: Mapping[str, str]) -> Record:
 
 
 def _newest(saved: Sequence[Record]) -> Record:
-    """The newest run of this folder that has ended; another folder's is not taken unasked."""
+    """The newest run of this folder that has ended; one of another folder must be named."""
     if not saved:
         raise UsageError("no run of this user on this host has saved a checkpoint")
     known = [record for record in saved if record.cwd == os.getcwd()]
@@ -141,17 +139,17 @@ def _newest(saved: Sequence[Record]) -> Record:
             f"is of {other.cwd}: msrun --resume {other.record_id}"
         )
     record = next((record for record in known if not record.is_alive()), known[0])
-    word = look(record).status
-    if word is not None and word.state == JobState.SUCCEEDED.value:
+    status = look(record).status
+    if status is not None and status.state == JobState.SUCCEEDED.value:
         raise UsageError(
-            f"the newest run {record.record_id} succeeded, there is nothing to go on with; name it "
-            f"to do so all the same: msrun --resume {record.record_id}"
+            f"the newest run {record.record_id} succeeded, there is nothing to resume; name it to "
+            f"resume it nevertheless: msrun --resume {record.record_id}"
         )
     return record
 
 
-def _places(record: Record) -> tuple[str, ...]:
-    """Where the run saved, and where its ranks save when msrun itself is killed."""
+def _folders(record: Record) -> tuple[str, ...]:
+    """Where the run saved, and where its ranks save if msrun itself is killed."""
     fallback = os.path.join(record.log_dir, FALLBACK)
     with contextlib.suppress(UsageError):  # a record of another version
         given = scan(record.argv[1:]).given.get("dump_fallback")
@@ -161,13 +159,13 @@ def _places(record: Record) -> tuple[str, ...]:
 
 
 def _saved_into(record: Record, folder: str) -> bool:
-    """Whether ``folder`` is one the run saves into, or a checkpoint in it."""
-    places = {os.path.realpath(place) for place in _places(record)}
-    return folder in places or os.path.dirname(folder) in places
+    """Whether the run saves into ``folder``, or it is a checkpoint of the run."""
+    folders = {os.path.realpath(each) for each in _folders(record)}
+    return folder in folders or os.path.dirname(folder) in folders
 
 
 def _script_of(record: Record) -> str | None:
-    """The script a run ran, absolute."""
+    """The script of a run, absolute; ``None``: unknown."""
     try:
         line = scan(record.argv[1:])
         script, config = line.script, line.given.get("config")
@@ -175,13 +173,13 @@ def _script_of(record: Record) -> str | None:
             from msrun.options.config_file import read_config
 
             script = read_config(os.path.join(record.cwd, config.text)).script
-    except UsageError:  # a record of another version, a file that is gone
+    except UsageError:  # a record of another version, or the file is gone
         return None
     return None if script is None else os.path.join(record.cwd, script)
 
 
 def _check_over(record: Record, environ: Mapping[str, str], *, is_sure: bool) -> None:
-    """Two runs must not go on from one: neither it nor one that goes on with it may be alive."""
+    """Two runs must not continue one: neither it nor one that resumed it may be alive."""
     for other in run_record.records(environ):
         if not other.is_alive():
             continue
@@ -192,13 +190,13 @@ def _check_over(record: Record, environ: Mapping[str, str], *, is_sure: bool) ->
             )
         if record.record_id in other.lineage:
             raise UsageError(
-                f"run {record.record_id} goes on already: as run {other.record_id} "
+                f"run {record.record_id} has been resumed already, as run {other.record_id} "
                 f"(msrun pid {other.pid})"
             )
     state = look(record)
     if state.elsewhere and not state.ended and not is_sure:
         raise UsageError(
-            f"run {record.record_id} was last heard of on host {state.elsewhere} and may be alive "
+            f"run {record.record_id} was last seen on host {state.elsewhere} and may be alive "
             f"there: if it is not, name its folder: msrun --resume {record.checkpoints[0]}"
         )
 
@@ -206,7 +204,7 @@ def _check_over(record: Record, environ: Mapping[str, str], *, is_sure: bool) ->
 def _recorded(
     record: Record, typed: CommandLine, origin: ResumeOrigin, environ: Mapping[str, str]
 ) -> ResumedCommand:
-    """The run's own command line, with what is typed now in its place."""
+    """The run's own command line, in which options that are typed now replace recorded ones."""
     old = scan(record.argv[1:])
     replaced = {dest for same in _ALTERNATIVES if same & typed.given.keys() for dest in same}
     given = dict(_without(old.given, replaced | _RESUMING))
@@ -230,7 +228,7 @@ def _without(given: Mapping[str, Setting], dests: Iterable[str]) -> dict[str, Se
     return {dest: setting for dest, setting in given.items() if dest not in dests}
 
 
-def words(line: CommandLine) -> tuple[str, ...]:
+def command_words(line: CommandLine) -> tuple[str, ...]:
     """The words after ``msrun`` that :func:`msrun.options.argv.scan` reads as this line."""
     options = [
         setting.name if BY_DEST[dest].kind is Kind.FLAG else f"{setting.name}={setting.text}"
@@ -238,5 +236,5 @@ def words(line: CommandLine) -> tuple[str, ...]:
     ]
     if line.script is None:
         return tuple(options)
-    is_odd = line.script.startswith("-") or line.script_args[:1] == ("--",)
-    return (*options, *(("--",) if is_odd else ()), line.script, *line.script_args)
+    is_ambiguous = line.script.startswith("-") or line.script_args[:1] == ("--",)
+    return (*options, *(("--",) if is_ambiguous else ()), line.script, *line.script_args)

@@ -1,4 +1,4 @@
-"""Where a resumed run begins: the newest checkpoint that is whole, and what is said about it."""
+"""Where a resumed run starts: the newest complete checkpoint."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from agent.spec.job_spec import DumpSpec, UsageError
 
-LINEAGE = 100  # runs that are remembered of a long chain
+LINEAGE = 100  # runs of a long chain that a record keeps
 
 
 class ResumeOrigin(NamedTuple):
-    """What ``--resume`` goes on from."""
+    """What ``--resume`` may start from."""
 
-    places: tuple[Path, ...]  # folders that may hold checkpoints
-    lineage: tuple[str, ...] = ()  # record ids: the run gone on with, then those before it
-    prefers_own: bool = False  # what the lineage saved comes first, whatever else is newer
+    folders: tuple[Path, ...]  # that may hold checkpoints
+    lineage: tuple[str, ...] = ()  # record ids: the resumed run, then those before it
+    prefers_own: bool = False  # a checkpoint of the lineage comes first, even if another is newer
 
 
 def resume_origin(
@@ -24,37 +24,34 @@ def resume_origin(
 ) -> DumpSpec:
     """Find the newest verified checkpoint; ``say`` what is skipped and what is taken.
 
-    Two runs may have saved into one folder, so a run goes on from a step of its own, if it has any.
+    Two runs may have saved into one folder, so a run resumes from a step of its own, if it has any.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no complete checkpoint.
     """
-    from worker_hooks.storage.manifest import Manifest, candidates_of, newest_of  # rarely needed
+    from worker_hooks.storage.find import search  # rarely needed
 
-    places, lineage, prefers_own = origin
-    found = candidates_of(places)
-    others = [
-        (path, manifest)
-        for path, manifest in found
-        if prefers_own and isinstance(manifest, Manifest) and manifest.record_id not in lineage
-    ]
-    best = newest_of([one for one in found if one not in others], say)
-    if best is None:
-        best = newest_of(others, say)
-    else:
-        for path, manifest in others:
-            if manifest.step > best[1].step:
-                say(f"{path} is skipped: another run saved it ({manifest.record_id})")
-    if best is None:
-        listed = ", ".join(str(place) for place in places)
-        raise UsageError(f"no whole checkpoint is in {listed}: nothing was started")
-    path, manifest = best
+    lineage = origin.lineage
+    found = search(origin.folders, runs=lineage if origin.prefers_own else None)
+    remarks = found.remarks
+    if found.newest is None and found.foreign:
+        found = search(origin.folders)
+        remarks = tuple(dict.fromkeys((*remarks, *found.remarks)))
+    for remark in remarks:
+        say(remark)
+    if found.newest is None:
+        listed = ", ".join(str(place) for place in origin.folders)
+        raise UsageError(f"there is no complete checkpoint in {listed}: nothing was started")
+    path, manifest = found.newest
+    for other in found.foreign:
+        if other.manifest.step > manifest.step:
+            say(f"{other.path} is skipped: another run saved it ({other.manifest.record_id})")
     run = lineage[0] if lineage and manifest.record_id in lineage else manifest.record_id
     say(f"resuming step {manifest.step} of run {run} from {path}")
     if manifest.world_size != world_size:
         say(
-            f"it was saved by {manifest.world_size} ranks, now there are {world_size}: training "
-            "goes on, but not bit for bit as it would have"
+            f"{manifest.world_size} ranks saved it, now there are {world_size}: training "
+            "continues, but not bit for bit as it would have"
         )
     before = dict.fromkeys((*lineage[:1], manifest.record_id, *lineage[1:]))
     return dump._replace(

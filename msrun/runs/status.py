@@ -65,9 +65,9 @@ def facts(run: RunState, now: float) -> Iterable[tuple[str, str]]:
             if worker.is_slow:
                 yield "slow", straggler(status.workers, worker)
     if not run.alive and record.checkpoints:
-        from agent.failure.resume_advice import older  # rarely needed
+        from agent.failure.resume_advice import newest_checkpoint  # rarely needed
 
-        if (kept := older(record)) is not None:
+        if (kept := newest_checkpoint(record)) is not None:
             yield "saved", f"step {kept.step}: {kept.path}"
             yield "resume", f"msrun --resume {record.record_id}"
     gone = "" if os.path.isdir(run.folder) else " (gone)"

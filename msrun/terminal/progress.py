@@ -1,4 +1,4 @@
-"""Numbers in words, one sentence on stderr, and the bar that shows how far a long reading is."""
+"""Counts as text, one sentence on stderr, and a progress bar."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 from agent.text.sanitize import sanitized
 
-UNKNOWN = "-"
 STDERR = 2
 
 
@@ -19,23 +18,26 @@ def counted(number: int, what: str) -> str:
 
 
 def say(text: str) -> None:
-    """One sentence on stderr."""
+    """Print one sentence on stderr."""
     if sys.stderr is not None:
         print(f"msrun: {sanitized(text)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def bar(what: str, nbytes: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, if that is a terminal; what it gives is told of bytes done.
+    """A progress bar on stderr, if that is a terminal.
 
     Args:
-        what: is done, in a word.
-        nbytes: altogether; may be told of by several threads.
+        what: the work, in a word.
+        nbytes: in all.
+
+    Yields:
+        A function to call with each number of bytes done, from any thread.
     """
     if not os.isatty(STDERR):
         yield lambda _nbytes: None
         return
-    from rich.console import Console  # slow, and only for people
+    from rich.console import Console  # imported only here: it is slow
     from rich.progress import (
         BarColumn,
         DownloadColumn,

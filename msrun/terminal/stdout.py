@@ -1,4 +1,4 @@
-"""Text on stdout that every terminal and every pipe can take."""
+"""Text on stdout, whatever the terminal's encoding."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from agent.spec.job_spec import UsageError
 
 
 class ReaderLeftError(Exception):
-    """Nobody reads the output any more: there is nothing left to do, and nothing wrong."""
+    """Nobody reads the output any more: there is nothing left to do, and it is no error."""
 
 
 def put(text: str) -> None:
-    """Write ``text`` whole; what the terminal's encoding lacks is written as an escape.
+    """Write all of ``text``; characters that the encoding lacks are written as escapes.
 
     Raises:
-        UsageError: stdout cannot be written (a full disk).
-        ReaderLeftError: ``msrun status | head``.
+        UsageError: stdout cannot be written, as on a full disk.
+        ReaderLeftError: the reader is gone, as in ``msrun status | head``.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     put_bytes(1, text.encode(encoding, errors="backslashreplace"))
 
 
 def put_bytes(fd: int, data: bytes) -> None:
-    """The same for bytes, which pass as they are."""
-    if sys.stdout is None:  # `msrun status >&-`: the number may be another file's by now
+    """The same for bytes, which are written unchanged."""
+    if sys.stdout is None:  # `msrun status >&-`: the descriptor may be another file by now
         raise ReaderLeftError
     view = memoryview(data)
     try:

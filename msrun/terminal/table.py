@@ -1,4 +1,4 @@
-"""Tables, durations and moments as text for a terminal."""
+"""Tables, durations and times as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +17,7 @@ from msrun.terminal.stdout import put
 
 UNKNOWN = "-"
 
-PIPE_WIDTH = 10_000  # columns: nothing is wrapped or cut for a reader that is a program
+PIPE_WIDTH = 10_000  # columns: for a program nothing is wrapped or cut
 
 STYLES = {
     "running": "green",
@@ -30,20 +30,40 @@ STYLES = {
     "stopped": "yellow",
 }
 
-LONG = frozenset({"script", "logs", "exit"})  # on a narrow terminal these are wrapped first
+WRAPPED = frozenset({"script", "logs", "exit"})  # columns that a narrow terminal wraps first
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
-ROUNDED_S = 0.9995  # from here on a second
+ROUNDED_S = 0.9995  # and more is shown in seconds
 
 
 def show_json(content: object) -> None:
-    """The same for programs."""
+    """Print JSON."""
     put(json.dumps(content, indent=1) + "\n")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, styled: str) -> str:
-    """A table as text; its lines end where their text ends."""
+def state_style(cell: str) -> str:
+    """The colour of a state, such as ``failed`` or ``lost: msrun is gone``."""
+    return STYLES.get(cell.partition(":")[0], "")
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    styled: str,
+    style: Callable[[str], str] = state_style,
+    wrapped: Collection[str] = WRAPPED,
+) -> str:
+    """A table as text, without trailing blanks.
+
+    Args:
+        columns: their titles.
+        rows: cells.
+        styled: the column whose cells get a colour.
+        style: the colour of such a cell.
+        wrapped: columns that a narrow terminal wraps first.
+    """
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     console = Console(
         width=None if is_terminal else PIPE_WIDTH,
@@ -55,11 +75,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, styled: str)
     )
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        grid.add_column(column, overflow="fold", no_wrap=column not in LONG)
+        grid.add_column(column, overflow="fold", no_wrap=column not in wrapped)
     at = columns.index(styled)
     for row in rows:
         cells = [Text(sanitized(cell)) for cell in row]
-        cells[at].stylize(STYLES.get(row[at].partition(":")[0], ""))
+        cells[at].stylize(style(row[at]))
         grid.add_row(*cells)
     with console.capture() as captured:
         console.print(grid)

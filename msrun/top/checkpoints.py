@@ -1,4 +1,4 @@
-"""The newest step that a running job saved, looked for only where something changed."""
+"""The newest saved step of a running job; its folders are read only after a change."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from agent.records import run_record
 from agent.records.run_record import Record
 from worker_hooks.contract.layout import runs_folder
-from worker_hooks.storage.manifest import Manifest, candidates_of
+from worker_hooks.storage.find import Verify, search
 
 Mark = tuple[tuple[str, int], ...]
 
 
 class Checkpoints:
-    """Remembers what was found until a folder changes."""
+    """Remembers the newest step until a folder changes."""
 
     def __init__(self, environ: Mapping[str, str], record: Record) -> None:
-        """``record``: of the run; the folders that it saves into are added to it as it runs."""
+        """``record``: of the run; msrun adds folders to it when ranks save into them."""
         folders = (folder / record.record_id for folder in runs_folder(environ, os.getuid()))
         self._own = next((folder for folder in folders if folder.is_dir()), None)
         self._record = record
@@ -42,16 +42,12 @@ class Checkpoints:
 def _marks(record: Record) -> Mark:
     found = []
     for place in record.checkpoints:
-        with contextlib.suppress(OSError):  # nothing was saved there yet
+        with contextlib.suppress(OSError):  # the folder does not exist yet
             found.append((place, os.stat(place).st_mtime_ns))
     return tuple(found)
 
 
 def _newest(record: Record) -> int | None:
-    found = candidates_of(Path(place) for place in record.checkpoints)
-    steps = (
-        manifest.step
-        for _, manifest in found
-        if isinstance(manifest, Manifest) and manifest.saved_at >= record.started
-    )
-    return next(steps, None)  # the newest is the first
+    folders = map(Path, record.checkpoints)
+    newest = search(folders, verify=Verify.NONE, since=record.started).newest
+    return None if newest is None else newest.manifest.step

@@ -1,7 +1,7 @@
 """The columns of ``msrun top``, and which of them fit. Pure.
 
-On a narrow terminal columns drop out, the least important first; nothing is ever wrapped. What is
-left over goes to the picture of the step times.
+On a narrow terminal the least important columns are left out first; nothing is ever wrapped. The
+chart of step times gets the rest of the width.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from worker_hooks.contract.status_page import PACES
 
 UNKNOWN = "-"
 BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII_BLOCKS = ".:-=+*#@"  # for a terminal that cannot show the others
-LONG_STEP = 0.95  # the picture's top: slower steps, one in twenty, are cut there
+ASCII_BLOCKS = ".:-=+*#@"  # for a terminal without those
+LONG_STEP = 0.95  # the quantile of step times at the chart's top
 GAP = 1
 KIB, MS, MINUTE_S, HOUR_S = 1024, 1000, 60, 3600
 HUNDRED = 100
@@ -31,11 +31,11 @@ class Column(NamedTuple):
     width: int  # at least
     cell: Callable[[RankFacts], str]
     is_left: bool = False
-    is_optional: bool = False  # left out unless some rank has something to say in it
+    is_optional: bool = False  # left out if no rank has a value
 
 
 def progress(one: RankFacts) -> str:
-    """Epoch and step, as the script counts."""
+    """Epoch and step, as the script counts them."""
     return UNKNOWN if one.step is None else f"{one.epoch}/{one.step}"
 
 
@@ -60,7 +60,7 @@ def span(seconds: float | None) -> str:
 
 
 def silence(seconds: float) -> str:
-    """The age of a heartbeat, once it is one to wonder about."""
+    """The age of a heartbeat that is older than normal, else nothing."""
     return span(seconds) if seconds >= SILENT_S else ""
 
 
@@ -80,7 +80,7 @@ def percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.0f}"
 
 
-PICTURE = "step time"
+CHART = "step time"
 # fmt: off
 COLUMNS = (
     Column("rank", 0, 4, lambda one: str(one.rank)),
@@ -89,7 +89,7 @@ COLUMNS = (
     Column("phase", 4, 8, lambda one: one.phase or UNKNOWN, is_left=True),
     Column("ep/step", 2, 8, progress),
     Column("steps/s", 3, 7, lambda one: rate(one.steps_per_s)),
-    Column(PICTURE, 6, 10, lambda _: "", is_left=True),
+    Column(CHART, 6, 10, lambda _: "", is_left=True),
     Column("own", 12, 6, lambda one: span(one.own_s)),
     Column("RSS", 8, 5, lambda one: size(one.rss_bytes)),
     Column("CPU%", 7, 4, lambda one: percent(one.cpu_percent)),
@@ -101,7 +101,7 @@ COLUMNS = (
 
 
 class Fitted(NamedTuple):
-    """A column as it is shown."""
+    """A column with its width and cells."""
 
     column: Column
     width: int
@@ -109,7 +109,7 @@ class Fitted(NamedTuple):
 
 
 def fit(rows: Sequence[RankFacts], width: int) -> list[Fitted]:
-    """The columns that fit into so many cells, in their order."""
+    """The columns that fit into so many characters, in their order."""
     wanted = [_fitted(column, rows) for column in COLUMNS]
     kept: set[str] = set()
     left = width + GAP
@@ -119,7 +119,7 @@ def fit(rows: Sequence[RankFacts], width: int) -> list[Fitted]:
             kept.add(one.column.title)
             left -= one.width + GAP
     fitted = [one for one in wanted if one.column.title in kept]
-    return [_grown(one, left) if one.column.title == PICTURE else one for one in fitted]
+    return [_grown(one, left) if one.column.title == CHART else one for one in fitted]
 
 
 def _fitted(column: Column, rows: Sequence[RankFacts]) -> Fitted:
@@ -132,15 +132,15 @@ def _grown(one: Fitted, left: int) -> Fitted:
 
 
 def tallest(rows: Sequence[RankFacts]) -> float:
-    """The time that fills a block: of the rank with the longest steps, its rare ones left out."""
+    """The step time that fills a block: of the slowest rank, without its rare slow steps."""
     longest = (
         sorted(row.step_s)[math.ceil(len(row.step_s) * LONG_STEP) - 1] for row in rows if row.step_s
     )
     return max(longest, default=0.0)
 
 
-def picture(step_s: Sequence[float], top_s: float, width: int, blocks: str = BLOCKS) -> str:
-    """The newest steps as blocks, the newest at the right; a full one is ``top_s`` or more."""
+def chart(step_s: Sequence[float], top_s: float, width: int, blocks: str = BLOCKS) -> str:
+    """The newest steps as blocks, the newest at the right; a full block: ``top_s`` or more."""
     shown = step_s[-width:]
     if top_s <= 0:
         return ""

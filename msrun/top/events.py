@@ -1,4 +1,4 @@
-"""A run's ``events.jsonl``, read on and on as it grows."""
+"""A run's ``events.jsonl``, read as it grows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Events:
-    """What the lines so far tell."""
+    """The history from all lines so far."""
 
     def __init__(self) -> None:
         self._file: int | None = None
@@ -22,7 +22,7 @@ class Events:
         self._history = EventHistory()
 
     def read(self, folder: Path) -> EventHistory:
-        """The history up to now; as far as it was known, when the file cannot be read."""
+        """The history up to now, or up to the last time that the file could be read."""
         with contextlib.suppress(OSError):
             if self._file is None:
                 self._file = os.open(folder / EVENTS, os.O_RDONLY | os.O_CLOEXEC)
@@ -33,11 +33,11 @@ class Events:
         return self._history
 
     def _take(self, line: bytes) -> None:
-        """A line that is damaged, or of another version, tells nothing."""
+        """Take a line; one that is damaged or of another version is skipped."""
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             self._history = self._history.after(json.loads(line))
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)

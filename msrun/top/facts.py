@@ -10,8 +10,8 @@ from msrun.top.history import EventHistory
 from worker_hooks.contract.status_page import Heartbeat, Pace, Phase
 
 NS = 1e-9
-RATE_S = 10.0  # steps a second are those of about the last seconds
-SILENT_S = 1.0  # a heartbeat that is younger is no news
+RATE_S = 10.0  # steps a second are counted over about so long
+SILENT_S = 1.0  # a younger heartbeat is normal
 
 
 class RankFacts(NamedTuple):
@@ -25,15 +25,15 @@ class RankFacts(NamedTuple):
     step: int | None = None
     steps_per_s: float | None = None
     step_s: tuple[float, ...] = ()  # how long the last steps took, oldest first
-    own_s: float | None = None  # of a step, mostly: what it did not spend on waiting for others
+    own_s: float | None = None  # the median time of a step without waiting for peers
     rss_bytes: int | None = None
     cpu_percent: float | None = None  # of one processor
     gpu_bytes: int | None = None
-    gpu_percent: float | None = None  # of the GPU that it is on
+    gpu_percent: float | None = None  # of its busiest GPU
     silent_s: float = 0.0  # since its last heartbeat
 
-    def telling(self, beat: Heartbeat, paces: Sequence[Pace], now_ns: int | None) -> RankFacts:
-        """The same with what its page says; ``now_ns``: monotonic, ``None``: it lives no more."""
+    def with_page(self, beat: Heartbeat, paces: Sequence[Pace], now_ns: int | None) -> RankFacts:
+        """The same with the content of its page; ``now_ns``: monotonic, ``None``: it has ended."""
         step_s = tuple(pace.step_ns * NS for pace in paces)
         known = self._replace(epoch=beat.epoch, step=beat.step, step_s=step_s)
         if now_ns is None:
@@ -58,18 +58,18 @@ class JobFacts(NamedTuple):
     ranks: tuple[RankFacts, ...]
     counts: tuple[str, ...] = ()  # attempt, restarts, replaced ranks, as text; empty: not known
     history: EventHistory = EventHistory()
-    checkpoint: int | None = None  # the newest step that it saved
+    checkpoint: int | None = None  # the newest saved step
     now: float = 0.0  # seconds since the epoch
     is_over: bool = False
 
     @property
     def step(self) -> int | None:
-        """The newest of any rank."""
+        """The newest step of any rank."""
         return max((one.step for one in self.ranks if one.step is not None), default=None)
 
 
 def rate(step_s: Sequence[float], silent_s: float) -> float | None:
-    """Steps a second of late; a rank that comes no further becomes slower and slower."""
+    """Recent steps a second; the rate of a rank without progress falls and falls."""
     total_s = silent_s if silent_s >= SILENT_S else 0.0
     count = 0
     for took_s in reversed(step_s):

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from agent.text.sanitize import sanitized
 from msrun.terminal.table import STYLES, duration
-from msrun.top.columns import BLOCKS, GAP, PICTURE, Fitted, fit, picture, span, tallest
+from msrun.top.columns import BLOCKS, CHART, GAP, Fitted, chart, fit, span, tallest
 from msrun.top.facts import JobFacts, RankFacts
 from msrun.top.history import Failure
 from msrun.top.view import TopView
@@ -17,8 +17,8 @@ from msrun.top.view import TopView
 KEYS = "q quit  j/k select  l log"
 LOG_KEYS = "Esc back  j/k other ranks  q quit"
 HEAD_LINES = 4  # at most, above the ranks: three of the job, one of titles
-LEAST_WORDS = 20  # characters of an error
-ODD = "yellow"  # neither well nor over
+LEAST_TEXT = 20  # characters of an error
+OTHER = "yellow"  # of states that are neither healthy nor ends
 
 
 def room(height: int) -> int:
@@ -27,7 +27,7 @@ def room(height: int) -> int:
 
 
 def table(job: JobFacts, width: int, blocks: str = BLOCKS) -> list[Text]:
-    """Every rank, for a reader who cannot scroll; ``blocks``: for the picture, from low to high."""
+    """Every rank, for output that cannot scroll; ``blocks``: characters of the chart, ascending."""
     lines = [*_head(job, width), *_rows(job.ranks, width, blocks, None)]
     return [_cut(line, width) for line in lines]
 
@@ -35,7 +35,7 @@ def table(job: JobFacts, width: int, blocks: str = BLOCKS) -> list[Text]:
 def screen(
     job: JobFacts, view: TopView, size: os.terminal_size, blocks: str = BLOCKS
 ) -> list[Text]:
-    """The ranks in sight, as many lines as the terminal has."""
+    """The visible ranks, as many lines as the terminal has."""
     rows = job.ranks[view.top : view.top + room(size.lines)]
     lines = [
         *_head(job, size.columns),
@@ -49,13 +49,13 @@ def screen(
 def log(
     job: JobFacts, view: TopView, size: os.terminal_size, path: str, tail: Sequence[str]
 ) -> list[Text]:
-    """The end of the selected rank's log instead; ``tail``: its last lines, or why none."""
+    """The end of the selected rank's log; ``tail``: its last lines, or why there are none."""
     space = max(1, size.lines - 2)
     lines = [Text(_line(line)) for line in tail[-space:]]
     lines += [Text()] * (space - len(lines))
     rank, where = job.ranks[view.selected].rank, _line(path)
     spare = size.columns - len(f"rank {rank}: ")
-    if len(where) > spare:  # its end tells more
+    if len(where) > spare:  # the end of a path says more
         where = f"…{where[len(where) - max(0, spare - 1) :]}"
     title = Text(f"rank {rank}: {where}", "bold")
     foot = _foot(LOG_KEYS, f"job {job.state}", size.columns)
@@ -67,7 +67,7 @@ def _head(job: JobFacts, width: int) -> Iterator[Text]:
     yield Text("  ").join(
         (
             Text(job.run, "bold"),
-            Text(job.state, STYLES.get(job.state, ODD)),
+            Text(job.state, STYLES.get(job.state, OTHER)),
             Text(f"up {job.uptime}"),
             Text(_line(os.path.basename(job.script)), "bold"),
         )
@@ -78,23 +78,23 @@ def _head(job: JobFacts, width: int) -> Iterator[Text]:
         saved += f" since {history.origin}"
     yield Text("  ".join((step, saved, *job.counts)))
     if history.end and job.is_over:
-        yield Text(_line(history.end), STYLES.get(job.state, ODD))
+        yield Text(_line(history.end), STYLES.get(job.state, OTHER))
     elif history.failure is not None:
-        yield Text(_failure(job, history.failure, width), ODD)
+        yield Text(_failure(job, history.failure, width), OTHER)
 
 
 def _failure(job: JobFacts, failure: Failure, width: int) -> str:
-    """When, what, and what was done about it, for which a long error makes room."""
+    """When it failed, how, and what was done about it; a long error is cut."""
     ago = f"{duration(job.now - failure.at)} ago "
     what, done = _line(failure.what), f": {failure.done or f'the job is {job.state}'}"
-    spare = max(LEAST_WORDS, width - len(ago) - len(done))
+    spare = max(LEAST_TEXT, width - len(ago) - len(done))
     return f"{ago}{what if len(what) <= spare else f'{what[: spare - 1]}…'}{_line(done)}"
 
 
 def _rows(
     rows: Sequence[RankFacts], width: int, blocks: str, selected: int | None
 ) -> Iterator[Text]:
-    """Titles, then ranks."""
+    """Column titles, then ranks."""
     columns = fit(rows, width)
     top_s = tallest(rows)
     titles = [_title(one, top_s, blocks) for one in columns]
@@ -106,8 +106,8 @@ def _rows(
         line = Text()
         for one in columns:
             shown = (
-                picture(row.step_s, top_s, one.width, blocks)
-                if one.column.title == PICTURE
+                chart(row.step_s, top_s, one.width, blocks)
+                if one.column.title == CHART
                 else one.cells[at]
             )
             line.append(" " * GAP if line else "")
@@ -117,10 +117,10 @@ def _rows(
 
 
 def _title(one: Fitted, top_s: float, blocks: str) -> str:
-    if one.column.title != PICTURE or top_s <= 0:
+    if one.column.title != CHART or top_s <= 0:
         return one.column.title
-    explained = f"{PICTURE}, {blocks[-1]} {span(top_s)}"
-    return explained if len(explained) <= one.width else PICTURE
+    explained = f"{CHART}, {blocks[-1]} {span(top_s)}"
+    return explained if len(explained) <= one.width else CHART
 
 
 def _placed(one: Fitted, text: str) -> str:
@@ -130,10 +130,10 @@ def _placed(one: Fitted, text: str) -> str:
 def _style(title: str, shown: str) -> str:
     match title:
         case "state":
-            return STYLES.get(shown, ODD)
+            return STYLES.get(shown, OTHER)
         case "silent":
             return "red"
-        case _ if title == PICTURE:
+        case _ if title == CHART:
             return "cyan"
     return ""
 
@@ -144,12 +144,12 @@ def _foot(left: str, right: str, width: int) -> Text:
 
 
 def _line(text: str) -> str:
-    """What others wrote, as one line that does no harm."""
+    """Text from outside as one harmless line."""
     return sanitized(text).expandtabs().replace("\n", " ")
 
 
 def _cut(line: Text, width: int) -> Text:
-    """A copy that fits; what is cut off is marked."""
+    """A copy that fits; an ellipsis marks the cut."""
     line = line.copy()
     line.truncate(width, overflow="ellipsis")
     return line

@@ -1,4 +1,4 @@
-"""Gathers what ``msrun top`` shows from what is there anyway: files, memory. Nobody is asked."""
+"""Collects what ``msrun top`` shows from files and shared memory, without asking the job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_GPU = GpuUse(None, None)
 
 
 class RunSample(NamedTuple):
-    """All that is read at one moment, of which ranks are told."""
+    """All that is read at one moment."""
 
     run: RunState
     pages: Mapping[int, PageFacts]
@@ -33,7 +33,7 @@ class RunSample(NamedTuple):
 
 
 class Gatherer:
-    """Looks at one run again and again."""
+    """Reads one run repeatedly."""
 
     def __init__(self, environ: Mapping[str, str], record: Record) -> None:
         """``record``: of the run."""
@@ -46,26 +46,29 @@ class Gatherer:
         self._checkpoints = Checkpoints(environ, record)
 
     def look(self, *, gpu_wait_s: float = 0.0) -> tuple[RunState, JobFacts]:
-        """The run as it is now, and what is shown of it.
+        """The run as it is now, and the facts to show.
 
-        ``gpu_wait_s``: how long to wait for the first answer of the GPUs, if there are any.
+        ``gpu_wait_s``: how long to wait for the first figures of GPUs, if there are any.
         """
         run = look(self._record)
-        pages = self._pages.look()
-        gpus = self._gpus.use(gpu_wait_s)
-        seen = RunSample(run, pages, gpus, self._events.read(run.folder), time.monotonic_ns())
+        seen = RunSample(
+            run=run,
+            pages=self._pages.look(),
+            gpus=self._gpus.use(gpu_wait_s),
+            history=self._events.read(run.folder),
+            now_ns=time.monotonic_ns(),
+        )
         return run, self._job(seen)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close pages, files and threads."""
         self._pages.close()
         self._gpus.close()
         self._events.close()
 
     def _job(self, seen: RunSample) -> JobFacts:
         run, now = seen.run, time.time()
-        word = run.status
-        workers = word.workers if word else _unwritten(seen.pages)
+        workers = run.status.workers if run.status else _workers_of(seen.pages)
         return JobFacts(
             run=run.record.record_id,
             script=self._script,
@@ -74,7 +77,7 @@ class Gatherer:
             ranks=tuple(
                 self._rank(seen, worker) for worker in sorted(workers, key=lambda one: one.rank)
             ),
-            counts=word.counts if word else (),
+            counts=run.status.counts if run.status else (),
             history=seen.history,
             checkpoint=self._checkpoints.newest(),
             now=now,
@@ -82,13 +85,13 @@ class Gatherer:
         )
 
     def _rank(self, seen: RunSample, worker: WorkerState) -> RankFacts:
-        lives = worker.state in ALIVE and seen.run.alive
+        is_alive = worker.state in ALIVE and seen.run.alive
         state = LOST if worker.state in ALIVE and seen.run.lost else worker.state
         facts = RankFacts(worker.rank, worker.pid, state)
-        told = seen.pages.get(worker.rank)
-        if told is not None and (told.is_held or not lives):  # else it is of a process that is gone
-            facts = facts.telling(told.beat, told.paces, seen.now_ns if lives else None)
-        if not lives or worker.pid is None or (now := sample(worker.pid)) is None:
+        page = seen.pages.get(worker.rank)
+        if page is not None and (page.is_held or not is_alive):  # else an earlier process wrote it
+            facts = facts.with_page(page.beat, page.paces, seen.now_ns if is_alive else None)
+        if not is_alive or worker.pid is None or (now := sample(worker.pid)) is None:
             return facts
         if worker.rank in seen.history.slow:
             state = SLOW
@@ -104,10 +107,19 @@ class Gatherer:
         )
 
 
-def _unwritten(pages: Mapping[int, PageFacts]) -> list[WorkerState]:
-    """The ranks of a run that writes no files (``--log_dir /dev/null``), as their pages tell."""
-    running = RankState.RUNNING.value
+def _workers_of(pages: Mapping[int, PageFacts]) -> list[WorkerState]:
+    """The ranks of a run without a ``status.json`` (``--log_dir /dev/null``), from their pages."""
     return [
-        WorkerState(rank, rank, None, running, told.attempt, None, None, "", "")
-        for rank, told in pages.items()
+        WorkerState(
+            rank=rank,
+            local_rank=rank,
+            pid=None,
+            state=RankState.RUNNING.value,
+            attempt=page.attempt,
+            started=None,
+            ended=None,
+            exit="",
+            log="",
+        )
+        for rank, page in pages.items()
     ]

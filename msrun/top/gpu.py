@@ -1,4 +1,4 @@
-"""GPU memory and utilisation by process, where ``nvidia-smi`` is; a thread asks it now and then."""
+"""GPU memory and utilisation by process, from ``nvidia-smi`` in a thread."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 PERIOD_S = 2.0
-PATIENCE_S = 10.0  # a driver that is stuck answers nobody
+TIMEOUT_S = 10.0  # a stuck driver never answers
 MIB = 1 << 20
 PROCESSES = "--query-compute-apps=pid,gpu_uuid,used_memory"
 GPUS = "--query-gpu=uuid,utilization.gpu"
 
 
 class GpuUse(NamedTuple):
-    """What a process has of its GPUs; ``None``: the driver does not say."""
+    """A process's use of its GPUs; ``None``: the driver does not say."""
 
     nbytes: int | None
-    percent: float | None  # of the busiest GPU that it is on, whoever keeps it busy
+    percent: float | None  # of its busiest GPU, all processes together
 
 
 class Gpus:
-    """The newest answer; none without ``nvidia-smi``, and none before its first answer."""
+    """The newest figures; empty without ``nvidia-smi`` and before its first answer."""
 
     def __init__(self) -> None:
         self._program = shutil.which("nvidia-smi")
@@ -34,13 +34,13 @@ class Gpus:
             threading.Thread(target=self._run, name="msrun-top-gpu", daemon=True).start()
 
     def use(self, wait_s: float = 0.0) -> Mapping[int, GpuUse]:
-        """By process id; ``wait_s``: for the first answer, if one can come."""
+        """The figures by process id; ``wait_s``: how long to wait for the first answer."""
         if self._program is not None:
             self._answered.wait(wait_s)
         return self._found
 
     def close(self) -> None:
-        """Ask no more."""
+        """End the thread."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -56,7 +56,7 @@ class Gpus:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                timeout=PATIENCE_S,
+                timeout=TIMEOUT_S,
                 check=False,
                 text=True,
                 errors="replace",
@@ -66,7 +66,7 @@ class Gpus:
 
 
 def parsed(processes: str, gpus: str) -> Mapping[int, GpuUse]:
-    """The two answers as one, by process id; a line that cannot be read is left out."""
+    """Both answers together, by process id; an unreadable line is left out."""
     busy = {uuid: _number(percent) for uuid, percent in _rows(gpus, 2)}
     found: dict[int, GpuUse] = {}
     for pid, uuid, used in _rows(processes, 3):
@@ -91,7 +91,7 @@ def _rows(text: str, count: int) -> Iterator[list[str]]:
 
 
 def _number(text: str) -> float | None:
-    """``[N/A]`` is what a driver says that does not know."""
+    """A number; ``None`` for ``[N/A]``."""
     try:
         return float(text)
     except ValueError:

@@ -1,7 +1,7 @@
 """A job's last failure and what was done about it, folded out of its events. Pure.
 
-A failure begins with what broke a job that was well, and ends with what was done about it; what
-happens in between (survivors that raise, ranks that are stopped) only follows from it.
+A failure starts with the first event that breaks a healthy job, and ends with what is done about
+it. Events in between (survivors that raise, ranks that are stopped) are its consequences.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from agent.text.wording import describe_exit, listed
 from worker_hooks.contract.layout import DUMP
 
-WELL = frozenset({"new", "starting", "running", "holding", "replacing"})
-DRAINED = frozenset({"freezing", "dumping", "committing"})
+HEALTHY = frozenset({"new", "starting", "running", "holding", "replacing"})
+DUMPING = frozenset({"freezing", "dumping", "committing"})
 
 
 class Failure(NamedTuple):
-    """What broke, and what was done about it; empty while nothing is decided."""
+    """What failed, and what was done about it; empty while nothing is decided."""
 
     at: float  # seconds since the epoch
     what: str
@@ -26,28 +26,28 @@ class Failure(NamedTuple):
 
 
 class EventHistory(NamedTuple):
-    """A job as its events tell it."""
+    """What the events of a job say."""
 
     state: str = "new"
     failure: Failure | None = None  # the last
-    hung: frozenset[int] = frozenset()  # ranks that were found without progress, and live
+    hung: frozenset[int] = frozenset()  # ranks that are alive without progress
     slow: frozenset[int] = frozenset()  # persistently slower than their peers
-    replacement: str = ""  # the last, in words, as they are right once it has come to its end
-    origin: str = ""  # what the first attempt went on from, in words; empty: nothing
-    end: str = ""  # why the job ended, in words
+    replacement: str = ""  # the last, as text to show once it is complete
+    origin: str = ""  # where the first attempt resumed from, as text; empty: at the beginning
+    end: str = ""  # why the job ended, as text
 
     def after(self, event: Mapping[str, Any]) -> EventHistory:
-        """The history once one more line of ``events.jsonl`` is known.
+        """The history after one more line of ``events.jsonl``.
 
         Raises:
-            KeyError, TypeError, ValueError: it is no event of this version.
+            KeyError, TypeError, ValueError: the event is of another version.
         """
-        known = self.troubled(event).answered(event)
+        known = self.with_failure(event).with_answer(event)
         state = event.get("job")
         return known if state is None else known._replace(state=str(state))
 
-    def troubled(self, event: Mapping[str, Any]) -> EventHistory:
-        """The history once a rank is in trouble, if this event says so."""
+    def with_failure(self, event: Mapping[str, Any]) -> EventHistory:
+        """The history after an event that says that a rank failed or is slow."""
         match event["event"]:
             case "WorkerExited" if event["exit_code"] != 0:
                 died = describe_exit(event["exit_code"])
@@ -55,7 +55,7 @@ class EventHistory(NamedTuple):
                 return known.broken(event, died, is_death=event["exit_code"] < 0)
             case "StartFailed":
                 return self.broken(event, f"did not start: {event['why']}")
-            case "RankRaised":
+            case "Raised":
                 return self.broken(event, f"raised {event['error']}", is_raised=True)
             case "RankHung":
                 known = self._replace(hung=self.hung | {event["rank"]})
@@ -66,15 +66,15 @@ class EventHistory(NamedTuple):
                 return self._replace(slow=self.slow - {event["rank"]})
         return self
 
-    def answered(self, event: Mapping[str, Any]) -> EventHistory:
-        """The history once something is done about a failure, if this event says so."""
+    def with_answer(self, event: Mapping[str, Any]) -> EventHistory:
+        """The history after an event that says what is done about a failure."""
         match event["event"]:
             case "ReplaceRanks":
                 known = self._replace(hung=frozenset(), slow=frozenset())
                 who, step = listed(event["newcomers"]), event["step"]
                 known = known._replace(replacement=f"{who} replaced at step {step}")
                 return known.solved(event, f"{who} starts again, from step {step}")
-            case "GoOnRanks" if self.failure is not None:
+            case "GoOn" if self.failure is not None:
                 took_s = event["time"] - self.failure.at
                 return self.solved(event, f"{self.replacement} in {took_s:.2f} s")
             case "StartAttempt" if event["attempt"] == 0:
@@ -89,24 +89,24 @@ class EventHistory(NamedTuple):
     def broken(
         self, event: Mapping[str, Any], how: str, *, is_death: bool = False, is_raised: bool = False
     ) -> EventHistory:
-        """A job that was well is no more; or the death shows that made another rank raise."""
+        """A healthy job breaks; or a death appears that explains why another rank raised."""
         open_ = self.failure if self.failure and not self.failure.done else None
-        is_after = is_raised and self.state == "replacing"  # of what is being mended
-        is_first = open_ is None and self.state in WELL and not is_after
-        explains = open_ is not None and open_.is_raised and is_death and self.state in DRAINED
+        is_after = is_raised and self.state == "replacing"  # a consequence of the failure
+        is_first = open_ is None and self.state in HEALTHY and not is_after
+        explains = open_ is not None and open_.is_raised and is_death and self.state in DUMPING
         if not (is_first or explains):
             return self
         at = open_.at if open_ else float(event["time"])
         return self._replace(failure=Failure(at, f"rank {event['rank']} {how}", "", is_raised))
 
     def solved(self, event: Mapping[str, Any], done: str) -> EventHistory:
-        """Something was done about the last failure."""
+        """The history after something was done about the last failure."""
         failure = self.failure or Failure(float(event["time"]), "")
         return self._replace(failure=failure._replace(done=done))
 
 
 def _origin(resume: str | None) -> str:
-    """What an attempt goes on from, in words."""
+    """Where an attempt starts, as text."""
     if not resume:
         return "the beginning"
     name = resume.rstrip("/").rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""What was typed, as words. Pure: the bytes of a terminal in, keys out."""
+"""Keys as words. Pure: the bytes of a terminal in, keys out."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ SEQUENCES = {
 
 
 def keys(data: bytes, *, is_all: bool) -> tuple[list[str], bytes]:
-    """The keys in ``data``, and what may be the beginning of one more.
+    """The keys in ``data``, and the remaining bytes that may begin one more.
 
-    ``is_all``: nothing follows, so a lone escape is the Esc key (``back``). What means nothing
-    here is left out.
+    ``is_all``: no bytes follow, so a single escape is the Esc key (``back``). Unknown keys are left
+    out.
     """
     found: list[str] = []
     while data:

@@ -1,7 +1,7 @@
-"""The terminal while ``msrun top`` has it: keys come at once, and every way out gives it back.
+"""The terminal while ``msrun top`` uses it: keys arrive at once, and every exit restores it.
 
-A signal may come in the middle of anything, a write that a paused terminal does not take
-included; so what gives the terminal back is done right where the signal is heard.
+A signal may arrive during anything, even during a write that a paused terminal does not take. So
+the signal handlers themselves restore the terminal.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ from msrun.terminal.stdout import put_bytes
 from msrun.top.keys import keys
 
 STDIN, STDOUT = 0, 1
-ENTER = b"\x1b[?1049h\x1b[?25l"  # the other screen, no cursor
+ENTER = b"\x1b[?1049h\x1b[?25l"  # the alternate screen, no cursor
 LEAVE = b"\x1b[?25h\x1b[?1049l"
 HOME, ERASE_LINE, ERASE_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 DEADLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-SEQUENCE_S = 0.05  # the bytes of one key come within this
+SEQUENCE_S = 0.05  # within which all bytes of one key arrive
 
 
 class Screen:
-    """Full-screen frames out, keys in; a context that has the terminal while it lasts."""
+    """Full-screen frames out, keys in; a context during which the terminal is in this mode."""
 
     def __init__(self, ended: int) -> None:
-        """``ended``: a descriptor that becomes readable when nothing is to be waited for."""
+        """``ended``: a descriptor that becomes readable when waiting makes no more sense."""
         self._ended = ended
         self._before = termios.tcgetattr(STDIN) if os.isatty(STDIN) else None
         self._typed = b""
-        self._waker, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._console = Console(highlight=False, markup=False, emoji=False)
 
     def __enter__(self) -> Self:
-        """Take the terminal."""
+        """Change the terminal's mode."""
         for signum in DEADLY:
             signal.signal(signum, self._die)
         signal.signal(signal.SIGTSTP, self._pause)
         signal.signal(signal.SIGCONT, self._resume)
-        signal.signal(signal.SIGWINCH, self._rouse)
-        self._take()
+        signal.signal(signal.SIGWINCH, self._redraw)
+        self._change_mode()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give it back; signals do what they do by default."""
-        self._give_back()
+        """Restore the terminal and the default signal actions."""
+        self._restore()
         for signum in (*DEADLY, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
             signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.close(self._waker)
-        os.close(self._wake)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
 
     @property
     def size(self) -> os.terminal_size:
-        """As it is now."""
+        """The terminal's size as it is now."""
         return os.get_terminal_size(STDOUT)
 
     def draw(self, lines: Sequence[Text]) -> None:
-        """Show a frame, no more lines than the terminal has."""
+        """Show a frame, cut to the terminal's lines."""
         self._console.width = self.size.columns
         with self._console.capture() as captured:
             for line in lines[: self.size.lines]:
                 self._console.print(line, no_wrap=True, overflow="crop")
-        # a line is erased before it is written: after a full one the cursor still stands on it
+        # a line is erased before it is written: after a full line the cursor is still on it
         shown = captured.get().removesuffix("\n").replace("\n", f"\n{ERASE_LINE}")
         encoding = sys.stdout.encoding or "utf-8"
         text = f"{HOME}{ERASE_LINE}{shown}"
@@ -81,7 +81,7 @@ class Screen:
         put_bytes(STDOUT, text.encode(encoding, errors="replace"))
 
     def wait(self, within_s: float) -> list[str]:
-        """The keys that were typed; none when the time is over, something ended, or all is to be
+        """The keys that were typed; none: the time is over, the job has ended, or the frame must be
         drawn again.
         """
         ready = self._ready(within_s)
@@ -98,47 +98,47 @@ class Screen:
 
     def _ready(self, within_s: float) -> set[int]:
         waiting = select.poll()
-        for fd in (self._waker, self._ended, *([STDIN] if self._before else [])):
+        for fd in (self._wake_read, self._ended, *([STDIN] if self._before else [])):
             waiting.register(fd, select.POLLIN)
         ready = {fd for fd, _ in waiting.poll(max(0, round(within_s * 1000)))}
-        if self._waker in ready:
+        if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
-                os.read(self._waker, 1024)
+                os.read(self._wake_read, 1024)
         return ready
 
-    def _take(self) -> None:
+    def _change_mode(self) -> None:
         if self._before is not None:
             tty.setcbreak(STDIN, termios.TCSANOW)
-        self._tell(ENTER)
+        self._send(ENTER)
 
-    def _give_back(self) -> None:
-        self._tell(LEAVE)
+    def _restore(self) -> None:
+        self._send(LEAVE)
         if self._before is not None:
             with contextlib.suppress(termios.error):  # the terminal is gone
                 termios.tcsetattr(STDIN, termios.TCSANOW, self._before)
 
     @staticmethod
-    def _tell(sequence: bytes) -> None:
+    def _send(sequence: bytes) -> None:
         with contextlib.suppress(OSError):
             os.write(STDOUT, sequence)
 
     def _die(self, signum: int, _: FrameType | None) -> None:
-        self._give_back()
+        self._restore()
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
 
     def _pause(self, signum: int, _: FrameType | None) -> None:
-        self._give_back()
+        self._restore()
         signal.signal(signum, signal.SIG_DFL)
-        os.kill(os.getpid(), signum)  # comes back when somebody says go on
+        os.kill(os.getpid(), signum)  # returns after SIGCONT
         signal.signal(signum, self._pause)
         self._resume(signum, None)
 
     def _resume(self, _: int, __: FrameType | None) -> None:
-        """Also after a SIGSTOP, of which nobody hears: the shell has the terminal as it was."""
-        self._take()
-        self._rouse(0, None)
+        """Also after a SIGSTOP, which cannot be caught: the shell has restored the terminal."""
+        self._change_mode()
+        self._redraw(0, None)
 
-    def _rouse(self, _: int, __: FrameType | None) -> None:
+    def _redraw(self, _: int, __: FrameType | None) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.write(self._wake, b"!")
+            os.write(self._wake_write, b"!")

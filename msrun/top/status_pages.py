@@ -1,7 +1,7 @@
-"""The status pages of a running job, opened where its msrun holds them; nobody is asked.
+"""The status pages of a running job, opened through the descriptors of its msrun.
 
-``/proc/<pid>/fd`` of the user's own process names them. A page is mapped once and read for as long
-as msrun holds it; a rank's next page takes its place.
+``/proc/<pid>/fd`` of the user's own process names them. A page is mapped once and read as long as
+msrun holds it; a rank's next page replaces it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _UNSOUND = (ValueError, TypeError, IndexError, RecursionError, struct.error)
 
 
 class PageFacts(NamedTuple):
-    """What a page says."""
+    """The content of a page."""
 
     attempt: int
     beat: Heartbeat
     paces: tuple[Pace, ...]  # oldest first
-    is_held: bool  # by msrun; else it is what a rank said last
+    is_held: bool  # by msrun; else its process is gone
 
 
 class OpenPages:
-    """The newest page of each rank; the last one for as long as there is no newer."""
+    """The newest page of each rank, also after msrun has closed it."""
 
     def __init__(self, pid: int) -> None:
         """``pid``: of the job's msrun."""
@@ -41,21 +41,21 @@ class OpenPages:
         self._held: frozenset[int] = frozenset()
 
     def look(self) -> Mapping[int, PageFacts]:
-        """What each rank's page says now."""
+        """The content of each rank's page now."""
         self._scan()
         found: dict[int, PageFacts] = {}
         for inode, page in self._pages.items():
-            told = _sound(lambda page=page, inode=inode: _told(page, inode in self._held))  # type: ignore[misc]
-            if told is not None and found.get(page.rank, told).attempt <= told.attempt:
-                found[page.rank] = told
+            facts = _sound(lambda page=page, inode=inode: _facts(page, inode in self._held))  # type: ignore[misc]
+            if facts is not None and found.get(page.rank, facts).attempt <= facts.attempt:
+                found[page.rank] = facts
         return found
 
     def _scan(self) -> None:
-        """Map what is new, let go of what msrun let go of and a newer page stands for."""
+        """Map new pages; unmap those that msrun has closed and a newer page replaces."""
         held: dict[int, Page] = {}
         with contextlib.suppress(OSError):  # msrun is gone
             for path in self._links():
-                with contextlib.suppress(OSError):  # closed this moment
+                with contextlib.suppress(OSError):  # it was closed just now
                     inode = os.stat(path).st_ino
                     page = self._pages.get(inode) or held.get(inode) or _open(path)
                     if page is not None:
@@ -77,15 +77,15 @@ class OpenPages:
                     yield path
 
     def close(self) -> None:
-        """Unmap them all."""
+        """Unmap all pages."""
         for page in self._pages.values():
             page.close()
         self._pages = {}
 
 
 def _open(path: str) -> Page | None:
-    """A page, mapped; ``None``: it is not one of ours, or could be cut short under us."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # a page is only ever mapped whole; not written
+    """A page, mapped; ``None``: it is not one of ours, or its owner could shrink it."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # `Page` maps it read-write; nothing is written
     try:
         if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             return None
@@ -94,12 +94,12 @@ def _open(path: str) -> Page | None:
         os.close(fd)
 
 
-def _told(page: Page, is_held: bool) -> PageFacts:
+def _facts(page: Page, is_held: bool) -> PageFacts:
     return PageFacts(page.attempt, page.heartbeat(), tuple(page.paces()), is_held)
 
 
 def _sound(read: Callable[[], T]) -> T | None:
-    """A page is written by a worker: what cannot be read is as good as not there."""
+    """What ``read`` returns; ``None``: a worker has written something unreadable."""
     try:
         return read()
     except _UNSOUND:

@@ -1,4 +1,4 @@
-"""``msrun top``: a running job, live, at no cost for it."""
+"""``msrun top``: watches a running job at no cost for the job."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ LOG_BYTES = 1 << 16
 
 
 def top(environ: Mapping[str, str], name: str | None, interval_s: float, *, once: bool) -> None:
-    """Show a run until it ends or the person leaves; one that does not run in a sentence.
+    """Show a run until it ends or the user quits; of an ended run print one sentence.
 
     Args:
         environ: msrun's environment.
         name: a run; ``None`` for the newest that is alive.
-        interval_s: from one look to the next.
-        once: one frame only, as into a pipe.
+        interval_s: time from one frame to the next.
+        once: only one frame, as into a pipe.
 
     Raises:
         UsageError: there is no such run.
@@ -44,7 +44,7 @@ def top(environ: Mapping[str, str], name: str | None, interval_s: float, *, once
     record = run_record.find(environ, name)
     process = open_process(record)
     if process is None:
-        put(f"run {record.record_id} does not run: {look(record).state_words}\n")
+        put(f"run {record.record_id} is not running: {look(record).state_words}\n")
         return
     gather = Gatherer(environ, record)
     try:
@@ -82,7 +82,7 @@ def _frame(run: RunState, job: JobFacts, view: TopView, size: os.terminal_size) 
 
 
 def _log(run: RunState, rank: int, lines: int) -> tuple[str, Sequence[str]]:
-    """Where a rank's output goes, and the end of it; of several files, what changed last."""
+    """A rank's log file and its last lines; of several files the one that changed last."""
     wanted = Wanted(rank)
     try:
         paths = [view.path for view in views(run, wanted, checked_attempt(run, wanted))]
@@ -92,12 +92,12 @@ def _log(run: RunState, rank: int, lines: int) -> tuple[str, Sequence[str]]:
             file.seek(max(0, size - LOG_BYTES))
             found = log_lines(file.read(LOG_BYTES), cut=size > LOG_BYTES)
     except (OSError, ValueError, UsageError):
-        return "no log", ("nothing was written, or --log_dir switches files off",)
+        return "no log", ("the rank wrote nothing, or --log_dir /dev/null is set",)
     return str(newest), last_lines(found, lines)
 
 
 def _plain(job: JobFacts) -> str:
-    """A frame with all ranks, for whatever stdout is."""
+    """A frame with all ranks, for a terminal or a pipe."""
     is_terminal = _is_terminal()
     width = shutil.get_terminal_size().columns
     console = Console(
@@ -120,7 +120,7 @@ def _is_terminal() -> bool:
 
 
 def _blocks() -> str:
-    """What this stdout can show."""
+    """The characters of the chart that stdout's encoding has."""
     if sys.stdout is None:
         raise ReaderLeftError
     try:

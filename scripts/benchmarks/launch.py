@@ -1,10 +1,10 @@
-"""Measures two launchers side by side, by turns, in one run; prints a table, ratios first.
+"""Measures two launchers in turns, in one run; prints a table with ratios.
 
     scripts/bench launch                          all rows, medians of 5 turns after a warm-up
     scripts/bench launch --rows init,notice --runs 3 --json result.json
 
 Each launcher runs the same tiny scripts (``workers/``) with torchrun's options. Ranks report when
-they reach a point through a FIFO, so nothing polls while it measures.
+they reach a point through a FIFO, so that the benchmark does not poll.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Measures what the hooks cost: training with and without them, by turns in one process.
+"""Measures the cost of the hooks: training with and without them, in turns in one process.
 
     scripts/bench overhead                             1500 steps of about 5 ms on each side
     scripts/bench overhead --steps 5000 --step-ms 2 --json result.json
 
-The guarded side is armed as under msrun: its line leads to a small agent in a thread, its status
-page is real. Both sides train one model in one memory: of two models that are equal in everything,
-one is up to 2 % slower, by where its memory lies. The cost is the median of the differences
-between steps a turn apart, for each line of the loop; so what else the machine does weighs little.
-The first steps of a turn do not count. In training a commit costs more than when it is repeated at
-once: a step leaves little of it in the processor's caches.
+The guarded side works as under msrun: it is connected to a small agent in a thread, and its status
+page is real. Both sides train one model in one memory: of two equal models one is up to 2 % slower,
+depending on its place in memory. The cost is the median of the differences between steps a turn
+apart, for each line of the loop, so that other load of the machine has little influence. The first
+steps of a turn do not count. A commit costs more in training than in a tight loop: a step evicts
+most of its data from the processor's caches.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def main() -> int:
     ratio = 1 + sum(extra_us.values()) / step_us
     commit_us, record_us = alone(training, options.steps)
     reached = ratio <= RATIO, commit_us < COMMIT_US
-    said = {True: "yes", False: "NO"}
+    words = {True: "yes", False: "NO"}
     print(f"{machine()}, load before {load:.1f}; {options.steps} steps of each side\n")
     print(f"a step: {step_us / 1e3:.3f} ms; the hooks add, line by line:")
     for name, each_us in extra_us.items():
         print(f"{each_us:8.1f} us  {name}")
-    print(f"guarded / plain: {ratio:.4f}, goal <= {RATIO}: {said[reached[0]]}\n")
+    print(f"guarded / plain: {ratio:.4f}, goal <= {RATIO}: {words[reached[0]]}\n")
     print("Again and again, at once:")
-    print(f"{commit_us:8.1f} us  a commit, goal < {COMMIT_US:g}: {said[reached[1]]}")
+    print(f"{commit_us:8.1f} us  a commit, goal < {COMMIT_US:g}: {words[reached[1]]}")
     print(f"{record_us:8.1f} us  the record under way, once a backward")
     if options.json:
         found = {"machine": machine(), "load_before": load, "ratio": ratio, "extra_us": extra_us}

@@ -1,12 +1,12 @@
-"""Measures replacing a rank beside others that keep the survivors: torchft and NVRx.
+"""Compares replacing a rank with other systems that keep the survivors: torchft and NVRx.
 
     scripts/bench peers                                kill -9 of a rank, medians of 5 turns
     scripts/bench peers --hang --keep venvs --json result.json
 
-They are installed into throw-away environments; --keep FOLDER keeps those for the next time. The
+They are installed into temporary environments; --keep FOLDER keeps those for the next time. The
 workload is that of the published figures: 4 ranks, 85 thousand parameters, 50 ms of sleep in a
-step, who needs saves saves every ten steps, rank 2 is struck at step 57. All ranks of all sides
-write the steps they finish on a board, and every figure is taken from there.
+step, systems that need saves save every ten steps, rank 2 gets the signal at step 57. All ranks of
+all sides write the steps that they finish on a board, from which all figures are computed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from peers_install import tools
 from peers_outcome import Goal, Outcome, is_reached, lines
-from peers_ways import HANG, KILL, Way, hang, kill
+from peers_scenarios import HANG, KILL, Way, hang, kill
 from scenarios import Scenario
 from table import aligned, machine
 from turns import measure, stoppable
@@ -37,7 +37,7 @@ SERIES: dict[str, tuple[Scenario, Mapping[str, Way], Goal]] = {
 def main() -> int:
     options = arguments()
     load = os.getloadavg()[0]
-    told: dict[str, object] = {"machine": machine(), "load_before": load}
+    result: dict[str, object] = {"machine": machine(), "load_before": load}
     missed = False
     with folder(options.keep) as environments:
         for name in ("kill", "hang") if options.hang else ("kill",):
@@ -47,14 +47,14 @@ def main() -> int:
             missed |= not reached
             print(f"{scenario.__doc__}\n{RANKS} ranks, {machine()}, load before {load:.1f}\n")
             print("\n".join(aligned(list(lines(outcomes)))))
-            print(f"\nmsrun is to need {goal}: {'reached' if reached else 'MISSED'}")
+            print(f"\ngoal of msrun: {goal}: {'reached' if reached else 'MISSED'}")
             for failure in (one for outcome in outcomes.values() for one in outcome.failures):
                 print(f"failed: {failure}")
             print()
             sides = {side: outcome.document() for side, outcome in outcomes.items()}
-            told[name] = {"goal": str(goal), "reached": reached, "sides": sides}
+            result[name] = {"goal": str(goal), "reached": reached, "sides": sides}
     if options.json:
-        options.json.write_text(json.dumps(told, indent=2))
+        options.json.write_text(json.dumps(result, indent=2))
     return int(missed)
 
 
@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=5, help="turns of each side (5)")
     parser.add_argument("--hang", action="store_true", help="stop a rank (SIGSTOP), too")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="install there, and leave it")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="install there, and keep it")
     parser.add_argument("--json", type=Path, help="write every figure to this file, too")
     options = parser.parse_args()
     if options.runs < 1:
@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
 
 @contextmanager
 def folder(kept: Path | None) -> Iterator[Path]:
-    """Where the environments are: in a folder that stays, or in one that goes."""
+    """Where the environments are: in a folder to keep, or in a temporary one."""
     if kept:
         kept.mkdir(parents=True, exist_ok=True)
         yield kept.absolute()

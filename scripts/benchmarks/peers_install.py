@@ -1,4 +1,4 @@
-"""Throw-away environments for the systems that msrun is measured beside."""
+"""Temporary environments for the systems that msrun is compared with."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ TAIL_CHARS = 300
 
 
 class InstallError(Exception):
-    """There is no such environment; the message is a sentence."""
+    """The environment cannot be made; the message is a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a peer needs. ``wants[0]`` is the peer itself."""
+    """The packages of a peer. ``wants[0]`` is the peer itself."""
 
     name: str
     wants: tuple[str, ...]
 
     @property
     def package(self) -> str:
-        """The peer's name in the registry."""
+        """The peer's name in the package registry."""
         return self.wants[0].partition("==")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Where a side's programs are. ``refusal``: why there are none, a sentence."""
+    """Where a side's programs are. ``refusal``: why they are missing, a sentence."""
 
     bin_: Path
     version: str = ""
@@ -45,7 +45,7 @@ class Tools:
 
 
 def tools(folder: Path, environment: Environment | None) -> Tools:
-    """Install what a side needs; ``None`` stands for where this runs."""
+    """Install a side's packages; ``None``: use the present environment."""
     if environment is None:
         return Tools(Path(sys.executable).parent)
     bin_ = folder / environment.name / "bin"
@@ -57,7 +57,7 @@ def tools(folder: Path, environment: Environment | None) -> Tools:
 
 
 def install(folder: Path, environment: Environment) -> None:
-    """Make the environment in ``folder`` unless it is there.
+    """Make the environment in ``folder`` unless it exists.
 
     Raises:
         InstallError: pip could not.
@@ -65,7 +65,7 @@ def install(folder: Path, environment: Environment) -> None:
     venv = folder / environment.name
     bin_ = venv / "bin"
     wanted = " ".join((TORCH, *environment.wants, str(venv)))
-    stamp = venv / ".installed"  # written last: a half-made one is made anew
+    stamp = venv / ".installed"  # written last: an incomplete environment is made again
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     print(f"installing {' '.join(environment.wants)} and {TORCH}", file=sys.stderr, flush=True)
@@ -77,7 +77,7 @@ def install(folder: Path, environment: Environment) -> None:
 
 
 def version(bin_: Path, environment: Environment) -> str:
-    """Say which one was installed.
+    """The installed version.
 
     Raises:
         InstallError: none was.
@@ -87,7 +87,7 @@ def version(bin_: Path, environment: Environment) -> str:
 
 
 def command(words: Sequence[str], environment: Environment, **environ: str) -> str:
-    """Run a command; its output. Whatever ends this, ends the command and what it started.
+    """Run a command and return its output. If this ends early, so do the command and its children.
 
     Raises:
         InstallError: it failed, or took too long.

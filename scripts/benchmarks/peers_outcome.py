@@ -1,4 +1,4 @@
-"""What a side of ``scripts/bench peers`` came to, as a line of a table and as JSON."""
+"""The result of a side of ``scripts/bench peers``, as a line of a table and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHAT = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All figures of one side. ``refusal``: why there can be none, a sentence."""
+    """All figures of one side. ``refusal``: why there are none, a sentence."""
 
     version: str
     measured: Measured | None = None
@@ -27,7 +27,7 @@ class Outcome:
 
     @property
     def failures(self) -> list[str]:
-        """What went wrong, with the end of what the job said."""
+        """Failed trials, each with the end of the job's output."""
         return self.measured.failures if self.measured else []
 
     def samples(self, key: str) -> Samples:
@@ -54,18 +54,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What msrun's medians have to reach; nothing may be lost or discarded."""
+    """The goal for msrun's medians; nothing may be lost or discarded."""
 
     below_s: float
     times: float | None = None  # faster than the best of the others
 
     def __str__(self) -> str:
         faster = f", {self.times:g}x less than the best of the others" if self.times else ""
-        return f"less than {self.below_s:g} s{faster}, and to discard nothing"
+        return f"less than {self.below_s:g} s{faster}, and nothing discarded"
 
 
 def is_reached(outcomes: Mapping[str, Outcome], goal: Goal) -> bool:
-    """Whether msrun reached the goal; with nobody to compare with it did not."""
+    """Whether msrun reached the goal; without another side to compare with it did not."""
     ours = outcomes[OURS]
     mine_s = ours.median()
     if (
@@ -80,7 +80,7 @@ def is_reached(outcomes: Mapping[str, Outcome], goal: Goal) -> bool:
 
 
 def lines(outcomes: Mapping[str, Outcome]) -> Iterator[list[str]]:
-    """Build the rows of a table, its head first."""
+    """The rows of a table, its head first."""
     yield ["side", WHAT["again"], "msrun needs", *(WHAT[key] for key in WHAT if key != "again")]
     mine_s = outcomes[OURS].median()
     for side, outcome in outcomes.items():
@@ -95,6 +95,6 @@ def lines(outcomes: Mapping[str, Outcome]) -> Iterator[list[str]]:
 
 
 def short(samples: Samples) -> str:
-    """Write counts: all of them where they differ."""
+    """The counts as text: the range if they differ."""
     counts = sorted({round(value) for value in samples.values})
     return " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))

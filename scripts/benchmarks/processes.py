@@ -1,4 +1,4 @@
-"""What /proc tells about processes: who belongs to a trial, their memory, their wake-ups."""
+"""Reads /proc: which processes belong to a trial, their memory, their wake-ups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def marked(mark: str) -> list[int]:
 
 
 def kill_marked(mark: str, limit_s: float = 10.0) -> None:
-    """Kill them all, again and again until none is left (one may just be forking).
+    """Kill them all, repeatedly until none is left (one may just be forking).
 
     Raises:
         TimeoutError: some outlive SIGKILL.
@@ -58,7 +58,7 @@ def proportional(pids: list[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What processes did so far, all threads."""
+    """Activity of processes so far, all threads."""
 
     wakeups: int
     cpu_s: float
@@ -68,7 +68,7 @@ class Activity:
 
 
 def activity(pids: list[int]) -> Activity:
-    """Voluntary context switches (each is a sleep, so each a wake-up) and CPU time."""
+    """Voluntary context switches (each is a sleep, and so a wake-up) and CPU time."""
     wakeups = cpu_ns = 0
     for thread in (task for pid in pids for task in PROC.glob(f"{pid}/task/*")):
         with contextlib.suppress(*GONE):

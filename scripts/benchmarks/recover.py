@@ -1,13 +1,13 @@
-"""Measures what a death costs: msrun beside torchrun's saves and restart.
+"""Measures the cost of a rank's death: msrun against torchrun with saves and restarts.
 
-msrun replaces the dead rank alone (rows replace and below), or saves and restarts (rows above).
+msrun replaces the dead rank alone (rows replace and below), or dumps and restarts (rows above).
 
     scripts/bench recover                              all rows, medians of 5 turns after a warm-up
     scripts/bench recover --rows lost --kills 100 --json result.json
 
 Both sides train one network. msrun's ranks are guarded by TrainState and save only when one dies;
 torchrun's save with ``torch.save``: every step, and for steps lost every 50. torchrun runs with
-its store sharing off, or it would hardly ever restart.
+its store sharing off; else its restarts mostly fail.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
-import alternation
+import paired_jobs
 import recovery
 import replacement
 from rows import Goal, Result, Row, pick, three_digits
@@ -32,16 +32,16 @@ from turns import Measured, measure, progress, stoppable
 
 BIN = Path(sys.executable).parent
 SIDES = (Side("torchrun", (str(BIN / "torchrun"),)), Side("msrun", (str(BIN / "msrun"),)))
-SHARE = 5  # of so many kills torchrun gets one: it takes 4 to 10 s to come back
+SHARE = 5  # torchrun gets one kill in so many: it takes 4 to 10 s to recover
 
 
 def lost(_turn: object) -> Figures:
-    """Stand for the row that one long job yields; never called."""
+    """Placeholder for the row that one long job yields; never called."""
     raise NotImplementedError
 
 
 def often(_turn: object) -> Figures:
-    """Stand for the rows that one long job of msrun's yields; never called."""
+    """Placeholder for the rows that one long job of msrun yields; never called."""
     raise NotImplementedError
 
 
@@ -70,8 +70,8 @@ ROWS = (
     ms("forked", "  -> all ranks started"),
     ms("imported", "  -> all through their imports"),
     ms("restored", "  -> state restored"),
-    ms("joined", "  -> process group made"),
-    ms("wrapped", "  -> DistributedDataParallel made"),
+    ms("joined", "  -> process group created"),
+    ms("wrapped", "  -> DistributedDataParallel created"),
     Row("published", "the same, 4 ranks, others' workload", recovery.published),
     Row("published-lost", "lost there", recovery.published, "steps", goal=Goal(zero=True)),
     Row(
@@ -81,12 +81,12 @@ ROWS = (
         goal=Goal(30),
     ),
     Row("replace-lost", "lost there", replacement.replace, "steps", goal=Goal(zero=True)),
-    Row("replace-anew", "started anew there", replacement.replace, "ranks", goal=Goal(below=2)),
+    Row("replace-anew", "started again there", replacement.replace, "ranks", goal=Goal(below=2)),
     part("noticed", "  -> noticed"),
     part("frozen", "  -> survivors stand still"),
     part("saved", "  -> state written to memory"),
     part("unblocked", "  -> survivors out of their collective"),
-    part("started", "  -> the dead rank's place taken"),
+    part("started", "  -> replacement started"),
     part("joined", "  -> all joined, state in place"),
     Row(
         "hang",
@@ -97,19 +97,19 @@ ROWS = (
     Row("hang-lost", "lost there", replacement.hang, "steps", goal=Goal(zero=True)),
     Row(
         "large",
-        "what 1 GiB more state adds to replace; left: to broadcast it",
+        "what 1 GiB more state adds to replace; left: its broadcast",
         replacement.large,
         goal=Goal(0.667),
     ),
     Row(
         "speed",
-        "a step's time before : after, beside a job alike",
-        alternation.speed,
+        "step time before : after, relative to an equal job",
+        paired_jobs.speed,
         "",
         goal=Goal(within=0.02),
     ),
     grown("rss", "resident memory, 5th to last replacement", "%"),
-    grown("pss", "  the same, shared pages in parts", "%"),
+    grown("pss", "  the same, shared pages divided", "%"),
     grown("fds", "  open files"),
     grown("threads", "  threads"),
     grown("sockets", "  sockets"),
@@ -176,7 +176,7 @@ def arguments() -> argparse.Namespace:
 
 
 def long_jobs(options: argparse.Namespace) -> dict[str, Measured]:
-    """One job of each side that is killed again and again."""
+    """One job of each side whose ranks are killed repeatedly."""
     measured = {one.name: Measured() for one in SIDES}
     for one, kills in zip(SIDES, (-(-options.kills // SHARE), options.kills), strict=True):
         mine = measured[one.name]
@@ -190,7 +190,7 @@ def long_jobs(options: argparse.Namespace) -> dict[str, Measured]:
 
 
 def replaced_often(options: argparse.Namespace) -> dict[str, Measured]:
-    """One job of msrun's in which ranks are replaced again and again."""
+    """One job of msrun in which ranks are replaced repeatedly."""
     measured = {one.name: Measured() for one in SIDES}
     name, mine = SIDES[1].name, measured[SIDES[1].name]
     try:
@@ -204,18 +204,18 @@ def replaced_often(options: argparse.Namespace) -> dict[str, Measured]:
 
 
 def remarks(results: list[Result]) -> Iterator[str]:
-    """What a table has no room for."""
+    """Remarks below the table."""
     for result in results:
         if result.row.key == "published":
             yield f"\n{PUBLISHED}"
         if result.row.key == "speed" and len(result.right.values) > 1:
-            yield f"\n{result.row.what}: {alternation.certainty(result.right.values)}."
+            yield f"\n{result.row.what}: {paired_jobs.certainty(result.right.values)}."
         if result.row.key == "lost" and result.left.values and result.right.values:
             left, right = result.left.values, result.right.values
             yield (
-                f"\nSteps lost in the mean: torchrun, which saves every {recovery.EVERY}, "
+                f"\nMean number of steps lost: torchrun, which saves every {recovery.EVERY}, "
                 f"{three_digits(mean(left))} over {len(left)} kills "
-                f"(to be expected: {(recovery.EVERY - 1) / 2});\n"
+                f"(expected: {(recovery.EVERY - 1) / 2});\n"
                 f"msrun, which saves at a death, {three_digits(mean(right))} over {len(right)}."
             )
 

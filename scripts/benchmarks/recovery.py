@@ -1,4 +1,4 @@
-"""What a death costs: each scenario kills ranks of a training and returns the figures of its rows.
+"""The cost of a death: each scenario kills ranks of a training and returns the figures of its rows.
 
 msrun's training is guarded by TrainState, torchrun's saves for itself with ``torch.save``.
 """
@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from finished import Board, again, lost, sent
 from scenarios import LIMIT_S, Figures, Turn, kill, latest
+from step_board import Board, again, lost, sent
 from trial import Side, Trial, started
 
 TEN_MB = 876  # width of the network: 833 thousand parameters, 10 MB with AdamW's state
-EVERY = 50  # steps from save to save while ranks are killed again and again
+EVERY = 50  # steps from save to save while ranks are killed repeatedly
 SEED = 1
 NO_REPLACING = {"MS_ENABLE_TFT": "{TTP:1,ARF:0}"}
 
@@ -39,7 +39,7 @@ STAMPS = ("imported", "restored", "joined", "wrapped")  # by the ranks of the ne
 
 
 def death(turn: Turn) -> Figures:
-    """``kill -9`` of one rank until all are past their next step, and all milestones between."""
+    """From ``kill -9`` of a rank until all have finished their next step, with milestones."""
     with training(turn.side, f"--width={TEN_MB}", nproc=turn.nproc) as trial:
         ranks = trial.wait_for("trained", turn.nproc, limit_s=LIMIT_S)
         turn.pause()
@@ -50,9 +50,11 @@ def death(turn: Turn) -> Figures:
             what: latest(trial.wait_for(what, turn.nproc, attempt=1, limit_s=LIMIT_S))
             for what in STAMPS
         }
-        told = milestones(trial.output.parent, MILESTONES)
+        events = milestones(trial.output.parent, MILESTONES)
         repeated = steps_lost(trial, turn.nproc)
-    at_s |= {what: told_s - wall_s for what, told_s in told.items() if told_s - wall_s >= killed_s}
+    at_s |= {
+        what: then_s - wall_s for what, then_s in events.items() if then_s - wall_s >= killed_s
+    }
     figures = {what: when_s - killed_s for what, when_s in at_s.items()}
     return figures | {"again": latest(trained) - killed_s, "again-lost": repeated}
 
@@ -68,7 +70,7 @@ def published(turn: Turn) -> Figures:
 
 
 def losses(side: Side, nproc: int, kills: int) -> Iterator[Figures]:
-    """Kill a random rank at a random moment, again and again; after each, the steps lost.
+    """Kill random ranks at random moments; after each kill, the steps lost.
 
     The moments are spread evenly over two intervals between saves, the same on both sides.
 
@@ -95,7 +97,7 @@ def steps_lost(trial: Trial, nproc: int) -> int:
     board.read()
     known = {line.pid for line in board.lines if line.attempt == 0}
     back = again([line for line in board.lines if line.attempt > 0], known, nproc)
-    assert back is not None, "all ranks have said that they trained again"
+    assert back is not None, "all ranks have reported that they train again"
     return lost(board.lines, back)
 
 
@@ -107,11 +109,11 @@ def training(
     replaces: bool = False,
     options: tuple[str, ...] = (),
 ) -> AbstractContextManager[Trial]:
-    """Start the side's own way to train so that deaths do no lasting harm.
+    """Start the side's own way to train without lasting damage by deaths.
 
     ``replaces``: msrun may also replace the dead rank alone, not only save and restart all.
     """
-    # torchrun 2.13 reuses its store by default, and then hardly ever gets there
+    # torchrun 2.13 reuses its store by default, and then hardly ever recovers
     if is_torchrun(side):
         worker, environ = "checkpointed.py", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     else:

@@ -1,6 +1,6 @@
-"""What it costs to replace a rank alone: each scenario returns the figures of its rows.
+"""The cost of replacing a single rank: each scenario returns the figures of its rows.
 
-Where torchrun has no such thing, it is not measured.
+torchrun is not measured if it has nothing comparable.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import spare_memory
-from finished import Board, lost, sent
 from processes import PROC, field
 from recovery import TEN_MB, is_torchrun, milestones, training
 from scenarios import LIMIT_S, Figures, Turn, latest
+from step_board import Board, lost, sent
 from trial import Side, Trial, TrialError, started
 
 GIB = 1024  # MiB
-STEADY = 200  # steps before a rank is stopped: its usual pace is known
+STEADY = 200  # steps before a rank is stopped: its usual speed is known
 EARLY = 5  # replacements after which memory should not grow any more
-SETTLE_S = 1.0  # before memory is looked at
+SETTLE_S = 1.0  # before memory is read
 WARM = 3  # steps before a rank is killed
 LONG_S = 300.0  # of each wait where the state is large
 
 PARTS = {  # msrun's events; the last one of a name counts
     "FreezeRanks": "noticed",
-    "RankFrozen": "frozen",
+    "Frozen": "frozen",
     "DumpCommitted": "saved",
-    "RankRejoining": "unblocked",
+    "Rejoining": "unblocked",
     "WorkerStarted": "started",
-    "RankRegistered": "joined",
+    "Registered": "joined",
 }
 
 
 def replace(turn: Turn) -> Figures:
-    """``kill -9`` of one rank until all are past their next step, and all parts of it."""
+    """From ``kill -9`` of a rank until all have finished their next step, with its parts."""
     return struck(turn, signal.SIGKILL, "replace", f"--width={TEN_MB}")
 
 
 def hang(turn: Turn) -> Figures:
-    """``SIGSTOP`` of one rank until all are past their next step; a step takes 50 ms."""
+    """From ``SIGSTOP`` of a rank until all have finished their next step; a step takes 50 ms."""
     if is_torchrun(turn.side):
-        return {}  # it waits for ever
+        return {}  # it waits forever
     return struck(turn, signal.SIGSTOP, "hang", f"--width={TEN_MB}", "--pause=0.05", step=STEADY)
 
 
 def large(turn: Turn) -> Figures:
-    """What a gigabyte more of state adds; on the other side, a plain broadcast of as much.
+    """The cost of one more gigabyte of state; on the other side, a plain broadcast of as much.
 
-    Before the kill a process holds as much memory as will be taken (the memory checkpoint, the
-    newcomer's copy, and one to spare) and gives it back then: else the figure is mostly the
-    hypervisor's, see ``spare_memory.py``. The broadcast is timed the second time for that reason.
+    Before the kill a process touches as much memory as will be needed (the memory checkpoint, the
+    replacement worker's copy, and one to spare) and frees it: else the figure is mostly the
+    hypervisor's, see ``spare_memory.py``. For the same reason the second broadcast is timed.
     """
     if is_torchrun(turn.side):
         with started(turn.side, "broadcast.py", str(GIB), nproc=2) as trial:
@@ -68,12 +68,12 @@ def large(turn: Turn) -> Figures:
 
 
 def memory(side: Side, nproc: int, kills: int) -> Figures:
-    """Replace ranks of the upper half again and again; how much more the lower half holds then.
+    """Replace ranks of the upper half repeatedly; how much more the lower half holds then.
 
-    Memory in parts of what it was after the fifth time, the rest in counts.
+    Memory relative to that after the fifth replacement, the rest in counts.
 
     Raises:
-        TrialError: the job did not come back, or began anew as a whole.
+        TrialError: the job did not recover, or all ranks were started again.
     """
     stay = nproc - nproc // 2
     options = (f"--max_replacements={2 * kills}",)  # a replacement may itself need a second one
@@ -85,7 +85,7 @@ def memory(side: Side, nproc: int, kills: int) -> Figures:
             killed_s = sent(board.pids()[victim], signal.SIGKILL)
             back = board.wait_again(nproc, killed_s, LIMIT_S)
             if back.new > 1:
-                raise TrialError(f"death {number}: {back.new} ranks were started anew")
+                raise TrialError(f"death {number}: {back.new} ranks were started again")
             if number in {EARLY, kills}:
                 time.sleep(SETTLE_S)
                 held[number] = [holding(trial.process.pid)]
@@ -101,7 +101,7 @@ Held = dict[str, float]
 
 
 def holding(pid: int) -> Held:
-    """What a process holds right now: memory in KiB, and counts."""
+    """What a process holds now: memory in KiB, and counts."""
     proc = PROC / str(pid)
     targets = []
     for path in Path(proc / "fd").iterdir():
@@ -117,7 +117,7 @@ def holding(pid: int) -> Held:
 
 
 def most(what: str, after: Sequence[Held], before: Sequence[Held]) -> float:
-    """The growth of the process that grew most: memory in parts of it, else in pieces."""
+    """The growth of the process that grew most: relative for memory, else in counts."""
     grown = [(late[what], early[what]) for late, early in zip(after, before, strict=True)]
     if what in {"rss", "pss"}:
         return max(late / early - 1 for late, early in grown)
@@ -127,7 +127,7 @@ def most(what: str, after: Sequence[Held], before: Sequence[Held]) -> float:
 def struck(
     turn: Turn, signum: int, key: str, *args: str, step: int = WARM, spare: int = 0
 ) -> Figures:
-    """Strike one rank of a training with a signal until all are past their next step.
+    """Send a signal to one rank; the time until all ranks have finished their next step.
 
     ``spare``: bytes of memory that are given back right before.
     """
@@ -138,8 +138,8 @@ def struck(
         wall_s = time.time() - time.monotonic()
         killed_s = sent(ranks[turn.victim], signum)
         back = board.wait_again(turn.nproc, killed_s, LIMIT_S)
-        told = milestones(trial.output.parent, PARTS)
-    parts = {f"{key}-{what}": told_s - wall_s - killed_s for what, told_s in told.items()}
+        events = milestones(trial.output.parent, PARTS)
+    parts = {f"{key}-{what}": then_s - wall_s - killed_s for what, then_s in events.items()}
     return {
         key: back.at_s - killed_s,
         f"{key}-lost": lost(board.lines, back),

@@ -1,4 +1,4 @@
-"""A table's rows: what each is called, its unit, the scenario that yields it, and its goal."""
+"""The rows of a table: each with its name, unit, scenario and goal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = float(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the right side has to reach; an unset bound is no bound."""
+    """The goal of the right side; a bound that is not set does not count."""
 
     ratio: float | None = None  # left median / right median, at least
     below: float | None = None  # right median, less than (in the row's unit)
@@ -24,12 +24,12 @@ class Goal:
     within: float | None = None  # right median, so near to 1
 
     def __str__(self) -> str:
-        said = [f">= {self.ratio:g}x"] if self.ratio else []
-        said += [f"< {self.below:g}"] if self.below else []
-        said += ["all succeed"] if self.always else []
-        said += ["all 0"] if self.zero else []
-        said += [f"1 +- {self.within:g}"] if self.within else []
-        return ", ".join(said) or "-"
+        bounds = [f">= {self.ratio:g}x"] if self.ratio else []
+        bounds += [f"< {self.below:g}"] if self.below else []
+        bounds += ["all succeed"] if self.always else []
+        bounds += ["all 0"] if self.zero else []
+        bounds += [f"1 +- {self.within:g}"] if self.within else []
+        return ", ".join(bounds) or "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ ROWS = (
 
 
 def pick(among: Sequence[Row], text: str) -> tuple[Row, ...]:
-    """Read what ``--rows`` says: keys with commas between them.
+    """The rows that ``--rows`` names: keys separated by commas.
 
     Raises:
         ArgumentTypeError: there is no such row.
@@ -77,21 +77,21 @@ def pick(among: Sequence[Row], text: str) -> tuple[Row, ...]:
 
 
 def three_digits(figure: float) -> str:
-    """Write 0.0421, 4.52, 221: never an exponent for what is measured here."""
+    """A figure such as 0.0421, 4.52 or 221, without an exponent."""
     digits = max(0, 2 - floor(log10(abs(figure)))) if figure else 0
     return f"{figure:.{min(digits, 4)}f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What one side measured for one row, in the row's unit, and how many trials failed."""
+    """One side's figures for one row, in the row's unit, and the number of failed trials."""
 
     values: Sequence[float]
     failed: int = 0
 
     @property
     def median(self) -> float | None:
-        """The middle figure; ``None`` when every trial failed."""
+        """The median; ``None``: every trial failed."""
         return median(self.values) if self.values else None
 
     @property
@@ -111,7 +111,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A row, measured."""
+    """A row with the figures of both sides."""
 
     row: Row
     left: Samples
@@ -119,7 +119,7 @@ class Result:
 
     @property
     def ratio(self) -> float | None:
-        """How many times less the right side takes."""
+        """The left median divided by the right one."""
         if self.left.median is None or self.right.median is None:
             return None
         return self.left.median / self.right.median if self.right.median else inf

@@ -1,11 +1,11 @@
-"""Measures what saving a checkpoint costs training: the stall of each way, by turns in one process.
+"""Measures how long saving a checkpoint stalls training: several ways, in turns in one process.
 
     scripts/bench save                                 500 MB, 5 saves of each way after a warm-up
     scripts/bench save --mb 2000 --runs 3 --folder /mnt/ckpt --json result.json
 
 One training runs all along: wide layers, AdamW, one thread, as ranks have. The stall of a save is
 how much longer its steps take, the save's own call included, from the step that saves until the
-checkpoint is complete. torch.save is given the tensors alone and leaves them to the kernel; the
+checkpoint is complete. torch.save gets only the tensors and does not wait for the disk; the
 others bring them to the disk.
 """
 
@@ -35,7 +35,7 @@ from worker_hooks import CheckpointConfig, ModelCheckpoint, TrainState
 
 FASTEST = Goal(ratio=5)  # DCP's stall / ours
 SAME_BYTES = 0.01  # as a share
-QUIET = 6  # steps before each save, of which the usual one is known
+QUIET = 6  # steps before each save, for the usual step time
 MOST = 400  # steps of a save
 WIDTH = 2048
 COPIES = 3  # of each weight: itself and two of AdamW's
@@ -45,7 +45,7 @@ WAYS = (TORCH, SYNC, DCP, ASYNC)
 
 @dataclass(slots=True)
 class Way:
-    """What was measured of a way to save."""
+    """The figures of one way to save."""
 
     stall_s: list[float] = field(default_factory=list)
     call_s: list[float] = field(default_factory=list)  # of the step that saves, as much longer
@@ -54,13 +54,13 @@ class Way:
 
 
 class Due:
-    """A policy: when the bench says so."""
+    """A schedule that the benchmark controls."""
 
     def __init__(self) -> None:
         self.is_on = False
 
     def is_due(self, _step: int) -> bool:
-        """Whether it said so."""
+        """Whether a checkpoint is due."""
         return self.is_on
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Due:
 
 
 class Training:
-    """The one training, and all ways to save it."""
+    """The training, and all ways to save it."""
 
     def __init__(self, mb: float, folder: Path) -> None:
         torch.manual_seed(1)
@@ -105,7 +105,7 @@ class Training:
             yield
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The same tensors, for those who are given them."""
+        """The tensors, for ways that take tensors."""
         found = {f"model.{name}": each for name, each in self.net.state_dict().items()}
         for number, held in enumerate(self.optimizer.state.values()):
             found |= {f"optimizer.{number}.{key}": each for key, each in held.items()}
@@ -126,7 +126,7 @@ class Training:
         return time.perf_counter() - began
 
     def is_complete(self, way: str) -> bool:
-        """Whether the save is; what went wrong is raised."""
+        """Whether the save is complete; a failure is raised."""
         if way == DCP:
             if self._future.done():
                 self._future.result()
@@ -152,15 +152,15 @@ def main() -> int:
     ratio = median(found[DCP].stall_s) / median(found[ASYNC].stall_s)
     share = abs(found[ASYNC].nbytes / found[DCP].nbytes - 1)
     reached = [ratio >= FASTEST.ratio, share < SAME_BYTES]
-    said = {True: "yes", False: "NO"}
-    print(f"\nstall, DCP async_save / ours: {ratio:.1f}x, goal {FASTEST}: {said[reached[0]]}")
-    print(f"bytes on disk differ by {share:.2%}, goal < {SAME_BYTES:.0%}: {said[reached[1]]}")
+    words = {True: "yes", False: "NO"}
+    print(f"\nstall, DCP async_save / ours: {ratio:.1f}x, goal {FASTEST}: {words[reached[0]]}")
+    print(f"bytes on disk differ by {share:.2%}, goal < {SAME_BYTES:.0%}: {words[reached[1]]}")
     if options.json:
         ways = {
             way: {name: getattr(one, name) for name in Way.__slots__} for way, one in found.items()
         }
-        told = {"machine": machine(), "load_before": load, "nbytes": nbytes, "ratio": ratio}
-        options.json.write_text(json.dumps({**told, "ways": ways}, indent=2))
+        result = {"machine": machine(), "load_before": load, "nbytes": nbytes, "ratio": ratio}
+        options.json.write_text(json.dumps({**result, "ways": ways}, indent=2))
     return int(not all(reached))
 
 
@@ -209,7 +209,7 @@ def saved(training: Training, way: str) -> tuple[float, float, float]:
     if way in {TORCH, DCP}:
         shutil.rmtree(training.folder / way, ignore_errors=True)
         (training.folder / way).mkdir()
-    os.sync()  # what the turn before left to the disk is not this one's
+    os.sync()  # the disk has finished the turn before
     usual_s = median(training.step() for _ in range(QUIET))
     tensors = training.tensors()
     began = time.perf_counter()

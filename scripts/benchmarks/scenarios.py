@@ -1,4 +1,4 @@
-"""What is measured: each scenario runs one job and returns the figures of one or more rows.
+"""The scenarios: each runs one job and returns the figures of one or more rows.
 
 Seconds and bytes, as they are; medians and ratios are the report's business.
 """
@@ -37,7 +37,7 @@ class Turn:
         return self.number % self.nproc
 
     def pause(self) -> None:
-        """Wait 0.2-0.5 s, so that a poll of the launcher is met at any phase."""
+        """Wait 0.2-0.5 s, so that the signal comes at any phase of the launcher's polling."""
         time.sleep(0.2 + 0.3 * random.Random(self.number).random())
 
 
@@ -62,7 +62,7 @@ def step(turn: Turn) -> Figures:
 
 
 def nothing(turn: Turn) -> Figures:
-    """Rows about the launcher alone: the script imports nothing."""
+    """Rows about the launcher itself: the script imports nothing."""
     with started(turn.side, "nothing.py", nproc=turn.nproc) as trial:
         first = trial.wait_for("first", turn.nproc, limit_s=LIMIT_S)
         last = trial.wait_for("last", turn.nproc, limit_s=LIMIT_S)
@@ -71,8 +71,8 @@ def nothing(turn: Turn) -> Figures:
 
 
 def restart(turn: Turn) -> Figures:
-    """``kill -9`` of one rank until all ranks of the next attempt have reduced again."""
-    # torchrun 2.13 reuses its store by default, and then hardly ever gets there
+    """From ``kill -9`` of a rank until all ranks of the next attempt have all-reduced again."""
+    # torchrun 2.13 reuses its store by default, and then hardly ever recovers
     fair = Path(turn.side.command[0]).name == "torchrun"
     environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if fair else {}
     options = ("--max-restarts=1",)
@@ -87,17 +87,17 @@ def restart(turn: Turn) -> Figures:
 
 
 def notice(turn: Turn) -> Figures:
-    """``kill -9`` of one rank until the first peer gets SIGTERM."""
+    """From ``kill -9`` of a rank until the first peer gets SIGTERM."""
     with started(turn.side, "peer.py", nproc=turn.nproc) as trial:
         ranks = trial.wait_for("waiting", turn.nproc, limit_s=LIMIT_S)
         turn.pause()
         killed_s = kill(ranks, turn.victim)
-        told = trial.wait_for("told", 1, limit_s=LIMIT_S)
-    return {"notice": min(stamp.at_s for stamp in told) - killed_s}
+        stamps = trial.wait_for("signalled", 1, limit_s=LIMIT_S)
+    return {"notice": min(stamp.at_s for stamp in stamps) - killed_s}
 
 
 def idle(turn: Turn) -> Figures:
-    """Memory and wake-ups while all ranks are through init and wait."""
+    """Memory and wake-ups while all ranks wait after initialization."""
     with started(turn.side, "all_reduce.py", "idle", nproc=turn.nproc) as trial:
         ranks = trial.wait_for("ready", turn.nproc, limit_s=LIMIT_S)
         time.sleep(SETTLE_S)
@@ -123,7 +123,7 @@ def latest(stamps: Iterable[Stamp]) -> float:
 
 
 def kill(ranks: Iterable[Stamp], victim: int) -> float:
-    """Kill that rank; when, in CLOCK_MONOTONIC seconds."""
+    """Kill that rank; the time, in CLOCK_MONOTONIC seconds."""
     pid = next(stamp.pid for stamp in ranks if stamp.rank == victim)
     killed_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)

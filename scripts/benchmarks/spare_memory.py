@@ -17,7 +17,7 @@ from mmap import PAGESIZE
 from processes import KIB, PROC, field
 from trial import TrialError
 
-LEFT = 2 << 30  # bytes that stay available: it is no benchmark of swapping
+LEFT = 2 << 30  # bytes that stay available: the machine must not swap
 LIMIT_S = 60.0
 
 TOUCH = f"""\
@@ -33,7 +33,7 @@ sys.stdin.read()
 
 @contextmanager
 def held(size: int) -> Iterator[None]:
-    """Touch so many bytes and give them back at the end; nothing if that leaves too little.
+    """Touch so many bytes and free them at the end; do nothing if that leaves too little.
 
     Raises:
         TrialError: it took too long.

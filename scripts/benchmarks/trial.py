@@ -1,4 +1,4 @@
-"""One job under one launcher: started, listened to, killed if need be, and always cleared away."""
+"""One job under one launcher: started, watched, killed if necessary, and always cleaned up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TAIL_LINES = 40  # torchrun's report alone takes 20
 
 
 class TrialError(Exception):
-    """A trial did not get where it should; the message says where it stood."""
+    """A trial did not reach a point in time; the message says how far it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Trial:
     mark: str
     output: Path
     fifo: int
-    exited: int  # pidfd, readable once the launcher has ended: no polling here either
+    exited: int  # pidfd, readable once the launcher has ended, so nothing polls
     stamps: list[Stamp] = field(default_factory=list)
     torn: bytes = b""
 
@@ -75,22 +75,22 @@ class Trial:
             if len(self._reached(what, attempt)) >= count:
                 continue
             if not ready:
-                raise TrialError(self._state(f"{limit_s:g} s were not enough", what, attempt))
+                raise TrialError(self._state(f"it took more than {limit_s:g} s", what, attempt))
             if ready == [self.exited]:
                 raise TrialError(self._state("the launcher ended", what, attempt))
         return reached
 
     def wait_exit(self, *, limit_s: float, code: int | None = 0) -> float:
-        """Wait until the launcher has ended; when, in CLOCK_MONOTONIC seconds.
+        """Wait until the launcher has ended; the time, in CLOCK_MONOTONIC seconds.
 
         Raises:
             TrialError: it ended with another ``code``, or ``limit_s`` passed.
         """
         if not self._select((self.exited,), time.monotonic() + limit_s):
-            raise TrialError(f"no exit within {limit_s:g} s; {self.said()}")
+            raise TrialError(f"no exit within {limit_s:g} s; {self.output_tail()}")
         at_s = time.monotonic()
         if self.process.wait() != code and code is not None:
-            raise TrialError(f"exit code {self.process.returncode}; {self.said()}")
+            raise TrialError(f"exit code {self.process.returncode}; {self.output_tail()}")
         self._read()
         return at_s
 
@@ -112,12 +112,12 @@ class Trial:
 
     def _state(self, why: str, what: str, attempt: int) -> str:
         ranks = sorted(stamp.rank for stamp in self._reached(what, attempt))
-        return f"{why}; only ranks {ranks} were {what} in attempt {attempt}; {self.said()}"
+        return f"{why}; only ranks {ranks} were {what} in attempt {attempt}; {self.output_tail()}"
 
-    def said(self) -> str:
-        """The end of what the job wrote."""
+    def output_tail(self) -> str:
+        """The end of the job's output."""
         lines = self.output.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        return "it said:\n  " + "\n  ".join(lines or ["nothing"])
+        return "its output:\n  " + "\n  ".join(lines or ["nothing"])
 
 
 @contextlib.contextmanager
@@ -129,7 +129,7 @@ def started(
     options: tuple[str, ...] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Iterator[Trial]:
-    """Start ``worker`` with ``nproc`` ranks; whatever happens, none of its processes stays."""
+    """Start ``worker`` with ``nproc`` ranks; afterwards none of its processes is left."""
     mark = f"{MARK}={uuid.uuid4().hex}"
     with contextlib.ExitStack() as stack:
         folder = Path(
@@ -139,7 +139,7 @@ def started(
         )
         stack.callback(kill_marked, mark)
         os.mkfifo(folder / "stamps")
-        # opened for writing, too: it never reads as closed between two ranks
+        # also opened for writing, so that it is never closed between two ranks
         fifo = os.open(folder / "stamps", os.O_RDWR | os.O_NONBLOCK)
         stack.callback(os.close, fifo)
         output = stack.enter_context((folder / "output").open("wb"))
@@ -162,7 +162,7 @@ def started(
 
 
 def environment(folder: Path, mark: str) -> dict[str, str]:
-    """Ours, without settings of a launcher; what launchers leave on disk goes with ``folder``."""
+    """The environment without launcher settings; temporary files go to ``folder``."""
     ours = {
         name: value
         for name, value in os.environ.items()
@@ -173,6 +173,6 @@ def environment(folder: Path, mark: str) -> dict[str, str]:
 
 
 def reap(process: subprocess.Popen[bytes]) -> None:
-    """Leave no zombie of the launcher."""
+    """Reap the launcher."""
     process.kill()
     process.wait()

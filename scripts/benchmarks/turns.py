@@ -1,4 +1,4 @@
-"""Measures by turns, so that what disturbs the machine disturbs both sides."""
+"""Measures in turns, so that other load of the machine affects both sides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Measured:
     failures: list[str] = field(default_factory=list)
 
     def samples(self, row: Row) -> Samples:
-        """Pick one row's figures, in its unit."""
+        """One row's figures, in its unit."""
         mine = [figures[row.key] for figures in self.figures if row.key in figures]
         return Samples(tuple(figure * row.scale for figure in mine), len(self.failures))
 
@@ -65,14 +65,14 @@ def label(scenario: Scenario, one: Side, number: int) -> str:
 
 def progress(name: str, figures: Figures | None) -> None:
     if figures is None:
-        said = "failed"
+        text = "failed"
     else:
-        said = ", ".join(f"{key} {value:.4g}" for key, value in figures.items()) or "not measured"
-    print(f"{name}: {said}", file=sys.stderr, flush=True)
+        text = ", ".join(f"{key} {value:.4g}" for key, value in figures.items()) or "not measured"
+    print(f"{name}: {text}", file=sys.stderr, flush=True)
 
 
 def stoppable(main: Callable[[], int]) -> int:
-    """Run a benchmark; its exit status. Stopped, it still clears away its processes."""
+    """Run a benchmark; its exit status. If it is stopped, it still ends its processes."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return main()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Mapping
-from dataclasses import fields
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -18,7 +17,7 @@ from agent.controller import actions, events
 from agent.controller.states import JobState
 from worker_hooks.contract import protocol
 
-_SOURCE = "agent/controller/events.py and agent/controller/actions.py"
+_SOURCE = "agent/controller/events.py, agent/controller/actions.py and the messages of ranks"
 _PLAIN = {int: "integer", float: "number", str: "string", bool: "boolean"}
 _INTEGERS = {"type": "array", "items": {"type": "integer"}}
 
@@ -85,7 +84,7 @@ NOTES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """What the journal holds besides the controller's events and actions: meaning and fields."""
 
-_UNWRITTEN = {"DumpProgressed"}  # a large dump makes many
+_UNWRITTEN = {"DumpProgressed", "Progress"}  # a large dump makes many
 _OPTIONAL = {"LinkRefused": {"rank", "pid"}}  # of a connection without a Hello
 
 _FOREWORD = """\
@@ -119,18 +118,18 @@ def page() -> str:
     """The reference of all events."""
     lines = [note(_SOURCE), "", *_FOREWORD.splitlines()]
     lines += ["", "## What happened", ""]
-    lines += map(_entry, _classes(events.Event))
+    lines += [_entry(kind, _hints(kind)) for kind in _classes(events.Event)]
     lines += ["", "## What was decided", ""]
-    lines += map(_entry, _classes(actions.Action))
+    lines += [_entry(kind, named) for kind, named in _decisions()]
     lines += ["", "## What else is noted", ""]
     for name, (meaning, described) in NOTES.items():
         lines.append(f"- {code(name)}{_listed(described)}: {meaning}")
     return "\n".join(lines) + "\n"
 
 
-def _entry(kind: type) -> str:
+def _entry(kind: type, named: Mapping[str, Any]) -> str:
     meaning = " ".join((kind.__doc__ or "").replace("``", "`").split())
-    return f"- {code(kind.__name__)}{_listed(_hints(kind))}: {meaning}"
+    return f"- {code(kind.__name__)}{_listed(named)}: {meaning}"
 
 
 def _listed(named: Mapping[str, Any]) -> str:
@@ -140,7 +139,7 @@ def _listed(named: Mapping[str, Any]) -> str:
 def schema() -> str:
     """The JSON Schema of one line."""
     heard = {kind.__name__: (kind.__doc__, _hints(kind)) for kind in _classes(events.Event)}
-    decided = {kind.__name__: (kind.__doc__, _hints(kind)) for kind in _classes(actions.Action)}
+    decided = {kind.__name__: (kind.__doc__, named) for kind, named in _decisions()}
     described = {
         **{name: _object(name, *each, is_event=True) for name, each in heard.items()},
         **{name: _object(name, *each) for name, each in (decided | dict(NOTES)).items()},
@@ -199,6 +198,14 @@ def _classes(union: Any) -> list[type]:
     return [kind for kind in get_args(union) if kind.__name__ not in _UNWRITTEN]
 
 
+def _decisions() -> list[tuple[type, dict[str, Any]]]:
+    """Every action; a message that is handed on stands in the place of the action that does it."""
+    plain = [(kind, _hints(kind)) for kind in _classes(actions.Action) if kind is not actions.Tell]
+    tell = _hints(actions.Tell)
+    messages = get_args(tell["message"])
+    around = {"ranks": tell["ranks"]}, {"reason": tell["reason"]}
+    return plain + [(kind, around[0] | _hints(kind) | around[1]) for kind in messages]
+
+
 def _hints(kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
+    return dict(get_type_hints(kind))

@@ -24,7 +24,7 @@ from msrun.commands import commands
 from msrun.drill.fault_options import read_file, read_words
 from msrun.drill.random_faults import read_kinds
 from msrun.launch.request import parse
-from msrun.launch.resume import words
+from msrun.launch.resume import command_words
 from msrun.options.argv import scan
 from worker_hooks import TrainState
 
@@ -143,7 +143,7 @@ def understood(arguments: list[str], environ: dict[str, str], folder: Path) -> N
     script = line.script or (None if "config" in given else "train.py")
     (folder / "train.py").touch()
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    parse(words(line._replace(given=given, script=script)), {"PATH": path, **environ})
+    parse(command_words(line._replace(given=given, script=script)), {"PATH": path, **environ})
 
 
 def subcommand(arguments: list[str], folder: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_read_only_log_dir_is_one_sentence(msrun, tmp_path, script):
 def test_a_working_folder_that_was_deleted_is_one_sentence(msrun, tmp_path, script):
     (tmp_path / "gone").mkdir()
     ended = shell(msrun, "cd gone && rmdir ../gone", "--log_dir=logs", script)
-    assert "the present folder cannot be found" in refused(ended)
+    assert "the working folder does not exist" in refused(ended)
     assert files(tmp_path) == {"hello.py"}
 
 
@@ -222,7 +222,7 @@ def test_a_full_disk_is_said_once_and_the_job_goes_on(msrun, tmp_path, script):
     assert ended.code == 0, ended
     assert (tmp_path / "done").read_text() == "xx"
     (line,) = ended.err.splitlines()
-    assert "(No space left on device): the job goes on" in line
+    assert "(No space left on device): the job continues" in line
 
 
 @pytest.mark.usefixtures("mounts")
@@ -230,7 +230,7 @@ def test_a_failure_on_a_full_disk_is_still_told(msrun, tmp_path, script):
     script.write_text("import os; os._exit(7)")
     ended = full_disk(msrun, tmp_path, "--worker_num=2", script)
     assert ended.code == 1
-    assert ended.err.count("the job goes on") == 1
+    assert ended.err.count("the job continues") == 1
     assert "exited with code 7" in ended.err
     assert "Traceback" not in ended.err
 
@@ -247,7 +247,7 @@ def test_a_worker_that_prints_onto_a_full_disk_goes_on(msrun, tmp_path, script):
     ended = full_disk(msrun, tmp_path, "--worker_num=2", script)
     assert ended.code == 0, ended.err
     assert (tmp_path / "done").read_text() == "xx"
-    assert ended.err.count("the job goes on") == 1
+    assert ended.err.count("the job continues") == 1
 
 
 def test_a_log_dir_deleted_under_a_job_costs_logs_only(msrun, tmp_path):
@@ -259,7 +259,7 @@ def test_a_log_dir_deleted_under_a_job_costs_logs_only(msrun, tmp_path):
     ended = job.wait()
     assert ended.code == 0
     assert ended.out.count("bye from") == 2
-    assert ended.err.count("msrun: ") == ended.err.count("the job goes on") == 1
+    assert ended.err.count("msrun: ") == ended.err.count("the job continues") == 1
 
 
 # --- what cannot be passed on --------------------------------------------------------------------

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.checkpoints import flipped, saved
+from support.checkpoints import flipped, newest, saved
 from support.jobs import ROOT
 
 from worker_hooks.storage import retention
-from worker_hooks.storage.manifest import newest, read, verify
+from worker_hooks.storage.manifest import read, verify
 
 MSRUN = [sys.executable, "-m", "msrun", "checkpoints"]
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}

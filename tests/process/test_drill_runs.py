@@ -90,7 +90,7 @@ def test_a_preempted_job_that_leaves_in_time_is_not_killed(msrun: Launcher) -> N
     (one,) = told["drills"]
     assert one["in_time"] and one["runs"] == 2 and one["steps_lost"] == 0
     assert 0 < one["noticed_s"] < one["left_s"] < 30
-    assert one["verdict"] == f"nothing lost; saved in time, left after {one['left_s']:.2f} s"
+    assert one["verdict"] == f"nothing lost; saved in time, exited after {one['left_s']:.2f} s"
     assert not msrun.marked()
 
 
@@ -162,7 +162,7 @@ def test_a_drill_that_is_stopped_leaves_nothing(msrun: Launcher, signum: int) ->
         ("--kill rank=7,step=1 -- --worker_num=2 {play}", "the ranks are 0 to 1"),
         ("-- {play}", "no fault is given"),
         ("--random 0 -- {play}", "--random"),
-        ("--random 2 --of fun -- {play}", "'fun' are unknown"),
+        ("--random 2 --of fun -- {play}", "'fun' is an unknown kind"),
         ("--graceful rank=0,step=1 -- {play}", "'rank' is unknown"),
         ("--faults none.yaml -- {play}", "none.yaml cannot be read"),
         ("--kill rank=0,step=1 -- --resume", ""),

@@ -13,14 +13,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.checkpoints import saved
+from support.checkpoints import newest, saved
 from support.jobs import WORKERS, Job, Launcher, poll
+from support.policies import policy
+from support.stand_ins import services
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.job import Job as Known
-from agent.controller.job import Policy
 from agent.controller.states import JobState
 from agent.dump.executor import DumpExecutor
 from agent.hooks import rank_links
@@ -47,7 +48,7 @@ def start(msrun: Launcher, *how: str, ranks: int = 3, options: tuple = ()) -> Jo
 
 def await_registered(job: Job, ranks: int) -> None:
     job.await_state("running")
-    poll(lambda: len(seen(job, "RankRegistered")) >= ranks)
+    poll(lambda: len(seen(job, "Registered")) >= ranks)
 
 
 def seen(job: Job, event: str) -> list[dict]:
@@ -93,7 +94,7 @@ def test_of_two_resumes_at_once_one_is_refused(msrun: Launcher, again: list[str]
     (winner,) = (job for job in jobs if job is not loser)
     ended = loser.wait()
     assert ended.code == 2
-    assert "goes on already" in ended.err.splitlines()[-1]
+    assert "already" in ended.err.splitlines()[-1]
     await_registered(winner, 3)
     winner.signal(signal.SIGTERM)
     assert winner.wait().code == 0
@@ -121,7 +122,7 @@ def test_a_run_is_held_by_one_and_nobody_holds_what_nobody_knows(tmp_path: Path)
     (tmp_path / "r1").mkdir()
     held = run_record.claim(tmp_path, "r1")
     assert held is not None
-    with pytest.raises(UsageError, match="run r1 goes on already"):
+    with pytest.raises(UsageError, match="run r1 is being resumed already"):
         run_record.claim(tmp_path, "r1")
     os.close(held)
     held = run_record.claim(tmp_path, "r1")
@@ -194,7 +195,7 @@ def test_a_commit_that_fails_anywhere_leaves_the_old_or_the_new(
         else:
             is_new = True
     assert failing.count < 40
-    best = manifest.newest(tmp_path, lambda _: None)
+    best = newest(tmp_path, lambda _: None)
     assert best is not None
     path, kept = best
     assert path == old  # under its own name, whichever it is
@@ -220,7 +221,7 @@ def test_what_vanishes_while_others_files_are_removed_does_not_fail_the_commit(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", raced)
         commit.commit(DumpLayout(tmp_path / "tft_saved_checkpoints-step_7"), found)
-    assert manifest.newest(tmp_path, pytest.fail) is not None
+    assert newest(tmp_path, pytest.fail) is not None
 
 
 def test_folders_that_are_made_for_a_dump_are_made_to_stay(
@@ -242,18 +243,18 @@ def test_who_stops_a_job_that_saves_is_told_what_a_second_signal_does(msrun: Lau
     ended = job.wait()
     assert ended.code == 130
     assert "msrun: the state is saved before the stop; one more signal ends" in ended.err
-    assert manifest.newest(msrun.tmp / "ckpt", pytest.fail) is not None
+    assert newest(msrun.tmp / "ckpt", pytest.fail) is not None
 
 
 def test_a_dump_that_is_stuck_everywhere_ends_soon_whatever_the_ranks() -> None:
     ranks = range(200)
-    job = Known(Policy(tuple(ranks), 0, 600.0, 30.0, 5.0))
+    job = Known(policy(tuple(ranks)))
     told = [
         ev.LaunchRequested(),
         *(ev.WorkerStarted(rank, 0, 100 + rank) for rank in ranks),
-        *(ev.RankRegistered(rank, 0, 7) for rank in ranks),
+        *(protocol.Registered(rank, 0, 7) for rank in ranks),
         ev.WorkerExited(3, 0, -9, 7),
-        *(ev.RankFrozen(rank, 1, 7, is_whole=True) for rank in ranks if rank != 3),
+        *(protocol.Frozen(rank, 0, 1, 7, is_whole=True) for rank in ranks if rank != 3),
     ]
     for event in told:
         job = decide(job, event).job
@@ -262,7 +263,7 @@ def test_a_dump_that_is_stuck_everywhere_ends_soon_whatever_the_ranks() -> None:
         decided = decide(job, ev.DeadlinePassed(JobState.DUMPING, 0))
         job, stalls = decided.job, stalls + 1
     assert stalls == 6  # two in each place, memory among them
-    assert "ranks 0, 1, 2, 4, 5, 6, 7, 8, ... made no progress in 20 s" in job.outcome
+    assert "ranks 0, 1, 2, 4, 5, 6, 7, 8, ... made no progress in 20 s" in job.now.outcome
     assert isinstance(decided.actions[0], do.AbandonDump)
 
 
@@ -362,10 +363,7 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
         Lines(),
         StatusPages(),
         Places(),
-        one,
-        posted.append,
-        lambda _: None,
-        lambda *args: later.append(args),
+        services(post=posted.append, files=one, call_later=lambda *args: later.append(args)),
     )
     saving.freeze(do.FreezeRanks((0,), 1, ""))
     saving.save(do.SaveRanks(1, 5, (0,), (), 0, ""))

@@ -35,7 +35,7 @@ def test_a_file_asks_and_does_not_stop_the_next_run(msrun: Launcher, how: str) -
         f"{path} has asked for a graceful exit since before this run began, which is ignored"
         in ended.err
     )
-    assert len(seen(again, "ExitRequested")) == 1
+    assert len(seen(again, "ExitRequestedByFile")) == 1
 
 
 def test_a_file_that_is_not_changed_asks_for_nothing(msrun: Launcher) -> None:
@@ -44,7 +44,7 @@ def test_a_file_that_is_not_changed_asks_for_nothing(msrun: Launcher) -> None:
     job = start(msrun, "all=file")
     with pytest.raises(subprocess.TimeoutExpired):
         job.process.wait(1.5)
-    assert not seen(job, "ExitRequested")
+    assert not seen(job, "ExitRequestedByFile")
     os.replace(path, msrun.tmp / "moved.json")
     ask(path)
     assert job.wait().code == 0
@@ -114,7 +114,7 @@ def test_who_catches_the_signal_to_stop_is_dismissed(msrun: Launcher) -> None:
     ended = job.wait(20)
     assert ended.code == 143
     job.await_lines("dismissed: rank 1 caught the signal, but the job is stopping")
-    assert [one["ranks"] for one in seen(job, "DismissRanks")] == [[1]]
+    assert [one["ranks"] for one in seen(job, "Dismiss")] == [[1]]
 
 
 def test_who_catches_the_signal_that_makes_room_for_a_restart_asks_for_nothing(
@@ -125,7 +125,7 @@ def test_who_catches_the_signal_that_makes_room_for_a_restart_asks_for_nothing(
     ended = job.wait()
     assert ended.code == 0, ended.err
     assert job.status()["attempt"] == 1
-    assert {rank for one in seen(job, "DismissRanks") for rank in one["ranks"]} == {0, 2}
+    assert {rank for one in seen(job, "Dismiss") for rank in one["ranks"]} == {0, 2}
 
 
 # --- msrun stop

@@ -15,7 +15,7 @@ def test_sigterm_brings_all_to_one_step(msrun: Launcher) -> None:
     ended = job.wait()
     check_graceful(msrun, job, ended, "msrun received SIGTERM", step=7)
     assert "within 20 s, save it and leave; one more signal saves at once" in ended.err
-    assert [one["step"] for one in seen(job, "RankFrozen")] == [7] * 3
+    assert [one["step"] for one in seen(job, "Frozen")] == [7] * 3
 
 
 def test_a_run_that_left_gracefully_is_gone_on_with(msrun: Launcher) -> None:
@@ -104,7 +104,7 @@ def test_a_death_makes_it_a_power_off_dump(msrun: Launcher) -> None:
 def test_the_second_signal_saves_at_once(msrun: Launcher) -> None:
     job = start(msrun, "1=long")
     job.signal(signal.SIGTERM)
-    await_event(job, "RankFrozen", 2)
+    await_event(job, "Frozen", 2)
     job.signal(signal.SIGTERM)
     ended = job.wait()
     assert ended.code == 143
@@ -176,7 +176,7 @@ def test_what_some_ranks_hold_is_saved_at_once(msrun: Launcher) -> None:
     (msrun.tmp / "ckpt").mkdir()
     job = msrun.start("--nproc-per-node=2", WORKERS / "guarded.py", "ckpt", "1=apart")
     job.await_state("running")
-    poll(lambda: len(seen(job, "RankRegistered")) == 1)
+    poll(lambda: len(seen(job, "Registered")) == 1)
     job.signal(signal.SIGTERM)
     ended = job.wait()
     assert ended.code == 143

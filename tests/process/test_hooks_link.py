@@ -29,7 +29,7 @@ def start(
     job = msrun.start(*words, **environ)
     job.await_lines("ready\n", ranks if ready is None else ready)
     job.await_state("running")
-    poll(lambda: len(seen(job, "RankRegistered")) >= (ranks if ready is None else ready))
+    poll(lambda: len(seen(job, "Registered")) >= (ranks if ready is None else ready))
     return job
 
 
@@ -189,7 +189,7 @@ def test_a_raised_rank_is_held_saved_and_counts_as_failed_by_itself(msrun: Launc
     saved(msrun.tmp / "ckpt" / STEP_5)
     log = job.logs()["worker_1.log"]
     assert f"['{STEP_5}']" in log.partition("released")[2]
-    (raised,) = seen(job, "RankRaised")
+    (raised,) = seen(job, "Raised")
     assert raised["error"] == "ValueError: mine"
     assert ended.err.splitlines()[0].startswith("step 5 saved") or "rank 1" in ended.err
     assert "rank 1 on " in ended.err
@@ -202,7 +202,7 @@ def test_a_child_that_says_hello_too_changes_nothing(msrun: Launcher) -> None:
     job.await_lines("the child was told None")
     kill(job, 2)
     job.wait()
-    assert len(seen(job, "RankRegistered")) == 3
+    assert len(seen(job, "Registered")) == 3
     assert seen(job, "RankUnreachable") == []
     saved(msrun.tmp / "ckpt" / STEP_5)
 

@@ -120,7 +120,7 @@ def test_a_run_that_went_on_and_failed_says_how_to_go_on_and_does(msrun, home):
     assert third.code == 0, third.err
     assert resuming(third).startswith(f"resuming step 5 of run {second.record_id} from ")
     assert newest(msrun).lineage == (second.record_id, record.record_id)
-    assert "succeeded, there is nothing to go on with" in refused(call(msrun, home, "--resume"))
+    assert "succeeded, there is nothing to resume" in refused(call(msrun, home, "--resume"))
 
 
 def test_damaged_checkpoints_are_named_and_the_next_older_is_taken(msrun, home):
@@ -146,7 +146,7 @@ def test_without_a_whole_checkpoint_nothing_is_started(msrun, home):
     assert (ended.code, ended.out) == (2, "")
     *skipped, last = ended.err.splitlines()
     assert len(skipped) == 1 and "was altered" in skipped[0]
-    assert last.startswith(f"msrun: error: no whole checkpoint is in {home}/ckpt")
+    assert last.startswith(f"msrun: error: there is no complete checkpoint in {home}/ckpt")
     assert told(home) == []
     assert sorted(path.name for path in (home / "logs").iterdir()) == before
 

@@ -86,7 +86,7 @@ def test_a_job_is_watched_to_its_end(msrun: Launcher, terminal: Terminal) -> Non
     assert top.wait(10) == 0 and terminal.is_as_before()
     job.wait()
     top = terminal.watch()
-    terminal.until(r"run \S+ does not run: failed\r\n")
+    terminal.until(r"run \S+ is not running: failed\r\n")
     assert top.wait(10) == 0
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from worker_hooks.storage.find import FoundCheckpoint, search
 from worker_hooks.storage.manifest import Manifest, Shard, write
 
 NAME = "tft_saved_checkpoints-step_"
 SHARD = "rank_0/ttp_rank_0-0_7.safetensors"
 OTHER = "rank_1/private_rank_1.safetensors"
+
+
+def newest(folder: Path, say: Callable[[str], object]) -> FoundCheckpoint | None:
+    """The newest checkpoint that can be trusted; ``say`` hears of each that cannot."""
+    found = search((folder,))
+    for remark in found.remarks:
+        say(remark)
+    return found.newest
 
 
 def shard(folder: Path, file: str, data: bytes, kind: str) -> Shard:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from agent.controller import actions as do
 from agent.dump.executor import DumpExecutor
 from agent.spec.job_spec import JobSpec, Program, ProgramKind
+from support.stand_ins import services
 
 STEP = 12
 
@@ -67,10 +68,8 @@ class Desk:
         places = Places()
         places.path = str(folder / "ckpt")
         spec = JobSpec(Program("x", (), ProgramKind.SCRIPT, "python"), 3, "run", "rec")
-        told = self.posted.append, self.said.append, lambda *_: None
-        self.saving = DumpExecutor(
-            spec, folder / "dumps", self.lines, pages, places, self.scribe, *told
-        )
+        given = services(post=self.posted.append, say=self.said.append, files=self.scribe)
+        self.saving = DumpExecutor(spec, folder / "dumps", self.lines, pages, places, given)
         self.saving.freeze(do.FreezeRanks((0, 1), 1, "rank 2 died"))
         self.lines.sent.clear()
 

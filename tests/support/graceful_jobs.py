@@ -19,7 +19,7 @@ def start(
     words = (f"--nproc-per-node={ranks}", *options, WORKERS / "guarded.py", "ckpt", *how)
     job = msrun.start(*words, log_dir=log_dir)
     job.await_state("running")
-    poll(lambda: len(seen(job, "RankRegistered")) >= ranks)
+    poll(lambda: len(seen(job, "Registered")) >= ranks)
     return job
 
 

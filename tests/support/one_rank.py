@@ -19,7 +19,7 @@ class Training:
         self.state = TrainState(
             model=self.net, optimizer=self.optimizer, scheduler=self.schedule, **objects
         )
-        self.ledger = self.state._ledger
+        self.committed = self.state._committed
 
     def backward(self):
         self.net(torch.ones(1, 3)).square().sum().backward()
@@ -31,4 +31,4 @@ class Training:
         self.schedule.step()
 
     def record(self):
-        return self.ledger.page.record(self.state.step)
+        return self.committed.page.record(self.state.step)

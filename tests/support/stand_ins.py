@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+
+def _nothing(*_):
+    pass
+
+
+def services(*, files, post=_nothing, say=_nothing, call_later=_nothing):
+    """The agent's, as far as the handshake and dumps use them."""
+    loop = SimpleNamespace(call_later=call_later)
+    return SimpleNamespace(loop=loop, post=post, say=say, files=files)
+
 
 class Links:
     def __init__(self):

@@ -12,7 +12,8 @@ from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.state.registry import pieces_of
 from worker_hooks.storage import commit
 from worker_hooks.storage.manifest import Manifest, Shard
-from worker_hooks.tensors.shard import Replica, entry_of, to_bytes, write
+from worker_hooks.tensors.shard import Replica, write
+from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
 
 
 class Net(nn.Module):

@@ -11,7 +11,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from worker_hooks.tensors.shard import Replica, entry_of, tensors_of, to_bytes, write
+from worker_hooks.tensors.shard import Replica, tensors_of, write
+from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
 
 pytestmark = [
     pytest.mark.torch,

@@ -108,8 +108,8 @@ def test_a_graceful_exit_loses_nothing_and_neither_does_a_preemption(
     others: dict[str, dict],
 ) -> None:
     graceful, preempted = others["graceful"], others["preempt"]
-    assert graceful["verdict"].startswith("nothing lost; left after")
-    assert preempted["verdict"].startswith("nothing lost; saved in time, left after")
+    assert graceful["verdict"].startswith("nothing lost; exited after")
+    assert preempted["verdict"].startswith("nothing lost; saved in time, exited after")
     assert graceful["step_saved"] in {6, 7} and preempted["step_saved"] in {9, 10}
     for told in (graceful, preempted):
         check(told)

@@ -193,9 +193,9 @@ for _ in state.epochs(1):
     step(next(kept))
     for x in state.batches(data):
         if state.batch == 3:
-            before = state._meta
+            before = state._loop._meta
             del kept
-            assert state._meta == before, (state._meta, before)
+            assert state._loop._meta == before, (state._loop._meta, before)
         step(x)
 tell("done")
 """)

@@ -15,13 +15,15 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from support.checkpoints import newest
 from support.jobs import WORKERS, Launcher, poll
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from msrun.commands import run
 from msrun.drill.fault_options import read_words
 from worker_hooks.drill.plan import DrillPlan
-from worker_hooks.storage.manifest import Manifest, candidates, newest, read, verify
+from worker_hooks.storage.find import candidates
+from worker_hooks.storage.manifest import Manifest, read, verify
 
 pytestmark = [
     pytest.mark.torch,

@@ -208,7 +208,7 @@ def test_a_dead_forkserver_changes_nothing_and_when_all_die_all_begin_anew(
     job.await_lines("step 3\n", RANKS)
     os.kill(forkserver(job), signal.SIGKILL)
     os.kill(job.pids()[1], signal.SIGKILL)
-    await_seen(job, "GoOnRanks")
+    await_seen(job, "GoOn")
     assert [one["newcomers"] for one in job.events() if one["event"] == "ReplaceRanks"] == [[1]]
     pids = poll(lambda: len(found := job.pids()) == RANKS and found)
     job.signal(signal.SIGSTOP)  # it hears of all at once

@@ -161,7 +161,7 @@ def save(link, order):
     digest = "odd" if "odd" in HOW else "same"
     who = *WHO, order.dump_id
     if order.parts == 0:
-        wire.send(link, protocol.Digested(*who, digest))
+        wire.send(link, protocol.Digested(*who, digest, order.round))
         return
     say("writes into", order.folder)
     file = DumpLayout.shard(RANK, 1, order.step)
@@ -169,7 +169,7 @@ def save(link, order):
     if "hang" in HOW:
         return
     if "full" in HOW and "dumps" not in order.folder:
-        wire.send(link, protocol.SaveFailed(*who, "No space left on device", True))
+        wire.send(link, protocol.SaveFailed(*who, "No space left on device", True, order.round))
         return
     if "wait" in HOW:
         await_go()
@@ -181,7 +181,8 @@ def save(link, order):
         os.kill(os.getpid(), signal.SIGKILL)
     head = safetensors_file.header([status_page.Entry("w", "U8", (8,), 8)], {})
     done = safetensors_file.write(path, head, [digest.encode().ljust(8)], lambda _: None)
-    wire.send(link, protocol.Written(*who, file, done.nbytes, done.sha256, digest))
+    about = *who, file, done.nbytes, done.sha256, digest, order.round
+    wire.send(link, protocol.Written(*about))
 
 
 def freeze(link, order):

@@ -11,22 +11,21 @@ import sys
 import time
 from pathlib import Path
 
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.drill.inject import FaultInjector
 from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.drill.trace import TrainingTrace
 
 words = dict(word.split("=") for word in sys.argv[1:] if not word.startswith("-"))
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+env = RankEnv.read(os.environ)
+rank, world, attempt = env.rank, env.world_size, env.attempt
+plan = DrillPlan.decode(env.drill)
 if "deaf" in words:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-ckpt = Path(DrillPlan.decode(os.environ["MSRUN_DRILL"]).ckpt)
+ckpt = Path(plan.ckpt)
 life = os.environ["MSRUN_RUNS"].replace(":", "_") + f"_{attempt}"
-saboteur, witness = (
-    FaultInjector.from_env(os.environ, rank, attempt),
-    TrainingTrace.from_env(os.environ, rank),
-)
+saboteur, witness = FaultInjector.of(plan, env), TrainingTrace(plan, env)
 
 
 def meet(name):
@@ -42,14 +41,14 @@ meet("begin")
 while step < int(words["steps"]):
     for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED):
         if saboteur:
-            saboteur.at(phase, step + 1)
+            saboteur.phase_begins(phase, step + 1)
         time.sleep(0.002)
         if phase is Phase.FORWARD:
-            witness.loss(step + 1, 1 / (step + 1 + rank))
+            witness.backward_begins(step + 1, 1 / (step + 1 + rank))
             meet(f"step_{step + 1}")
     step += 1
     (ckpt / f"committed_{step}").touch()
-    witness.commit(step)
+    witness.committed(step)
 if "forget" not in words:
     drift = attempt if "drift" in words else 0
-    witness.finish(step, f"weights of {step + drift}", f"private of {rank}")
+    witness.training_ended(step, f"weights of {step + drift}", f"private of {rank}")

@@ -76,15 +76,15 @@ def save(link, attempt, order):
     if {"waits", "fails"} & HOW:
         await_newcomer(is_gone=not order.is_quick)
     if "fails" in HOW:
-        wire.send(link, protocol.SaveFailed(*who, "the test says so", False))
+        wire.send(link, protocol.SaveFailed(*who, "the test says so", False, order.round))
         return
     if order.parts == 0:
-        wire.send(link, protocol.Digested(*who, "same"))
+        wire.send(link, protocol.Digested(*who, "same", order.round))
         return
     head = safetensors_file.header([status_page.Entry("w", "U8", (8,), 8)], {})
     with open(order.folder, "r+b") as file:
         file.write(head + b"weights!")
-    wire.send(link, protocol.Written(*who, "", len(head) + 8, "", "same"))
+    wire.send(link, protocol.Written(*who, "", len(head) + 8, "", "same", order.round))
 
 
 def rejoin(link, order, old):

@@ -89,7 +89,7 @@ def saved(self, step, reason):
     is_beside, is_late = is_to(step, "beside"), is_to(step, "a step later")
     if is_beside or is_late:
         self.wait()
-        os.kill(self._background._process.pid, signal.SIGSTOP)
+        os.kill(self._writer._process.pid, signal.SIGSTOP)
     save(self, step, reason)
     if is_beside:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,17 +1,14 @@
-"""The main thread's side of a graceful exit: how a training leaves at a commit all agreed on."""
+"""The main thread's side of a graceful exit, at a commit that all ranks agreed on."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
-from worker_hooks.callbacks.protocol import Training, tell
-from worker_hooks.drill.plan import DrillPlan
+from worker_hooks.callbacks.protocol import CallbackList, Training
 from worker_hooks.guard.guard import Guard
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.registry import Piece
@@ -19,14 +16,14 @@ from worker_hooks.state.scaler import ScalerPiece
 
 log = logging.getLogger("msrun")
 
-TRIGGERED = "Graceful exit is triggered, stop training."  # MindSpore's words
+TRIGGERED = "Graceful exit is triggered, stop training."  # MindSpore's text
 
 
 class GracefulExit(SystemExit):
-    """Ends a training, and with it the script, with exit code 0: it is saved, and was asked to.
+    """Ends a training, and with it the script, with exit code 0: it is saved, as requested.
 
-    ``state.batches`` and ``state.epochs`` raise it. Like any ``SystemExit`` it passes by
-    ``except Exception``, while ``finally`` and ``with`` are done as usual.
+    ``state.batches`` and ``state.epochs`` raise it. Like any ``SystemExit`` it passes
+    ``except Exception``, while ``finally`` and ``with`` work as usual.
     """
 
     def __init__(self) -> None:
@@ -35,37 +32,38 @@ class GracefulExit(SystemExit):
 
 
 class ExitControl:
-    """What a ``TrainState`` and its callbacks know of leaving early; ``state.exit``."""
+    """``state.exit``: what a ``TrainState`` and its callbacks know of exiting early.
 
-    def __init__(self, guard: Guard, callbacks: Iterable[Any], pieces: Sequence[Piece]) -> None:
-        """Nobody leaves yet."""
+    Callbacks may read the properties and call :meth:`request`; the rest is for ``TrainState``.
+    """
+
+    def __init__(self, guard: Guard, callbacks: CallbackList, pieces: Sequence[Piece]) -> None:
+        """No exit is requested yet."""
         self._guard = guard
-        self._callbacks = tuple(callbacks)
+        self._callbacks = callbacks
         self._pieces = pieces
-        self._is_met = False
+        self._is_announced = False
         self._saved_step = 0  # by :meth:`save`
         self._has_rejoined = False
 
     @property
     def is_guarded(self) -> bool:
-        """Whether msrun watches this rank; else nobody but itself hears a request."""
+        """Whether msrun watches this rank; else no other rank learns of a request."""
         return self._guard.is_on
 
     @property
     def is_requested(self) -> bool:
-        """Whether the training is to leave."""
-        return self._guard.gate.is_asked
+        """Whether the training is to exit."""
+        return self._guard.gate.is_stopping
 
     @property
     def run_id(self) -> str:
         """The same for all ranks of a run, and another for each run; empty: there is no msrun."""
-        return self._guard.told.record_id
+        return self._guard.env.record_id
 
-    @property
-    def drill_place(self) -> Path | None:
-        """Where a drill keeps files: the user's own folders are none of its business."""
-        plan = DrillPlan.decode(self._guard.told.drill)
-        return Path(plan.ckpt) if plan is not None and plan.ckpt else None
+    def redirected(self, folder: str) -> str:
+        """Where to write instead of in ``folder``: a drill must not touch the user's folders."""
+        return self._guard.env.redirected(folder)
 
     @property
     def models(self) -> Mapping[str, nn.Module]:
@@ -84,15 +82,15 @@ class ExitControl:
         return None
 
     def request(self, why: str) -> None:
-        """Ask that the whole job leaves gracefully; without msrun, that this process does.
+        """Request that the whole job exits gracefully; without msrun, that this process does.
 
         Args:
-            why: for people: ``rank 3 received SIGTERM``.
+            why: as text: ``rank 3 received SIGTERM``.
         """
         self._guard.request_exit(why)
 
     def rejoined(self) -> None:
-        """A peer was replaced, who does not know what was saved before."""
+        """A rank was replaced; the new one does not know what was saved before."""
         self._saved_step, self._has_rejoined = 0, True
 
     def save(self, state: Training) -> None:
@@ -103,30 +101,23 @@ class ExitControl:
             state.step == self._guard.resumed_step and not self._has_rejoined
         ):
             log.warning("save(): step %d is saved already", state.step)
-        elif save_now(self._callbacks, state, "asked for"):
+        elif self._callbacks.save_now(state, "asked for"):
             self._saved_step = state.step
         else:
             log.warning("save(): nothing saves: give callbacks=[ModelCheckpoint(...)]")
 
-    def meet(self, state: Training) -> bool:
-        """At a boundary: stay as long as the rank is held there; whether it is to leave.
+    def wait(self, state: Training) -> bool:
+        """At a boundary: wait as long as the rank is held there; whether it is to exit.
 
-        All is saved by then that a resume needs. Callbacks hear of it in ``exit_requested``, once.
+        By then everything that a resume needs is saved. Callbacks learn of the exit once, in
+        ``exit_requested``.
         """
         if not self._guard.gate.pause():
             return False
-        if not self._is_met:
-            self._is_met = True
+        if not self._is_announced:
+            self._is_announced = True
             log.warning(TRIGGERED)
             if not self.is_guarded:  # else msrun has saved this step
-                save_now(self._callbacks, state, "graceful exit")
-            tell(self._callbacks, "exit_requested", state)
+                self._callbacks.save_now(state, "graceful exit")
+            self._callbacks.tell("exit_requested", state)
         return True
-
-
-def save_now(callbacks: Iterable[Any], state: Training, reason: str) -> int:
-    """Let those callbacks that save checkpoints save one; how many there are."""
-    savers = [callback for callback in callbacks if hasattr(callback, "save_now")]
-    for callback in savers:
-        callback.save_now(state, reason)
-    return len(savers)

@@ -125,7 +125,8 @@ class OnRequestExit:
             OSError: the folder cannot be made.
         """
         if any(self._saves):
-            self._folder = (state.exit.drill_place or self._directory) / f"rank_{state.rank}"
+            directory = state.exit.redirected(str(self._directory))
+            self._folder = Path(directory, f"rank_{state.rank}")
             self._folder.mkdir(parents=True, exist_ok=True)
         models = list(state.exit.models.values())
         if self._saves[1] and len(models) == 1:
@@ -201,7 +202,7 @@ class OnRequestExit:
 
     def _is_first_equal(self, mine: Mapping[str, str]) -> bool:
         """Whether the first rank's file has all that this rank's would have."""
-        path = self._directory / "rank_0" / f"{self._name}.safetensors"
+        path = self._folder.parent / "rank_0" / f"{self._name}.safetensors"
         deadline = time.monotonic() + FIRST_S
         while time.monotonic() < deadline:
             try:

@@ -1,22 +1,40 @@
-"""MindSpore's monitors, and what a callback of a ``TrainState`` is.
+"""What a callback of a ``TrainState`` is, and what it sees of the training.
 
     TrainState(..., callbacks=[LossMonitor(20), TimeMonitor()])
 
-Any object will do that has some of the methods of :class:`Callback`.
+Any object will do that has some of the members of :class:`Callback`. :class:`CallbackList` is the
+only code that looks for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Protocol, get_args
+
+Moment = Literal[
+    "begin",
+    "armed",
+    "epoch_begin",
+    "step_begin",
+    "step_end",
+    "epoch_end",
+    "exit_requested",
+    "rejoined",
+    "end",
+]
 
 
 class Training(Protocol):
-    """What callbacks see of a training: the part of ``TrainState`` they may rely on."""
+    """What every callback may read of a training: a part of ``TrainState``.
+
+    Two callbacks of ours read more: :class:`~worker_hooks.callbacks.on_request_exit.Exiting` and
+    :class:`~worker_hooks.checkpoint.context.CheckpointedTraining` say what.
+    """
 
     @property
     def epoch(self) -> int:
-        """The present epoch, counted from 0 as ``state.epochs`` yields it."""
+        """The current epoch, counted from 0 as ``state.epochs`` yields it."""
 
     @property
     def step(self) -> int:
@@ -32,7 +50,7 @@ class Training(Protocol):
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """As the loader says."""
+        """As the loader says; ``None``: it does not."""
 
     @property
     def rank(self) -> int:
@@ -40,20 +58,43 @@ class Training(Protocol):
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
+        """The count of all ranks."""
 
 
 class Callback(Protocol):
-    """The moments of a training; leave out what you do not need. An exception ends training."""
+    """All that a ``TrainState`` looks for in a callback; each member may be missing.
+
+    The attributes are read once, when the ``TrainState`` is made; an empty one counts as missing.
+    The methods are called in the main thread, in the order in which the callbacks were given; an
+    exception in one ends training.
+    """
+
+    ckpt_save_path: str
+    """The folder for dumps, unless the script gives one to ``TrainState``."""
+
+    checkpoints: str
+    """The folder that this callback saves periodic checkpoints to; a resume searches it, too."""
+
+    breakpoints: str
+    """The prefix of a dump that msrun saves in ``checkpoints`` when an exception ends training."""
+
+    exit_file: str
+    """A JSON file in which a graceful exit can be requested; msrun watches it."""
+
+    exit_signal: int
+    """A signal that requests a graceful exit when this process receives it."""
 
     def begin(self, state: Training) -> None:
         """Everything is registered, and restored if this run resumes."""
 
+    def armed(self, state: Training) -> None:
+        """The state can be saved from now on; called when a loop over batches begins."""
+
     def epoch_begin(self, state: Training) -> None:
-        """An epoch begins, or goes on after a resume."""
+        """An epoch begins, or continues after a resume."""
 
     def step_begin(self, state: Training) -> None:
-        """A batch is there."""
+        """A batch is loaded."""
 
     def step_end(self, state: Training) -> None:
         """A step is committed: a batch or, with gradient accumulation, several."""
@@ -61,24 +102,58 @@ class Callback(Protocol):
     def epoch_end(self, state: Training) -> None:
         """An epoch is over."""
 
+    def exit_requested(self, state: Training) -> None:
+        """The training is about to exit gracefully; what a resume needs is saved."""
+
+    def rejoined(self, state: Training) -> None:
+        """A dead rank was replaced; training continues from the newest commit."""
+
     def end(self, state: Training) -> None:
         """Training is over."""
 
+    def save_now(self, state: Training, reason: str) -> None:
+        """Save the newest step: for ``state.save()``, and for an exit without msrun."""
 
-def tell(callbacks: Iterable[Any], moment: str, state: Training) -> None:
-    """Call the method ``moment`` of those callbacks that have it."""
-    for callback in callbacks:
-        method = getattr(callback, moment, None)
-        if method is not None:
+
+class CallbackList:
+    """The callbacks of one training; their members are looked up once, here."""
+
+    def __init__(self, callbacks: Iterable[Any]) -> None:
+        """Find what the callbacks want, and their methods."""
+        self._callbacks = tuple(callbacks)
+        self._methods = {moment: self._members(moment) for moment in get_args(Moment)}
+        self._savers = self._members("save_now")
+        self.ckpt_save_path = self._first_path("ckpt_save_path")
+        self.exit_file = self._first_path("exit_file")
+        self.exit_signals: tuple[int, ...] = tuple(dict.fromkeys(self._members("exit_signal")))
+        self.checkpoints: tuple[str, ...] = self._members("checkpoints")
+
+    @property
+    def breakpoints(self) -> str:
+        """The first prefix of a callback that saves to the first of ``checkpoints``; or empty."""
+        first = self.checkpoints[:1]
+        savers = [each for each in self._callbacks if (getattr(each, "checkpoints", ""),) == first]
+        return next(filter(None, (getattr(each, "breakpoints", "") for each in savers)), "")
+
+    def methods(self, moment: Moment) -> tuple[Callable[[Training], None], ...]:
+        """Those that are called at this moment: for the loop, which calls them at every step."""
+        return self._methods[moment]
+
+    def tell(self, moment: Moment, state: Training) -> None:
+        """Call every callback that has a method for this moment."""
+        for method in self._methods[moment]:
             method(state)
 
+    def save_now(self, state: Training, reason: str) -> bool:
+        """Let callbacks save a checkpoint; whether there is one that does."""
+        for save_now in self._savers:
+            save_now(state, reason)
+        return bool(self._savers)
 
-def places_of(callbacks: Iterable[Any]) -> list[str]:
-    """The folders that callbacks save checkpoints into, absolute."""
-    return [place for each in callbacks if (place := getattr(each, "checkpoints", ""))]
+    def _members(self, name: str) -> tuple[Any, ...]:
+        found = (getattr(callback, name, None) for callback in self._callbacks)
+        return tuple(member for member in found if member is not None and member != "")
 
-
-def breakpoints_of(callbacks: Iterable[Any], place: str) -> str:
-    """The first prefix under which they want an exception's checkpoint in this folder, or empty."""
-    here = [each for each in callbacks if place and getattr(each, "checkpoints", "") == place]
-    return next(filter(None, (getattr(each, "breakpoints", "") for each in here)), "")
+    def _first_path(self, name: str) -> str:
+        paths = self._members(name)
+        return os.path.abspath(paths[0]) if paths else ""

@@ -14,18 +14,18 @@ from worker_hooks.contract.layout import BREAKPOINT, UNFINISHED
 _AGREE_S = 300.0  # for all ranks to come to their first checkpoint
 
 
-def named(told: RankEnv) -> str:
+def named(env: RankEnv) -> str:
     """The name; without msrun ranks agree on one through their process group's store, once.
 
     Raises:
         CheckpointError: they cannot.
     """
-    if told.record_id:
-        return f"{told.record_id}-{told.attempt}"
-    if told.world_size == 1:
+    if env.record_id:
+        return f"{env.record_id}-{env.attempt}"
+    if env.world_size == 1:
         return secrets.token_hex(6)
     try:
-        return _agreed(told)
+        return _agreed(env)
     except Exception as error:
         raise CheckpointError(
             f"ranks cannot agree on a checkpoint ({error}): start them with msrun, or call "
@@ -47,12 +47,12 @@ def is_past(life: str, record_id: str, attempt: int) -> bool:
     return run == record_id != "" and number.isdecimal() and int(number) < attempt
 
 
-def _agreed(told: RankEnv) -> str:
+def _agreed(env: RankEnv) -> str:
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
     store = PrefixStore("msrun checkpoints", _get_default_store())
-    key = f"attempt {told.attempt}"
-    if told.rank == 0:
+    key = f"attempt {env.attempt}"
+    if env.rank == 0:
         store.set(key, secrets.token_hex(6))
     store.wait([key], timedelta(seconds=_AGREE_S))
     return bytes(store.get(key)).decode()

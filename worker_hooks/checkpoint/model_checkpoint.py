@@ -9,23 +9,19 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 from worker_hooks.checkpoint import incarnation, numbering, schedule
 from worker_hooks.checkpoint.async_writer import AsyncWriter
 from worker_hooks.checkpoint.config import CheckpointConfig
-from worker_hooks.checkpoint.context import CheckpointContext
+from worker_hooks.checkpoint.context import CheckpointContext, CheckpointedTraining
 from worker_hooks.checkpoint.finalize import WrittenParts, finalize
 from worker_hooks.checkpoint.overdue import OverdueCheckpoint
 from worker_hooks.checkpoint.planner import PlannedCheckpoint, planned
 from worker_hooks.checkpoint.rank_writer import carry_out
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, SaveRules
 from worker_hooks.contract.layout import CheckpointLayout
-from worker_hooks.drill.plan import DrillPlan
-from worker_hooks.guard.exit_hooks import describe
+from worker_hooks.guard.exit_hooks import after_uncaught, describe
 
 log = logging.getLogger("msrun")
 
@@ -63,12 +59,12 @@ class ModelCheckpoint:
         self._prefix = prefix
         self._directory = Path(os.path.realpath(os.fspath(directory or ".")))
         self._config = config or CheckpointConfig()
-        self._policy: schedule.SaveSchedule | None = None
-        self._background: AsyncWriter | None = None
-        self._life = ""
-        self._numbered: str | None = None  # the prefix, once it is known to be ours
+        self._schedule: schedule.SaveSchedule | None = None
+        self._writer: AsyncWriter | None = None
+        self._incarnation = ""
+        self._final_prefix: str | None = None  # the prefix, once it is known to be ours
         self._step = 0  # saved, or being saved, or gone on from
-        self._subject: CheckpointContext
+        self._context: CheckpointContext
         self._pid = os.getpid()
 
     @property
@@ -83,62 +79,60 @@ class ModelCheckpoint:
 
     # --- the moments of a training --------------------------------------------------------------
 
-    def begin(self, state: Any) -> None:
+    def begin(self, state: CheckpointedTraining) -> None:
         """Everything is registered.
 
         Raises:
             ValueError: what was asked for cannot be done in this job.
         """
-        self._subject = subject = CheckpointContext.of(state)
+        self._context = context = state.checkpoint_context
         # what is in memory only, is saved by nobody; all ranks must think alike of it
-        self._step, self._pid = subject.guard.resumed_step, os.getpid()
-        self._policy, self._life, self._numbered = None, "", None
-        plan = DrillPlan.decode(subject.told.drill)
-        if plan is not None and plan.ckpt:  # the user's own folder is none of a drill's business
-            self._directory = Path(plan.ckpt)
-        if subject.told.world_size > 1:
-            self._check_peers(subject)
-        if self._config.exception_save and not subject.guard.is_on:
-            self._watch_exceptions()
+        self._step, self._pid = context.guard.resumed_step, os.getpid()
+        self._schedule, self._incarnation, self._final_prefix = None, "", None
+        self._directory = Path(context.env.redirected(str(self._directory)))
+        if context.env.world_size > 1:
+            self._check_peers(context)
+        if self._config.exception_save and not context.guard.is_on:
+            after_uncaught(self._at_exception)
         if self._config.async_save:
             try:
-                self._background = AsyncWriter()
+                self._writer = AsyncWriter()
             except OSError as error:
                 log.warning("async_save waits for each save: %s", error)
             else:
                 atexit.register(self._at_exit)
 
-    def step_end(self, state: Any) -> None:
+    def step_end(self, state: CheckpointedTraining) -> None:
         """Save if it is time to.
 
         Raises:
             CheckpointError: that cannot be done, or could not the time before.
         """
         self._look()
-        if self._policy is None:
-            self._policy = self._made_policy(state)
-        if self._policy.is_due(state.step):
+        if self._schedule is None:
+            self._schedule = self._make_schedule(state)
+        if self._schedule.is_due(state.step):
             self._save(state.step, self._reason())
-        elif self._background is not None and not self._background.room.nbytes:
-            self._background.make_room(self._draft(state.step).nbytes)
+        elif self._writer is not None and not self._writer.room.nbytes:
+            self._writer.make_room(self._plan(state.step).nbytes)
 
-    def rejoined(self, state: Any) -> None:
+    def rejoined(self, state: CheckpointedTraining) -> None:
         """A dead rank was replaced: what was being saved together with it is given up.
 
         Raises:
             OSError: another writer cannot be started.
         """
-        self._subject = self._subject.again(state)
-        if self._policy is not None:
-            self._policy.close()
-        self._policy, self._life = None, ""
-        if self._background is not None and self._background.is_busy:
+        self._context = state.checkpoint_context
+        if self._schedule is not None:
+            self._schedule.close()
+        self._schedule, self._incarnation = None, ""
+        if self._writer is not None and self._writer.is_busy:
             log.warning("the checkpoint of step %d is given up: a rank died meanwhile", self._step)
-            self._background.give_up()
-            self._background = AsyncWriter()
+            self._writer.give_up()
+            self._writer = AsyncWriter()
         self._step = 0  # as a new rank has it, which does not know what was saved
 
-    def armed(self, state: Any) -> None:
+    def armed(self, state: CheckpointedTraining) -> None:
         """The state can be saved from now on: save what was due when a rank died, if none did.
 
         By steps that is this step, if it was due; where checkpoints are written beside training it
@@ -148,11 +142,11 @@ class ModelCheckpoint:
         Raises:
             CheckpointError: that cannot be done.
         """
-        step = self._subject.remembered
-        if self._policy is None and step and self._is_owed(state, step):
+        step = self._context.memory_step
+        if self._schedule is None and step and self._is_overdue(state, step):
             self._save(step, f"{self._reason()}, made up for")
 
-    def end(self, state: Any) -> None:
+    def end(self, state: CheckpointedTraining) -> None:
         """Save the last step, and wait until all is saved.
 
         Raises:
@@ -161,13 +155,13 @@ class ModelCheckpoint:
         try:
             self.save_now(state, "the end of training")
         finally:
-            if self._policy is not None:
-                self._policy.close()
-            self._let_go()
+            if self._schedule is not None:
+                self._schedule.close()
+            self._close_writer()
 
     # --- for scripts and other callbacks ---------------------------------------------------------
 
-    def save_now(self, state: Any, reason: str = "asked for") -> None:
+    def save_now(self, state: CheckpointedTraining, reason: str = "asked for") -> None:
         """Save the newest commit, unless it is saved; all ranks must call it at the same step.
 
         Returns when this rank's part is on the disk; rank 0 when all is.
@@ -178,7 +172,7 @@ class ModelCheckpoint:
         self.wait()
         step = state.step
         if step > self._step:
-            if step == self._subject.remembered and self._debt(step).is_paid(step):
+            if step == self._context.memory_step and self._overdue(step).is_paid(step):
                 self._step = step
                 return
             self._save(step, reason)
@@ -190,32 +184,32 @@ class ModelCheckpoint:
         Raises:
             CheckpointError: it failed.
         """
-        if self._background is not None:
-            self._say(self._background.wait(self._subject.guard.gate.look))
+        if self._writer is not None:
+            self._say(self._writer.wait(self._context.guard.gate.raise_if_ejected))
 
     # --- the machine ----------------------------------------------------------------------------
 
-    def _check_peers(self, subject: CheckpointContext) -> None:
-        told = subject.told
-        if self._directory.name == f"rank_{told.rank}":
+    def _check_peers(self, context: CheckpointContext) -> None:
+        env = context.env
+        if self._directory.name == f"rank_{env.rank}":
             raise ValueError(
                 f"directory must be the same for all ranks: give {self._directory.parent}, and "
                 "each has its folder in it"
             )
-        if self._config.save_checkpoint_seconds and told.local_world_size < told.world_size:
+        if self._config.save_checkpoint_seconds and env.local_world_size < env.world_size:
             raise ValueError(
                 "save_checkpoint_seconds needs all ranks on one host, where they share rank 0's "
                 "clock: give save_checkpoint_steps"
             )
-        if self._config.exception_save and not subject.guard.is_on:
+        if self._config.exception_save and not context.guard.is_on:
             raise ValueError(
                 "exception_save needs msrun where there are several ranks: they would save "
                 "different steps"
             )
 
     def _look(self) -> None:
-        if self._background is not None and self._background.is_busy:
-            self._say(self._background.poll())
+        if self._writer is not None and self._writer.is_busy:
+            self._say(self._writer.poll())
 
     def _say(self, done: WrittenParts | None) -> None:
         for warning in () if done is None else done.warnings:
@@ -227,10 +221,10 @@ class ModelCheckpoint:
             return f"every {steps} steps"
         return f"every {self._config.save_checkpoint_seconds} s"
 
-    def _is_owed(self, state: Any, step: int) -> bool:
+    def _is_overdue(self, state: CheckpointedTraining, step: int) -> bool:
         """Whether all ranks are to save this step, which they went on from; makes the policy."""
         every, seconds = self._config.save_checkpoint_steps, self._config.save_checkpoint_seconds
-        debt, passed_s, is_owed = self._debt(step), 0.0, False
+        debt, passed_s, is_owed = self._overdue(step), 0.0, False
         if state.rank == 0:
             debt.fence()
         if seconds:
@@ -240,24 +234,24 @@ class ModelCheckpoint:
             due = step - step % every
             is_meant = due == step or (self._config.async_save and due > 0)
             is_owed = is_meant and not debt.is_paid(due)
-        self._policy = self._made_policy(state, 0.0 if is_owed else passed_s)
+        self._schedule = self._make_schedule(state, 0.0 if is_owed else passed_s)
         return is_owed
 
-    def _debt(self, step: int) -> OverdueCheckpoint:
-        look = self._subject.guard.gate.look
-        return OverdueCheckpoint(self._layout(step), self._subject.told, step, look, STALL_S)
+    def _overdue(self, step: int) -> OverdueCheckpoint:
+        look = self._context.guard.gate.raise_if_ejected
+        return OverdueCheckpoint(self._layout(step), self._context.env, step, look, STALL_S)
 
     def _save(self, step: int, reason: str) -> None:
         self.wait()
-        draft = self._draft(step)
+        draft = self._plan(step)
         order = self._order(step, draft, reason)
-        if self._background is None:
+        if self._writer is None:
             self._write(order, draft)
         else:
-            self._background.make_room(draft.nbytes)
+            self._writer.make_room(draft.nbytes)
             ready = () if draft.replica is None else draft.replica.ready
-            copying = self._background.room.fill(draft.tensors, draft.octets, ready)
-            self._background.begin(order, copying)
+            copying = self._writer.room.fill(draft.tensors, draft.octets, ready)
+            self._writer.begin(order, copying)
         self._step = step
 
     def _write(self, order: SaveOrder, draft: PlannedCheckpoint) -> None:
@@ -266,36 +260,36 @@ class ModelCheckpoint:
             self._say(finalize(order, self._look_up))
 
     def _look_up(self, _nbytes: int) -> None:
-        self._subject.guard.gate.look()  # whoever is waited for may be dead
+        self._context.guard.gate.raise_if_ejected()  # whoever is waited for may be dead
 
-    def _draft(self, step: int) -> PlannedCheckpoint:
-        told, ledger = self._subject.told, self._subject.ledger
+    def _plan(self, step: int) -> PlannedCheckpoint:
+        env, committed = self._context.env, self._context.committed
         part: tuple[int, int] | None = 0, 1
         if self._config.remove_redundancy:
-            part = told.rank, told.world_size
-        elif self._config.integrated_save and told.rank:
+            part = env.rank, env.world_size
+        elif self._config.integrated_save and env.rank:
             part = None
-        epoch, _ = ledger.position(step)
-        return planned(ledger, step, part, self._config.appended(epoch, step))
+        epoch, _ = committed.position(step)
+        return planned(committed, step, part, self._config.appended(epoch, step))
 
     def _order(
         self, step: int, draft: PlannedCheckpoint, reason: str, *, is_breakpoint: bool = False
     ) -> SaveOrder:
-        told = self._subject.told
-        epoch, batch = self._subject.ledger.position(step)
+        env = self._context.env
+        epoch, batch = self._context.committed.position(step)
         layout = self._layout(step)._replace(is_breakpoint=is_breakpoint)
         config = self._config
         return SaveOrder(
             layout=layout,
-            prefix=self._own_prefix() if told.rank == 0 else self._prefix,
+            prefix=self._find_prefix() if env.rank == 0 else self._prefix,
             step=step,
             epoch=epoch - 1,
             batch=batch,
-            rank=told.rank,
-            world_size=told.world_size,
-            attempt=told.attempt,
-            record_id=told.record_id,
-            ancestor=self._subject.ancestor,
+            rank=env.rank,
+            world_size=env.world_size,
+            attempt=env.attempt,
+            record_id=env.record_id,
+            ancestor=self._context.ancestor,
             reason=reason,
             share=draft.share,
             own=draft.own,
@@ -308,25 +302,27 @@ class ModelCheckpoint:
         )
 
     def _layout(self, step: int) -> CheckpointLayout:
-        where = self._subject.ledger.position(step)
-        return CheckpointLayout(self._directory, self._prefix, *where, self._named_life())
+        where = self._context.committed.position(step)
+        return CheckpointLayout(self._directory, self._prefix, *where, self._incarnation_name())
 
-    def _named_life(self) -> str:
-        self._life = self._life or incarnation.named(self._subject.told)
-        return self._life
+    def _incarnation_name(self) -> str:
+        self._incarnation = self._incarnation or incarnation.named(self._context.env)
+        return self._incarnation
 
-    def _own_prefix(self) -> str:
-        if self._numbered is None:
-            told, resumed = self._subject.told, self._subject.resumed
+    def _find_prefix(self) -> str:
+        if self._final_prefix is None:
+            env, resumed = self._context.env, self._context.resumed_folder
             try:
-                self._numbered = numbering.prefix_of(
-                    self._directory, self._prefix, told.record_id, resumed
+                self._final_prefix = numbering.prefix_of(
+                    self._directory, self._prefix, env.record_id, resumed
                 )
             except OSError as error:
                 raise CheckpointError(f"{self._directory} cannot be read: {error}") from error
-        return self._numbered
+        return self._final_prefix
 
-    def _made_policy(self, state: Any, passed_s: float = 0.0) -> schedule.SaveSchedule:
+    def _make_schedule(
+        self, state: CheckpointedTraining, passed_s: float = 0.0
+    ) -> schedule.SaveSchedule:
         config, ranks = self._config, (state.rank, state.world_size)
         periods = config.save_checkpoint_steps, config.save_checkpoint_seconds
         try:
@@ -335,34 +331,24 @@ class ModelCheckpoint:
             raise CheckpointError(f"{self._directory} cannot be written to: {error}") from error
 
     def _announcement(self) -> Path:
-        return schedule.announcement(self._directory, self._prefix, self._named_life())
+        return schedule.announcement(self._directory, self._prefix, self._incarnation_name())
 
     # --- the ends of the process ------------------------------------------------------------------
 
-    def _watch_exceptions(self) -> None:
-        previous = sys.excepthook
-
-        def at_top(
-            kind: type[BaseException], error: BaseException, trace: TracebackType | None
-        ) -> None:
-            previous(kind, error, trace)
-            if issubclass(kind, Exception) and os.getpid() == self._pid:
-                self._at_exception(error)
-
-        sys.excepthook = at_top
-
     def _at_exception(self, error: BaseException) -> None:
         """Save what an exception has left whole, by one rank that has no peers."""
+        if not isinstance(error, Exception) or os.getpid() != self._pid:
+            return
         try:
             self.wait()
         except CheckpointError as failure:
             log.error("%s", failure)  # noqa: TRY400  the traceback above is the script's
         try:
-            step, is_whole, why = self._subject.stand()
+            step, is_whole, why = self._context.freeze_failed()
             if not is_whole:
                 log.error("nothing is saved of what the exception ended: %s", why)
             elif step > self._step:
-                draft = self._draft(step)
+                draft = self._plan(step)
                 order = self._order(step, draft, describe(error), is_breakpoint=True)
                 self._write(order, draft)
                 log.error("saved: step %d, %s", step, order.final.folder)
@@ -374,14 +360,14 @@ class ModelCheckpoint:
         if os.getpid() != self._pid:  # a forked child's is its parent's
             return
         try:
-            if self._background is not None:
-                self._say(self._background.wait())
+            if self._writer is not None:
+                self._say(self._writer.wait())
         except CheckpointError as error:
             log.error("%s", error)  # noqa: TRY400  there is no code to blame
-        self._let_go()
+        self._close_writer()
 
-    def _let_go(self) -> None:
+    def _close_writer(self) -> None:
         atexit.unregister(self._at_exit)
-        background, self._background = self._background, None
+        background, self._writer = self._writer, None
         if background is not None:
             background.close()

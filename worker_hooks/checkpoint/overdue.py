@@ -34,7 +34,7 @@ class OverdueCheckpoint(NamedTuple):
     """
 
     layout: CheckpointLayout  # of its checkpoint in this life
-    told: RankEnv
+    env: RankEnv
     step: int
     look: Callable[[], None]  # called while rank 0 is waited for
     within_s: float  # how long it is
@@ -47,7 +47,7 @@ class OverdueCheckpoint(NamedTuple):
         with self._used() as directory:
             for path in list(directory.iterdir()) if directory.is_dir() else ():
                 owner = incarnation.owner(path, self.layout.prefix)
-                if incarnation.is_past(owner, self.told.record_id, self.told.attempt):
+                if incarnation.is_past(owner, self.env.record_id, self.env.attempt):
                     _take_away(path)
 
     def is_paid(self, since: int) -> bool:
@@ -72,7 +72,7 @@ class OverdueCheckpoint(NamedTuple):
             is_early: rank 0's word.
             announcement: rank 0 makes it behind its word, and removes it behind its last step.
         """
-        if self.told.rank == 0:
+        if self.env.rank == 0:
             return self._agreed(lambda: is_early)
         return self._agreed(lambda: announcement.exists() or self._is_saved(self.step))
 
@@ -80,7 +80,7 @@ class OverdueCheckpoint(NamedTuple):
         """Rank 0's answer, for all: whether nothing is to be saved. Once known it stays so."""
         sign = self.layout.unfinished
         with self._used() as directory:
-            if self.told.rank == 0:
+            if self.env.rank == 0:
                 if is_known():
                     return True
                 commit.make_durable(directory)
@@ -112,7 +112,7 @@ class OverdueCheckpoint(NamedTuple):
             for path, manifest in retention.present(self.layout.directory)
             if numbering.numbered(path, self.layout.prefix)
             and manifest.kind == CHECKPOINT_KIND
-            and manifest.record_id == self.told.record_id
+            and manifest.record_id == self.env.record_id
         ]
 
     @contextlib.contextmanager

@@ -60,12 +60,12 @@ class PlannedCheckpoint(NamedTuple):
 
 
 def planned(
-    ledger: CommittedState, step: int, part: tuple[int, int] | None, appended: Mapping[str, Any]
+    committed: CommittedState, step: int, part: tuple[int, int] | None, appended: Mapping[str, Any]
 ) -> PlannedCheckpoint:
     """What a rank contributes to a checkpoint.
 
     Args:
-        ledger: the rank's.
+        committed: the rank's.
         step: the newest commit, or one that is complete but for its commit.
         part: which part of the state, of how many; ``None``: another rank writes it.
         appended: goes with it, as JSON.
@@ -73,12 +73,12 @@ def planned(
     Raises:
         CheckpointError: it cannot be saved as of this step.
     """
-    record = None if ledger.page is None else ledger.page.record(step)
-    own = None if record is None else _own(record, ledger)
+    record = None if committed.page is None else committed.page.record(step)
+    own = None if record is None else _own(record, committed)
     if part is None:
         return PlannedCheckpoint(None, own, None, None, record)
     try:
-        replica = ledger.replica(step)
+        replica = committed.replica(step)
         metadata = {**replica.metadata, APPENDED: json.dumps(appended)} if appended else None
         replica = replica._replace(metadata=metadata or replica.metadata)
         plan = shard.plan(replica, *part)
@@ -90,10 +90,10 @@ def planned(
     return PlannedCheckpoint(share, own, replica, plan, record)
 
 
-def _own(record: CommitRecord, ledger: CommittedState) -> OwnShare:
-    assert ledger.page is not None
+def _own(record: CommitRecord, committed: CommittedState) -> OwnShare:
+    assert committed.page is not None
     return OwnShare(
-        entries=tuple(ledger.page.entries),
+        entries=tuple(committed.page.entries),
         step=record.step,
         epoch=record.epoch,
         batch=record.batch,

@@ -1,4 +1,4 @@
-"""A file is written aside, synced and renamed; then its folder is synced."""
+"""Replaces files atomically: write aside, sync, rename; then sync the folder."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 def write_atomic(
     path: Path, content: bytes, *, durable: bool = True, private: bool = False
 ) -> None:
-    """Replace ``path`` by ``content`` so that a reader or a crash sees the old or the new, whole.
+    """Replace ``path`` so that a reader, even after a crash, sees the old or the new content.
 
     Args:
         path: the file to replace; its folder must exist.
         content: all of the new bytes.
-        durable: also survive a power cut (fsync of the file and of its folder).
+        durable: it also survives a power cut (fsync of the file and of its folder).
         private: only the user may read it.
 
     Raises:
@@ -42,7 +42,7 @@ def write_atomic(
 
 
 def fsync_folder(folder: Path) -> None:
-    """Let the folder's names, new, renamed and removed ones, survive a power cut.
+    """Make new, renamed and removed names in a folder survive a power cut.
 
     Raises:
         OSError: they may not.

@@ -1,4 +1,4 @@
-"""What a worker is told: its environment, the only room that spells the variables' names.
+"""The environment of a worker; the only place that spells the variables' names.
 
 The first block is torchrun's contract (torch 2.13, ``local_elastic_agent``), the second is
 MindSpore's, so a script that reads either set works. Pure: mappings in, mappings out.
@@ -12,18 +12,18 @@ from typing import NamedTuple
 RUNS = "MSRUN_RUNS"
 """Ids of the msrun runs a process belongs to, outermost first, joined by ``:``.
 
-It is how a process that left its worker's session and tree is still known to be ours."""
+By it a process that left its worker's session and tree is still recognized as one of the run."""
 
 HOOKS = "MSRUN_HOOKS"
 """Name of the agent's socket for hooks, in Linux's abstract namespace (without the leading NUL)."""
 
 DRILL = "MSRUN_DRILL"
-"""JSON: the faults a drill injects, and where ranks witness what they computed."""
+"""JSON: the faults that a drill injects, and where ranks record what they computed."""
 
 ENABLE_TFT = "MS_ENABLE_TFT"
 """MindSpore's switches of fault tolerance.
 
-``{ARF:0}`` switches the replacement of lost ranks off; ``{TTP:0}`` the power-off checkpoint, too.
+``{ARF:0}`` switches off the replacement of lost ranks; ``{TTP:0}`` also the power-off checkpoint.
 """
 
 _TFT_FORM = "must be like {TTP:1,UCE:0}: names with 1 or 0"
@@ -39,7 +39,7 @@ NCCL_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 class JobEnv(NamedTuple):
-    """What every worker of a job is told alike, for all of its attempts."""
+    """The part of the environment that is the same for all workers and attempts of a job."""
 
     run_id: str
     world_size: int
@@ -57,7 +57,7 @@ class JobEnv(NamedTuple):
 
     def environ(self, inherited: Mapping[str, str], record_id: str) -> dict[str, str]:
         """Variables that are the same on all ranks; ``inherited`` is the agent's environment."""
-        told = {
+        environ = {
             "GROUP_RANK": str(self.group_rank),
             "GROUP_WORLD_SIZE": str(self.group_world_size),
             "ROLE_NAME": self.role,
@@ -80,16 +80,16 @@ class JobEnv(NamedTuple):
             "RANK_SIZE": str(self.world_size),
         }
         if self.hooks:
-            told[HOOKS] = self.hooks
+            environ[HOOKS] = self.hooks
         if self.rank_table_file is not None:
-            told["RANK_TABLE_FILE"] = self.rank_table_file
+            environ["RANK_TABLE_FILE"] = self.rank_table_file
         if sets_omp_threads(self.local_world_size, inherited):
-            told[OMP_NUM_THREADS] = "1"
-        return told
+            environ[OMP_NUM_THREADS] = "1"
+        return environ
 
 
 class WorkerEnv(NamedTuple):
-    """What one worker of one attempt is told."""
+    """The part of the environment that belongs to one worker of one attempt."""
 
     rank: int
     local_rank: int
@@ -101,7 +101,7 @@ class WorkerEnv(NamedTuple):
     def environ(self) -> dict[str, str]:
         """Variables that differ between ranks or attempts."""
         shown_local_rank = self.local_rank if self.visible_device is None else 0
-        told = {
+        environ = {
             "RANK": str(self.rank),
             "ROLE_RANK": str(self.rank),
             "LOCAL_RANK": str(shown_local_rank),
@@ -112,12 +112,12 @@ class WorkerEnv(NamedTuple):
             "DEVICE_ID": str(shown_local_rank),
         }
         if self.visible_device is not None:
-            told[CUDA_VISIBLE_DEVICES] = self.visible_device
-        return told
+            environ[CUDA_VISIBLE_DEVICES] = self.visible_device
+        return environ
 
 
 class RankEnv(NamedTuple):
-    """What a training process reads back from its environment."""
+    """What a training process reads from its environment."""
 
     rank: int
     world_size: int
@@ -126,10 +126,15 @@ class RankEnv(NamedTuple):
     hooks: str  # the agent's socket; empty: nobody guards this process
     drill: str  # empty: no drill
     local_world_size: int = 1  # ranks on this host
+    save_to: str = ""  # a drill's folder; it replaces every folder that the script saves to
+
+    def redirected(self, folder: str) -> str:
+        """Where to save instead of in ``folder``; there itself, unless this is a drill."""
+        return self.save_to or folder
 
     @staticmethod
     def read(environ: Mapping[str, str]) -> RankEnv:
-        """From the environment; without a launcher: one rank of one."""
+        """Read the environment; without a launcher: one rank of one."""
 
         def number(name: str, default: int) -> int:
             try:
@@ -149,17 +154,17 @@ class RankEnv(NamedTuple):
 
 
 def meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Address and port of the store that ranks meet at."""
+    """Address and port of the store at which the ranks meet."""
     port = environ.get("MASTER_PORT", "")
     return environ.get("MASTER_ADDR", ""), int(port) if port.isdecimal() else 0
 
 
 def rejoined(attempt: int, port: int) -> dict[str, str]:
-    """What is another one for a process that lives on in a later attempt."""
-    told = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
+    """The variables that change for a process that stays alive in a later attempt."""
+    changed = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
     if port:
-        told |= {"MASTER_PORT": str(port), "MS_SCHED_PORT": str(port)}
-    return told
+        changed |= {"MASTER_PORT": str(port), "MS_SCHED_PORT": str(port)}
+    return changed
 
 
 def sets_omp_threads(local_world_size: int, inherited: Mapping[str, str]) -> bool:
@@ -189,10 +194,10 @@ def visible_devices(local_world_size: int, inherited: Mapping[str, str]) -> tupl
 def tft_features(text: str) -> dict[str, bool]:
     """What MindSpore's ``MS_ENABLE_TFT`` switches on and off, by name: ``{TTP:1, UCE:0}``.
 
-    Spaces, quotes and case do not matter; empty text says nothing.
+    Spaces, quotes and case do not matter; an empty text switches nothing.
 
     Raises:
-        ValueError: it is written in another way.
+        ValueError: it has another form.
     """
     bare = "".join(char for char in text if char not in " \t\r\n'\"")
     if not bare:

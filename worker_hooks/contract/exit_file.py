@@ -1,8 +1,7 @@
-"""The JSON file in which a graceful exit is asked for: ``{"GracefulExit": 1}``.
+"""The JSON file that requests a graceful exit: ``{"GracefulExit": 1}``.
 
-A request that was there before is none: what counts is that the file was changed, and the key is
-not taken out again. Where there is an agent, it watches the file; ``ExitFile`` is for a training
-without.
+A request from before the start does not count: the file must change while training runs, and nobody
+removes the key again. An agent watches the file itself; ``ExitFile`` is for training without one.
 """
 
 from __future__ import annotations
@@ -17,36 +16,36 @@ log = logging.getLogger("msrun")
 
 KEY = "GracefulExit"
 LOOK_S = 0.5  # between two looks
-MOST_BYTES = 65_536  # of a file that says so little
+MOST_BYTES = 65_536  # far more than such a file needs
 
 Stamp = tuple[int, int, int, int]
-"""Device, inode, size and time of the last change (ns): another stamp means another content."""
+"""Device, inode, size and time of the last change (ns): a new stamp means new content."""
 
 
 class ExitFile:
-    """One such file, which may come to be at any time."""
+    """One such file, which may be created at any time."""
 
     def __init__(self, path: str) -> None:
-        """Take it as it is now."""
+        """Remember the file as it is now."""
         self._path = path
         self._seen = stamp_of(path)
         self._next = 0.0
-        if self._asks():
+        if self._has_key():
             log.warning("%s asked to exit before this training began: that is ignored", path)
 
     def asks(self) -> bool:
-        """Whether it was changed, and asks now. Looks twice a second at most."""
+        """Whether it was changed and now requests an exit. Looks twice a second at most."""
         now = time.monotonic()
         if now < self._next:
             return False
         self._next = now + LOOK_S
-        sign = stamp_of(self._path)
-        if sign == self._seen:
+        stamp = stamp_of(self._path)
+        if stamp == self._seen:
             return False
-        self._seen = sign
-        return self._asks()
+        self._seen = stamp
+        return self._has_key()
 
-    def _asks(self) -> bool:
+    def _has_key(self) -> bool:
         if self._seen is None:
             return False
         try:
@@ -58,7 +57,7 @@ class ExitFile:
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """What tells a changed file; ``None``: there is none."""
+    """By what a change of the file is noticed; ``None``: there is no file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -67,13 +66,13 @@ def stamp_of(path: str) -> Stamp | None:
 
 
 def content_of(path: str) -> object:
-    """What the file's JSON says; never waits for a pipe's other end.
+    """The file's JSON; never blocks on a pipe.
 
     Raises:
-        ValueError: it cannot be understood; says why.
+        ValueError: it cannot be read; the message says why.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=_open_nonblocking) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError("it is no file")
             content = file.read(MOST_BYTES)
@@ -86,5 +85,5 @@ def content_of(path: str) -> object:
     return found
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer

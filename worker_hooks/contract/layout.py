@@ -1,4 +1,4 @@
-"""Where things are written: the only room that builds a path or replaces a file.
+"""Where things are written: the only place that builds a path.
 
 A run's folder (``--log_dir``) holds::
 
@@ -9,7 +9,7 @@ A run's folder (``--log_dir``) holds::
     status.json                 the present state, replaced at each change
     failure.json                the failure report for programs; only after a failure
     errors/attempt_0/0.json     error files the workers write (TORCHELASTIC_ERROR_FILE)
-    earlier/<record id>/        what a previous run left in the same folder
+    earlier/<record id>/        files of an earlier run in the same folder
 
 With ``-r``/``-t`` the workers' streams are in torchrun's tree beside these:
 ``<run id>_<record id>/attempt_0/0/{stdout.log,stderr.log,error.json}``.
@@ -67,7 +67,7 @@ class RunLayout(NamedTuple):
 
     @property
     def lock(self) -> Path:
-        """Held by the msrun that writes into this folder."""
+        """Locked by the msrun that writes into this folder."""
         return self.folder / LOCK
 
     def worker_log(self, rank: int) -> Path:
@@ -75,7 +75,7 @@ class RunLayout(NamedTuple):
         return self.folder / f"{self.stem}_{rank}.log"
 
     def next_worker_log(self, rank: int) -> Path:
-        """The same of a newcomer, while the present one is the dead rank's."""
+        """The same of a replacement, while the dead rank's log has the name."""
         return self.folder / f"{self.stem}_{rank}.log.next"
 
     def earlier_worker_log(self, rank: int, attempt: int) -> Path:
@@ -91,7 +91,7 @@ class RunLayout(NamedTuple):
         return self.attempt(attempt) / str(local_rank) / f"{name}.log"
 
     def filtered(self, attempt: int, name: str) -> Path:
-        """The lines of all ranks that a duplicate filter picked."""
+        """The lines of all ranks that a filter picked."""
         return self.attempt(attempt) / f"filtered_{name}.log"
 
     def error_file(self, attempt: int, local_rank: int) -> Path:
@@ -106,10 +106,10 @@ DUMP = "tft_saved_checkpoints-step_"
 
 UNFINISHED = "_tmp"
 REMOVED = ".removed_tmp"
-"""Ends the name of a folder that is being deleted; what is left of one belongs to nobody."""
+"""Ends the name of a folder that is being deleted; leftovers of one belong to nobody."""
 
 REPLACED = "_replaced_"
-"""In the name of what was moved aside for a newer folder of its name; a number follows."""
+"""In the name of a folder that a newer one of the same name replaced; a number follows."""
 
 BREAKPOINT = "_breakpoint"
 MANIFEST = "manifest.json"
@@ -118,16 +118,16 @@ MANIFEST = "manifest.json"
 class DumpLayout(NamedTuple):
     """Every path of one dump or checkpoint folder.
 
-    A dump is written into ``folder`` with the writing run's id and ``_tmp`` at its end; the rename
-    is its commit.
+    A dump is written into a folder whose name ends with the writing run's id and ``_tmp``; the
+    rename to ``folder`` is its commit.
     """
 
-    folder: Path  # where it is or will be, once complete
-    record_id: str = ""  # of the run that writes: two may save the same step into one place
+    folder: Path  # where the complete one is or will be
+    record_id: str = ""  # of the run that writes: two runs may save the same step into one place
 
     @property
     def unfinished(self) -> Path:
-        """The folder while it is written."""
+        """The folder during writing."""
         owner = f".{self.record_id}" if self.record_id else ""
         return self.folder.parent / f"{self.folder.name}{owner}{UNFINISHED}"
 
@@ -150,7 +150,7 @@ class DumpLayout(NamedTuple):
 class CheckpointLayout(NamedTuple):
     """Every path of one periodic checkpoint, under MindSpore's name of its file.
 
-    Its folder comes to be as a dump's does: ``worker_hooks.storage.commit`` completes ``place``.
+    Its folder is written like a dump's: ``worker_hooks.storage.commit`` completes ``place``.
     """
 
     directory: Path  # ModelCheckpoint's
@@ -162,23 +162,23 @@ class CheckpointLayout(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the folder, and of the files in it without their suffix."""
+        """The name of the folder, and of the files in it without their suffix."""
         end = BREAKPOINT if self.is_breakpoint else ""
         return f"{self.prefix}-{self.epoch}_{self.batch}{end}"
 
     @property
     def folder(self) -> Path:
-        """Where it is or will be, once complete."""
+        """Where the complete one is or will be."""
         return self.directory / self.name
 
     @property
     def place(self) -> DumpLayout:
-        """The folder as one that is written aside, then renamed."""
+        """The folder as a dump's layout: written aside, then renamed."""
         return DumpLayout(self.folder, self.record_id)
 
     @property
     def unfinished(self) -> Path:
-        """The folder while it is written."""
+        """The folder during writing."""
         return self.place.unfinished
 
     def shard(self, rank: int) -> str:
@@ -192,7 +192,7 @@ class CheckpointLayout(NamedTuple):
 
     @staticmethod
     def part(rank: int) -> str:
-        """What a rank says of the files it has written, relative to the unfinished folder."""
+        """A rank's report of the files it has written, relative to the unfinished folder."""
         return f"rank_{rank}.part.json"
 
 
@@ -203,11 +203,11 @@ class DrillLayout(NamedTuple):
 
     @property
     def launcher(self) -> Path:
-        """Which process is msrun; the drill writes it."""
+        """The pid of msrun; the drill writes it."""
         return self.folder / "launcher.pid"
 
     def struck(self, number: int) -> Path:
-        """The mark of the plan's fault ``number``: made before it strikes, so it strikes once."""
+        """The mark of the plan's fault ``number``: made before the fault, so it occurs once."""
         return self.folder / f"struck_{number}.json"
 
     def lines(self, rank: int) -> Path:
@@ -220,7 +220,7 @@ class DrillLayout(NamedTuple):
 
 
 def runs_folder(environ: Mapping[str, str], uid: int) -> Iterator[Path]:
-    """Candidate folders for run records, best first; the caller takes the first it can write to.
+    """Candidate folders for run records, best first; the caller takes the first writable one.
 
     XDG base directory specification: ``$XDG_STATE_HOME`` alone if it is set (a relative path does
     not count): whoever sets it sees no other run, and stops none. Else ``~/.local/state``, or,
@@ -237,5 +237,5 @@ def runs_folder(environ: Mapping[str, str], uid: int) -> Iterator[Path]:
 
 
 def held(file: int) -> str:
-    """Where other processes of the user find a file that this one has open, whatever its name."""
+    """The path by which other processes of the user open a file that this process has open."""
     return f"/proc/{os.getpid()}/fd/{file}"

@@ -1,9 +1,9 @@
-"""What processes of one node say to each other: small messages over a local socket.
+"""The messages between the processes of one node.
 
-How they travel is :mod:`worker_hooks.contract.wire`'s business. Messages are named tuples, not
-dataclasses: a forkserver is up 20 ms earlier without that import.
+:mod:`worker_hooks.contract.wire` sends them. Messages are named tuples, not dataclasses: without
+that import a forkserver is ready 20 ms earlier.
 
-    agent -> forkserver    StartWorkers, StartStore, Preload, Spare
+    agent -> forkserver    StartWorkers, StartStore, Preload, Protect
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
     hooks -> agent         Hello, Registered, Raised, Leaving, ExitRequested, Standing,
                            Frozen, Written, Digested, SaveFailed, Progress, Rejoining, Stack
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class WorkerOrder(NamedTuple):
-    """How one worker comes to life."""
+    """How one worker is started."""
 
     rank: int
     argv: tuple[str, ...]
@@ -28,7 +28,7 @@ class WorkerOrder(NamedTuple):
 
 
 class StartWorkers(NamedTuple):
-    """Start these workers, all of one attempt; ``keeps``: those of attempts before live on."""
+    """Start these workers, all of one attempt; ``keeps``: earlier attempts' workers stay alive."""
 
     attempt: int
     workers: tuple[WorkerOrder, ...]
@@ -44,13 +44,13 @@ class StartStore(NamedTuple):
 
 
 class Preload(NamedTuple):
-    """Import these modules now, to be warm for a restart."""
+    """Import these modules now, for a later restart."""
 
     modules: tuple[str, ...]
 
 
 class Ready(NamedTuple):
-    """The forkserver can fork; ``problem`` says why its warmth must not be used, if so."""
+    """The forkserver can fork; ``problem``: why it must not be used, if so."""
 
     preload_s: float
     problem: str = ""
@@ -65,7 +65,7 @@ class Forked(NamedTuple):
 
 
 class ForkFailed(NamedTuple):
-    """A worker's process could not be made, or could not become what was ordered."""
+    """A worker's process could not be forked, or could not be set up as ordered."""
 
     rank: int
     attempt: int
@@ -81,46 +81,46 @@ class StoreForked(NamedTuple):
 
 
 class Protect(NamedTuple):
-    """If the agent dies, leave this worker its time to save what it guards and end by itself."""
+    """If the agent dies, give this worker the time to save its state and to exit by itself."""
 
     pid: int
 
 
 class Hello(NamedTuple):
-    """A training script made its TrainState."""
+    """A training script has made its TrainState."""
 
     rank: int
     attempt: int
     pid: int
     ckpt_save_path: str  # absolute; empty: it saves nothing
-    wants_resume: bool  # the script itself asks to go on from the newest checkpoint
-    exit_file: str = ""  # absolute: the JSON in which a graceful exit can be asked for
-    checkpoints: str = ""  # absolute: where it saves now and then; a resume looks there, too
-    breakpoints: str = ""  # the prefix under which an exception's dump is saved there; empty: not
+    wants_resume: bool  # the script itself asks to resume from the newest checkpoint
+    exit_file: str = ""  # absolute: the JSON in which a graceful exit can be requested
+    checkpoints: str = ""  # absolute: of periodic checkpoints; a resume looks there, too
+    breakpoints: str = ""  # their prefix, if an exception's dump is saved there; empty: not
 
 
 class Welcome(NamedTuple):
-    """The agent guards this rank; ``resume``: the folder to go on from, or empty."""
+    """The agent guards this rank; ``resume``: the folder to resume from, or empty."""
 
     resume: str
-    refusal: str = ""  # why the rank must leave with exit code 2
+    refusal: str = ""  # why the rank must exit with code 2
     fallback: str = ""  # where to save when ckpt_save_path cannot be written
     update_grace_s: float = 10.0
-    stall_s: float = 20.0  # a dump without progress for so long is given up
-    is_barred: bool = False  # no update may begin before GoOn: peers are still on their way
+    stall_s: float = 20.0  # a dump without progress for this long is given up
+    is_barred: bool = False  # no update may begin before GoOn: peers have not joined yet
 
 
 class Registered(NamedTuple):
-    """The state can be saved from now on; the status page's descriptor travels beside."""
+    """The state can be saved from now on; the status page's descriptor is attached."""
 
     rank: int
     attempt: int
     step: int
-    why_fixed: str = ""  # why this rank can join no other group of processes; empty: it can
+    why_fixed: str = ""  # why this rank cannot join a new process group; empty: it can
 
 
 class Raised(NamedTuple):
-    """The main thread is held at its top with an exception (or a failing exit) in its hands."""
+    """The main thread is held at the top level, with an exception or a failing exit."""
 
     rank: int
     attempt: int
@@ -136,7 +136,7 @@ class Leaving(NamedTuple):
 
 
 class ExitRequested(NamedTuple):
-    """Somebody asked this rank to leave gracefully; that asks for the whole job."""
+    """The rank got a request for a graceful exit, which concerns the whole job."""
 
     rank: int
     attempt: int
@@ -144,13 +144,13 @@ class ExitRequested(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """Stay at the end of the step that is under way, and say which one that is."""
+    """Stop at the end of the current step, and report which one that is."""
 
     dump_id: int
 
 
 class Standing(NamedTuple):
-    """The rank stays once it has committed ``step``, and begins no later one by itself."""
+    """The rank stops once it has committed ``step``, and begins no later one by itself."""
 
     rank: int
     attempt: int
@@ -159,14 +159,14 @@ class Standing(NamedTuple):
 
 
 class Proceed(NamedTuple):
-    """Go on to the commit of ``step``, which all ranks agreed on, stay there and say Frozen."""
+    """Train to the commit of ``step``, which all ranks share, stop there and answer Frozen."""
 
     dump_id: int
     step: int
 
 
 class Leave(NamedTuple):
-    """A graceful exit: all that stay at ``step`` leave with 0 now; nobody needs their state."""
+    """A graceful exit: ranks that stopped at ``step`` exit with 0; their state is not needed."""
 
     dump_id: int
     step: int
@@ -174,21 +174,21 @@ class Leave(NamedTuple):
 
 
 class Dismiss(NamedTuple):
-    """The job is being stopped already: let the signal that was caught end the process."""
+    """The job is being stopped: let the caught signal end the process."""
 
     reason: str
 
 
 class Freeze(NamedTuple):
-    """Begin no update; let one that is under way come to its commit, so long at most."""
+    """Begin no update; one in progress may reach its commit within the grace time."""
 
     dump_id: int
     update_grace_s: float
-    step: int = 0  # the newest that any rank committed: whoever is one behind may come to it
+    step: int = 0  # the newest that any rank committed: a rank one step behind may reach it
 
 
 class Frozen(NamedTuple):
-    """The rank's state stands still: whole as of ``step``, or torn for the reason in ``why``."""
+    """The rank's state no longer changes: whole as of ``step``, or torn because of ``why``."""
 
     rank: int
     attempt: int
@@ -196,15 +196,15 @@ class Frozen(NamedTuple):
     step: int
     is_whole: bool
     why: str = ""
-    nbytes: int = 0  # of the replicated state, about; 0: nobody knows
-    host_nbytes: int = 0  # of those, what is not on an accelerator
+    nbytes: int = 0  # of the replicated state, about; 0: unknown
+    host_nbytes: int = 0  # of those, how many are not on an accelerator
 
 
 class Save(NamedTuple):
     """Digest the replicated state as of ``step``; ``parts`` > 0: write part ``part`` of it, too.
 
-    ``folder`` is the dump's folder while it is written (``..._tmp``), made by the agent; of a quick
-    one it is the file itself, in memory that is the agent's.
+    ``folder`` is the unfinished folder (``..._tmp``), made by the agent; of a quick dump it is the
+    file itself, in the agent's memory.
     """
 
     dump_id: int
@@ -213,6 +213,7 @@ class Save(NamedTuple):
     part: int = 0
     parts: int = 0
     is_quick: bool = False  # to memory: no checksum, and a digest that only finds accidents
+    round: int = 0  # of the dump's orders: the answer repeats it
 
 
 class Written(NamedTuple):
@@ -225,6 +226,7 @@ class Written(NamedTuple):
     nbytes: int
     sha256: str
     digest: str  # of the whole replicated state: equal on all replicas
+    round: int = 0  # of the order that this answers
 
 
 class Digested(NamedTuple):
@@ -234,20 +236,22 @@ class Digested(NamedTuple):
     attempt: int
     dump_id: int
     digest: str
+    round: int = 0  # of the order that this answers
 
 
 class SaveFailed(NamedTuple):
-    """The shard or the digest could not be made; ``is_place``: the folder's fault, not ours."""
+    """The shard or the digest could not be made; ``is_place``: because of the folder."""
 
     rank: int
     attempt: int
     dump_id: int
     why: str
     is_place: bool
+    round: int = 0  # of the order that this answers
 
 
 class Progress(NamedTuple):
-    """So many bytes are done: a dump is slow, not stuck."""
+    """A sign that a dump is slow, not stuck: ``nbytes`` are done."""
 
     rank: int
     attempt: int
@@ -256,16 +260,16 @@ class Progress(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Nothing is to be saved any more: go on leaving."""
+    """Nothing more will be saved: continue to exit."""
 
     reason: str
 
 
 class Rejoin(NamedTuple):
-    """Leave the broken group of processes and go on in a new one, from a checkpoint in memory.
+    """Leave the broken process group and resume in a new one, from a dump in memory.
 
-    ``attempt`` is the rank's from now on, ``path`` the checkpoint. Ranks meet at another ``port``:
-    who comes late to the old one meets nobody.
+    ``attempt`` is the rank's attempt from now on, ``path`` the dump. Ranks meet at another
+    ``port``: a rank that is late at the old port finds no peers there.
     """
 
     attempt: int
@@ -275,7 +279,7 @@ class Rejoin(NamedTuple):
 
 
 class Rejoining(NamedTuple):
-    """The main thread has left the training function, and is about to enter it again."""
+    """The main thread has left the training function and is about to enter it again."""
 
     rank: int
     attempt: int  # the new one
@@ -288,13 +292,13 @@ class GoOn(NamedTuple):
 
 
 class Inspect(NamedTuple):
-    """Write all threads' stacks to the rank's log, and say what the main thread waits for."""
+    """Write all threads' stacks to the rank's log, and answer Stack."""
 
     id: int
 
 
 class Stack(NamedTuple):
-    """Where the main thread stands."""
+    """What the main thread is doing."""
 
     rank: int
     attempt: int

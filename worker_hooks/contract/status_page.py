@@ -1,19 +1,19 @@
-"""The status page: where a rank keeps what would die with it, in memory that outlives it.
+"""The status page: a rank's private state and progress in memory that outlives the rank.
 
 One small anonymous file in shared memory per rank and attempt. The worker writes it with plain
-stores and no system call; the agent holds the same file open, so kill -9 of the worker loses
+stores and no system call; the agent has the same file open, so kill -9 of the worker loses
 nothing. Layout, little endian::
 
     0     magic, rank, attempt, sizes         written once
     64    the heartbeat: step, epoch, batch, phase, time of the last change
     128   a ring: how long each of the last 64 steps took
-    2176  JSON: what the payload of a record is made of
-    ...   three records: two commits by turns, and one of the step that is under way
+    2176  JSON: the entries of a record's payload
+    ...   three records: two for alternate commits, one for the step in progress
 
-A record is valid when the numbers at its two ends agree: a writer that is killed in the middle
-leaves them different. The record under way is written as backward begins, before the rank can have
-contributed a gradient; so when its peers finish the step without it, its private state after that
-step is known, though it died before its own commit.
+A record is valid if the numbers at its two ends are equal: a writer that is killed in the middle
+leaves them different. The record of the step in progress is written when backward begins, before
+the rank can have contributed a gradient. So if its peers finish the step without it, its private
+state after that step is known, although it died before its own commit.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from typing import NamedTuple
 
 MAGIC = b"MSRUNPG2"
 PACES = 64  # steps whose times are kept
-META_BYTES = 16 << 10  # room for a record's JSON: data position, states of loaders
+META_BYTES = 16 << 10  # for a record's JSON: data position, states of loaders
 
 _HEAD = struct.Struct("<8sIIQQQ")  # magic, rank, attempt, description, record, meta bytes
 _BEAT_AT = 64
 _BEAT = struct.Struct("<QIIQI")  # step, epoch, batch, monotonic ns, phase
-_AT, _PHASE = 2, 3  # where these are in it, in words of 8 bytes
+_AT, _PHASE = 2, 3  # their places in it, in words of 8 bytes
 _PACES_AT = 128
-_PACE = struct.Struct("<QQQQ")  # step, ns it took, of these waiting, of these aside
+_PACE = struct.Struct("<QQQQ")  # step, its ns, those of them spent waiting, those aside
 _TEXT_AT = _PACES_AT + PACES * _PACE.size
 _RECORD = struct.Struct("<QQQIIQ")  # number, step, epoch, batch, meta bytes, monotonic ns
 _END = struct.Struct("<Q")
 _RECORDS = 3
 UNDER_WAY = 2
-"""Of the three records, the one of the step that is under way."""
+"""The slot of the record of the step in progress."""
 
 
 class Phase(IntEnum):
     """What a rank's main thread is doing."""
 
     IDLE = 0  # between epochs, before and after training
-    DATA = 1  # from a commit until the next batch is there
+    DATA = 1  # from a commit until the next batch is available
     FORWARD = 2  # until backward begins
     BACKWARD = 3  # until an optimizer begins its update
     UPDATE = 4  # inside an optimizer's step: the state is torn
     UPDATED = 5  # after it, until the commit
 
 
-_IDLE, _BACKWARD, _UPDATED = map(int, (Phase.IDLE, Phase.BACKWARD, Phase.UPDATED))  # quicker
+_IDLE, _BACKWARD, _UPDATED = map(int, (Phase.IDLE, Phase.BACKWARD, Phase.UPDATED))  # faster
 
 
 class Entry(NamedTuple):
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """How far a rank is. ``at_ns`` is monotonic."""
+    """The progress of a rank. ``at_ns`` is monotonic."""
 
     step: int
     epoch: int
@@ -81,11 +81,11 @@ class Heartbeat(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How long one step took, from the commit before it to its own.
+    """How long one step took, from the previous commit to its own.
 
-    In backward ranks wait for each other, so a slow one makes all steps long, but only its own time
-    is. What lies between an update and the next batch (a commit's callbacks, a checkpoint, a
-    validation) or between two loops is *aside*: it comes now and then, and says nothing of a step.
+    In backward ranks wait for each other, so a slow rank makes the steps of all long, but own time
+    is long only on that rank. Time between an update and the next batch (a commit's callbacks, a
+    checkpoint, a validation) or between two loops is *aside*: it is rare and no part of the pace.
     """
 
     step: int
@@ -95,12 +95,12 @@ class Pace(NamedTuple):
 
     @property
     def own_ns(self) -> int:
-        """What the rank took while it waited for nobody."""
+        """The time in which the rank did not wait for others."""
         return max(0, self.step_ns - self.wait_ns)
 
 
 class CommitRecord(NamedTuple):
-    """Private state as of a step. ``payload`` is the entries' bytes one after the other."""
+    """Private state as of a step. ``payload`` is the concatenated bytes of the entries."""
 
     step: int
     epoch: int
@@ -112,10 +112,10 @@ class CommitRecord(NamedTuple):
 
 
 class Page:
-    """One rank's page; the worker writes it, the agent (or an heir) reads it."""
+    """One rank's page; the worker writes it, the agent reads it."""
 
     def __init__(self, fd: int) -> None:
-        """Map a page that exists; ``fd`` stays the caller's.
+        """Map an existing page; the caller keeps ``fd``.
 
         Raises:
             ValueError: this is no page of this version.
@@ -135,29 +135,29 @@ class Page:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._beat = memoryview(self._map)[_BEAT_AT : _BEAT_AT + _BEAT.size + 4].cast("Q")
         self._paces = memoryview(self._map)[_PACES_AT:_TEXT_AT].cast("Q")
-        self._step = -2  # of the last heartbeat by this writer; never one before the first
-        self._committed = 0  # when it was committed, if it was under our eyes
+        self._step = -2  # of this writer's last heartbeat; -2: next to no step
+        self._committed = 0  # when it was committed; 0: this writer did not see that
         self._phase = Phase.IDLE
-        self._since = 0  # the phase began
+        self._since = 0  # when the phase began
         self._spent = [0] * len(Phase)  # in each phase since that commit
         self._number = 0
-        self._metas: dict[int, bytes] = {}  # by slot, as it was written last
+        self._metas: dict[int, bytes] = {}  # by slot, the JSON that was written last
 
     def close(self) -> None:
-        """Unmap it; only reading and writing are over."""
-        self._beat.release()  # else the map could not be closed
+        """Unmap the page; the file stays."""
+        self._beat.release()  # otherwise the map cannot be closed
         self._paces.release()
         self._map.close()
 
     def beat(self, step: int, epoch: int, batch: int, phase: Phase) -> None:
-        """Say how far the rank is. The first heartbeat of a new step is its commit."""
+        """Write the progress. The first heartbeat of a new step is its commit."""
         now = monotonic_ns()
         if step != self._step:
             self._note(step, now)
         _BEAT.pack_into(self._map, _BEAT_AT, step, epoch, batch, now, phase)
 
     def enter(self, phase: Phase) -> None:
-        """Say what the rank does now; the rest of the heartbeat stays."""
+        """Write the phase; the rest of the heartbeat stays."""
         now = monotonic_ns()
         self._spent[self._phase] += now - self._since
         self._phase, self._since = phase, now
@@ -166,14 +166,14 @@ class Page:
         beat[_PHASE] = phase
 
     def _note(self, step: int, now: int) -> None:
-        """Write down the pace of a step that is committed now, unless its begin was not seen."""
+        """Write the pace of a step that is committed now, if its begin was seen."""
         spent, self._spent = self._spent, [0, 0, 0, 0, 0, 0]  # by phase
         spent[self._phase] += now - self._since
         self._since = now
         if step == self._step + 1:
             if self._committed:
                 paces, at = self._paces, step % PACES * 4
-                paces[at] = 0  # a writer that stops in the middle leaves no pace
+                paces[at] = 0  # a writer that is killed in the middle leaves no pace
                 paces[at + 1] = now - self._committed
                 paces[at + 2] = spent[_BACKWARD]
                 paces[at + 3] = spent[_IDLE] + spent[_UPDATED]
@@ -184,7 +184,7 @@ class Page:
         self._step = step
 
     def paces(self) -> list[Pace]:
-        """The times of the last steps, oldest first; one that is being written is left out."""
+        """The paces of the last steps, oldest first; one that is being written is left out."""
         found = []
         for slot in range(PACES):
             at = _PACES_AT + slot * _PACE.size
@@ -196,13 +196,13 @@ class Page:
         found.sort()
         return [pace for pace in found if pace.step > found[-1].step - PACES]
 
-    def go_on_from(self, old: Page) -> None:
-        """Take another page's place: heartbeat and paces stay; the present step will have none."""
+    def continue_from(self, old: Page) -> None:
+        """Replace another page: take its heartbeat and paces; the present step will have none."""
         self._map[_BEAT_AT:_TEXT_AT] = old._map[_BEAT_AT:_TEXT_AT]
         self._step, self._phase = old._step, old._phase
 
     def heartbeat(self) -> Heartbeat:
-        """How far the rank is."""
+        """The rank's progress."""
         step, epoch, batch, at_ns, phase = _BEAT.unpack_from(self._map, _BEAT_AT)
         return Heartbeat(step, epoch, batch, at_ns, Phase(phase))
 
@@ -216,14 +216,14 @@ class Page:
         *,
         is_commit: bool,
     ) -> None:
-        """Write the record of a commit, or of the step that would be committed next.
+        """Write the record of a commit, or of the step in progress.
 
         Args:
             step: global step, counted from 1.
             epoch: as the script counts.
             batch: batches consumed in this epoch.
             meta: JSON.
-            fill: writes the payload to the address it is given.
+            fill: called with the address to which it writes the payload.
             is_commit: whether the step is committed.
 
         Raises:
@@ -239,14 +239,14 @@ class Page:
         now = monotonic_ns()
         _RECORD.pack_into(self._map, at, self._number, step, epoch, batch, len(meta), now)
         at += _RECORD.size
-        if self._metas.get(slot) is not meta:  # else it is there
+        if self._metas.get(slot) is not meta:  # otherwise it is there already
             self._map[at : at + len(meta)] = meta
             self._metas[slot] = meta
         fill(self._address + at + self._meta_bytes)
         _END.pack_into(self._map, end, self._number)
 
     def record(self, step: int) -> CommitRecord | None:
-        """The private state as of ``step``: of its commit, else of the step under way."""
+        """The private state as of ``step``: from its commit, else from the step in progress."""
         commit = self._read(step % 2)
         if commit is not None and commit.step == step:
             return commit
@@ -264,7 +264,7 @@ class Page:
         return max(found, key=lambda record: record.step, default=None)
 
     def _head(self, slot: int) -> tuple[int, int, int, int, int, int] | None:
-        """Number, step, epoch, batch, meta bytes and time of a record that is valid."""
+        """Number, step, epoch, batch, meta bytes and time of a valid record."""
         at = self._records_at + slot * self._record_bytes
         head: tuple[int, int, int, int, int, int] = _RECORD.unpack_from(self._map, at)
         (end,) = _END.unpack_from(self._map, at + self._record_bytes - _END.size)
@@ -283,10 +283,10 @@ class Page:
 
 
 def create(rank: int, attempt: int, entries: Sequence[Entry], meta_bytes: int = META_BYTES) -> int:
-    """Make a page in anonymous shared memory; its file descriptor.
+    """Make a page in anonymous shared memory; return its file descriptor.
 
     Raises:
-        OSError: no memory or no descriptor can be had.
+        OSError: no memory or no descriptor is left.
     """
     text = json.dumps(entries).encode()
     meta_bytes = _aligned(meta_bytes)
@@ -295,7 +295,7 @@ def create(rank: int, attempt: int, entries: Sequence[Entry], meta_bytes: int = 
     fd = os.memfd_create(f"msrun-page-{rank}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, _aligned(_TEXT_AT + len(text)) + _RECORDS * record)
-        # a page that is cut short would kill, by SIGBUS, the agent that reads it
+        # reading a page that is cut short would kill the agent with SIGBUS
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         os.pwrite(fd, _HEAD.pack(MAGIC, rank, attempt, len(text), record, meta_bytes), 0)
         os.pwrite(fd, text, _TEXT_AT)

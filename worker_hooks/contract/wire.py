@@ -2,7 +2,7 @@
 
 A message is one JSON object in one packet of a ``SOCK_SEQPACKET`` Unix socket: the kernel keeps
 the borders, several writers do not mix, and a reader never waits for the rest of a message. No
-pickle: what arrives can be trusted to be data. File descriptors travel beside a message.
+pickle: what arrives is only data. File descriptors travel beside a message.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def decode(packet: bytes) -> Message:
 
 
 def _check(message: Message) -> None:
-    """Refuse fields of another type than declared: what arrives is used as it is."""
-    kind: Any = type(message)  # a class can be hashed
+    """Refuse fields of another type than declared: the receiver uses them unchecked."""
+    kind: Any = type(message)  # typed Any: cache() needs a hashable
     for declared, value in zip(_declared(kind), message, strict=True):
         if type(value) is not declared and (declared, type(value)) != (float, int):
             raise TypeError(f"{value!r:.40} is no {declared.__name__}")

@@ -20,7 +20,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -120,14 +119,11 @@ def end_if_stuck(is_out: threading.Event) -> None:
         before = place
 
 
-def _place() -> tuple[int, int, int] | None:
-    """The instruction that the main thread is at, and the processor time that it has had.
+def _place() -> tuple[tuple[int, int], int] | None:
+    """The main thread's instruction, and the processor time that it has had.
 
-    One that computes, in a long backward say, or spins until its device is done, is not stuck.
+    A main thread that computes (a long backward) or spins until its device is done is not stuck.
     """
-    main = threading.main_thread()
-    frame = sys._current_frames().get(main.ident or 0)  # noqa: SLF001
-    found = read_stat("self", main.native_id or "")
-    if frame is None or found is None:
-        return None
-    return id(frame), frame.f_lasti, found.own_ticks
+    instruction = stacks.main_instruction()
+    stat = read_stat("self", threading.main_thread().native_id or "")
+    return None if instruction is None or stat is None else (instruction, stat.own_ticks)

@@ -41,17 +41,17 @@ class GroupRecord(NamedTuple):
     device: torch.device | None
 
 
-def not_replaceable_why(told: RankEnv, modules: Callable[[], Iterable[nn.Module]]) -> str:
+def not_replaceable_why(env: RankEnv, modules: Callable[[], Iterable[nn.Module]]) -> str:
     """Why the group that exists as training begins could not be left and made again.
 
     Args:
-        told: who this process is.
+        env: who this process is.
         modules: asked for the registered ones when a DDP may be around them.
 
     Returns:
         What the script did, as the end of a sentence. Empty: it can, or there is none yet.
     """
-    if told.world_size == 1 or not dist.is_available() or not dist.is_initialized():
+    if env.world_size == 1 or not dist.is_available() or not dist.is_initialized():
         return ""
     world = _world()
     if len(world.pg_map) > 1:

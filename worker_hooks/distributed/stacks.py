@@ -72,6 +72,12 @@ def waits_for_peers() -> bool:
     return is_in_collective(calls)
 
 
+def main_instruction() -> tuple[int, int] | None:
+    """The instruction that the main thread is at; ``None``: there is no main thread any more."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+    return None if frame is None else (id(frame), frame.f_lasti)
+
+
 def words(calls: Iterable[MainCall]) -> list[str]:
     """A line a frame, innermost last."""
     return [

@@ -1,7 +1,7 @@
-"""Strikes the very process it lives in, at the moment a drill asked for, with the real thing.
+"""Injects a drill's faults into its own process: real signals, exits, stops and exceptions.
 
-Only a drill makes one; ordinary training never imports it. A mark on disk precedes each strike:
-restarted attempts read the same plan and must not repeat it.
+Ordinary training never imports this module. A mark on disk precedes each strike, because restarted
+attempts read the same plan and must not repeat it.
 """
 
 from __future__ import annotations
@@ -19,127 +19,126 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from worker_hooks.contract.env import DRILL
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import DrillLayout
 from worker_hooks.contract.status_page import Phase
+from worker_hooks.drill.observer import StepObserver
 from worker_hooks.drill.plan import LAUNCHER, Deed, DrillPlan, Fault, Moment
 
 log = logging.getLogger("msrun")
 
-FIRST_STEP_S = 0.02  # how long a step is taken to last before one was seen
-FIRST_CALLS = 40  # as many calls of C an update is taken to make before one was seen
+FIRST_STEP_S = 0.02  # assumed length of a step until one was measured
+FIRST_CALLS = 40  # assumed count of an update's C calls until one was measured
 
 _MOMENTS = {
     Phase.DATA: {Moment.DATA},
     Phase.FORWARD: {Moment.FORWARD},
     Phase.BACKWARD: {Moment.BACKWARD},
-    Phase.UPDATED: {Moment.COMMIT, Moment.UPDATE},  # an update that was over too soon
+    Phase.UPDATED: {Moment.COMMIT, Moment.UPDATE},  # the update ended before its fault was due
 }
 
 
 class DrillError(RuntimeError):
-    """The exception a drill was asked to raise."""
+    """The exception that a fault raises."""
 
 
-class FaultInjector:
-    """One rank's faults of a drill."""
+class FaultInjector(StepObserver):
+    """Injects the faults of one rank."""
 
     def __init__(self, layout: DrillLayout, faults: Mapping[int, Fault], attempt: int) -> None:
         """``faults``: the rank's own, by their index in the plan."""
         self._layout = layout
         self._faults = dict(faults)
-        self.attempt = attempt
+        self._attempt = attempt
         self._step = 0  # under way
-        self._begun = 0.0  # when that was, monotonic; 0: unknown
+        self._step_began = 0.0  # monotonic; 0: unknown
         self._step_s = FIRST_STEP_S
-        self._calls = 0  # of C, in the update under way
-        self._update_calls = FIRST_CALLS  # in the last one
-        self._profile: Any = None  # what the script itself had set
+        self._calls = 0  # C calls of the update under way
+        self._update_calls = FIRST_CALLS  # C calls of the last update
+        self._previous_profile: Any = None  # the script's own profile function
         self._is_counting = False
         self._timers: list[threading.Timer] = []
 
     @staticmethod
-    def from_env(environ: Mapping[str, str], rank: int, attempt: int) -> FaultInjector | None:
-        """The saboteur of this rank; ``None`` where no drill wants anything of it any more.
-
-        Raises:
-            ValueError: the drill is unreadable.
-        """
-        plan = DrillPlan.decode(environ.get(DRILL, ""))
-        if plan is None:
-            return None
+    def of(plan: DrillPlan, env: RankEnv) -> FaultInjector | None:
+        """The injector for this rank; ``None`` if the plan has no fault left for it."""
         faults = {
             index: fault
             for index, fault in enumerate(plan.faults)
-            if rank == max(0, fault.rank)
-            and (fault.attempt is None or fault.attempt >= attempt)  # a rank may live to see it
+            if env.rank == max(0, fault.rank)
+            # a rank may live on into the fault's attempt
+            and (fault.attempt is None or fault.attempt >= env.attempt)
             and not plan.layout.struck(index).exists()
         }
-        return FaultInjector(plan.layout, faults, attempt) if faults else None
+        return FaultInjector(plan.layout, faults, env.attempt) if faults else None
 
-    def at(self, phase: Phase, step: int) -> None:
-        """The main thread enters ``phase`` of ``step``, the one that is committed next.
+    def attempt_begins(self, attempt: int) -> None:
+        """Faults of this attempt strike from now on."""
+        self._attempt = attempt
+
+    def phase_begins(self, phase: Phase, step: int) -> None:
+        """Strike if a fault is due here.
 
         Raises:
-            DrillError: that was asked for.
+            DrillError: the fault is an exception.
         """
         if step != self._step:
-            self._note_commit(step)
+            self._measure_step(step)
         if self._is_counting:
             self._end_count()
         moments = _MOMENTS.get(phase, ())
         for index, fault in tuple(self._faults.items()):
-            if fault.attempt not in {None, self.attempt}:
+            if fault.attempt not in {None, self._attempt}:
                 continue
             if fault.moment is Moment.UPDATE and phase is Phase.UPDATE:
-                # the update before is counted, too, to know the middle of this one
+                # the previous update is counted, too, to know the middle of this one
                 if step >= fault.step - 1 and not self._is_counting:
                     self._count(index if step >= fault.step else None, fault)
             elif step < fault.step:
                 continue
             elif fault.moment is Moment.ANY:
-                self._arm(index, fault)
+                self._start_timer(index, fault)
             elif fault.moment in moments:
                 self._strike(index, fault)
 
-    def at_dump(self) -> None:
-        """A dump is written or digested; called in the listener's thread."""
+    def dump_begins(self) -> None:
+        """Strike if a fault is due in a dump."""
         for index, fault in tuple(self._faults.items()):
-            if fault.moment is Moment.DUMP and fault.attempt in {None, self.attempt}:
+            if fault.moment is Moment.DUMP and fault.attempt in {None, self._attempt}:
                 self._strike(index, fault)
 
-    def disarm(self) -> None:
-        """Training is over: what has not struck by now does not any more."""
+    def training_ends(self) -> None:
+        """Cancel the faults that have not struck."""
         self._faults.clear()
         for timer in self._timers:
             timer.cancel()
         if self._is_counting:
             self._end_count()
 
-    def _note_commit(self, step: int) -> None:
+    def _measure_step(self, step: int) -> None:
         now = time.monotonic()
-        if self._begun:
-            self._step_s = now - self._begun
-        self._step, self._begun = step, now
+        if self._step_began:
+            self._step_s = now - self._step_began
+        self._step, self._step_began = step, now
 
-    # --- any moment: a timer wherever the main thread is by then ----------------------------------
+    # --- any moment: a timer strikes wherever the main thread is by then --------------------------
 
-    def _arm(self, index: int, fault: Fault) -> None:
+    def _start_timer(self, index: int, fault: Fault) -> None:
         del self._faults[index]
-        timer = threading.Timer(fault.delay * self._step_s, self._strike_from_aside, (index, fault))
+        timer = threading.Timer(fault.delay * self._step_s, self._strike_from_timer, (index, fault))
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
 
-    def _strike_from_aside(self, index: int, fault: Fault) -> None:
-        self._strike(index, fault, aside=True)
+    def _strike_from_timer(self, index: int, fault: Fault) -> None:
+        self._strike(index, fault, in_timer=True)
 
-    # --- inside an update: after a share of its calls of C, between two of its operations ---------
+    # --- inside an update: after a share of its C calls, so between two of its operations ---------
 
     def _count(self, index: int | None, fault: Fault) -> None:
-        """Count the update's calls; at the fault's share of them strike, if ``index`` is given."""
+        """Count the update's C calls; with an ``index``, strike at the fault's share of them."""
         self._calls, last = 0, int(fault.delay * self._update_calls)
-        self._profile, self._is_counting = sys.getprofile(), True
+        self._previous_profile, self._is_counting = sys.getprofile(), True
 
         def count(_frame: FrameType, event: str, _argument: object) -> None:
             if event == "c_call":
@@ -151,26 +150,27 @@ class FaultInjector:
         sys.setprofile(count)
 
     def _end_count(self) -> None:
-        sys.setprofile(self._profile)
+        sys.setprofile(self._previous_profile)
         self._is_counting = False
         self._update_calls = self._calls
 
-    # --- the deed ---------------------------------------------------------------------------------
+    # --- the strike -------------------------------------------------------------------------------
 
-    def _strike(self, index: int, fault: Fault, *, aside: bool = False) -> None:
+    def _strike(self, index: int, fault: Fault, *, in_timer: bool = False) -> None:
         self._faults.pop(index, None)
         pid = os.getpid() if fault.rank != LAUNCHER else self._launcher()
         if not self._claim(index, fault, pid):
             return
         match fault.deed:
-            case Deed.SIGNAL | Deed.REQUEST | Deed.PREEMPT:  # the drill kills, once grace is over
-                _leave_no_core()
+            # of a preemption, the drill itself sends SIGKILL when the grace is over
+            case Deed.SIGNAL | Deed.REQUEST | Deed.PREEMPT:
+                _disable_core_dump()
                 os.kill(pid, fault.number)
             case Deed.EXIT:
                 os._exit(fault.number)
             case Deed.STOP:
                 _stop(pid, fault.for_s)
-            case Deed.RAISE if aside:
+            case Deed.RAISE if in_timer:
                 _raise_in_main_thread()
             case Deed.RAISE:
                 raise DrillError(fault.words)
@@ -182,12 +182,12 @@ class FaultInjector:
             return os.getppid()
 
     def _claim(self, index: int, fault: Fault, pid: int) -> bool:
-        """Mark the fault as struck; false if it was, or if that cannot be known."""
+        """Mark the fault as struck; false if it is marked already, or if marking fails."""
         mark = {
             "time": time.time(),
             "at": time.monotonic(),
             "step": self._step,
-            "attempt": self.attempt,
+            "attempt": self._attempt,
             "pid": pid,
             "fault": fault.words,
         }
@@ -196,24 +196,25 @@ class FaultInjector:
                 json.dump(mark, file)
         except OSError as error:
             if not isinstance(error, FileExistsError):
-                log.warning("the drill cannot strike: %s", error)
+                log.warning("the drill cannot inject its fault: %s", error)
             return False
         return True
 
 
-def _leave_no_core() -> None:
+def _disable_core_dump() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def _stop(pid: int, for_s: float) -> None:
-    """Stop a process for a while; when this returns, it was stopped.
+    """Stop a process for ``for_s`` seconds; when this returns, the process has been stopped.
 
-    Who stops and wakes it is one orphan, which ends by itself: no child of this rank that a script
-    could meet, and nobody can be woken before he sleeps. Its output ends with the signal.
+    One orphaned shell sends both signals, so SIGCONT cannot come before SIGSTOP, and this rank has
+    no child that the script could wait for. ``run`` returns when the shell closes its output, which
+    it does after the stop.
     """
-    acts = f"kill -STOP {pid}; exec >/dev/null; sleep {for_s}; kill -CONT {pid}"
-    orders = f"({acts}) </dev/null 2>/dev/null &"
-    subprocess.run(["/bin/sh", "-c", orders], stdout=subprocess.PIPE, check=True)
+    commands = f"kill -STOP {pid}; exec >/dev/null; sleep {for_s}; kill -CONT {pid}"
+    in_background = f"({commands}) </dev/null 2>/dev/null &"
+    subprocess.run(["/bin/sh", "-c", in_background], stdout=subprocess.PIPE, check=True)
 
 
 def _raise_in_main_thread() -> None:

@@ -1,6 +1,6 @@
 """What a drill injects: faults, and the plan that carries them to the ranks. Pure data.
 
-The drill sets the plan for a whole job in ``MSRUN_DRILL``; restarted attempts read the same.
+The drill puts the plan of a job into ``MSRUN_DRILL``; restarted attempts read the same plan.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from typing import Any, NamedTuple
 from worker_hooks.contract.layout import DrillLayout
 
 LAUNCHER = -1
-"""The rank that stands for msrun itself; rank 0 strikes it."""
+"""In place of a rank: msrun itself. Rank 0 injects this fault."""
 
 
 class Moment(Enum):
     """Where in a step a fault strikes."""
 
-    DATA = "data"  # right after a commit, before the next batch is there
+    DATA = "data"  # right after a commit, while the next batch is loaded
     FORWARD = "forward"
     BACKWARD = "backward"  # as backward begins
     UPDATE = "update"  # inside an optimizer's step
     COMMIT = "commit"  # between the update and its commit
     DUMP = "dump"  # while the rank writes or digests a dump, whatever the step
-    ANY = "any"  # a fraction of a step after a commit, wherever the rank is then
+    ANY = "any"  # at a fraction of a step after a commit, wherever the rank is by then
 
 
 class Deed(Enum):
     """What a fault does to its process."""
 
-    SIGNAL = "signal"  # the real signal, to itself
+    SIGNAL = "signal"  # sends itself the real signal
     EXIT = "exit"  # os._exit
     RAISE = "raise"  # an exception in the main thread
     STOP = "stop"  # SIGSTOP, and SIGCONT some time later
-    REQUEST = "request"  # a signal that asks msrun for a graceful exit
-    PREEMPT = "preempt"  # the same, and the end of everything by SIGKILL some time later
+    REQUEST = "request"  # a signal that requests a graceful exit of msrun
+    PREEMPT = "preempt"  # the same, followed some time later by SIGKILL to the whole job
 
 
 class Fault(NamedTuple):
-    """One fault; it strikes once in a job, at ``step`` or the first one after it that is reached.
+    """One fault; it strikes once in a job, at ``step`` or the first later step that is reached.
 
-    ``step`` is the one under way: step 50 is what the commit of step 50 will end.
+    ``step`` is the step under way: step 50 ends with the commit of step 50.
     """
 
     rank: int
@@ -51,14 +51,14 @@ class Fault(NamedTuple):
     moment: Moment = Moment.ANY
     deed: Deed = Deed.SIGNAL
     number: int = signals.SIGKILL  # the signal, or the exit code
-    attempt: int | None = None  # None: whichever comes there first
-    delay: float = 0.5  # fraction of a step (any), or of an update (update)
-    for_s: float = 2.0  # a stop's length
+    attempt: int | None = None  # None: the first attempt that reaches the step
+    delay: float = 0.5  # fraction of a step (Moment.ANY) or of an update (Moment.UPDATE)
+    for_s: float = 2.0  # length of a stop
     grace_s: float = 30.0  # from a preemption's signal to its SIGKILL
 
     @property
     def words(self) -> str:
-        """For people: ``kill -9 rank 3 at step 50, backward``."""
+        """As text: ``kill -9 rank 3 at step 50, backward``."""
         if self.moment is Moment.DUMP:
             where = "in rank 0's dump" if self.rank == LAUNCHER else "in its dump"
         elif self.moment is Moment.ANY:
@@ -91,10 +91,10 @@ class Fault(NamedTuple):
 
 
 class DrillPlan(NamedTuple):
-    """A drill's word to the ranks of one job."""
+    """What a drill tells the ranks of one job."""
 
-    folder: str  # where ranks say what they did and computed
-    ckpt: str = ""  # instead of the script's ckpt_save_path, which stays untouched
+    folder: str  # where ranks record what they did and computed
+    ckpt: str = ""  # replaces every folder that the script saves to; empty: the script's folders
     faults: tuple[Fault, ...] = ()
 
     @property
@@ -103,7 +103,7 @@ class DrillPlan(NamedTuple):
         return DrillLayout(Path(self.folder))
 
     def encode(self) -> str:
-        """JSON of one line."""
+        """The plan as one line of JSON."""
         faults = [
             {**fault._asdict(), "moment": fault.moment.value, "deed": fault.deed.value}
             for fault in self.faults
@@ -112,10 +112,10 @@ class DrillPlan(NamedTuple):
 
     @staticmethod
     def decode(text: str) -> DrillPlan | None:
-        """The plan in ``MSRUN_DRILL``; ``None`` for an empty one.
+        """Read the value of ``MSRUN_DRILL``; ``None`` if it is empty.
 
         Raises:
-            ValueError: this is no plan of this version.
+            ValueError: the text is no plan, or another version's.
         """
         if not text:
             return None

@@ -1,8 +1,7 @@
-"""What a rank computed, written down while it computes: a drill compares runs by it.
+"""Records what a rank computed while it computes; a drill compares runs by these records.
 
-One file of JSON lines a rank (life, loss, commit), which every attempt adds to, and one more at the
-end of training.
-Floats are written in hexadecimal: equal means equal to the last bit.
+Each rank has one file of JSON lines (life, loss, commit), which every attempt appends to, and one
+more file at the end of training. Floats are written in hexadecimal: equal text means equal bits.
 """
 
 from __future__ import annotations
@@ -10,64 +9,51 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.env import RankEnv
+from worker_hooks.drill.observer import StepObserver
 from worker_hooks.drill.plan import DrillPlan
 
 
-class TrainingTrace:
-    """Writes one rank's lines; each is whole on disk before training goes on."""
+class TrainingTrace(StepObserver):
+    """Writes one rank's records; each line is in its file before training continues."""
 
-    def __init__(self, plan: DrillPlan, told: RankEnv) -> None:
+    def __init__(self, plan: DrillPlan, env: RankEnv) -> None:
         """Begin the lines of this attempt.
 
         Raises:
             OSError: the drill's folder cannot be written.
         """
-        self._final = plan.layout.final(told.rank)
-        self.ckpt = plan.ckpt  # where to save instead of the script's folder; empty: there
+        self._final = plan.layout.final(env.rank)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._fd = os.open(plan.layout.lines(told.rank), flags, 0o644)
-        self._run = told.record_id
-        self.begin(told.attempt)
+        self._fd = os.open(plan.layout.lines(env.rank), flags, 0o644)
+        self._run = env.record_id
+        self.attempt_begins(env.attempt)
 
-    @staticmethod
-    def from_env(environ: Mapping[str, str], rank: int) -> TrainingTrace | None:
-        """The witness of this rank; ``None`` outside of a drill.
+    def attempt_begins(self, attempt: int) -> None:
+        """Write that the lines of another attempt follow."""
+        self._write(life=attempt, run=self._run, at=time.monotonic())
 
-        Raises:
-            ValueError: the drill is unreadable.
-            OSError: the drill's folder cannot be written.
-        """
-        told = RankEnv.read(environ)
-        plan = DrillPlan.decode(told.drill)
-        return TrainingTrace(plan, told._replace(rank=rank)) if plan is not None else None
+    def backward_begins(self, step: int, loss: Any) -> None:
+        """Write the loss: of a number itself, of a tensor the sum; nothing for ``None``.
 
-    def begin(self, attempt: int) -> None:
-        """The lines of another attempt follow, in the same process or in a new one."""
-        self._put(life=attempt, run=self._run, at=time.monotonic())
-
-    def loss(self, step: int, loss: Any) -> None:
-        """A loss of a step: a number, or a tensor (of which the sum is taken); ``None``: unknown.
-
-        Of a step that is repeated by another attempt the last one's losses count.
+        If another attempt repeats the step, the losses of the last attempt count.
         """
         if loss is None:
             return
         if hasattr(loss, "detach"):
             loss = loss.detach()
             loss = loss if loss.numel() == 1 else loss.double().sum()
-        self._put(loss=float(loss).hex(), step=step)
+        self._write(loss=float(loss).hex(), step=step)
 
-    def commit(self, step: int, at: float | None = None) -> None:
-        """A step is committed; ``at`` is ``time.monotonic()``, one clock for all processes."""
-        self._put(commit=step, at=time.monotonic() if at is None else at)
+    def committed(self, step: int) -> None:
+        """Write when the step was committed, by the clock that all processes share."""
+        self._write(commit=step, at=time.monotonic())
 
-    def finish(self, step: int, digest: str, private_digest: str) -> None:
-        """Training is over: the replicated and the private state by their digests."""
+    def training_ended(self, step: int, digest: str, private_digest: str) -> None:
+        """Write the digests of the final state."""
         content = {"step": step, "digest": digest, "private_digest": private_digest}
         write_atomic(self._final, json.dumps(content).encode(), durable=False)
 
@@ -75,5 +61,5 @@ class TrainingTrace:
         """Write no more."""
         os.close(self._fd)
 
-    def _put(self, **fields: object) -> None:
+    def _write(self, **fields: object) -> None:
         os.write(self._fd, json.dumps(fields).encode() + b"\n")

@@ -1,7 +1,7 @@
-"""The training process's end of the line to the agent.
+"""The training process's end of the connection to the agent.
 
-One packet socket; the main thread and the listener both send on it, the kernel keeps packets apart.
-A closed line means that the agent is dead, or that it wants nothing of this process.
+One packet socket; the main thread and the listener both send on it, and the kernel keeps packets
+apart. If the agent closes it, the agent is dead, or wants nothing of this process.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 
 from worker_hooks.contract import protocol, wire
 
-ANSWER_S = 30.0  # for the first word of an agent that has a thousand ranks to greet
+ANSWER_S = 30.0  # for the answer of an agent that has a thousand ranks to greet
 VERIFY_S = 1800.0  # for an agent that has to read a large checkpoint first
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class AgentLink:
-    """A connected line."""
+    """A connected socket."""
 
     def __init__(self, name: str) -> None:
         """Connect to the agent's socket.
@@ -31,7 +31,7 @@ class AgentLink:
             name: in Linux's abstract namespace, without the leading NUL.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: no agent listens there.
         """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -44,7 +44,7 @@ class AgentLink:
         except BaseException:
             self._socket.close()
             raise
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
 
     def send(self, message: protocol.Message, fds: Sequence[int] = ()) -> None:
         """Send one message.
@@ -52,7 +52,7 @@ class AgentLink:
         Raises:
             OSError: the agent is gone.
         """
-        with self._sending:
+        with self._send_lock:
             wire.send(self._socket, message, fds)
 
     def ask(self, message: protocol.Message, within_s: float = ANSWER_S) -> protocol.Message | None:
@@ -67,16 +67,16 @@ class AgentLink:
         return answer
 
     def listen(
-        self, other: int = -1, awake: Callable[[], None] = lambda: None
+        self, other: int = -1, on_other: Callable[[], None] = lambda: None
     ) -> protocol.Message | None:
-        """Wait for the next message, however long; ``None``: the line is closed.
+        """Wait for the next message, however long; ``None``: the connection is closed.
 
         Args:
-            other: a descriptor that is waited for, too.
-            awake: called each time that one can be read.
+            other: a descriptor to wait for, too.
+            on_other: called each time that ``other`` can be read.
 
         Raises:
-            packet.ProtocolError: the agent speaks another version.
+            wire.ProtocolError: the agent speaks another version.
         """
         self._socket.settimeout(None)
         waiting = select.poll()
@@ -87,25 +87,25 @@ class AgentLink:
         while self._socket.fileno() not in ready:
             ready = {fd for fd, _ in waiting.poll()}
             if other in ready:
-                awake()
+                on_other()
         try:
             return wire.receive(self._socket)[0]
         except OSError:
             return None
 
     def is_agent_dead(self, within_s: float) -> bool:
-        """Whether the agent's process ended (it closes lines a moment before)."""
+        """Whether the agent's process ended; the kernel closes its sockets a moment before."""
         waiting = select.poll()
         waiting.register(self._agent, select.POLLIN)
         return bool(waiting.poll(within_s * 1000))
 
     def close(self) -> None:
-        """Close the line; a listener that waits on it hears the end."""
-        with contextlib.suppress(OSError):  # it was closed from the other end
+        """Close the connection; that also ends :meth:`listen` in another thread."""
+        with contextlib.suppress(OSError):  # the agent has closed it
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def forget(self) -> None:
-        """Keep nothing of it: nobody listens here, as in a forked child, whose parent's it is."""
+        """Close only the descriptors; in a forked child, whose parent still needs the line."""
         os.close(self._socket.detach())
         os.close(self._agent)

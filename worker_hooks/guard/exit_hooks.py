@@ -1,8 +1,8 @@
-"""Holds a process that wants to end while its state may still be needed.
+"""Holds a process that is about to end while its state may still be needed.
 
 A survivor whose collective fails raises within milliseconds of a peer's death, and would take its
-copy of the state with it. The script need not catch anything: the exception is held at the top,
-after its traceback is in the log.
+copy of the state with it. The script need not catch anything: an uncaught exception is held after
+its traceback is in the log.
 """
 
 from __future__ import annotations
@@ -10,36 +10,43 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
 
 class ExitHold(Protocol):
-    """Who can hold the main thread."""
+    """What can hold the main thread."""
 
-    def raised(self, error: str) -> bool:
-        """Until nothing is to be saved any more."""
+    def hold_exception(self, error: str) -> bool:
+        """Wait until nothing is to be saved any more."""
 
-    def leave(self) -> None:
+    def hold_exit(self) -> None:
         """The same, for a process that exits by itself."""
 
 
 def install_exit_hooks(guard: ExitHold) -> None:
-    """Hold this process's main thread at its ends: an uncaught exception, and any exit."""
+    """Hold this process's main thread at an uncaught exception, and at any exit."""
+
+    def hold(error: BaseException) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not isinstance(error, KeyboardInterrupt):
+            sys.stderr.flush()
+            guard.hold_exception(describe(error))
+
+    after_uncaught(hold)
+    atexit.register(guard.hold_exit)
+
+
+def after_uncaught(call: Callable[[BaseException], None]) -> None:
+    """Call this with an exception that nobody caught, in its thread, after its traceback is out."""
     previous = sys.excepthook
 
-    def at_top(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        previous(kind, error, trace)  # first of all: the traceback must be in the log
-        if threading.current_thread() is threading.main_thread() and not issubclass(
-            kind, KeyboardInterrupt
-        ):
-            sys.stderr.flush()
-            guard.raised(describe(error))
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, error, trace)
+        call(error)
 
-    sys.excepthook = at_top
-    atexit.register(guard.leave)
+    sys.excepthook = hook
 
 
 def describe(error: BaseException) -> str:

@@ -3,20 +3,20 @@
 The replicated state is *whole* from a commit until the next optimizer update begins, and *torn*
 from there to the next commit. A closed gate lets no update begin; a held one keeps the main thread
 at a commit. A Python signal handler could not do this: a rank that is blocked in a collective runs
-those up to 30 s late.
+its handlers up to 30 s late.
 
-The main thread comes by several times a step and takes no lock while nobody wants anything of it.
-Each side writes first what it does and looks then at what the other side wrote:
+The main thread passes the gate several times a step, and takes no lock while nobody wants to stop
+it. Each side first writes what it does and then reads what the other side wrote:
 
-    main thread     ``_torn``, ``_committing`` = true, then looks at ``is_shut``
-    listener        ``is_shut`` = true, then looks at ``_torn``, ``_committing``
+    main thread     ``_torn``, ``_committing`` = true, then reads ``needs_slow_path``
+    listener        ``needs_slow_path`` = true, then reads ``_torn``, ``_committing``
 
-Whatever the order, one of the two sees the other (Dekker's handshake). If the listener does, it
-waits for the update or the commit; if the main thread does, it takes back what it wrote and goes
-the slow way, under the lock; if both do, they wait for different things: the main thread for the
-lock, which the listener does not hold while it waits. The handshake needs each thread's reads and
-writes to happen in their order, as they do under the GIL. In a Python without one the gate is
-always shut: the main thread goes the slow way each time.
+In any order, at least one of the two sees the other (Dekker's algorithm). If the listener does, it
+waits for the update or the commit. If the main thread does, it takes back what it wrote and takes
+the slow path, under the lock. If both do, they wait for different things: the main thread for the
+lock, which the listener does not hold while it waits. The algorithm needs the reads and writes of
+each thread to happen in their order, as they do under the GIL. In a Python without a GIL the main
+thread takes the slow path each time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import threading
 import time
 from collections.abc import Callable
 from enum import Enum
-from types import FrameType
 
-STILL_S = 0.2  # a main thread that stands at one instruction for so long is blocked, not busy
+from worker_hooks.distributed.stacks import main_instruction
+
+STILL_S = 0.2  # a main thread that stays at one instruction for so long is blocked, not busy
 LOOK_S = 0.02  # between two looks at it
 CATCH_UP_S = 1.0  # for what takes milliseconds where processors are free
 
@@ -38,92 +39,92 @@ _IS_FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 class EjectedError(BaseException):
     """Takes the main thread out of the training function, to enter it again.
 
-    No ``Exception``: a script that answers failures itself is not to answer this one.
+    No ``Exception``: a script that handles failures itself is not to handle this one.
     """
 
 
-class Stand(Enum):
-    """Where the main thread was found when the gate was closed."""
+class FreezeResult(Enum):
+    """What the state was when the gate was closed."""
 
     WHOLE = "whole"  # no update since the commit
-    UPDATED = "updated"  # the update is done, the main thread stands still before its commit
+    UPDATED = "updated"  # the update is complete; the main thread is blocked before its commit
     TORN = "torn"
 
 
 class Gate:
-    """Who may pass. All times are seconds."""
+    """Decides whether the main thread may pass. All times are seconds."""
 
     __slots__ = (
         "_arrived",
-        "_barred",
         "_changed",
         "_closed",
         "_closed_at",
         "_committing",
         "_ejecting",
+        "_exiting",
         "_held",
+        "_hold_at",
         "_holding",
-        "_is_settled",
-        "_leaving",
+        "_is_complete",
         "_raised",
-        "_stay_at",
         "_step",
         "_torn",
         "_updates",
-        "is_shut",
+        "_updates_blocked",
+        "needs_slow_path",
     )
 
     def __init__(self, step: Callable[[], int] = lambda: 0) -> None:
         """Open.
 
         Args:
-            step: the newest commit; asked by either thread.
+            step: the newest commit; called by either thread.
         """
         self._step = step
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Be as new, in a forked child: a thread that is not in it may have held the lock."""
+    def reset(self) -> None:
+        """Start as new, in a forked child: a thread that does not exist there may hold the lock."""
         self._changed = threading.Condition()
-        self.is_shut = _IS_FREE_THREADED
+        self.needs_slow_path = _IS_FREE_THREADED
         """False: there is nothing to :meth:`pause` for. May be read at any time, without a lock."""
         self._closed = False
-        self._closed_at = 0  # the commit that the main thread may yet come to
-        self._holding = False
-        self._stay_at: int | None = None  # the commit the main thread stays at
-        self._arrived: Callable[[], None] | None = None  # called by it, once, when it is there
-        self._leaving = False
+        self._closed_at = 0  # the commit that the main thread may still reach
+        self._holding = False  # at the next commit
+        self._hold_at: int | None = None  # the commit at which the main thread is held
+        self._arrived: Callable[[], None] | None = None  # the main thread calls it there, once
+        self._exiting = False
         self._ejecting = False
-        self._barred = False
+        self._updates_blocked = False
         self._held = False
         self._raised = False
         self._updates = 0  # under way
         self._torn = False
         self._committing = False
-        self._is_settled = False  # called updated: what is torn is complete
+        self._is_complete = False  # reported as UPDATED: what is torn is complete
 
     # --- the main thread ------------------------------------------------------------------------
 
     def begin_update(self) -> None:
-        """Before an optimizer touches anything; waits while the gate is closed.
+        """Call before an optimizer changes anything; waits while the gate is closed.
 
         Raises:
-            EjectedError: the main thread is to leave the training function.
+            EjectedError: the main thread must return from the training function.
         """
         was_torn = self._torn
-        self._updates += 1  # first: who sees a torn state must not take its update for a past one
+        self._updates += 1  # first: torn without an update under way means that one has ended
         self._torn = True
-        if self.is_shut:
-            self._begin_again(was_torn)
+        if self.needs_slow_path:
+            self._begin_update_slowly(was_torn)
 
-    def _begin_again(self, was_torn: bool) -> None:
+    def _begin_update_slowly(self, was_torn: bool) -> None:
         with self._changed:
             self._updates -= 1
             self._torn = was_torn
             self._changed.notify_all()
-            # the second optimizer of a step goes through, if that was not called complete
+            # the second optimizer of a step may pass, unless the step was reported as complete
             while not self._ejecting and (
-                self._barred or (self._is_closed() and (self._is_settled or not was_torn))
+                self._updates_blocked or (self._is_closed() and (self._is_complete or not was_torn))
             ):
                 self._changed.wait()
             if self._ejecting:
@@ -132,57 +133,57 @@ class Gate:
             self._torn = True
 
     def end_update(self) -> None:
-        """After it."""
+        """Call after an optimizer's update."""
         self._updates -= 1
-        if self.is_shut:
-            self._tell()
+        if self.needs_slow_path:
+            self._notify()
 
-    def commit(self, note: Callable[[], None]) -> None:
-        """Make the step a commit; ``note`` writes it down while the listener does not look."""
+    def commit(self, record: Callable[[], None]) -> None:
+        """Make the step a commit; ``record`` writes it down while the listener does not read."""
         self._committing = True
-        if self.is_shut:
+        if self.needs_slow_path:
             self._committing = False
             with self._changed:
-                self._note(note)
+                self._record(record)
                 self._changed.notify_all()
             return
         try:
-            self._note(note)
+            self._record(record)
         finally:
             self._committing = False
-            if self.is_shut:  # by now
-                self._tell()  # type: ignore[unreachable]
+            if self.needs_slow_path:  # by now
+                self._notify()  # type: ignore[unreachable]
 
-    def _note(self, note: Callable[[], None]) -> None:
-        note()
+    def _record(self, record: Callable[[], None]) -> None:
+        record()
         self._torn = False
-        self._updates = 0  # one that failed has told no end
+        self._updates = 0  # an update that failed did not report its end
 
     def pause(self) -> bool:
-        """At a boundary: stay as long as the main thread is to be held.
+        """At a boundary: wait as long as the main thread is to be held.
 
         Returns:
-            Whether it is to leave.
+            Whether it is to exit.
 
         Raises:
-            EjectedError: it is to leave the training function, and to enter it again.
+            EjectedError: it must return from the training function, and enter it again.
         """
-        return self.is_shut and self._stay()
+        return self.needs_slow_path and self._pause_slowly()
 
-    def _stay(self) -> bool:
+    def _pause_slowly(self) -> bool:
         while (arrived := self._wait()) is not None:
             arrived()  # without the lock: it may send, and the listener must not wait for that
         if self._ejecting:
             raise EjectedError
-        return self._leaving
+        return self._exiting
 
     def _wait(self) -> Callable[[], None] | None:
-        """Until the main thread may go on; or it has come to where it is awaited: whom to tell."""
+        """Wait until the main thread may continue, or is where it was awaited: whom to call."""
         with self._changed:
-            while not (self._leaving or self._ejecting) and (
-                self._holding or self._is_closed() or self._is_there()
+            while not (self._exiting or self._ejecting) and (
+                self._holding or self._is_closed() or self._has_arrived()
             ):
-                if self._arrived is not None and self._is_there():
+                if self._arrived is not None and self._has_arrived():
                     arrived, self._arrived = self._arrived, None
                     return arrived
                 self._held = True
@@ -194,33 +195,35 @@ class Gate:
     def _is_closed(self) -> bool:
         return self._closed and self._step() >= self._closed_at
 
-    def _is_there(self) -> bool:
-        return self._stay_at is not None and self._step() >= self._stay_at
+    def _has_arrived(self) -> bool:
+        return self._hold_at is not None and self._step() >= self._hold_at
 
-    def look(self) -> None:
-        """While waiting for other ranks in another way than by a collective.
+    def raise_if_ejected(self) -> None:
+        """Call while waiting for other ranks by other means than a collective.
 
         Raises:
-            EjectedError: the main thread is to leave the training function.
+            EjectedError: the main thread must return from the training function.
         """
         if self._ejecting:
             raise EjectedError
 
-    def enter(self) -> None:
-        """The main thread is back at its top, with no update under way, and nobody else's."""
+    def reenter(self) -> None:
+        """The main thread has returned from the training function; no update is under way."""
         with self._changed:
             self._ejecting = self._raised = self._torn = False
             self._updates = 0
-            self.is_shut = self._barred or self._leaving or self._closed or _IS_FREE_THREADED
+            self.needs_slow_path = (
+                self._updates_blocked or self._exiting or self._closed or _IS_FREE_THREADED
+            )
             self._changed.notify_all()
 
     def note_raised(self) -> None:
-        """The main thread came to its top with an exception: it goes nowhere any more."""
+        """An exception ended the main thread's training function: no commit will follow."""
         with self._changed:
             self._raised = True
             self._changed.notify_all()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
@@ -233,84 +236,84 @@ class Gate:
 
     @property
     def is_held(self) -> bool:
-        """Whether the main thread stands at a commit, or at its top with an exception."""
+        """Whether the main thread waits at a commit, or an exception has ended its training."""
         return self._held or self._raised
 
     @property
-    def is_asked(self) -> bool:
-        """Whether the main thread is to stay at a commit, or to leave."""
-        return self._stay_at is not None or self._leaving
+    def is_stopping(self) -> bool:
+        """Whether the main thread is to be held at a certain commit, or to exit."""
+        return self._hold_at is not None or self._exiting
 
     def hold(self) -> None:
-        """Keep the main thread at its next commit; updates go on until then."""
+        """Hold the main thread at its next commit; updates continue until then."""
         with self._changed:
-            self._holding = self.is_shut = True
+            self._holding = self.needs_slow_path = True
 
     def hold_next(self, is_over: Callable[[], bool]) -> int:
-        """Keep the main thread at the end of the step it is in; which one that is.
+        """Hold the main thread at the end of its present step, and return that step's number.
 
-        The flag is up before the step is looked at. So the main thread cannot pass by that step's
-        end: either it sees the flag there, or its commit came before the look, and the step is a
+        The flag is set before the step is read, so the main thread cannot pass the end of that
+        step: either it sees the flag there, or its commit preceded the read, and the step is a
         later one.
 
         Args:
-            is_over: whether no step will follow; asked when the flag is up. The step is then the
+            is_over: whether no step will follow; called after the flag is set. The step is then the
                 newest commit.
         """
         with self._changed:
-            self.is_shut = True
-            self._stay_at = step = self._step() + (not is_over())
+            self.needs_slow_path = True
+            self._hold_at = step = self._step() + (not is_over())
             self._arrived = None
             self._changed.notify_all()
             return step
 
     def hold_at(self, step: int, arrived: Callable[[], None] | None = None) -> None:
-        """Keep the main thread at this commit, and let it go on so far.
+        """Let the main thread continue to this commit, and hold it there.
 
         Args:
-            step: not one that the main thread is past.
-            arrived: called once when the main thread comes to stay there, in it.
+            step: not one that the main thread has passed.
+            arrived: called once by the main thread when it is held there.
         """
         with self._changed:
-            self.is_shut = True
-            self._stay_at = step
+            self.needs_slow_path = True
+            self._hold_at = step
             self._arrived = arrived
             self._changed.notify_all()
 
-    def take_arrival(self) -> bool:
-        """Whether nobody has told yet that the main thread arrived; from now on somebody has."""
+    def claim_arrival(self) -> bool:
+        """Whether ``arrived`` was not called yet; the main thread will not call it any more."""
         with self._changed:
             is_open, self._arrived = self._arrived is not None, None
             return is_open
 
-    def leave(self) -> None:
-        """Let the main thread out, with the order to leave: for good."""
+    def exit(self) -> None:
+        """Let the main thread continue, for good, with the order to exit."""
         with self._changed:
-            self.is_shut = self._leaving = True
-            self._closed = self._holding = self._is_settled = False
-            self._stay_at = self._arrived = None
-            self._changed.notify_all()
+            self.needs_slow_path = self._exiting = True
+            self._open()
 
     def eject(self) -> None:
-        """Take the main thread out of the training function; from then on, let no update begin."""
+        """Take the main thread out of the training function; let no update begin before `open`."""
         with self._changed:
-            self.is_shut = self._ejecting = self._barred = True
-            self._closed = self._holding = self._is_settled = False
-            self._stay_at = self._arrived = None
-            self._changed.notify_all()
+            self.needs_slow_path = self._ejecting = self._updates_blocked = True
+            self._open()
 
-    def bar(self) -> None:
-        """Let no update begin before :meth:`open`; all else goes on."""
+    def block_updates(self) -> None:
+        """Let no update begin before :meth:`open`; everything else continues."""
         with self._changed:
-            self.is_shut = self._barred = True
+            self.needs_slow_path = self._updates_blocked = True
 
     def open(self) -> None:
-        """Let everything go on; an order to leave stands."""
+        """Let the main thread continue; an order to exit still counts."""
         with self._changed:
-            self._closed = self._holding = self._is_settled = self._barred = False
-            self._stay_at = self._arrived = None
-            self.is_shut = self._leaving or self._ejecting or _IS_FREE_THREADED
-            self._changed.notify_all()
+            self._updates_blocked = False
+            self.needs_slow_path = self._exiting or self._ejecting or _IS_FREE_THREADED
+            self._open()
+
+    def _open(self) -> None:
+        self._closed = self._holding = self._is_complete = False
+        self._hold_at = self._arrived = None
+        self._changed.notify_all()
 
     def close(
         self,
@@ -318,64 +321,58 @@ class Gate:
         is_complete: Callable[[], bool],
         is_touched: Callable[[], bool] = lambda: False,
         newest: int = 0,
-    ) -> Stand:
-        """Let no update begin; let one that is under way come to its commit, if it can.
+    ) -> FreezeResult:
+        """Let no update begin; let one that is under way reach its commit, if it can.
 
         Args:
             grace_s: how long to wait for that.
-            is_complete: whether all that a step usually changes has changed; asked when the main
-                thread stands still after an update, in a collective that a dead rank never joins.
-            is_touched: whether the script has changed state by itself since the commit.
-            newest: the newest commit of any rank; who is one behind may come to it, see below.
+            is_complete: whether all that a step usually changes has changed; called when the main
+                thread is blocked after an update, in a collective that a dead rank never joins.
+            is_touched: whether the script itself has changed the state since the commit.
+            newest: the newest commit of any rank; a rank that is one behind may reach it, too.
         """
         began = time.monotonic()
         with self._changed:
-            self._closed = self.is_shut = True
-            self._arrived = None  # whoever waits for that is answered here
+            self._closed = self.needs_slow_path = True
+            self._arrived = None  # the freeze is answered instead
             self._closed_at = newest if self._step() + 1 == newest else 0
             self._catch_up(min(grace_s, CATCH_UP_S))
             self._closed_at = 0
-            main, has_waited = _Main(), False
+            main, has_waited = _MainThread(), False
             while self._committing or self._torn or is_touched():
                 is_still = main.still_s() > STILL_S or self._raised
                 if is_still and not self._committing and self._updates == 0 and is_complete():
-                    self._is_settled = True
-                    return Stand.UPDATED
-                # a main thread that saw the gate shut needs the lock to take its update back
+                    self._is_complete = True
+                    return FreezeResult.UPDATED
+                # a main thread that found the gate closed needs the lock to take its update back
                 if self._raised or (time.monotonic() > began + grace_s and has_waited):
-                    return Stand.TORN
+                    return FreezeResult.TORN
                 self._changed.wait(LOOK_S)
                 has_waited = True
-            return Stand.WHOLE
+            return FreezeResult.WHOLE
 
     def _catch_up(self, within_s: float) -> None:
-        """Let the main thread come to the commit at which it is closed. The lock is held.
+        """Let the main thread reach the commit at which the gate is closed. The lock is held.
 
-        A peer came to it, and so had all that it needs of the others: the same has been sent to
-        this rank, or it raises, as the peer is gone. A step less is trained again.
+        A peer reached it, so that peer had all it needs of the others. The same was sent to this
+        rank; or the peer is gone, and this rank raises. If it does not get there, the job repeats
+        one step more.
         """
-        main, deadline = _Main(), time.monotonic() + within_s
-        while not (self._is_closed() or self._raised or self._held or self._barred):
+        main, deadline = _MainThread(), time.monotonic() + within_s
+        while not (self._is_closed() or self._raised or self._held or self._updates_blocked):
             if main.still_s() > STILL_S or time.monotonic() > deadline:
                 return
             self._changed.wait(LOOK_S)
 
 
-class _Main:
-    """The main thread, looked at now and then."""
+class _MainThread:
+    """The main thread, as seen in repeated looks at it."""
 
     def __init__(self) -> None:
-        self._place, self._since = _place(), time.monotonic()
+        self._instruction, self._since = main_instruction(), time.monotonic()
 
     def still_s(self) -> float:
-        """How long it has been at one instruction, as far as was seen."""
-        if (place := _place()) != self._place:
-            self._place, self._since = place, time.monotonic()
+        """How long it has been at one instruction, as far as the looks can tell."""
+        if (instruction := main_instruction()) != self._instruction:
+            self._instruction, self._since = instruction, time.monotonic()
         return time.monotonic() - self._since
-
-
-def _place() -> tuple[int, int]:
-    """The instruction the main thread is at."""
-    ident = threading.main_thread().ident
-    frame: FrameType | None = None if ident is None else sys._current_frames().get(ident)  # noqa: SLF001
-    return (0, 0) if frame is None else (id(frame), frame.f_lasti)

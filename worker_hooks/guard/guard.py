@@ -1,7 +1,7 @@
-"""Guards one rank's state: keeps the line to the agent, freezes the gate, saves when told to.
+"""Guards one rank's state: keeps the connection to the agent, freezes the gate, saves on order.
 
-The listener is a thread of its own because the main thread may sit in a collective that a dead
-peer never joins. It reads the live state only while the gate is closed.
+The listener is a thread of its own because the main thread may be blocked in a collective that a
+dead peer never joins. It reads the live state only while the gate is closed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypedDict
 
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import RankEnv
@@ -22,7 +22,7 @@ from worker_hooks.distributed import abort, stacks
 from worker_hooks.guard import exit_hooks
 from worker_hooks.guard import save as saving
 from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, AgentLink
-from worker_hooks.guard.gate import Gate, Stand
+from worker_hooks.guard.gate import FreezeResult, Gate
 from worker_hooks.guard.liveness_socket import LivenessSocket
 from worker_hooks.guard.signal_wakeup import SignalWakeup
 from worker_hooks.storage.durable_file import ThrottledProgress
@@ -30,15 +30,14 @@ from worker_hooks.storage.durable_file import ThrottledProgress
 log = logging.getLogger("msrun")
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-DYING_S = 1.0  # from a closed line to the end of the agent that closed it by dying
+DYING_S = 1.0  # from a closed connection to the end of the agent that closed it by dying
 LOOK_S = 1.0
-
 
 _guarded: set[int] = set()  # this process, once the agent has welcomed it
 
 
 class StateSource(saving.SaveSource, Protocol):
-    """Whose state is guarded."""
+    """The state that is guarded."""
 
     @property
     def step(self) -> int:
@@ -55,70 +54,81 @@ class StateSource(saving.SaveSource, Protocol):
         """Whether live state was changed since the commit, by an optimizer or by the script."""
 
     def nbytes(self) -> tuple[int, int]:
-        """About how large the replicated state is, and what of it is in ordinary memory."""
+        """About how large the replicated state is, and what part of it is in host memory."""
 
     def forget(self) -> None:
         """Write to no page any more."""
 
 
+class _Sender(TypedDict):
+    """The fields that every message to the agent has."""
+
+    rank: int
+    attempt: int
+
+
+class StartupOptions(NamedTuple):
+    """What a training wants of its guard. Paths are absolute; an empty text means none."""
+
+    ckpt_save_path: str = ""  # where dumps are saved
+    exit_file: str = ""  # the JSON file in which a graceful exit can be requested
+    exit_signals: tuple[int, ...] = ()  # signals to this process that request a graceful exit
+    checkpoints: tuple[str, ...] = ()  # where periodic checkpoints are saved
+    breakpoints: str = ""  # prefix of an exception's dump in the first of those folders
+
+
 class Guard:
-    """One rank's guard; without a line it guards nothing and costs nothing."""
+    """One rank's guard; without a connection it guards nothing and costs nothing.
+
+    ``TrainState`` makes it, and the main thread calls it. Of the rest, :mod:`agent_lost` and
+    ``ModelCheckpoint`` freeze and save through it.
+    """
 
     def __init__(
         self,
-        told: RankEnv,
+        env: RankEnv,
         source: StateSource,
-        ckpt_save_path: str,
-        at_dump: Callable[[], None],
-        alone: Callable[[Guard], None],
+        options: StartupOptions,
         *,
-        exit_file: str = "",
-        exit_signals: Iterable[int] = (),
-        checkpoints: str = "",
-        breakpoints: str = "",
+        before_dump: Callable[[], None],
+        when_agent_died: Callable[[Guard], None],
     ) -> None:
         """Prepare; :meth:`greet` connects.
 
         Args:
-            told: who this process is.
+            env: who this process is.
             source: the state.
-            ckpt_save_path: where it is saved, absolute; empty: nowhere.
-            at_dump: called in the listener before anything is saved.
-            alone: called in the listener when the agent is dead; saves, and ends the process.
-            exit_file: the JSON in which a graceful exit can be asked for, absolute; empty: none.
-            exit_signals: signals to this process that ask for one.
-            checkpoints: where periodic checkpoints are saved, absolute; empty: nowhere.
-            breakpoints: the prefix of what is saved there for an exception; empty: nothing.
+            options: what the training wants.
+            before_dump: called in the listener before the state is digested or written.
+            when_agent_died: called in the listener; saves the state and ends the process.
         """
         self.gate = Gate(lambda: source.step)
         self.welcome: protocol.Welcome | None = None
-        self.told = told
+        self.env = env
         self.source = source
-        self.ckpt_save_path = ckpt_save_path
-        self._at_dump = at_dump
-        self._alone = alone
-        self._files = exit_file, checkpoints, breakpoints
-        self._exit_signals = tuple(exit_signals)
-        self._signal: int | None = None  # that came last
+        self.options = options
+        self.is_done = False  # training is over
+        self.resumed_step = 0  # the step of the checkpoint on disk that this attempt began from
+        self.exit_order: protocol.Leave | None = None  # the order that ends a graceful exit
+        self.not_replaceable_why = ""  # why this rank can join no other group; empty: it can
+        self.digest = ""  # quick, of the state that was compared last
+        self._before_dump = before_dump
+        self._when_agent_died = when_agent_died
+        self._last_signal: int | None = None
         self._link: AgentLink | None = None
-        self._beacon: LivenessSocket | None = None
+        self._liveness: LivenessSocket | None = None
         self._listener: threading.Thread | None = None
         self._wakeup: SignalWakeup | None = None
         self._released = threading.Event()
-        self.is_done = False  # training is over
-        self.resumed_step = 0  # saved already, in the checkpoint this attempt began from
-        self.left: protocol.Leave | None = None  # the order with which a graceful exit ends
-        self.why_fixed = ""  # why this rank can join no other group; empty: it can
-        self._rejoin: protocol.Rejoin | None = None  # ordered, and not obeyed yet
-        self._turning = threading.Lock()  # from one attempt to the next
-        self._out = threading.Event()  # the main thread has come to its top for the order
+        self._rejoin_order: protocol.Rejoin | None = None  # until it is obeyed
+        self._rejoin_lock = threading.Lock()  # held by what must belong to a single attempt
+        self._is_out = threading.Event()  # the main thread has obeyed the last order to rejoin
         self._pid = os.getpid()
-        self._frozen: int | None = None  # the state's version, where it was torn but complete
-        self.digest = ""  # quick, of the state that was compared last
+        self._frozen_version: int | None = None  # of the state, if it was torn but complete
 
     @property
     def is_on(self) -> bool:
-        """Whether somebody will save this state."""
+        """Whether the agent will have this state saved."""
         return self._link is not None
 
     def greet(self, *, wants_resume: bool) -> protocol.Welcome | None:
@@ -128,25 +138,17 @@ class Guard:
             SystemExit: the agent refuses, exit code 2.
             ValueError: another guard of this process did so before.
         """
-        if not self.told.hooks:
+        if not self.env.hooks:
             return None
         if self._pid in _guarded:
             raise ValueError("this process has a TrainState already: register everything in one")
         try:
-            link = AgentLink(self.told.hooks)
+            link = AgentLink(self.env.hooks)
         except OSError as error:
-            log.warning("nothing guards rank %d: %s", self.told.rank, error)
+            log.warning("nothing guards rank %d: %s", self.env.rank, error)
             return None
-        who = *self._who, self._pid
-        try:
-            hello = protocol.Hello(*who, self.ckpt_save_path, wants_resume, *self._files)
-            # a newcomer may be early: it is answered when the survivors' state is saved
-            is_patient = wants_resume or self.told.attempt > 0
-            answer = link.ask(hello, VERIFY_S if is_patient else ANSWER_S)
-        except (OSError, wire.ProtocolError) as error:
-            log.warning("nothing guards rank %d: %s", self.told.rank, error)
-            answer = None
-        if not isinstance(answer, protocol.Welcome):  # e.g. a child of a rank: the rank is guarded
+        answer = self._ask_welcome(link, wants_resume=wants_resume)
+        if answer is None:  # e.g. a child of a rank: the rank is guarded
             link.forget()
             return None
         if answer.refusal:
@@ -154,36 +156,57 @@ class Guard:
             raise SystemExit(2)
         self._link, self.welcome = link, answer
         if answer.is_barred:
-            self.gate.bar()
+            self.gate.block_updates()
         _guarded.add(self._pid)
-        os.register_at_fork(after_in_child=self._forget)
+        os.register_at_fork(after_in_child=self._forget_in_child)
         return answer
+
+    def _ask_welcome(self, link: AgentLink, *, wants_resume: bool) -> protocol.Welcome | None:
+        hello = protocol.Hello(
+            rank=self.env.rank,
+            attempt=self.env.attempt,
+            pid=self._pid,
+            ckpt_save_path=self.options.ckpt_save_path,
+            wants_resume=wants_resume,
+            exit_file=self.options.exit_file,
+            checkpoints=next(iter(self.options.checkpoints), ""),
+            breakpoints=self.options.breakpoints,
+        )
+        # a replacement worker may be early: it is answered when the survivors' state is saved
+        is_patient = wants_resume or self.env.attempt > 0
+        try:
+            answer = link.ask(hello, VERIFY_S if is_patient else ANSWER_S)
+        except (OSError, wire.ProtocolError) as error:
+            log.warning("nothing guards rank %d: %s", self.env.rank, error)
+            return None
+        return answer if isinstance(answer, protocol.Welcome) else None
 
     def register(self, page: int, step: int) -> None:
         """From now on the state can be saved. Called in the main thread; again for a new page."""
         if self._link is None:
             return
+        why = self.not_replaceable_why
         try:
-            self._link.send(protocol.Registered(*self._who, step, self.why_fixed), [page])
+            self._link.send(protocol.Registered(**self._sender, step=step, why_fixed=why), [page])
         except OSError:
-            self._give_up("the line to msrun broke")
+            self._stop_guarding("the connection to msrun broke")
             return
         if self._listener is None:
-            # the kernel would kill this thread's process with msrun, before it could save
+            # else the kernel kills this process when msrun dies, before it could save
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
-            self._beacon = LivenessSocket(self.told)
-            self._catch()
+            self._liveness = LivenessSocket(self.env)
+            self._catch_signals()
             self._listener = threading.Thread(target=self._listen, name="msrun", daemon=True)
             self._listener.start()
             exit_hooks.install_exit_hooks(self)
 
-    def _catch(self) -> None:
-        """From now on somebody hears the signals that ask for an exit.
+    def _catch_signals(self) -> None:
+        """Turn the signals that request an exit into requests.
 
-        SIGTERM is one of them unless the script has a use for it: Slurm and systemd send it to all
-        processes of a job at once, and the state must not die with all who hold it.
+        SIGTERM is one of them unless the script uses it itself: Slurm and systemd send it to all
+        processes of a job at once, and the state must not die with all its holders.
         """
-        numbers = {*self._exit_signals}
+        numbers = {*self.options.exit_signals}
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             numbers.add(signal.SIGTERM)
         if not numbers:
@@ -192,62 +215,62 @@ class Guard:
             self._wakeup = SignalWakeup(numbers)
         except (OSError, ValueError) as error:
             log.warning(
-                "a signal to rank %d alone is no request to exit: %s", *self._who[:1], error
+                "a signal to rank %d alone does not request an exit: %s", self.env.rank, error
             )
 
     def request_exit(self, why: str) -> None:
-        """Ask that the whole job leaves gracefully; without an agent, that this process does."""
+        """Request that the whole job exits gracefully; without an agent, that this process does."""
         if self._link is not None:
-            self._say(protocol.ExitRequested(*self._who, why))
+            self._send(protocol.ExitRequested(**self._sender, why=why))
         else:
-            self.gate.hold_at(self.source.step + 1, self.gate.leave)
+            self.gate.hold_at(self.source.step + 1, self.gate.exit)
 
     # --- the main thread ------------------------------------------------------------------------
 
-    def raised(self, error: str) -> bool:
-        """Hold the main thread, which has come to its top, until nothing is to be saved.
+    def hold_exception(self, error: str) -> bool:
+        """Hold the main thread, whose training function has raised, until nothing is to be saved.
 
         Returns:
             Whether it is to :meth:`rejoin`.
         """
         if self._is_guarding() and not self._released.is_set():
             self.gate.note_raised()
-            with self._turning:
-                if self._rejoin is None:  # else what failed is over already
-                    self._say(protocol.Raised(*self._who, error[:2000]))
+            with self._rejoin_lock:
+                if self._rejoin_order is None:  # else the attempt that failed is over already
+                    self._send(protocol.Raised(**self._sender, error=error[:2000]))
             self._await_release()
-        return self._rejoin is not None
+        return self._rejoin_order is not None
 
     def rejoin(self) -> tuple[protocol.Rejoin, bool]:
-        """From now on be a rank of the attempt that was ordered; the main thread is at its top.
+        """Become a rank of the attempt that was ordered; the training function was left.
 
         Returns:
             The order, and whether an update was under way.
         """
-        with self._turning:
-            order, self._rejoin = self._rejoin, None
+        with self._rejoin_lock:
+            order, self._rejoin_order = self._rejoin_order, None
             assert order is not None
-            self._out.set()
-            self.told = self.told._replace(attempt=order.attempt)
+            self._is_out.set()
+            self.env = self.env._replace(attempt=order.attempt)
             self._released.clear()
             was_torn = self.gate.is_torn
-            self.gate.enter()
-        self.is_done, self._frozen = False, None
-        self._say(protocol.Rejoining(*self._who))
+            self.gate.reenter()
+        self.is_done, self._frozen_version = False, None
+        self._send(protocol.Rejoining(**self._sender))
         return order, was_torn
 
-    def leave(self) -> None:
+    def hold_exit(self) -> None:
         """Hold the main thread, which is about to exit, while its state may still be needed."""
         if self._is_guarding() and not self._released.is_set():
             self.gate.note_raised()
-            self._say(protocol.Leaving(*self._who, self.is_done))
+            self._send(protocol.Leaving(**self._sender, is_done=self.is_done))
             self._await_release()
         if self._is_guarding() and self._wakeup is not None:
-            self._wakeup.restore()  # soon nobody reads what it tells
+            self._wakeup.restore()  # soon nobody reads the pipe
 
     @property
-    def _who(self) -> tuple[int, int]:
-        return self.told.rank, self.told.attempt
+    def _sender(self) -> _Sender:
+        return {"rank": self.env.rank, "attempt": self.env.attempt}
 
     def _is_guarding(self) -> bool:
         return self._link is not None and self._listener is not None and os.getpid() == self._pid
@@ -258,15 +281,15 @@ class Guard:
             if self._listener is None or not self._listener.is_alive():
                 return
 
-    def _forget(self) -> None:
-        """In a forked child: it is no rank."""
+    def _forget_in_child(self) -> None:
+        """A forked child is no rank."""
         if self._link is not None:
             self._link.forget()
             self._link = None
-        if self._beacon is not None:
-            self._beacon.close()
+        if self._liveness is not None:
+            self._liveness.close()
         self.source.forget()  # the page is the parent's
-        self.gate.forget()
+        self.gate.reset()
 
     # --- the listener ---------------------------------------------------------------------------
 
@@ -275,14 +298,14 @@ class Guard:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             other = -1 if self._wakeup is None else self._wakeup.fileno
-            while (message := self._link.listen(other, self._awake)) is not None:
+            while (message := self._link.listen(other, self._take_signals)) is not None:
                 self._obey(message)
-            if self.left is None and self._link.is_agent_dead(DYING_S):
-                self._alone(self)
+            if self.exit_order is None and self._link.is_agent_dead(DYING_S):
+                self._when_agent_died(self)
         except Exception:
-            log.exception("the guard of rank %d failed", self.told.rank)
+            log.exception("the guard of rank %d failed", self.env.rank)
         finally:
-            self._give_up("")
+            self._stop_guarding("")
 
     def _obey(self, message: protocol.Message) -> None:
         match message:
@@ -293,112 +316,128 @@ class Guard:
             case protocol.Release():
                 self._released.set()
             case protocol.Rejoin():
-                self._turn(message)
+                self._eject(message)
             case protocol.GoOn():
                 self.gate.open()
             case protocol.Inspect():
-                self._say(stacks.inspect(*self._who, message))
+                self._send(stacks.inspect(**self._sender, order=message))
             case protocol.Hold() | protocol.Proceed() | protocol.Leave() | protocol.Dismiss():
-                self._exit(message)
+                self._obey_exit(message)
             case _:
-                log.warning("msrun said what only a newer version understands: %s", message)
+                log.warning("msrun sent what only a newer version understands: %s", message)
 
-    def _turn(self, order: protocol.Rejoin) -> None:
-        """Take the main thread to its top, wherever it is; it will :meth:`rejoin`."""
+    def _eject(self, order: protocol.Rejoin) -> None:
+        """Take the main thread out of the training function; it will :meth:`rejoin`."""
         assert self._link is not None
         is_out = threading.Event()
-        with self._turning:
-            self._rejoin, self._out = order, is_out
+        with self._rejoin_lock:
+            self._rejoin_order, self._is_out = order, is_out
             self.gate.eject()
             self._released.set()
-            # the main thread gets no further than here before this is over: it makes new sockets
+            # before the lock is free: then the main thread makes sockets of the next attempt
             abort.unblock(self._link.agent_pid)
         threading.Thread(target=abort.end_if_stuck, args=(is_out,), daemon=True).start()
 
-    def _exit(
+    def _obey_exit(
         self, order: protocol.Hold | protocol.Proceed | protocol.Leave | protocol.Dismiss
     ) -> None:
         match order:
             case protocol.Hold():
                 step = self.gate.hold_next(lambda: self.is_done)
-                self._say(protocol.Standing(*self._who, order.dump_id, step))
+                self._send(protocol.Standing(**self._sender, dump_id=order.dump_id, step=step))
             case protocol.Proceed():
                 self._proceed(order)
             case protocol.Leave():
-                self.left = order
+                self.exit_order = order
                 self._released.set()
-                self.gate.leave()
+                self.gate.exit()
             case protocol.Dismiss():
                 if self._wakeup is not None:
-                    self._wakeup.give_way(self._signal)
+                    self._wakeup.give_way(self._last_signal)
 
-    def _give_up(self, why: str) -> None:
+    def _stop_guarding(self, why: str) -> None:
         if why:
-            log.warning("nothing guards rank %d any more: %s", self.told.rank, why)
+            log.warning("nothing guards rank %d any more: %s", self.env.rank, why)
         self._released.set()
         self.gate.open()
         if self._wakeup is not None:
             self._wakeup.give_way()
 
-    def _awake(self) -> None:
-        """A signal has come."""
+    def _take_signals(self) -> None:
         assert self._wakeup is not None
         for number in self._wakeup.take():
-            self._signal = number
-            self.request_exit(f"rank {self.told.rank} received {signal.Signals(number).name}")
+            self._last_signal = number
+            self.request_exit(f"rank {self.env.rank} received {signal.Signals(number).name}")
 
     def _proceed(self, order: protocol.Proceed) -> None:
-        """Let the main thread come to the step that all agreed on; tell when it is there."""
+        """Let the main thread reach the step that all ranks agreed on; report when it is there."""
 
         def arrived() -> None:
             is_whole = not self.source.is_touched()
             why = "" if is_whole else f"the script itself changed the state after step {order.step}"
-            self._say(protocol.Frozen(*self._who, order.dump_id, order.step, is_whole, why))
+            frozen = protocol.Frozen(
+                **self._sender, dump_id=order.dump_id, step=order.step, is_whole=is_whole, why=why
+            )
+            self._send(frozen)
 
-        self._frozen = None
+        self._frozen_version = None
         self.gate.hold_at(order.step, arrived)
         is_there = self.is_done and self.source.step == order.step
-        if is_there and self.gate.take_arrival():  # it may never come by a boundary again
+        if is_there and self.gate.claim_arrival():  # it may never come to a boundary again
             arrived()
 
-    def _say(self, message: protocol.Message) -> None:
+    def _send(self, message: protocol.Message) -> None:
         if self._link is not None:
-            with contextlib.suppress(OSError):  # the listener hears the closed line
+            with contextlib.suppress(OSError):  # the listener notices the closed connection
                 self._link.send(message)
 
     def freeze(self, grace_s: float, newest: int = 0) -> tuple[int, bool, str]:
-        """Close the gate: the step the state is whole as of, whether it is, and why not."""
+        """Close the gate.
+
+        Returns:
+            The step that the state is whole as of, whether it is whole, and why it is not.
+        """
         source = self.source
-        stand = self.gate.close(grace_s, source.is_complete, source.is_touched, newest)
-        step = self.source.step + (stand is Stand.UPDATED)
-        self._frozen = self.source.version() if stand is Stand.UPDATED else None
+        result = self.gate.close(grace_s, source.is_complete, source.is_touched, newest)
+        is_updated = result is FreezeResult.UPDATED
+        step = source.step + is_updated
+        self._frozen_version = source.version() if is_updated else None
         why = ""
-        if stand is Stand.TORN:
+        if result is FreezeResult.TORN:
             who = "an optimizer" if self.gate.is_torn else "the script itself"
             why = f"{who} began to update after step {step} and did not reach its commit"
-        return step, stand is not Stand.TORN, why
+        return step, result is not FreezeResult.TORN, why
 
     def _freeze(self, order: protocol.Freeze) -> None:
         step, is_whole, why = self.freeze(order.update_grace_s, order.step)
-        nbytes = self.source.nbytes() if is_whole else (0, 0)
-        self._say(protocol.Frozen(*self._who, order.dump_id, step, is_whole, why, *nbytes))
+        nbytes, host_nbytes = self.source.nbytes() if is_whole else (0, 0)
+        frozen = protocol.Frozen(
+            **self._sender,
+            dump_id=order.dump_id,
+            step=step,
+            is_whole=is_whole,
+            why=why,
+            nbytes=nbytes,
+            host_nbytes=host_nbytes,
+        )
+        self._send(frozen)
 
     def _save(self, order: protocol.Save) -> None:
-        def tell(nbytes: int) -> None:
-            self._say(protocol.Progress(*self._who, order.dump_id, nbytes))
+        def report(nbytes: int) -> None:
+            self._send(protocol.Progress(**self._sender, dump_id=order.dump_id, nbytes=nbytes))
 
         try:
-            self._at_dump()
-            done = self.save(order, ThrottledProgress(tell))
+            self._before_dump()
+            answer = self.save(order, ThrottledProgress(report))
         except Exception as error:  # noqa: BLE001  an OSError is not one of ours, either
-            self._say(saving.failed(self._who, order, error))
+            self._send(saving.failed(self.env, order, error))
         else:
-            self._say(done)
+            self._send(answer)
 
     def save(
         self, order: protocol.Save, advance: Callable[[int], None]
     ) -> protocol.Written | protocol.Digested:
         """As :func:`worker_hooks.guard.save.save`, of this rank."""
-        done = saving.save(self.source, self._who, order, self._frozen, advance)
-        self.digest = done.digest
-        return done
+        answer = saving.save(self.source, self.env, order, self._frozen_version, advance)
+        self.digest = answer.digest
+        return answer

@@ -1,4 +1,4 @@
-"""Saves one rank's part of a dump, and says what became of it in the agent's words."""
+"""Saves one rank's part of a dump; the result is a message to the agent."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
+from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.tensors.shard import Replica, digest, quick_digest, write, write_quick
 
@@ -32,7 +33,7 @@ _PLACE_ERRORS = {
 
 
 class SaveSource(Protocol):
-    """Whose state is saved."""
+    """The state that is saved."""
 
     def replica(self, step: int) -> Replica:
         """The replicated state as of the newest commit or, if torn but complete, of the next."""
@@ -44,51 +45,74 @@ class SaveSource(Protocol):
         """A number that changes whenever a replicated tensor is changed."""
 
 
+class _Answer(TypedDict):
+    """The fields that every answer to an order has."""
+
+    rank: int
+    attempt: int
+    dump_id: int
+    round: int
+
+
 def save(
     source: SaveSource,
-    who: tuple[int, int],
+    env: RankEnv,
     order: protocol.Save,
-    frozen: int | None,
+    frozen_version: int | None,
     advance: Callable[[int], None],
 ) -> protocol.Written | protocol.Digested:
     """Digest the replicated state, and write a part of it if that was ordered.
 
     Args:
-        source: stands still.
-        who: rank and attempt.
+        source: its state does not change meanwhile.
+        env: who this rank is.
         order: what to do.
-        frozen: the state's version, where it was torn but complete.
-        advance: told of each few bytes more that are done; may raise, to give up.
+        frozen_version: the state's version if it was torn but complete.
+        advance: called with each count of bytes that are done; may raise, to give up.
 
     Raises:
-        OSError: the folder, or the disk below it.
+        OSError: the folder, or the disk below it, fails.
         RuntimeError: the state changed meanwhile.
     """
     replica = source.replica(order.step)  # may still copy what is small
-    version = source.version() if frozen is None else frozen
-    answer: protocol.Written | protocol.Digested
+    version = source.version() if frozen_version is None else frozen_version
+    file, shard = "", None
     if order.parts == 0:
-        taken = (quick_digest if order.is_quick else digest)(replica, advance)
-        answer = protocol.Digested(*who, order.dump_id, taken)
+        digested = (quick_digest if order.is_quick else digest)(replica, advance)
     elif order.is_quick:
-        done = write_quick(Path(order.folder), replica, order.part, order.parts, advance)
-        answer = protocol.Written(*who, order.dump_id, "", done.nbytes, "", done.digest)
+        shard = write_quick(Path(order.folder), replica, order.part, order.parts, advance)
     else:
-        file = DumpLayout.shard(who[0], *source.position(order.step))
+        file = DumpLayout.shard(env.rank, *source.position(order.step))
         path = Path(order.folder, file)
         path.parent.mkdir(exist_ok=True)
-        done = write(path, replica, order.part, order.parts, advance)
-        answer = protocol.Written(*who, order.dump_id, file, done.nbytes, done.sha256, done.digest)
+        shard = write(path, replica, order.part, order.parts, advance)
     if source.version() != version:
         raise RuntimeError("the state changed while it was read")
-    return answer
+    if shard is None:
+        return protocol.Digested(**_answer_to(order, env), digest=digested)
+    return protocol.Written(
+        **_answer_to(order, env),
+        file=file,
+        nbytes=shard.nbytes,
+        sha256=shard.sha256,
+        digest=shard.digest,
+    )
 
 
-def failed(who: tuple[int, int], order: protocol.Save, error: Exception) -> protocol.SaveFailed:
-    """What to answer instead. Called where the error is caught."""
+def failed(env: RankEnv, order: protocol.Save, error: Exception) -> protocol.SaveFailed:
+    """The answer instead, to be made where the error is caught."""
     if isinstance(error, OSError):
-        words, is_place = describe_os_error(error), error.errno in _PLACE_ERRORS
+        why, is_place = describe_os_error(error), error.errno in _PLACE_ERRORS
     else:
-        log.error("rank %d cannot save step %d", who[0], order.step, exc_info=error)
-        words, is_place = repr(error)[:2000], False
-    return protocol.SaveFailed(*who, order.dump_id, words, is_place)
+        log.error("rank %d cannot save step %d", env.rank, order.step, exc_info=error)
+        why, is_place = repr(error)[:2000], False
+    return protocol.SaveFailed(**_answer_to(order, env), why=why, is_place=is_place)
+
+
+def _answer_to(order: protocol.Save, env: RankEnv) -> _Answer:
+    return {
+        "rank": env.rank,
+        "attempt": env.attempt,
+        "dump_id": order.dump_id,
+        "round": order.round,
+    }

@@ -53,13 +53,13 @@ def save_without_agent(guard: Guard) -> None:
 
 
 def _save(guard: Guard) -> str | None:
-    welcome, told = guard.welcome, guard.told
+    welcome, env = guard.welcome, guard.env
     assert welcome is not None
     guard.gate.hold()
-    name = f"{DUMP}alone-{told.record_id}-{told.attempt}{UNFINISHED}"
+    name = f"{DUMP}alone-{env.record_id}-{env.attempt}{UNFINISHED}"
     notes, place = _open_notes(guard, name)
     _settle(guard, notes, welcome.update_grace_s)
-    ranks = _await_all(notes, told)
+    ranks = _await_all(notes, env)
     whole = {rank: note for rank, note in ranks.items() if note.is_whole}
     step = max((note.step for note in whole.values()), default=0)
     if step <= guard.resumed_step:
@@ -76,15 +76,15 @@ def _open_notes(guard: Guard, name: str) -> tuple[PeerNotes, str]:
     assert guard.welcome is not None
     try:
         notes, place = (
-            PeerNotes(Path(guard.ckpt_save_path, name), guard.told.rank),
-            guard.ckpt_save_path,
+            PeerNotes(Path(guard.options.ckpt_save_path, name), guard.env.rank),
+            guard.options.ckpt_save_path,
         )
         notes.tell(step=guard.source.step)
     except OSError:
         if not guard.welcome.fallback:
             raise
         place = guard.welcome.fallback
-        notes = PeerNotes(Path(place, name), guard.told.rank)
+        notes = PeerNotes(Path(place, name), guard.env.rank)
         notes.tell(step=guard.source.step)
     return notes, place
 
@@ -98,7 +98,7 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
         others = [note for note in notes.read().values() if note.is_settled]
         if not gate.is_torn and any(note.step <= step for note in others):
             break  # that peer holds, so no collective after this commit can be finished
-        if not gate.is_torn and len(liveness_socket.live_ranks(guard.told)) < guard.told.world_size:
+        if not gate.is_torn and len(liveness_socket.live_ranks(guard.env)) < guard.env.world_size:
             break  # a peer is dead: the same
         if step != notes.mine.step:
             notes.tell(step=step)
@@ -107,12 +107,12 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
     notes.tell(step=step, is_settled=True, is_whole=is_whole, why=why)
 
 
-def _await_all(notes: PeerNotes, told: RankEnv) -> dict[int, PeerNote]:
+def _await_all(notes: PeerNotes, env: RankEnv) -> dict[int, PeerNote]:
     """The settled notes of all ranks that exist, or of those that are heard of in time."""
     while True:
         ranks = notes.read()
         settled = {rank: note for rank, note in ranks.items() if note.is_settled}
-        if settled.keys() >= liveness_socket.live_ranks(told) or notes.last_sign_s() > LATE_S:
+        if settled.keys() >= liveness_socket.live_ranks(env) or notes.last_sign_s() > LATE_S:
             return settled
         time.sleep(LOOK_S)
 
@@ -132,7 +132,7 @@ class _Alone:
         self._notes = notes
         self._step = step
         self._stall_s = stall_s
-        self._rank = guard.told.rank
+        self._rank = guard.env.rank
         self.leads = False
 
     def save(self, places: list[str]) -> str | None:
@@ -158,8 +158,8 @@ class _Alone:
         why = ""
         for place in filter(None, places):
             try:
-                told = self._guard.told
-                self._write(DumpLayout.of_step(Path(place), self._step, told.record_id))
+                env = self._guard.env
+                self._write(DumpLayout.of_step(Path(place), self._step, env.record_id))
             except OSError as error:
                 why = f"{error.strerror}: {place}"
                 log.error("rank %d cannot save: %s", self._rank, why)  # noqa: TRY400
@@ -172,7 +172,7 @@ class _Alone:
         self._notes.tell(failed=why or "no folder to save to")
 
     def _write(self, layout: DumpLayout) -> None:
-        guard, told = self._guard, self._guard.told
+        guard, env = self._guard, self._guard.env
         commit.make_folder(layout)
         folder = str(layout.unfinished)
         self._notes.tell(leads=folder)
@@ -195,9 +195,9 @@ class _Alone:
             step=self._step,
             epoch=epoch - 1,
             batch=batch,
-            world_size=told.world_size,
-            attempt=told.attempt,
-            record_id=told.record_id,
+            world_size=env.world_size,
+            attempt=env.attempt,
+            record_id=env.record_id,
             reason="msrun was killed",
             shards=(shard, *private),
             digest=written.digest,

@@ -20,12 +20,10 @@ from worker_hooks.state.mismatch import listed
 from worker_hooks.state.registry import Piece
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import Manifest
+from worker_hooks.storage.shard_file import GLOBAL_SHAPE, OBJECTS, OFFSETS, REST, SHARDING
 from worker_hooks.tensors import state_json
-from worker_hooks.tensors.shard import GLOBAL_SHAPE, OFFSETS, REST, SHARDING
 from worker_hooks.tensors.state_json import Json
 from worker_hooks.tensors.tensor_bytes import plain, torch_dtype, view
-
-OBJECTS = "objects"  # in a file's metadata: values of pieces that are their writer's own
 
 
 class Span(NamedTuple):

@@ -30,15 +30,16 @@ class Membership:
         self._left: list[tuple[Sequence[ref[Any]], list[Any]]] = []  # and still in use
         self._modes: ModuleFlags | None = None
         self._group: process_group.GroupRecord | None = None  # made by the script before run()
-        guard.why_fixed = process_group.OUTSIDE
+        guard.not_replaceable_why = process_group.OUTSIDE
 
     def begin(self) -> None:
         """The training function is about to be entered for the first time."""
         guard = self._guard
         self._modes = ModuleFlags(self._modules())
         self._group = process_group.present()
-        guard.why_fixed = why = process_group.not_replaceable_why(guard.told, self._modules)
-        if why and guard.is_on and guard.told.rank == 0:
+        why = process_group.not_replaceable_why(guard.env, self._modules)
+        guard.not_replaceable_why = why
+        if why and guard.is_on and guard.env.rank == 0:
             log.warning("a dead rank will not be replaced alone, as the script %s", why)
 
     def leave(self, users: Sequence[ref[Any]]) -> tuple[Rejoin, bool]:
@@ -78,7 +79,7 @@ class Membership:
             RuntimeError: the same, or it never came.
         """
         if self._group is not None:
-            process_group.join(self._group, self._guard.gate.look)
+            process_group.join(self._group, self._guard.gate.raise_if_ejected)
 
 
 def _are_held(users: Sequence[ref[Any]], left: Sequence[Any]) -> bool:

@@ -24,6 +24,7 @@ from worker_hooks.state.private import EPOCH, placed
 from worker_hooks.state.registry import Piece
 from worker_hooks.state.snapshot import version
 from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.find import search
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.tensors.shard import quick_digest
 from worker_hooks.tensors.tensor_bytes import to_bytes
@@ -80,20 +81,21 @@ class ResumePoint(NamedTuple):
 
 def find(*places: str) -> Path | None:
     """The newest verified checkpoint in some folders; what is damaged is said and left out."""
-    offered = manifests.candidates_of(Path(place) for place in places if place)
-    found = manifests.newest_of(offered, lambda sentence: log.warning("%s", sentence))
-    return None if found is None else found[0]
+    found = search(Path(place) for place in places if place)
+    for remark in found.remarks:
+        log.warning("%s", remark)
+    return None if found.newest is None else found.newest.path
 
 
 def restored(
-    pieces: Sequence[Piece], folder: Path, told: RankEnv, live: tuple[int, str] | None = None
+    pieces: Sequence[Piece], folder: Path, env: RankEnv, live: tuple[int, str] | None = None
 ) -> ResumePoint:
     """Put the replicated state of a verified checkpoint back.
 
     Args:
         pieces: what is registered.
         folder: the checkpoint's; of one in memory, its manifest's file.
-        told: who this process is.
+        env: who this process is.
         live: the step that the registered tensors are whole as of, and their digest; of a
             checkpoint with both they are not read.
 
@@ -110,15 +112,15 @@ def restored(
     _forget_gradients(pieces)
     load.restore(pieces, saved, is_live=live == (manifest.step, manifest.digest))
     facts = json.loads(saved.metadata["facts"])
-    own = _private(saved, told.rank)
+    own = _private(saved, env.rank)
     late = frozenset(facts.get("late", ()))
     if own is not None and not own.is_commit:
         own.tensors.update((name, saved.tensors[name]) for name in late & saved.tensors.keys())
     was, step = manifest.world_size, manifest.step
-    if told.rank < was and own is None:
-        log.warning("rank %d: its randomness was not saved and begins anew", told.rank)
+    if env.rank < was and own is None:
+        log.warning("rank %d: its randomness was not saved and begins anew", env.rank)
     is_sure = own is not None and own.is_commit and own.step == step
-    peers = [] if is_sure else list(islice(_peers(saved, told.rank, was), PEERS))
+    peers = [] if is_sure else list(islice(_peers(saved, env.rank, was), PEERS))
     known = [one for one in (own, *peers) if one is not None and one.step == step]
     place = next(iter(known or peers), own)
     batch = manifest.batch if place is None else place.batch
@@ -129,7 +131,7 @@ def restored(
         step=step,
         epoch=manifest.epoch,
         batch=batch,
-        ranks=(was, told.world_size),
+        ranks=(was, env.world_size),
         loop=loop,
         # a rank that died before its commit could not say that its loop would end with it
         is_over=any(one.is_over for one in known if one.is_commit and one.loop == loop),
@@ -180,7 +182,7 @@ def begin_epoch(point: ResumePoint) -> None:
 
 
 def opened(
-    point: ResumePoint | None, feed: Feed, epoch: int | None, ledger: CommittedState, rank: int
+    point: ResumePoint | None, feed: Feed, epoch: int | None, committed: CommittedState, rank: int
 ) -> Batches:
     """Open a loop's data; at a point where it was left, with all state as it was then.
 
@@ -188,7 +190,7 @@ def opened(
         point: where training goes on; ``None``: the loop begins.
         feed: of the loop's loader.
         epoch: as the script counts; ``None``: it does so by itself.
-        ledger: of the state.
+        committed: of the state.
         rank: whose state it is.
 
     Raises:
@@ -201,11 +203,11 @@ def opened(
     if batches is None:
         feed.begin(epoch)
         batches = feed.open(_consumed(point, feed, rank), point.feed, _octets(point, rank))
-    put_back(point, ledger, rank)
+    put_back(point, committed, rank)
     return batches
 
 
-def put_back(point: ResumePoint, ledger: CommittedState, rank: int) -> None:
+def put_back(point: ResumePoint, committed: CommittedState, rank: int) -> None:
     """Put private state back, and what the script has changed of the rest before its loop.
 
     What stands before the loop is done a second time after a resume: a schedule's step, say.
@@ -215,27 +217,27 @@ def put_back(point: ResumePoint, ledger: CommittedState, rank: int) -> None:
         RuntimeError: what was put back from memory is something else.
     """
     # what was put back, or stayed since the survivors were compared, may have changed unseen
-    if point.quick_digest or tuple(map(_look, ledger.pieces)) != point.looks:
+    if point.quick_digest or tuple(map(_look, committed.pieces)) != point.looks:
         # a broadcast of equal weights, as by DDP, moves their versions and nothing else
-        is_same = _is_same(point, ledger)
-        mine = [piece for piece in ledger.pieces if not (is_same and piece.is_compared)]
+        is_same = _is_same(point, committed)
+        mine = [piece for piece in committed.pieces if not (is_same and piece.is_compared)]
         load.restore(mine, point.saved, is_all=not is_same)
-        if point.quick_digest and not is_same and not _is_same(point, ledger):
+        if point.quick_digest and not is_same and not _is_same(point, committed):
             raise RuntimeError(f"step {point.step} is not what it was when it was put back")
     private = point.private
     if private is None:
         return
     unsaved = private.meta.get("unsaved", ())  # they changed their size after they were first seen
     kept = {name: each for name, each in private.tensors.items() if name not in unsaved}
-    ledger.buffers.restore(kept)
+    committed.buffers.restore(kept)
     missed = Randomness().restore(_octets(point, rank))
     if missed:
         log.warning("randomness that was not saved begins anew: %s", ", ".join(missed))
 
 
-def _is_same(point: ResumePoint, ledger: CommittedState) -> bool:
+def _is_same(point: ResumePoint, committed: CommittedState) -> bool:
     """Whether the replicated state is known to be, bit for bit, what was saved."""
-    return bool(point.quick_digest) and quick_digest(ledger.present()) == point.quick_digest
+    return bool(point.quick_digest) and quick_digest(committed.present()) == point.quick_digest
 
 
 def _consumed(point: ResumePoint, feed: Feed, rank: int) -> int:

@@ -101,6 +101,17 @@ class CommittedState:
         """Write to no page any more."""
         self.private.forget()
 
+    def modules(self) -> list[torch.nn.Module]:
+        """Every registered module, without its wrappers."""
+        return [module for piece in self.pieces for module in piece.modules]
+
+    def resume_at(
+        self, step: int, usual: tuple[Any, ...] | None, late_buffers: frozenset[str]
+    ) -> None:
+        """Training continues from this step, with what was known of it when it was saved."""
+        self.step, self.usual = step, usual
+        self.private.late |= late_buffers
+
     def begin_again(self, step: int) -> None:
         """Training goes on from a checkpoint of this step, in the same process as before."""
         self.forget()

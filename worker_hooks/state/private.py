@@ -150,7 +150,7 @@ class PrivateState:
         if old is not None and record is not None:
             self._carry(page, record, old.entries)
         if old is not None:
-            page.go_on_from(old)
+            page.continue_from(old)
         self.page = page
         return fd
 

@@ -1,14 +1,13 @@
-"""The checksum of a long stream of bytes, taken by threads beside whoever moves the bytes.
+"""The checksum of a long stream of bytes, computed by threads while the bytes are moved.
 
-One core's sha256 is slower than a good disk, so a stream is hashed in blocks, each by itself. The
-checksum of a file is
+One core's sha256 is slower than a good disk, so a stream is hashed in separate blocks. The checksum
 
-* of a file of at most one block: its sha256, as ``sha256sum`` prints it;
-* of a longer one: the sha256 of the sha256s of its head (the header of a safetensors file, with
-  the eight bytes before it) and of each block of 4 MiB after it, the last one as long as it is.
+* of a file of at most one block is its sha256, as ``sha256sum`` prints it;
+* of a longer file is the sha256 of the sha256s of its head (the header of a safetensors file, with
+  the eight bytes before it) and of each block of 4 MiB after it; the last block may be shorter.
 
-The head stands apart so that files with equal data under different headers share the blocks'
-hashes: a replica's digest costs nothing where its file is written.
+The head is separate so that files with equal data under different headers have equal block hashes:
+a replica's digest costs nothing where its file is written.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from types import TracebackType
 from typing import Self
 
 BLOCK = 4 << 20  # bytes
-_THREADS = 4  # more than a disk can follow
+_THREADS = 4  # more would be faster than a disk
 _AHEAD = 5  # blocks in memory that wait for their hash
 
 Bytes = bytes | bytearray | memoryview
 
 
 class Blocks:
-    """sha256 of each block of a stream, in a ``with``; its threads end with it.
+    """The sha256 of each block of a stream, in a ``with``; the threads end with it.
 
-    Keeps what it is given until it is hashed: 24 MiB at most.
+    It holds the bytes until they are hashed: 24 MiB at most.
     """
 
     def __init__(self, sink: Callable[[list[memoryview]], None] | None = None) -> None:
         """Begin.
 
         Args:
-            sink: is given each block, too, by the thread that adds; a list of its pieces.
+            sink: called with each block, a list of its pieces, by the thread that adds.
         """
         self.nbytes = 0  # of the stream so far
         self._sink = sink
@@ -70,10 +69,10 @@ class Blocks:
         return self._pieces
 
     def add(self, chunk: Bytes) -> None:
-        """Go on with the stream; the bytes must stay as they are until the end.
+        """Continue the stream; the bytes must not change until the end.
 
         Raises:
-            OSError: the sink's.
+            OSError: from the sink.
         """
         left = memoryview(chunk)
         self.nbytes += len(left)
@@ -86,10 +85,10 @@ class Blocks:
                 self.flush()
 
     def flush(self) -> None:
-        """End the block, however short it is; only the stream's last may be.
+        """End the block; only the last one of the stream may be short.
 
         Raises:
-            OSError: the sink's.
+            OSError: from the sink.
         """
         if self._pieces:
             if self._size == BLOCK and self._count == 0:
@@ -105,7 +104,7 @@ class Blocks:
                 self._sink(pieces)
 
     def hashes(self) -> bytes:
-        """The hashes of all blocks so far, also of one that is not full, one after the other."""
+        """The hashes of all blocks so far, including a last one that is not full, concatenated."""
         for _ in range(_AHEAD):
             self._room.acquire()
         for _ in range(_AHEAD):
@@ -119,7 +118,7 @@ class Blocks:
             thread = Thread(target=self._work, name="msrun-hash", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads, or the interpreter is about to end
+            except RuntimeError:  # no thread is left, or the interpreter is about to end
                 return
             self._threads.append(thread)
 
@@ -129,13 +128,13 @@ class Blocks:
             try:
                 self._hashes[number] = sha256(pieces)
             finally:
-                del job, pieces  # before the next one is waited for
+                del job, pieces  # free the bytes before waiting for the next block
                 self._room.release()
 
 
 def sha256(pieces: list[memoryview]) -> bytes:
-    """The hash of the pieces, one after the other."""
-    import hashlib  # loads OpenSSL, which a start of msrun does without
+    """The hash of the concatenated pieces."""
+    import hashlib  # loads OpenSSL, which msrun's start does not need
 
     digest = hashlib.sha256()
     for piece in pieces:
@@ -148,7 +147,7 @@ def of_file(path: Path, advance: Callable[[int], None]) -> str:
 
     Args:
         path: any file.
-        advance: told of each few bytes more that were read.
+        advance: called with the number of bytes read since the last call.
 
     Raises:
         OSError: it cannot be read.
@@ -177,5 +176,5 @@ def of_file(path: Path, advance: Callable[[int], None]) -> str:
 
 
 def combined(head: bytes, blocks: bytes) -> str:
-    """The checksum of what is longer than a block, from the hashes of its parts."""
+    """The checksum of a file longer than a block, from the hashes of its parts."""
     return sha256([memoryview(head), memoryview(blocks)]).hex()

@@ -1,4 +1,4 @@
-"""Completes a dump: every rank's private state, the manifest, and the rename that makes it true.
+"""Completes a dump: every rank's private state, the manifest, and the rename that commits it.
 
 Used by the agent, and by workers whose agent is dead; so it needs the standard library only.
 """
@@ -13,17 +13,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from worker_hooks.contract.atomic_file import fsync_folder
-from worker_hooks.contract.layout import MANIFEST, DumpLayout
+from worker_hooks.contract.layout import MANIFEST, REPLACED, DumpLayout
 from worker_hooks.contract.status_page import CommitRecord, Entry
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import PRIVATE, REPLICATED, Manifest, Shard
 
-REPLACED = "_replaced_"
-
 
 def make_folder(layout: DumpLayout) -> None:
-    """Make the unfinished folder, without what an interrupted dump left in it.
+    """Make the unfinished folder; what an interrupted dump left there is removed.
 
     Raises:
         OSError: the place cannot be written to.
@@ -36,7 +34,7 @@ def make_folder(layout: DumpLayout) -> None:
 
 
 def make_durable(folder: Path) -> None:
-    """Make a folder and those above it, all to survive a power cut."""
+    """Make a folder and its parents so that they survive a power cut."""
     if folder.is_dir():
         return
     if folder.parent != folder:
@@ -52,7 +50,7 @@ def write_private(
     record: CommitRecord,
     advance: Callable[[int], None],
 ) -> Shard:
-    """Write a rank's private state, the payload of its page as it is.
+    """Write a rank's private state: the unchanged payload of its page.
 
     Raises:
         OSError: it cannot be written.
@@ -65,7 +63,7 @@ def write_private(
 
 
 def private_head(entries: Sequence[Entry], record: CommitRecord) -> bytes:
-    """What comes before the payload in the file of a rank's private state.
+    """The bytes before the payload in the file of a rank's private state.
 
     Raises:
         ValueError, TypeError, KeyError: the page describes itself wrongly.
@@ -83,8 +81,8 @@ def private_head(entries: Sequence[Entry], record: CommitRecord) -> bytes:
 def commit(layout: DumpLayout, manifest: Manifest) -> None:
     """Make an unfinished folder complete, with its manifest, under its final name.
 
-    Files that the manifest does not name are removed. What has the final name already is moved
-    aside, not deleted.
+    Files that the manifest does not name are removed. An existing folder of the final name is
+    renamed, not deleted.
 
     Raises:
         OSError: nothing was completed.
@@ -97,7 +95,7 @@ def commit(layout: DumpLayout, manifest: Manifest) -> None:
             (folder / name).symlink_to(file)
     for path in {(folder / shard.file).parent for shard in manifest.shards}:
         fsync_folder(path)
-    manifests.write(folder, manifest)  # which makes the folder's other names durable, too
+    manifests.write(folder, manifest)  # which also makes the folder's other names durable
     aside = _aside(layout.folder) if layout.folder.exists() else None
     if aside is not None:
         os.rename(layout.folder, aside)
@@ -105,13 +103,13 @@ def commit(layout: DumpLayout, manifest: Manifest) -> None:
         os.rename(folder, layout.folder)
     except OSError:
         if aside is not None:
-            os.rename(aside, layout.folder)  # it may be what the job would go on from
+            os.rename(aside, layout.folder)  # it may be what the job would resume from
         raise
     fsync_folder(layout.folder.parent)
 
 
 def _links(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Links to the files of the state that is gone on from: their names, and what they lead to."""
+    """Links to the files of the state that training resumes from: their names and targets."""
     meant = [one for one in manifest.shards if one.kind == REPLICATED and one.variant == 0]
     count = Counter(Path(shard.file).name for shard in meant)
     for shard in meant:
@@ -122,7 +120,7 @@ def _links(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _remove_others(folder: Path, named: Collection[str]) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):
         name = str(path.relative_to(folder))
-        # a writer that was given up may still write here; what is left of it, nobody reads
+        # a writer that was given up may still write here; nobody reads its files
         with contextlib.suppress(OSError):
             if path.is_symlink() or (path.is_file() and name not in named and name != MANIFEST):
                 path.unlink()

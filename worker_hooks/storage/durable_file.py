@@ -1,7 +1,7 @@
 """A long file that goes to the disk while it is written.
 
 The kernel would keep the data in memory and leave the disk idle until the final fsync, which then
-takes long and says nothing meanwhile. So each few megabytes are sent on their way at once, and
+takes long and reports nothing meanwhile. So every few megabytes are sent to the disk at once and
 awaited a little later.
 """
 
@@ -19,7 +19,7 @@ from typing import Self
 
 PROGRESS_S = 0.5
 WINDOW = 16 << 20  # bytes sent to the disk at once
-_UNDER_WAY = 6  # windows that the disk may be behind
+_PENDING = 6  # windows that the disk may be behind
 _PIECES = 1024  # of one writev, the most that Linux takes
 _START, _AWAIT = 2, 7  # sync_file_range: begin to write; wait, write, wait
 _UNABLE = {errno.EINVAL, errno.ENOSYS, errno.ESPIPE, errno.EOPNOTSUPP}
@@ -30,14 +30,15 @@ if _sync_file_range is not None:
 
 
 class DurableFile:
-    """A new file, in a ``with``; it is removed when that ends with an exception."""
+    """A new file, in a ``with``; it is removed if the block raises."""
 
     def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
         """Create or empty the file; its folder must exist.
 
         Args:
             path: no symbolic link is followed.
-            advance: told of each few bytes more that are on the disk; may raise, to give up.
+            advance: called with the number of bytes that reached the disk since the last call; may
+                raise to give up.
 
         Raises:
             OSError: it cannot be created.
@@ -47,8 +48,8 @@ class DurableFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o666)
         self.nbytes = 0  # written
-        self._sent = 0  # bytes that are on their way to the disk, or there
-        self._there = 0  # bytes that are there
+        self._sent = 0  # bytes that were sent to the disk
+        self._there = 0  # bytes that reached it
         self._has_ranges = _sync_file_range is not None
 
     def __enter__(self) -> Self:
@@ -104,7 +105,7 @@ class DurableFile:
         while self.nbytes - self._sent >= WINDOW:
             self._range(self._sent, _START)
             self._sent += WINDOW
-        while self._sent - self._there > _UNDER_WAY * WINDOW:
+        while self._sent - self._there > _PENDING * WINDOW:
             if self._has_ranges:
                 self._await()
             else:
@@ -132,14 +133,14 @@ class DurableFile:
             code = ctypes.get_errno()
             if code not in _UNABLE:
                 raise self._named(OSError(code, os.strerror(code)))
-            self._has_ranges = False  # not with this file system
+            self._has_ranges = False  # this file system does not support it
 
     def _named(self, error: OSError) -> OSError:
         return OSError(error.errno, error.strerror, os.fspath(self._path))
 
 
 class ThrottledProgress:
-    """An ``advance`` that passes on how much is done at most once in ``every_s`` seconds."""
+    """An ``advance`` that reports the sum of bytes at most once in ``every_s`` seconds."""
 
     def __init__(self, tell: Callable[[int], object], every_s: float = PROGRESS_S) -> None:
         self._tell = tell
@@ -148,7 +149,7 @@ class ThrottledProgress:
         self._next_s = time.monotonic() + every_s
 
     def __call__(self, nbytes: int) -> None:
-        """So many bytes more."""
+        """``nbytes`` more are done."""
         self._done += nbytes
         now_s = time.monotonic()
         if now_s > self._next_s:

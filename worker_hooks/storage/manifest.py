@@ -1,6 +1,6 @@
-"""The manifest of a dump: what is in the folder, and by which checksums to believe it.
+"""The manifest of a dump: the files in the folder and their checksums.
 
-Written last; a folder without one, or with one that does not fit its files, is trusted by nobody.
+It is written last; nobody trusts a folder without one, or with one that does not fit its files.
 Standard library only: the agent reads and writes it, too.
 """
 
@@ -11,27 +11,24 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from worker_hooks.contract.atomic_file import write_atomic
-from worker_hooks.contract.layout import BREAKPOINT, DUMP, MANIFEST, REMOVED, REPLACED, UNFINISHED
+from worker_hooks.contract.layout import MANIFEST
 from worker_hooks.storage.safetensors_file import sha256_of
 
 FORMAT = 1
 _THREADS = 8  # more do not make a disk faster
-_END_S = 1 << 40  # seconds since the epoch that no clock shows
-_SHOWN = 3  # damages of one folder that are said
-_NAME = re.compile(rf"{DUMP}(\d+)(?:{REPLACED}\d+|\.[^/]+(?={UNFINISHED}))?({UNFINISHED})?")
-_UNFINISHED = re.compile(rf".+-\d+_\d+(?:{BREAKPOINT})?(?:\.[^/]+)?{UNFINISHED}")  # not a dump
+_END_S = 1 << 40  # seconds since the epoch, later than any clock
 _RANKS = ("odd", "without_private", "stale_private")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _IN_MEMORY = re.compile(r"/proc/\d+/fd/\d+")
 
 
 REPLICATED, PRIVATE = "replicated", "private"
-COPY = "copy"  # a whole model beside the replicated one, which it stands in for
+COPY = "copy"  # a complete model beside the replicated one, which it can replace
 
 
 class Shard(NamedTuple):
@@ -45,11 +42,11 @@ class Shard(NamedTuple):
     kind: str
     nbytes: int
     sha256: str
-    variant: int = 0  # replicas that disagreed without a majority are all kept; 0 is gone on from
+    variant: int = 0  # replicas that disagreed without a majority are all kept; 0 is resumed
 
 
 class Manifest(NamedTuple):
-    """One dump. Steps and epochs as the script counts them; times are seconds since the epoch."""
+    """One checkpoint. Steps and epochs as the script counts; times are seconds since the epoch."""
 
     kind: str  # DUMP_KIND, CHECKPOINT_KIND or MEMORY_KIND
     step: int
@@ -70,12 +67,7 @@ class Manifest(NamedTuple):
 
 DUMP_KIND = "dump"
 CHECKPOINT_KIND = "checkpoint"  # a periodic one
-MEMORY_KIND = "memory"  # in no folder: each shard is a file of the agent's, by its number
-
-UNFINISHED_WORDS = "it is unfinished"
-
-Found = tuple[Path, Manifest | str]
-"""A folder with its manifest, or with what is wrong with it."""
+MEMORY_KIND = "memory"  # in no folder: each shard is an open file of the agent, by its number
 
 
 def new(
@@ -121,13 +113,13 @@ def write(folder: Path, manifest: Manifest) -> None:
     """Write the manifest into the folder, durably.
 
     Raises:
-        OSError: it cannot be written; there is none then, or the old one.
+        OSError: it cannot be written; there is none then, or the previous one.
     """
     write_atomic(folder / MANIFEST, encode(manifest))
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest's file."""
+    """The content of the manifest's file."""
     fields = manifest._asdict()
     fields["shards"] = [shard._asdict() for shard in sorted(manifest.shards)]
     return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
@@ -136,19 +128,19 @@ def encode(manifest: Manifest) -> bytes:
 def is_in_memory(path: Path) -> bool:
     """Whether this is the manifest of a checkpoint in the agent's memory, ``/proc/<pid>/fd/<n>``.
 
-    Its shards' files are the numbers of their own descriptors, beside it.
+    Its shards' files are named by their own descriptors, beside it.
     """
     return _IN_MEMORY.fullmatch(str(path)) is not None
 
 
 def read(place: Path) -> Manifest:
-    """The manifest of a checkpoint; that the files fit it is not checked.
+    """The manifest of a checkpoint; whether the files fit it is not checked.
 
     Args:
-        place: its folder; of one in memory the manifest itself.
+        place: the folder; of a checkpoint in memory the manifest itself.
 
     Raises:
-        ValueError: there is none, or it is not one of ours; says which.
+        ValueError: there is none, or it is not one of ours; the message says which.
     """
     try:
         fields = json.loads((place if is_in_memory(place) else place / MANIFEST).read_bytes())
@@ -182,7 +174,7 @@ def _built(fields: dict[str, Any]) -> Manifest:
 
 
 def _odd_field(manifest: Manifest) -> str | None:
-    """The first field with a value that none of ours has."""
+    """The first field with an impossible value."""
     for name in ("step", "epoch", "batch", "attempt"):
         value = getattr(manifest, name)
         if not _is_number(value):
@@ -224,13 +216,13 @@ def verify(
     advance: Callable[[int], None] | None = None,
     quick: bool = False,
 ) -> list[str]:
-    """What is wrong with the folder's files; nothing, if they are what the manifest says.
+    """What is wrong with the folder's files; empty if they are what the manifest says.
 
     Args:
         folder: the checkpoint.
         manifest: its manifest.
-        advance: told of bytes that were read, from several threads.
-        quick: look at existence and sizes only.
+        advance: called with the number of bytes read, by several threads.
+        quick: check existence and sizes only.
     """
     if not manifest.shards:
         return ["its manifest names no file"]
@@ -239,7 +231,7 @@ def verify(
         return ["its manifest names a file twice"]
     damages = {shard.file: _misplaced(folder, shard) for shard in manifest.shards}
     if not quick:
-        from concurrent.futures import ThreadPoolExecutor  # hashing lets other threads run
+        from concurrent.futures import ThreadPoolExecutor  # hashing releases the GIL
 
         whole = [shard for shard in manifest.shards if damages[shard.file] is None]
         whole.sort(key=lambda shard: -shard.nbytes)
@@ -251,7 +243,7 @@ def verify(
 
 
 def _misplaced(folder: Path, shard: Shard) -> str | None:
-    """Why the shard is no file of the right size in the folder."""
+    """Why the shard is not a file of the right size in the folder."""
     root = os.path.realpath(folder)
     real = os.path.realpath(os.path.join(root, shard.file))
     if os.path.isabs(shard.file) or not real.startswith(root + os.sep):
@@ -270,7 +262,7 @@ def _misplaced(folder: Path, shard: Shard) -> str | None:
 
 
 def _altered(folder: Path, shard: Shard, advance: Callable[[int], None] | None) -> str | None:
-    """Whether the bytes are others than those that were written."""
+    """Why the bytes are not those that were written."""
     try:
         digest = sha256_of(folder / shard.file, advance or (lambda _nbytes: None))
     except OSError as error:
@@ -278,87 +270,8 @@ def _altered(folder: Path, shard: Shard, advance: Callable[[int], None] | None) 
     return None if digest == shard.sha256 else f"{shard.file} was altered (its checksum differs)"
 
 
-def candidates(folder: Path) -> list[Found]:
-    """Checkpoints in a folder, the newest step first; or the folder itself, if it is one.
-
-    Dumps by their names, and whatever else has a manifest or is unfinished. None is verified. One
-    that is not complete or not ours comes with the damage, in the place that its name or manifest
-    gives it.
-    """
-    return candidates_of((folder,))
-
-
-def candidates_of(folders: Iterable[Path]) -> list[Found]:
-    """The same of several folders, as one list; a folder that is not there holds none."""
-    found = {os.path.realpath(path): path for folder in folders for path in _places(folder)}
-    return sorted(((path, _look(path)) for path in found.values()), key=_age, reverse=True)
-
-
-def _places(folder: Path) -> list[Path]:
-    if _is_place(folder):
-        return [folder] if os.path.isdir(folder) else []
-    try:
-        inside = [path for path in folder.iterdir() if _is_place(path)]
-    except PermissionError:
-        return [folder]  # looking into it will say so
-    except OSError:
-        return []
-    inside.sort(key=os.path.islink, reverse=True)  # under its own name, if it has several
-    return [path for path in inside if os.path.isdir(path)]
-
-
-def _is_place(path: Path) -> bool:
-    """Whether a checkpoint is or should be there; not, if it is being deleted."""
-    is_named = _NAME.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name)
-    is_gone = path.name.endswith(REMOVED)
-    return not is_gone and (bool(is_named) or os.path.exists(path / MANIFEST))
-
-
-def _look(path: Path) -> Manifest | str:
-    if path.name.endswith(UNFINISHED):
-        return UNFINISHED_WORDS
-    try:
-        return read(path)
-    except ValueError as error:
-        return str(error)
-
-
-def _age(found: Found) -> tuple[int, float, str]:
-    path, manifest = found
-    if isinstance(manifest, Manifest):
-        return manifest.step, manifest.saved_at, str(path)
-    name = _NAME.fullmatch(path.name)
-    return int(name[1]) if name else 0, 0.0, str(path)
-
-
-def newest(folder: Path, say: Callable[[str], None]) -> tuple[Path, Manifest] | None:
-    """The newest checkpoint that is complete and verified; ``None`` if there is none.
-
-    ``say`` is told of each one that is skipped, in a sentence.
-    """
-    return newest_of(candidates(folder), say)
-
-
-def newest_of(found: Sequence[Found], say: Callable[[str], None]) -> tuple[Path, Manifest] | None:
-    """The first of ``found`` that is complete and verified, as :func:`newest`."""
-    for path, manifest in found:
-        if isinstance(manifest, str):
-            say(f"{path} is skipped: {manifest}")
-            continue
-        damages = verify(path, manifest)
-        if not damages:
-            return path, manifest
-        whole = next((one for one in models(manifest) if not verify(path, one)), None)
-        if whole is not None:
-            say(f"{path} is whole without one of its models: {damages[0]}")
-            return path, whole
-        more = f" and {len(damages) - _SHOWN} more" if len(damages) > _SHOWN else ""
-        say(f"{path} is skipped: {'; '.join(damages[:_SHOWN])}{more}")
-    return None
-
-
 def models(manifest: Manifest) -> list[Manifest]:
-    """The manifest once for each whole model in it, without the others: only itself, mostly."""
+    """The manifest once for each complete model in it, without the others; mostly only itself."""
     copies = [shard for shard in manifest.shards if shard.kind == COPY]
     others = [shard for shard in manifest.shards if shard.kind != COPY]
     own = [shard for shard in others if shard.kind != REPLICATED]

@@ -1,7 +1,7 @@
-"""Which checkpoints stay when new ones come, and how one is deleted without a moment of doubt.
+"""Which old checkpoints are deleted, and how: at each moment one is complete or not trusted.
 
-Standard library only: training prunes its own checkpoints, and ``msrun checkpoints prune`` does so
-by hand.
+Standard library only: training prunes its own checkpoints, ``msrun checkpoints prune`` does it on
+demand.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MINUTE_S = 60
 
 
 def present(directory: Path, prefix: str | None = None) -> list[tuple[Path, Manifest]]:
-    """The complete checkpoints of a directory, in no order; none of their files is read.
+    """The complete checkpoints of a directory, in no order; only their manifests are read.
 
-    Links are left out: what they lead to is not the directory's to delete.
+    Links are left out: their targets may belong to another directory.
 
     Args:
-        directory: one that is not there holds none.
-        prefix: only periodic checkpoints of this prefix, of whatever run; by default everything
-            that has a manifest, dumps too.
+        directory: one that does not exist holds none.
+        prefix: only periodic checkpoints of this prefix, of any run; by default everything that
+            has a manifest, including dumps.
 
     Raises:
         OSError: the directory cannot be read.
@@ -58,17 +58,17 @@ def chosen(
     per_minutes: int,
     spared: Collection[Path] = (),
 ) -> list[Path]:
-    """The checkpoints that a rule lets go, the oldest first. Pure.
+    """The checkpoints that a rule deletes, the oldest first. Pure.
 
-    The age is the time of saving, not the step: a run that begins anew in a full folder must not
-    lose what it has just saved to the higher steps of an earlier one.
+    The age is the time of saving, not the step: a new run in a folder with higher steps of an
+    earlier run must not lose what it has just saved.
 
     Args:
         found: complete checkpoints.
-        keep_max: so many of the newest stay; 0 is no such rule.
-        per_minutes: one stays for each so many minutes, and the newest; counts only where
-            ``keep_max`` is 0. 0 is no such rule: without any, nothing goes.
-        spared: stay whatever the rule says, and count as the others do.
+        keep_max: how many of the newest stay; 0: no such rule.
+        per_minutes: one stays for each interval of this length, and the newest; used only if
+            ``keep_max`` is 0. 0: no such rule. Without any rule nothing is deleted.
+        spared: they stay in any case, and count like the others.
     """
     oldest_first = [path for path, _ in sorted(found, key=_age)]
     if keep_max > 0:
@@ -87,7 +87,7 @@ def _age(one: tuple[Path, Manifest]) -> tuple[float, int, str]:
 
 
 def _marks(oldest_first: Sequence[tuple[Path, Manifest]], apart_s: int) -> set[Path]:
-    """The first of all, and each that is the first to come so long after the one before."""
+    """The first one, and each that was saved at least ``apart_s`` after the previous mark."""
     marks: set[Path] = set()
     due_s = 0.0
     for path, manifest in oldest_first:
@@ -98,26 +98,26 @@ def _marks(oldest_first: Sequence[tuple[Path, Manifest]], apart_s: int) -> set[P
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint so that a crash leaves it whole, or under a name that nobody trusts.
+    """Delete a checkpoint so that a crash leaves it complete, or under a name of no checkpoint.
 
-    One that is gone already, or that another process is deleting, is no error.
+    It is no error if it is gone already or if another process is deleting it.
 
     Raises:
-        OSError: it is as it was, or no checkpoint any more but not all of it is deleted;
+        OSError: it is unchanged, or it is no checkpoint any more but not all of it is deleted;
             :func:`sweep` tries again.
     """
     aside = path.with_name(f"{path.name}{REMOVED}")
-    _delete(aside)  # what a crash left: a name must be free to be taken
+    _delete(aside)  # what a crash left: the rename needs a free name
     try:
         os.rename(path, aside)
     except FileNotFoundError:
         return
-    fsync_folder(path.parent)  # or a power cut might bring the name back, but not the files
+    fsync_folder(path.parent)  # a power cut could bring the name back, but not the files
     _delete(aside)
 
 
 def leftovers(directory: Path) -> list[Path]:
-    """What deletions that did not come to their end have left behind.
+    """What interrupted deletions have left behind.
 
     Raises:
         OSError: the directory cannot be read.
@@ -129,7 +129,7 @@ def leftovers(directory: Path) -> list[Path]:
 
 
 def sweep(directory: Path) -> list[Path]:
-    """Finish deletions that did not come to their end; what was there.
+    """Finish interrupted deletions; return what there was.
 
     Raises:
         OSError: something cannot be deleted.
@@ -141,7 +141,7 @@ def sweep(directory: Path) -> list[Path]:
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder that has lost its name, its manifest first; others may do the same now."""
+    """Delete a renamed folder, its manifest first; other processes may do the same now."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
         return
@@ -149,4 +149,4 @@ def _delete(path: Path) -> None:
         os.unlink(path / MANIFEST)
     shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path)  # says why, if something is left
+        shutil.rmtree(path)  # raises the reason, if something is left

@@ -1,11 +1,11 @@
-"""The safetensors format: written as a stream, and read as far as its header.
+"""The safetensors format: files are written as a stream; of existing ones the header is read.
 
 A file is the header's length (8 bytes, little endian), the header (JSON, padded with spaces) and
-the tensors' bytes, one after the other without a hole. The reference library writes only what it
-has copied into memory first; its readers read what is written here.
+the tensors' bytes without gaps. The reference library must have everything in memory to write it;
+its readers can read what is written here.
 
-Element types that the format or its torch reader does not know are stored in the guise of another
-type; ``msrun_dtypes`` in the file's metadata says what they are.
+Element types that the format or its torch reader does not know are stored as another type;
+``msrun_dtypes`` in the file's metadata names the true ones.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ BITS = {
 }
 """Bits of an element, by the format's names and, the last three, by ours."""
 
-_GUISES: dict[str, tuple[str, tuple[int, ...]]] = {
+_STORED_AS: dict[str, tuple[str, tuple[int, ...]]] = {
     "C128": ("F64", (2,)),
     "C32": ("F16", (2,)),
     "F4_E2M1X2": ("U8", ()),
     "F8_E8M0": ("U8", ()),
 }
-"""The type in the file, and the dimensions it has at the end of the shape."""
+"""The type in the file, and the dimensions that it adds at the end of the shape."""
 
 _METADATA = "__metadata__"
 _DTYPES = "msrun_dtypes"
@@ -54,14 +54,14 @@ _KEYS = {"dtype", "shape", "data_offsets"}
 
 
 class WrittenFile(NamedTuple):
-    """A file that is on the disk; ``sha256`` is its checksum, as :func:`sha256_of` takes it."""
+    """A file on the disk; ``sha256`` is its checksum as of :func:`sha256_of`."""
 
     nbytes: int
     sha256: str
 
 
 class Header(NamedTuple):
-    """What a file says about itself; ``data_offset`` is where the first tensor begins."""
+    """The header of a file; ``data_offset`` is where the first tensor begins."""
 
     entries: tuple[Entry, ...]
     metadata: dict[str, str]
@@ -69,7 +69,7 @@ class Header(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """A file that is being written; tensors' bytes go to ``blocks``, in the header's order."""
+    """A file being written; the tensors' bytes go to ``blocks``, in the header's order."""
 
     head: bytes
     file: DurableFile
@@ -80,7 +80,7 @@ class Writing(NamedTuple):
 
         Raises:
             OSError: it is not.
-            ValueError: the bytes are not as many as the header says.
+            ValueError: the number of bytes is not that of the header.
         """
         wanted = _data_nbytes(self.head)
         given = self.blocks.nbytes
@@ -99,26 +99,26 @@ class Writing(NamedTuple):
 
 
 def stored(entry: Entry) -> Entry:
-    """The entry as the file has it: in its guise, if its type needs one."""
-    if entry.dtype not in _GUISES:
+    """The entry as it is in the file: with another type, if its own is not supported."""
+    if entry.dtype not in _STORED_AS:
         return entry
-    dtype, more = _GUISES[entry.dtype]
+    dtype, more = _STORED_AS[entry.dtype]
     return entry._replace(dtype=dtype, shape=(*entry.shape, *more))
 
 
 def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
-    """A file's first bytes, up to the first tensor's.
+    """A file's first bytes, up to the first tensor.
 
     Args:
         entries: the tensors, in the order in which their bytes follow.
-        metadata: text for whoever reads the file.
+        metadata: text for readers of the file.
 
     Raises:
         ValueError: a name appears twice, a size does not fit the shape, or the header is too long
             for the library.
     """
-    guises = {entry.name: entry.dtype for entry in entries if entry.dtype in _GUISES}
-    texts = {**metadata, **({_DTYPES: json.dumps(guises)} if guises else {})}
+    true_dtypes = {entry.name: entry.dtype for entry in entries if entry.dtype in _STORED_AS}
+    texts = {**metadata, **({_DTYPES: json.dumps(true_dtypes)} if true_dtypes else {})}
     fields: dict[str, Any] = {_METADATA: texts} if texts else {}
     at = 0
     for entry in entries:
@@ -143,14 +143,15 @@ def write(
     """Write a file to the disk, whatever its size with at most 64 MB of memory.
 
     Args:
-        path: in a folder that exists; fsync of the folder is left to whoever completes it.
+        path: in a folder that exists; who completes the folder also syncs it.
         head: of :func:`header`.
-        chunks: the tensors' bytes, cut at will.
-        advance: told of each few bytes more that are on the disk; may raise, to give up.
+        chunks: the tensors' bytes, in pieces of any size.
+        advance: called with the number of bytes that reached the disk since the last call; may
+            raise to give up.
 
     Raises:
         OSError: the file could not be written, and is removed.
-        ValueError: the chunks are not as long as the header says; the file is removed.
+        ValueError: the number of bytes is not that of the header; the file is removed.
     """
     with writing(path, head, advance) as file:
         for chunk in chunks:
@@ -160,7 +161,7 @@ def write(
 
 @contextmanager
 def writing(path: Path, head: bytes, advance: Callable[[int], None]) -> Iterator[Writing]:
-    """As :func:`write`, for a caller who hands over the bytes himself, then calls ``finish``."""
+    """As :func:`write`, for a caller that adds the bytes itself, then calls ``finish``."""
     with DurableFile(path, advance) as file, Blocks(file.write) as blocks:
         file.write([memoryview(head)])
         yield Writing(head, file, blocks)
@@ -176,11 +177,11 @@ def sha256_of(path: Path, advance: Callable[[int], None]) -> str:
 
 
 def read_header(path: Path) -> Header:
-    """What a file says about its tensors.
+    """The header of a file on the disk.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is damaged, or no safetensors file; the message says what is wrong.
+        ValueError: it is damaged, or no safetensors file; the message says why.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -215,11 +216,12 @@ def _nbytes(entry: Entry) -> int:
 def _parsed(text: bytes, size: int) -> tuple[tuple[Entry, ...], dict[str, str]]:
     fields = json.loads(text, object_pairs_hook=_unique)
     metadata = _texts(fields.pop(_METADATA, {}))
-    guises = _texts(json.loads(metadata.pop(_DTYPES, "{}")))
+    true_dtypes = _texts(json.loads(metadata.pop(_DTYPES, "{}")))
     entries = _entries(fields, size)
-    if missing := guises.keys() - {entry.name for entry in entries}:
+    if missing := true_dtypes.keys() - {entry.name for entry in entries}:
         raise ValueError(f"a type is said of {min(missing)!r}, which is not there")
-    return tuple(_undone(entry, guises.get(entry.name)) for entry in entries), metadata
+    found = tuple(_with_true_dtype(entry, true_dtypes.get(entry.name)) for entry in entries)
+    return found, metadata
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -236,7 +238,7 @@ def _texts(value: Any) -> dict[str, str]:
 
 
 def _entries(fields: dict[str, Any], size: int) -> list[Entry]:
-    """The tensors in the order of their bytes, which fill ``size`` bytes without a hole."""
+    """The tensors in the order of their bytes, which fill ``size`` bytes without a gap."""
     found = [(_span(name, field), name, field) for name, field in fields.items()]
     entries, at = [], 0
     for (start, end), name, field in sorted(found, key=lambda each: each[0]):
@@ -268,11 +270,11 @@ def _span(name: str, field: Any) -> tuple[int, int]:
     return start, end
 
 
-def _undone(entry: Entry, dtype: str | None) -> Entry:
-    """The entry without its guise."""
+def _with_true_dtype(entry: Entry, dtype: str | None) -> Entry:
+    """The entry with the type that it had before it was stored."""
     if dtype is None:
         return entry
-    inner, more = _GUISES.get(dtype, ("", ()))
+    inner, more = _STORED_AS.get(dtype, ("", ()))
     shape = entry.shape[: len(entry.shape) - len(more)]
     true = entry._replace(dtype=dtype, shape=shape)
     if inner != entry.dtype or stored(true) != entry:

@@ -1,4 +1,4 @@
-"""A part of a replica's state as a file, from bytes that somebody hands over in their order.
+"""A part of a replica's state as a file, written from a stream of bytes.
 
 Standard library only: a process without torch writes checkpoints beside training.
 """
@@ -12,9 +12,15 @@ from typing import NamedTuple
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.checksum import Blocks, Bytes
 
+SHARDING = "DCP_SHARDING_INFO"  # as torch's distributed checkpoints: where parts begin
+OFFSETS = "saved_offsets"
+GLOBAL_SHAPE = "global_shape"  # ours: the shape of a tensor that was cut
+REST = "rest"  # ours: the state that is no tensor
+OBJECTS = "objects"  # ours: values of pieces that belong to their writer
+
 
 class WrittenShard(NamedTuple):
-    """A shard that is on the disk. ``digest`` is of the whole state, whatever part it holds."""
+    """A shard on the disk. ``digest`` covers the entire state, whichever part the shard holds."""
 
     nbytes: int
     sha256: str
@@ -31,15 +37,15 @@ def write(
     *,
     is_whole: bool,
 ) -> WrittenShard:
-    """Write the part, and take the digest of the whole.
+    """Write the part, and take the digest of the entire state.
 
     Args:
-        path: in a folder that exists; its fsync is left to whoever completes the folder.
+        path: in a folder that exists; who completes the folder also syncs it.
         head: the file's header.
-        seed: what the digest covers beside the bytes, as :func:`digest_of` takes it.
+        seed: what the digest covers besides the bytes, as for :func:`digest_of`.
         state: all of the state's bytes, and whether they belong to the part.
-        buffers: the file's last bytes, of no account in the digest.
-        advance: told of each few bytes more that are done; may raise, to give up.
+        buffers: the file's last bytes; the digest does not cover them.
+        advance: called with the number of bytes done since the last call; may raise to give up.
         is_whole: whether the part is all of the state.
 
     Raises:
@@ -54,7 +60,7 @@ def write(
                 advance(len(piece))
             if not is_whole:
                 whole.add(piece)
-        # the part that is the whole has data that begin with the same blocks
+        # a part that is the entire state begins with the same blocks
         hashes = (file.blocks if is_whole else whole).hashes()
         for content in buffers:
             file.blocks.add(content)
@@ -66,9 +72,9 @@ def digest_of(seed: str, hashes: bytes) -> str:
     """The digest of a state.
 
     Args:
-        seed: sha256, in hexadecimal, of its tensors' names and of all that is no tensor.
+        seed: sha256, in hexadecimal, of the tensors' names and of everything that is no tensor.
         hashes: of all blocks of its bytes.
     """
-    import hashlib  # loads OpenSSL, which a start of msrun does without
+    import hashlib  # loads OpenSSL, which msrun's start does not need
 
     return hashlib.sha256(bytes.fromhex(seed) + hashes).hexdigest()

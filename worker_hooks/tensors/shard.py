@@ -21,41 +21,23 @@ from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.checksum import Blocks, Bytes
 from worker_hooks.storage.safetensors_file import BITS
-from worker_hooks.storage.shard_file import WrittenShard, digest_of
+from worker_hooks.storage.shard_file import (
+    GLOBAL_SHAPE,
+    OFFSETS,
+    REST,
+    SHARDING,
+    WrittenShard,
+    digest_of,
+)
 from worker_hooks.storage.shard_file import write as write_part
 from worker_hooks.tensors.fast_digest import FastDigest
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import (
-    dtype_name,
     entry_of,
-    from_bytes,
     plain,
-    to_bytes,
     torch_dtype,
 )
 
-__all__ = [
-    "Replica",
-    "ShardPlan",
-    "StoredTensor",
-    "WrittenShard",
-    "digest",
-    "dtype_name",
-    "entry_of",
-    "from_bytes",
-    "plan",
-    "quick_digest",
-    "tensors_of",
-    "to_bytes",
-    "torch_dtype",
-    "write",
-    "write_quick",
-]
-
-SHARDING = "DCP_SHARDING_INFO"
-OFFSETS = "saved_offsets"
-GLOBAL_SHAPE = "global_shape"  # ours: where a tensor was cut, how large it is altogether
-REST = "rest"
 _WHOLE = 1 << 20  # bytes; smaller tensors are not cut
 
 

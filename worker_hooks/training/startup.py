@@ -1,111 +1,114 @@
-"""What a training's callbacks want of whoever guards it, and the first talk with that one."""
+"""The start of a training: what its callbacks want, and the first exchange with the agent."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from worker_hooks.callbacks.protocol import breakpoints_of, places_of
+from worker_hooks.callbacks.protocol import CallbackList
 from worker_hooks.contract.env import ENABLE_TFT, RankEnv, tft_features
+from worker_hooks.drill.observer import StepObserver
 from worker_hooks.drill.plan import DrillPlan
-from worker_hooks.guard.guard import Guard, StateSource
+from worker_hooks.guard.guard import Guard, StartupOptions, StateSource
 from worker_hooks.recovery import agent_lost, resume
 
 log = logging.getLogger("msrun")
 
 
-class StartupOptions(NamedTuple):
-    """Paths are absolute; empty: there is none."""
+def read_env(environ: Mapping[str, str]) -> tuple[RankEnv, tuple[StepObserver, ...]]:
+    """Who this process is, and what observes its steps: nothing, unless this is a drill.
 
-    ckpt_save_path: str = ""
-    exit_file: str = ""  # JSON in which a graceful exit can be asked for
-    exit_signals: tuple[int, ...] = ()  # to this process, that ask for one
-    places: tuple[str, ...] = ()  # where periodic checkpoints are saved
-    breakpoints: str = ""  # the prefix of an exception's, in the first of these places
+    Raises:
+        ValueError: the drill's plan is unreadable.
+        OSError: the drill's folder cannot be written.
+    """
+    env = RankEnv.read(environ)
+    plan = DrillPlan.decode(env.drill)
+    if plan is None:
+        return env, ()
+    from worker_hooks.drill.inject import FaultInjector
+    from worker_hooks.drill.trace import TrainingTrace
 
-    @staticmethod
-    def of(
-        callbacks: Iterable[Any], ckpt_save_path: str | os.PathLike[str] | None, drill: str
-    ) -> StartupOptions:
-        """Those of the callbacks; a folder that the script names itself comes before theirs.
+    injector, trace = FaultInjector.of(plan, env), TrainingTrace(plan, env)
+    observers = (trace,) if injector is None else (injector, trace)
+    return env._replace(save_to=plan.ckpt), observers
 
-        Raises:
-            ValueError: the drill is unreadable.
-        """
 
-        def first(name: str, given: Any = None) -> str:
-            offered = (given, *(getattr(callback, name, None) for callback in callbacks))
-            path = next(filter(None, offered), None)
-            return "" if path is None else os.path.abspath(path)
+def options_of(
+    callbacks: CallbackList, ckpt_save_path: str | os.PathLike[str] | None, env: RankEnv
+) -> StartupOptions:
+    """What the callbacks want; a folder that the script itself gives precedes theirs."""
+    own = os.path.abspath(ckpt_save_path) if ckpt_save_path else ""
+    options = StartupOptions(
+        ckpt_save_path=env.redirected(own or callbacks.ckpt_save_path),
+        exit_file=callbacks.exit_file,
+        exit_signals=callbacks.exit_signals,
+        checkpoints=callbacks.checkpoints,
+        breakpoints=callbacks.breakpoints,
+    )
+    # a drill must not resume from the user's own checkpoints
+    return options._replace(checkpoints=(), breakpoints="") if env.save_to else options
 
-        signals = {getattr(callback, "exit_signal", None) for callback in callbacks} - {None}
-        places = places_of(callbacks)
-        found = StartupOptions(
-            first("ckpt_save_path", ckpt_save_path),
-            first("exit_file"),
-            tuple(each for each in signals if each is not None),
-            tuple(places),
-            breakpoints_of(callbacks, next(iter(places), "")),
-        )
-        plan = DrillPlan.decode(drill)
-        if plan is not None and plan.ckpt:  # the user's own folder is none of a drill's business
-            found = found._replace(ckpt_save_path=plan.ckpt, places=(), breakpoints="")
-        return found
 
-    def guard(self, told: RankEnv, source: StateSource, at_dump: Callable[[], None]) -> Guard:
-        """A guard that knows them; nobody is greeted yet."""
-        return Guard(
-            told,
-            source,
-            self.ckpt_save_path,
-            at_dump,
-            agent_lost.save_without_agent,
-            exit_file=self.exit_file,
-            exit_signals=self.exit_signals,
-            checkpoints=next(iter(self.places), ""),
-            breakpoints=self.breakpoints,
-        )
+def connect(
+    options: StartupOptions,
+    env: RankEnv,
+    source: StateSource,
+    observers: Sequence[StepObserver],
+    *,
+    wants_resume: bool,
+) -> tuple[Guard, Path | None]:
+    """Have the agent guard this state, if there is an agent; say once a run if nothing guards it.
 
-    def greet(self, guard: Guard, *, wants_resume: bool) -> Path | None:
-        """Let the guard greet the agent, if there is one; the checkpoint to go on from.
+    Returns:
+        The guard, and the checkpoint to resume from.
 
-        Raises:
-            SystemExit: the agent refuses, exit code 2.
-            ValueError: another state of this process is guarded, or a switch is unreadable.
-        """
-        is_wanted = is_tft_enabled(os.environ)
-        welcome = guard.greet(wants_resume=wants_resume) if is_wanted else None
-        if guard.told.rank == 0:
-            self._say(guard, is_guarded=welcome is not None, is_wanted=is_wanted)
-        if welcome is None and wants_resume:
-            return resume.find(self.ckpt_save_path, *self.places)
-        return Path(welcome.resume) if welcome is not None and welcome.resume else None
+    Raises:
+        SystemExit: the agent refuses, exit code 2.
+        ValueError: another state of this process is guarded, or a switch is unreadable.
+    """
 
-    def _say(self, guard: Guard, *, is_guarded: bool, is_wanted: bool) -> None:
-        """Say once a run what nobody will save."""
-        if not is_wanted:
-            log.warning("TrainState: nothing guards this run: %s says so", ENABLE_TFT)
-        elif not is_guarded and not guard.told.hooks:
-            log.warning(
-                "TrainState: nothing guards this run; under msrun a dead rank loses nothing"
-            )
-        elif not is_guarded:
-            log.warning("TrainState: nothing guards this state: its rank has another one")
-        elif not self.ckpt_save_path:
-            log.warning("TrainState: no ckpt_save_path: what is saved goes to the run's log folder")
+    def before_dump() -> None:
+        for observer in observers:
+            observer.dump_begins()
+
+    guard = Guard(
+        env,
+        source,
+        options,
+        before_dump=before_dump,
+        when_agent_died=agent_lost.save_without_agent,
+    )
+    is_wanted = is_tft_enabled(os.environ)
+    welcome = guard.greet(wants_resume=wants_resume) if is_wanted else None
+    if env.rank == 0:
+        _warn_unguarded(guard, is_wanted=is_wanted)
+    if welcome is None and wants_resume:
+        return guard, resume.find(options.ckpt_save_path, *options.checkpoints)
+    return guard, Path(welcome.resume) if welcome is not None and welcome.resume else None
+
+
+def _warn_unguarded(guard: Guard, *, is_wanted: bool) -> None:
+    if not is_wanted:
+        log.warning("TrainState: nothing guards this run: %s says so", ENABLE_TFT)
+    elif guard.welcome is None and not guard.env.hooks:
+        log.warning("TrainState: nothing guards this run; under msrun a dead rank loses nothing")
+    elif guard.welcome is None:
+        log.warning("TrainState: nothing guards this state: its rank has another one")
+    elif not guard.options.ckpt_save_path:
+        log.warning("TrainState: no ckpt_save_path: what is saved goes to the run's log folder")
 
 
 def is_tft_enabled(environ: Mapping[str, str]) -> bool:
     """Whether state is to be saved: unless ``MS_ENABLE_TFT`` says ``{TTP:0}``.
 
-    Unset means yes, as a script with a ``TrainState`` has asked for it. ``MINDIO_FOR_MINDSPORE``
-    may be set and says nothing here.
+    An unset variable means yes, because a script with a ``TrainState`` has asked for it.
+    ``MINDIO_FOR_MINDSPORE`` is not read.
 
     Raises:
-        ValueError: the variable is written in another way.
+        ValueError: the variable has another form.
     """
     text = environ.get(ENABLE_TFT, "")
     try:

@@ -1,4 +1,4 @@
-"""Joins a gloo group and reduces once; with ``idle`` it then stays until it is stopped."""
+"""Joins a gloo group and reduces once; with ``idle`` it then waits until it is stopped."""
 
 import signal
 import sys

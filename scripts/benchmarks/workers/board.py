@@ -1,4 +1,4 @@
-"""The board: every rank adds a line for each step it finishes, and ``scripts/bench`` reads them."""
+"""The board: ranks append a line for each finished step, and ``scripts/bench`` reads them."""
 
 import os
 import struct
@@ -13,7 +13,7 @@ class Finished(NamedTuple):
     """A rank has finished a step: its update is made."""
 
     rank: int
-    attempt: int  # grows whenever the ranks begin anew
+    attempt: int  # grows whenever the ranks start again
     pid: int
     step: int  # the first is 1
     batch: int  # of this rank's own, the first is 0
@@ -21,7 +21,7 @@ class Finished(NamedTuple):
 
 
 def opened(folder: Path) -> int:
-    """Open the board to add lines; one write each, so never torn or lost."""
+    """Open the board to append lines, one write each, so that none is torn or lost."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     return os.open(folder / "board", flags, 0o600)
 
@@ -32,5 +32,5 @@ def add(board: int, rank: int, attempt: int, step: int, batch: int) -> None:
 
 
 def read(octets: bytes) -> list[Finished]:
-    """Read whole lines."""
+    """Read complete lines."""
     return [Finished(*fields) for fields in LINE.iter_unpack(octets)]

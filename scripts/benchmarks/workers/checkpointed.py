@@ -1,4 +1,4 @@
-"""Trains the ordinary way: rank 0 saves every few steps, a restart begins from there."""
+"""Trains the ordinary way: rank 0 saves every few steps, a restart resumes from there."""
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ steps = Steps(options)
 steps.begin(step)
 for epoch in range(step // len(loader), EPOCHS):
     loader.sampler.set_epoch(epoch)
-    for inputs, labels in loader:  # of the epoch that was under way, from its beginning
+    for inputs, labels in loader:  # of the interrupted epoch, from its start
         torch.nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
         optimizer.zero_grad()

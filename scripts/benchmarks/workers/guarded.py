@@ -1,4 +1,4 @@
-"""Trains with TrainState: whoever dies, the others keep the step they are at."""
+"""Trains with TrainState: if a rank dies, the others keep their step."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""The training that all sides of ``scripts/bench recover`` do, and what they tell of it."""
+"""The training of all sides of ``scripts/bench recover``, and its reports."""
 
 import argparse
 import fcntl
@@ -37,13 +37,13 @@ def network(width: int) -> nn.Module:
 
 
 def ballast(mib: int) -> nn.ParameterList:
-    """Parameters that no step touches: state to carry, and nothing to compute or to reduce."""
+    """Parameters that no step touches: state to save, but nothing to compute or reduce."""
     pieces = (torch.ones(min(64, left), 1 << 18) for left in range(mib, 0, -64))
     return nn.ParameterList(nn.Parameter(piece, requires_grad=False) for piece in pieces)
 
 
 def data(rank: int = RANK, world: int = WORLD) -> DataLoader:
-    """Draw samples, the same on every rank; each epoch in another order."""
+    """Random samples, the same on every rank; each epoch in another order."""
     generator = torch.Generator().manual_seed(2)
     inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
     samples = TensorDataset(inputs, inputs[:, :CLASSES].argmax(1))
@@ -52,7 +52,7 @@ def data(rank: int = RANK, world: int = WORLD) -> DataLoader:
 
 
 def put_back(checkpoint: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Put back what :func:`save` saved last, the ordinary way; the step that it was saved at."""
+    """Load what :func:`save` saved last; its step."""
     if not checkpoint.exists():
         return 0
     saved = torch.load(checkpoint)
@@ -62,14 +62,14 @@ def put_back(checkpoint: Path, net: nn.Module, optimizer: torch.optim.Optimizer)
 
 
 def save(checkpoint: Path, net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Save it all aside, and rename."""
+    """Save under a temporary name, then rename."""
     whole = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
     torch.save(whole, aside := checkpoint.with_suffix(".aside"))
     os.replace(aside, checkpoint)
 
 
 def batches(loader: DataLoader, begun: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Number the batches of all epochs, and pass over the first ``begun``."""
+    """Number the batches of all epochs, and skip the first ``begun``."""
     for epoch in range(begun // len(loader), EPOCHS):
         loader.sampler.set_epoch(epoch)
         for batch, (inputs, labels) in enumerate(loader, epoch * len(loader)):
@@ -78,7 +78,7 @@ def batches(loader: DataLoader, begun: int) -> Iterator[tuple[int, torch.Tensor,
 
 
 class Steps:
-    """Finishes steps: says where the training began, or began anew, and how far it is."""
+    """Reports steps: where the training started or resumed, and each finished step."""
 
     def __init__(self, options: argparse.Namespace, rank: int = RANK) -> None:
         self._options = options
@@ -88,13 +88,13 @@ class Steps:
         self._turns = options.turns and options.turns.open("a")
 
     def begin(self, begun: int, attempt: int | None = None) -> None:
-        """Train on from a step; also a process that lives on begins with each attempt."""
+        """Start an attempt at a step; surviving processes do so, too."""
         counted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._attempt = int(counted) if attempt is None else attempt
         self._first = begun + 1
 
     def finish(self, step: int, batch: int | None = None) -> None:
-        """Note that this rank has finished a step, and rest if that was asked for."""
+        """Report that this rank has finished a step, and sleep if an option says so."""
         board.add(
             self._board, self._rank, self._attempt, step, step - 1 if batch is None else batch
         )
@@ -103,6 +103,6 @@ class Steps:
         if step == self._options.mark:
             stamp("marked")
         time.sleep(self._options.pause)
-        if self._turns:  # whose turn it is not, waits here
+        if self._turns:  # wait until it is this job's turn
             fcntl.flock(self._turns, fcntl.LOCK_SH)
             fcntl.flock(self._turns, fcntl.LOCK_UN)

@@ -1,10 +1,10 @@
-"""LeNet5 that leaves when it is asked to: MindSpore's graceful exit case, in torch.
+"""LeNet5 that exits on request: MindSpore's graceful exit case, in torch.
 
     msrun --worker_num=8 --local_worker_num=8 graceful_exit_case.py
 
 Write ``{"GracefulExit": 1}`` into ``graceful_exit.json`` while it trains (or send SIGTERM to msrun
-or to any rank): all ranks finish the same step and leave with 0. ``rank_0`` ... ``rank_7`` then
-hold ``LeNet_train.safetensors`` and ``LeNet_train.pt2``, and ``msrun --resume`` goes on.
+or to any rank): all ranks finish the same step and exit with 0. ``rank_0`` ... ``rank_7`` then
+hold ``LeNet_train.safetensors`` and ``LeNet_train.pt2``, and ``msrun --resume`` continues.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from worker_hooks import LossMonitor, OnRequestExit, TrainState, run
 SEED = 1
 BATCH = 32
 SIDE = 32
-# Segments of a pocket calculator's digits: top, left, right, middle, left, right, bottom
+# Segments of seven-segment digits: top, left, right, middle, left, right, bottom
 SEGMENTS = ("1110111", "0010010", "1011101", "1011011", "0111010",
             "1101011", "1101111", "1010010", "1111111", "1111011")  # fmt: skip
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="LeNet5 that leaves when it is asked to.")
+    parser = argparse.ArgumentParser(description="LeNet5 that exits on request.")
     parser.add_argument("--epoch_num", type=int, default=10, help="epochs in all")
     parser.add_argument("--image_num", type=int, default=4096, help="of an epoch, all ranks")
     parser.add_argument("--config_file", default="./graceful_exit.json", help="watched for 1")
     parser.add_argument("--directory", default="./", help="for the folders of the ranks")
     parser.add_argument("--ckpt_save_path", default="./graceful_exit_checkpoints")
-    return parser.parse_known_args()[0]  # msrun adds --is_recover=1 to a restart; no need of it
+    return parser.parse_known_args()[0]  # msrun adds --is_recover=1 to a restart; it is not needed
 
 
 def lenet5() -> nn.Sequential:
@@ -48,7 +48,7 @@ def lenet5() -> nn.Sequential:
 
 
 def digits(count: int) -> TensorDataset:
-    """Digits of a pocket calculator, each somewhere in its image, in noise; the same every time."""
+    """Seven-segment digits at random places, in noise; the same every time."""
     generator = torch.Generator().manual_seed(SEED)
     glyphs = torch.stack([glyph(segments) for segments in SEGMENTS])
     labels = torch.randint(10, (count,), generator=generator)
@@ -62,7 +62,7 @@ def digits(count: int) -> TensorDataset:
 
 
 def glyph(segments: str) -> torch.Tensor:
-    """The digit's picture, 20 by 12."""
+    """The digit's image, 20 by 12."""
     shape = torch.zeros(20, 12)
     bars = (
         (slice(0, 2), slice(2, 10)),
@@ -97,14 +97,14 @@ def main() -> None:
     sampler = DistributedSampler(train_set, seed=SEED, drop_last=True)
     loader = DataLoader(train_set, batch_size=BATCH, sampler=sampler, drop_last=True)
 
-    leave = OnRequestExit(
+    on_request = OnRequestExit(
         file_name="LeNet", directory=options.directory, config_file=options.config_file
     )
     state = TrainState(
         model=net,
         optimizer=optimizer,
         ckpt_save_path=options.ckpt_save_path,
-        callbacks=[leave, LossMonitor(1)],
+        callbacks=[on_request, LossMonitor(1)],
     )
 
     def train(state: TrainState) -> None:

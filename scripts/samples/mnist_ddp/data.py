@@ -30,7 +30,7 @@ IDX = {
 
 
 class DataError(Exception):
-    """The data cannot be read; the message says which and what to do."""
+    """The data cannot be read; the message names them and says what to do."""
 
 
 def load() -> tuple[TensorDataset, TensorDataset, str]:
@@ -70,9 +70,9 @@ def bundled_digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def mnist(folder: Path, part: str) -> TensorDataset:
-    """MNIST's ``train`` or ``test`` part; its files lie in the folder itself or one named so."""
+    """MNIST's ``train`` or ``test`` part; its files are in the folder or in a subfolder."""
     names = IDX[part]
-    # MindSpore's examples set DATA_PATH to .../train and keep the test files beside it
+    # MindSpore's examples set DATA_PATH to .../train; the test files are in a folder beside it
     rooms = (folder, folder / part, folder.parent / part)
     images, labels = (idx(named(rooms, name)) for name in names)
     if images.shape[1:] != (SIDE, SIDE) or images.shape[:1] != labels.shape:

@@ -68,7 +68,7 @@ def join() -> torch.device:
 def train_epoch(
     model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> float:
-    """Train on every digit once; the mean loss over all ranks."""
+    """Train on every digit once; return the mean loss over all ranks."""
     total = torch.zeros(2, device=device)
     for images, labels in loader:
         loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
@@ -82,7 +82,7 @@ def train_epoch(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test: Dataset, device: torch.device) -> tuple[int, int]:
-    """Correct and tested digits over all ranks; every digit is tested by exactly one of them."""
+    """The numbers of correct and of tested digits; each digit is tested by exactly one rank."""
     mine = Subset(test, range(dist.get_rank(), len(test), dist.get_world_size()))
     score = torch.zeros(2, dtype=torch.long, device=device)
     for images, labels in DataLoader(mine, batch_size=EVAL_BATCH):

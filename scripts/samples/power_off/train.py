@@ -34,7 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=128, help="digits a step, over all ranks")
     parser.add_argument("--lr", type=float, default=0.005)
     parser.add_argument("--ckpt-save-path", default="power_off_checkpoints")
-    return parser.parse_known_args()[0]  # msrun adds --is_recover=1 to a restart; no need of it
+    return parser.parse_known_args()[0]  # msrun adds --is_recover=1 to a restart; it is not needed
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
@@ -91,13 +91,13 @@ def main() -> None:
     )
     join()
     rank, world = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(SEED + rank)  # each rank drops out in its own way
+    torch.manual_seed(SEED + rank)  # each rank has its own dropout
     sampler = DistributedSampler(train_set, num_replicas=world, rank=rank, seed=SEED)
     loader = DataLoader(train_set, max(2, options.batch_size // world), sampler=sampler)
 
     def train(state: TrainState) -> None:
         model = DistributedDataParallel(net)
-        for epoch in state.epochs(options.epochs):  # 2: loops that know where they are
+        for epoch in state.epochs(options.epochs):  # 2: loops that know their position
             for images, labels in state.batches(loader):
                 loss = nn.functional.cross_entropy(model(images), labels)
                 loss.backward()
@@ -107,7 +107,7 @@ def main() -> None:
             if rank == 0:
                 print(f"epoch {epoch + 1}/{options.epochs} loss {state.loss:.4f}", flush=True)
 
-    run(train, state)  # 3: the loop, called so that it can be held
+    run(train, state)  # 3: the function that run() can call again
     if rank == 0:
         right, tested = correct(net, test_set), len(test_set)
         print(f"test accuracy {right / tested:.1%} ({right} of {tested})", flush=True)

@@ -20,6 +20,7 @@ from support.histories.plain import (
     tell,
     up,
 )
+from worker_hooks.contract import protocol
 
 TWO, THREE = rules(), rules(ranks=(0, 1, 2))
 FOUR, FIVE, SIX = (rules(ranks=tuple(range(count))) for count in (4, 5, 6))
@@ -30,11 +31,11 @@ STOP_02 = "TERM 0,2; deadline stopping 30"
 
 
 def reg(rank, step=0, attempt=0):
-    return ev.RankRegistered(rank, attempt, step)
+    return protocol.Registered(rank, attempt, step)
 
 
 def threw(rank, error="ValueError: bad", attempt=0):
-    return ev.RankRaised(rank, attempt, error)
+    return protocol.Raised(rank, attempt, error)
 
 
 def cut(rank, attempt=0):
@@ -42,19 +43,19 @@ def cut(rank, attempt=0):
 
 
 def froze(rank, step=5, why=None, dump=1, nbytes=0):
-    return ev.RankFrozen(rank, dump, step, is_whole=why is None, why=why or "", nbytes=nbytes)
+    return protocol.Frozen(rank, 0, dump, step, is_whole=why is None, why=why or "", nbytes=nbytes)
 
 
 def wrote(rank, digest="a", number=0, dump=1):
-    return ev.ShardWritten(rank, dump, digest, number)
+    return protocol.Written(rank, 0, dump, "", 0, "", digest, number)
 
 
-def holds(rank, digest="a", dump=1):
-    return ev.StateDigested(rank, dump, digest)
+def holds(rank, digest="a", dump=1, number=0):
+    return protocol.Digested(rank, 0, dump, digest, number)
 
 
 def unable(rank, why="out of memory", number=0, place=False):
-    return ev.SaveFailed(rank, 1, why, place, number)
+    return protocol.SaveFailed(rank, 0, 1, why, place, number)
 
 
 def full(rank, number=0):
@@ -62,7 +63,7 @@ def full(rank, number=0):
 
 
 def moved(rank, dump=1):
-    return ev.DumpProgressed(rank, dump)
+    return protocol.Progress(rank, 0, dump, 1)
 
 
 def done(path="/d", dump=1):

@@ -33,13 +33,14 @@ from support.histories.plain import (
     up,
     wish,
 )
+from worker_hooks.contract import protocol
 
 ONE, TWO, THREE = rules(ranks=(0,)), rules(max_restarts=3), rules(ranks=(0, 1, 2), max_restarts=3)
 FREEZE_2 = "freeze 2: 0,1; deadline freezing 5"
 
 
 def stands(rank, step, dump=1):
-    return ev.RankStanding(rank, dump, step)
+    return protocol.Standing(rank, 0, dump, step)
 
 
 def now(signum=SIGTERM):

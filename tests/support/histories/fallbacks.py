@@ -5,7 +5,6 @@ Rows as in `replacements.py`.
 
 from signal import SIGINT, SIGTERM
 
-from agent.controller import events as ev
 from support.histories.dumps import (
     cut,
     done,
@@ -139,7 +138,7 @@ HISTORIES = [
         *on_disk(COMMITTING), (ask(SIGTERM), "committing"),
         (done(MEMORY), "stopping", f"forget; TERM 0,2; {STOP}", "step 5 is saved in /old")]),
     # --- without a dump as the next rung
-    *((f"nothing goes to disk: {name}", asked(dump=False), steps) for name, steps in [
+    *((f"nothing goes to disk: {name}", asked(after_failure=False), steps) for name, steps in [
         ("a rank comes back elsewhere", [
             *JOINING, (reg(1, 4, 1), "stopping", f"forget; abandon; TERM 0,1,2; {STOP}", "rank 1 was killed by SIGKILL; step 5 is not saved: saving after a failure is off; not replaced: rank 1 came back")]),
         ("no memory", [*ORDERED, (full(0), "stopping", f"abandon; TERM 0,2; {STOP}", "saving after a failure is off; not replaced: no checkpoint in memory (no space left)")]),
@@ -147,13 +146,13 @@ HISTORIES = [
         ("but what a stop is asked for", [*JOINING, (ask(SIGTERM), "committing", TO_DISK, "a stop was asked for")])]),
     # --- no checkpoint in memory
     ("it cannot be written: the disk", THREE, [
-        *ORDERED, (full(0), "dumping", f"save 5 by 0 digest 2; {PROGRESS}", "no checkpoint in memory (no space left)"), (holds(2, "quick"), "dumping", PROGRESS), (wrote(0), "dumping"),
+        *ORDERED, (full(0), "dumping", f"save 5 by 0 digest 2; {PROGRESS}", "no checkpoint in memory (no space left)"), (holds(2, "quick", number=1), "dumping", PROGRESS), (wrote(0), "dumping"),
         (wrote(0, "quick", number=1), "committing", "commit 5 by 0; deadline committing 20", "written"), (done("/d"), "stopping", f"TERM 0,2; {STOP}", "step 5 is saved in /d; not replaced: no checkpoint in memory (no space left)"),
         (gone(0, -15), "stopping"), (gone(2, -15), "starting", "forget; sweep; start 1 from /d; deadline starting 600", "restart 1 of 1")]),
     ("nobody can write it: all are asked again for the disk", THREE, [
         *ORDERED, (unable(0), "dumping", f"save 5 by 2 memory; {PROGRESS}", "rank 0 failed"), (unable(2, number=1), "dumping", f"save 5 by 0 digest 2; {PROGRESS}", "no checkpoint in memory (ranks 0, 2 failed (out of memory))")]),
     ("digests of the memory are not those of the disk", THREE, [
-        *ORDERED, (full(0), "dumping", f"save 5 by 0 digest 2; {PROGRESS}", "no checkpoint"), (ev.StateDigested(2, 1, "quick", 0), "dumping"), (ev.StateDigested(2, 1, "slow", 1), "dumping", PROGRESS)]),
+        *ORDERED, (full(0), "dumping", f"save 5 by 0 digest 2; {PROGRESS}", "no checkpoint"), (holds(2, "quick"), "dumping"), (holds(2, "slow", number=1), "dumping", PROGRESS)]),
     ("a writer is stuck, then another one", THREE, [
         *ORDERED, (holds(2), "dumping", PROGRESS), (late("dumping"), "dumping", f"save 5 by 2 memory; {PROGRESS}", "what rank 2 said"), (late("dumping"), "dumping", f"save 5 by 0 digest 2; {PROGRESS}", "nothing moves there")]),
     ("the replicas differ without a majority: each state is kept on disk", THREE, [

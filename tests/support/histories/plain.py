@@ -9,16 +9,16 @@ from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import decide
-from agent.controller.job import Job, Policy
+from agent.controller.job import Job
 from agent.controller.states import JobState
-from support.histories.short import short
-
-RULES = {"ranks": (0, 1), "max_restarts": 0, "start_s": 600.0, "grace_s": 30.0, "kill_s": 10.0}
+from support.histories.short import shorts
+from support.policies import policy
+from worker_hooks.contract import protocol
 
 
 def rules(**changes):
     """Of a job whose ranks are not replaced, unless that is said."""
-    return Policy(**{**RULES, "replace": False, **changes})
+    return policy(**{"kill_s": 10.0, "is_on": False, **changes})
 
 
 ONE, TWO, THREE = rules(ranks=(0,)), rules(), rules(ranks=(0, 1, 2))
@@ -47,8 +47,9 @@ def ask(signum):
 
 def wish(rank=None, attempt=0):
     """A file asks for a graceful exit, or a rank."""
-    why = "e.json asks for it" if rank is None else f"rank {rank} received SIGUSR1"
-    return ev.ExitRequested(attempt, why, rank)
+    if rank is None:
+        return ev.ExitRequestedByFile(attempt, "e.json asks for it")
+    return protocol.ExitRequested(rank, attempt, f"rank {rank} received SIGUSR1")
 
 
 def tell(signum):
@@ -240,9 +241,9 @@ def play(asked, steps):
         actions, words = (*told, None)[:2] if told else ("", None)
         decision = decide(job, event)
         assert decision.job.state.value == state, event
-        assert "; ".join(map(short, decision.actions)) == actions, event
+        assert shorts(decision.actions) == actions, event
         for action in decision.actions:
-            assert isinstance(action, do.SetDeadline) or words in action.reason, event
+            assert isinstance(action, do.SetDeadline | do.WarmUp) or words in action.reason, event
         if not decision.actions and decision.job.state.is_end:
             assert decision.job == job, event
         job = decision.job

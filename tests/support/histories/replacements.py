@@ -10,20 +10,21 @@ from agent.controller.decide import decide
 from agent.controller.job import Job
 from support.histories.dumps import cut, done, froze, holds, reg, running, threw, wrote
 from support.histories.plain import ask, gone, late, no_start, rules, tell, up
-from support.histories.short import short
+from support.histories.short import shorts
+from worker_hooks.contract import protocol
 
 MEMORY = "/proc/1/fd/5"
 
 
 def asked(count=3, **changes):
-    return rules(**{"ranks": tuple(range(count)), "max_restarts": 1, "replace": True, **changes})
+    return rules(**{"ranks": tuple(range(count)), "max_restarts": 1, "is_on": True, **changes})
 
 
 TWO, THREE, FOUR = asked(2), asked(), asked(4)
 
 
 def rejoins(rank, attempt=1):
-    return ev.RankRejoining(rank, attempt)
+    return protocol.Rejoining(rank, attempt)
 
 
 def hangs(rank, attempt=0, why="made no progress for 2.1 s (stopped)"):
@@ -35,7 +36,7 @@ def undone(why="no descriptors", place=False, dump=1):
 
 
 def fixed(rank, why, attempt=0, step=0):
-    return ev.RankRegistered(rank, attempt, step, why)
+    return protocol.Registered(rank, attempt, step, why)
 
 
 def starts(attempt, old, new, step=5):
@@ -213,7 +214,7 @@ HISTORIES = [
     ("an exception is the consequence of a hang", THREE, [
         *running(3), (threw(0), "freezing", "freeze 1: 0,1,2; deadline freezing 15", "ValueError"), (hangs(1), "freezing", "KILL 1", "rank 1 made"), (gone(1, -9), "freezing"), *REPLACING[len(DIED):-1],
         (done(MEMORY), "replacing", starts(1, "0,2", "1"), "rank 1 made no progress for 2.1 s (stopped) (rank 0 raised ValueError: bad) at step 5")]),
-    ("without replacing it is killed, saved and restarted", asked(replace=False), [
+    ("without replacing it is killed, saved and restarted", asked(is_on=False), [
         *running(3), (hangs(1), "freezing", "KILL 1; freeze 1: 0,2; deadline freezing 15", "rank 1 made no progress"), (froze(0), "freezing"), (froze(2), "dumping", f"save 5 by 0 digest 2; {PROGRESS}", "step 5"),
         (gone(1, -9), "dumping", PROGRESS), (wrote(0), "dumping", PROGRESS), (holds(2), "committing", "commit 5 by 0; deadline committing 20", "written"),
         (done("/d"), "stopping", f"TERM 0,2; {STOP}", "rank 1 made no progress for 2.1 s (stopped); step 5 is saved in /d; not replaced: replacing is off")]),
@@ -261,7 +262,7 @@ def play(rules_, steps):
         decision = decide(job, event)
         reasons = [getattr(each, "reason", "") for each in decision.actions]
         assert decision.job.state.value == state, event
-        assert "; ".join(map(short, decision.actions)) == actions, event
+        assert shorts(decision.actions) == actions, event
         assert not words or any(words in each for each in reasons), (event, reasons)
         job = decision.job
     return job

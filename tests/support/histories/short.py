@@ -3,8 +3,14 @@
 from signal import Signals
 
 from agent.controller import actions as do
+from worker_hooks.contract import protocol
 
 PLACES = {do.MEMORY: " memory", 0: "", 1: " place 1"}
+
+
+def shorts(actions):
+    """All actions but `WarmUp`, which changes nothing for the ranks and has its own test."""
+    return "; ".join(short(each) for each in actions if not isinstance(each, do.WarmUp))
 
 
 def short(action):
@@ -20,26 +26,32 @@ def short(action):
             return f"deadline {state.value} {'-' if after_s is None else format(after_s, 'g')}"
         case do.Sweep():
             return "sweep"
+        case do.Tell(ranks=ranks, message=message):
+            return short_of_message(ranks, message)
         case do.Finish(state=state, exit_code=exit_code):
             return f"finish {state.value} {exit_code}"
         case _:
-            return short_of_exit(action) or short_of_dump(action)
+            return short_of_dump(action)
 
 
-def short_of_exit(action):
-    match action:
-        case do.HoldRanks(ranks=ranks, dump_id=dump_id):
-            return f"hold {dump_id}: {named(ranks)}"
-        case do.ProceedRanks(ranks=ranks, step=step):
+def short_of_message(ranks, message):
+    match message:
+        case protocol.Proceed(step=step):
             return f"proceed to {step}: {named(ranks)}"
-        case do.LeaveRanks(ranks=ranks, step=step):
+        case protocol.Leave(step=step):
             return f"leave at {step}: {named(ranks)}"
-        case do.DismissRanks(ranks=ranks):
+        case protocol.Dismiss():
             return f"dismiss {named(ranks)}"
+        case protocol.Release():
+            return f"release {named(ranks)}"
+        case protocol.GoOn(attempt=attempt):
+            return f"go on {attempt}: {named(ranks)}"
 
 
 def short_of_dump(action):
     match action:
+        case do.HoldRanks(ranks=ranks, dump_id=dump_id):
+            return f"hold {dump_id}: {named(ranks)}"
         case do.FreezeRanks(ranks=ranks, dump_id=dump_id):
             return f"freeze {dump_id}: {named(ranks)}"
         case do.SaveRanks(step=step, writers=writers, digesters=digesters, place=place):
@@ -51,8 +63,6 @@ def short_of_dump(action):
             return f"commit {step} by {by}{PLACES[place]}{memory}"
         case do.AbandonDump():
             return "abandon"
-        case do.ReleaseRanks(ranks=ranks):
-            return f"release {named(ranks)}"
         case do.RefuseRanks(ranks=ranks):
             return f"refuse {named(ranks)}"
         case _:
@@ -66,8 +76,6 @@ def short_of_replacement(action):
             return f"replace {attempt}: {named(newcomers)} beside {named(survivors)} from {to}"
         case do.PrepareRanks(attempt=attempt, ranks=ranks):
             return f"prepare {attempt}: {named(ranks)}"
-        case do.GoOnRanks(ranks=ranks, attempt=attempt):
-            return f"go on {attempt}: {named(ranks)}"
         case do.ForgetMemory():
             return "forget"
         case do.RemindReplaced(after_s=after_s):

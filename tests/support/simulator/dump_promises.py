@@ -13,8 +13,10 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import Job
 from agent.controller.states import JobState
+from support.simulator.kinds import is_order
 from support.simulator.memory_promises import check_fall, check_leaving
 from support.simulator.replicas import OLD_PATH
+from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
     from support.simulator.promises import Watch
@@ -45,7 +47,7 @@ class DumpWatch:
         self.memory = ""  # the path of a checkpoint that is complete there
         self.had: do.CommitDump | None = None  # its order
         self.is_fall = False  # it goes to disk
-        self.frozen: dict[int, ev.RankFrozen] = {}
+        self.frozen: dict[int, protocol.Frozen] = {}
         self.orders: list[do.SaveRanks] = []
         self.asked: set[int] = set()  # for a digest or a part
         self.digests: dict[int, str] = {}
@@ -86,14 +88,14 @@ class DumpWatch:
                 self.reached(event.step)
             case ev.CheckpointFound() | ev.ResumeRefused() if self.is_now(event):
                 self.searched(before, event)
-            case ev.RankRegistered() if self.is_alive(event):
+            case protocol.Registered() if self.is_alive(event):
                 self.registered.add(event.rank)
                 self.cut.discard(event.rank)
                 self.reached(event.step)
             case ev.RankUnreachable() if self.is_alive(event):
                 self.cut.add(event.rank)
                 self.failed |= {event.rank} if before.state is JobState.DUMPING else set()
-            case ev.RankRaised() if self.is_alive(event):
+            case protocol.Raised() if self.is_alive(event):
                 self.raised(before, event)
             case ev.DumpCommitted() if event.dump_id == self.last_id:
                 self.committed(event)
@@ -120,15 +122,15 @@ class DumpWatch:
     def is_now(self, event: Any) -> bool:
         return event.attempt == self.watch.attempt
 
-    def is_alive(self, event: ev.RankRegistered | ev.RankUnreachable | ev.RankRaised) -> bool:
+    def is_alive(self, event: protocol.Registered | ev.RankUnreachable | protocol.Raised) -> bool:
         known = event.rank in self.watch.running or event.rank not in self.watch.heard_of
         return self.is_now(event) and known and event.rank not in self.watch.exits
 
-    def raised(self, before: Job, event: ev.RankRaised) -> None:
+    def raised(self, before: Job, event: protocol.Raised) -> None:
         state = self.node.job.state
         if before.state in {JobState.STOPPING, JobState.KILLING} and event.rank not in self.held:
             if not any(
-                isinstance(each, do.ReleaseRanks) and event.rank in each.ranks
+                is_order(each, protocol.Release) and event.rank in each.ranks
                 for each in self.watch.actions
             ):
                 self.broken(f"rank {event.rank} is held for ever while the job is {state.value}")
@@ -137,17 +139,16 @@ class DumpWatch:
 
     def answered(self, before: Job, event: ev.Event, rank: int | None) -> None:
         match event:
-            case ev.RankFrozen() if before.state in ASKED and rank in self.watch.running:
+            case protocol.Frozen() if before.state in ASKED and rank in self.watch.running:
                 self.frozen.setdefault(event.rank, event)
                 self.reached(event.step)
-            case ev.ShardWritten() if self.is_awaited(before, event.rank, event.round):
+            case protocol.Written() if self.is_awaited(before, event.rank, event.round):
                 self.digests[event.rank] = event.digest
                 self.written[event.rank, event.round] = event.digest
-            case ev.StateDigested(round=number) if before.state is JobState.DUMPING:
-                is_due = number is not None and number >= self.since
-                if is_due and rank in self.asked & self.reachable() - self.failed:
+            case protocol.Digested(round=number) if before.state is JobState.DUMPING:
+                if number >= self.since and rank in self.asked & self.reachable() - self.failed:
                     self.digests[event.rank] = event.digest
-            case ev.SaveFailed() if before.state is JobState.DUMPING:
+            case protocol.SaveFailed() if before.state is JobState.DUMPING:
                 self.said_to_fail(event)
             case ev.CommitFailed() if before.state is JobState.COMMITTING and self.commit:
                 if event.is_place or self.commit.place == do.MEMORY:
@@ -156,7 +157,7 @@ class DumpWatch:
                     self.gave_up_commit = True
                 self.commit = None
 
-    def said_to_fail(self, event: ev.SaveFailed) -> None:
+    def said_to_fail(self, event: protocol.SaveFailed) -> None:
         order = self.orders[-1] if self.orders else self.broken(f"{event}: nobody was asked")
         is_writer = event.rank in order.writers
         if (is_writer and event.round != order.round) or event.round < self.since:
@@ -180,7 +181,7 @@ class DumpWatch:
             self.failed |= writing or self.asked - self.digests.keys()
             if writing and not self.complete(order.place):
                 self.stuck[order.place] += 1
-                if self.stuck[order.place] > 1 and order.place + 1 < self.node.rules.places:
+                if self.stuck[order.place] > 1 and order.place + 1 < self.node.policy.dump.places:
                     self.full.add(order.place)
         elif state is JobState.COMMITTING:
             self.gave_up_commit = True
@@ -222,7 +223,7 @@ class DumpWatch:
             case do.RefuseRanks():
                 if not self.is_refused or set(action.ranks) - self.watch.running:
                     self.broken(f"{action}: nobody waits for that")
-            case do.ReleaseRanks():
+            case do.Tell(message=protocol.Release()):
                 loose = set(action.ranks) - self.watch.running - self.held
                 if loose or not action.ranks:
                     self.broken(f"{action}: ranks {sorted(loose)} are not held")
@@ -268,14 +269,14 @@ class DumpWatch:
         self.check_step(action)
         if ranks - self.holders() or (first and ranks != self.holders()):
             self.broken(f"{action}, but the holders are {sorted(self.holders())}")
-        is_last = action.place + 1 == self.node.rules.places
+        is_last = action.place + 1 == self.node.policy.dump.places
         is_stuck = is_last and self.stuck[action.place] > 0  # then all that are left try at once
-        enough = self.node.rules.memory_writers if action.place == do.MEMORY else 1
-        if len(action.writers) > enough and not (self.node.rules.split or is_stuck):
+        enough = self.node.policy.dump.memory_writers if action.place == do.MEMORY else 1
+        if len(action.writers) > enough and not (self.node.policy.dump.split or is_stuck):
             self.broken(f"{action}: {enough} are enough")
         last = self.orders[-1].round if self.orders else self.since - 1
         place = min({0, 1, 2} - self.full)
-        is_there = action.place == (place if place < self.node.rules.places else -2)
+        is_there = action.place == (place if place < self.node.policy.dump.places else -2)
         is_memory = action.place == do.MEMORY and do.MEMORY not in self.full
         if action.round != last + 1 or not (is_there or is_memory):
             self.broken(f"{action} after {last}, places {self.full} are full")
@@ -339,7 +340,7 @@ class DumpWatch:
         self.open = False
         if self.watch.stop.is_now or self.gave_up_commit:
             return
-        if self.is_fall and len(self.full) < self.node.rules.places:
+        if self.is_fall and len(self.full) < self.node.policy.dump.places:
             self.broken(f"{action}, but there are other places")
         if self.is_fall or 0 <= self.step <= max(self.saved, 0):
             return
@@ -351,7 +352,7 @@ class DumpWatch:
             votes = Counter(self.digests.values()).most_common(1)
             right = votes[0][0] if votes and 2 * votes[0][1] > len(self.digests) else None
             lost = [r for r in self.holders() if right in {None, self.digests.get(r, right)}]
-        if lost and len(self.full - {do.MEMORY}) < self.node.rules.places:
+        if lost and len(self.full - {do.MEMORY}) < self.node.policy.dump.places:
             self.broken(f"{action}, but {lost} could be saved")
 
     # --- attempts and the end
@@ -367,15 +368,15 @@ class DumpWatch:
 
     def is_hopeless(self, attempt: int) -> bool:
         """At an attempt's end: whether another one would meet the same."""
-        rules, self_first = self.node.rules, attempt == 0
+        policy, self_first = self.node.policy, attempt == 0
         if self.is_refused:
             return True
         if not self.ever_registered:
             return False
         self.stalled = 0 if self.newest > self.best else self.stalled + 1
         self.best = max(self.best, self.newest)
-        no_commit = self_first and self.best == 0 and not rules.restarts_explicit
-        return self.stalled >= rules.stalls or no_commit
+        no_commit = self_first and self.best == 0 and not policy.dump.restarts_explicit
+        return self.stalled >= policy.stalls or no_commit
 
     def end(self, finish: do.Finish) -> None:
         if self.open:
@@ -387,7 +388,7 @@ class DumpWatch:
         if self.ever_registered and "step" not in finish.reason and "commit" not in finish.reason:
             self.broken(f"{finish} does not say what became of the state")
         last = self.watch.starts - 1
-        is_early = last < self.node.rules.max_restarts and not self.watch.stop.is_asked
+        is_early = last < self.node.policy.max_restarts and not self.watch.stop.is_asked
         if is_early and "cannot be killed" not in finish.reason and not self.is_hopeless(last):
             self.broken(f"{finish} while the budget is left")
 

@@ -13,10 +13,13 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import Job
 from agent.controller.states import JobState
+from support.simulator.kinds import is_order
+from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
     from support.simulator.promises import Watch
 
+ExitEvent = ev.ExitRequestedByFile | protocol.ExitRequested
 ENDING = (JobState.STOPPING, JobState.KILLING)
 SAVING = (JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING)
 
@@ -43,7 +46,7 @@ class ExitWatch:
         self.standing: dict[int, int] = {}
         self.frozen: dict[int, int] = {}
         self.step: int | None = None  # agreed on
-        self.leave: do.LeaveRanks | None = None
+        self.leave: do.Tell | None = None
         self.has_failed = False
         self.was_disturbed = False
 
@@ -54,15 +57,15 @@ class ExitWatch:
         match event:
             case ev.StopRequested():
                 self.stop_asked(before, event)
-            case ev.ExitRequested() if event.attempt == self.watch.attempt:
+            case ev.ExitRequestedByFile() | protocol.ExitRequested() if self.is_present(event):
                 self.exit_asked(before, event, actions)
-            case ev.RankStanding() if self.is_awaited(before, event.dump_id):
+            case protocol.Standing() if self.is_awaited(before, event.dump_id):
                 self.standing.setdefault(event.rank, event.step)
-            case ev.RankFrozen() if self.is_awaited(before, event.dump_id):
+            case protocol.Frozen() if self.is_awaited(before, event.dump_id):
                 if event.rank not in self.frozen:
                     self.frozen[event.rank] = event.step
                     self.was_disturbed |= event.step != self.step
-            case ev.WorkerExited() | ev.RankRaised() | ev.RankUnreachable() | ev.RankHung():
+            case ev.WorkerExited() | protocol.Raised() | ev.RankUnreachable() | ev.RankHung():
                 self.lost(before, event)
         self.check_hold(before, event)
         self.check_progress(actions)
@@ -78,28 +81,27 @@ class ExitWatch:
         if self.is_now and not (state.is_end or state is JobState.KILLING):
             self.broken(f"{event} is not heard while {state}")
         if not self.is_now:
-            self.asked(before, event.grace_s or self.node.rules.exit_s)
+            self.asked(before, event.grace_s or self.node.policy.timeouts.exit_s)
         if before.state is state is JobState.HOLDING:
             if self.requests > 1:
                 self.broken("the second request changes nothing")
-            grace_s = event.grace_s or self.node.rules.exit_s
+            grace_s = event.grace_s or self.node.policy.timeouts.exit_s
             if grace_s < self.grace_s:
                 self.grace_s, self.hold_since = grace_s, self.node.now
 
-    def exit_asked(
-        self, before: Job, event: ev.ExitRequested, actions: Sequence[do.Action]
-    ) -> None:
-        is_own = self.dismissed(before, event, actions)
-        if not is_own and (event.rank is None or event.rank not in self.watch.exits):
+    def exit_asked(self, before: Job, event: ExitEvent, actions: Sequence[do.Action]) -> None:
+        rank = event.rank if isinstance(event, protocol.ExitRequested) else None
+        is_own = self.dismissed(before, event, rank, actions)
+        if not is_own and (rank is None or rank not in self.watch.exits):
             self.is_asked = True
-            self.asked(before, self.node.rules.asked_exit_s)
+            self.asked(before, self.node.policy.timeouts.asked_exit_s)
 
     def check_progress(self, actions: Sequence[do.Action]) -> None:
         """Nobody waits for what is known."""
         if self.node.job.state is not JobState.HOLDING:
             return
         alive = self.watch.running
-        is_told = self.step is not None or any(isinstance(a, do.ProceedRanks) for a in actions)
+        is_told = self.step is not None or any(is_order(a, protocol.Proceed) for a in actions)
         if alive <= self.standing.keys() and not is_told:
             self.broken("all have said where they stay, and are told nothing")
         if self.step is not None and alive <= self.frozen.keys():
@@ -115,7 +117,7 @@ class ExitWatch:
     def lost(
         self,
         before: Job,
-        event: ev.WorkerExited | ev.RankRaised | ev.RankUnreachable | ev.RankHung,
+        event: ev.WorkerExited | protocol.Raised | ev.RankUnreachable | ev.RankHung,
     ) -> None:
         if before == self.node.job:
             return
@@ -136,12 +138,17 @@ class ExitWatch:
                 self.broken(f"{state} instead of {expected}")
             self.grace_s = grace_s
 
-    def dismissed(self, before: Job, event: ev.ExitRequested, actions: Sequence[do.Action]) -> bool:
+    def is_present(self, event: ExitEvent) -> bool:
+        return event.attempt == self.watch.attempt
+
+    def dismissed(
+        self, before: Job, event: ExitEvent, rank: int | None, actions: Sequence[do.Action]
+    ) -> bool:
         """Whether what the rank caught is the signal that msrun stops it with."""
         leaving = () if self.leave is None else self.leave.ranks
-        own = event.rank in self.watch.dump.held or event.rank in leaving
-        is_due = before.state in ENDING and event.rank in self.watch.running and not own
-        is_done = any(isinstance(each, do.DismissRanks) for each in actions)
+        own = rank in self.watch.dump.held or rank in leaving
+        is_due = before.state in ENDING and rank in self.watch.running and not own
+        is_done = any(is_order(each, protocol.Dismiss) for each in actions)
         if is_due != is_done:
             self.broken(f"{event} while {before.state}: dismissed {is_done}")
         return is_due
@@ -152,7 +159,7 @@ class ExitWatch:
         if before.state is not JobState.HOLDING or now is JobState.HOLDING:
             return
         waited_s, held_s = (self.node.now - t for t in (self.hold_since, self.watch.state_since))
-        room_s = min(self.node.rules.freeze_s, self.grace_s / 3)
+        room_s = min(self.node.policy.dump.answer_s, self.grace_s / 3)
         is_late = isinstance(event, ev.DeadlinePassed)
         if waited_s > self.grace_s - room_s + 1e-6 or (is_late and held_s < self.grace_s / 2):
             self.broken(f"held for {waited_s} s of {self.grace_s} s")
@@ -170,13 +177,16 @@ class ExitWatch:
                 self.begin()
             case do.HoldRanks():
                 self.check_hold_of(action)
-            case do.ProceedRanks():
-                self.proceed(action)
-            case do.LeaveRanks():
-                self.check_leave(action)
+            case do.Tell(message=protocol.Proceed(_, step)):
+                self.proceed(action, step)
+            case do.Tell(message=protocol.Leave(_, step)):
+                self.check_leave(action, step)
             case do.SaveRanks():
                 self.check_save(action)
-            case do.SignalRanks() | do.DismissRanks():
+            case do.Tell(message=protocol.Dismiss()):
+                if set(action.ranks) - self.watch.running or self.node.job.state not in ENDING:
+                    self.broken(f"{action}: they are not stopped")
+            case do.SignalRanks():
                 self.check_stop(action)
 
     def check_hold_of(self, action: do.HoldRanks) -> None:
@@ -195,30 +205,27 @@ class ExitWatch:
         if action.step != self.step or missing:
             self.broken(f"{action}, but they agreed on {self.step}")
 
-    def check_stop(self, action: do.SignalRanks | do.DismissRanks) -> None:
+    def check_stop(self, action: do.SignalRanks) -> None:
         leaving = set() if self.leave is None else set(self.leave.ranks)
-        if isinstance(action, do.DismissRanks):
-            if set(action.ranks) - self.watch.running or self.node.job.state not in ENDING:
-                self.broken(f"{action}: they are not stopped")
-        elif action.signum not in {SIGKILL, SIGUSR1, SIGUSR2} and leaving & set(action.ranks):
+        if action.signum not in {SIGKILL, SIGUSR1, SIGUSR2} and leaving & set(action.ranks):
             self.broken(f"{action} to ranks that were told to leave")
 
-    def proceed(self, action: do.ProceedRanks) -> None:
+    def proceed(self, action: do.Tell, step: int) -> None:
         alive = self.watch.running
-        said = [step for rank, step in self.standing.items() if rank in alive]
+        said = [each for rank, each in self.standing.items() if rank in alive]
         if self.step is not None or set(action.ranks) != alive or alive - self.standing.keys():
             self.broken(f"{action}, but they said {self.standing}")
-        if action.step != max(said):
+        if step != max(said):
             self.broken(f"{action}: the last step begun is {max(said)}")
-        self.step = action.step
+        self.step = step
 
-    def check_leave(self, action: do.LeaveRanks) -> None:
+    def check_leave(self, action: do.Tell, step: int) -> None:
         """All of them really stay at the one step that was saved, or given up for a reason."""
-        if self.leave is not None or self.was_disturbed or action.step != self.step:
+        if self.leave is not None or self.was_disturbed or step != self.step:
             self.broken(f"{action}: there was no agreement on it")
         if self.watch.dump.open:
             self.broken(f"{action} while it is saved")
-        if action.step > max(self.watch.dump.saved, 0) and not self.watch.dump.orders:
+        if step > max(self.watch.dump.saved, 0) and not self.watch.dump.orders:
             self.broken(f"{action}, but that is not saved yet")
         for rank in action.ranks:
             process = self.node.processes[rank]
@@ -235,16 +242,16 @@ class ExitWatch:
     def patience_s(self) -> float:
         """Seconds until somebody may be killed."""
         return (
-            self.node.rules.grace_s
+            self.node.policy.timeouts.grace_s
             if self.leave is None
-            else max(self.node.rules.grace_s, self.grace_s)
+            else max(self.node.policy.timeouts.grace_s, self.grace_s)
         )
 
     def exit_code(self) -> int:
         """Of a job that was asked to stop, and did."""
         gracefully = self.hold is not None and not self.was_disturbed and self.step is not None
         is_saved = self.step is not None and self.step <= max(self.watch.dump.saved, 0)
-        left = len(self.watch.exits) == len(self.node.rules.ranks) and not any(
+        left = len(self.watch.exits) == len(self.node.policy.ranks) and not any(
             self.watch.exits.values()
         )
         if gracefully and is_saved and left and not self.has_failed and self.signum != SIGINT:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agent.controller import actions as do
-from agent.controller import events as ev
+from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
     from support.simulator.node import Process
@@ -36,14 +36,13 @@ class Exits:
                 self.shake(action)
                 for rank in action.ranks:
                     self.hear(node.processes[rank], self.told_to_stay, action.dump_id)
-            case do.ProceedRanks():
+            case do.Tell(message=protocol.Proceed(dump_id, step)):
                 for rank in action.ranks:
-                    process = node.processes[rank]
-                    self.hear(process, self.told_to_proceed, action.dump_id, action.step)
-            case do.LeaveRanks():
+                    self.hear(node.processes[rank], self.told_to_proceed, dump_id, step)
+            case do.Tell(message=protocol.Leave()):
                 for rank in action.ranks:
                     self.hear(node.processes[rank], self.told_to_leave)
-            case do.DismissRanks():
+            case do.Tell(message=protocol.Dismiss()):
                 for rank in action.ranks:
                     self.hear(node.processes[rank], node.die, -15)
 
@@ -52,14 +51,14 @@ class Exits:
         rng, is_here = self.rng, process.alive and process.is_linked and not process.is_hung
         if is_here and rng.random() >= self.replicas.climate.mute:
             late = rng.random() < self.replicas.climate.late
-            longest_s = 1.2 * self.node.rules.exit_s if late else 0.3
+            longest_s = 1.2 * self.node.policy.timeouts.exit_s if late else 0.3
             self.node.after(rng.random() * longest_s, does, process, *told)
 
     def asked(self, process: Process) -> None:
         """A signal reached the rank alone, and it catches that."""
         if process.alive and process.is_linked and process.attempt == self.node.job.attempt:
             why = f"rank {process.rank} received SIGUSR1"
-            self.replicas.say(process, ev.ExitRequested(process.knows, why, process.rank))
+            self.replicas.say(process, protocol.ExitRequested(process.rank, process.knows, why))
 
     def shake(self, action: do.HoldRanks) -> None:
         """What can go wrong until all have come to one step."""
@@ -80,7 +79,8 @@ class Exits:
             training.limit = step + rng.choice((0, 1))
         process.is_done = step >= training.limit
         process.stays = step if process.is_done else step + 1
-        self.replicas.say(process, ev.RankStanding(process.rank, dump_id, process.stays))
+        standing = protocol.Standing(process.rank, process.knows, dump_id, process.stays)
+        self.replicas.say(process, standing)
         if process.is_done and rng.random() < 0.5:
             node.after(rng.random() * 3.0, self.finish, process)
 
@@ -98,7 +98,7 @@ class Exits:
         if process.is_done and process.stays < step:
             node.after(self.rng.random(), self.finish, process)
         elif self.rng.random() < self.replicas.climate.astray:
-            self.replicas.say(process, ev.RankFrozen(process.rank, dump_id, step + 1, True))
+            self.replicas.say(process, frozen(process, dump_id, step + 1))
         else:
             process.stays = step
             self.arrive(process, dump_id)
@@ -119,7 +119,7 @@ class Exits:
                 self.rng.choice((1, 2)) if self.rng.random() < self.replicas.climate.flip else 0
             )
         if process.step == step and not process.is_torn:
-            self.replicas.say(process, ev.RankFrozen(process.rank, dump_id, step, True))
+            self.replicas.say(process, frozen(process, dump_id, step))
 
     def told_to_leave(self, process: Process) -> None:
         rng = self.rng
@@ -128,3 +128,7 @@ class Exits:
                 self.node.after(rng.random(), self.node.die, process, rng.choice((1, -11)))
             return
         self.node.after(rng.random() * 2.0, self.node.die, process, 0)
+
+
+def frozen(process: Process, dump_id: int, step: int) -> protocol.Frozen:
+    return protocol.Frozen(process.rank, process.knows, dump_id, step, True)

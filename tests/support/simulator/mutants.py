@@ -5,6 +5,7 @@ from dataclasses import replace
 from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
+from support.simulator.kinds import altered, is_order, ordering
 
 
 def changing(kind, **fields):
@@ -13,7 +14,7 @@ def changing(kind, **fields):
     def mutant(job, event):
         decision = decide(job, event)
         actions = (
-            replace(each, **fields) if isinstance(each, kind) else each for each in decision.actions
+            ordering(each, **fields) if is_order(each, kind) else each for each in decision.actions
         )
         return replace(decision, actions=tuple(actions))
 
@@ -23,7 +24,7 @@ def changing(kind, **fields):
 def without(kind):
     def mutant(job, event):
         decision = decide(job, event)
-        kept = tuple(each for each in decision.actions if not isinstance(each, kind))
+        kept = tuple(each for each in decision.actions if not is_order(each, kind))
         return replace(decision, actions=kept)
 
     return mutant
@@ -33,9 +34,14 @@ def believing(kind, **fields):
     """Every event of a kind is taken for another one."""
 
     def mutant(job, event):
-        return decide(job, replace(event, **fields) if isinstance(event, kind) else event)
+        return decide(job, altered(event, **fields) if isinstance(event, kind) else event)
 
     return mutant
+
+
+def attempting(job, **fields):
+    """The job with another memory of the present attempt."""
+    return job._replace(now=job.now._replace(**fields))
 
 
 def waiting_for_ever(state):

@@ -21,10 +21,13 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
-from agent.controller.job import Job, Policy
+from agent.controller.job import Job
 from agent.controller.states import JobState
+from agent.spec.job_spec import Policy
+from support.policies import policy
 from support.simulator.promises import Watch
 from support.simulator.replicas import OLD_PATH, OLD_STEP, Replicas
+from worker_hooks.contract import protocol
 
 CRASHES = (1, 1, 2, 3, 137, 255, -6, -9, -11)
 LONGEST_START_S = 30.0
@@ -76,7 +79,7 @@ class Story:
     """What happened in one schedule."""
 
     seed: int
-    rules: Policy
+    policy: Policy
     events: list[ev.Event] = field(default_factory=list)
     actions: list[do.Action] = field(default_factory=list)
     job: Job | None = None
@@ -102,32 +105,33 @@ class Node:
         self.replicas = Replicas(self)
         self.weather = _weather(rng, calm=self.replicas.climate.hooks > 0 and rng.random() < 0.8)
         lost = self.weather.lost > 0
-        self.rules = Policy(
+        self.policy = policy(
             ranks=tuple(range(rng.choice((1, 2, 2, 3, 4, 5)))),
             max_restarts=rng.choice((0, 1, 1, 2, 3)),
             start_s=rng.choice((5.0, 20.0) if lost else (5.0, 20.0, None)),
             grace_s=rng.choice((0.0, 3.0, 30.0)),
             kill_s=rng.choice((0.5, 5.0)),
+            update_grace_s=0.0,
             freeze_s=rng.choice((0.5, 2.0)),
-            dump_s=rng.choice((1.0, 3.0)),
+            stall_s=rng.choice((1.0, 3.0)),
             split=rng.random() < 0.3,
             places=rng.choice((1, 2, 2)),
             stalls=rng.choice((1, 2, 3)),
             restarts_explicit=rng.random() < 0.7,
             exit_s=rng.choice((3.0, 30.0)),
             asked_exit_s=rng.choice((10.0, 60.0)),
-            replace=rng.random() < 0.7,
+            is_on=rng.random() < 0.7,
             max_replacements=rng.choice((1, 3, 20, 20)) if rng.random() < 0.9 else 0,
-            replacement_period_s=rng.choice((5.0, 3600.0)),
+            period_s=rng.choice((5.0, 3600.0)),
             deaths=rng.choice((2, 3, 3)) if rng.random() < 0.9 else 1,
             rejoin_s=rng.choice((0.5, 2.0)),
             memory_writers=(1, 2, 8)[seed % 3],
             join_s=rng.choice((3.0, 10.0)),
         )
-        self.story = Story(seed, self.rules)
-        self.job = Job(self.rules)
+        self.story = Story(seed, self.policy)
+        self.job = Job(self.policy)
         if rng.random() < 0.3:
-            self.job = Job(self.rules, resume=OLD_PATH, saved_step=OLD_STEP)
+            self.job = Job(self.policy, resume=OLD_PATH, saved_step=OLD_STEP)
         self.watch = Watch(self)
         self.now = 0.0
         self.count = 0
@@ -183,7 +187,7 @@ class Node:
         """A file asks, or ranks do: one, or all at once; perhaps people get impatient then."""
         rng = self.rng
         if rng.random() < 0.3:
-            self.post(ev.ExitRequested(self.job.attempt, "a file asks"))
+            self.post(ev.ExitRequestedByFile(self.job.attempt, "a file asks"))
         if rng.random() < 0.3:
             for process in self.alive():
                 self.after(rng.random(), self.replicas.exits.asked, process)
@@ -216,7 +220,7 @@ class Node:
         match action:
             case do.StartAttempt():
                 self.replicas.begin(action)
-                for rank in self.rules.ranks:
+                for rank in self.policy.ranks:
                     self.start(rank, action.attempt)
             case do.CancelStarts():
                 self.call_off()
@@ -343,15 +347,16 @@ def census(first: int, count: int) -> Counter[str]:
         assert story.job is not None
         seen[story.job.state.value] += 1
         seen["restarted"] += story.job.restarts > 0
-        seen["replaced"] += any(isinstance(each, do.GoOnRanks) for each in story.actions)
-        seen.update({type(each).__name__ for each in (*story.events, *story.actions)})
+        named = {do.name_and_fields(each)[0] for each in story.actions}
+        seen["replaced"] += "GoOn" in named
+        seen.update({type(each).__name__ for each in story.events} | named)
         for each in story.actions:
             match each:
                 case do.SaveRanks(round=number, place=place):
                     seen["written again"] += number > 0
                     seen["elsewhere"] += place > 0
                     seen["to memory"] += place == do.MEMORY
-                case do.LeaveRanks():
+                case do.Tell(message=protocol.Leave()):
                     seen["left"] += 1
                 case do.CommitDump(from_memory=True):
                     seen["from memory"] += 1

@@ -16,8 +16,10 @@ from agent.controller.job import Job
 from agent.controller.states import JobState
 from support.simulator.dump_promises import BUSY, DumpWatch
 from support.simulator.exit_promises import ExitWatch
+from support.simulator.kinds import is_order
 from support.simulator.memory_promises import completed
 from support.simulator.replace_promises import ReplaceWatch
+from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
     from support.simulator.node import Node
@@ -58,7 +60,7 @@ class Watch:
     def broken(self, promise: str) -> NoReturn:
         story = self.node.story
         raise BrokenPromiseError(
-            f"simulate({story.seed}) at {self.node.now:.3f} s: {promise}\n  rules: {story.rules}\n"
+            f"simulate({story.seed}) at {self.node.now:.3f} s: {promise}\n  policy: {story.policy}\n"
             + "\n".join(f"  {each}" for each in (*story.events[-8:], *story.actions[-8:]))
         )
 
@@ -82,7 +84,7 @@ class Watch:
 
     def heard_of_rank(self, before: Job, event: ev.Event) -> None:
         match event:
-            case ev.RankRaised() if event.rank in self.dump.held:
+            case protocol.Raised() if event.rank in self.dump.held:
                 if self.first_failed is None and not self.told_to_stop:
                     self.first_failed, self.is_first_raised = event.rank, True
             case ev.WorkerStarted() if self.is_news(event, self.heard_of):
@@ -111,13 +113,14 @@ class Watch:
         heard = {
             rank
             for each in actions
-            if isinstance(each, do.SignalRanks | do.ReleaseRanks | do.RefuseRanks | do.LeaveRanks)
+            if isinstance(each, do.SignalRanks | do.RefuseRanks)
+            or is_order(each, protocol.Release | protocol.Leave)
             for rank in each.ranks
         }
         missed = expected - heard
         if missed:
             self.broken(f"ranks {sorted(missed)} do not hear that the job is {now.value}")
-        awaited = len(self.heard_of) < len(self.node.rules.ranks)
+        awaited = len(self.heard_of) < len(self.node.policy.ranks)
         called_off = any(isinstance(each, do.CancelStarts) for each in actions)
         if entered and now is JobState.STOPPING and awaited and not called_off:
             self.broken("starts go on while the job is stopping")
@@ -135,7 +138,7 @@ class Watch:
         if old is new:
             return
         waited_s = self.node.now - self.state_since
-        if old is JobState.FREEZING and waited_s > self.node.rules.freeze_s + 1e-6:
+        if old is JobState.FREEZING and waited_s > self.node.policy.dump.answer_s + 1e-6:
             self.broken(f"frozen for {waited_s} s")
         self.was_frozen = self.was_frozen or new in BUSY
         if new in {JobState.STOPPING, JobState.KILLING}:
@@ -161,7 +164,7 @@ class Watch:
             case do.SignalRanks():
                 self.signal(action)
             case do.CancelStarts():
-                if len(self.heard_of) == len(self.node.rules.ranks):
+                if len(self.heard_of) == len(self.node.policy.ranks):
                     self.broken("starts are called off, but none is awaited")
             case do.SetDeadline():
                 job = self.node.job
@@ -177,7 +180,7 @@ class Watch:
     def start(self, action: do.StartAttempt) -> None:
         if action.attempt != self.attempt + 1:
             self.broken(f"attempt {action.attempt} begins after {self.attempt}")
-        if self.starts > self.node.rules.max_restarts:
+        if self.starts > self.node.policy.max_restarts:
             self.broken("the restart budget is exceeded")
         if self.stop.is_asked:
             self.broken("an attempt begins after a stop was asked for")
@@ -228,7 +231,7 @@ class Watch:
 
     def end(self, finish: do.Finish) -> None:
         """The exit code is what a person would say who saw it all."""
-        ranks = self.node.rules.ranks
+        ranks = self.node.policy.ranks
         first = self.first_failed
         succeeded = len(self.exits) == len(ranks) and not any(self.exits.values())
         stuck = len(self.exits.keys() | (self.heard_of - self.running)) < len(ranks)
@@ -242,7 +245,7 @@ class Watch:
             self.broken(f"{finish}, but what happened is {expected}")
         if stuck and (not self.told_to_stop or "cannot be killed" not in finish.reason):
             self.broken(f"{finish} while ranks are alive")
-        if stuck and self.waited_s < self.node.rules.kill_s - 1e-6:
+        if stuck and self.waited_s < self.node.policy.timeouts.kill_s - 1e-6:
             self.broken(f"{finish} only {self.waited_s} s after SIGKILL")
         blamed = first is None or finish.reason.startswith(f"rank {first} ")
         if finish.state is JobState.FAILED and not blamed:
@@ -250,16 +253,18 @@ class Watch:
 
     def over(self) -> None:
         """Nothing will happen any more."""
-        rules = self.node.rules
+        policy = self.node.policy
         ended_at = self.node.story.ended_at
         if self.finish is None or ended_at is None:
             self.broken(f"the job waits for ever in {self.node.job.state}")
             return
         self.dump.over()
-        dump_s = rules.freeze_s + LONGEST_DUMP * len(rules.ranks) * rules.dump_s
-        exit_s = 2 * max(rules.exit_s, rules.asked_exit_s)
-        attempt_s = LONGEST_ATTEMPT_S + dump_s + exit_s + rules.grace_s + rules.kill_s
-        round_s = rules.rejoin_s + rules.join_s + 3 * rules.kill_s
+        dump_s = policy.dump.answer_s + LONGEST_DUMP * len(policy.ranks) * policy.dump.stall_s
+        exit_s = 2 * max(policy.timeouts.exit_s, policy.timeouts.asked_exit_s)
+        attempt_s = (
+            LONGEST_ATTEMPT_S + dump_s + exit_s + policy.timeouts.grace_s + policy.timeouts.kill_s
+        )
+        round_s = policy.replace.rejoin_s + policy.replace.join_s + 3 * policy.timeouts.kill_s
         more_s = self.replacing.rounds * (attempt_s + round_s)
-        if ended_at > attempt_s * (rules.max_restarts + 1) + more_s:
+        if ended_at > attempt_s * (policy.max_restarts + 1) + more_s:
             self.broken(f"the end took {ended_at} s")

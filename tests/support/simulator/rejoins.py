@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
+from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
     from support.simulator.node import Process
@@ -34,7 +35,7 @@ class Rejoins:
         match action:
             case do.ReplaceRanks():
                 self.replace(action)
-            case do.GoOnRanks():
+            case do.Tell(message=protocol.GoOn()):
                 training = self.replicas.training
                 if training.stalled_at is None:
                     training.began_at = node.now
@@ -52,7 +53,7 @@ class Rejoins:
             process.attempt = action.attempt  # as the agent knows it from now on
             if rng.random() >= self.replicas.climate.mute:
                 late = rng.random() < self.replicas.climate.late
-                longest_s = 1.3 * node.rules.rejoin_s if late else 0.3
+                longest_s = 1.3 * node.policy.replace.rejoin_s if late else 0.3
                 node.after(rng.random() * longest_s, self.told, process, action.attempt)
         for rank in action.newcomers:
             if rng.random() < self.replicas.climate.clumsy:
@@ -74,7 +75,8 @@ class Rejoins:
         if rng.random() < 0.15:
             node.stop_soon((0.5, 3.0))
         if rng.random() < 0.05:
-            node.after(rng.random() * 2.0, node.post, ev.ExitRequested(action.attempt, "a file"))
+            asked = ev.ExitRequestedByFile(action.attempt, "a file")
+            node.after(rng.random() * 2.0, node.post, asked)
         if rng.random() < 0.05:
             node.after(rng.random() * 2.0, node.post, ev.SignalReceived(SIGUSR1))
 
@@ -91,7 +93,7 @@ class Rejoins:
         process.is_held = process.is_torn = process.is_done = False
         process.step = process.stays = None
         process.flip, process.busy_until = 0, self.node.now
-        self.replicas.say(process, ev.RankRejoining(process.rank, attempt))
+        self.replicas.say(process, protocol.Rejoining(process.rank, attempt))
         self.node.after(self.rng.random() * 0.5, self.arrive, process, attempt)
 
     def arrive(self, process: Process, attempt: int) -> None:
@@ -104,7 +106,7 @@ class Rejoins:
                 self.replicas.fail(process, rng.choice((1, -11)))
             return
         self.arrived.add(process.rank)
-        if len(self.arrived) == len(node.rules.ranks):
+        if len(self.arrived) == len(node.policy.ranks):
             for each in node.processes.values():
                 node.after(rng.random(), self.come_back, each, attempt)
 
@@ -119,7 +121,7 @@ class Rejoins:
         process.is_registered = True
         self.node.after(20.0 + rng.random(), replicas.end, process, 0)
         replicas.say(
-            process, ev.RankRegistered(process.rank, attempt, step, replicas.climate.fixed)
+            process, protocol.Registered(process.rank, attempt, step, replicas.climate.fixed)
         )
 
     # --- hangs

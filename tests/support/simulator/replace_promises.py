@@ -13,10 +13,12 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import Job
 from agent.controller.states import JobState
+from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
     from support.simulator.promises import Watch
 
+Called = ev.StopRequested | ev.ExitRequestedByFile | protocol.ExitRequested | ev.StartFailed
 OVER = (JobState.COMMITTING, JobState.STOPPING)  # a replacement that came to nothing
 
 
@@ -76,15 +78,15 @@ class ReplaceWatch:
 
     def can(self, gone: Collection[int], step: int, deaths: dict[int, tuple[int, int]]) -> bool:
         """Whether a person would have them replaced."""
-        watch, rules = self.watch, self.node.rules
+        watch, policy = self.watch, self.node.policy
         staying = watch.running - set(gone)
-        able = rules.replace and set(rules.ranks) <= self.fixed.keys()
+        able = policy.replace.is_on and set(policy.ranks) <= self.fixed.keys()
         able = able and not any(self.fixed.values()) and not watch.stop.is_asked
         able = able and 0 not in [code for rank, code in watch.exits.items() if rank not in gone]
         able = able and bool(staying) and bool(gone) and not staying & watch.dump.cut
         died = [deaths.get(rank, (-1, 0)) for rank in gone]
-        doomed = any(at == step and count >= rules.deaths for at, count in died)
-        is_paid = self.replaced + len(gone) <= rules.max_replacements
+        doomed = any(at == step and count >= policy.replace.deaths for at, count in died)
+        is_paid = self.replaced + len(gone) <= policy.replace.max_replacements
         return able and step > 0 and not doomed and is_paid
 
     def can_begin(self, step: int) -> bool:
@@ -101,10 +103,10 @@ class ReplaceWatch:
             case ev.RankHung() if before != self.node.job:
                 if any(isinstance(each, do.SignalRanks) for each in actions):
                     self.hung.add(event.rank)
-            case ev.RankRaised() if self.first_raised is None and before != self.node.job:
-                if self.node.job.first_raised == event.rank:
+            case protocol.Raised() if self.first_raised is None and before != self.node.job:
+                if self.node.job.now.first_raised == event.rank:
                     self.first_raised = event.rank
-            case ev.RankRegistered() if event.attempt == self.watch.attempt:
+            case protocol.Registered() if event.attempt == self.watch.attempt:
                 if event.rank in self.watch.running | self.unheard():
                     self.fixed[event.rank] = event.why_fixed
             case ev.ReplacementAged() if not before.state.is_end:
@@ -113,7 +115,7 @@ class ReplaceWatch:
             self.disturbed(before, event, actions)
 
     def unheard(self) -> set[int]:
-        return set(self.node.rules.ranks) - self.watch.heard_of
+        return set(self.node.policy.ranks) - self.watch.heard_of
 
     def committed(self, path: str) -> None:
         """The memory is complete: what follows is known."""
@@ -137,18 +139,18 @@ class ReplaceWatch:
         self.is_called_off |= any(isinstance(each, do.CancelStarts) for each in actions)
         idle = self.newcomers - watch.dump.registered
         new: set[int] = set()
-        is_fatal = isinstance(event, ev.StopRequested | ev.ExitRequested | ev.StartFailed)
+        is_fatal = isinstance(event, Called)
         match event:
             case ev.WorkerExited() | ev.RankUnreachable() if before != self.node.job:
                 new = {event.rank} - self.gone
             case ev.DeadlinePassed() if before != self.node.job:
                 new = killed - self.gone - idle
                 is_fatal = True
-            case ev.RankRegistered() if before != self.node.job:
+            case protocol.Registered() if before != self.node.job:
                 is_fatal = self.memory is not None and event.step != self.memory[1]
                 if is_fatal and state is JobState.REPLACING and event.rank not in self.gone:
                     self.broken(f"{event} came back elsewhere, and nothing follows")
-            case ev.RankRaised() if before != self.node.job:
+            case protocol.Raised() if before != self.node.job:
                 self.doubt |= not self.gone
         if new:
             assert self.memory is not None
@@ -172,7 +174,7 @@ class ReplaceWatch:
         going = self.gone & (watch.running | (self.unheard() if self.is_called_off else set()))
         if watch.exits and not going:
             self.broken(f"ranks {sorted(watch.exits)} are gone, and nothing follows")
-        everybody = set(self.node.rules.ranks)
+        everybody = set(self.node.policy.ranks)
         if everybody == watch.dump.registered & watch.running and not (self.gone or self.doubt):
             self.broken("all have joined, and nothing follows")
 
@@ -186,15 +188,15 @@ class ReplaceWatch:
                 self.prepare(action)
             case do.ReplaceRanks():
                 self.replace(action)
-            case do.GoOnRanks():
-                self.go_on(action)
+            case do.Tell(message=protocol.GoOn(attempt)):
+                self.go_on(action, attempt)
             case do.ForgetMemory():
                 self.forget(action)
             case do.StartAttempt() | do.Finish() if self.is_begun:
                 self.broken(f"{action} while the memory is kept")
             case do.SignalRanks(signum=signum) if signum == SIGKILL:
                 self.killed |= set(action.ranks)
-            case do.ReleaseRanks():
+            case do.Tell(message=protocol.Release()):
                 self.released |= set(action.ranks)
 
     def prepare(self, action: do.PrepareRanks) -> None:
@@ -213,18 +215,20 @@ class ReplaceWatch:
         if alive or set(action.newcomers) & (watch.running | node.owed.keys()):
             self.broken(f"{action}: an older process of a newcomer's rank may live")
         both = (*action.survivors, *action.newcomers)
-        if sorted(both) != list(node.rules.ranks) or set(action.survivors) != watch.running:
+        if sorted(both) != list(node.policy.ranks) or set(action.survivors) != watch.running:
             self.broken(f"{action}, but {sorted(watch.running)} are alive")
         if (action.path, action.step) != (node.replicas.disk.memory or self.memory):
             self.broken(f"{action}, but that is not what is in memory")
         if watch.stop.is_asked or not (action.newcomers and action.survivors):
             self.broken(f"{action} after a stop was asked for, or for nobody")
         worst = max(self.deaths.get(rank, (-1, 0))[1] for rank in action.newcomers)
-        if worst >= node.rules.deaths:
+        if worst >= node.policy.replace.deaths:
             self.broken(f"{action}: a rank died {worst} times at this step")
         self.replaced += len(action.newcomers)
         reminders = [each for each in watch.actions if isinstance(each, do.RemindReplaced)]
-        if self.replaced > node.rules.max_replacements or len(reminders) != len(action.newcomers):
+        if self.replaced > node.policy.replace.max_replacements or len(reminders) != len(
+            action.newcomers
+        ):
             self.broken(f"{action}: the budget of replacements is exceeded")
         self.rounds += 1
         watch.begin_round(action)
@@ -232,9 +236,9 @@ class ReplaceWatch:
         self.forget_round()
         self.newcomers = set(action.newcomers)
 
-    def go_on(self, action: do.GoOnRanks) -> None:
-        watch, everybody = self.watch, set(self.node.rules.ranks)
-        if self.node.job.state is not JobState.RUNNING or action.attempt != watch.attempt:
+    def go_on(self, action: do.Tell, attempt: int) -> None:
+        watch, everybody = self.watch, set(self.node.policy.ranks)
+        if self.node.job.state is not JobState.RUNNING or attempt != watch.attempt:
             self.broken(f"{action} in {self.node.job.state}")
         joined = watch.dump.registered & watch.running
         if set(action.ranks) != everybody or joined != everybody or self.doubt:

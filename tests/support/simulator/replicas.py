@@ -15,6 +15,7 @@ from agent.controller import events as ev
 from support.simulator.climate import climate
 from support.simulator.exits import Exits
 from support.simulator.rejoins import Rejoins
+from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
     from support.simulator.node import Node, Process
@@ -79,7 +80,7 @@ class Replicas:
     def begin(self, action: do.StartAttempt) -> None:
         base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
         rate = self.rng.choice((0.05, 1.0, 2.0, 5.0))
-        self.training = Training(base, rate, len(self.node.rules.ranks))
+        self.training = Training(base, rate, len(self.node.policy.ranks))
         self.is_searched = action.resume is not None or self.climate.old == "nothing"
         self.asking = []
 
@@ -114,7 +115,7 @@ class Replicas:
         if process.has_hooks:
             process.is_registered = process.is_linked = True
             told = process.rank, process.attempt, training.base, self.climate.fixed
-            self.say(process, ev.RankRegistered(*told))
+            self.say(process, protocol.Registered(*told))
             if self.rng.random() < self.climate.cut:
                 node.after(self.rng.random() * 20.0, self.cut, process)
         training.missing -= 1
@@ -177,7 +178,7 @@ class Replicas:
         """The main thread is held at its top; the hooks' thread still answers."""
         self.stall(process)
         process.is_held = True
-        self.say(process, ev.RankRaised(process.rank, process.knows, error))
+        self.say(process, protocol.Raised(process.rank, process.knows, error))
 
     def died(self, process: Process, exit_code: int) -> None:
         """Its peers can finish no further step, and some hear that at once."""
@@ -238,12 +239,16 @@ class Replicas:
 
     # --- what ranks are told
 
-    def perform(self, action: do.Action) -> None:
+    def perform(self, action: do.Action) -> None:  # noqa: C901  a row for each kind of action
         node = self.node
         match action:
-            case do.HoldRanks() | do.ProceedRanks() | do.LeaveRanks() | do.DismissRanks():
+            case do.Tell(message=protocol.Release()):
+                self.let_leave([node.processes[rank] for rank in action.ranks], 1)
+            case do.Tell(message=protocol.GoOn()):
+                self.rejoins.perform(action)
+            case do.HoldRanks() | do.Tell():
                 self.exits.perform(action)
-            case do.ReplaceRanks() | do.GoOnRanks() | do.ForgetMemory() | do.RemindReplaced():
+            case do.ReplaceRanks() | do.ForgetMemory() | do.RemindReplaced():
                 self.rejoins.perform(action)
             case do.FreezeRanks():
                 for rank in action.ranks:
@@ -252,13 +257,15 @@ class Replicas:
                 for rank in (*writers, *action.digesters):
                     parts = len(writers) if rank in writers else 0
                     self.save(node.processes[rank], action, parts)
+                if self.climate.late:  # the agent writes every rank's private state meanwhile
+                    after_s = 0.6 * node.policy.dump.stall_s
+                    node.after(after_s, node.post, ev.DumpProgressed(action.dump_id))
             case do.CommitDump():
                 self.commit(action)
             case do.AbandonDump():
                 self.disk.committing = None
-            case do.ReleaseRanks() | do.RefuseRanks():
-                exit_code = 2 if isinstance(action, do.RefuseRanks) else 1
-                self.let_leave([node.processes[rank] for rank in action.ranks], exit_code)
+            case do.RefuseRanks():
+                self.let_leave([node.processes[rank] for rank in action.ranks], 2)
 
     def let_leave(self, processes: list[Process], exit_code: int) -> None:
         for process in processes:
@@ -271,7 +278,7 @@ class Replicas:
             if self.rng.random() >= self.climate.mute and not process.is_hung:
                 longest_s = 0.3
                 if self.rng.random() < self.climate.late:
-                    longest_s = 2.0 * self.node.rules.freeze_s
+                    longest_s = 2.0 * self.node.policy.dump.answer_s
                 self.node.after(self.rng.random() * longest_s, self.frozen, process, dump_id)
 
     def frozen(self, process: Process, dump_id: int) -> None:
@@ -280,8 +287,8 @@ class Replicas:
             why = "the update did not end" if process.is_torn else ""
             whole = not process.is_torn
             nbytes = (self.node.story.seed % 2) << 30
-            about = process.rank, dump_id, process.step, whole, why, nbytes
-            self.say(process, ev.RankFrozen(*about))
+            about = process.rank, process.knows, dump_id, process.step, whole, why, nbytes
+            self.say(process, protocol.Frozen(*about))
 
     def save(self, process: Process, order: do.SaveRanks, parts: int) -> None:
         """One order after the other: what the last one writes is what the file is."""
@@ -290,38 +297,39 @@ class Replicas:
             process.busy_until = float("inf")
         took_s = rng.random() * 0.5
         if rng.random() < self.climate.late:
-            took_s = rng.random() * LONGEST_SAVE * node.rules.dump_s
+            took_s = rng.random() * LONGEST_SAVE * node.policy.dump.stall_s
         start = max(node.now, process.busy_until)
         process.busy_until = end = start + took_s
         if end == float("inf"):
             return
-        pace_s = 0.6 * node.rules.dump_s
+        pace_s = 0.6 * node.policy.dump.stall_s
         for tick in range(1, int(took_s / pace_s) + 1):
             node.at(start + tick * pace_s, self.progress, process, order.dump_id)
         node.at(end, self.saved, process, order, parts)
 
     def progress(self, process: Process, dump_id: int) -> None:
         if process.alive and process.is_linked:
-            self.node.post(ev.DumpProgressed(process.rank, dump_id))
+            self.node.post(protocol.Progress(process.rank, process.knows, dump_id, 1))
 
     def saved(self, process: Process, order: do.SaveRanks, parts: int) -> None:
         if not process.alive or not process.is_linked:
             return
         rank, dump_id = process.rank, order.dump_id
+        who = rank, process.knows, dump_id
         holds = process.step == order.step and not process.is_torn
         is_bad = self.no_memory if order.place == do.MEMORY else self.climate.bad[order.place]
         if parts and is_bad:
-            event: ev.Event = ev.SaveFailed(rank, dump_id, "no space left", True, order.round)
+            event: ev.Event = protocol.SaveFailed(*who, "no space left", True, order.round)
         elif not holds or self.rng.random() < self.climate.failing:
-            event = ev.SaveFailed(rank, dump_id, "out of memory", False, order.round)
+            event = protocol.SaveFailed(*who, "out of memory", False, order.round)
         else:
             kind = "quick " if order.place == do.MEMORY else ""
             digest = f"{kind}{process.step}:{process.flip}"
-            event = ev.StateDigested(rank, dump_id, digest, order.round)
+            event = protocol.Digested(*who, digest, order.round)
             if parts:
                 file = File(order.round, order.step, parts, digest)
                 self.disk.files[dump_id, order.place, rank] = file
-                event = ev.ShardWritten(rank, dump_id, digest, order.round)
+                event = protocol.Written(*who, "", 0, "", digest, order.round)
         self.say(process, event)
 
     def commit(self, action: do.CommitDump) -> None:
@@ -331,8 +339,8 @@ class Replicas:
             return
         took_s = rng.random() * 0.3
         if rng.random() < self.climate.late:
-            took_s = rng.random() * 2.0 * node.rules.dump_s
-            node.after(took_s / 2, node.post, ev.DumpProgressed(-1, action.dump_id))
+            took_s = rng.random() * 2.0 * node.policy.dump.stall_s
+            node.after(took_s / 2, node.post, ev.DumpProgressed(action.dump_id))
         node.after(took_s, self.committed, action)
 
     def committed(self, action: do.CommitDump) -> None:

@@ -12,10 +12,10 @@ import pytest
 HERE = Path(__file__).parents[3] / "scripts/benchmarks"
 sys.path.insert(0, str(HERE))  # as for a script in that folder
 
-import finished  # noqa: E402
 import peers_install  # noqa: E402
 import peers_outcome  # noqa: E402
 import replacement  # noqa: E402
+import step_board  # noqa: E402
 from peers_outcome import Outcome  # noqa: E402
 from rows import Goal, Result, Row, Samples  # noqa: E402
 from turns import Measured  # noqa: E402
@@ -119,17 +119,17 @@ KILLED_S = 2
         # rank 1 replaced alone, the interrupted step repeated
         (
             [(3, 0, 1, 10, 58, 57), (3.1, 1, 1, 12, 58, 57)],
-            finished.Again(3.1, 1, 58, 1), 0, 0,
+            step_board.Again(3.1, 1, 58, 1), 0, 0,
         ),
         # the survivor ended the step under way: not yet back, and that step is not trained again
         (
             [(2.1, 0, 0, 10, 58, 57), (3, 1, 1, 12, 59, 58), (3.1, 0, 1, 10, 59, 58)],
-            finished.Again(3.1, 1, 59, 1), 0, 0,
+            step_board.Again(3.1, 1, 59, 1), 0, 0,
         ),
         # all go back to a save, after the survivor ended the step under way
         (
             [(2.1, 0, 0, 10, 58, 57), (3, 1, 1, 12, 51, 50), (4, 0, 1, 10, 51, 50)],
-            finished.Again(4, 1, 51, 1), 8, 0,
+            step_board.Again(4, 1, 51, 1), 8, 0,
         ),
         # all in new processes, the second attempt not yet whole
         ([(3, 0, 1, 13, 58, 57)], None, 0, 0),
@@ -137,17 +137,17 @@ KILLED_S = 2
         (
             [(3, 0, 0, 10, 58, 58), (4, 0, 0, 10, 59, 59), (5, 1, 0, 12, 60, -1),
              (5.1, 0, 0, 10, 60, 60), (6, 0, 0, 10, 61, 61), (6, 1, 0, 12, 61, 61)],
-            finished.Again(5.1, 0, 60, 1), 0, 1 + 4,
+            step_board.Again(5.1, 0, 60, 1), 0, 1 + 4,
         ),
     ],
 )  # fmt: skip
 def test_when_all_train_again_and_what_it_cost(since, expected, steps_lost, left_out):
     new = board(*since)
-    back = finished.again(new, {10, 11}, 2)
+    back = step_board.again(new, {10, 11}, 2)
     assert back == expected
     if back is not None:
-        assert finished.lost(BEFORE + new, back) == steps_lost
-        assert finished.discarded(BEFORE + new, KILLED_S, back) == left_out
+        assert step_board.lost(BEFORE + new, back) == steps_lost
+        assert step_board.discarded(BEFORE + new, KILLED_S, back) == left_out
 
 
 class Output:
@@ -158,7 +158,7 @@ class Output:
 
 
 def test_a_board_is_read_as_it_grows(tmp_path):
-    board = finished.Board(Output(tmp_path))
+    board = step_board.Board(Output(tmp_path))
     assert not board.read()
     file = opened(tmp_path)
     add(file, rank=1, attempt=2, step=3, batch=4)
@@ -174,7 +174,7 @@ def test_a_board_is_read_as_it_grows(tmp_path):
 def test_the_time_of_a_step_is_the_median_over_all_ranks():
     times = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (12, 1)]
     lines = board(*((at_s, rank, 0, rank, 0, 0) for at_s, rank in times))
-    assert finished.step_s(lines) == 1
+    assert step_board.step_s(lines) == 1
 
 
 def test_growth_is_that_of_the_process_that_grew_most():

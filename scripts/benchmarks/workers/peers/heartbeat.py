@@ -1,4 +1,4 @@
-"""Trains under NVRx's launcher and sends it a heartbeat after each step, the first one too."""
+"""Trains under NVRx's launcher and sends it a heartbeat after each step, including the first."""
 
 import os
 

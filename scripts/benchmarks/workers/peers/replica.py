@@ -1,7 +1,7 @@
 """Trains under torchft: each rank is a replica group of its own, and its torchrun restarts it.
 
-A replica whose step is not committed goes on to its next batch, as in torchft's own examples. One
-that comes back takes over the position in the data with the rest of the state.
+A replica whose step is not committed continues with its next batch, as in torchft's own examples.
+A replica that returns gets the data position with the rest of the state.
 """
 
 import os
@@ -17,7 +17,7 @@ options = arguments()
 net = network(options.width)
 adam = torch.optim.AdamW(net.parameters())
 batch = -1
-healed: list[int] = []  # the batch another replica was at when it sent its state
+healed: list[int] = []  # the batch of the replica that sent its state
 
 
 def save() -> dict[str, object]:
@@ -37,7 +37,7 @@ manager = Manager(
     state_dict=save,
     replica_id=f"replica_{REPLICA}",
     timeout=timedelta(seconds=10),
-    init_sync=False,  # every replica begins with the same weights
+    init_sync=False,  # every replica starts with the same weights
 )
 model = DistributedDataParallel(manager, net)
 optimizer = Optimizer(manager, adam)
@@ -47,7 +47,7 @@ steps.begin(0, attempt=0)
 feed = batches(loader, 0)
 while True:
     batch, inputs, labels = next(feed)
-    optimizer.zero_grad()  # asks for the quorum
+    optimizer.zero_grad()  # requests the quorum
     torch.nn.functional.cross_entropy(model(inputs), labels).backward()
     before = manager.current_step()
     optimizer.step()  # if the replicas commit

@@ -1,4 +1,4 @@
-"""The training of a peer that goes back to the last save: rank 0 saves every few steps."""
+"""The training of a peer that returns to the last save: rank 0 saves every few steps."""
 
 import argparse
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def train(
     beat: Callable[[], None] = lambda: None,
     saving: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
-    """Train for ever in the process group that there is; ``beat`` after every step.
+    """Train forever in the existing process group; call ``beat`` after every step.
 
     ``saving`` wraps each save.
     """

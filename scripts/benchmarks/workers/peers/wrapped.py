@@ -1,4 +1,4 @@
-"""Trains under NVRx's in-process restart: four ranks work, one more waits to take a place."""
+"""Trains under NVRx's in-process restart: four ranks work, one more waits to replace one."""
 
 import os
 from datetime import timedelta
@@ -14,7 +14,7 @@ ACTIVE = int(os.environ["ACTIVE_RANKS"])
 GLOO_TIMEOUT = timedelta(seconds=2)  # nothing else frees a rank that waits for a dead one
 
 options = arguments()
-torch.optim.AdamW([torch.zeros(1)])  # imports for a second: the spare rank has done that, too
+torch.optim.AdamW([torch.zeros(1)])  # imports for a second: a spare rank has done that already
 port = int(os.environ["DATA_PORT"])  # a store beside the wrapper's own, which it wants for itself
 store = dist.TCPStore("127.0.0.1", port, is_master=RANK == 0, wait_for_workers=False)
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The controller's decisions for jobs without dumps: histories and single cases."""
 
 from copy import deepcopy
 from signal import SIGKILL, SIGTERM, SIGUSR1
@@ -101,12 +101,15 @@ def test_an_attempt_does_not_answer_for_the_failure_of_an_earlier_one():
         late("killing", 1),
     ]
     job = replay(ONE_AGAIN, events)
-    assert (job.state, job.failure) == (JobState.FAILED, "rank 0 cannot be killed (waited 10 s)")
+    assert (job.state, job.now.failure) == (
+        JobState.FAILED,
+        "rank 0 cannot be killed (waited 10 s)",
+    )
 
 
 def test_long_lists_of_ranks_are_cut():
     many = rules(ranks=tuple(range(20)))
-    reason = decide(replay(many, [launch()]), late("starting")).job.failure
+    reason = decide(replay(many, [launch()]), late("starting")).job.now.failure
     assert (
         reason
         == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... did not start within 600 s (--cluster_time_out)"

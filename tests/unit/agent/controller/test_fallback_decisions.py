@@ -1,4 +1,4 @@
-"""TODO."""
+"""Decisions when no rank can be replaced: the state goes to disk."""
 
 from signal import SIGTERM
 
@@ -26,8 +26,8 @@ def test_history(rules_, steps):
 
 
 WHY_NOT = [
-    ("replacing is off", asked(replace=False), []),
-    ("workers are started cold", asked(can_replace_why="workers are started cold"), []),
+    ("replacing is off", asked(is_on=False), []),
+    ("workers are started cold", asked(why_off="workers are started cold"), []),
     ("ranks 0, 2: it trains outside run()", THREE, [fixed(0, "it trains outside run()"), fixed(2, "it trains outside run()")]),
     ("rank 0 left already", THREE, [gone(0, 0)]),
     ("rank 2 let go of its state", THREE, [cut(2)]),
@@ -41,7 +41,7 @@ def test_why_nobody_is_replaced(why, rules_, before):
     for event in (*before, gone(1, -9), froze(0), froze(2)):
         job = decide(job, event).job
     assert (job.state, job.dump.place) == (JobState.DUMPING, 0)
-    assert job.not_replaced == why
+    assert job.now.not_replaced == why
 
 
 def test_before_the_first_commit_nobody_is_replaced():
@@ -50,19 +50,19 @@ def test_before_the_first_commit_nobody_is_replaced():
         decision = decide(job, event)
         job = decision.job
     assert job.state is JobState.STOPPING
-    assert "no step was committed yet" in job.outcome
-    assert job.not_replaced == ""
+    assert "no step was committed yet" in job.now.outcome
+    assert job.now.not_replaced == ""
 
 
 def test_a_rank_without_a_state_can_have_no_newcomer():
     job = play(THREE, running(3)[:-1])
     for event in (gone(2, -9), froze(0), froze(1)):
         job = decide(job, event).job
-    assert job.not_replaced == "rank 2 registered no state"
+    assert job.now.not_replaced == "rank 2 registered no state"
 
 
 def test_a_stop_needs_no_excuse():
     job = play(THREE, DIED)
     for event in (ask(SIGTERM), froze(0), froze(2)):
         job = decide(job, event).job
-    assert (job.dump.place, job.not_replaced) == (0, "")
+    assert (job.dump.place, job.now.not_replaced) == (0, "")

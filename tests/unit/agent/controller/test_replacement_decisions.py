@@ -1,4 +1,4 @@
-"""TODO."""
+"""The controller's decisions about replacements: histories and single cases."""
 
 from copy import deepcopy
 
@@ -23,7 +23,7 @@ from support.histories.replacements import (
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import decide
-from agent.controller.job import Job
+from agent.controller.job import Attempt, Job
 from agent.controller.states import JobState, RankState
 
 
@@ -54,7 +54,7 @@ def test_what_is_in_memory_is_not_saved():
 def test_a_new_round_forgets_what_the_last_attempt_told():
     job = play(THREE, REPLACING)
     assert (job.attempt, job.restarts, job.replaced) == (1, 0, 1)
-    assert (job.failure, job.guarded, job.raised, job.unreachable) == (None, {}, set(), set())
+    assert job.now == Attempt()
     assert job.ranks == {0: RankState.RUNNING, 1: RankState.PENDING, 2: RankState.RUNNING}
 
 
@@ -123,7 +123,7 @@ def test_deaths_at_one_step_are_counted_for_each_rank():
     for event in third:
         decision = decide(job, event)
         job = decision.job
-    assert job.not_replaced == "rank 1 died three times at step 5"
+    assert job.now.not_replaced == "rank 1 died three times at step 5"
     assert isinstance(decision.actions[0], do.SaveRanks)
     assert decision.actions[0].place == 0
 

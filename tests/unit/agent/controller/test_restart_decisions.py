@@ -163,7 +163,7 @@ def test_a_commit_that_is_heard_in_the_next_attempt_counts_for_the_one_after():
     job = replay(asked, [*events_of(COMMITTING), late("committing"), gone(0, -15), gone(2, -15)])
     assert (job.attempt, job.resume) == (1, None)
     job = replay_from(job, [done("/late")])
-    assert (job.state, job.resume, job.saved_step, job.outcome) == (
+    assert (job.state, job.resume, job.saved_step, job.now.outcome) == (
         JobState.STARTING,
         "/late",
         5,

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from support.simulator.mutants import changing, waiting_for_ever, without
+from support.simulator.kinds import altered, is_order, ordering
+from support.simulator.mutants import attempting, changing, waiting_for_ever, without
 from support.simulator.node import simulate
 from support.simulator.promises import BrokenPromiseError
 
@@ -12,77 +13,86 @@ from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.states import JobState
+from worker_hooks.contract import protocol
+
+
+def counting(job, signals):
+    return job._replace(stop=job.stop._replace(signals=signals))
 
 
 def agreeing_on_the_first_step(job, event):
     decision = decide(job, event)
-    standing = {} if decision.job.exit is None else decision.job.exit.standing
+    standing = {} if decision.job.now.exit is None else decision.job.now.exit.standing
     actions = (
-        replace(each, step=min(standing.values())) if isinstance(each, do.ProceedRanks) else each
+        ordering(each, step=min(standing.values())) if is_order(each, protocol.Proceed) else each
         for each in decision.actions
     )
     return replace(decision, actions=tuple(actions))
 
 
 def taking_one_answer_for_all(job, event):
-    if isinstance(event, ev.RankStanding) and job.state is JobState.HOLDING:
+    if isinstance(event, protocol.Standing) and job.state is JobState.HOLDING:
         standing = dict.fromkeys(job.ranks, event.step)
-        job = job._replace(exit=job.exit._replace(standing=standing))
+        job = job.with_exit(job.now.exit._replace(standing=standing))
     return decide(job, event)
 
 
 def taking_one_arrival_for_all(job, event):
-    if isinstance(event, ev.RankFrozen) and job.state is JobState.HOLDING:
-        answers = {rank: replace(event, rank=rank) for rank in job.ranks}
+    if isinstance(event, protocol.Frozen) and job.state is JobState.HOLDING:
+        answers = {rank: altered(event, rank=rank) for rank in job.ranks}
         job = job._replace(dump=job.dump._replace(answers=answers))
     return decide(job, event)
 
 
 def letting_leave_whatever_happened(job, event):
-    if job.state is JobState.COMMITTING and job.exit is not None:
-        job = job._replace(exit=job.exit._replace(is_held=True, step=job.dump.step))
+    if job.state is JobState.COMMITTING and job.now.exit is not None:
+        job = job.with_exit(job.now.exit._replace(is_held=True, step=job.dump.step))
     return decide(job, event)
 
 
 def overlooking_deaths(job, event):
     if isinstance(event, ev.WorkerExited) and job.state is JobState.HOLDING:
-        event = replace(event, exit_code=0)
+        event = altered(event, exit_code=0)
     return decide(job, event)
 
 
 def overlooking_exceptions(job, event):
-    if isinstance(event, ev.RankRaised) and job.state is JobState.HOLDING:
+    if isinstance(event, protocol.Raised) and job.state is JobState.HOLDING:
         return Decision(job)
     return decide(job, event)
 
 
 def deaf_to_the_second_request(job, event):
     if isinstance(event, ev.StopRequested) and job.state is JobState.HOLDING:
-        return Decision(job._replace(requests=job.requests + 1))
+        return Decision(counting(job, job.stop.signals + 1))
     return decide(job, event)
 
 
 def killing_at_the_second_request(job, event):
-    if isinstance(event, ev.StopRequested) and job.requests == 1:
-        event = replace(event, is_now=True)
+    if isinstance(event, ev.StopRequested) and job.stop.signals == 1:
+        event = altered(event, is_now=True)
     return decide(job, event)
 
 
 def deaf_to_the_third_request(job, event):
-    if isinstance(event, ev.StopRequested) and job.exit is not None:
-        job = job._replace(requests=min(job.requests, 1))
+    if isinstance(event, ev.StopRequested) and job.now.exit is not None:
+        job = counting(job, min(job.stop.signals, 1))
     return decide(job, event)
 
 
 def taking_ranks_for_people(job, event):
-    if isinstance(event, ev.ExitRequested) and event.attempt == job.attempt and job.asked:
+    if (
+        isinstance(event, ev.ExitRequestedByFile | protocol.ExitRequested)
+        and event.attempt == job.attempt
+        and job.stop.why
+    ):
         event = ev.StopRequested(15)
     return decide(job, event)
 
 
 def forwarding_the_signal(job, event):
     if isinstance(event, ev.StopRequested) and job.state is JobState.RUNNING:
-        return decide(job._replace(unreachable=frozenset(job.ranks)), event)
+        return decide(attempting(job, unreachable=frozenset(job.ranks)), event)
     return decide(job, event)
 
 
@@ -98,7 +108,7 @@ def holding_only_some(job, event):
 
 
 def saving_nothing(job, event):
-    if isinstance(event, ev.RankFrozen) and job.state is JobState.HOLDING:
+    if isinstance(event, protocol.Frozen) and job.state is JobState.HOLDING:
         decision = decide(job._replace(saved_step=10**6), event)
         return replace(decision, job=decision.job._replace(saved_step=job.saved_step))
     return decide(job, event)
@@ -109,7 +119,7 @@ def signalling_those_who_leave(job, event):
     more = [
         do.SignalRanks(each.ranks, 15, each.reason)
         for each in decision.actions
-        if isinstance(each, do.LeaveRanks)
+        if is_order(each, protocol.Leave)
     ]
     return replace(decision, actions=(*decision.actions, *more))
 
@@ -127,12 +137,14 @@ def in_a_hurry(job, event):
 
 def starting_again(job, event):
     decision = decide(job, event)
-    return replace(decision, job=decision.job._replace(asked="", requests=0))
+    return replace(
+        decision, job=counting(decision.job._replace(stop=decision.job.stop._replace(why="")), 0)
+    )
 
 
 BROKEN = [
     (agreeing_on_the_first_step, "the last step begun is"),
-    (changing(do.ProceedRanks, step=10_000), "the last step begun is"),
+    (changing(protocol.Proceed, step=10_000), "the last step begun is"),
     (taking_one_answer_for_all, "but they said|are told nothing"),
     (taking_one_arrival_for_all, "not all ranks stay|the holders are|nothing follows"),
     (letting_leave_whatever_happened, "there was no agreement"),
@@ -149,9 +161,9 @@ BROKEN = [
     (in_a_hurry, "held for|s of grace"),
     (starting_again, "after a stop was asked for|what happened is|is not heard"),
     (without(do.HoldRanks), "simulate"),
-    (without(do.ProceedRanks), "simulate"),
-    (without(do.LeaveRanks), "do not hear"),
-    (without(do.DismissRanks), "dismissed False"),
+    (without(protocol.Proceed), "simulate"),
+    (without(protocol.Leave), "do not hear"),
+    (without(protocol.Dismiss), "dismissed False"),
     (changing(do.Finish, exit_code=0), "what happened is"),
     (waiting_for_ever(JobState.HOLDING), "waits for ever|held for"),
 ]  # fmt: skip

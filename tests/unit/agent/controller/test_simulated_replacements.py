@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from support.simulator.mutants import changing, seeing, waiting_for_ever, without
+from support.policies import altered_policy
+from support.simulator.kinds import altered
+from support.simulator.mutants import attempting, changing, seeing, waiting_for_ever, without
 from support.simulator.node import simulate
 from support.simulator.promises import BrokenPromiseError
 
@@ -13,30 +15,31 @@ from agent.controller import replacement
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.states import JobState
+from worker_hooks.contract import protocol
 
 
 def under_way(job, **changes):
     """The job whose replacement is known otherwise; any other job as it is."""
-    if job.replacement is None:
+    if job.since_restart.replacement is None:
         return job
-    return job._replace(replacement=job.replacement._replace(**changes))
+    return job.with_replacement(job.present_replacement()._replace(**changes))
 
 
 def never_replacing(job, event):
-    rules = replace(job.rules, replace=False)
-    decision = decide(job._replace(rules=rules), event)
-    return replace(decision, job=decision.job._replace(rules=job.rules))
+    off = altered_policy(job.policy, is_on=False)
+    decision = decide(job._replace(policy=off), event)
+    return replace(decision, job=decision.job._replace(policy=job.policy))
 
 
 def replacing_whoever_can_not(job, event):
-    if isinstance(event, ev.RankRegistered):
-        event = replace(event, why_fixed="")
+    if isinstance(event, protocol.Registered):
+        event = altered(event, why_fixed="")
     return decide(job, event)
 
 
 def not_waiting_for_those_that_go(job, event):
     decision = decide(job, event)
-    job, now = decision.job, decision.job.replacement
+    job, now = decision.job, decision.job.since_restart.replacement
     if job.state is JobState.REPLACING and now.going and len(now.going) < len(job.alive()):
         turn = replacement.launch(job)
         told = (each for each in decision.actions if not isinstance(each, do.SetDeadline))
@@ -45,13 +48,13 @@ def not_waiting_for_those_that_go(job, event):
 
 
 def waiting_for_one_only(job, event):
-    if isinstance(event, ev.RankRegistered) and job.replacement is not None:
+    if isinstance(event, protocol.Registered) and job.since_restart.replacement is not None:
         job = under_way(job, joined=frozenset(job.ranks) - {event.rank})
     return decide(job, event)
 
 
 def keeping_newcomers_that_have_not_joined(job, event):
-    if isinstance(event, ev.WorkerExited) and job.replacement is not None:
+    if isinstance(event, ev.WorkerExited) and job.since_restart.replacement is not None:
         job = under_way(job, joined=frozenset(job.ranks))
     return decide(job, event)
 
@@ -65,11 +68,11 @@ def deathless(job):
 
 
 def without_who_raised_first(job):
-    return job._replace(first_raised=None)
+    return attempting(job, first_raised=None)
 
 
 def blind_to_exceptions(job, event):
-    if isinstance(event, ev.RankRaised) and job.state is JobState.REPLACING:
+    if isinstance(event, protocol.Raised) and job.state is JobState.REPLACING:
         return Decision(job)
     return decide(job, event)
 
@@ -82,9 +85,9 @@ def blind_to_deaths(job, event):
 
 def falling_at_every_death(job, event):
     if isinstance(event, ev.WorkerExited) and job.state is JobState.REPLACING:
-        rules = replace(job.rules, max_replacements=0)
-        decision = decide(job._replace(rules=rules), event)
-        return replace(decision, job=decision.job._replace(rules=job.rules))
+        none = altered_policy(job.policy, max_replacements=0)
+        decision = decide(job._replace(policy=none), event)
+        return replace(decision, job=decision.job._replace(policy=job.policy))
     return decide(job, event)
 
 
@@ -95,14 +98,14 @@ def deaf_to_requests(job, event):
 
 
 def believing_it_is_back(job, event):
-    if isinstance(event, ev.RankRegistered) and job.memory is not None:
-        event = replace(event, step=job.memory.step)
+    if isinstance(event, protocol.Registered) and job.memory is not None:
+        event = altered(event, step=job.memory.step)
     return decide(job, event)
 
 
 def taking_an_answer_of_the_last_round(job, event):
-    if isinstance(event, ev.RankRegistered | ev.WorkerExited | ev.RankRaised):
-        event = replace(event, attempt=job.attempt)
+    if isinstance(event, protocol.Registered | ev.WorkerExited | protocol.Raised):
+        event = altered(event, attempt=job.attempt)
     return decide(job, event)
 
 
@@ -127,7 +130,7 @@ def saving_what_is_in_memory_as_if_on_disk(job, event):
 
 def killing_a_survivor(job, event):
     decision = decide(job, event)
-    if isinstance(event, ev.RankRejoining) and decision.job != job:
+    if isinstance(event, protocol.Rejoining) and decision.job != job:
         kill = do.SignalRanks((event.rank,), 9, "why not")
         return replace(decision, actions=(*decision.actions, kill))
     return decision
@@ -158,7 +161,7 @@ BROKEN = [
     (changing(do.CommitDump, from_memory=False), "simulate"),
     (without(do.ReplaceRanks), "simulate"),
     (without(do.RemindReplaced), "the budget of replacements"),
-    (without(do.GoOnRanks), "waits for ever|simulate"),
+    (without(protocol.GoOn), "waits for ever|simulate"),
     (without(do.ForgetMemory), "while the memory is kept"),
     (waiting_for_ever(JobState.REPLACING), "waits for ever"),
 ]

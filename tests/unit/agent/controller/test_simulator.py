@@ -3,7 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from support.simulator.mutants import believing, changing, seeing, waiting_for_ever, without
+from support.policies import altered_policy
+from support.simulator.kinds import altered
+from support.simulator.mutants import (
+    attempting,
+    believing,
+    changing,
+    seeing,
+    waiting_for_ever,
+    without,
+)
 from support.simulator.node import census, simulate
 from support.simulator.promises import BrokenPromiseError
 
@@ -12,6 +21,7 @@ from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.states import JobState, RankState
+from worker_hooks.contract import protocol
 
 SCHEDULES, PARTS = 100_000, 10  # parts that the workers of pytest share
 LIMIT_S = 15.0  # of processor time for a part, on a slow machine
@@ -22,25 +32,27 @@ SEEN = {
     300: (
         "PrepareRanks",
         "ReplaceRanks",
-        "RankRejoining",
+        "Rejoining",
         "from memory",
         "RankHung",
         "written again",
         "HoldRanks",
-        "ProceedRanks",
-        "RankStanding",
+        "Proceed",
+        "Standing",
         "ExitRequested",
+        "ExitRequestedByFile",
         "DumpProgressed",
+        "Progress",
         "SaveFailed",
-        "StateDigested",
+        "Digested",
         "RankUnreachable",
     ),
     50: ("gracefully",),
-    150: ("LeaveRanks", "DismissRanks"),
+    150: ("Leave", "Dismiss"),
     600: ("to memory", "ForgetMemory"),
     80: ("ResumeRefused", "RefuseRanks", "CheckpointFound"),
-    800: ("succeeded", "failed", "stopped", "restarted", "RankRaised", "AbandonDump"),
-    1_000: ("FreezeRanks", "SaveRanks", "CommitDump", "DumpCommitted", "ReleaseRanks"),
+    800: ("succeeded", "failed", "stopped", "restarted", "Raised", "AbandonDump"),
+    1_000: ("FreezeRanks", "SaveRanks", "CommitDump", "DumpCommitted", "Release"),
 }
 
 
@@ -69,12 +81,14 @@ def without_finish(job, event):
 
 def forgetting_the_request(job, event):
     decision = decide(job, event)
-    return replace(decision, job=decision.job._replace(stop_signal=None))
+    return replace(
+        decision, job=decision.job._replace(stop=decision.job.stop._replace(signum=None))
+    )
 
 
 def believing_old_news(job, event):
     if hasattr(event, "attempt"):
-        event = replace(event, attempt=job.attempt)
+        event = altered(event, attempt=job.attempt)
     return decide(job, event)
 
 
@@ -91,16 +105,16 @@ def signalling_the_dead(job, event):
 
 
 def without_a_budget(job, event):
-    rules = job.rules
-    decision = decide(job._replace(rules=replace(rules, max_restarts=9)), event)
-    return replace(decision, job=decision.job._replace(rules=rules))
+    policy = job.policy
+    decision = decide(job._replace(policy=policy._replace(max_restarts=9)), event)
+    return replace(decision, job=decision.job._replace(policy=policy))
 
 
 def blaming_the_last(job, event):
     decision = decide(job, event)
     died = isinstance(event, ev.WorkerExited) and event.exit_code != 0
-    if died and not job.state.is_end and decision.job.failure:
-        return replace(decision, job=decision.job._replace(failure=f"rank {event.rank} failed"))
+    if died and not job.state.is_end and decision.job.now.failure:
+        return replace(decision, job=attempting(decision.job, failure=f"rank {event.rank} failed"))
     return decision
 
 
@@ -123,25 +137,25 @@ def forgetting_what_is_saved(job, event):
 
 
 def believing_answers_to_old_orders(job, event):
-    if isinstance(event, ev.ShardWritten) and job.dump is not None:
-        event = replace(event, round=job.dump.round)
+    if isinstance(event, protocol.Written) and job.dump is not None:
+        event = altered(event, round=job.dump.round)
     return decide(job, event)
 
 
 def taking_the_oldest_step(job, event):
-    if isinstance(event, ev.RankFrozen):
-        event = replace(event, step=1_000 - event.step)
+    if isinstance(event, protocol.Frozen):
+        event = altered(event, step=1_000 - event.step)
     return decide(job, event)
 
 
 def not_comparing(job, event):
-    if isinstance(event, ev.ShardWritten) and job.dump is not None:
+    if isinstance(event, protocol.Written) and job.dump is not None:
         job = job._replace(dump=job.dump._replace(digesting=frozenset()))
     return decide(job, event)
 
 
 def not_waiting_for_all_parts(job, event):
-    if job.state is JobState.DUMPING and isinstance(event, ev.ShardWritten):
+    if job.state is JobState.DUMPING and isinstance(event, protocol.Written):
         dump = job.dump
         digests = dict.fromkeys(dump.writers, event.digest)
         job = job._replace(
@@ -151,10 +165,10 @@ def not_waiting_for_all_parts(job, event):
 
 
 def giving_up_at_the_first_trouble(job, event):
-    if isinstance(event, ev.SaveFailed):
-        rules = replace(job.rules, places=1)
-        decision = decide(job._replace(rules=rules), replace(event, is_place=True))
-        return replace(decision, job=decision.job._replace(rules=job.rules))
+    if isinstance(event, protocol.SaveFailed):
+        one = altered_policy(job.policy, places=1)
+        decision = decide(job._replace(policy=one), altered(event, is_place=True))
+        return replace(decision, job=decision.job._replace(policy=job.policy))
     return decide(job, event)
 
 
@@ -181,12 +195,12 @@ BROKEN = [
     (changing(do.CommitDump, step=1), "without coverage"),
     (changing(do.Finish, reason="rank 0 1 2 3 4"), "does not|while ranks are alive"),
     (without(do.AbandonDump), "is open"),
-    (without(do.ReleaseRanks), "do not hear|for ever"),
+    (without(protocol.Release), "do not hear|for ever"),
     (without(do.SaveRanks), "simulate"),
-    (believing(ev.RankFrozen, is_whole=True), "the holders are|the newest step"),
-    (believing(ev.RankFrozen, step=3), "the newest step|a crash loop|could be saved"),
-    (believing(ev.SaveFailed, is_place=False), "be saved|the holders are|are full"),
-    (believing(ev.StateDigested, digest="1:0"), "simulate"),
+    (believing(protocol.Frozen, is_whole=True), "the holders are|the newest step"),
+    (believing(protocol.Frozen, step=3), "the newest step|a crash loop|could be saved"),
+    (believing(protocol.SaveFailed, is_place=False), "be saved|the holders are|are full"),
+    (believing(protocol.Digested, digest="1:0"), "simulate"),
     (believing_answers_to_old_orders, "without coverage"),
     (taking_the_oldest_step, "the newest step|a crash loop|could be saved"),
     (not_comparing, "have not said"),
@@ -198,10 +212,10 @@ BROKEN = [
     (waiting_for_ever(JobState.COMMITTING), "waits for ever"),
     (seeing(lambda job: job._replace(stalled=0)), "a crash loop"),
     (seeing(lambda job: job._replace(stalled=9)), "while the budget is left"),
-    (seeing(lambda job: job._replace(raised=frozenset())), "leave with its own code"),
-    (seeing(lambda job: job._replace(is_failure_raised=False)), "does not blame"),
+    (seeing(lambda job: attempting(job, raised=frozenset())), "leave with its own code"),
+    (seeing(lambda job: attempting(job, is_failure_raised=False)), "does not blame"),
     (believing(ev.CheckpointFound, step=5), "is forgotten"),
-    (seeing(lambda job: job._replace(refusal="")), "what happened is|a crash loop"),
+    (seeing(lambda job: attempting(job, refusal="")), "what happened is|a crash loop"),
     (without(do.RefuseRanks), "do not hear"),
 ]
 

@@ -63,7 +63,7 @@ def test_troubles_are_said_once(tmp_path):
     journal.close()
     assert len(said) == 1
     assert said[0].startswith(f"cannot write {tmp_path}/gone/events.jsonl (No such file")
-    assert "the job goes on" in said[0]
+    assert "the job continues" in said[0]
 
 
 def test_a_disk_that_becomes_full_within_a_line_leaves_whole_lines(layout, monkeypatch):

@@ -95,7 +95,7 @@ def test_of_several_checkpoints_the_newest_whole_one_is_taken(call, tmp_path, ne
     assert "CKP-1_3 is damaged: rank_0/CKP-1_3.safetensors was altered" in err
     code, _, err = call("merge", folder)
     assert (code, os.path.exists("CKP-1_3.safetensors")) == (1, False)
-    assert "is whole: nothing was written" in err
+    assert "is complete: no file was written" in err
 
 
 def test_objects_in_a_list_have_their_own_names(call, tmp_path):
@@ -140,7 +140,7 @@ def test_extra_state_is_left_out_and_that_is_said(call, tmp_path):
     folder = stored(tmp_path / "ckpt", {"model": Extra()}, parts=1)
     code, _, err = call("merge", "--only=model", folder)
     assert code == 0
-    assert "model has extra state, which is not written: load with strict=False" in err
+    assert "the extra state of model is not written: load with strict=False" in err
     assert load_file("CKP-1_7-model.safetensors").keys() == {
         "weight", "extra_state.weight", "extra_state.bias",
     }  # fmt: skip
@@ -149,7 +149,7 @@ def test_extra_state_is_left_out_and_that_is_said(call, tmp_path):
 def test_types_that_the_format_lacks_are_said(call, tmp_path):
     folder = stored(tmp_path / "ckpt", {"z": torch.ones(4, dtype=torch.complex128)}, parts=1)
     code, _, err = call("merge", folder)
-    assert (code, "z is C128, unknown to safetensors: written as F64" in err) == (0, True)
+    assert (code, "safetensors has no C128: z is written as F64" in err) == (0, True)
     assert load_file("CKP-1_7.safetensors")["z"].shape == (4, 2)
     (entry,) = safetensors_file.read_header(Path("CKP-1_7.safetensors")).entries
     assert (entry.dtype, entry.shape) == ("C128", (4,))
@@ -215,7 +215,7 @@ def test_one_that_appears_meanwhile_is_not_replaced(call, tmp_path, net, monkeyp
         ("ckpt/CKP-1_7/more.safetensors", "is in the checkpoint itself"),
         ("ckpt/CKP-1_7/rank_0/CKP-1_7.safetensors", "is in the checkpoint itself"),
         ("ckpt", "is a folder"),
-        ("nowhere/x.safetensors", "is in no folder that exists"),
+        ("nowhere/x.safetensors", "the folder of .* does not exist"),
     ],
 )
 def test_a_place_that_cannot_be_meant_is_refused(call, tmp_path, net, place, said):

@@ -36,7 +36,7 @@ RECORDS = Path("/state/runs")
 def text(
     spec: JobSpec, rank: int | None = None, bindings: tuple[Binding, ...] = (), **environ: str
 ) -> str:
-    return "\n".join(dry_run.lines(dry_run.make(spec, environ, bindings, RECORDS), rank))
+    return "\n".join(dry_run.lines(dry_run.make_plan(spec, environ, bindings, RECORDS), rank))
 
 
 def exported(shown: str) -> dict[str, str]:
@@ -59,7 +59,7 @@ def test_the_environment_shown_is_the_one_workers_get():
 
 
 def test_each_rank_is_shown_with_its_own_environment_and_command():
-    plan = dry_run.make(SPEC, {}, (), RECORDS)
+    plan = dry_run.make_plan(SPEC, {}, (), RECORDS)
     for words, order in zip(of_ranks(text(SPEC)), plan.orders, strict=True):
         told = [f"{name}={value}" for name, value in sorted(order.environ.items())]
         assert words == [*told, *order.argv]

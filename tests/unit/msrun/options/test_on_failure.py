@@ -11,6 +11,7 @@ from agent.controller.job import first_job
 from agent.spec.job_spec import ReplaceSpec, UsageError
 from msrun.launch.dry_run import facts
 from msrun.launch.request import parse
+from worker_hooks.contract import protocol
 
 ALL = "replace,dump,restart"
 
@@ -40,17 +41,15 @@ def job(*argv, **environ):
 )
 def test_the_rungs(argv, environ, expected):
     spec = job(*argv, **environ)
-    rules = first_job(spec).rules
-    assert (spec.replace.is_on, spec.dump.after_failure, spec.max_restarts) == expected
-    assert (rules.replace, rules.dump, rules.max_restarts) == expected
-    assert bool(rules.can_replace_why) == (not rules.replace)
+    policy = first_job(spec).policy
+    assert (policy.replace.is_on, policy.dump.after_failure, policy.max_restarts) == expected
+    assert bool(policy.replace.why_off) == (not policy.replace.is_on)
 
 
 def test_how_often():
     spec = job("--max_replacements=3", "--replacement-period=60")
     assert spec.replace == ReplaceSpec(True, "", 3, 60.0)
-    rules = first_job(spec).rules
-    assert (rules.max_replacements, rules.replacement_period_s) == (3, 60.0)
+    assert first_job(spec).policy.replace == spec.replace
     assert job().replace == ReplaceSpec(True, "", 20, 3600.0)
 
 
@@ -74,7 +73,7 @@ def test_what_cannot_be_meant(argv, sentence):
 def test_yaml_and_dry_run(tmp_path):
     (tmp_path / "job.yaml").write_text("on_failure: [replace, dump]\nmax_replacements: 5\n")
     spec = job(f"--config={tmp_path / 'job.yaml'}")
-    assert (spec.replace.most, spec.replace.is_on) == (5, True)
+    assert (spec.replace.max_replacements, spec.replace.is_on) == (5, True)
 
     class Plan:
         choice = type("Choice", (), {"warmth": None, "reason": ""})
@@ -93,14 +92,14 @@ def test_yaml_and_dry_run(tmp_path):
 def test_without_dump_only_a_stop_is_saved(is_asked):
     job_ = first_job(job("--nproc-per-node=2", "--on_failure=restart"))
     happened = [ev.LaunchRequested(), *(ev.WorkerStarted(rank, 0, 1) for rank in (0, 1))]
-    happened += [ev.RankRegistered(rank, 0, 5) for rank in (0, 1)]
+    happened += [protocol.Registered(rank, 0, 5) for rank in (0, 1)]
     happened += [ev.WorkerExited(1, 0, -9)]
-    happened += [ev.ExitRequested(0, "a file asks for it")] if is_asked else []
-    happened += [ev.RankFrozen(0, 1, 5, True)]
+    happened += [ev.ExitRequestedByFile(0, "a file asks for it")] if is_asked else []
+    happened += [protocol.Frozen(0, 0, 1, 5, True)]
     ordered = []
     for event in happened:
         job_, actions = (done := decide(job_, event)).job, done.actions
         ordered += actions
     assert any(isinstance(action, do.SaveRanks) for action in ordered) == is_asked
     if not is_asked:
-        assert job_.outcome == "step 5 is not saved: saving after a failure is off"
+        assert job_.now.outcome == "step 5 is not saved: saving after a failure is off"

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from msrun.top import frame
-from msrun.top.columns import fit, picture, rate, size, span
+from msrun.top.columns import chart, fit, rate, size, span
 from msrun.top.facts import JobFacts, RankFacts
 from msrun.top.history import EventHistory, Failure
 from msrun.top.view import TopView
@@ -71,7 +71,7 @@ def test_a_job_at_80_columns():
     assert len(lines) == 4 + 8
 
 
-def test_columns_drop_out_by_their_order_and_what_is_left_over_goes_to_the_picture():
+def test_columns_drop_out_by_their_order_and_what_is_left_over_goes_to_the_chart():
     assert titles(200, GPU) == [
         "rank", "pid", "state", "phase", "ep/step", "steps/s", "step time", "own", "RSS", "CPU%",
         "GPU", "GPU%", "silent",
@@ -82,10 +82,10 @@ def test_columns_drop_out_by_their_order_and_what_is_left_over_goes_to_the_pictu
     assert [one.width for one in fit((RANK,), 200) if one.column.title == "step time"] == [64]
 
 
-def test_the_picture_shows_the_newest_steps():
-    assert picture((1, 2, 4, 8, 9, 0), 8, 5) == "▂▄██▁"
-    assert picture((1, 8), 8, 5, blocks=".#") == ".#"
-    assert picture((0, 0), 0, 5) == ""
+def test_the_chart_shows_the_newest_steps():
+    assert chart((1, 2, 4, 8, 9, 0), 8, 5) == "▂▄██▁"
+    assert chart((1, 8), 8, 5, blocks=".#") == ".#"
+    assert chart((0, 0), 0, 5) == ""
 
 
 def test_a_long_error_leaves_room_for_what_was_done():

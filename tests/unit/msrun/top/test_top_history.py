@@ -20,7 +20,7 @@ def folded(*events):
     return history
 
 
-RAISED = event("RankRaised", 9.0, rank=1, error="RuntimeError: Connection closed", job="freezing")
+RAISED = event("Raised", 9.0, rank=1, error="RuntimeError: Connection closed", job="freezing")
 HUNG = event("RankHung", 8.0, rank=3, why="idle for 15 s", job="running")
 REPLACE = event("ReplaceRanks", 10.1, newcomers=[2], step=52, attempt=1)
 RESTART = event("StartAttempt", 11.0, attempt=1, resume="/ckpt/tft_saved_checkpoints-step_52")
@@ -43,7 +43,7 @@ KILLED = "rank 2 was killed by SIGKILL"
             Failure(10.0, KILLED, "rank 2 starts again, from step 52"),
         ),
         (
-            (exited(2, -9, "freezing"), REPLACE, event("GoOnRanks", 10.25)),
+            (exited(2, -9, "freezing"), REPLACE, event("GoOn", 10.25)),
             Failure(10.0, KILLED, "rank 2 replaced at step 52 in 0.25 s"),
         ),
         (

@@ -37,10 +37,13 @@ class Exit:
     """What a training knows of leaving."""
 
     is_guarded, is_requested, loss_scale, run_id = True, False, None, "run"
-    drill_place = None
 
     def __init__(self, model):
         self.models, self.asked = {"model": model}, []
+        self.save_to = ""
+
+    def redirected(self, folder):
+        return self.save_to or folder
 
     def request(self, why):
         self.asked.append(why)
@@ -350,7 +353,7 @@ def test_a_file_asks_if_it_was_changed(tmp_path, caplog, before, after, asks, to
 
 def test_a_drill_writes_none_of_the_users_files(tmp_path):
     training = Training()
-    training.exit.drill_place = tmp_path / "drill"
+    training.exit.save_to = str(tmp_path / "drill")
     left(tmp_path / "mine", training)
     assert sorted(os.listdir(tmp_path)) == ["drill"]
     assert "LeNet_train.safetensors" in os.listdir(tmp_path / "drill" / "rank_0")

@@ -8,7 +8,7 @@ import pytest
 from support.gates import LONG_S, Rank, closed, never, until
 
 from worker_hooks.guard import gate as gates
-from worker_hooks.guard.gate import Gate, Stand
+from worker_hooks.guard.gate import FreezeResult, Gate
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def commit(gate):
 
 
 def test_a_closed_gate_lets_no_update_begin(gate):
-    assert gate.close(LONG_S, never) is Stand.WHOLE
+    assert gate.close(LONG_S, never) is FreezeResult.WHOLE
     done, thread = training(gate.begin_update)
     thread.join(0.05)
     assert done == []
@@ -57,7 +57,7 @@ def test_an_update_under_way_is_let_through_to_its_commit(gate):
     gate.end_update()
     gate.commit(lambda: None)
     listener.join(LONG_S)
-    assert found == [Stand.WHOLE]
+    assert found == [FreezeResult.WHOLE]
 
 
 def test_after_the_commit_the_main_thread_is_held(gate):
@@ -72,14 +72,14 @@ def test_after_the_commit_the_main_thread_is_held(gate):
 
 def test_an_update_that_never_ends_is_torn(gate):
     gate.begin_update()
-    assert gate.close(0.05, lambda: True) is Stand.TORN
+    assert gate.close(0.05, lambda: True) is FreezeResult.TORN
 
 
 def test_between_update_and_commit_it_is_torn_unless_all_is_complete(gate):
     gate.begin_update()
     gate.end_update()
-    assert closed(gate, 3 * gates.STILL_S, never) is Stand.TORN
-    assert closed(gate, LONG_S, lambda: True) is Stand.UPDATED
+    assert closed(gate, 3 * gates.STILL_S, never) is FreezeResult.TORN
+    assert closed(gate, LONG_S, lambda: True) is FreezeResult.UPDATED
 
 
 def test_a_main_thread_that_gets_on_is_waited_for(gate):
@@ -94,7 +94,7 @@ def test_a_main_thread_that_gets_on_is_waited_for(gate):
         y = x + 1
         z = x * y
         x = z - y
-    assert found == [Stand.TORN]
+    assert found == [FreezeResult.TORN]
 
 
 def test_who_has_raised_is_not_waited_for(gate):
@@ -102,8 +102,8 @@ def test_who_has_raised_is_not_waited_for(gate):
     gate.end_update()
     gate.note_raised()
     began = time.monotonic()
-    assert gate.close(LONG_S, never) is Stand.TORN
-    assert gate.close(LONG_S, lambda: True) is Stand.UPDATED
+    assert gate.close(LONG_S, never) is FreezeResult.TORN
+    assert gate.close(LONG_S, lambda: True) is FreezeResult.UPDATED
     assert time.monotonic() - began < LONG_S / 2
 
 
@@ -112,7 +112,7 @@ def test_holding_lets_updates_through_and_stops_at_the_commit(gate):
     done, thread = training(gate.begin_update, gate.end_update, commit(gate), gate.pause)
     until(lambda: gate.is_held)
     assert len(done) == 3
-    assert gate.close(LONG_S, never) is Stand.WHOLE
+    assert gate.close(LONG_S, never) is FreezeResult.WHOLE
     gate.open()
     thread.join(LONG_S)
 
@@ -139,9 +139,9 @@ def test_an_open_gate_costs_no_wait(gate):
 
 def test_it_says_the_step_that_is_under_way_and_stays_at_its_end():
     rank = Rank()
-    assert not rank.gate.is_shut
+    assert not rank.gate.needs_slow_path
     assert rank.gate.hold_next(never) == 1
-    assert rank.gate.is_shut
+    assert rank.gate.needs_slow_path
     done, thread = training(rank.gate.pause, rank.update, rank.commit)
     until(lambda: rank.gate.is_held)
     assert (len(done), rank.step) == (2, 1)
@@ -155,7 +155,7 @@ def test_where_no_step_follows_it_stays_where_it_is():
     assert rank.gate.hold_next(lambda: True) == 7
     _, thread = training(rank.gate.pause)
     until(lambda: rank.gate.is_held)
-    rank.gate.leave()
+    rank.gate.exit()
     thread.join(LONG_S)
 
 
@@ -168,8 +168,8 @@ def test_who_must_go_on_goes_on_and_tells_once_when_it_is_there():
     rank.gate.hold_at(2, lambda: told.append((rank.step, threading.current_thread())))
     until(lambda: told and rank.gate.is_held)
     assert told == [(2, thread)]
-    assert not rank.gate.take_arrival()
-    assert rank.gate.close(LONG_S, never) is Stand.WHOLE
+    assert not rank.gate.claim_arrival()
+    assert rank.gate.close(LONG_S, never) is FreezeResult.WHOLE
     rank.gate.open()
     thread.join(LONG_S)
 
@@ -182,7 +182,7 @@ def test_who_is_there_already_tells_at_once():
     until(lambda: rank.gate.is_held)
     rank.gate.hold_at(1, lambda: told.append(rank.step))
     until(lambda: told == [1])
-    rank.gate.leave()
+    rank.gate.exit()
     thread.join(LONG_S)
 
 
@@ -192,8 +192,8 @@ def test_the_order_to_leave_lets_out_and_stands():
     rank.gate.hold_next(never)
     _, thread = training(rank.update, lambda: said.append(rank.commit()))
     until(lambda: rank.gate.is_held)
-    assert rank.gate.is_asked
-    rank.gate.leave()
+    assert rank.gate.is_stopping
+    rank.gate.exit()
     thread.join(LONG_S)
     assert said == [True]
     rank.gate.close(LONG_S, never)
@@ -209,9 +209,9 @@ def test_a_death_meanwhile_closes_the_gate_and_nobody_arrives():
     rank.gate.hold_next(never)
     done, thread = training(rank.update, rank.commit, rank.update, rank.commit)
     until(lambda: rank.gate.is_held)
-    assert rank.gate.close(LONG_S, never) is Stand.WHOLE
+    assert rank.gate.close(LONG_S, never) is FreezeResult.WHOLE
     rank.gate.hold_at(2, lambda: told.append(2))  # it crossed the order to stand still
-    assert rank.gate.close(LONG_S, never) is Stand.WHOLE
+    assert rank.gate.close(LONG_S, never) is FreezeResult.WHOLE
     thread.join(0.05)
     assert (rank.step, told, len(done)) == (1, [], 1)
     rank.gate.open()
@@ -221,8 +221,8 @@ def test_a_death_meanwhile_closes_the_gate_and_nobody_arrives():
 
 def test_a_gate_that_a_child_inherited_is_open(gate):
     gate.close(LONG_S, never)
-    gate.forget()
-    assert not gate.is_shut
+    gate.reset()
+    assert not gate.needs_slow_path
     gate.begin_update()
 
 
@@ -243,10 +243,10 @@ def test_who_is_one_commit_behind_may_come_to_it(monkeypatch):
     close = partial(rank.gate.close, LONG_S, never, newest=5)
     listener = threading.Thread(target=lambda: found.append(close()))
     listener.start()
-    until(lambda: rank.gate.is_shut)
+    until(lambda: rank.gate.needs_slow_path)
     _, thread = training(rank.update, rank.commit, rank.update)
     listener.join(LONG_S)
-    assert found == [Stand.WHOLE]
+    assert found == [FreezeResult.WHOLE]
     assert rank.look() == (1, 1, 5, 1)
     rank.gate.open()
     thread.join(LONG_S)
@@ -258,7 +258,7 @@ def test_nobody_else_is_waited_for(monkeypatch, newest, has_raised):
     rank, began = behind(monkeypatch, LONG_S), time.monotonic()
     if has_raised:
         rank.gate.note_raised()
-    assert rank.gate.close(LONG_S, never, newest=newest) is Stand.WHOLE
+    assert rank.gate.close(LONG_S, never, newest=newest) is FreezeResult.WHOLE
     assert time.monotonic() < began + LONG_S / 2
     assert rank.step == 4
 
@@ -270,7 +270,7 @@ def test_who_does_not_come_to_it_stays_behind(monkeypatch, grace_s, still_s):
     listener = threading.Thread(target=lambda: found.append(close()))
     listener.start()
     listener.join(LONG_S / 2)  # here the main thread stands still
-    assert found == [Stand.WHOLE]
+    assert found == [FreezeResult.WHOLE]
     done, thread = training(rank.update)
     thread.join(0.05)
     assert (done, rank.step) == ([], 4)  # its update would come too late

@@ -9,7 +9,7 @@ import pytest
 from support.gates import LONG_S, Rank, closed, never, until
 
 from worker_hooks.guard import gate as gates
-from worker_hooks.guard.gate import Gate, Stand
+from worker_hooks.guard.gate import FreezeResult, Gate
 
 
 class Watched(Gate):
@@ -18,15 +18,15 @@ class Watched(Gate):
     looked = staticmethod(lambda: None)
 
     @property
-    def is_shut(self):
+    def needs_slow_path(self):
         shut, looked = self.shut, self.looked
         if threading.current_thread() is threading.main_thread():
             self.looked = lambda: None
             looked()
         return shut
 
-    @is_shut.setter
-    def is_shut(self, shut):
+    @needs_slow_path.setter
+    def needs_slow_path(self, shut):
         self.shut = shut
 
 
@@ -35,14 +35,14 @@ def test_who_closes_right_behind_the_main_threads_look_sees_its_update():
     gate.looked = lambda: found.append(closed(gate, 0.05, never))
     gate.begin_update()
     assert gate.is_torn
-    assert found == [Stand.TORN]
+    assert found == [FreezeResult.TORN]
 
 
 def test_who_closes_right_behind_the_main_threads_look_waits_for_its_commit():
     gate, order = Watched(), []
 
     def close():
-        assert gate.close(LONG_S, never) is Stand.WHOLE
+        assert gate.close(LONG_S, never) is FreezeResult.WHOLE
         order.append("closed")
 
     listener = threading.Thread(target=close)
@@ -64,7 +64,7 @@ def test_who_closed_before_the_main_threads_look_sees_no_update():
     gate.close(LONG_S, never)
     began.start()
     until(lambda: not gate.is_torn)
-    assert gate.close(0.0, never) is Stand.WHOLE
+    assert gate.close(0.0, never) is FreezeResult.WHOLE
     gate.open()
     began.join(LONG_S)
 
@@ -92,7 +92,7 @@ def test_nobody_calls_a_half_update_or_a_half_commit_whole(_hurried):
         stand = rank.gate.close(LONG_S, never)
         looks = {rank.look() for _ in range(20)}
         seen.append(rank.step)
-        if stand is not Stand.WHOLE or looks != {(rank.step,) * 4}:
+        if stand is not FreezeResult.WHOLE or looks != {(rank.step,) * 4}:
             wrong.append((stand, looks))
         rank.gate.open()
 
@@ -143,7 +143,7 @@ def test_ranks_that_are_asked_at_any_moment_stay_at_one_step(_hurried):
             wrong.append((standing, there, found))
         steps.append(step)
         for rank in ranks.all:
-            rank.gate.open() if turn < 149 else rank.gate.leave()
+            rank.gate.open() if turn < 149 else rank.gate.exit()
     for thread in ranks.threads:
         thread.join(LONG_S)
     assert wrong == []

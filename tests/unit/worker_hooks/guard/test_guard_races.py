@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from worker_hooks.contract.env import RankEnv
-from worker_hooks.guard.gate import Gate, Stand
-from worker_hooks.guard.guard import Guard
+from worker_hooks.guard.gate import FreezeResult, Gate
+from worker_hooks.guard.guard import Guard, StartupOptions
 from worker_hooks.recovery import agent_lost
 from worker_hooks.recovery.peer_notes import PeerNotes
 from worker_hooks.state.committed_state import CommittedState, Position
@@ -22,8 +22,8 @@ LONG_S = 30.0
 # --- the gate ---------------------------------------------------------------------------------
 
 
-def closed(gate: Gate, grace_s: float) -> Stand:
-    found: list[Stand] = []
+def closed(gate: Gate, grace_s: float) -> FreezeResult:
+    found: list[FreezeResult] = []
     listener = threading.Thread(target=lambda: found.append(gate.close(grace_s, lambda: True)))
     listener.start()
     listener.join()
@@ -34,7 +34,7 @@ def test_once_it_is_called_updated_no_further_update_begins():
     gate = Gate()
     gate.begin_update()
     gate.end_update()
-    assert closed(gate, LONG_S) is Stand.UPDATED
+    assert closed(gate, LONG_S) is FreezeResult.UPDATED
     begun = threading.Thread(target=gate.begin_update)
     begun.start()
     begun.join(0.1)
@@ -52,15 +52,15 @@ def test_an_update_that_failed_is_over_with_the_next_commit():
     gate.commit(lambda: None)
     gate.begin_update()
     gate.end_update()
-    assert closed(gate, 3.0) is Stand.UPDATED
+    assert closed(gate, 3.0) is FreezeResult.UPDATED
 
 
 # --- the ledger -------------------------------------------------------------------------------
 
 
-def stepped(ledger: CommittedState, batch: int) -> None:
-    ledger.updated(1)
-    ledger.commit(Position(0, batch))
+def stepped(committed: CommittedState, batch: int) -> None:
+    committed.updated(1)
+    committed.commit(Position(0, batch))
 
 
 def test_what_changes_twice_in_a_step_is_not_complete_after_the_first_time():
@@ -68,26 +68,26 @@ def test_what_changes_twice_in_a_step_is_not_complete_after_the_first_time():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     things = {"model": net, "optimizer": optimizer, "scheduler": scheduler}
-    ledger = CommittedState(pieces_of(things), dict)
-    ledger.begin_loop(0, 0)
+    committed = CommittedState(pieces_of(things), dict)
+    committed.begin_loop(0, 0)
     for each in net.parameters():
         each.grad = torch.ones_like(each)
     optimizer.step()
     for batch in (2, 4):
         scheduler.step()  # by batch, and an update is two batches
         optimizer.step()
-        ledger.updated(1)
-        assert batch == 2 or not ledger.is_complete()
+        committed.updated(1)
+        assert batch == 2 or not committed.is_complete()
         scheduler.step()
-        assert batch == 2 or ledger.is_complete()
-        ledger.commit(Position(0, batch))
+        assert batch == 2 or committed.is_complete()
+        committed.commit(Position(0, batch))
 
 
 def test_a_commit_that_is_interrupted_does_not_look_like_a_complete_step(monkeypatch):
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    ledger = CommittedState(pieces_of({"model": net, "optimizer": optimizer}), dict)
-    ledger.begin_loop(0, 0)
+    committed = CommittedState(pieces_of({"model": net, "optimizer": optimizer}), dict)
+    committed.begin_loop(0, 0)
 
     def interrupted(*_told):
         raise KeyboardInterrupt
@@ -96,21 +96,21 @@ def test_a_commit_that_is_interrupted_does_not_look_like_a_complete_step(monkeyp
         for each in net.parameters():
             each.grad = torch.ones_like(each)
         optimizer.step()
-        ledger.updated(1)
+        committed.updated(1)
         if batch == 1:
-            ledger.commit(Position(0, batch))
-    monkeypatch.setattr(ledger, "_note", interrupted)
-    assert ledger.is_complete()
+            committed.commit(Position(0, batch))
+    monkeypatch.setattr(committed, "_note", interrupted)
+    assert committed.is_complete()
     with pytest.raises(KeyboardInterrupt):
-        ledger.commit(Position(0, 2))
-    assert not (ledger.is_complete() and ledger.step == 2)
+        committed.commit(Position(0, 2))
+    assert not (committed.is_complete() and committed.step == 2)
 
 
 def test_state_made_for_inference_can_be_saved():
     with torch.inference_mode():
         table = torch.zeros(4)
-    ledger = CommittedState(pieces_of({"table": table}), dict)
-    assert ledger.version() == 0
+    committed = CommittedState(pieces_of({"table": table}), dict)
+    assert committed.version() == 0
 
 
 class Moody:
@@ -133,13 +133,13 @@ def test_an_object_that_fails_later_fails_the_dump_and_not_the_training():
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     things = {"model": net, "optimizer": optimizer, "moody": Moody()}
-    ledger = CommittedState(pieces_of(things), dict)
-    ledger.begin_loop(0, 0)
+    committed = CommittedState(pieces_of(things), dict)
+    committed.begin_loop(0, 0)
     for batch in range(1, 5):
-        stepped(ledger, batch)
-    assert not ledger.is_complete()
+        stepped(committed, batch)
+    assert not committed.is_complete()
     with pytest.raises(RuntimeError, match="moody"):
-        ledger.replica(4)
+        committed.replica(4)
 
 
 # --- the notes --------------------------------------------------------------------------------
@@ -177,7 +177,13 @@ class Complete:
 
 def test_an_orphan_that_is_done_with_its_update_has_nothing_to_lose(tmp_path):
     told = RankEnv(rank=0, world_size=1, attempt=0, record_id="races", hooks="", drill="")
-    guard = Guard(told, Complete(), str(tmp_path), lambda: None, lambda _: None)
+    guard = Guard(
+        told,
+        Complete(),
+        StartupOptions(str(tmp_path)),
+        before_dump=lambda: None,
+        when_agent_died=lambda _: None,
+    )
     notes = PeerNotes(tmp_path, 0)
     notes.tell(step=4)
     guard.gate.begin_update()

@@ -8,8 +8,7 @@ import os
 import pytest
 from support.checkpoints import OTHER, SHARD, flipped, saved
 
-from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage.manifest import candidates, newest, read, verify, write
+from worker_hooks.storage.manifest import read, verify, write
 
 
 @pytest.fixture
@@ -191,87 +190,3 @@ def test_a_folder_may_be_reached_through_a_link(folder, tmp_path):
 def test_a_file_that_may_not_be_read_is_damage(folder):
     (folder / SHARD).chmod(0)
     assert verify(folder, read(folder)) == [f"{SHARD} cannot be read (Permission denied)"]
-
-
-# --- choosing ----------------------------------------------------------------------------------
-
-
-def test_candidates_come_newest_step_first_then_newest_time(tmp_path):
-    base = "tft_saved_checkpoints-step_"
-    for name, step, at in [("9", 9, 1), ("10", 10, 5), ("10_replaced_1", 10, 2), ("2", 200, 1)]:
-        saved(tmp_path, base + name, step=step, saved_at=at)
-    (tmp_path / f"{base}300_tmp").mkdir()
-    (tmp_path / f"{base}8").mkdir()
-    (tmp_path / f"{base}x").mkdir()
-    (tmp_path / f"{base}77").write_text("a file")
-    (tmp_path / "runs").mkdir()
-    found = candidates(tmp_path)
-    assert [path.name.removeprefix(base) for path, _ in found] == [
-        "300_tmp", "2", "10", "10_replaced_1", "9", "8",
-    ]  # fmt: skip
-    assert found[0][1] == "it is unfinished"
-    assert found[1][1].step == 200
-    assert "no manifest.json" in found[5][1]
-
-
-def test_periodic_checkpoints_are_candidates_by_their_manifest(tmp_path):
-    saved(tmp_path, step=9)
-    saved(tmp_path, "CKP-1_3", step=103)
-    saved(tmp_path, "other name", step=50)
-    none(saved(tmp_path, "CKP-1_2", step=102))  # foreign: nobody says that it is a checkpoint
-    saved(tmp_path, "CKP-1_4_tmp", step=104)
-    for name in ("CKP-1_5.r1_tmp", "a-b-1_5_breakpoint_tmp", "mine_tmp", "CKP-1_6.removed_tmp"):
-        (tmp_path / name).mkdir()
-    saved(tmp_path, "CKP-1_7.removed_tmp", step=107)
-    (tmp_path / "latest").symlink_to("CKP-1_3")
-    found = {path.name: found for path, found in candidates(tmp_path)}
-    assert list(found)[:3] == ["CKP-1_3", "other name", "tft_saved_checkpoints-step_9"]
-    assert set(list(found)[3:]) == {"CKP-1_4_tmp", "CKP-1_5.r1_tmp", "a-b-1_5_breakpoint_tmp"}
-    assert {each for each in found.values() if isinstance(each, str)} == {"it is unfinished"}
-    assert (newest(tmp_path, lambda _: None) or ())[0] == tmp_path / "CKP-1_3"
-    assert [path.name for path, _ in candidates(tmp_path / "CKP-1_4_tmp")] == ["CKP-1_4_tmp"]
-
-
-def test_what_is_being_deleted_is_no_candidate_even_by_its_own_name(tmp_path):
-    folder = saved(tmp_path, "tft_saved_checkpoints-step_7.removed_tmp")
-    assert candidates(folder) == candidates(tmp_path) == []
-
-
-def test_a_checkpoint_itself_is_its_only_candidate(folder):
-    assert [path for path, _ in candidates(folder)] == [folder]
-    renamed = folder.rename(folder.parent / "mine")
-    assert [path for path, _ in candidates(renamed)] == [renamed]
-
-
-def test_a_folder_that_is_not_there_has_no_candidates(tmp_path):
-    assert candidates(tmp_path / "nowhere") == []
-    (tmp_path / "file").touch()
-    assert candidates(tmp_path / "file") == []
-
-
-def test_a_checkpoint_that_is_found_twice_is_one(folder):
-    assert len(manifests.candidates_of((folder, folder.parent, folder.parent / "."))) == 1
-
-
-def test_the_newest_whole_checkpoint_is_taken_and_damaged_ones_are_named(tmp_path):
-    base = "tft_saved_checkpoints-step_"
-    saved(tmp_path, base + "1", step=1)
-    good = saved(tmp_path, base + "2", step=2)
-    flipped(saved(tmp_path, base + "3", step=3) / OTHER)
-    none(saved(tmp_path, base + "4", step=4))
-    saved(tmp_path, base + "5_tmp", step=5)
-    said = []
-    path, found = newest(tmp_path, said.append)
-    assert (path, found.step) == (good, 2)
-    assert said == [
-        f"{tmp_path}/{base}5_tmp is skipped: it is unfinished",
-        f"{tmp_path}/{base}4 is skipped: it has no manifest.json: not saved by msrun, or never completed",
-        f"{tmp_path}/{base}3 is skipped: {OTHER} was altered (its checksum differs)",
-    ]
-
-
-def test_no_whole_checkpoint_is_none(folder):
-    said = []
-    os.unlink(folder / SHARD)
-    assert newest(folder, said.append) is None
-    assert said == [f"{folder} is skipped: {SHARD} is missing"]

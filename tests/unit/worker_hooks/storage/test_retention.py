@@ -11,7 +11,8 @@ from support.checkpoints import saved
 
 from worker_hooks.contract.layout import REMOVED
 from worker_hooks.storage import retention
-from worker_hooks.storage.manifest import Manifest, candidates, read, verify
+from worker_hooks.storage.find import candidates
+from worker_hooks.storage.manifest import Manifest, read, verify
 from worker_hooks.storage.retention import chosen, leftovers, present, remove, sweep
 
 MINUTE = 60.0

@@ -15,7 +15,8 @@ from worker_hooks.storage.checksum import BLOCK
 from worker_hooks.storage.safetensors_file import read_header, sha256_of
 from worker_hooks.tensors import shard
 from worker_hooks.tensors.reader import PIECE
-from worker_hooks.tensors.shard import Replica, digest, entry_of, tensors_of, to_bytes, write
+from worker_hooks.tensors.shard import Replica, digest, tensors_of, write
+from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

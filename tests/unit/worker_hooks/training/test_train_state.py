@@ -48,7 +48,7 @@ def test_a_loop_that_an_exception_ends_is_neither():
             training.update()
             raise KeyError
     assert training.state.step == 0
-    assert training.ledger.is_complete() is False  # nothing is known yet of what a step changes
+    assert training.committed.is_complete() is False  # nothing is known yet of what a step changes
     assert b'"is_over": false' in training.record().meta
     assert training.state._guard.gate.is_torn
     next(training.state.batches(range(4)))  # the script goes on nevertheless
@@ -113,12 +113,12 @@ def test_weights_that_the_script_changes_are_an_update_too():
     def change(_):
         with torch.no_grad():
             training.net.weight.mul_(0.9)
-        assert training.ledger.is_touched()
+        assert training.committed.is_touched()
         with pytest.raises(RuntimeError, match="changed the state after step"):
-            training.ledger.replica(training.state.step)
+            training.committed.replica(training.state.step)
 
     assert steps_over(training, range(3), change) == [0, 1, 2, 3]
-    assert not training.ledger.is_touched()
+    assert not training.committed.is_touched()
 
 
 def test_weights_that_are_changed_for_a_validation_are_not():
@@ -130,7 +130,7 @@ def test_weights_that_are_changed_for_a_validation_are_not():
         training.net.weight.div_(0.9)
     training.net.eval()
     assert steps_over(training, range(3), lambda _: None) == [2] * 4
-    assert training.ledger.is_touched()  # nothing is saved until it is a step of its own
+    assert training.committed.is_touched()  # nothing is saved until it is a step of its own
     training.net.train()
     assert steps_over(training, range(1), lambda _: training.update()) == [3, 4]
 
@@ -139,36 +139,36 @@ def test_a_commit_stays_as_it_was_while_another_loader_is_read():
     training = Training()
     first, second = list(range(3)), list(range(5))
     steps_over(training, first, lambda _: training.update())
-    before, page = training.record(), training.ledger.page
+    before, page = training.record(), training.committed.page
     learned = dict(
-        zip((e.name for e in page.entries), training.ledger.private.read(3), strict=True)
+        zip((e.name for e in page.entries), training.committed.private.read(3), strict=True)
     )
     training.schedule.step()
     loop = training.state.batches(second)
     next(loop)
-    assert training.ledger.page is not page
+    assert training.committed.page is not page
     after = training.record()
     assert (after.meta, after.batch, after.step) == (before.meta, before.batch, before.step)
-    for entry, octets in training.ledger.private.read(3):
+    for entry, octets in training.committed.private.read(3):
         if entry.name in learned:
             assert octets == learned[entry.name][1], entry.name
-    value = training.ledger.replica(3).rest
+    value = training.committed.replica(3).rest
     assert '"last_epoch": 3' in value  # the schedule is as of the commit, not one further
     training.update()
     next(loop)
     assert (training.state.step, training.record().batch) == (4, 1)
     assert b'"place": 1' in training.record().meta
-    page = training.ledger.page
+    page = training.committed.page
     steps_over(training, first, lambda _: training.update())
-    assert training.ledger.page is page  # it has room for both
+    assert training.committed.page is page  # it has room for both
 
 
 def test_of_loaders_that_are_made_anew_only_the_last_are_kept():
     training = Training()
     for _ in range(20):
         steps_over(training, list(range(2)), lambda _: training.update())
-    assert len(training.state._feeds) == 8
-    assert len(training.ledger.page.entries) < 30
+    assert len(training.state._loop._feeds) == 8
+    assert len(training.committed.page.entries) < 30
 
 
 def test_what_changes_behind_backward_is_known_as_late():
@@ -181,8 +181,8 @@ def test_what_changes_behind_backward_is_known_as_late():
         training.net(norm(torch.randn(4, 3))).sum().backward()
         training.optimizer.step()
         count.updates += 1
-    assert state._ledger.private.late == {"model.1.updates"}
-    replica = state._ledger.replica(2)
+    assert state._committed.private.late == {"model.1.updates"}
+    replica = state._committed.replica(2)
     assert {entry.name: bytes(octets) for entry, octets in replica.buffers}["model.1.updates"][
         0
     ] == 2
@@ -196,9 +196,9 @@ def test_a_step_is_complete_when_all_has_changed_that_any_step_changed():
         if batch == 1:
             seldom.add_(1)
         elif batch == 3:
-            assert not training.ledger.is_complete()
+            assert not training.committed.is_complete()
             seldom.add_(1)
-            assert training.ledger.is_complete()
+            assert training.committed.is_complete()
 
     steps_over(training, range(4), body)
 
@@ -213,7 +213,7 @@ def test_what_changes_between_loops_belongs_to_no_step():
     for _ in training.state.epochs(2):
         steps_over(training, range(3), body)
         training.schedule.step()
-    assert training.ledger.usual == (0, 1, 0, 0, 0, 0)  # updates of each, then what moved
+    assert training.committed.usual == (0, 1, 0, 0, 0, 0)  # updates of each, then what moved
 
 
 def test_the_end_of_training_is_behind_all_epochs():
@@ -259,7 +259,7 @@ def test_the_heartbeat_follows_the_step():
     training.optimizer.register_step_pre_hook(lambda *_: phases.append(beat().phase))
 
     def beat():
-        return training.ledger.page.heartbeat()
+        return training.committed.page.heartbeat()
 
     for _ in training.state.batches(range(2)):
         phases.append(beat().phase)

@@ -1,0 +1,57 @@
+"""What only a job with hooks needs.
+
+The bridge imports this module when the first rank says Hello: without hooks the agent starts 40 ms
+earlier, which a short command that is not Python notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.dump.executor import DumpExecutor
+from agent.failure import post_mortem  # noqa: F401  a restart must not wait for this import
+from agent.health.monitor import HealthMonitor
+from agent.hooks.handshake import Handshake
+from agent.hooks.rank_links import RankLinks
+from agent.hooks.services import Services
+from agent.hooks.status_pages import StatusPages
+from agent.spec.job_spec import JobSpec
+from agent.workers.worker import Worker
+
+
+class Guarding(NamedTuple):
+    """Who answers the ranks, carries out dumps and looks for hangs."""
+
+    handshake: Handshake
+    dumps: DumpExecutor
+    health: HealthMonitor
+
+
+def guarding(
+    spec: JobSpec,
+    fallback: Path,
+    links: RankLinks,
+    pages: StatusPages,
+    worker: Callable[[int], Worker],
+    keep_place: Callable[[str], None],
+    services: Services,
+) -> Guarding:
+    """All three, for a whole job.
+
+    Args:
+        spec: the job.
+        fallback: where dumps go when the script's folder cannot be written.
+        links: to the ranks.
+        pages: the ranks' status pages.
+        worker: a rank's, in the present attempt.
+        keep_place: remembers a folder that the run saves into; does file work.
+        services: shared by all.
+    """
+    handshake = Handshake(spec.dump, spec.record_id, fallback, links, keep_place, services)
+    return Guarding(
+        handshake=handshake,
+        dumps=DumpExecutor(spec, fallback, links, pages, handshake, services),
+        health=HealthMonitor(spec.timeouts.hang_s, pages, links, worker, services),
+    )

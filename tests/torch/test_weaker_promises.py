@@ -1,0 +1,127 @@
+"""The many ways of training where less can be promised: unguarded, torn in a step, on fewer ranks.
+
+All of them are run under torchrun, undisturbed, first by a script without any hooks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from support.jobs import WORKERS, Launcher
+from support.training_kinds import RANKS, SCRIPT, Run, killed, msrun_of, run
+
+from msrun.drill.fault_options import read_words
+from msrun.drill.history import read
+from msrun.drill.verdict import steps_lost
+from worker_hooks.drill.plan import DrillPlan
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+PLAIN = "plain"
+UNGUARDED = "nothing guards this run; under msrun a dead rank loses nothing"
+
+
+@pytest.fixture(scope="module")
+def torchrun(launcher: Launcher) -> Run:
+    """All of them: without hooks, and with hooks that nobody answers."""
+    told = ("--nnodes=1", f"--nproc-per-node={RANKS}", "--rdzv-backend=c10d")
+    words = (*told, "--rdzv-endpoint=localhost:0", SCRIPT, "out", f"--plain-first={PLAIN}")
+    folder = launcher.tmp / "torchrun"
+    done = run(launcher, folder, sys.executable, "-m", "torch.distributed.run", *words)
+    assert done.ended.code == 0, done.ended.out
+    return done
+
+
+def test_under_torchrun_the_same_scripts_train_unchanged(torchrun: Run) -> None:
+    for kind in torchrun.kinds():
+        assert torchrun.results(kind) == torchrun.results(kind, out=PLAIN), kind
+    assert torchrun.ended.out.count(UNGUARDED) == len(torchrun.kinds()) > 30
+    assert not (torchrun.folder / "checkpoints").exists()
+
+
+def test_under_plain_python_too(launcher: Launcher) -> None:
+    some = ("accumulate", "validate", "averages", "weights_by_epoch", "workers", "stateful")
+    words = ("out", f"--plain-first={PLAIN}", f"--kind={','.join(some)}")
+    done = run(launcher, launcher.tmp / "python", sys.executable, SCRIPT, *words)
+    assert done.ended.code == 0, done.ended.out
+    for kind in some:
+        assert done.results(kind, 1) == done.results(kind, 1, out=PLAIN), kind
+    assert done.ended.out.count(UNGUARDED) == len(some)
+
+
+@pytest.mark.parametrize(
+    ("way", "fault"),
+    [
+        ("logged_late", "rank=1,step=7,phase=commit"),  # the schedule is behind a collective
+        ("seldom", "rank=1,step=7,phase=commit"),  # what this step does besides is behind one
+        ("gan", "rank=1,step=7,phase=commit"),  # one of two networks is updated
+        ("swapped", "rank=2,step=5,phase=forward"),  # other weights stand in for a validation
+        # gradients are evened out within the update, and the others are in theirs by its middle
+        ("closure", "rank=1,step=6,phase=update"),
+    ],
+)
+def test_half_a_step_is_never_saved(
+    way: str, fault: str, torchrun: Run, launcher: Launcher
+) -> None:
+    done = killed(launcher, way, fault, "--update_grace=2")
+    assert done.ended.code == 0, done.ended.out
+    history = read(done.folder)
+    assert len(history.strikes) == 1
+    assert history.dumps == ()
+    # the others may have been stopped in front of their first update, as busy as the machine is
+    may_be_whole = way in {"logged_late", "seldom", "gan"}
+    is_whole = may_be_whole and any(one["event"] == "ReplaceRanks" for one in history.events)
+    assert ("did not reach its commit" in done.ended.out) != is_whole
+    assert done.results(way) == torchrun.results(way, out=PLAIN)  # from the beginning
+
+
+def test_the_exception_that_ended_it_all_is_in_the_log_and_in_the_report(
+    launcher: Launcher, torchrun: Run
+) -> None:
+    fault = "rank=1,step=6,phase=forward,raise"
+    done = killed(launcher, "clip", fault)
+    assert done.ended.code == 0, done.ended.out
+    assert "rank 1 raised DrillError: exception in rank 1 at step 6, forward" in done.ended.out
+    log = (done.folder / "logs" / "worker_1.attempt_0.log").read_text()
+    assert log.splitlines()[-1].endswith("DrillError: exception in rank 1 at step 6, forward")
+    history = read(done.folder)
+    assert steps_lost(history) == 0
+    assert [each["newcomers"] for each in history.events if "newcomers" in each] == [[1]]
+    assert done.results("clip") == torchrun.results("clip", out=PLAIN)
+
+
+def test_a_script_can_be_told_to_leave_it(launcher: Launcher, torchrun: Run) -> None:
+    folder = launcher.tmp / "off"
+    words = msrun_of(f"--worker_num={RANKS}", SCRIPT, "out", "--kind=clip")
+    done = run(launcher, folder, *words, MS_ENABLE_TFT="{TTP:0}")
+    assert done.ended.code == 0, done.ended.out
+    assert "nothing guards this run: MS_ENABLE_TFT says so" in done.ended.out
+    assert done.results("clip") == torchrun.results("clip", out=PLAIN)
+    lines = (folder / "logs" / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert not [event for event in events if event["event"] == "Registered"]
+
+
+def test_half_the_ranks_go_on_where_all_stopped(launcher: Launcher) -> None:
+    folder = launcher.tmp / "fewer"
+    plan = DrillPlan(
+        str(folder / "witness"), "", read_words("rank=3,step=5,phase=backward", "kill").faults
+    )
+    words = msrun_of(
+        "--worker_num=4", "--on_failure=dump", WORKERS / "train_small.py", "--epochs=2"
+    )
+    prelude = 'mkdir witness && exec "$@"'
+    environ = {"MSRUN_DRILL": plan.encode()}
+    done = run(launcher, folder, "sh", "-c", prelude, "sh", *words, **environ)
+    assert done.ended.code == 1
+    assert done.ended.out.splitlines()[-1] == "msrun --resume"
+    again = run(
+        launcher,
+        folder / "again",
+        *("sh", "-c", 'cd .. && exec "$@"', "sh", sys.executable, "-m", "msrun"),
+        *("--resume", "--worker_num=2"),
+        XDG_STATE_HOME=str(folder / "state"),
+    )
+    assert again.ended.code == 0, again.ended.out
+    assert again.ended.out.count("trained to step 16") == 2

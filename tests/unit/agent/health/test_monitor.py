@@ -1,0 +1,211 @@
+"""When the agent looks at ranks, and what it does then; time and processes are made up."""
+
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from agent.controller.states import JobState
+from agent.health import monitor
+from agent.health.monitor import HealthMonitor
+from agent.hooks.services import Services
+from agent.hooks.status_pages import StatusPages
+from agent.workers.worker import Worker
+from worker_hooks.contract import protocol
+from worker_hooks.contract.status_page import Page, Phase, create
+
+RANKS = {0, 1, 2}
+
+
+class Loop:
+    """Timers that only :meth:`fire` runs."""
+
+    def __init__(self):
+        self.now, self.timers = time.monotonic(), []
+
+    def time(self):
+        return self.now
+
+    def call_at(self, at_s, callback):
+        timer = SimpleNamespace(at_s=at_s, callback=callback)
+        timer.cancel = lambda: timer in self.timers and self.timers.remove(timer)
+        self.timers.append(timer)
+        return timer
+
+    def call_later(self, after_s, callback):
+        return self.call_at(self.now + after_s, callback)
+
+    def fire(self, late_s=0.0):
+        timer = min(self.timers, key=lambda each: each.at_s)
+        self.timers.remove(timer)
+        self.now = timer.at_s + late_s
+        timer.callback()
+
+
+class Agent:
+    """All that a lookout is given, and what it made of it."""
+
+    def __init__(self, monkeypatch, hang_s=None):
+        self.loop, self.pages, self.written = Loop(), StatusPages(), []
+        self.said, self.asked, self.events, self.events_posted = [], [], [], []
+        self.states = dict.fromkeys(RANKS, "S")
+        self.workers = {rank: Worker(rank, rank, 0) for rank in RANKS}
+        self.mine = {}
+        for rank in RANKS:
+            fd = create(rank, 0, ())
+            self.mine[rank] = Page(fd)
+            self.pages.keep(rank, 0, fd)
+        monkeypatch.setattr(monitor, "process", lambda pid: (self.states[pid - 1], 0.0))
+        journal = SimpleNamespace(event=lambda what, **more: self.events.append((what, more)))
+        given = Services(self.loop, self.post, self.said.append, journal, files=None)
+        self.lookout = HealthMonitor(hang_s, self.pages, self, self.worker, given)
+        self.lookout.watch(JobState.RUNNING, RANKS, are_all=True)
+
+    def pid(self, rank):
+        return rank + 1
+
+    def send(self, rank, message):
+        self.asked.append(rank)
+        self.inspection = message.id
+
+    def post(self, event):
+        self.events_posted.append(event)
+
+    def worker(self, rank):
+        return self.workers[rank]
+
+    def train(self, steps, own_ms=None):
+        """Every rank makes so many steps more; then rank 1 is in forward, the others wait for it."""
+        for rank, page in self.mine.items():
+            for _ in range(steps):
+                step = page.heartbeat().step + 1
+                page.beat(step, 0, step, Phase.FORWARD)
+                if own_ms is not None:
+                    at = step % 64 * 4
+                    page._paces[at + 1] = 100_000_000
+                    page._paces[at + 2] = 100_000_000 - own_ms[rank] * 1_000_000
+            page.enter(Phase.FORWARD if rank == 1 else Phase.BACKWARD)
+        self.lookout.refresh(self.workers)
+
+    def named(self, what):
+        return [more for name, more in self.events if name == what]
+
+
+@pytest.fixture
+def start(monkeypatch):
+    made = []
+    yield lambda hang_s=None: made.append(Agent(monkeypatch, hang_s)) or made[-1]
+    for page in (
+        page for each in made for page in (*each.mine.values(), *each.pages.all().values())
+    ):
+        page.close()
+
+
+@pytest.fixture
+def agent(start):
+    return start()
+
+
+def test_no_timer_runs_before_steps_are_seen_nor_once_the_job_does_not_run(agent):
+    agent.lookout.refresh(agent.workers)
+    assert agent.loop.timers == []
+    agent.train(3)
+    assert len(agent.loop.timers) == 1
+    agent.loop.fire()
+    assert len(agent.loop.timers) == 1
+    agent.lookout.watch(JobState.FREEZING, RANKS, are_all=True)
+    assert agent.loop.timers == []
+    agent.lookout.refresh(agent.workers)
+    assert agent.loop.timers == []
+
+
+def test_no_timer_runs_before_all_have_registered(agent):
+    agent.lookout.forget()
+    agent.lookout.watch(JobState.RUNNING, {0, 1}, are_all=False)
+    agent.train(3)
+    assert agent.loop.timers == []
+    agent.lookout.watch(JobState.RUNNING, RANKS, are_all=True)
+    agent.lookout.watch(JobState.RUNNING, {0, 1}, are_all=False)  # one is done
+    agent.train(3)
+    assert len(agent.loop.timers) == 1
+
+
+def test_hang_timeout_0_looks_at_nobody(start):
+    agent = start(hang_s=0.0)
+    agent.train(3)
+    assert agent.loop.timers == []
+
+
+def until_asked(agent, looks):
+    """The seconds until the ranks are asked; fails after so many looks."""
+    began = agent.loop.now
+    for _ in range(looks):
+        agent.loop.fire()
+        if agent.asked:
+            return agent.loop.now - began
+    raise AssertionError("nobody was asked")
+
+
+def test_a_stopped_rank_is_posted_once_all_others_have_answered(agent):
+    agent.train(3)
+    agent.states[1] = "T"
+    assert 1.4 < until_asked(agent, 6) < 2.0
+    assert agent.asked == [0, 1, 2]
+    for rank in (0, 2):
+        assert agent.events_posted == []
+        agent.lookout.hear(protocol.Stack(rank, 0, agent.inspection, True, "a\nb"))
+    (hung,) = agent.events_posted
+    assert (hung.rank, hung.attempt) == (1, 0)
+    assert agent.workers[1].hung == hung.why
+    assert agent.named("HangJudged")[0]["stacks"] == {0: ["a", "b"], 2: ["a", "b"]}
+    assert len(agent.loop.timers) == 1  # no deadline is left
+
+
+def test_who_gives_no_answer_is_waited_for_a_second(agent):
+    agent.train(3)
+    assert 14 < until_asked(agent, 60) < 17
+    agent.lookout.hear(protocol.Stack(0, 0, agent.inspection - 1, False, "of another inspection"))
+    asked = agent.loop.now
+    for rank in (0, 2):
+        agent.lookout.hear(protocol.Stack(rank, 0, agent.inspection, True, "a"))
+    while not agent.events_posted:
+        agent.loop.fire()
+    assert agent.loop.now - asked <= 1.01
+    assert [hung.rank for hung in agent.events_posted] == [1]
+
+
+def test_a_look_that_is_late_blames_nobody(agent):
+    agent.train(3)
+    agent.states[1] = "T"
+    agent.loop.fire()
+    agent.loop.fire(late_s=500.0)
+    assert agent.asked == []
+    assert 1.4 < until_asked(agent, 7) < 2.3
+
+
+def test_a_pause_is_said_once(agent):
+    agent.train(3)
+    agent.states = dict.fromkeys(RANKS, "T")
+    for _ in range(20):
+        agent.loop.fire()
+    assert (len(agent.said), len(agent.named("JobPaused")), agent.asked) == (1, 1, [])
+
+
+def test_a_straggler_is_named_in_the_journal_when_it_begins_and_when_it_ends(agent):
+    agent.train(64, own_ms=(50, 50, 80))
+    for _ in range(2):
+        agent.train(16, own_ms=(50, 50, 80))
+    (named,) = agent.named("StragglerNamed")
+    assert (named["rank"], named["own_s"], named["peers_s"]) == (2, 0.08, 0.05)
+    assert [worker.is_slow for worker in agent.workers.values()] == [False, False, True]
+    assert agent.workers[2].tempo.own_median_s == pytest.approx(0.08)
+    agent.train(64, own_ms=(50, 50, 50))
+    assert agent.named("StragglerEnded") == [{"rank": 2}]
+    assert not agent.workers[2].is_slow
+
+
+def test_a_process_is_told_with_its_children():
+    state, used_s = monitor.process(os.getpid())
+    assert (state, used_s > 0) == ("R", True)
+    assert monitor.process(0) == ("X", 0.0)

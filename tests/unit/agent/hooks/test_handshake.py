@@ -1,0 +1,245 @@
+"""What ranks are told at their first word: all the same, and nothing that cannot be trusted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.stand_ins import Links, Scribe, services
+
+from agent.controller import events as ev
+from agent.hooks.handshake import Handshake
+from agent.spec.job_spec import DumpSpec
+from worker_hooks.contract.protocol import Hello, Welcome
+from worker_hooks.storage.manifest import Manifest, Shard, write
+
+ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # sha256 of abc
+
+
+class Desk:
+    def __init__(self, fallback, lineage=()):
+        self.links, self.scribe, self.told, self.kept = Links(), Scribe(), [], []
+        self.posted = []
+        self.greeting = Handshake(
+            DumpSpec(update_grace_s=3, stall_s=4, lineage=lineage),
+            "rec",
+            fallback,
+            self.links,
+            self.kept.append,
+            services(post=self.posted.append, say=self.told.append, files=self.scribe),
+        )
+        self.greeting.begin(0, "")
+
+    def hello(self, rank, path, *, wants_resume=False, periodic=""):
+        hello = Hello(rank, 0, 1, str(path), wants_resume, checkpoints=str(periodic))
+        self.greeting.greet(hello)
+
+    def welcome(self, rank):
+        (said,) = self.links.said[rank]
+        return said
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path / "dumps")
+
+
+def dump(folder: Path, step: int, content: bytes = b"abc", by: str = "rec"):
+    made = folder / f"tft_saved_checkpoints-step_{step}"
+    (made / "rank_0").mkdir(parents=True)
+    (made / "rank_0" / "x").write_bytes(content)
+    shard = Shard("rank_0/x", 0, "replicated", 3, ABC)
+    write(made, Manifest("dump", step, 0, 1, 1, 0, by, "why", 1.0, (shard,)))
+    return made
+
+
+def test_a_rank_is_told_the_times_and_where_to_save(desk, tmp_path):
+    desk.hello(0, tmp_path / "ckpt")
+    assert desk.welcome(0) == Welcome("", "", str(tmp_path / "dumps"), 3, 4)
+
+
+def test_an_attempt_that_resumes_tells_every_rank(desk, tmp_path):
+    desk.greeting.begin(1, "/ckpt/step_7")
+    desk.hello(0, tmp_path)
+    desk.hello(1, "", wants_resume=True)
+    assert desk.welcome(0).resume == desk.welcome(1).resume == "/ckpt/step_7"
+
+
+def test_newcomers_join_from_memory_at_once_and_are_barred(desk, tmp_path):
+    dump(tmp_path, 12)
+    desk.greeting.begin(0, "/ckpt/step_7")
+    desk.hello(0, tmp_path)
+    desk.hello(1, "/b")
+    desk.greeting.renew(1, "/proc/5/fd/9", [1])
+    assert desk.greeting.place((1,)) == str(tmp_path)  # a survivor's is known as before
+    desk.hello(1, "/c", periodic=tmp_path, wants_resume=True)
+    welcome = Welcome("/proc/5/fd/9", "", str(tmp_path / "dumps"), 3, 4, is_barred=True)
+    assert desk.links.said[1][1:] == [welcome]
+    assert desk.greeting.place((1,)) == "/c"
+    desk.greeting.go_on()
+    desk.hello(1, "/c")  # a new state: what is in memory is forgotten by then
+    assert desk.links.said[1][2] == welcome._replace(resume="/ckpt/step_7", is_barred=False)
+
+
+def test_where_ranks_save_is_remembered_once(desk):
+    for rank, path in enumerate(("/a", "/b", "/a", "")):
+        desk.hello(rank, path)
+    desk.scribe.work()
+    assert desk.kept == ["/a", "/b"]
+    assert desk.greeting.place((1, 0)) == "/b"
+    assert desk.greeting.place((3,)) == "/a"  # that of another rank
+    desk.greeting.begin(1, "")
+    assert desk.greeting.place((1,)) == ""
+
+
+def test_a_script_that_asks_itself_goes_on_from_the_newest(desk, tmp_path):
+    dump(tmp_path, 3)
+    newest = dump(tmp_path, 12)
+    for rank in (0, 1):
+        desk.hello(rank, tmp_path, wants_resume=True)
+    assert desk.links.said == {}
+    desk.hello(2, tmp_path)
+    assert desk.welcome(2).resume == ""
+    desk.scribe.work()
+    assert desk.welcome(0).resume == desk.welcome(1).resume == str(newest)
+    desk.hello(3, tmp_path, wants_resume=True)  # late: the answer is known
+    assert desk.welcome(3).resume == str(newest)
+    assert desk.told == []
+    assert desk.posted == [ev.CheckpointFound(0, str(newest), 12)]
+
+
+def test_a_damaged_one_is_named_and_the_next_is_taken(desk, tmp_path):
+    good = dump(tmp_path, 3)
+    dump(tmp_path, 12, b"abd")
+    desk.hello(0, tmp_path, wants_resume=True)
+    desk.scribe.work()
+    assert desk.welcome(0).resume == str(good)
+    assert len(desk.told) == 1
+    assert "step_12 is skipped" in desk.told[0]
+
+
+def test_when_none_can_be_trusted_that_is_decided_on_before_anybody_is_told(desk, tmp_path):
+    dump(tmp_path, 12, b"abd")
+    for rank in (1, 0):
+        desk.hello(rank, tmp_path, wants_resume=True)
+    desk.scribe.work()
+    (refused,) = desk.posted
+    assert refused == ev.ResumeRefused(0, refused.why, (1, 0))
+    assert "can be trusted" in refused.why
+    assert desk.links.said == {}
+    assert all("is skipped" in sentence for sentence in desk.told)  # the refusal comes last
+    desk.greeting.refuse((0, 1), refused.why)
+    desk.hello(2, tmp_path, wants_resume=True)  # late: the answer is known
+    for rank in range(3):
+        assert desk.welcome(rank)[:2] == ("", refused.why)
+    desk.greeting.begin(1, "")
+    desk.hello(3, tmp_path, wants_resume=True)
+    assert 3 not in desk.links.said
+
+
+def test_when_nothing_was_ever_saved_it_begins_anew(desk, tmp_path):
+    desk.hello(0, tmp_path / "ckpt", wants_resume=True)
+    desk.scribe.work()
+    assert desk.welcome(0)[:2] == ("", "")
+    assert desk.posted == []
+
+
+def test_when_the_first_save_was_killed_it_begins_anew_and_says_so(desk, tmp_path):
+    (tmp_path / "tft_saved_checkpoints-step_3_tmp").mkdir()
+    desk.hello(0, tmp_path, wants_resume=True)
+    desk.scribe.work()
+    assert desk.welcome(0)[:2] == ("", "")
+    assert desk.posted == []
+    assert desk.told == [
+        f"{tmp_path}/tft_saved_checkpoints-step_3_tmp is skipped: it is unfinished"
+    ]
+
+
+def test_the_fallback_is_searched_too(desk, tmp_path):
+    found = dump(tmp_path / "dumps", 4)
+    desk.hello(0, tmp_path / "ckpt", wants_resume=True)
+    desk.scribe.work()
+    assert desk.welcome(0).resume == str(found)
+
+
+def test_a_search_for_an_attempt_that_is_over_answers_nobody(desk, tmp_path):
+    dump(tmp_path, 4)
+    desk.hello(0, tmp_path, wants_resume=True)
+    desk.greeting.begin(1, "")
+    desk.scribe.work()
+    assert desk.links.said == {}
+    assert desk.posted == []
+
+
+def test_a_search_that_fails_is_said(desk, tmp_path, monkeypatch):
+    monkeypatch.setattr("agent.hooks.handshake.search", lambda _: json.loads("{"))
+    desk.hello(0, tmp_path, wants_resume=True)
+    desk.scribe.work()
+    assert "cannot be searched" in desk.posted[0].why
+
+
+# --- periodic checkpoints
+
+
+def test_the_folder_of_periodic_checkpoints_is_searched_and_remembered(desk, tmp_path):
+    dump(tmp_path / "ckpt", 3)
+    newest = dump(tmp_path / "periodic", 12)
+    desk.hello(0, tmp_path / "ckpt", wants_resume=True, periodic=tmp_path / "periodic")
+    desk.scribe.work()
+    assert desk.welcome(0).resume == str(newest)
+    assert desk.kept == [str(tmp_path / "ckpt"), str(tmp_path / "periodic")]
+
+
+def test_they_alone_are_enough(desk, tmp_path):
+    newest = dump(tmp_path / "periodic", 12)
+    desk.hello(0, "", wants_resume=True, periodic=tmp_path / "periodic")
+    desk.scribe.work()
+    assert desk.welcome(0).resume == str(newest)
+
+
+def test_a_restart_goes_on_from_what_the_run_saved_after_its_dump(desk, tmp_path):
+    older = dump(tmp_path / "ckpt", 3)
+    newest = dump(tmp_path / "periodic", 12)
+    dump(tmp_path / "periodic", 20, by="another")
+    desk.greeting.begin(1, str(older))
+    for rank in (0, 1):
+        desk.hello(rank, tmp_path / "ckpt", periodic=tmp_path / "periodic")
+    desk.scribe.work()
+    desk.hello(2, tmp_path / "ckpt", periodic=tmp_path / "periodic")  # the answer is known
+    assert {desk.welcome(rank).resume for rank in range(3)} == {str(newest)}
+    assert desk.posted == [ev.CheckpointFound(1, str(newest), 12)]
+
+
+def test_a_restart_keeps_its_dump_when_that_is_newer(desk, tmp_path):
+    newest = dump(tmp_path / "ckpt", 13)
+    dump(tmp_path / "periodic", 12)
+    desk.greeting.begin(1, str(newest))
+    desk.hello(0, tmp_path / "ckpt", periodic=tmp_path / "periodic")
+    desk.scribe.work()
+    assert desk.welcome(0).resume == str(newest)
+    assert desk.posted == []
+
+
+def test_a_restart_takes_nothing_that_is_not_the_runs_own(desk, tmp_path):
+    dump(tmp_path / "periodic", 20, by="another")
+    desk.greeting.begin(1, "")
+    desk.hello(0, "", periodic=tmp_path / "periodic")
+    desk.scribe.work()
+    assert desk.welcome(0).resume == ""
+    assert desk.posted == []
+
+
+def test_a_resumed_run_restarts_from_what_the_run_before_it_saved(tmp_path):
+    desk = Desk(tmp_path / "dumps", lineage=("before",))
+    found = dump(tmp_path / "periodic", 20, by="before")
+    desk.greeting.begin(1, "")
+    desk.hello(0, "", periodic=tmp_path / "periodic")
+    desk.scribe.work()
+    assert desk.welcome(0).resume == str(found)
+
+
+def test_the_first_attempt_does_not_go_on_unasked(desk, tmp_path):
+    dump(tmp_path / "periodic", 20)
+    desk.hello(0, "", periodic=tmp_path / "periodic")
+    assert desk.welcome(0).resume == ""

@@ -1,0 +1,58 @@
+"""Which checkpoint a resumed run begins with, and what is said about it."""
+
+import pytest
+from support.checkpoints import flipped, saved
+
+from agent.spec.job_spec import DumpSpec, UsageError
+from msrun.launch.resume_point import ResumeOrigin, resume_origin
+
+
+def dump(origin: ResumeOrigin, said: list[str], world_size: int = 2) -> DumpSpec:
+    return resume_origin(DumpSpec(), origin, world_size, said.append)
+
+
+def test_another_number_of_ranks_is_said(tmp_path):
+    saved(tmp_path, "tft_saved_checkpoints-step_5", step=5)
+    said = []
+    dump(ResumeOrigin((tmp_path,)), said, world_size=3)
+    assert said[1].startswith("2 ranks saved it, now there are 3")
+
+
+def test_the_newest_whole_checkpoint_of_all_places_is_taken(tmp_path):
+    base = "tft_saved_checkpoints-step_"
+    best = saved(tmp_path / "b", f"{base}5", step=5)
+    saved(tmp_path / "a", f"{base}4", step=4)
+    bad = saved(tmp_path / "a", f"{base}6", step=6)
+    flipped(bad / "rank_1" / "private_rank_1.safetensors")
+    said = []
+    places = (tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    spec = dump(ResumeOrigin(places, ("r1", "r0"), prefers_own=True), said)
+    assert (spec.resume, spec.lineage) == (best, ("r1", "r0"))
+    assert said[0].startswith(f"{bad} is skipped: ")
+    assert said[1:] == [f"resuming step 5 of run r1 from {best}"]
+
+
+def test_a_step_of_its_own_comes_before_a_later_one_of_another_run(tmp_path):
+    base = "tft_saved_checkpoints-step_"
+    other = saved(tmp_path, f"{base}900", step=900, run="before")
+    own = saved(tmp_path, f"{base}10", step=10, run="r1")
+    said = []
+    assert dump(ResumeOrigin((tmp_path,), ("r2", "r1"), prefers_own=True), said).resume == own
+    assert said == [
+        f"{other} is skipped: another run saved it (before)",
+        f"resuming step 10 of run r2 from {own}",
+    ]
+    assert dump(ResumeOrigin((tmp_path,), ("r3",), prefers_own=True), said).resume == other
+    assert said[-1] == f"resuming step 900 of run before from {other}"
+    assert dump(ResumeOrigin((tmp_path,), ("r1",)), said).resume == other
+    assert dump(ResumeOrigin((own,)), said).lineage == ("r1",)
+
+
+def test_no_whole_checkpoint_is_one_sentence_after_what_was_skipped(tmp_path):
+    (tmp_path / "tft_saved_checkpoints-step_3_tmp").mkdir()
+    said = []
+    with pytest.raises(
+        UsageError, match=f"there is no complete checkpoint in {tmp_path}: nothing was"
+    ):
+        dump(ResumeOrigin((tmp_path,), ("a",), prefers_own=True), said)
+    assert said == [f"{tmp_path}/tft_saved_checkpoints-step_3_tmp is skipped: it is unfinished"]

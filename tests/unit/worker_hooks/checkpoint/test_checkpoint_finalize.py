@@ -1,0 +1,296 @@
+"""Ranks agree through files: what becomes complete, what never does, and what may be deleted."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+from support.checkpoints import newest
+
+from worker_hooks.checkpoint import finalize as commits
+from worker_hooks.checkpoint import rank_writer
+from worker_hooks.checkpoint.finalize import finalize
+from worker_hooks.checkpoint.planner import PlannedCheckpoint
+from worker_hooks.checkpoint.rank_writer import carry_out
+from worker_hooks.checkpoint.save_plan import (
+    CheckpointError,
+    OwnShare,
+    SaveOrder,
+    SaveRules,
+    Share,
+    decoded,
+    encoded,
+)
+from worker_hooks.contract.layout import CheckpointLayout
+from worker_hooks.contract.status_page import Entry
+from worker_hooks.storage.find import candidates
+from worker_hooks.storage.manifest import models, read, verify
+from worker_hooks.tensors.shard import Replica, plan, tensors_of
+
+quiet = lambda _nbytes: None  # noqa: E731
+STALL_S = 0.3
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(commits, "SIGN_S", 0.02)
+
+
+class Rank:
+    """One rank's part in a checkpoint of a small state."""
+
+    def __init__(self, directory, rank, world_size, *, part=(0, 1), step=7, life="r-0", **more):
+        weight = torch.arange(300_000.0) + more.pop("odd", 0)
+        replica = Replica({"model.w": weight, "model.b": torch.ones(3)}, [], "{}", {})
+        self.plan = None if part is None else plan(replica, *part)
+        share = None
+        if self.plan is not None:
+            spans = tuple((segment.nbytes, mine) for segment, mine in self.plan.segments)
+            share = Share(part[1], self.plan.head.decode("latin-1"), self.plan.seed, spans, 0)
+        own = OwnShare((Entry("rng", "U8", (4,), 4),), step, 0, step, 0, "{}", 4, is_commit=True)
+        keep = more.pop("keep", 5)
+        rules = SaveRules(keep, more.pop("minutes", 0), more.pop("crc", False), STALL_S)
+        self.order = SaveOrder(
+            layout=CheckpointLayout(directory, "CKP", 1, step, life),
+            prefix=more.pop("prefix", "CKP"),
+            step=step,
+            epoch=0,
+            batch=step,
+            rank=rank,
+            world_size=world_size,
+            attempt=int(life[-1]),
+            record_id="r",
+            ancestor="before",
+            reason="a test",
+            share=share,
+            own=own,
+            rules=rules,
+        )
+        self.draft = PlannedCheckpoint(
+            share, own, replica, self.plan, own.record(b"abc" + bytes([rank]))
+        )
+
+    def write(self):
+        carry_out(self.order, self.draft, quiet)
+        return self
+
+    def commit(self):
+        return finalize(self.order, quiet)
+
+
+def kinds(folder):
+    return {shard.file: shard.kind for shard in read(folder).shards}
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_orders_survive_their_way_to_another_process(tmp_path):
+    for part in ((1, 3), None):
+        order = Rank(tmp_path, 1, 3, part=part).order
+        assert decoded(encoded(order)) == order
+
+
+def test_an_integrated_checkpoint_is_one_model_and_everyone_s_own(tmp_path):
+    Rank(tmp_path, 2, 3, part=None).write()
+    Rank(tmp_path, 1, 3, part=None).write()
+    first = Rank(tmp_path, 0, 3).write()
+    done = first.commit()
+    folder = tmp_path / "CKP-1_7"
+    assert (done.folder, done.warnings) == (str(folder), ())
+    assert kinds(folder) == {
+        "rank_0/CKP-1_7.safetensors": "replicated",
+        **{f"rank_{rank}/private_rank_{rank}.safetensors": "private" for rank in range(3)},
+    }
+    assert names(folder) == ["CKP-1_7.safetensors", "manifest.json", "rank_0", "rank_1", "rank_2"]
+    assert verify(folder, read(folder)) == []
+    assert names(tmp_path) == ["CKP-1_7"]
+
+
+def test_parts_make_up_the_model_once(tmp_path):
+    ranks = [Rank(tmp_path, rank, 3, part=(rank, 3)).write() for rank in range(3)]
+    ranks[0].commit()
+    folder = tmp_path / "CKP-1_7"
+    assert sorted(kinds(folder).values()) == ["private"] * 3 + ["replicated"] * 3
+    rows = sum(
+        each.tensor.numel()
+        for path in folder.glob("*.safetensors")
+        for each in tensors_of(path)
+        if each.name == "model.w"
+    )
+    assert rows == 300_000
+
+
+def test_copies_stand_in_for_a_damaged_model(tmp_path):
+    for rank in (1, 2):
+        Rank(tmp_path, rank, 3).write()
+    Rank(tmp_path, 0, 3).write().commit()
+    folder = tmp_path / "CKP-1_7"
+    assert sorted(kinds(folder).values()) == ["copy", "copy", *["private"] * 3, "replicated"]
+    assert [path.name for path in folder.glob("*.safetensors")] == ["CKP-1_7.safetensors"]
+    assert os.readlink(folder / "CKP-1_7.safetensors") == "rank_0/CKP-1_7.safetensors"
+    assert len(models(read(folder))) == 3
+    for rank in range(3):
+        with open(folder / f"rank_{rank}/CKP-1_7.safetensors", "r+b") as file:
+            said = []
+            path, found = newest(tmp_path, said.append)
+            (model,) = (shard for shard in found.shards if shard.kind == "replicated")
+            assert (path, model.rank) == (folder, rank)
+            assert len(said) == bool(rank)
+            file.seek(5000)
+            file.write(b"\xff\xff")
+    assert newest(tmp_path, said.append) is None
+
+
+def test_a_replica_that_differs_is_no_copy(tmp_path):
+    Rank(tmp_path, 1, 3).write()
+    Rank(tmp_path, 2, 3).write()
+    done = Rank(tmp_path, 0, 3, odd=1).write().commit()
+    found = read(tmp_path / "CKP-1_7")
+    assert found.odd == (0,) and "rank 0 differs" in done.warnings[0]
+    assert [shard.rank for shard in found.shards if shard.kind == "replicated"] == [1]
+
+
+def test_parts_of_replicas_that_differ_make_up_nothing(tmp_path):
+    Rank(tmp_path, 1, 2, part=(1, 2), odd=1).write()
+    first = Rank(tmp_path, 0, 2, part=(0, 2)).write()
+    with pytest.raises(CheckpointError, match="differs from the others"):
+        first.commit()
+    assert names(tmp_path) == []
+
+
+def test_what_a_rank_cannot_write_all_hear(tmp_path):
+    second = Rank(tmp_path, 1, 2, part=None)
+    (second.order.layout.unfinished / "rank_1").mkdir(parents=True)
+    (second.order.layout.unfinished / "rank_1/private_rank_1.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="Is a directory"):
+        second.write()
+    first = Rank(tmp_path, 0, 2).write()
+    with pytest.raises(CheckpointError, match=r"rank 1: .*Is a directory"):
+        first.commit()
+    assert names(tmp_path) == []
+
+
+def test_a_rank_that_never_comes_is_named(tmp_path):
+    Rank(tmp_path, 1, 3, part=None).write()
+    first = Rank(tmp_path, 0, 3).write()
+    with pytest.raises(CheckpointError, match="rank 2 did not write its part"):
+        first.commit()
+    assert names(tmp_path) == []
+
+
+def test_a_rank_that_gets_on_is_waited_for(tmp_path):
+    """Its file grows for longer than the patience with one that does not."""
+    first, second = Rank(tmp_path, 0, 2).write(), Rank(tmp_path, 1, 2, part=None)
+    growing = second.order.layout.unfinished / "rank_1"
+    growing.mkdir()
+    grown = threading.Event()
+
+    def grow():
+        for number in range(20):
+            (growing / "growing").write_bytes(b"x" * number)
+            grown.wait(STALL_S / 4)
+        second.write()
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    try:
+        assert first.commit().folder == str(tmp_path / "CKP-1_7")
+    finally:
+        thread.join()
+
+
+def test_a_part_of_another_step_is_none(tmp_path):
+    odd = Rank(tmp_path, 1, 2, part=None)
+    odd.order = odd.order._replace(step=8)
+    odd.write()
+    with pytest.raises(CheckpointError, match="other steps"):
+        Rank(tmp_path, 0, 2).write().commit()
+
+
+def test_an_earlier_life_mixes_with_nothing_and_is_swept(tmp_path):
+    Rank(tmp_path, 1, 2, part=None, life="r-0").write()
+    Rank(tmp_path, 1, 2, part=None, life="other-0").write()
+    Rank(tmp_path, 1, 2, part=None, life="r-2", step=8).write()
+    Rank(tmp_path, 0, 2, life="before-3", step=9).write()
+    (tmp_path / ".CKP.r-0.due_tmp").touch()
+    (tmp_path / "CKP-1_3.removed_tmp").mkdir()
+    first = Rank(tmp_path, 0, 2, life="r-1").write()
+    with pytest.raises(CheckpointError, match="rank 1 did not"):
+        first.commit()
+    Rank(tmp_path, 1, 2, part=None, life="r-1").write()
+    Rank(tmp_path, 0, 2, life="r-1").write().commit()
+    assert names(tmp_path) == ["CKP-1_7", "CKP-1_7.other-0_tmp", "CKP-1_8.r-2_tmp"]
+
+
+def test_what_nobody_wrote_into_for_long_is_swept(tmp_path, monkeypatch):
+    Rank(tmp_path, 0, 1, life="other-0").write()
+    monkeypatch.setattr(commits, "STALE_S", -1.0)
+    Rank(tmp_path, 0, 1).write().commit()
+    assert names(tmp_path) == ["CKP-1_7"]
+
+
+def test_the_newest_stay_whatever_life_they_are_of(tmp_path):
+    for step in range(1, 6):
+        Rank(tmp_path, 0, 1, step=step, life=f"r-{step % 2}", keep=2).write().commit()
+    assert names(tmp_path) == ["CKP-1_4", "CKP-1_5"]
+    Rank(tmp_path, 0, 1, step=9, prefix="CKP_1", keep=1).write().commit()
+    assert names(tmp_path) == ["CKP-1_4", "CKP-1_5", "CKP_1-1_9"]
+    assert [path.name for path, _ in candidates(tmp_path)] == ["CKP_1-1_9", "CKP-1_5", "CKP-1_4"]
+
+
+def test_the_same_step_again_is_moved_aside_first(tmp_path):
+    Rank(tmp_path, 0, 1).write().commit()
+    Rank(tmp_path, 0, 1).write().commit()
+    assert names(tmp_path) == ["CKP-1_7", "CKP-1_7_replaced_1"]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, 2), (2, 3)])
+def test_nothing_goes_if_the_new_one_is_not_sound(tmp_path, monkeypatch, keep, left):
+    for step in range(1, keep + 1):
+        Rank(tmp_path, 0, 1, step=step, keep=keep).write().commit()
+    commit = commits.commit.commit
+
+    def and_damage(place, manifest):
+        commit(place, manifest)
+        with open(place.folder / "rank_0/CKP-1_7.safetensors", "r+b") as file:
+            if keep == 1:  # the only one that would stay is read
+                file.seek(9000)
+                file.write(b"\xff\xff\xff")
+            else:
+                file.truncate(9000)
+
+    monkeypatch.setattr(commits.commit, "commit", and_damage)
+    done = Rank(tmp_path, 0, 1, keep=keep).write().commit()
+    assert "so none is deleted" in done.warnings[0]
+    assert len(names(tmp_path)) == left
+
+
+def test_an_old_one_that_cannot_go_is_a_warning(tmp_path, monkeypatch):
+    Rank(tmp_path, 0, 1, step=1, keep=1).write().commit()
+
+    def no(path):
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(commits.retention, "remove", no)
+    done = Rank(tmp_path, 0, 1, step=2, keep=1).write().commit()
+    assert "cannot be deleted: Operation not permitted" in done.warnings[0]
+
+
+def test_what_is_read_back_must_be_what_was_written(tmp_path, monkeypatch):
+    Rank(tmp_path, 0, 1, step=1, crc=True).write().commit()
+    monkeypatch.setattr(rank_writer, "sha256_of", lambda *_: "0" * 64)
+    with pytest.raises(CheckpointError, match="what was read back"):
+        Rank(tmp_path, 0, 1, step=2, crc=True).write()
+    assert "CKP-1_2" not in names(tmp_path)
+
+
+def test_a_file_that_shrank_is_no_checkpoint(tmp_path):
+    first = Rank(tmp_path, 0, 1).write()
+    os.truncate(first.order.layout.unfinished / "rank_0/CKP-1_7.safetensors", 100)
+    with pytest.raises(CheckpointError, match="has 100 bytes instead"):
+        first.commit()
+    assert names(tmp_path) == []

@@ -1,0 +1,273 @@
+"""Faults strike for real, once, where they were asked to; witnesses write what can be compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from worker_hooks.contract.env import DRILL, RankEnv
+from worker_hooks.contract.layout import DrillLayout
+from worker_hooks.contract.status_page import Phase
+from worker_hooks.drill import trace
+from worker_hooks.drill.inject import DrillError, FaultInjector
+from worker_hooks.drill.plan import LAUNCHER, Deed, DrillPlan, Fault, Moment
+from worker_hooks.drill.trace import TrainingTrace
+from worker_hooks.training.startup import read_env
+
+ROOT = Path(__file__).parents[4]
+STEP = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED)
+
+# Plays a rank: five phases a step, an "update" of 200 calls of C, each noted in a file.
+RANK = """
+import os, sys, time
+from worker_hooks.contract.env import RankEnv
+from worker_hooks.contract.status_page import Phase
+from worker_hooks.drill import trace
+from worker_hooks.drill.inject import FaultInjector
+from worker_hooks.drill.plan import DrillPlan
+env = RankEnv.read(os.environ)._replace(rank=int(sys.argv[1]), attempt=int(sys.argv[2]))
+saboteur = FaultInjector.of(DrillPlan.decode(env.drill), env)
+said = open(sys.argv[3], "a", buffering=1)
+for step in range(1, 7):
+    for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED):
+        print(step, phase.name, file=said)
+        if saboteur: saboteur.phase_begins(phase, step)
+        if phase is Phase.UPDATE:
+            def update():
+                for number in range(200): os.getpid()
+                print(step, "DONE", file=said)
+            update()
+        elif phase is Phase.DATA: time.sleep(0.02)
+"""
+
+
+def plan(folder, *faults):
+    return DrillPlan(str(folder), "", faults)
+
+
+def rank_env(rank, attempt=0):
+    return RankEnv(rank, 8, attempt, "run", "", "")
+
+
+def play(tmp_path, *faults, rank=0, attempt=0):
+    """The rank's exit code and the last thing it said."""
+    said = tmp_path / "said"
+    told = {**os.environ, DRILL: plan(tmp_path, *faults).encode(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", RANK, str(rank), str(attempt), said],
+        env=told,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        timeout=30,
+        check=False,
+    )
+    return done.returncode, said.read_text().splitlines()[-1], done.stderr.decode()
+
+
+def mark(tmp_path, index=0):
+    return json.loads(DrillLayout(tmp_path).struck(index).read_text())
+
+
+@pytest.mark.parametrize(
+    ("moment", "last"),
+    [
+        (Moment.DATA, "4 DATA"),
+        (Moment.FORWARD, "4 FORWARD"),
+        (Moment.BACKWARD, "4 BACKWARD"),
+        (Moment.UPDATE, "4 UPDATE"),  # begun and not DONE: inside of it
+        (Moment.COMMIT, "4 UPDATED"),
+    ],
+)
+def test_a_rank_dies_of_the_signal_in_the_phase(tmp_path, moment, last):
+    code, said, _ = play(tmp_path, Fault(0, 4, moment))
+    assert (code, said) == (-signal.SIGKILL, last)
+    assert mark(tmp_path)["step"] == 4
+
+
+def test_a_moment_between_phases_is_a_share_of_the_step_before(tmp_path):
+    code, said, _ = play(tmp_path, Fault(0, 4, Moment.ANY, delay=0.5))
+    assert (code, said) == (-signal.SIGKILL, "4 DATA")
+
+
+@pytest.mark.parametrize(
+    ("deed", "number", "code"),
+    [
+        (Deed.SIGNAL, signal.SIGSEGV, -signal.SIGSEGV),
+        (Deed.SIGNAL, signal.SIGABRT, -signal.SIGABRT),
+        (Deed.EXIT, 7, 7),
+        (Deed.RAISE, 0, 1),
+    ],
+)
+def test_every_deed_is_the_real_thing(tmp_path, deed, number, code):
+    ended, said, err = play(tmp_path, Fault(0, 2, Moment.FORWARD, deed, number))
+    assert (ended, said) == (code, "2 FORWARD")
+    assert ("DrillError: exception in rank 0" in err) == (deed is Deed.RAISE)
+    assert not list(tmp_path.glob("core*"))
+
+
+def test_an_exception_reaches_the_main_thread_from_a_timer(tmp_path):
+    ended, said, err = play(tmp_path, Fault(0, 3, Moment.ANY, Deed.RAISE))
+    # the main thread meets it where it is by then
+    assert ended == 1 and said != "6 UPDATED" and int(said.split()[0]) >= 3
+    assert mark(tmp_path)["step"] == 3
+    assert "DrillError" in err
+
+
+def test_a_fault_strikes_once_whatever_the_attempt(tmp_path):
+    fault = Fault(0, 3, Moment.FORWARD)
+    assert play(tmp_path, fault)[0] == -signal.SIGKILL
+    assert play(tmp_path, fault, attempt=1)[:2] == (0, "6 UPDATED")
+
+
+def test_other_ranks_attempts_and_jobs_are_left_alone(tmp_path):
+    made = plan(tmp_path, Fault(1, 3), Fault(0, 3, attempt=1))
+    assert FaultInjector.of(made, rank_env(0, attempt=2)) is None
+    assert FaultInjector.of(made, rank_env(0, attempt=1)) is not None
+    saboteur = FaultInjector.of(made, rank_env(0, attempt=0))
+    saboteur.phase_begins(Phase.FORWARD, 3)  # of another attempt than that of the fault
+    assert FaultInjector.of(made, rank_env(1, attempt=5)) is not None
+
+
+def test_only_a_drill_has_observers_and_redirects_folders(tmp_path):
+    env, observers = read_env({"RANK": "1"})
+    assert (observers, env.redirected("/mine")) == ((), "/mine")
+    made = DrillPlan(str(tmp_path), "/drill", (Fault(1, 3),))
+    env, observers = read_env({"RANK": "1", DRILL: made.encode()})
+    observers[-1].close()
+    assert [type(each) for each in observers] == [FaultInjector, TrainingTrace]
+    assert env.redirected("/mine") == "/drill"
+    env, observers = read_env({"RANK": "0", DRILL: made._replace(ckpt="").encode()})
+    observers[-1].close()
+    assert [type(each) for each in observers] == [TrainingTrace]
+    assert env.redirected("/mine") == "/mine"
+    with pytest.raises(ValueError, match="unreadable drill"):
+        read_env({DRILL: "{}"})
+
+
+def test_a_step_that_is_never_reached_again_is_struck_at_the_next(tmp_path):
+    saboteur = FaultInjector(DrillLayout(tmp_path), {0: Fault(0, 5, Moment.DATA, Deed.RAISE)}, 1)
+    with pytest.raises(DrillError):
+        saboteur.phase_begins(Phase.DATA, 6)
+
+
+def test_a_dump_is_struck_whatever_its_step(tmp_path):
+    saboteur = FaultInjector(
+        DrillLayout(tmp_path), {0: Fault(0, 90, Moment.DUMP, Deed.STOP, for_s=0.01)}, 0
+    )
+    saboteur.phase_begins(Phase.DATA, 3)
+    struck_pids = []
+    saboteur._claim = lambda _index, _fault, pid: struck_pids.append(pid)
+    saboteur.dump_begins()
+    saboteur.dump_begins()
+    assert struck_pids == [os.getpid()]
+
+
+@pytest.mark.parametrize(
+    ("deed", "number"),
+    [
+        (Deed.SIGNAL, signal.SIGKILL),
+        (Deed.REQUEST, signal.SIGUSR1),
+        (Deed.PREEMPT, signal.SIGTERM),  # what follows is the drill's
+    ],
+)
+def test_rank_0_strikes_the_launcher(tmp_path, deed, number):
+    with subprocess.Popen(["sleep", "60"]) as target:
+        DrillLayout(tmp_path).launcher.write_text(str(target.pid))
+        fault = Fault(LAUNCHER, 2, Moment.BACKWARD, deed, number)
+        code, said, _ = play(tmp_path, fault)
+        assert target.wait(10) == -number
+    assert (code, said) == (0, "6 UPDATED")
+    assert mark(tmp_path)["pid"] == target.pid
+
+
+def test_a_stopped_rank_goes_on_by_itself_and_leaves_nobody(tmp_path):
+    code, said, _ = play(tmp_path, Fault(0, 2, Moment.FORWARD, Deed.STOP, for_s=0.3))
+    assert (code, said) == (0, "6 UPDATED")
+    mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    assert mine == []
+
+
+def test_what_did_not_strike_in_training_does_not_afterwards(tmp_path):
+    saboteur = FaultInjector(
+        DrillLayout(tmp_path), {0: Fault(0, 2, Moment.ANY, Deed.EXIT, 9, delay=1.0)}, 0
+    )
+    saboteur._step_s = 60.0
+    saboteur.phase_begins(Phase.DATA, 2)
+    (timer,) = saboteur._timers
+    saboteur.training_ends()
+    timer.join(5)
+    assert not timer.is_alive()
+    assert not DrillLayout(tmp_path).struck(0).exists()
+
+
+def test_a_profiler_of_the_script_stays_in_place(tmp_path):
+    seen = []
+    sys.setprofile(lambda *event: seen.append(event[1]))
+    mine = sys.getprofile()
+    try:
+        saboteur = FaultInjector(DrillLayout(tmp_path), {0: Fault(0, 9, Moment.UPDATE)}, 0)
+        for phase in STEP:
+            saboteur.phase_begins(phase, 8)
+        assert sys.getprofile() is mine
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_plan_survives_its_journey():
+    fault = Fault(3, 50, Moment.BACKWARD, Deed.EXIT, 7, 1, 0.25, 3.0, 4.0)
+    sent = DrillPlan("/f", "/c", (fault, fault._replace(deed=Deed.PREEMPT)))
+    assert DrillPlan.decode(sent.encode()) == sent
+    assert DrillPlan.decode("") is None
+
+
+# --- witnesses ----------------------------------------------------------------------------------
+
+
+class Tensor:
+    """As much of a tensor as a witness asks for."""
+
+    def __init__(self, *values):
+        self.values = values
+
+    def detach(self):
+        return self
+
+    def numel(self):
+        return len(self.values)
+
+    def double(self):
+        return self
+
+    def sum(self):
+        return Tensor(sum(self.values))
+
+    def __float__(self):
+        (value,) = self.values
+        return value
+
+
+def test_a_witness_writes_lines_that_are_whole_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "time", SimpleNamespace(monotonic=lambda: 12.5))
+    seen = TrainingTrace(plan(tmp_path), RankEnv(3, 8, 2, "mine", "", ""))
+    seen.backward_begins(7, 0.1)
+    seen.backward_begins(7, Tensor(1.0, 2.0))
+    seen.backward_begins(7, None)
+    seen.committed(7)
+    lines = [json.loads(line) for line in DrillLayout(tmp_path).lines(3).read_text().splitlines()]
+    assert lines[0] == {"life": 2, "run": "mine", "at": 12.5}
+    assert lines[1:] == [
+        {"loss": (0.1).hex(), "step": 7},
+        {"loss": (3.0).hex(), "step": 7},
+        {"commit": 7, "at": 12.5},
+    ]
+    seen.training_ended(7, "ab", "cd")
+    said = json.loads(DrillLayout(tmp_path).final(3).read_text())
+    assert said == {"step": 7, "digest": "ab", "private_digest": "cd"}
+    seen.close()

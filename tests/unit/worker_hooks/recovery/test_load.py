@@ -1,0 +1,231 @@
+"""A dump is read back, whole or in parts, and nothing is touched unless all of it fits."""
+
+import json
+import os
+import weakref
+
+import pytest
+import torch
+from support.pieces import OPTIMIZERS, bits, same, step, trained
+from torch import nn
+from torch.optim import lr_scheduler as lrs
+
+from worker_hooks.contract.status_page import Page, create
+from worker_hooks.recovery import load as restores
+from worker_hooks.state.buffers import Buffers
+from worker_hooks.state.registry import pieces_of
+from worker_hooks.storage import commit
+from worker_hooks.storage.manifest import Manifest, Shard
+from worker_hooks.tensors import shard, tensor_bytes
+
+MANIFEST = Manifest("dump", 7, 2, 3, 2, 0, "id", "a test", 0.0, ())
+
+
+class Meter:
+    def __init__(self, value):
+        self.state = {"sum": torch.tensor([value])}
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def write(folder, pieces, parts=1, more=None):
+    """A dump of these pieces, in so many parts."""
+    tensors, values, objects, own = dict(more or {}), {}, {}, []
+    for piece in pieces:
+        value, small = piece.encode(piece.snapshot())
+        tensors |= piece.tensors()
+        if piece.is_compared:
+            values[piece.name], tensors = value, tensors | small
+        else:
+            objects[piece.name] = value
+            own += [
+                (tensor_bytes.entry_of(name, each), tensor_bytes.to_bytes(each))
+                for name, each in small.items()
+            ]
+    shards = []
+    for part in range(parts):
+        told = {"objects": json.dumps(objects), "facts": json.dumps({"part": part})}
+        replica = shard.Replica(tensors, own, json.dumps({"pieces": values}), told)
+        rank = (part + 1) % parts  # of three, the second has what is the writer's own
+        file = f"rank_{rank}/x.safetensors"
+        (folder / file).parent.mkdir(parents=True)
+        done = shard.write(folder / file, replica, part, parts, lambda _: None)
+        shards.append(Shard(file, rank, "replicated", done.nbytes, done.sha256))
+    shards.append(Shard("rank_9/odd.safetensors", 9, "replicated", 1, "", variant=1))
+    return MANIFEST._replace(shards=tuple(sorted(shards)))
+
+
+def objects(seed, steps):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    model, optimizer = trained(OPTIMIZERS["AdamW-amsgrad"], steps, model=model)
+    scheduler = lrs.MultiStepLR(optimizer, [1, 3 + seed])
+    table = torch.randn(700, 500, generator=torch.Generator().manual_seed(seed))  # large: is cut
+    flat = torch.randn(1, 1, 400_000, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "table": table,
+        "flat": flat,
+        "meter": Meter(float(seed)),
+    }
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_dump_is_put_back(tmp_path, parts):
+    one, two = objects(1, 3), objects(2, 0)
+    manifest = write(tmp_path, pieces_of(one), parts)
+    saved = restores.load(tmp_path, manifest)
+    assert json.loads(saved.metadata["facts"]) == {"part": 0}
+    assert len(saved.tensors) == len(set(saved.tensors))
+    restores.restore(pieces_of(two), saved)
+    for name in ("model", "optimizer", "scheduler", "meter"):
+        assert same(one[name].state_dict(), two[name].state_dict()), name
+    assert bits(one["table"]) == bits(two["table"])
+    assert bits(one["flat"]) == bits(two["flat"])
+    for each in (one, two):
+        step(each["model"], each["optimizer"], 2, seed=5)
+    assert same(one["model"].state_dict(), two["model"].state_dict())
+
+
+def test_tensors_are_read_when_they_are_asked_for(tmp_path):
+    manifest = write(tmp_path, pieces_of({"a": torch.ones(3), "b": torch.zeros(2)}))
+    saved = restores.load(tmp_path, manifest)
+    assert set(saved.tensors) == {"a", "b"}
+    one = saved.tensors["a"]
+    one.fill_(5)
+    assert saved.tensors["a"].tolist() == [1, 1, 1]  # new memory each time
+    os.truncate(tmp_path / manifest.shards[0].file, manifest.shards[0].nbytes - 4)
+    with pytest.raises(ValueError, match="ends too early"):
+        [saved.tensors[name] for name in ("a", "b")]
+
+
+def test_a_dump_that_lacks_a_part_is_refused(tmp_path):
+    manifest = write(tmp_path, pieces_of({"table": torch.randn(700, 500)}), 3)
+    for lost in manifest.shards[:3]:
+        rest = tuple(each for each in manifest.shards if each != lost)
+        with pytest.raises(ValueError, match="lacks parts of table"):
+            restores.load(tmp_path, manifest._replace(shards=rest))
+
+
+def test_a_dump_of_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no state that msrun wrote"):
+        restores.load(tmp_path, MANIFEST)
+
+
+def test_another_programs_file_is_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors")
+    foreign = MANIFEST._replace(shards=(Shard("x.safetensors", 0, "replicated", 1, ""),))
+    with pytest.raises(ValueError, match="holds no state that msrun wrote"):
+        restores.load(tmp_path, foreign)
+    save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", {"DCP_SHARDING_INFO": "[3]"})
+    with pytest.raises(ValueError, match="was not written by msrun"):
+        restores.load(tmp_path, foreign)
+
+
+def test_nothing_is_touched_if_something_does_not_fit(tmp_path):
+    one = objects(1, 3)
+    manifest = write(tmp_path, pieces_of(one | {"ema": nn.Linear(1, 1)}))
+    torch.manual_seed(9)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    before = [each.clone() for each in model.parameters()]
+    optimizer = torch.optim.SGD([model[0].weight], lr=0.1)
+    two = {
+        "model": model,
+        "optimizer": optimizer,
+        "table": torch.zeros(700, 500),
+        "rate": torch.ones(1),
+    }
+    with pytest.raises(ValueError, match="does not fit this script") as error:
+        restores.restore(pieces_of(two), restores.load(tmp_path, manifest))
+    assert str(error.value).removeprefix(f"{tmp_path} does not fit this script: ").split("; ") == [
+        "it has no rate",
+        "it has ema, flat, meter, scheduler, which is not registered",
+        "model.2.bias is float32[3] there and float32[2] here",
+        "model.2.weight is float32[3, 6] there and float32[2, 6] here",
+        "optimizer had groups of [2, 2] parameters and has [1]",
+    ]
+    assert same(before, [each.detach() for each in model.parameters()])
+    assert not two["table"].any()
+
+
+def test_names_within_names_go_to_the_right_piece(tmp_path):
+    one = {
+        "model": nn.Linear(1, 1),
+        "model.gen": nn.Linear(2, 2),
+        "w": torch.ones(2),
+        "w.0": torch.ones(3),
+    }
+    two = {
+        "model": nn.Linear(1, 1),
+        "model.gen": nn.Linear(2, 2),
+        "w": torch.zeros(2),
+        "w.0": torch.zeros(3),
+    }
+    restores.restore(pieces_of(two), restores.load(tmp_path, write(tmp_path, pieces_of(one))))
+    assert same(one["model.gen"].state_dict(), two["model.gen"].state_dict())
+    assert two["w.0"].tolist() == [1, 1, 1]
+
+
+def test_a_writers_buffers_in_the_shard_do_not_disturb(tmp_path):
+    one, two = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    one.running_mean.fill_(4)
+    buffers = {f"model.{name}": each for name, each in one.named_buffers()}
+    saved = restores.load(tmp_path, write(tmp_path, pieces_of({"model": one}), more=buffers))
+    pieces = pieces_of({"model": two})
+    restores.restore(pieces, saved)
+    assert two.running_mean.tolist() == [0, 0]
+    Buffers(pieces).restore(saved.tensors)
+    assert same(one.state_dict(), two.state_dict())
+
+
+def test_private_state_is_read_back(tmp_path):
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    module[0](torch.randn(4, 3))
+    buffers = Buffers(pieces_of({"model": module}))
+    fd = create(1, 0, buffers.entries)
+    page = Page(fd)
+    os.close(fd)
+    meta = json.dumps({"loop": 0, "feed": {"x": [1]}}).encode()
+    page.write(7, 2, 3, meta, lambda at: buffers.fill(at, 1), is_commit=True)
+    record = page.record(7)
+    done = commit.write_private(tmp_path, 1, page.entries, record, lambda _: None)
+    manifest = write(tmp_path / "more", pieces_of({"w": torch.ones(1)}))
+    shards = (*(each._replace(file=f"more/{each.file}") for each in manifest.shards), done)
+    saved = restores.load(tmp_path, manifest._replace(shards=shards))
+    assert saved.private(0) is None
+    told, held = saved.private(1)
+    page.close()
+    assert told == {
+        "step": 7, "epoch": 2, "batch": 3, "is_commit": 1, "meta": {"loop": 0, "feed": {"x": [1]}}
+    }  # fmt: skip
+    fresh = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    Buffers(pieces_of({"model": fresh})).restore(held)
+    assert same(list(fresh.buffers()), list(module.buffers()))
+
+
+def test_one_tensor_is_in_memory_at_a_time(tmp_path, monkeypatch):
+    one, two = objects(1, 3), objects(2, 0)
+    saved = restores.load(tmp_path, write(tmp_path, pieces_of(one), 2))
+    read, held = restores.StoredSpan.read, []
+
+    def counted(stored):
+        tensor = read(stored)
+        assert all(each() is None for each in held)
+        held.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(restores.StoredSpan, "read", counted)
+    kept = ("model", "table", "flat")  # an optimizer's state becomes its own memory
+    two = {name: two[name] for name in kept}
+    saved = saved._replace(values={name: saved.values[name] for name in kept})
+    restores.restore(pieces_of(two), saved)
+    assert len(held) == 2  # parameters are read to where they are
+    assert bits(one["flat"]) == bits(two["flat"])

@@ -1,0 +1,208 @@
+"""A script that makes its steps itself; and who is told to leave, in which kind of loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.one_rank import Training
+
+from worker_hooks import ExitByRequest, GracefulExit, TrainState
+
+TRIGGERED = "Graceful exit is triggered, stop training."
+
+
+class Saver:
+    """As ModelCheckpoint is seen."""
+
+    def __init__(self):
+        self.saved, self.ended, self.left = [], [], []
+
+    def save_now(self, state, reason):
+        self.saved.append((state.step, reason))
+
+    def exit_requested(self, state):
+        self.left.append(state.step)
+
+    def end(self, state):
+        self.ended.append(state.step)
+
+
+def leave_at(state, step):
+    """The order comes as the step is under way; the main thread finds it at its boundary."""
+    state._guard.gate.hold_at(step, state._guard.gate.exit)
+
+
+# --- the script's own loop -----------------------------------------------------------------------
+
+
+def test_to_ask_is_the_end_of_a_step_if_there_was_an_update():
+    training = Training()
+    state = training.state
+    assert not state.should_exit
+    assert state.step == 0
+    for step in (1, 2):
+        training.backward()
+        assert not state.should_exit
+        training.update()
+        assert not state.should_exit
+        assert (state.step, state.batch) == (step, step)
+    assert training.committed.is_complete() is False  # nothing is under way
+    training.update()
+    assert training.committed.is_complete()  # what a step changes was learned
+    assert training.record().step == 2
+
+
+def test_once_it_is_true_it_stays_true_and_nothing_is_raised(caplog):
+    saver = Saver()
+    training = Training(callbacks=[saver])
+    state = training.state
+    leave_at(state, 2)
+    steps = 0
+    while not state.should_exit:
+        training.update()
+        steps += 1
+    assert (steps, state.step, saver.left) == (2, 2, [2])
+    assert state.should_exit
+    state.finish()
+    assert (saver.ended, saver.left) == ([], [2])
+    assert caplog.text.count(TRIGGERED) == 1
+    with pytest.raises(GracefulExit):
+        next(state.batches(range(3)))
+
+
+def test_exit_by_request_takes_two_lines():
+    training = Training()
+    exit_by_request = ExitByRequest(training.state)
+    leave_at(training.state, 3)
+    for _ in range(10):
+        training.update()
+        if exit_by_request():
+            break
+    assert training.state.step == 3
+    assert exit_by_request()
+    with pytest.raises(TypeError, match="takes your TrainState, not int"):
+        ExitByRequest(3)
+
+
+def test_epochs_end_for_a_script_that_was_told():
+    saver = Saver()
+    training = Training(callbacks=[saver])
+    leave_at(training.state, 2)
+    epochs = []
+    for epoch in training.state.epochs(5):
+        epochs.append(epoch)
+        for _ in range(4):
+            if training.state.should_exit:
+                break
+            training.update()
+    assert (epochs, training.state.step, saver.ended) == ([0], 2, [])
+
+
+def test_a_loop_over_batches_may_follow_a_question():
+    training = Training()
+    while not training.state.should_exit:
+        for _ in training.state.batches(range(3)):
+            training.update()
+        if training.state.step == 6:
+            break
+    assert (training.state.step, training.state.batch) == (6, 3)
+
+
+# --- loops over batches --------------------------------------------------------------------------
+
+
+def test_a_loop_over_batches_is_left_by_an_exception_that_is_no_error():
+    saver = Saver()
+    training = Training(callbacks=[saver])
+    leave_at(training.state, 2)
+    with pytest.raises(GracefulExit) as raised:
+        for _ in training.state.epochs(5):
+            for _ in training.state.batches(range(3)):
+                training.update()
+    assert raised.value.code == 0
+    assert (training.state.step, saver.left, saver.ended) == (2, [2], [])
+    assert b'"is_over": false' in training.record().meta
+
+
+def test_the_order_that_comes_as_a_loop_is_left_at_will_waits_for_the_next_place():
+    saver = Saver()
+    training = Training(callbacks=[saver])
+    leave_at(training.state, 1)
+    for _ in training.state.batches(range(3)):
+        training.update()
+        break  # a generator that is closed cannot raise
+    assert saver.left == [1]
+    with pytest.raises(GracefulExit):
+        training.state.finish()
+    assert saver.ended == []
+
+
+def test_the_last_step_of_all_is_left_gracefully_too():
+    training = Training()
+    leave_at(training.state, 6)
+    with pytest.raises(GracefulExit):
+        for _ in training.state.epochs(2):
+            for _ in training.state.batches(range(3)):
+                training.update()
+    assert training.state.step == 6
+
+
+def test_accumulated_gradients_are_not_left_before_their_update():
+    training = Training()
+    leave_at(training.state, 1)
+    seen = []
+    with pytest.raises(GracefulExit):
+        for batch in training.state.batches(range(9)):
+            seen.append(batch)
+            training.update() if batch == 3 else training.backward()
+    assert seen == [0, 1, 2, 3]
+
+
+# --- saving by hand ------------------------------------------------------------------------------
+
+
+def test_a_step_is_saved_once_by_hand(caplog):
+    saver = Saver()
+    training = Training(callbacks=[saver])
+    training.state.should_exit  # noqa: B018  it begins
+    training.update()
+    training.state.save()
+    training.state.save()
+    assert saver.saved == [(1, "asked for")]
+    assert caplog.text.count("step 1 is saved already") == 1
+
+
+def test_where_nothing_saves_it_is_said(caplog):
+    training = Training()
+    training.state.save()
+    assert "no step was made yet" in caplog.text
+    training.update()
+    training.state.save()
+    assert "nothing saves: give callbacks=[ModelCheckpoint(...)]" in caplog.text
+
+
+def test_without_msrun_the_step_that_is_left_is_a_checkpoint(monkeypatch):
+    monkeypatch.setattr("worker_hooks.guard.guard.Guard.is_on", property(lambda _: False))
+    saver = Saver()
+    training = Training(callbacks=[saver])
+    training.state.exit.request("asked")
+    with pytest.raises(GracefulExit):
+        for _ in training.state.batches(range(9)):
+            training.update()
+    assert saver.saved == [(1, "graceful exit")]
+
+
+# --- what callbacks are told ----------------------------------------------------------------------
+
+
+def test_a_departure_knows_the_models_without_their_wrappers():
+
+    net, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    wrapped = torch.nn.DataParallel(net)
+    assert TrainState(model=wrapped, ema=other).exit.models == {"model": net}
+    both = TrainState(model={"a": net, "b": other}).exit.models
+    assert both == {"model.a": net, "model.b": other}
+    assert TrainState(ema=other).exit.models == {"ema": other}
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    assert TrainState(model=net, scaler=scaler).exit.loss_scale == 8.0
+    assert TrainState(model=net).exit.loss_scale is None

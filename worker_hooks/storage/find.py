@@ -1,0 +1,145 @@
+"""Finds checkpoints in folders: all that are there, and the newest that can be trusted."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from worker_hooks.contract.layout import BREAKPOINT, DUMP, MANIFEST, REMOVED, REPLACED, UNFINISHED
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.manifest import Manifest
+
+_NAME = re.compile(rf"{DUMP}(\d+)(?:{REPLACED}\d+|\.[^/]+(?={UNFINISHED}))?({UNFINISHED})?")
+_UNFINISHED = re.compile(rf".+-\d+_\d+(?:{BREAKPOINT})?(?:\.[^/]+)?{UNFINISHED}")  # not a dump
+_SHOWN = 3  # damages of one folder that a remark names
+
+_IS_UNFINISHED = "it is unfinished"
+
+Candidate = tuple[Path, Manifest | str]
+"""A folder with its manifest, or with what is wrong with it."""
+
+
+class Verify(Enum):
+    """How closely a checkpoint is looked at before it is trusted."""
+
+    FULL = "every byte against its checksum"
+    QUICK = "existence and size of every file"
+    NONE = "its manifest only"
+
+
+class FoundCheckpoint(NamedTuple):
+    """A complete checkpoint."""
+
+    path: Path
+    manifest: Manifest
+
+
+class SearchResult(NamedTuple):
+    """The answer to a search."""
+
+    newest: FoundCheckpoint | None
+    remarks: tuple[str, ...]  # a sentence about each checkpoint that cannot be trusted
+    has_damaged: bool  # one of those is more than unfinished
+    foreign: tuple[FoundCheckpoint, ...]  # other runs saved them, at this step or a later one
+
+
+def search(
+    folders: Iterable[Path],
+    *,
+    verify: Verify = Verify.FULL,
+    runs: Collection[str] | None = None,
+    since: float = 0.0,
+) -> SearchResult:
+    """Find the newest checkpoint that can be trusted.
+
+    Args:
+        folders: they hold checkpoints, or are checkpoints.
+        verify: what it takes to be trusted.
+        runs: record ids; ``None``: whichever run saved it.
+        since: seconds since the epoch; older ones are left out.
+    """
+    newest, remarks, has_damaged = None, [], False
+    foreign: list[FoundCheckpoint] = []
+    for path, found in candidates(*folders):
+        if isinstance(found, str):
+            remarks.append(f"{path} is skipped: {found}")
+            has_damaged |= found != _IS_UNFINISHED
+        elif found.saved_at < since:
+            continue
+        elif runs is not None and found.record_id not in runs:
+            foreign.append(FoundCheckpoint(path, found))
+        else:
+            sound, remark = _sound_part(path, found, verify)
+            remarks += filter(None, (remark,))
+            if sound is not None:
+                newest = FoundCheckpoint(path, sound)
+                break
+            has_damaged = True
+    return SearchResult(newest, tuple(remarks), has_damaged, tuple(foreign))
+
+
+def _sound_part(path: Path, manifest: Manifest, verify: Verify) -> tuple[Manifest | None, str]:
+    """The manifest of what is sound in a checkpoint, if that is enough; and a remark."""
+    if verify is Verify.NONE:
+        return manifest, ""
+    is_quick = verify is Verify.QUICK
+    damages = manifests.verify(path, manifest, quick=is_quick)
+    if not damages:
+        return manifest, ""
+    for model in manifests.models(manifest):
+        if not manifests.verify(path, model, quick=is_quick):
+            return model, f"{path} is whole without one of its models: {damages[0]}"
+    more = f" and {len(damages) - _SHOWN} more" if len(damages) > _SHOWN else ""
+    return None, f"{path} is skipped: {'; '.join(damages[:_SHOWN])}{more}"
+
+
+def candidates(*folders: Path) -> list[Candidate]:
+    """Checkpoints in some folders, the newest step first; a folder may be a checkpoint itself.
+
+    Dumps by their names, and whatever else has a manifest or is unfinished. None is verified. One
+    that is not complete or not ours comes with the damage, in the place that its name or manifest
+    gives it. A folder that is not there holds none.
+    """
+    found = {os.path.realpath(path): path for folder in folders for path in _places(folder)}
+    return sorted(((path, _look(path)) for path in found.values()), key=_age, reverse=True)
+
+
+def _places(folder: Path) -> list[Path]:
+    if _is_place(folder):
+        return [folder] if os.path.isdir(folder) else []
+    try:
+        inside = [path for path in folder.iterdir() if _is_place(path)]
+    except PermissionError:
+        return [folder]  # looking into it will say so
+    except OSError:
+        return []
+    inside.sort(key=os.path.islink, reverse=True)  # under its own name, if it has several
+    return [path for path in inside if os.path.isdir(path)]
+
+
+def _is_place(path: Path) -> bool:
+    """Whether a checkpoint is or should be there; not, if it is being deleted."""
+    is_named = _NAME.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name)
+    is_gone = path.name.endswith(REMOVED)
+    return not is_gone and (bool(is_named) or os.path.exists(path / MANIFEST))
+
+
+def _look(path: Path) -> Manifest | str:
+    if path.name.endswith(UNFINISHED):
+        return _IS_UNFINISHED
+    try:
+        return manifests.read(path)
+    except ValueError as error:
+        return str(error)
+
+
+def _age(found: Candidate) -> tuple[int, float, str]:
+    path, manifest = found
+    if isinstance(manifest, Manifest):
+        return manifest.step, manifest.saved_at, str(path)
+    name = _NAME.fullmatch(path.name)
+    return int(name[1]) if name else 0, 0.0, str(path)

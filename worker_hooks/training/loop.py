@@ -1,0 +1,266 @@
+"""The loop over the training data: hands out batches and turns the returns for more into commits.
+
+The place in the data, epoch, loop and batch, is kept here; so is where a resume continues. The
+other way to a commit, for a loop that the script or a framework owns, is :meth:`DataLoop.end_step`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from worker_hooks.callbacks.graceful_exit import ExitControl, GracefulExit
+from worker_hooks.callbacks.protocol import CallbackList, Training
+from worker_hooks.contract.status_page import Phase
+from worker_hooks.data.feed import Feed
+from worker_hooks.data.feed_cache import NESTED, NOTHING_LEFT, FeedCache
+from worker_hooks.distributed.ddp_reducers import Reducers
+from worker_hooks.drill.observer import StepObserver
+from worker_hooks.guard.guard import Guard
+from worker_hooks.recovery import resume
+from worker_hooks.recovery.resume import ResumePoint
+from worker_hooks.state.committed_state import CommittedState, Position
+from worker_hooks.training.step import StepTracker
+from worker_hooks.training.torch_hooks import is_left_at_will
+
+log = logging.getLogger("msrun")
+Batch = TypeVar("Batch")
+_NO_BATCH: Any = object()
+
+
+class DataLoop:
+    """Where one rank is in its data. ``TrainState`` owns it and passes its own calls on."""
+
+    def __init__(
+        self,
+        training: Training,
+        committed: CommittedState,
+        guard: Guard,
+        exit_control: ExitControl,
+        callbacks: CallbackList,
+        observers: Sequence[StepObserver],
+    ) -> None:
+        """Begin before the first epoch; ``training`` is what callbacks are given."""
+        self._training = training
+        self._committed = committed
+        self._guard = guard
+        self._gate = guard.gate
+        self._exit = exit_control
+        self._callbacks = callbacks
+        self._step_begin = callbacks.methods("step_begin")
+        self._step_end = callbacks.methods("step_end")
+        self._observers = observers
+        self.tracker = StepTracker(committed, guard.gate, self._position, observers)
+        self.reducers = Reducers(committed.modules)
+        self.epoch = 0  # as the script counts, from 0
+        self.batch = 0  # handed out in the current loop
+        self.batches_per_epoch: int | None = None
+        self._counts_epochs = False  # begin_epoch() is in use
+        self._loops = 0  # calls of batches() in this epoch
+        self._feeds = FeedCache()
+        self._feed: Feed | None = None  # of the loop that was begun last
+        self._current: object = None  # stands for that loop; None: no loop in this attempt
+        self._meta = b"{}"  # what a resume must know of the place, as JSON
+        self._is_armed = False
+        self._resume_point: ResumePoint | None = None  # until training is there
+
+    # --- for TrainState ---------------------------------------------------------------------------
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether no step of this epoch was seen: there was no loop, and nothing is watched."""
+        return not self._loops and not self.tracker.is_watching
+
+    def facts(self) -> dict[str, Any]:
+        """What is saved beside the replicated state; the same on all replicas."""
+        return {"loop": self._loops - 1, "ready_orders": self.reducers.orders()}
+
+    def resume_at(self, point: ResumePoint) -> None:
+        """Continue from here; the replicated state is put back already."""
+        self._resume_point = point
+        self.reducers.expect(point.ready_orders, are_none=bool(point.quick_digest))
+        self.epoch = point.epoch
+
+    def restart(self) -> None:
+        """The training function is entered again, in another attempt."""
+        self.batch, self._loops, self._current = 0, 0, None
+        self._is_armed = False
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The script begins this epoch, and leaves it to us to count."""
+        self._counts_epochs = True
+        self.epoch, self._loops, self.batch = epoch, 0, 0
+        if self._resume_point is not None:
+            resume.begin_epoch(self._resume_point)
+        self._committed.private.begin_epoch()
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """As ``TrainState.batches``."""
+        self.pause()
+        loop, self._loops = self._loops, self._loops + 1
+        point = self._resume_point
+        if point is not None and loop < point.loop:
+            return  # this loop was over when the state was saved
+        self._resume_point = None
+        mine = self._current = object()
+        feed = self._feed = self._feeds.of(loader)
+        batches = self._open(feed, loop, point)
+        first_batch = self.batch
+        is_over, may_raise = point is not None and point.is_over, True
+        self._set_meta(feed, loop, is_over=is_over)
+        self._arm(feed)
+        if is_over:
+            log.warning(NOTHING_LEFT, self.epoch)
+            batches.close(is_over=True)
+            return
+        try:
+            self._boundary()
+            self._committed.begin_loop(self.epoch, self.batch)
+            while self._current is mine:
+                batch = self._next(batches, feed, loop)
+                if batch is _NO_BATCH:
+                    is_over = True
+                    if point is not None and self.batch == first_batch:
+                        log.warning(NOTHING_LEFT, self.epoch)
+                    return
+                yield batch
+            raise ValueError(NESTED)
+        except GeneratorExit:
+            is_over, may_raise = is_left_at_will(sys._getframe(1)), False  # noqa: SLF001
+            raise
+        finally:
+            batches.close(is_over=is_over)
+            # else an exception leaves the loop, perhaps within a step
+            if is_over and self._current is mine:
+                self._set_meta(feed, loop, is_over=True)
+                self.tracker.enter(Phase.IDLE)
+                self._boundary(may_raise=may_raise)
+
+    def end_step(self) -> None:
+        """A loop that is not one over :meth:`batches` is at the end of a step."""
+        if not self._is_armed:
+            self._arm_without_loader()
+        if self.tracker.is_due():
+            if self._current is None:
+                self._resume_point = None
+                self.batch += 1
+            self._commit()
+        if self.reducers.is_expecting and self._current is None:
+            self.reducers.rehearse()
+
+    def end(self, *, is_again: bool) -> None:
+        """Make the end of training a commit; no step follows it.
+
+        Args:
+            is_again: training had ended before; what the script changed since is no step.
+        """
+        point, self._resume_point = self._resume_point, None
+        is_due = self.tracker.has_updated or (not is_again and self._committed.is_touched())
+        if point is None and not is_due:
+            return
+        self.batch = 0
+        self._meta = json.dumps({"loop": 0 if self._counts_epochs else self._loops}).encode()
+        if point is None:
+            self._commit(self._position()._replace(epoch=self.epoch + self._counts_epochs))
+        else:  # all had been trained when the state was saved
+            resume.put_back(point, self._committed, self._training.rank)
+            self._arm(Feed(()))
+
+    def pause(self, *, may_raise: bool = True) -> bool:
+        """At a boundary: wait as long as this rank is held; whether the training is to exit.
+
+        Raises:
+            GracefulExit: it is, and ``may_raise``.
+        """
+        is_exiting = self._gate.needs_slow_path and self._exit.wait(self._training)
+        if is_exiting and may_raise:
+            raise GracefulExit
+        return is_exiting
+
+    # --- the parts --------------------------------------------------------------------------------
+
+    def _open(self, feed: Feed, loop: int, point: ResumePoint | None) -> Any:
+        feed.is_kept = self._guard.is_on and not self._guard.not_replaceable_why
+        self.batches_per_epoch = feed.length
+        epoch = self.epoch if self._counts_epochs else None
+        batches = resume.opened(point, feed, epoch, self._committed, self._training.rank)
+        self.batch, feed.place = feed.consumed, (self.epoch, loop)
+        if point is not None:
+            self._feeds.let_go(feed)
+        return batches
+
+    def _next(self, batches: Iterator[Any], feed: Feed, loop: int) -> Any:
+        """The next batch, or ``_NO_BATCH``."""
+        self._boundary()
+        self.tracker.enter(Phase.DATA)
+        batch = next(batches, _NO_BATCH)
+        if batch is _NO_BATCH:
+            return batch
+        if self.reducers.is_expecting:
+            self.reducers.rehearse()
+        self.batch += 1
+        if feed.is_stateful:
+            self._set_meta(feed, loop, is_over=False)
+        for step_begin in self._step_begin:
+            step_begin(self._training)
+        self._committed.beat(self.epoch, self.batch, Phase.FORWARD)
+        self.tracker.enter(Phase.FORWARD)
+        return batch
+
+    def _set_meta(self, feed: Feed, loop: int, *, is_over: bool) -> None:
+        place = self._committed.private.place_of(feed)
+        meta = {"loop": loop, "is_over": is_over, "place": place, "feed": feed.meta()}
+        if self._committed.buffers.unsaved:
+            meta["unsaved"] = sorted(self._committed.buffers.unsaved)
+        self._meta = json.dumps(meta).encode()
+
+    def _position(self) -> Position:
+        return Position(self.epoch, self.batch, self._meta)
+
+    def _arm(self, feed: Feed) -> None:
+        """Watch the state and let it be saved: everything that belongs to it exists by now."""
+        self.tracker.watch()
+        self._is_armed = True
+        has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
+        if has_use and not self._committed.private.turn_to(feed):
+            env = self._guard.env
+            page = self._committed.open(env.rank, env.attempt, feed, self._position())
+            self._guard.register(page, self._committed.step)
+            os.close(page)
+        self._callbacks.tell("armed", self._training)
+
+    def _arm_without_loader(self) -> None:
+        feed = Feed(())
+        feed.begin(None)
+        self._set_meta(feed, 0, is_over=False)
+        if self._resume_point is not None:  # it stays: a loop over batches() may still follow
+            self.batch = self._resume_point.batch
+            resume.put_back(self._resume_point, self._committed, self._training.rank)
+        self._arm(feed)
+        self._committed.begin_loop(self.epoch, self.batch)
+
+    def _boundary(self, *, may_raise: bool = True) -> None:
+        """The script is back for its next batch: commit if there was an update."""
+        if self.tracker.is_due():
+            self._commit()
+        if self._gate.needs_slow_path:
+            self.pause(may_raise=may_raise)
+
+    def _commit(self, position: Position | None = None) -> None:
+        self.tracker.has_updated = False
+        self.reducers.learn()
+        position = position or Position(self.epoch, self.batch, self._meta)
+        self._gate.commit(partial(self._committed.commit, position))
+        self._committed.beat(*position[:2], self.tracker.phase)
+        if self._feed is not None:
+            self._feed.settle()
+        for observer in self._observers:
+            observer.committed(self._committed.step)
+        for step_end in self._step_end:
+            step_end(self._training)
+        self.tracker.end()
