@@ -56,6 +56,7 @@ SEEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_hundred_thousand_schedules_keep_every_promise(part):
     count = SCHEDULES // PARTS

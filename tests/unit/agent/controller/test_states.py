@@ -81,6 +81,7 @@ def test_every_move_is_taken_by_a_history(taken):
     assert ROWS - taken == set()
 
 
+@pytest.mark.slow
 def test_every_move_is_taken_by_chance(taken):
     for seed in range(40_000):
         simulate(seed)

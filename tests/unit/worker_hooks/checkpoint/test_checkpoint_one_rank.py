@@ -23,6 +23,7 @@ from worker_hooks.storage.manifest import read, verify
 from worker_hooks.storage.safetensors_file import read_header
 from worker_hooks.training import torch_hooks
 
+pytestmark = pytest.mark.slow  # many trainings
 BATCHES = 6
 WAYS = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 

@@ -282,6 +282,7 @@ def mixed():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 5])
 def test_parts_are_equal_and_make_up_the_whole(tmp_path, parts):
     tensors = mixed()

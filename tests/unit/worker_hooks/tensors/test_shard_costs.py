@@ -9,6 +9,8 @@ import torch
 
 from worker_hooks.tensors.shard import Replica, digest, write
 
+pytestmark = pytest.mark.slow
+
 
 def quiet(_nbytes):
     pass
