@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import signal
 import threading
@@ -10,12 +12,42 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import Launcher, last_events
+from support.jobs import ROOT, Launcher, last_events
+from xdist.remote import Producer
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 # Under nohup or in a shell's background these are ignored, and every job would inherit that.
 for signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     signal.signal(signum, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now is never garbage: tests that collect theirs need not look through it."""
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Each test runs wherever a process is free; but files with a fixture for the file stay in one.
+
+    Such a fixture ran jobs that the file's tests look at.
+    """
+    return Scheduler(config, log)
+
+
+class Scheduler(LoadScopeScheduling):
+    """Deals out files that share a fixture first, then test by test."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if _shares(file) else nodeid
+
+
+@functools.cache
+def _shares(file: str) -> bool:
+    text = (ROOT / file).read_text()
+    return 'scope="module"' in text or "(launcher: Launcher" in text
 
 
 @pytest.fixture(autouse=True)

@@ -119,7 +119,7 @@ def _checkpoint(path: Path, found: Manifest | str) -> CheckpointItem:
         return CheckpointItem(path, found.kind, _nbytes(path), found.saved_at, found, flaws)
     kind = DUMP_KIND if path.name.startswith(DUMP) else CHECKPOINT_KIND
     flaws = () if path.name.endswith(UNFINISHED) else (found,)
-    return CheckpointItem(path, kind, _nbytes(path), _changed(path), None, flaws)
+    return CheckpointItem(path, kind, _nbytes(path), _changed(path), flaws=flaws)
 
 
 def _leftover(path: Path) -> CheckpointItem:
@@ -132,9 +132,10 @@ def _file(path: Path) -> CheckpointItem:
         header = read_header(path)
     except ValueError as error:
         why = str(error).removeprefix(f"{path} ")
-        return CheckpointItem(path, FOREIGN, state.st_size, state.st_mtime, None, (why,))
+        return CheckpointItem(path, FOREIGN, state.st_size, state.st_mtime, flaws=(why,))
     except OSError as error:
-        return CheckpointItem(path, FOREIGN, 0, 0.0, None, (f"cannot be read ({error.strerror})",))
+        why = f"cannot be read ({error.strerror})"
+        return CheckpointItem(path, FOREIGN, nbytes=0, saved_at=0.0, flaws=(why,))
     return CheckpointItem(path, FOREIGN, state.st_size, state.st_mtime, header)
 
 
@@ -149,7 +150,7 @@ def _index(path: Path) -> CheckpointItem:
         flaws = (f"cannot be read ({error.strerror})",)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         flaws = ("is not a list of a model's files",)
-    return CheckpointItem(path, FOREIGN, 0, _changed(path), None, flaws)
+    return CheckpointItem(path, FOREIGN, nbytes=0, saved_at=_changed(path), flaws=flaws)
 
 
 def _foreign(folder: Path, claimed: Collection[str], suffix: str) -> list[Path]:

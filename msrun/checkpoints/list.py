@@ -49,13 +49,13 @@ def show(
             found = [damages(item, advance) for item in items]
     pairs = still_there(items, found)
     if as_json:
-        show_json([described(*one, now) for one in pairs])
+        show_json([described(item, flaws, now) for item, flaws in pairs])
     else:
-        put(table(COLUMNS, [_row(folder, *one, now) for one in pairs], styled="complete"))
-        notes = [_note(folder, *one) for one in pairs]
-        if said := [note for note in notes if note]:
-            put("\n" + "\n".join(said) + "\n")
-    return not any(_flaws(*one) for one in pairs)
+        rows = [_row(folder, item, flaws, now) for item, flaws in pairs]
+        put(table(COLUMNS, rows, styled="complete"))
+        if notes := list(filter(None, (_note(folder, item, flaws) for item, flaws in pairs))):
+            put("\n" + "\n".join(notes) + "\n")
+    return not any(_flaws(item, flaws) for item, flaws in pairs)
 
 
 def still_there(

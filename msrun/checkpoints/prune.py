@@ -53,16 +53,16 @@ def prune(
     if going is None:
         say(f"no checkpoint in {folder} is complete: nothing is deleted")
         return False
-    said = [_words(folder, item) for item in (*left, *going)]
+    lines = [_words(folder, item) for item in (*left, *going)]
     stay = counted(len(checkpoints(items)) - len(going), "checkpoint")
     nbytes = sized(sum(item.nbytes for item in (*left, *going)))
-    if not said:
+    if not lines:
         put(f"nothing to delete: {stay}\n")
     elif is_dry:
-        put("".join(f"would delete {line}\n" for line in said) + f"{nbytes}; {stay} would stay\n")
-    elif is_sure or _agrees(said, nbytes):
+        put("".join(f"would delete {line}\n" for line in lines) + f"{nbytes}; {stay} would stay\n")
+    elif is_sure or _agrees(lines, nbytes):
         _delete(folder, going)
-        put("".join(f"deleted {line}\n" for line in said) + f"{nbytes}; {stay} left\n")
+        put("".join(f"deleted {line}\n" for line in lines) + f"{nbytes}; {stay} left\n")
     return True
 
 
@@ -103,13 +103,13 @@ def _step(item: CheckpointItem) -> int:
     return checkpoints([item])[0][1].step
 
 
-def _agrees(said: Sequence[str], nbytes: str) -> bool:
+def _agrees(lines: Sequence[str], nbytes: str) -> bool:
     if not (os.isatty(0) and sys.stdout is not None and sys.stdout.isatty()):
         raise UsageError(
-            f"{counted(len(said), 'folder')} ({nbytes}) would be deleted, and there is no terminal "
-            "to ask: give --yes, or --dry-run to see them"
+            f"{counted(len(lines), 'folder')} ({nbytes}) would be deleted, and there is no "
+            "terminal to ask: give --yes, or --dry-run to see them"
         )
-    put("".join(f"{line}\n" for line in said) + f"Delete {nbytes}? [y/N] ")
+    put("".join(f"{line}\n" for line in lines) + f"Delete {nbytes}? [y/N] ")
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 

@@ -31,9 +31,9 @@ def verify(folder: Path, items: Sequence[CheckpointItem], *, as_json: bool) -> b
     pairs = still_there(items, found)
     if as_json:
         now = time.time()
-        show_json([described(*one, now) for one in pairs])
+        show_json([described(item, flaws, now) for item, flaws in pairs])
     else:
-        lines = [line for one in pairs for line in _lines(folder, *one)]
+        lines = [line for item, flaws in pairs for line in _lines(folder, item, flaws)]
         put("\n".join(map(sanitized, (*lines, _sum(pairs, total, took_s)))) + "\n")
     return _whole(pairs) > 0 and not any(flaws for _, flaws in pairs)
 

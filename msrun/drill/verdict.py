@@ -76,13 +76,13 @@ def judge(
         left: processes that outlived the job.
         took_s: how long it took in all.
     """
-    lost, leave = steps_lost(history), judge_exit(faults, history, departures)
+    lost, asked = steps_lost(history), judge_exit(faults, history, departures)
     differing = tuple(_differing(reference, history))
     broken = [
         *_unstruck(faults, history),
         *_ending(history, exit_code, left, took_s),
         *_disturbed(faults, history),
-        *(leave.broken if leave is not None else ()),
+        *(asked.broken if asked is not None else ()),
         *([f"{lost} step{'s' if lost > 1 else ''} lost"] if lost else []),
     ]
     if exit_code == 0:  # else it did not reach an end that could be compared
@@ -95,9 +95,9 @@ def judge(
         restarted=sum(each["attempt"] > 0 for each in _of(history, "StartAttempt")),
         weights_equal=exit_code == 0 and not differing,
         runs=max(1, len(departures)),
-        left_s=None if leave is None else leave.left_s,
-        in_time=None if leave is None else leave.in_time,
-        leave="" if leave is None else leave.words,
+        left_s=None if asked is None else asked.left_s,
+        in_time=None if asked is None else asked.in_time,
+        leave="" if asked is None else asked.words,
         took_s=took_s,
         broken=tuple(broken),
     )

@@ -80,13 +80,11 @@ def resumed_command(
     typed = line._replace(given=_without(line.given, _RESUMING))
     lineage = () if record is None else (record.record_id, *record.lineage)
     if folder is not None:
-        places: tuple[str, ...] = (folder,)
+        folders: tuple[str, ...] = (folder,)
     else:
         assert record is not None  # else `_record` has raised
-        places = _places(record)
-    origin = ResumeOrigin(
-        tuple(Path(place) for place in places), lineage, prefers_own=folder is None
-    )
+        folders = _folders(record)
+    origin = ResumeOrigin(tuple(map(Path, folders)), lineage, prefers_own=folder is None)
     if script is not None:
         return ResumedCommand(typed, origin)
     if record is None:
@@ -150,7 +148,7 @@ def _newest(saved: Sequence[Record]) -> Record:
     return record
 
 
-def _places(record: Record) -> tuple[str, ...]:
+def _folders(record: Record) -> tuple[str, ...]:
     """Where the run saved, and where its ranks save if msrun itself is killed."""
     fallback = os.path.join(record.log_dir, FALLBACK)
     with contextlib.suppress(UsageError):  # a record of another version
@@ -162,8 +160,8 @@ def _places(record: Record) -> tuple[str, ...]:
 
 def _saved_into(record: Record, folder: str) -> bool:
     """Whether the run saves into ``folder``, or it is a checkpoint of the run."""
-    places = {os.path.realpath(place) for place in _places(record)}
-    return folder in places or os.path.dirname(folder) in places
+    folders = {os.path.realpath(each) for each in _folders(record)}
+    return folder in folders or os.path.dirname(folder) in folders
 
 
 def _script_of(record: Record) -> str | None:

@@ -14,7 +14,7 @@ LINEAGE = 100  # runs of a long chain that a record keeps
 class ResumeOrigin(NamedTuple):
     """What ``--resume`` may start from."""
 
-    places: tuple[Path, ...]  # folders that may hold checkpoints
+    folders: tuple[Path, ...]  # that may hold checkpoints
     lineage: tuple[str, ...] = ()  # record ids: the resumed run, then those before it
     prefers_own: bool = False  # a checkpoint of the lineage comes first, even if another is newer
 
@@ -31,16 +31,16 @@ def resume_origin(
     """
     from worker_hooks.storage.find import search  # rarely needed
 
-    places, lineage, prefers_own = origin
-    found = search(places, runs=lineage if prefers_own else None)
+    lineage = origin.lineage
+    found = search(origin.folders, runs=lineage if origin.prefers_own else None)
     remarks = found.remarks
     if found.newest is None and found.foreign:
-        found = search(places)
+        found = search(origin.folders)
         remarks = tuple(dict.fromkeys((*remarks, *found.remarks)))
     for remark in remarks:
         say(remark)
     if found.newest is None:
-        listed = ", ".join(str(place) for place in places)
+        listed = ", ".join(str(place) for place in origin.folders)
         raise UsageError(f"there is no complete checkpoint in {listed}: nothing was started")
     path, manifest = found.newest
     for other in found.foreign:

@@ -171,10 +171,8 @@ def on_failure(settings: Settings, environ: Mapping[str, str]) -> OnFailure:
             f"{setting.shown} contradicts {shown}: add {RESTART} to it, or remove one of the two "
             "options"
         )
-    is_explicit = "on_failure" in settings.given
-    return OnFailure(
-        _replace(settings, rungs, environ, is_explicit=is_explicit), DUMP in rungs, restarts
-    )
+    replace = _replace(settings, rungs, environ, is_explicit="on_failure" in settings.given)
+    return OnFailure(replace, dumps=DUMP in rungs, max_restarts=restarts)
 
 
 def _rungs(setting: Setting) -> tuple[str, ...]:
@@ -201,6 +199,5 @@ def _replace(
         why_off = f"{env.ENABLE_TFT}={text}"
     elif not most:
         why_off = settings.of("max_replacements").shown
-    return ReplaceSpec(
-        not why_off, f"replacing is off ({why_off})" if why_off else "", most, period_s
-    )
+    why = f"replacing is off ({why_off})" if why_off else ""
+    return ReplaceSpec(is_on=not why_off, why_off=why, max_replacements=most, period_s=period_s)

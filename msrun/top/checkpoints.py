@@ -1,4 +1,4 @@
-"""The newest step that a running job saved, looked for only where something changed."""
+"""The newest saved step of a running job; its folders are read only after a change."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Mark = tuple[tuple[str, int], ...]
 
 
 class Checkpoints:
-    """Remembers what was found until a folder changes."""
+    """Remembers the newest step until a folder changes."""
 
     def __init__(self, environ: Mapping[str, str], record: Record) -> None:
-        """``record``: of the run; the folders that it saves into are added to it as it runs."""
+        """``record``: of the run; msrun adds folders to it when ranks save into them."""
         folders = (folder / record.record_id for folder in runs_folder(environ, os.getuid()))
         self._own = next((folder for folder in folders if folder.is_dir()), None)
         self._record = record
@@ -42,7 +42,7 @@ class Checkpoints:
 def _marks(record: Record) -> Mark:
     found = []
     for place in record.checkpoints:
-        with contextlib.suppress(OSError):  # nothing was saved there yet
+        with contextlib.suppress(OSError):  # the folder does not exist yet
             found.append((place, os.stat(place).st_mtime_ns))
     return tuple(found)
 

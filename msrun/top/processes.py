@@ -1,4 +1,4 @@
-"""What the kernel says of a process: whether it is stopped, its memory, its processor time."""
+"""The state, memory and processor time of processes, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProcessSample(NamedTuple):
 
 
 def sample(pid: int) -> ProcessSample | None:
-    """A process as it is now; ``None`` when there is none."""
+    """A process as it is now; ``None``: it does not exist."""
     found = read_stat(pid)
     if found is None:
         return None
@@ -31,16 +31,16 @@ def sample(pid: int) -> ProcessSample | None:
 
 
 class ProcessLoads:
-    """How busy processes are: between two looks, at the first look since their start."""
+    """The load of processes between two looks, at the first look since their start."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[int, int, float]] = {}  # pid -> born, used, when in ticks
 
     def percent(self, pid: int, now: ProcessSample) -> float | None:
-        """Of one processor; ``None`` when too little time has passed to say."""
+        """The load in percent of one processor; ``None``: too little time has passed."""
         at = time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S
         born, used, since = self._last.get(pid, (now.born, 0, float(now.born)))
-        if born != now.born:  # another process by now
+        if born != now.born:  # another process reuses the pid
             used, since = 0, float(now.born)
         self._last[pid] = (now.born, now.used, at)
         return None if at - since < 1 else 100 * (now.used - used) / (at - since)

@@ -24,7 +24,8 @@ import torch
 from launch import machine
 from rows import Goal, Samples, three_digits
 
-from worker_hooks.tensors.shard import Replica, digest, to_bytes, write
+from worker_hooks.tensors.shard import Replica, digest, write
+from worker_hooks.tensors.tensor_bytes import to_bytes
 
 GIB = 1 << 30
 FASTEST = Goal(ratio=0.85)  # of the plain loop's throughput
@@ -55,13 +56,13 @@ def main() -> int:
     print(f"{nbytes / GIB:.3g} GiB, {machine()}, load before {load:.1f}; median [min, max]\n")
     print("\n".join(table(turns, written, nbytes)))
     reached = [ratio >= FASTEST.ratio, extra_mb < LEANEST.below]
-    said = {True: "yes", False: "NO"}
-    print(f"\nthroughput, dump / plain loop: {ratio:.2f}x, goal {FASTEST}: {said[reached[0]]}")
-    print(f"extra peak memory: {extra_mb:.1f} MB, goal {LEANEST}: {said[reached[1]]}")
+    words = {True: "yes", False: "NO"}
+    print(f"\nthroughput, dump / plain loop: {ratio:.2f}x, goal {FASTEST}: {words[reached[0]]}")
+    print(f"extra peak memory: {extra_mb:.1f} MB, goal {LEANEST}: {words[reached[1]]}")
     if options.json:
         figures = {name: getattr(turns, name) for name in Turns.__slots__}
-        told = {"machine": machine(), "load_before": load, "nbytes": nbytes, "ratio": ratio}
-        options.json.write_text(json.dumps({**told, **figures}, indent=2))
+        result = {"machine": machine(), "load_before": load, "nbytes": nbytes, "ratio": ratio}
+        options.json.write_text(json.dumps({**result, **figures}, indent=2))
     return int(not all(reached))
 
 

@@ -70,14 +70,14 @@ def main() -> int:
     ratio = 1 + sum(extra_us.values()) / step_us
     commit_us, record_us = alone(training, options.steps)
     reached = ratio <= RATIO, commit_us < COMMIT_US
-    said = {True: "yes", False: "NO"}
+    words = {True: "yes", False: "NO"}
     print(f"{machine()}, load before {load:.1f}; {options.steps} steps of each side\n")
     print(f"a step: {step_us / 1e3:.3f} ms; the hooks add, line by line:")
     for name, each_us in extra_us.items():
         print(f"{each_us:8.1f} us  {name}")
-    print(f"guarded / plain: {ratio:.4f}, goal <= {RATIO}: {said[reached[0]]}\n")
+    print(f"guarded / plain: {ratio:.4f}, goal <= {RATIO}: {words[reached[0]]}\n")
     print("Again and again, at once:")
-    print(f"{commit_us:8.1f} us  a commit, goal < {COMMIT_US:g}: {said[reached[1]]}")
+    print(f"{commit_us:8.1f} us  a commit, goal < {COMMIT_US:g}: {words[reached[1]]}")
     print(f"{record_us:8.1f} us  the record under way, once a backward")
     if options.json:
         found = {"machine": machine(), "load_before": load, "ratio": ratio, "extra_us": extra_us}

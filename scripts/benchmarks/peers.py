@@ -37,7 +37,7 @@ SERIES: dict[str, tuple[Scenario, Mapping[str, Way], Goal]] = {
 def main() -> int:
     options = arguments()
     load = os.getloadavg()[0]
-    told: dict[str, object] = {"machine": machine(), "load_before": load}
+    result: dict[str, object] = {"machine": machine(), "load_before": load}
     missed = False
     with folder(options.keep) as environments:
         for name in ("kill", "hang") if options.hang else ("kill",):
@@ -52,9 +52,9 @@ def main() -> int:
                 print(f"failed: {failure}")
             print()
             sides = {side: outcome.document() for side, outcome in outcomes.items()}
-            told[name] = {"goal": str(goal), "reached": reached, "sides": sides}
+            result[name] = {"goal": str(goal), "reached": reached, "sides": sides}
     if options.json:
-        options.json.write_text(json.dumps(told, indent=2))
+        options.json.write_text(json.dumps(result, indent=2))
     return int(missed)
 
 
@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=5, help="turns of each side (5)")
     parser.add_argument("--hang", action="store_true", help="stop a rank (SIGSTOP), too")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="install there, and leave it")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="install there, and keep it")
     parser.add_argument("--json", type=Path, help="write every figure to this file, too")
     options = parser.parse_args()
     if options.runs < 1:

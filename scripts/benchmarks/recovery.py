@@ -50,9 +50,11 @@ def death(turn: Turn) -> Figures:
             what: latest(trial.wait_for(what, turn.nproc, attempt=1, limit_s=LIMIT_S))
             for what in STAMPS
         }
-        told = milestones(trial.output.parent, MILESTONES)
+        events = milestones(trial.output.parent, MILESTONES)
         repeated = steps_lost(trial, turn.nproc)
-    at_s |= {what: told_s - wall_s for what, told_s in told.items() if told_s - wall_s >= killed_s}
+    at_s |= {
+        what: then_s - wall_s for what, then_s in events.items() if then_s - wall_s >= killed_s
+    }
     figures = {what: when_s - killed_s for what, when_s in at_s.items()}
     return figures | {"again": latest(trained) - killed_s, "again-lost": repeated}
 
@@ -95,7 +97,7 @@ def steps_lost(trial: Trial, nproc: int) -> int:
     board.read()
     known = {line.pid for line in board.lines if line.attempt == 0}
     back = again([line for line in board.lines if line.attempt > 0], known, nproc)
-    assert back is not None, "all ranks have said that they trained again"
+    assert back is not None, "all ranks have reported that they train again"
     return lost(board.lines, back)
 
 

@@ -73,7 +73,7 @@ def memory(side: Side, nproc: int, kills: int) -> Figures:
     Memory relative to that after the fifth replacement, the rest in counts.
 
     Raises:
-        TrialError: the job did not come back, or began anew as a whole.
+        TrialError: the job did not recover, or all ranks were started again.
     """
     stay = nproc - nproc // 2
     options = (f"--max_replacements={2 * kills}",)  # a replacement may itself need a second one
@@ -138,8 +138,8 @@ def struck(
         wall_s = time.time() - time.monotonic()
         killed_s = sent(ranks[turn.victim], signum)
         back = board.wait_again(turn.nproc, killed_s, LIMIT_S)
-        told = milestones(trial.output.parent, PARTS)
-    parts = {f"{key}-{what}": told_s - wall_s - killed_s for what, told_s in told.items()}
+        events = milestones(trial.output.parent, PARTS)
+    parts = {f"{key}-{what}": then_s - wall_s - killed_s for what, then_s in events.items()}
     return {
         key: back.at_s - killed_s,
         f"{key}-lost": lost(board.lines, back),

@@ -24,12 +24,12 @@ class Goal:
     within: float | None = None  # right median, so near to 1
 
     def __str__(self) -> str:
-        said = [f">= {self.ratio:g}x"] if self.ratio else []
-        said += [f"< {self.below:g}"] if self.below else []
-        said += ["all succeed"] if self.always else []
-        said += ["all 0"] if self.zero else []
-        said += [f"1 +- {self.within:g}"] if self.within else []
-        return ", ".join(said) or "-"
+        bounds = [f">= {self.ratio:g}x"] if self.ratio else []
+        bounds += [f"< {self.below:g}"] if self.below else []
+        bounds += ["all succeed"] if self.always else []
+        bounds += ["all 0"] if self.zero else []
+        bounds += [f"1 +- {self.within:g}"] if self.within else []
+        return ", ".join(bounds) or "-"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@
 
 One training runs all along: wide layers, AdamW, one thread, as ranks have. The stall of a save is
 how much longer its steps take, the save's own call included, from the step that saves until the
-checkpoint is complete. torch.save is given the tensors alone and leaves them to the kernel; the
+checkpoint is complete. torch.save gets only the tensors and does not wait for the disk; the
 others bring them to the disk.
 """
 
@@ -152,15 +152,15 @@ def main() -> int:
     ratio = median(found[DCP].stall_s) / median(found[ASYNC].stall_s)
     share = abs(found[ASYNC].nbytes / found[DCP].nbytes - 1)
     reached = [ratio >= FASTEST.ratio, share < SAME_BYTES]
-    said = {True: "yes", False: "NO"}
-    print(f"\nstall, DCP async_save / ours: {ratio:.1f}x, goal {FASTEST}: {said[reached[0]]}")
-    print(f"bytes on disk differ by {share:.2%}, goal < {SAME_BYTES:.0%}: {said[reached[1]]}")
+    words = {True: "yes", False: "NO"}
+    print(f"\nstall, DCP async_save / ours: {ratio:.1f}x, goal {FASTEST}: {words[reached[0]]}")
+    print(f"bytes on disk differ by {share:.2%}, goal < {SAME_BYTES:.0%}: {words[reached[1]]}")
     if options.json:
         ways = {
             way: {name: getattr(one, name) for name in Way.__slots__} for way, one in found.items()
         }
-        told = {"machine": machine(), "load_before": load, "nbytes": nbytes, "ratio": ratio}
-        options.json.write_text(json.dumps({**told, "ways": ways}, indent=2))
+        result = {"machine": machine(), "load_before": load, "nbytes": nbytes, "ratio": ratio}
+        options.json.write_text(json.dumps({**result, "ways": ways}, indent=2))
     return int(not all(reached))
 
 

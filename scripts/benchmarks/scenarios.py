@@ -92,8 +92,8 @@ def notice(turn: Turn) -> Figures:
         ranks = trial.wait_for("waiting", turn.nproc, limit_s=LIMIT_S)
         turn.pause()
         killed_s = kill(ranks, turn.victim)
-        told = trial.wait_for("told", 1, limit_s=LIMIT_S)
-    return {"notice": min(stamp.at_s for stamp in told) - killed_s}
+        stamps = trial.wait_for("signalled", 1, limit_s=LIMIT_S)
+    return {"notice": min(stamp.at_s for stamp in stamps) - killed_s}
 
 
 def idle(turn: Turn) -> Figures:

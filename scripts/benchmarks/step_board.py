@@ -59,10 +59,10 @@ class Board:
             if self.read() and (it := found()) is not None:
                 return it
             if self._trial.ends_within(LOOK_S):
-                raise TrialError(f"the launcher ended before {what}; {self._trial.said()}")
+                raise TrialError(f"the launcher ended before {what}; {self._trial.output_tail()}")
             if time.monotonic() > deadline:
                 raise TrialError(
-                    f"it took more than {limit_s:g} s until {what}; {self._trial.said()}"
+                    f"it took more than {limit_s:g} s until {what}; {self._trial.output_tail()}"
                 )
 
     def wait_all(self, nproc: int, step: int, limit_s: float) -> dict[int, int]:

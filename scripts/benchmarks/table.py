@@ -15,12 +15,12 @@ from trial import Side
 
 def table(results: Iterable[Result], sides: tuple[Side, Side]) -> Iterator[str]:
     """Build a Markdown table that is aligned for reading in a terminal, too."""
-    said = {True: "yes", False: "NO", None: "-"}
+    words = {True: "yes", False: "NO", None: "-"}
     cells = [["what", "ratio", "goal", "reached", *(one.name for one in sides)]]
     for result in results:
         ratio = "-" if result.ratio in {None, inf} else f"{result.ratio:.1f}x"
         what = f"{result.row.what} ({result.row.unit})"
-        goal, reached = str(result.row.goal), said[result.reached]
+        goal, reached = str(result.row.goal), words[result.reached]
         cells.append([what, ratio, goal, reached, str(result.left), str(result.right)])
     yield from aligned(cells)
 

@@ -87,10 +87,10 @@ class Trial:
             TrialError: it ended with another ``code``, or ``limit_s`` passed.
         """
         if not self._select((self.exited,), time.monotonic() + limit_s):
-            raise TrialError(f"no exit within {limit_s:g} s; {self.said()}")
+            raise TrialError(f"no exit within {limit_s:g} s; {self.output_tail()}")
         at_s = time.monotonic()
         if self.process.wait() != code and code is not None:
-            raise TrialError(f"exit code {self.process.returncode}; {self.said()}")
+            raise TrialError(f"exit code {self.process.returncode}; {self.output_tail()}")
         self._read()
         return at_s
 
@@ -112,12 +112,12 @@ class Trial:
 
     def _state(self, why: str, what: str, attempt: int) -> str:
         ranks = sorted(stamp.rank for stamp in self._reached(what, attempt))
-        return f"{why}; only ranks {ranks} were {what} in attempt {attempt}; {self.said()}"
+        return f"{why}; only ranks {ranks} were {what} in attempt {attempt}; {self.output_tail()}"
 
-    def said(self) -> str:
+    def output_tail(self) -> str:
         """The end of the job's output."""
         lines = self.output.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        return "it said:\n  " + "\n  ".join(lines or ["nothing"])
+        return "its output:\n  " + "\n  ".join(lines or ["nothing"])
 
 
 @contextlib.contextmanager

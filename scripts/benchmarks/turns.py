@@ -65,10 +65,10 @@ def label(scenario: Scenario, one: Side, number: int) -> str:
 
 def progress(name: str, figures: Figures | None) -> None:
     if figures is None:
-        said = "failed"
+        text = "failed"
     else:
-        said = ", ".join(f"{key} {value:.4g}" for key, value in figures.items()) or "not measured"
-    print(f"{name}: {said}", file=sys.stderr, flush=True)
+        text = ", ".join(f"{key} {value:.4g}" for key, value in figures.items()) or "not measured"
+    print(f"{name}: {text}", file=sys.stderr, flush=True)
 
 
 def stoppable(main: Callable[[], int]) -> int:

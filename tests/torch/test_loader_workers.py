@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True, scope="session")
 def the_tracker_of_spawn():
     """Started by the first spawn; here once for all tests, so that none seems to leave it behind."""
     resource_tracker.ensure_running()

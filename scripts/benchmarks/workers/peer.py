@@ -7,4 +7,4 @@ from stamp import stamp
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 stamp("waiting")
 if signal.sigtimedwait({signal.SIGTERM}, 60) is not None:
-    stamp("told")
+    stamp("signalled")

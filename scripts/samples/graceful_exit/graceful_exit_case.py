@@ -3,8 +3,8 @@
     msrun --worker_num=8 --local_worker_num=8 graceful_exit_case.py
 
 Write ``{"GracefulExit": 1}`` into ``graceful_exit.json`` while it trains (or send SIGTERM to msrun
-or to any rank): all ranks finish the same step and leave with 0. ``rank_0`` ... ``rank_7`` then
-hold ``LeNet_train.safetensors`` and ``LeNet_train.pt2``, and ``msrun --resume`` goes on.
+or to any rank): all ranks finish the same step and exit with 0. ``rank_0`` ... ``rank_7`` then
+hold ``LeNet_train.safetensors`` and ``LeNet_train.pt2``, and ``msrun --resume`` continues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEGMENTS = ("1110111", "0010010", "1011101", "1011011", "0111010",
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="LeNet5 that leaves when it is asked to.")
+    parser = argparse.ArgumentParser(description="LeNet5 that exits on request.")
     parser.add_argument("--epoch_num", type=int, default=10, help="epochs in all")
     parser.add_argument("--image_num", type=int, default=4096, help="of an epoch, all ranks")
     parser.add_argument("--config_file", default="./graceful_exit.json", help="watched for 1")
@@ -97,14 +97,14 @@ def main() -> None:
     sampler = DistributedSampler(train_set, seed=SEED, drop_last=True)
     loader = DataLoader(train_set, batch_size=BATCH, sampler=sampler, drop_last=True)
 
-    leave = OnRequestExit(
+    on_request = OnRequestExit(
         file_name="LeNet", directory=options.directory, config_file=options.config_file
     )
     state = TrainState(
         model=net,
         optimizer=optimizer,
         ckpt_save_path=options.ckpt_save_path,
-        callbacks=[leave, LossMonitor(1)],
+        callbacks=[on_request, LossMonitor(1)],
     )
 
     def train(state: TrainState) -> None:

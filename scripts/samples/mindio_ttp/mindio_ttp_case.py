@@ -3,7 +3,7 @@
     msrun --worker_num=4 --local_worker_num=4 mindio_ttp_case.py
 
 Kill any rank with -9: the others save the step they are at in ``./ttp_checkpoints``. With
-``--is_recover=1`` training goes on from there, at the next step.
+``--is_recover=1`` training resumes from there, at the next step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Power-off checkpoint of a five-layer network.")
     parser.add_argument(
-        "--is_recover", type=int, choices=[0, 1], default=0, help="1: go on from the newest save"
+        "--is_recover", type=int, choices=[0, 1], default=0, help="1: resume from the newest one"
     )
     parser.add_argument("--epoch_num", type=int, default=5, help="epochs in all")
     parser.add_argument("--step_num", type=int, help="steps of an epoch; default: all images")

@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
         "--remove_redundancy", type=int, choices=[0, 1], default=0, help="1: each a part (0)"
     )
     parser.add_argument("--async_save", type=int, choices=[0, 1], default=0)
-    parser.add_argument("--is_recover", type=int, choices=[0, 1], default=0, help="1: go on")
+    parser.add_argument("--is_recover", type=int, choices=[0, 1], default=0, help="1: resume")
     parser.add_argument("--epoch_num", type=int, default=2, help="epochs in all (2)")
     parser.add_argument("--directory", default="./src_checkpoints")
     return parser.parse_args()

@@ -1,7 +1,7 @@
 """Trains under torchft: each rank is a replica group of its own, and its torchrun restarts it.
 
-A replica whose step is not committed goes on to its next batch, as in torchft's own examples. One
-that comes back takes over the position in the data with the rest of the state.
+A replica whose step is not committed continues with its next batch, as in torchft's own examples.
+A replica that returns gets the data position with the rest of the state.
 """
 
 import os

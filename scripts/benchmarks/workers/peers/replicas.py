@@ -19,12 +19,12 @@ lighthouse = [
 torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
 jobs = [subprocess.Popen(lighthouse)]
 for replica in range(count):
-    told = {
+    environ = {
         "REPLICA_GROUP_ID": str(replica),
         "NUM_REPLICA_GROUPS": str(count),
         "TORCHFT_LIGHTHOUSE": f"http://{address}",
     }
     command = [*torchrun, "--max-restarts=5", script, *args]
-    jobs.append(subprocess.Popen(command, env=os.environ | told))
+    jobs.append(subprocess.Popen(command, env=os.environ | environ))
 os.wait()  # the first process to end ends the job; the benchmark ends the others
 sys.exit(1)

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The controller's decisions for jobs without dumps: histories and single cases."""
 
 from copy import deepcopy
 from signal import SIGKILL, SIGTERM, SIGUSR1

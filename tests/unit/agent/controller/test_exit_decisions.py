@@ -1,4 +1,4 @@
-"""TODO."""
+"""The controller's decisions about graceful exits: histories and single cases."""
 
 from signal import SIGTERM
 

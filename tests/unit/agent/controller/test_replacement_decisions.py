@@ -1,4 +1,4 @@
-"""TODO."""
+"""The controller's decisions about replacements: histories and single cases."""
 
 from copy import deepcopy
 

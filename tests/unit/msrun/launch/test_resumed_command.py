@@ -204,7 +204,7 @@ def test_a_given_script_needs_no_record_when_the_folder_is_given(environ):
     Path("ckpt").mkdir()
     request = parse(["--resume", "ckpt", "train.py"], environ)
     assert request.origin == ResumeOrigin((Path("ckpt").absolute(),))
-    assert parse(["--resume", ".", "train.py"], environ).origin.places == (Path.cwd(),)
+    assert parse(["--resume", ".", "train.py"], environ).origin.folders == (Path.cwd(),)
 
 
 def test_a_script_in_a_yaml_file_is_found_in_both(environ):
