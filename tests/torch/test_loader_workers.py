@@ -227,7 +227,7 @@ def test_another_number_of_workers_goes_on_with_the_same_samples(caplog):
 def test_a_torch_with_other_insides_loads_and_drops(monkeypatch):
     monkeypatch.setattr(loader_kind, "can_record", lambda: False)
     make = KINDS["shuffled"]
-    assert Feed(make())._way is SkipMethod.LOAD
+    assert Feed(make())._skip_method is SkipMethod.LOAD
     check(make, at=(3, 9), epochs=2)
 
 
