@@ -85,7 +85,7 @@ class Training:
             model=self.net, optimizer=self.optimizer, callbacks=list(self.saving.values())
         )
         for way, due in self.due.items():
-            self.saving[way]._policy = due  # noqa: SLF001  the bench's own
+            self.saving[way]._schedule = due  # noqa: SLF001  the bench's own
         self._inputs = torch.randn(8, WIDTH)
         self._steps = self._training()
         self._future: object = None
@@ -131,7 +131,7 @@ class Training:
             if self._future.done():
                 self._future.result()
             return self._future.done()
-        background = self.saving[ASYNC]._background  # noqa: SLF001  the bench's own
+        background = self.saving[ASYNC]._writer  # noqa: SLF001  the bench's own
         return way != ASYNC or not background.is_busy
 
 
