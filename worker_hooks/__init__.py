@@ -1,12 +1,10 @@
 """What a training script imports, and the contract between it and the agent.
 
-The script's side: ``TrainState``, ``run``, and MindSpore's names for callbacks. They are looked up
-when they are asked for, because they import torch and the agent, which imports the contract, must
-not. The contract has four faces: :mod:`worker_hooks.contract.env` (what a worker is told),
-:mod:`worker_hooks.contract.protocol` (what it says),
-:mod:`worker_hooks.contract.status_page` (what outlives it) and :mod:`worker_hooks.contract.layout`
- (where it writes); they need only the standard library.
-This package imports nothing of ``agent`` or ``msrun``.
+The script's names are ``TrainState``, ``run``, and MindSpore's names for callbacks. They are looked
+up when they are used, because they import torch, and the agent, which imports the contract, must
+not. The contract and the checkpoint format, :mod:`worker_hooks.contract` and
+:mod:`worker_hooks.storage`, need only the standard library. This package imports nothing of
+``agent`` or ``msrun``.
 """
 
 from importlib import import_module

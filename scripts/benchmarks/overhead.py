@@ -213,11 +213,11 @@ def extras(training: Training) -> Iterator[float]:
 
 def alone(training: Training, repeat: int) -> tuple[float, float]:
     """Microseconds of a commit, and of the record under way; medians of ``repeat``."""
-    ledger = CommittedState(pieces_of(training.pieces()), dict)
+    committed = CommittedState(pieces_of(training.pieces()), dict)
     feed, position = Feed(data()), Position(epoch=0, batch=1)
-    os.close(ledger.open(0, 0, feed, position))
-    commits = [microseconds(lambda: ledger.commit(position)) for _ in range(repeat)]
-    records = [microseconds(lambda: ledger.under_way(position)) for _ in range(repeat)]
+    os.close(committed.open(0, 0, feed, position))
+    commits = [microseconds(lambda: committed.commit(position)) for _ in range(repeat)]
+    records = [microseconds(lambda: committed.under_way(position)) for _ in range(repeat)]
     return median(commits), median(records)
 
 

@@ -1,10 +1,10 @@
-"""MindSpore's names for the power-off checkpoint: thin faces on ``TrainState``.
+"""MindSpore's names for the power-off checkpoint, on top of ``TrainState``.
 
     state = TrainState(model=net, optimizer=OptTFTWrapper(opt),
                        callbacks=[TFTRegister(0, "127.0.0.1", 30051, "./ttp_checkpoints")])
 
-Of what MindSpore asks for, only the folder is needed here: there is no controller among the ranks,
-so there is none to place, to dial, or to be lost with rank 0.
+Of MindSpore's arguments only the folder is used: no rank runs a controller here, so there is none
+to be placed, dialled, or lost with rank 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOST = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}")
 
 
 class TFTRegister:
-    """Tells the state where to save, by MindSpore 2.4's name."""
+    """Names the folder for dumps, as in MindSpore 2.4."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class TFTRegister:
         ctrl_port: int,
         ckpt_save_path: str | os.PathLike[str],
     ) -> None:
-        """Take what MindSpore takes.
+        """Take MindSpore's arguments.
 
         Args:
             ctrl_rank_id: checked, not used.
@@ -44,7 +44,7 @@ class TFTRegister:
 
         Raises:
             TypeError: an argument is of the wrong type.
-            ValueError: it cannot be what it stands for.
+            ValueError: an argument is impossible.
         """
         _check_number("ctrl_rank_id", ctrl_rank_id, None)
         _check_host("ctrl_ip", ctrl_ip)
@@ -53,20 +53,20 @@ class TFTRegister:
 
 
 class TrainFaultTolerance:
-    """Tells the state where to save, by MindSpore 2.6's name."""
+    """Names the folder for dumps, as in MindSpore 2.6."""
 
     def __init__(
         self, ckpt_save_path: str | os.PathLike[str] | None = None, **kwargs: object
     ) -> None:
-        """Take what MindSpore takes.
+        """Take MindSpore's arguments.
 
         Args:
-            ckpt_save_path: as in :class:`TFTRegister`; ``None``: the ``TrainState`` is told itself.
+            ckpt_save_path: as in :class:`TFTRegister`; ``None``: ``TrainState`` has it.
             kwargs: ``initial_step`` is accepted and not needed: the state counts its steps.
 
         Raises:
             TypeError: an argument is unknown or of the wrong type.
-            ValueError: an own function is to save or load, which cannot be honoured.
+            ValueError: a function of the script's own is to save or load, which is impossible.
         """
         for name, value in kwargs.items():
             if name in {"ckpt_save_fn", "ckpt_load_fn"}:
@@ -83,10 +83,10 @@ class TrainFaultTolerance:
 
     @classmethod
     def get_optimizer_wrapper(cls, origin_opt_cls: type[AnyOptimizer]) -> type[AnyOptimizer]:
-        """The class as it is: optimizers are watched from outside.
+        """The class itself: optimizers are watched from outside.
 
         Raises:
-            TypeError: it is no optimizer's class.
+            TypeError: this is no class of optimizers.
         """
         if not (isinstance(origin_opt_cls, type) and issubclass(origin_opt_cls, Optimizer)):
             raise TypeError(
@@ -96,14 +96,14 @@ class TrainFaultTolerance:
 
 
 def OptTFTWrapper(opt: AnyOptimizer, **kwargs: object) -> AnyOptimizer:  # noqa: ARG001, N802
-    """The optimizer itself: the state watches it from outside. Twice is as good as once.
+    """The optimizer itself, because the state watches it from outside.
 
     Args:
         opt: any torch optimizer.
         kwargs: accepted as in MindSpore, not used.
 
     Raises:
-        TypeError: it is no optimizer.
+        TypeError: this is no optimizer.
     """
     if not isinstance(opt, Optimizer):
         raise TypeError(f"opt must be a torch Optimizer, not {type(opt).__name__}")
@@ -149,12 +149,12 @@ class ExitByRequest:
             if exit_by_request():
                 break
 
-    Each call is the end of a step, as the return for the next batch of ``state.batches`` is. Like
-    there it costs no exchange between ranks.
+    Each call is the end of a step, as the return for the next batch of ``state.batches`` is. It
+    needs no communication between ranks, either.
     """
 
     def __init__(self, state: TrainState) -> None:
-        """Begin: the state is guarded from now on, and as it was saved if this run resumes.
+        """Begin: the state is guarded from now on, and restored if this run resumes.
 
         Raises:
             TypeError: this is no TrainState.
@@ -165,6 +165,6 @@ class ExitByRequest:
         self._is_due = state.should_exit
 
     def __call__(self) -> bool:
-        """Whether to leave now: all ranks do at the same step, and it is saved."""
+        """Whether to exit now: all ranks exit at the same step, and it is saved."""
         self._is_due = self._is_due or self._state.should_exit
         return self._is_due

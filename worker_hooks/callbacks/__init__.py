@@ -1,1 +1,1 @@
-"""What a callback is; monitors; the request to exit; files of a model alone."""
+"""The callback protocol; monitors; exit on request; files that hold a model alone."""

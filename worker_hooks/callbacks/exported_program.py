@@ -1,4 +1,4 @@
-"""A model as a program that runs without its code: torch's ``.pt2``, made by ``torch.export``."""
+"""A model as a program that runs without the model's code: ``.pt2``, made by ``torch.export``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from worker_hooks.state.module import unwrapped
 _SIMPLE = (int, float, bool, str, complex, type(None), torch.dtype, torch.device)
 
 
-class _Look(NamedTuple):
-    """What is remembered of a tensor: all but its elements."""
+class _TensorSpec(NamedTuple):
+    """A tensor without its elements."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -28,26 +28,26 @@ class _Look(NamedTuple):
 
 
 class Example:
-    """How a model is called, as its first call in training showed."""
+    """The arguments of a model's first call in training, for the export."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Look at the next call, and at none after it."""
+        """Record the next call, and none after it."""
         self._module = unwrapped(module)
         self._leaves: list[Any] | None = None
         self._spec: Any = None
         self._hook = self._module.register_forward_pre_hook(self._called, with_kwargs=True)
 
     def export(self, path: Path) -> None:
-        """Write the program for inference, with the model's weights, or replace the file.
+        """Write or replace the file: the program for inference, with the model's weights.
 
-        The first dimension of each tensor, the batch, may be of any size where the model allows.
+        The first dimension of each tensor, the batch, may have any size that the model allows.
 
         Args:
-            path: ends with ``.pt2``, in a folder that exists.
+            path: ends with ``.pt2``, in an existing folder.
 
         Raises:
-            ValueError: the model was not called, or with what is no tensor.
-            Exception: the model cannot be exported; torch has many reasons.
+            ValueError: the model was not called, or with arguments that cannot be recorded.
+            Exception: the model cannot be exported, for one of many reasons.
         """
         self._hook.remove()
         args, kwargs = self._arguments()
@@ -67,15 +67,15 @@ class Example:
 
     def _called(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
-            return  # a side effect would break the script's graph
+            return  # a side effect would break the graph
         self._hook.remove()
         leaves, self._spec = pytree.tree_flatten((args, kwargs))
         self._leaves = [
-            _Look(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
+            _TensorSpec(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
             for leaf in leaves
         ]
-        if not all(isinstance(leaf, (_Look, *_SIMPLE)) for leaf in self._leaves):
-            self._leaves = [type(leaf).__qualname__ for leaf in leaves]  # keep nothing alive
+        if not all(isinstance(leaf, (_TensorSpec, *_SIMPLE)) for leaf in self._leaves):
+            self._leaves = [type(leaf).__qualname__ for leaf in leaves]  # keep no argument alive
             self._spec = None
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -85,7 +85,7 @@ class Example:
             raise ValueError(f"the model is called with {', '.join(self._leaves)}")
         leaves = [
             torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
-            if isinstance(leaf, _Look)
+            if isinstance(leaf, _TensorSpec)
             else leaf
             for leaf in self._leaves
         ]
@@ -94,7 +94,7 @@ class Example:
 
 
 def _sizes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """For each argument by its name which dimensions are free."""
+    """Which dimensions of each argument may have any size, by the argument's name."""
     named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
 
     def free(leaf: Any) -> Any:
@@ -106,7 +106,7 @@ def _sizes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """The module and all in it as for inference; afterwards as before."""
+    """Set the module and all inside it to evaluation; restore it afterwards."""
     before = [(each, each.training) for each in module.modules()]
     module.eval()
     try:

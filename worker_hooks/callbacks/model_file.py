@@ -1,4 +1,4 @@
-"""A model alone in one safetensors file, under its own names, for whoever loads it without us."""
+"""A model alone in one safetensors file, under its own names, to be loaded without msrun."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ log = logging.getLogger("msrun")
 def tensors_of(models: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Parameters and buffers of a model, as its ``state_dict`` names them.
 
-    Of several models each name begins with the model's. Wrappers for data parallelism or
-    compilation leave no trace.
+    If there are several models, each name begins with its model's. Wrappers for data parallelism
+    or compilation do not appear in the names.
     """
     found = {}
     for model, module in models.items():
@@ -38,26 +38,28 @@ def tensors_of(models: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """64 hexadecimal digits that are the same for equal tensors under equal names."""
+    """64 hexadecimal digits, equal for equal tensors under equal names."""
     return digest(Replica(tensors, (), "", {}), lambda _: None)
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write the file, or replace it: a reader or a crash sees the old or the new, whole.
+    """Write or replace the file: after a crash it is either the old or the new one.
 
     Args:
-        path: in a folder that exists.
-        tensors: by name; two names may share one memory.
-        metadata: text that goes into the header.
+        path: in an existing folder.
+        tensors: by name; two may share memory.
+        metadata: for the file's header.
 
     Raises:
-        OSError: it cannot be written; the old file is untouched.
+        OSError: it cannot be written; the old file is unchanged.
         TypeError: a tensor cannot be saved.
     """
     found = [(entry_of(name, tensor), tensor) for name, tensor in tensors.items()]
-    found.sort(key=lambda each: (-BITS[each[0].dtype], each[0].name))  # so that all lie aligned
+    found.sort(key=lambda each: (-BITS[each[0].dtype], each[0].name))  # so that all are aligned
     head = safetensors_file.header([entry for entry, _ in found], {**metadata, "format": "pt"})
-    aside = path.parent / f".{path.name}_tmp"  # one writer a folder, which is a rank's own
+    aside = (
+        path.parent / f".{path.name}_tmp"
+    )  # each rank has its own folder, so there is one writer
     safetensors_file.write(aside, head, _pieces(tensor for _, tensor in found), lambda _: None)
     os.replace(aside, path)
     fsync_folder(path.parent)

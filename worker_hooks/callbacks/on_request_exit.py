@@ -1,9 +1,9 @@
-"""MindSpore's callback for leaving on request: save the model, end with exit code 0.
+"""MindSpore's callback for exiting on request: save the model, end with exit code 0.
 
     state = TrainState(..., callbacks=[OnRequestExit(file_name="LeNet", config_file="exit.json")])
 
-Under msrun a request to one rank is a request to the job: all ranks finish the same step, msrun
-saves what a resume needs, and only then each rank comes by here and writes its model for others.
+Under msrun a request to one rank is a request to the job: all ranks finish the same step, and msrun
+saves what a resume needs. Only then each rank calls this callback, which writes its model.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from worker_hooks.storage import safetensors_file
 
 log = logging.getLogger("msrun")
 
-FIRST_S = 10.0  # to wait for the first rank's file, if equal ones are to be left out
+FIRST_S = 10.0  # to wait for the first rank's file, with dedup
 LOOK_S = 0.02
-NOBODY_AGREES = (
-    "OnRequestExit: nothing guards these ranks, so nothing agrees on a step that all of them leave "
-    "after: no request to exit is heeded; start them with msrun"
+NO_COMMON_STEP = (
+    "OnRequestExit: nothing guards these ranks, so nothing makes all of them exit after the same "
+    "step: requests to exit are ignored; start them with msrun"
 )
 
 
 class Exiting(Training, Protocol):
-    """What this callback sees of a training."""
+    """What this callback reads of a training."""
 
     @property
     def exit(self) -> ExitControl:
-        """What is known of leaving early."""
+        """What is known of exiting early."""
 
 
 class OnRequestExit:
-    """Leaves training on request, as MindSpore's callback of this name does.
+    """Exits training on request, as MindSpore's callback of this name does.
 
     On a graceful exit, and only then, each rank writes ``{directory}/rank_{rank}/`` with
 
@@ -53,13 +53,13 @@ class OnRequestExit:
       ``loss_scale`` as metadata, and
     * ``{file_name}_train.pt2``: the model as a program for inference, if it can be exported.
 
-    Unlike MindSpore's it loads none of these files by itself (``msrun --resume`` goes on from what
-    msrun saved; ``load_state_dict`` reads the model's file), it needs no unanimous request and no
-    exchange between ranks in each step, and it counts ranks, not devices. In MindSpore a request
-    that comes in the last step makes the end of training save a second time, without metadata;
-    here it saves once, as any other.
+    Unlike MindSpore's it does not load these files (``msrun --resume`` resumes from what msrun has
+    saved; ``load_state_dict`` reads the model's file), it needs no unanimous request and no
+    communication between ranks in each step, and it counts ranks, not devices. In MindSpore a
+    request in the last step makes the end of training save a second time, without metadata; here it
+    saves once, like any other request.
 
-    Without msrun a single process leaves after the step that is under way; several do not leave.
+    Without msrun a single process exits after the step under way; several processes do not exit.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class OnRequestExit:
         sig: int = signal.SIGTERM,
         dedup: bool = False,
     ) -> None:
-        """Take what MindSpore takes, and ``dedup``.
+        """Take MindSpore's arguments, and ``dedup``.
 
         Args:
             save_ckpt: write the model's weights.
             save_mindir: write the exported program.
             file_name: the files' stem, without a folder.
-            directory: where the ranks' folders are made; ``None``: here.
-            config_file: JSON in which ``{"GracefulExit": 1}`` asks to exit; it is watched from the
-                outside, may be made later, and what it said before the run does not count.
-            sig: a signal to any rank that asks for it, too.
+            directory: where the ranks' folders are made; ``None``: the working directory.
+            config_file: a JSON file in which ``{"GracefulExit": 1}`` requests an exit; it may be
+                made later, and its content from before the run does not count.
+            sig: a signal to any rank that also requests an exit.
             dedup: ranks whose model is equal to the first rank's write nothing.
 
         Raises:
@@ -119,7 +119,7 @@ class OnRequestExit:
         self._is_saved = False
 
     def begin(self, state: Exiting) -> None:
-        """Make the folder, so that a wrong place is known now; listen, where msrun does not.
+        """Make the folder now, so that a wrong one is refused early; without msrun, listen.
 
         Raises:
             OSError: the folder cannot be made.
@@ -135,17 +135,17 @@ class OnRequestExit:
             return
         if state.world_size > 1:
             if state.rank == 0:
-                log.warning(NOBODY_AGREES)
+                log.warning(NO_COMMON_STEP)
             return
         self._listen(state)
 
     def step_end(self, state: Exiting) -> None:
-        """Look for a request in the file, where nobody else does."""
+        """Look for a request in the file, if msrun does not."""
         if self._file is not None and self._file.asks():
             state.exit.request(f"{self.exit_file} asks for it")
 
     def exit_requested(self, state: Exiting) -> None:
-        """Write the files: training ends here."""
+        """Write the files: training ends now."""
         if self._is_saved:
             return
         self._is_saved = True
@@ -161,26 +161,26 @@ class OnRequestExit:
             self._export(state)
 
     def end(self, state: Exiting) -> None:
-        """Training came to its own end: that is saved only if an exit was requested meanwhile."""
+        """Training reached its end: write the files only if an exit was requested meanwhile."""
         if state.exit.is_requested:
             self.exit_requested(state)
 
     def _listen(self, state: Exiting) -> None:
-        """A process alone hears the request by itself."""
+        """Without msrun, this process itself receives requests."""
 
         def heard(number: int, _frame: FrameType | None) -> None:
             if self._caught is not None:
-                self._caught.restore()  # once more ends it now
+                self._caught.restore()  # a second signal ends the process at once
             state.exit.request(f"received {signal.Signals(number).name}")
 
         try:
             self._caught = SignalCatcher([self.exit_signal], heard)
         except (OSError, ValueError) as error:
-            log.warning("OnRequestExit: no signal is heeded: %s", error)
+            log.warning("OnRequestExit: signals are ignored: %s", error)
         self._file = ExitFile(self.exit_file) if self.exit_file else None
 
     def _save(self, state: Exiting) -> bool:
-        """Write the model's weights; false: the first rank's file has them."""
+        """Write the model's weights; ``False``: the first rank's file has them."""
         tensors = model_file.tensors_of(state.exit.models)
         metadata = {
             "epoch_num": str(state.epoch + 1),
@@ -195,13 +195,13 @@ class OnRequestExit:
         path = self._folder / f"{self._name}.safetensors"
         if self._dedup and state.rank > 0 and self._is_first_equal(metadata):
             for each in (path, path.with_suffix(".pt2")):
-                each.unlink(missing_ok=True)  # of an earlier run: it would pass for this one's
+                each.unlink(missing_ok=True)  # of an earlier run: it would look like this run's
             return False
         model_file.write(path, tensors, metadata)
         return True
 
     def _is_first_equal(self, mine: Mapping[str, str]) -> bool:
-        """Whether the first rank's file has all that this rank's would have."""
+        """Whether the first rank's file has the same content as this rank's would have."""
         path = self._folder.parent / "rank_0" / f"{self._name}.safetensors"
         deadline = time.monotonic() + FIRST_S
         while time.monotonic() < deadline:
@@ -220,13 +220,13 @@ class OnRequestExit:
             if self._example is None:
                 raise ValueError(f"there are {len(state.exit.models)} models")  # noqa: TRY301
             self._example.export(path)
-        except Exception as error:  # noqa: BLE001  torch has many reasons, and many types
+        except Exception as error:  # noqa: BLE001  torch raises many types
             lines = str(error).strip().splitlines() or [type(error).__name__]
             log.warning("rank %d exports no %s: %s", state.rank, path.name, lines[0])
 
 
 def _check(name: str, value: Any, kind: Any) -> None:
-    """Refuse in MindSpore's words."""
+    """Refuse with MindSpore's message."""
     if not isinstance(value, kind):
         raise ValueError(  # noqa: TRY004  MindSpore's type of error
             f"The parameter '{name}' must be isinstance of {kind}, but got {value}."

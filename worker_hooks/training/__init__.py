@@ -1,1 +1,1 @@
-"""``TrainState`` and ``run``: what a training script holds and enters."""
+"""``TrainState`` and ``run``: what a training script makes and calls."""

@@ -26,7 +26,7 @@ from worker_hooks.recovery import resume
 from worker_hooks.recovery.resume import ResumePoint
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.training.step import StepTracker
-from worker_hooks.training.torch_hooks import is_left_at_will
+from worker_hooks.training.torch_hooks import is_left_regularly
 
 log = logging.getLogger("msrun")
 Batch = TypeVar("Batch")
@@ -131,7 +131,7 @@ class DataLoop:
                 yield batch
             raise ValueError(NESTED)
         except GeneratorExit:
-            is_over, may_raise = is_left_at_will(sys._getframe(1)), False  # noqa: SLF001
+            is_over, may_raise = is_left_regularly(sys._getframe(1)), False  # noqa: SLF001
             raise
         finally:
             batches.close(is_over=is_over)

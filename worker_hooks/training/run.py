@@ -1,4 +1,4 @@
-"""``run(train, state)``: the training function, called so that it can be held and re-entered."""
+"""``run(train, state)``: calls the training function so that it can be held and entered again."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def run(train: Callable[[TrainState], Result], state: TrainState) -> Result:
 
     Then the process group is new, and ``state`` and the registered objects are as of the newest
     commit. What ``train`` makes, it makes anew: DDP, ``torch.compile``, sub-groups and device
-    meshes. What it finds from outside lives on: the model, the optimizer, the loader with its
-    workers. An exception is held here while the state is saved, before anything is unwound further.
+    meshes. What was made outside stays: the model, the optimizer, the loader with its workers. An
+    exception is held here while the state is saved, before the stack is unwound further.
 
     Raises:
-        TypeError: these are not a function and a TrainState, in this order.
+        TypeError: the arguments are not a function and a TrainState, in this order.
         Exception: what ``train`` raised.
     """
     if not callable(train) or not isinstance(state, TrainState):
@@ -42,6 +42,6 @@ def run(train: Callable[[TrainState], Result], state: TrainState) -> Result:
             is_again = state.hold(describe(error))
             if not is_again:
                 raise
-            log.warning("rank %d leaves its step: %s", state.rank, describe(error)[:200])
+            log.warning("rank %d repeats its step after: %s", state.rank, describe(error)[:200])
         else:
             return result

@@ -1,8 +1,8 @@
-"""Watches what the training script does through torch's own hooks; no line of it changes.
+"""Watches the training script through torch's own hooks, without a change in the script.
 
-Optimizers have step hooks. The start of backward has none, so ``torch.autograd.backward``, through
-which every ``loss.backward()`` goes, is wrapped once: before it returns control to autograd, a
-rank's private state is on its page, and only after it can a gradient of this rank reach a peer.
+Optimizers have step hooks. The start of backward has no hook, so ``torch.autograd.backward``, which
+every ``loss.backward()`` calls, is wrapped once. The wrapper writes a rank's private state to its
+page before it calls autograd, so before a gradient of this rank can reach a peer.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _watchers: list[Callable[[torch.Tensor], None]] = []
 _depth = 0
 
 _DROPS = {dis.opmap[name] for name in ("POP_TOP", "POP_ITER", "END_FOR") if name in dis.opmap}
-"""What Python does with a loop's iterator when the loop is left by ``break`` or ``return``."""
+"""The instructions by which ``break`` and ``return`` drop the iterator of a loop."""
 
 
 def watch_backward(began: Callable[[torch.Tensor], None]) -> None:
     """Call ``began`` with the first root tensor whenever backward begins in the main thread.
 
-    A backward inside a backward (reentrant checkpointing) is a part of it and is not told.
+    A backward inside a backward (reentrant checkpointing) is a part of it and is not reported.
     """
     if not _watchers:
         torch.autograd.backward = _watched(torch.autograd.backward)
@@ -35,7 +35,7 @@ def watch_backward(began: Callable[[torch.Tensor], None]) -> None:
 
 
 def unwatch_backward(began: Callable[[torch.Tensor], None]) -> None:
-    """Undo :func:`watch_backward`; the wrapper stays, and finds nobody to tell."""
+    """Undo :func:`watch_backward`; the wrapper stays, without a function to call."""
     _watchers.remove(began)
 
 
@@ -44,7 +44,7 @@ def _watched(backward: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(backward)
     def watched(tensors: torch.Tensor | Sequence[Any], *args: Any, **options: Any) -> None:
-        global _depth  # noqa: PLW0603  only the main thread counts, and it is one
+        global _depth  # noqa: PLW0603  only the main thread uses it
         if _depth or threading.current_thread() is not main:
             backward(tensors, *args, **options)
             return
@@ -69,9 +69,9 @@ def _first(tensors: Sequence[Any]) -> torch.Tensor | None:
 def watch_optimizer(
     optimizer: torch.optim.Optimizer, begins: Callable[..., None], ended: Callable[..., None]
 ) -> tuple[Any, Any]:
-    """Call ``begins`` before and ``ended`` after each of its updates; the handles that undo it.
+    """Call ``begins`` before and ``ended`` after each update; return the handles that undo it.
 
-    Both are given what torch gives such hooks, and may have no use for it.
+    Both are called with torch's arguments for such hooks.
     """
     return (
         optimizer.register_step_pre_hook(begins),
@@ -79,14 +79,14 @@ def watch_optimizer(
     )
 
 
-def is_left_at_will(frame: FrameType | None) -> bool:
-    """Whether a loop's iterator is dropped because the script leaves the loop, not by an exception.
+def is_left_regularly(frame: FrameType | None) -> bool:
+    """Whether a loop's iterator is dropped by ``break`` or ``return``, not by an exception.
 
-    Nothing else tells the two apart: in both cases a generator is closed. An exception leaves its
-    frame at the instruction that raised it.
+    In both cases its generator is closed. But an exception leaves its frame at the instruction that
+    raised it.
 
     Args:
-        frame: where the iterator is dropped. Generators around it are looked through.
+        frame: where the iterator is dropped. Generators around it are skipped.
     """
     while frame is not None:
         if frame.f_code.co_code[frame.f_lasti] in _DROPS:
