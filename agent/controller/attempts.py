@@ -106,7 +106,7 @@ def kill(job: Job, reason: str) -> Decision:
 
 def succeed(job: Job, event: ev.Event) -> Decision:
     """The last rank exited with 0, like all others, and no rank was ordered to."""
-    reason = "every rank left with 0"
+    reason = "every rank exited with 0"
     done = move(job, event, Condition.ALL_SUCCEEDED)
     return Decision(done, (do.Sweep(reason), do.Finish(done.state, 0, reason)))
 

@@ -197,7 +197,7 @@ def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
     is_ordered = is_stopping and rank not in job.now.raised
     if exit_code and is_ordered and job.state is JobState.STOPPING and is_leaving(job, rank):
         is_ordered = False
-        failure = job.now.failure or f"{how} when it was to leave"
+        failure = job.now.failure or f"{how} when it was ordered to exit"
         job = job._replace(now=job.now._replace(failure=failure))
     ended = RankState.STOPPED if is_ordered else RankState.FAILED
     job = job.with_rank(rank, ended if exit_code else RankState.SUCCEEDED)
@@ -311,7 +311,7 @@ def _rank_hung(job: Job, event: ev.RankHung) -> Decision:
 
 
 def _resume_refused(job: Job, event: ev.ResumeRefused) -> Decision:
-    """The ranks that asked are told why, the others are stopped; a restart would meet the same."""
+    """Refuse the ranks that asked, stop the others; a restart would meet the same."""
     for rank in event.ranks:
         if job.ranks[rank].is_alive:
             job = _known_alive(job, rank, event.attempt)
@@ -361,5 +361,5 @@ def _kill_late(job: Job) -> Decision:
     if exit_ is None or not exit_.leaving:
         grace_s = job.policy.timeouts.grace_s
         return kill(job, f"{late} still alive {grace_s:g} s after the signal")
-    reason = f"{late} still alive {leave_s(job):g} s after the order to leave"
+    reason = f"{late} still alive {leave_s(job):g} s after the order to exit"
     return kill(graceful_exit.mark_interrupted(job, reason), reason)

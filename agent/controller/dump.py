@@ -348,7 +348,7 @@ def _is_stuck(job: Job, dump: DumpProgress) -> bool:
 def problems(dump: DumpProgress) -> str:
     """What went wrong so far."""
     failed = described(dump.failed.items())
-    return "; ".join(part for part in (*dump.full, failed) if part) or "nobody is left to write"
+    return "; ".join(part for part in (*dump.full, failed) if part) or "no rank is left to write"
 
 
 def extend_deadline(job: Job, state: JobState = JobState.DUMPING) -> do.SetDeadline:
@@ -391,7 +391,7 @@ def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
     if not job.saves():
         return give_up(job, dump, UNSAVED)
     if not holders(job, dump):
-        return give_up(job, dump, f"{why}; nobody is left to write")
+        return give_up(job, dump, f"{why}; no rank is left to write")
     return order_all(job, dump, why)
 
 

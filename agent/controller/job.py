@@ -92,7 +92,7 @@ class Attempt(NamedTuple):
     outcome: str = ""  # what became of the attempt's state, once it is known
     not_replaced: str = ""  # why all ranks are stopped for the failure of some
     refusal: str = ""  # why no checkpoint can be resumed from
-    refused: frozenset[int] = frozenset()  # ranks that were told so, and exit by themselves
+    refused: frozenset[int] = frozenset()  # ranks that got this answer, and exit by themselves
 
 
 class SinceRestart(NamedTuple):

@@ -43,12 +43,12 @@ def _of_stop(before: Job, after: Job) -> str:
         within_s = exit_budget.hold_s(exit_.grace_s, after.policy.dump.answer_s)
         return (
             f"graceful exit: {stop.why}; all ranks come to the end of one step within "
-            f"{within_s:.3g} s, save it and leave; one more signal saves at once"
+            f"{within_s:.3g} s, save it and exit; one more signal saves at once"
         )
     if after.state in DRAINING:
         return f"the state is saved before the stop{_more_signals(after)}"
     if after.state is JobState.STOPPING and exit_ is not None:
-        return f"the ranks are leaving{_more_signals(after)}"
+        return f"the ranks are exiting{_more_signals(after)}"
     return ""
 
 
@@ -65,7 +65,7 @@ def _of_replacement(before: Job, after: Job) -> str:
     """A replacement is complete, or has failed."""
     was, now = before.since_restart.replacement, after.since_restart.replacement
     if was is not None and after.state is JobState.RUNNING:
-        return f"{ranged(was.lost)} replaced: every rank goes on from step {after.newest_step()}"
+        return f"{ranged(was.lost)} replaced: every rank resumes from step {after.newest_step()}"
     if was is not None and now is None and after.state is JobState.COMMITTING:
         return f"not replaced, {after.now.not_replaced}: the state is saved before a restart"
     return ""

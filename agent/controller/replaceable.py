@@ -71,7 +71,7 @@ def _why_not_now(job: Job, gone: Collection[int]) -> str:
     if job.stop.why:
         return "a stop was asked for"
     if finished := job.having(RankState.SUCCEEDED):
-        return f"{listed(finished)} left already"
+        return f"{listed(finished)} exited already"
     survivors = [rank for rank in job.alive() if rank not in gone]
     if not survivors:
         return "every rank is lost"

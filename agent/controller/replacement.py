@@ -109,7 +109,7 @@ def forget(job: Job) -> tuple[Job, tuple[do.Action, ...]]:
         is_over = job.state not in {JobState.COMMITTING, JobState.REPLACING}
     if not is_over:
         return job, ()
-    reason = f"nobody goes on from memory while the job is {job.state.value}"
+    reason = f"no rank resumes from memory while the job is {job.state.value}"
     return job._replace(memory=None, remembers=False), (do.ForgetMemory(reason),)
 
 
@@ -202,7 +202,7 @@ def _on_deadline(job: Job) -> Turn:
         going = sorted(replacement.going)
         still = [rank for rank in going if job.ranks[rank] is RankState.RUNNING]
         kill_s = policy.timeouts.kill_s
-        why = f"{listed(still)} still alive {kill_s:g} s after the order to leave"
+        why = f"{listed(still)} still alive {kill_s:g} s after the order to exit"
         killed = signal_ranks(still, signals.SIGKILL, why)
         return wait(job, (*killed, _deadline(job, kill_s)))
     if replacement.going:
@@ -284,7 +284,7 @@ def lose_more(job: Job, ranks: Iterable[int], why: str) -> Turn:
         return wait(job)
     now = job.now._replace(failure=job.now.failure or why)
     job = with_deaths(job._replace(now=now), new, memory.step)
-    # newcomers that have not joined may know the broken group, and cannot be told to leave it
+    # newcomers that have not joined may know the broken group, and cannot be ordered out of it
     idle = replacement.newcomers - replacement.joined
     leaving = (new | idle) & {*job.alive()} - replacement.going
     going = replacement.going | leaving
@@ -322,7 +322,7 @@ def fall_back_to_disk(job: Job, why: str) -> Turn:
     dump = job.present_dump()
     if not job.saves():
         return give_up(job, dump, UNSAVED)
-    return commit_memory(job, dump, 0, f"nobody is replaced: {why}")
+    return commit_memory(job, dump, 0, f"no rank is replaced: {why}")
 
 
 def _note_gone(job: Job, rank: int) -> Turn:

@@ -46,7 +46,7 @@ def _describe_stop(job: Job) -> str:
     """How a requested stop went, without what became of the state."""
     stop, exit_ = job.stop, job.now.exit
     if job.left_well():
-        return f"graceful exit: {stop.why}, every rank left with 0"
+        return f"graceful exit: {stop.why}, every rank exited with 0"
     by = stop.why if stop.signum is None else f"stopped by {signal_name(stop.signum)}"
     if exit_ is None:
         return by

@@ -60,7 +60,7 @@ class Condition(Enum):
     RANKS_AWAITED = "ranks are still awaited"
     ALL_STARTED = "every rank has started"
     RANKS_ALIVE = "other ranks are alive"
-    ALL_SUCCEEDED = "every rank left with 0"
+    ALL_SUCCEEDED = "every rank exited with 0"
     RANK_FAILED = "a rank failed, others are alive"
     STATE_HELD = "a rank failed, ranks that hold the state are alive"
     ANSWERS_AWAITED = "answers are still awaited"
@@ -74,10 +74,10 @@ class Condition(Enum):
     ALL_GUARDED = "every rank can stay at one step"
     SOME_HOLD = "only some ranks can be asked for their state"
     DISTURBED = "the ranks come to no common step any more, or soon enough"
-    NOTED = "what is under way goes on"
+    NOTED = "what is under way continues"
     REPLACEABLE = "the lost ranks can be replaced"
     ALL_JOINED = "every rank has joined"
-    IN_MEMORY = "nobody is replaced, the state is in memory only"
+    IN_MEMORY = "no rank is replaced, the state is in memory only"
     NOW = "at once, or asked for once too often"
 
 

@@ -14,7 +14,7 @@ def test_sigterm_brings_all_to_one_step(msrun: Launcher) -> None:
     job.signal(signal.SIGTERM)
     ended = job.wait()
     check_graceful(msrun, job, ended, "msrun received SIGTERM", step=7)
-    assert "within 20 s, save it and leave; one more signal saves at once" in ended.err
+    assert "within 20 s, save it and exit; one more signal saves at once" in ended.err
     assert [one["step"] for one in seen(job, "Frozen")] == [7] * 3
 
 
@@ -33,7 +33,7 @@ def test_an_interrupt_is_told_to_the_shell(msrun: Launcher) -> None:
     job.signal(signal.SIGINT)
     ended = job.wait()
     assert ended.code == 130
-    assert "graceful exit: msrun received SIGINT, every rank left with 0" in ended.err
+    assert "graceful exit: msrun received SIGINT, every rank exited with 0" in ended.err
     assert saved(msrun, 6).world_size == 3
 
 
@@ -151,7 +151,7 @@ def test_who_does_not_leave_is_killed(msrun: Launcher) -> None:
     ended = job.wait()
     assert ended.code == 143
     assert (
-        "not gracefully: rank 1 still alive 2 s after the order to leave; step 6 is saved"
+        "not gracefully: rank 1 still alive 2 s after the order to exit; step 6 is saved"
         in ended.err
     )
     assert saved(msrun, 6).world_size == 3
@@ -164,7 +164,7 @@ def test_who_fails_when_it_leaves_is_named(msrun: Launcher) -> None:
     assert ended.code == 143
     assert "rank 1 on" in ended.err
     assert (
-        "not gracefully: rank 1 exited with code 3 when it was to leave; step 6 is saved"
+        "not gracefully: rank 1 exited with code 3 when it was ordered to exit; step 6 is saved"
         in ended.err
     )
 

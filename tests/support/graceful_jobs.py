@@ -45,7 +45,7 @@ def check_graceful(msrun: Launcher, job: Job, ended: Ended, why: str, step: int 
     path = msrun.tmp / "ckpt" / f"tft_saved_checkpoints-step_{step}"
     lines = ended.err.splitlines()
     assert (
-        f"msrun: graceful exit: {why}, every rank left with 0; step {step} is saved in {path}"
+        f"msrun: graceful exit: {why}, every rank exited with 0; step {step} is saved in {path}"
         in lines
     )
     assert lines[-2:] == [f"saved: step {step}, 3 ranks, {path}", "msrun --resume"]

@@ -51,7 +51,7 @@ def train(
         environ["MSRUN_DRILL"] = DrillPlan(str(msrun.tmp / "witness"), "", faults).encode()
     ended = msrun.run(*words, within_s=90, **environ)
     assert ended.code == 0, ended.err
-    assert ended.err.count(" replaced: every rank goes on from step ") == bool(fault), ended.err
+    assert ended.err.count(" replaced: every rank resumes from step ") == bool(fault), ended.err
     return {rank: (msrun.tmp / f"end.{rank}").read_text() for rank in range(ranks)}
 
 

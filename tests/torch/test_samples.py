@@ -58,7 +58,7 @@ def test_graceful_exit_sample_leaves_and_goes_on(tmp_path):
     said = ended.stdout.splitlines()
     assert said.count("Graceful exit is triggered, stop training.") == 3
     assert said[-1] == "trained to the end, step 80"
-    assert "graceful_exit.json asks for it, every rank left with 0" in ended.stderr
+    assert "graceful_exit.json asks for it, every rank exited with 0" in ended.stderr
     assert (here / "graceful_exit.json").read_text() == '{"GracefulExit": 0}\n'
     (saved,) = (here / "graceful_exit_checkpoints").iterdir()
     left_at = manifest.read(saved).step

@@ -213,7 +213,7 @@ HISTORIES = [
     ("each writer fails in its own way, another takes over", FIVE, [
         *dumping(5), (unable(0), "dumping", f"save 5 by 2; {PROGRESS}", "rank 0 failed (out of memory)"), (cut(2), "dumping", f"save 5 by 3; {PROGRESS}", "rank 2 let go"),
         (gone(3, -9), "dumping", f"save 5 by 4; {PROGRESS}", "rank 3 was killed by SIGKILL"), (wrote(4, number=3), "committing", "commit 5 by 4; deadline committing 20", "rank 4")]),
-    ("nobody is left to write", TWO, [*ONE_DUMPING, (unable(0), "stopping", "abandon; TERM 0; deadline stopping 30", "step 5 is not saved: rank 0 failed (out of memory)")]),
+    ("no rank is left to write", TWO, [*ONE_DUMPING, (unable(0), "stopping", "abandon; TERM 0; deadline stopping 30", "step 5 is not saved: rank 0 failed (out of memory)")]),
     ("the last writer lets go", TWO, [*ONE_DUMPING, (cut(0), "stopping", "abandon; TERM 0; deadline stopping 30", "step 5 is not saved: rank 0 let go of its state")]),
     ("the last writer dies, a torn rank is alive", THREE, [
         *FREEZING, (froze(0), "freezing"), (froze(2, 5, "torn"), "dumping", f"save 5 by 0; {PROGRESS}", "step 5"),

@@ -99,7 +99,7 @@ STOP_2 = "TERM 0,1; deadline stopping 30"
 HISTORIES = [
     ("all come to one step, save it and leave", TWO, [
         *LEAVING, (gone(0, 0), "stopping"),
-        (gone(1, 0), "stopped", "sweep; finish stopped 0", "graceful exit: msrun received SIGTERM, every rank left with 0; step 6 is saved in /d")]),
+        (gone(1, 0), "stopped", "sweep; finish stopped 0", "graceful exit: msrun received SIGTERM, every rank exited with 0; step 6 is saved in /d")]),
     ("an interrupt ends the shell's loops, too", ONE, [
         *running(1, 4), (ask(SIGINT), "holding", "hold 1: 0; deadline holding 20", "SIGINT"), (stands(0, 5), "holding", "proceed to 5: 0", "step 5"),
         (froze(0, 5), "dumping", f"save 5 by 0; {PROGRESS}", "step 5"), (wrote(0), "committing", "commit 5 by 0; deadline committing 20", "step 5"),
@@ -107,7 +107,7 @@ HISTORIES = [
     ("a file asks, and waits longer", TWO, [
         *running(2, 4), (wish(), "holding", "hold 1: 0,1; deadline holding 585", "e.json asks for it"), (wish(0), "holding"), (wish(1), "holding"), *AGREED[len(HOLDING):], *DUMPING[len(AGREED):], *COMMITTING[len(DUMPING):],
         (wish(), "committing"), (done(), "stopping", "leave at 6: 0,1; deadline stopping 600", "e.json asks for it; step 6"), (wish(0), "stopping"), (gone(0, 0), "stopping"),
-        (gone(1, 0), "stopped", "sweep; finish stopped 0", "graceful exit: e.json asks for it, every rank left with 0")]),
+        (gone(1, 0), "stopped", "sweep; finish stopped 0", "graceful exit: e.json asks for it, every rank exited with 0")]),
     ("what is saved already is not saved again", rules(), [
         *FOUND, (froze(0, 7), "holding"),
         (froze(1, 7), "stopping", "leave at 7: 0,1; deadline stopping 30", "step 7 is saved in /old"), (gone(0, 0), "stopping"), (gone(1, 0), "stopped", "sweep; finish stopped 0", "step 7 is saved in /old")]),
@@ -115,7 +115,7 @@ HISTORIES = [
         *running(1, 4), (ask(SIGTERM), "holding", "hold 1: 0; deadline holding 20", "SIGTERM"), (stands(0, 5), "holding", "proceed to 5: 0", "step 5"), (froze(0, 5), "dumping", f"save 5 by 0; {PROGRESS}", "step 5"),
         (unable(0), "stopping", "abandon; leave at 5: 0; deadline stopping 30", "step 5 is not saved: rank 0 failed (out of memory)"), (gone(0, 0), "stopped", "sweep; finish stopped 143", "stopped by SIGTERM; step 5 is not saved")]),
     # --- training ends meanwhile
-    ("training is over before all have answered", TWO, [*HOLDING, (gone(0, 0), "holding"), (gone(1, 0), "succeeded", "sweep; finish succeeded 0", "every rank left with 0")]),
+    ("training is over before all have answered", TWO, [*HOLDING, (gone(0, 0), "holding"), (gone(1, 0), "succeeded", "sweep; finish succeeded 0", "every rank exited with 0")]),
     ("who is done is not waited for", TWO, [
         *HOLDING, (stands(1, 6), "holding"), (gone(0, 0), "holding", "proceed to 6: 1", "step 6"), (froze(1, 6), "dumping", f"save 6 by 1; {PROGRESS}", "step 6")]),
     ("who is done after all agreed is not waited for", TWO, [*AGREED, (froze(1, 6), "holding"), (gone(0, 0), "dumping", f"save 6 by 1; {PROGRESS}", "step 6")]),
@@ -149,8 +149,8 @@ HISTORIES = [
     ("one more request while the step is saved changes nothing, the third means now", TWO, [
         *COMMITTING, (ask(SIGTERM), "committing"), (moved(0), "committing", "deadline committing 20"), (ask(SIGTERM), "killing", "abandon; KILL 0,1; deadline killing 10", "again")]),
     ("one more request while the ranks leave changes nothing, the third means now", TWO, [*LEAVING, (ask(SIGTERM), "stopping"), (ask(SIGTERM), "killing", "KILL 0,1; deadline killing 10", "again"), (gone(0, -9), "killing"), (gone(1, 0), "stopped", "sweep; finish stopped 143", "not gracefully: msrun received SIGTERM again; step 6 is saved")]),
-    ("who does not leave is killed", TWO, [*LEAVING, (gone(0, 0), "stopping"), (late("stopping"), "killing", "KILL 1; deadline killing 10", "rank 1 still alive 30 s after the order to leave"), (gone(1, -9), "stopped", "sweep; finish stopped 143", "not gracefully: rank 1 still alive")]),
-    ("who fails when it is to leave is to blame", TWO, [*LEAVING, (gone(0, 3), "stopping"), (gone(1, 0), "stopped", "sweep; finish stopped 143", "stopped by SIGTERM, not gracefully: rank 0 exited with code 3 when it was to leave; step 6 is saved in /d")]),
+    ("who does not leave is killed", TWO, [*LEAVING, (gone(0, 0), "stopping"), (late("stopping"), "killing", "KILL 1; deadline killing 10", "rank 1 still alive 30 s after the order to exit"), (gone(1, -9), "stopped", "sweep; finish stopped 143", "not gracefully: rank 1 still alive")]),
+    ("who fails when it is to leave is to blame", TWO, [*LEAVING, (gone(0, 3), "stopping"), (gone(1, 0), "stopped", "sweep; finish stopped 143", "stopped by SIGTERM, not gracefully: rank 0 exited with code 3 when it was ordered to exit; step 6 is saved in /d")]),
     ("its commit fails", ONE, [*running(1, 4), (ask(SIGTERM), "holding", "hold 1: 0; deadline holding 20", "SIGTERM"), (stands(0, 5), "holding", "proceed to 5: 0", "step 5"), (froze(0, 5), "dumping", f"save 5 by 0; {PROGRESS}", "step 5"), (wrote(0), "committing", "commit 5 by 0; deadline committing 20", "step 5"),
         (undone("bad", place=False), "stopping", "abandon; leave at 5: 0; deadline stopping 30", "step 5 is not saved: its manifest failed (bad)"), (gone(0, 0), "stopped", "sweep; finish stopped 143", "stopped by SIGTERM; step 5 is not saved")]),
     # --- old news

@@ -61,7 +61,7 @@ def fell(event, why, alive="0,2", newcomer=True):
 HISTORIES = [
     # --- too much at once
     ("nobody is left when the memory is complete: to disk", THREE, [
-        *COMMITTING, (gone(0, -9), "committing"), (gone(2, -9), "committing"), (done(MEMORY), "committing", TO_DISK, "nobody is replaced: every rank is lost"),
+        *COMMITTING, (gone(0, -9), "committing"), (gone(2, -9), "committing"), (done(MEMORY), "committing", TO_DISK, "no rank is replaced: every rank is lost"),
         (done("/d"), "starting", "forget; sweep; start 1 from /d; deadline starting 600", "step 5 is saved in /d; not replaced: every rank is lost")]),
     ("and what is on disk already is not written again", THREE, [
         *on_disk(COMMITTING), (gone(0, -9), "committing"), (gone(2, -9), "committing"),
@@ -96,7 +96,7 @@ HISTORIES = [
     ("too much time to join", THREE, [*ALMOST, *fell(late("replacing", 1), "rank 2 did not join within 600 s", alive="0,1,2")]),
     ("a rank that comes back elsewhere", THREE, [*JOINING, *fell(reg(1, 0, 1), "rank 1 came back at step 0 instead of 5", alive="0,1,2")]),
     ("a rank that leaves with 0", THREE, [
-        *JOINING, *fell(gone(2, 0, 1), "rank 2 left already", alive="0,1")]),
+        *JOINING, *fell(gone(2, 0, 1), "rank 2 exited already", alive="0,1")]),
     ("three deaths at one step", THREE, [
         *JOINING, (gone(1, -9, 1), "replacing", starts(2, "0,2", "1"), "SIGKILL"), *fell(gone(1, -11, 2), "rank 1 died three times at step 5")]),
     ("a budget that is spent in a round", asked(max_replacements=1), [*JOINING, *fell(gone(1, -9, 1), "all 1 replacements within 3600 s are spent")]),
@@ -142,7 +142,7 @@ HISTORIES = [
         ("a rank comes back elsewhere", [
             *JOINING, (reg(1, 4, 1), "stopping", f"forget; abandon; TERM 0,1,2; {STOP}", "rank 1 was killed by SIGKILL; step 5 is not saved: saving after a failure is off; not replaced: rank 1 came back")]),
         ("no memory", [*ORDERED, (full(0), "stopping", f"abandon; TERM 0,2; {STOP}", "saving after a failure is off; not replaced: no checkpoint in memory (no space left)")]),
-        ("a rank left before", [*running(3), (gone(0, 0), "running"), (gone(1, -9), "freezing", "freeze 1: 2; deadline freezing 15", "SIGKILL"), (froze(2), "stopping", f"abandon; TERM 2; {STOP}", "step 5 is not saved: saving after a failure is off; not replaced: rank 0 left already")]),
+        ("a rank left before", [*running(3), (gone(0, 0), "running"), (gone(1, -9), "freezing", "freeze 1: 2; deadline freezing 15", "SIGKILL"), (froze(2), "stopping", f"abandon; TERM 2; {STOP}", "step 5 is not saved: saving after a failure is off; not replaced: rank 0 exited already")]),
         ("but what a stop is asked for", [*JOINING, (ask(SIGTERM), "committing", TO_DISK, "a stop was asked for")])]),
     # --- no checkpoint in memory
     ("it cannot be written: the disk", THREE, [
@@ -161,7 +161,7 @@ HISTORIES = [
         *COMMITTING, (undone(), "dumping", f"save 5 by 0 digest 2; {PROGRESS}", "no checkpoint in memory (no descriptors)")]),
     ("its commit fails, and nobody is left", THREE, [
         *COMMITTING, (gone(0, -9), "committing"), (gone(2, -9), "committing"),
-        (undone(), "starting", "forget; abandon; sweep; start 1; deadline starting 600", "step 5 is not saved: no checkpoint in memory (no descriptors); nobody is left to write")]),
+        (undone(), "starting", "forget; abandon; sweep; start 1; deadline starting 600", "step 5 is not saved: no checkpoint in memory (no descriptors); no rank is left to write")]),
     ("its commit fails, and it is on disk already", THREE, [
         *on_disk(COMMITTING),
         (undone(), "stopping", f"abandon; TERM 0,2; {STOP}", "step 5 is saved in /old; not replaced: no checkpoint in memory (no descriptors)")]),

@@ -78,12 +78,12 @@ STUCK = [  # and rank 0 cannot be killed
 
 HISTORIES = [
     # --- success
-    ("one rank succeeds", ONE, [*STARTED, (gone(0, 0), "succeeded", "sweep; finish succeeded 0", "every rank left with 0")]),
+    ("one rank succeeds", ONE, [*STARTED, (gone(0, 0), "succeeded", "sweep; finish succeeded 0", "every rank exited with 0")]),
     ("ranks may succeed long after one another", TWO, [
-        *STARTED_2, (gone(1, 0), "running"), (gone(0, 0), "succeeded", "sweep; finish succeeded 0", "every rank left with 0")]),
+        *STARTED_2, (gone(1, 0), "running"), (gone(0, 0), "succeeded", "sweep; finish succeeded 0", "every rank exited with 0")]),
     ("a rank may leave with 0 before the last one has started", TWO, [
         BEGIN, (up(0), "starting"), (gone(0, 0), "starting"), (up(1), "running"),
-        (gone(1, 0), "succeeded", "sweep; finish succeeded 0", "every rank left with 0")]),
+        (gone(1, 0), "succeeded", "sweep; finish succeeded 0", "every rank exited with 0")]),
     # --- the first failure is the reason for everything after it
     ("one rank fails", ONE, [*STARTED, (gone(0, 3), "failed", "sweep; finish failed 1", "rank 0 exited with code 3")]),
     ("the others are stopped when one fails", THREE, [
@@ -92,7 +92,7 @@ HISTORIES = [
     ("later failures are consequences", THREE, [
         *STARTED_3, (gone(2, 7), "stopping", "TERM 0,1; deadline stopping 30", "rank 2 exited with code 7"),
         (gone(0, 1), "stopping"), (gone(1, -6), "failed", "sweep; finish failed 1", "rank 2 exited with code 7")]),
-    ("a rank that left with 0 is not stopped", THREE, [
+    ("a rank that exited with 0 is not stopped", THREE, [
         *STARTED_3, (gone(0, 0), "running"), (gone(1, 1), "stopping", "TERM 2; deadline stopping 30", "rank 1 exited with code 1"),
         (gone(2, 0), "failed", "sweep; finish failed 1", "rank 1 exited with code 1")]),
     ("a failure before all have started calls the rest off", THREE, [
@@ -111,7 +111,7 @@ HISTORIES = [
     ("a restarted job can succeed", TWO_AGAIN, [
         *FAILING, (gone(0, -15), "starting", AGAIN, "restart 1 of 1: rank 1 was killed by SIGKILL"),
         (up(1, 1), "starting"), (up(0, 1), "running"), (gone(0, 0, 1), "running"),
-        (gone(1, 0, 1), "succeeded", "sweep; finish succeeded 0", "every rank left with 0")]),
+        (gone(1, 0, 1), "succeeded", "sweep; finish succeeded 0", "every rank exited with 0")]),
     ("no attempt begins before the last rank is gone", rules(ranks=(0, 1, 2), max_restarts=1), [
         *STARTED_3, (gone(2, 1), "stopping", "TERM 0,1; deadline stopping 30", "rank 2 exited with code 1"),
         (gone(0, -15), "stopping"), (late("stopping"), "killing", "KILL 1; deadline killing 10", "rank 1 still alive 30 s"),
@@ -132,7 +132,7 @@ HISTORIES = [
     ("a start that was called off ends a failed attempt, and the budget is left", TWO_AGAIN, [
         BEGIN, (up(0), "starting"), (gone(0, 1), "stopping", "cancel; deadline stopping 30", "rank 0 exited with code 1"),
         (no_start(1, why="called off"), "starting", AGAIN, "restart 1 of 1: rank 0 exited with code 1")]),
-    ("a start fails after the others have left with 0", TWO_AGAIN, [
+    ("a start fails after the others have exited with 0", TWO_AGAIN, [
         BEGIN, (up(0), "starting"), (gone(0, 0), "starting"), (no_start(1), "starting", AGAIN, "rank 1 could not be started: no memory")]),
     ("a rank does not start in time", THREE, [
         BEGIN, (up(1), "starting"), (late("starting"), "stopping", "TERM 1; cancel; deadline stopping 30", "ranks 0, 2 did not start within 600 s (--cluster_time_out)"),
@@ -222,7 +222,7 @@ HISTORIES = [
         *STARTED_2, (late("starting"), "running"), (ask(SIGTERM), "stopping", STOP_2, "msrun received SIGTERM"), (late("starting"), "stopping"),
         (late("killing"), "stopping"), (ask(SIGTERM), "killing", KILL_2, "again"), (late("stopping"), "killing")]),
     ("after the end nothing changes anything", ONE_AGAIN, [
-        *STARTED, (gone(0, 0), "succeeded", "sweep; finish succeeded 0", "every rank left with 0"), (gone(0, 1), "succeeded"), (up(0), "succeeded"),
+        *STARTED, (gone(0, 0), "succeeded", "sweep; finish succeeded 0", "every rank exited with 0"), (gone(0, 1), "succeeded"), (up(0), "succeeded"),
         (ask(SIGTERM), "succeeded"), (tell(SIGUSR1), "succeeded"), (late("starting"), "succeeded"), (launch(), "succeeded")]),
 ]  # fmt: skip
 

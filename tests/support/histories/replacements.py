@@ -156,7 +156,7 @@ HISTORIES = [
         (wrote(1, dump=2), "dumping", PROGRESS), (holds(2, dump=2), "committing", "commit 7 by 1 memory; deadline committing 20", "written"),
         (done(MEMORY, 2), "replacing", starts(2, "1,2", "0", 7), "at step 7: replaced, ranks 1-2 live on")]),
     ("a job that was replaced can succeed", THREE, [
-        *REPLACED, (gone(0, 0, 1), "running"), (gone(1, 0, 1), "running"), (gone(2, 0, 1), "succeeded", "sweep; finish succeeded 0", "left with 0")]),
+        *REPLACED, (gone(0, 0, 1), "running"), (gone(1, 0, 1), "running"), (gone(2, 0, 1), "succeeded", "sweep; finish succeeded 0", "exited with 0")]),
     ("a survivor may join before it was heard to leave", TWO, [
         *ONE_LEFT, (reg(1, 5, 1), "replacing"), (rejoins(1), "replacing"), (reg(0, 5, 1), "running", "forget; deadline running -; go on 1: 0,1", "rank 1 replaced")]),
     ("what is on disk already is put into memory nevertheless", THREE, on_disk(REPLACED)),
@@ -183,7 +183,7 @@ HISTORIES = [
         (threw(0), "replacing"), (gone(1, 1), "replacing", starts(1, "0,2", "1"), "rank 1 raised ValueError: bad at step 5: replaced, ranks 0,2 live on")]),
     ("it may leave with any code", THREE, [*RAISED, (gone(1, 0), "replacing", starts(1, "0,2", "1"), "replaced")]),
     ("if it does not leave it is killed", THREE, [
-        *RAISED, (late("replacing"), "replacing", f"KILL 1; {KILL_S}", "rank 1 still alive 10 s after the order to leave"), (gone(1, -9), "replacing", starts(1, "0,2", "1"), "rank 1 raised")]),
+        *RAISED, (late("replacing"), "replacing", f"KILL 1; {KILL_S}", "rank 1 still alive 10 s after the order to exit"), (gone(1, -9), "replacing", starts(1, "0,2", "1"), "rank 1 raised")]),
     ("another one dies meanwhile: both are replaced, and the death is to blame", THREE, [
         *RAISED, (gone(2, -9), "replacing"), (gone(1, 1), "replacing", starts(1, "0", "1,2"), "rank 2 was killed by SIGKILL (rank 1 raised ValueError: bad) at step 5: ranks 1-2 replaced")]),
     ("unless a death explains it", THREE, [

@@ -29,7 +29,7 @@ WHY_NOT = [
     ("replacing is off", asked(is_on=False), []),
     ("workers are started cold", asked(why_off="workers are started cold"), []),
     ("ranks 0, 2: it trains outside run()", THREE, [fixed(0, "it trains outside run()"), fixed(2, "it trains outside run()")]),
-    ("rank 0 left already", THREE, [gone(0, 0)]),
+    ("rank 0 exited already", THREE, [gone(0, 0)]),
     ("rank 2 let go of its state", THREE, [cut(2)]),
     ("all 0 replacements within 3600 s are spent", asked(max_replacements=0), []),
 ]  # fmt: skip

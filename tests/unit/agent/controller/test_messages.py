@@ -27,8 +27,8 @@ def told(steps, event, rules_=TWO):
 @pytest.mark.parametrize(
     ("steps", "event", "words"),
     [
-        (TRAINING, ask(SIGTERM), "graceful exit: msrun received SIGTERM; all ranks come to the end of one step within 20 s, save it and leave; one more signal saves at once"),
-        (TRAINING, wish(), "graceful exit: e.json asks for it; all ranks come to the end of one step within 585 s, save it and leave; one more signal saves at once"),
+        (TRAINING, ask(SIGTERM), "graceful exit: msrun received SIGTERM; all ranks come to the end of one step within 20 s, save it and exit; one more signal saves at once"),
+        (TRAINING, wish(), "graceful exit: e.json asks for it; all ranks come to the end of one step within 585 s, save it and exit; one more signal saves at once"),
         (HOLDING, wish(1), ""),
         (HOLDING, ask(SIGINT), "no graceful exit, msrun received SIGINT, too: what is whole is saved at once; one more signal ends the job without it"),
         (HOLDING, gone(1, -9), "no graceful exit, rank 1 was killed by SIGKILL: what is whole is saved at once; 2 more signals end the job without it"),
@@ -36,7 +36,7 @@ def told(steps, event, rules_=TWO):
         (AGREED, late("holding"), "no graceful exit, ranks 0, 1 did not come to the end of step 6 within 20 s: what is whole is saved at once; 2 more signals end the job without it"),
         (AGREED, now(), "no graceful exit, msrun stop --now: the job ends at once"),
         (COMMITTING, ask(SIGTERM), "the state is saved before the stop; one more signal ends the job without it"),
-        (LEAVING, ask(SIGTERM), "the ranks are leaving; one more signal ends them"),
+        (LEAVING, ask(SIGTERM), "the ranks are exiting; one more signal ends them"),
         ([*TRAINING, (gone(1, -9), "")], ask(SIGTERM), "the state is saved before the stop; one more signal ends the job without it"),
         ([*TRAINING, (gone(1, -9), "")], froze(0, 4), ""),
         (STARTED_2, ask(SIGTERM), ""),
@@ -53,7 +53,7 @@ def test_what_is_said(steps, event, words):
         (replacements.COMMITTING, done(MEMORY), "rank 1 was killed by SIGKILL at step 5: replaced, ranks 0,2 live on"),
         (RAISED, gone(1, 1), "rank 1 raised ValueError: bad at step 5: replaced, ranks 0,2 live on"),
         (REPLACING, up(1, 1), ""),
-        (replacements.ALMOST, reg(2, 5, 1), "rank 1 replaced: every rank goes on from step 5"),
+        (replacements.ALMOST, reg(2, 5, 1), "rank 1 replaced: every rank resumes from step 5"),
         (JOINING, gone(1, 1, 1), "rank 1 exited with code 1 at step 5: replaced, ranks 0,2 live on"),
         (JOINING, reg(1, 4, 1), "not replaced, rank 1 came back at step 4 instead of 5: the state is saved before a restart"),
         (JOINING, ask(SIGTERM), "the state is saved before the stop; one more signal ends the job without it"),

@@ -72,4 +72,6 @@ def test_hung_and_slow_ranks_the_origin_and_the_end():
     assert folded(slow).slow == {2} and folded(slow, event("StragglerEnded", rank=2)).slow == set()
     assert folded({**RESTART, "resume": None}).failure.done == "restarted from the beginning"
     assert folded({**RESTART, "resume": "/ckpt/net-3_12"}).failure.done == "restarted from net-3_12"
-    assert folded(event("Finish", reason="every rank left with 0")).end == "every rank left with 0"
+    assert (
+        folded(event("Finish", reason="every rank exited with 0")).end == "every rank exited with 0"
+    )
