@@ -4,10 +4,11 @@ Pure: no I/O, no clock, no randomness; the job is a value and every decision ret
 is why a recorded history can be replayed and random schedules simulated. Theory in six lines:
 
 * the first failure is the reason for everything after it; the others are consequences. Only an
-  exception yields to a death that is heard of a little later: it may be its consequence;
+  exception is replaced as root cause by a death reported shortly after it: the exception may be its
+  consequence;
 * after a failure the ranks that hold the state save it, then: stop (signal, grace) -> kill
   (SIGKILL) -> gone; then restart if the budget allows, else fail;
-* where it can be, the state is saved in memory, and only what is lost is started again;
+* where possible, the state is saved in memory, and only the lost ranks are started again;
 * the first request to stop is polite, the last one means now;
 * nothing is ever ordered for a rank that is not alive, and no attempt starts before the last one
   has no rank alive.

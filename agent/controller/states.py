@@ -1,13 +1,13 @@
 """The states of a job and of a rank, and the table of every move that is allowed.
 
-Rules: what changes a job's state stands in ``MOVES`` and nowhere else; an absent row is a bug and
-raises; this file imports nothing of ours. ``docs/architecture/state-machine.md`` is made from it.
+Rules: only ``MOVES`` says what changes a job's state; an absent row is a bug and raises; this file
+imports nothing of ours. ``docs/architecture/state-machine.md`` is made from it.
 
 A job moves on three facts: the state it is in, what happened, and a *condition*, the one question
 that the controller has to answer about the ranks. After a failure the ranks that hold the state are
-*drained* before they are stopped: freeze, dump, commit. Where the dump is one in memory, only those
-that are lost are *replaced*, and nobody is stopped. A stop that is asked for *holds* all ranks at
-one step first, where that is possible. Events without a row only tell a fact.
+*drained* before they are stopped: freeze, dump, commit. If the dump is one in memory, only the lost
+ranks are *replaced*, and no rank is stopped. A stop that is asked for *holds* all ranks at one step
+first, where that is possible. Events without a row only state a fact.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import Enum
 
 
 class JobState(Enum):
-    """Where a job is. The last three are ends."""
+    """The state of a job. The last three are ends."""
 
     NEW = "new"
     STARTING = "starting"
@@ -34,18 +34,18 @@ class JobState(Enum):
 
     @property
     def is_end(self) -> bool:
-        """Whether nothing can happen any more."""
+        """Whether no event can change anything any more."""
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
 
 
 class RankState(Enum):
-    """Where a rank of the present attempt is. The last three are ends."""
+    """The state of a rank of the present attempt. The last three are ends."""
 
-    PENDING = "pending"  # ordered, not known to exist
+    PENDING = "pending"  # its start was ordered, and it is not known to exist
     RUNNING = "running"
-    SUCCEEDED = "succeeded"  # left with 0
-    FAILED = "failed"  # left by itself with anything else, or never came to life
-    STOPPED = "stopped"  # left after msrun told it to
+    SUCCEEDED = "succeeded"  # exited with 0
+    FAILED = "failed"  # exited by itself with anything else, or never started
+    STOPPED = "stopped"  # exited after msrun ordered it to
 
     @property
     def is_alive(self) -> bool:

@@ -1,7 +1,7 @@
-"""Looks after ranks that make no progress, and after slow ones: the effects of hang and straggler.
+"""Watches for ranks that make no progress, and for slow ones: the effects of hang and straggler.
 
 The status pages are read, which costs no message and no system call; a process is looked at only
-once its page tells nothing new. The timer runs while the job does, from the first commits on, once
+once its page does not change. The timer runs while the job does, from the first commits on, once
 every rank has registered.
 """
 
@@ -26,14 +26,14 @@ from worker_hooks.contract.process_stat import children, read_stat
 
 SHORTEST_S, LONGEST_S = 0.25, 5.0  # between two looks
 LOOKS = 4  # within the shortest limit
-LATE_S = 0.5  # a look that is so late finds what was late, not the ranks
+LATE_S = 0.5  # a look that is so late says nothing about the ranks: the machine was late
 ANSWER_S = 1.0
-CANNOT = frozenset({STOPPED, *DEAD})  # answer
+CANNOT_ANSWER = frozenset({STOPPED, *DEAD})
 DEPTH = 3  # of processes below a rank's
 
 PAUSED = (
-    "all ranks are stopped (SIGSTOP): the job is taken to be paused by somebody; SIGCONT to every "
-    "rank lets it go on"
+    "all ranks are stopped (SIGSTOP): msrun takes the job to be paused by a person; SIGCONT to "
+    "every rank continues it"
 )
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -78,7 +78,7 @@ class HealthMonitor:
         self._state = JobState.NEW
         self._ranks: frozenset[int] = frozenset()
         self._are_all = self._were_all = False
-        self._vigil = HangDetector(hang_s)
+        self._detector = HangDetector(hang_s)
         self._stragglers = Stragglers()
         self._paced: dict[int, Tempo] = {}
         self._timer: Timer | None = None
@@ -90,27 +90,29 @@ class HealthMonitor:
         self._deadline: Timer | None = None
 
     def watch(self, state: JobState, ranks: Collection[int], *, are_all: bool) -> None:
-        """The job is in this state, these ranks train; ``are_all``: none has left already."""
+        """The job is in this state, these ranks train; ``are_all``: none has exited already."""
         self._state, self._ranks, self._are_all = state, frozenset(ranks), are_all
         self._were_all = self._were_all or are_all
         if state is not JobState.RUNNING or not ranks:
             self._rest()
 
     def refresh(self, workers: Mapping[int, Worker]) -> None:
-        """Note in ``workers`` how quick they are; called now and then while ranks have pages."""
+        """Note in ``workers`` how fast they are; called now and then while ranks have pages."""
         paces = self._pages.paces(workers)
         found = {rank: tempo(each) for rank, each in paces.items()}
         self._paced = {rank: each for rank, each in found.items() if each is not None}
-        self._vigil.set_pace(typical_steps(paces.values()))
+        self._detector.set_pace(typical_steps(paces.values()))
         if self._state is JobState.RUNNING:
             self._name_stragglers()
             self._arm()
         for rank, worker in workers.items():
-            worker.tempo = self._paced.get(rank, worker.tempo)  # its last word, once it is gone
+            worker.tempo = self._paced.get(
+                rank, worker.tempo
+            )  # the last known one, once it is gone
             worker.is_slow = rank in self._stragglers.named
 
     def hear(self, message: protocol.Stack) -> None:
-        """A rank told where it stands."""
+        """A rank says where its main thread is."""
         if self._answers is not None and message.id == self._inspection:
             self._answers[message.rank] = Inspection(message.is_in_collective, message.text)
             self._judge_if_all_answered()
@@ -118,17 +120,17 @@ class HealthMonitor:
     def forget(self) -> None:
         """The attempt is over."""
         self._rest()
-        self._vigil = HangDetector(self._hang_s)
+        self._detector = HangDetector(self._hang_s)
         self._stragglers = Stragglers()
         self._ranks = frozenset()
         self._were_all = False
 
     def _arm(self) -> None:
-        """Look at the ranks from now on, if there is something to go by."""
+        """Look at the ranks from now on, if there are steps to compare with."""
         has_begun = any(beat.step for beat in self._pages.beats(self._ranks).values())
         is_ready = self._were_all and bool(self._ranks) and has_begun
         if is_ready and self._hang_s != 0 and self._timer is None:
-            self._vigil.start_anew(self._loop.time())
+            self._detector.start_anew(self._loop.time())
             self._set_timer()
 
     def _rest(self) -> None:
@@ -147,7 +149,7 @@ class HealthMonitor:
     # --- hangs ----------------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
-        least_s = min(self._vigil.limits[:3]) / LOOKS
+        least_s = min(self._detector.limits[:3]) / LOOKS
         after_s = min(LONGEST_S, max(SHORTEST_S, least_s))
         self._due_s = self._loop.time() + after_s
         self._timer = self._loop.call_at(self._due_s, self._look)
@@ -155,17 +157,17 @@ class HealthMonitor:
     def _look(self) -> None:
         now_s = self._loop.time()
         if now_s - self._due_s > LATE_S:
-            self._vigil.start_anew(now_s)
+            self._detector.start_anew(now_s)
         self._set_timer()
         seen = self._seen()
         if self._answers is not None:
-            self._vigil.note(seen, now_s, have_left=not self._are_all)
+            self._detector.note(seen, now_s, have_left=not self._are_all)
             return
-        cases = self._vigil.look(seen, now_s, have_left=not self._are_all)
-        if self._vigil.is_paused and not self._was_paused:
+        cases = self._detector.look(seen, now_s, have_left=not self._are_all)
+        if self._detector.is_paused and not self._was_paused:
             self._journal.event("JobPaused", ranks=sorted(self._ranks), reason=PAUSED)
             self._services.say(PAUSED)
-        self._was_paused = self._vigil.is_paused
+        self._was_paused = self._detector.is_paused
         if cases:
             self._inspect(cases)
 
@@ -174,7 +176,7 @@ class HealthMonitor:
         found = []
         for rank, beat in beats.items():
             seen = Observation(rank, beat, rank in self._paced)
-            if self._vigil.is_silent(rank, beat) and (pid := self._links.pid(rank)):
+            if self._detector.is_silent(rank, beat) and (pid := self._links.pid(rank)):
                 state, cpu_s = process(pid)
                 seen = seen._replace(state=state, cpu_s=cpu_s)
             found.append(seen)
@@ -197,11 +199,11 @@ class HealthMonitor:
         self._judge_if_all_answered()
 
     def _judge_if_all_answered(self) -> None:
-        """All but those that cannot."""
+        """All but those that cannot answer."""
         if self._answers is None:
             return
         silent = self._asked.keys() - self._answers.keys()
-        if all(process(self._links.pid(rank))[0] in CANNOT for rank in silent):
+        if all(process(self._links.pid(rank))[0] in CANNOT_ANSWER for rank in silent):
             self._judge()
 
     def _judge(self) -> None:
@@ -209,8 +211,8 @@ class HealthMonitor:
             self._deadline.cancel()
             self._deadline = None
         answers, self._answers = self._answers or {}, None
-        self._vigil.note(self._seen(), self._loop.time(), have_left=not self._are_all)
-        verdict = self._vigil.judge(answers)
+        self._detector.note(self._seen(), self._loop.time(), have_left=not self._are_all)
+        verdict = self._detector.judge(answers)
         self._journal.event(
             "HangJudged",
             inspection=self._inspection,

@@ -1,18 +1,17 @@
 """How long a rank has been where it is, and whether that is longer than allowed.
 
-Pure: what a look found comes in with the time of the look. Three tiers of evidence, by the kernel's
-word on the rank's process; ``usual`` and ``slowest`` are the median and the slowest of the recent
-steps, without what lay aside of them (a checkpoint, a validation), each of the rank with the
-largest:
+Pure: the observations of a look come in with its time. Three tiers of evidence, by what the kernel
+says of the rank's process; ``typical`` and ``slowest`` are the median and the slowest of the recent
+steps, without work beside training (a checkpoint, a validation), each of the rank with the largest:
 
-    stopped    it is in state T                      max(1.5 s, 5 x usual)
+    stopped    it is in state T                      max(1.5 s, 5 x typical)
     idle       it uses no processor, nor do its      max(15 s, 30 x slowest)
                children
     busy       else, or it awaits a loop's first     max(300 s, 30 x slowest)
                batch
 
-Between loops, and from an update to the next batch, a rank may be at anything for any time: there
-only one that is stopped can be a case.
+Between loops, and from an update to the next batch, a rank may do anything for any time: there only
+a stopped one can be over its limit.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from worker_hooks.contract.status_page import Heartbeat, Pace, Phase
 
 STOPPED, TRACED, DEAD = "T", "t", "ZX"  # the kernel's letters
 ARMED = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE})
-AT_WORK = 0.05  # of one processor: who uses less is idle
+AT_WORK = 0.05  # of one processor: a process that uses less is idle
 TICK_S = 0.011  # the kernel counts processor time in steps of 10 ms
 NS = 1e-9
 BY_SIGNAL = "stopped by a signal"
 
 
 class Observation(NamedTuple):
-    """What a look finds of a rank that trains; of one with news on its page, only these."""
+    """What a look finds of a rank that trains; the last two only if its page has not changed."""
 
     rank: int
     beat: Heartbeat
-    has_pace: bool  # it made a step from commit to commit
+    has_pace: bool  # it made a complete step, from commit to commit
     state: str = ""  # of its process, the kernel's letter; empty: not looked at
     cpu_s: float = 0.0  # processor time used so far, by its children too
 
@@ -46,7 +45,7 @@ class Limits(NamedTuple):
     stopped_s: float
     idle_s: float
     busy_s: float
-    words: str  # where the numbers are from
+    words: str  # where the numbers come from
 
 
 class Stall(NamedTuple):
@@ -70,7 +69,7 @@ class StallKind(NamedTuple):
 
 
 class TypicalSteps(NamedTuple):
-    """How long recent steps took without what lay aside of them, in seconds."""
+    """How long recent steps took, without work beside training, in seconds."""
 
     median_s: float = 0.0
     slowest_s: float = 0.0
@@ -84,7 +83,7 @@ def limits(steps: TypicalSteps, fixed_s: float | None) -> Limits:
         max(1.5, 5 * steps.median_s),
         max(15.0, 30 * steps.slowest_s),
         max(300.0, 30 * steps.slowest_s),
-        f"as steps take {steps.median_s:.2g} s and the slowest of late {steps.slowest_s:.2g} s",
+        f"as steps take {steps.median_s:.2g} s and the slowest recent one {steps.slowest_s:.2g} s",
     )
 
 
@@ -97,18 +96,18 @@ def typical_steps(paces: Iterable[Sequence[Pace]]) -> TypicalSteps:
 
 
 def observe(before: Stall | None, seen: Observation, now_s: float, from_s: float) -> Stall:
-    """A rank's stay as of this look.
+    """How long a rank has been where it is, as of this look.
 
     Args:
         before: as of the look before; ``None``: there was none.
-        seen: what this one found.
-        now_s: when.
-        from_s: what was before that does not count.
+        seen: the observation of this look.
+        now_s: its time.
+        from_s: nothing before this time counts.
     """
     since_s = max(from_s, seen.beat.at_ns * NS)
     if before is None or before.seen.beat != seen.beat:
         return Stall(seen, now_s, since_s, since_s, now_s)
-    is_first = not before.seen.state  # only now the process is looked at, too
+    is_first = not before.seen.state  # this look is the first at its process
     ran_s = 0.0 if is_first else before.looked_s
     used_s = seen.cpu_s - before.seen.cpu_s
     is_busy = is_first or used_s > TICK_S + AT_WORK * (now_s - before.looked_s)
@@ -121,20 +120,20 @@ def observe(before: Stall | None, seen: Observation, now_s: float, from_s: float
     )
 
 
-def over_limit(stay: Stall, limits: Limits) -> StallKind | None:
+def over_limit(stall: Stall, limits: Limits) -> StallKind | None:
     """Whether a rank is over its limit, as of the last look."""
-    seen, now_s = stay.seen, stay.looked_s
+    seen, now_s = stall.seen, stall.looked_s
     if not seen.state or seen.state in DEAD or seen.state == TRACED:
         return None
     is_stopped = seen.state == STOPPED
     if is_stopped:
-        silent_s, limit_s = now_s - max(stay.since_s, stay.stopped_s), limits.stopped_s
+        silent_s, limit_s = now_s - max(stall.since_s, stall.stopped_s), limits.stopped_s
         how = BY_SIGNAL
     elif seen.beat.phase not in ARMED or not seen.has_pace:
         return None
     else:
-        silent_s, limit_s = now_s - stay.since_s, limits.busy_s
-        idle_s = now_s - max(stay.since_s, stay.idle_s)
+        silent_s, limit_s = now_s - stall.since_s, limits.busy_s
+        idle_s = now_s - max(stall.since_s, stall.idle_s)
         how = "it is busy" if idle_s < silent_s / 2 else "it uses no processor time"
         is_first = seen.beat.phase is Phase.DATA and not seen.beat.batch
         if idle_s >= limits.idle_s and not is_first:

@@ -1,7 +1,7 @@
-"""How quick each rank is, and which one is persistently slower than its peers.
+"""How fast each rank is, and which one is persistently slower than its peers.
 
-Pure: the times on the status pages come in. Ranks wait for each other in backward, so the steps of
-all are as long as those of the slowest; a rank's *own* time is what is left without the waiting.
+Pure: the times on the status pages come in. Ranks wait for each other in backward, so all steps
+are as long as those of the slowest rank; a rank's *own* time is its time without the waiting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Slow(NamedTuple):
 
     @property
     def words(self) -> str:
-        """In one sentence."""
+        """One sentence."""
         times = f"{1e3 * self.own_s:.3g} ms of its own a step, its peers {1e3 * self.peers_s:.3g}"
         return f"rank {self.rank} is slower than its peers: {times} ms"
 
@@ -72,7 +72,7 @@ class Stragglers:
 
 
 def _slow(tempos: Mapping[int, Tempo]) -> list[Slow]:
-    """Who is slow at this look."""
+    """Ranks that are slow at this look."""
     found = []
     for rank, each in tempos.items():
         peers = sorted(other.own_median_s for peer, other in tempos.items() if peer != rank)

@@ -21,7 +21,7 @@ class _File(NamedTuple):
 
     stamp: Stamp | None  # None: it was not there
     is_doubtful: bool = False  # it was unreadable, perhaps because it is being written
-    is_warned: bool = False  # somebody was told so
+    is_warned: bool = False  # people were warned
 
 
 class ExitFiles:
@@ -35,7 +35,7 @@ class ExitFiles:
         Args:
             began_s: when the run began, in seconds since the epoch.
             asked: takes the sentence of a request.
-            say: tells people one sentence.
+            say: prints one sentence for people.
         """
         self._began_ns = int(began_s * _NS)
         self._asked = asked
@@ -47,7 +47,7 @@ class ExitFiles:
         self._thread: threading.Thread | None = None
 
     def add(self, path: str, *, is_early: bool) -> None:
-        """Watch a file; ``is_early``: nothing was started yet, so whatever it says is old."""
+        """Watch a file; ``is_early``: no rank was started yet, so its present content is old."""
         with self._lock:
             if path not in self._files:
                 self._new.setdefault(path, is_early)
@@ -56,7 +56,7 @@ class ExitFiles:
             self._thread.start()
 
     def close(self) -> None:
-        """Watch nothing any more; a look that is stuck in a dead file system is left alone."""
+        """Stop watching; a look that is stuck in a dead file system is left alone."""
         self._over.set()
 
     def _watch(self) -> None:

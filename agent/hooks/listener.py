@@ -1,7 +1,7 @@
-"""The socket that training scripts knock at: a name in Linux's abstract namespace, no file.
+"""The socket that training scripts connect to: a name in Linux's abstract namespace, no file.
 
 The name reaches workers by their environment. Anybody on the machine can find it and connect to it
-(``/proc/net/unix`` lists all names), so ``agent.hooks.rank_links`` looks at who came.
+(``/proc/net/unix`` lists all names), so ``agent.hooks.rank_links`` checks who did.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 
-BACKLOG = 4096  # every rank may knock before the agent looks
+BACKLOG = 4096  # every rank may connect before the agent accepts
 
 
 def open_listener(record_id: str) -> socket.socket:
@@ -18,17 +18,17 @@ def open_listener(record_id: str) -> socket.socket:
     Raises:
         OSError: no socket can be had.
     """
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        door.bind(f"\0msrun-{record_id}-{os.urandom(8).hex()}")
-        door.listen(BACKLOG)
+        listener.bind(f"\0msrun-{record_id}-{os.urandom(8).hex()}")
+        listener.listen(BACKLOG)
     except BaseException:
-        door.close()
+        listener.close()
         raise
-    door.setblocking(False)
-    return door
+    listener.setblocking(False)
+    return listener
 
 
-def name_of(door: socket.socket) -> str:
+def name_of(listener: socket.socket) -> str:
     """What hooks connect to, without the leading NUL."""
-    return bytes(door.getsockname()).decode().removeprefix("\0")
+    return bytes(listener.getsockname()).decode().removeprefix("\0")

@@ -1,8 +1,8 @@
-"""The agent's ends of the lines to training scripts: who speaks, and that it is well formed.
+"""The agent's ends of the links to training scripts: who speaks, and that it is well formed.
 
-One line per rank of the present attempt, into which it may have lived on from an earlier one. What
-a message means is ``agent.supervisor.hooks_bridge``'s business; here a line that is not ours,
-comes twice or talks nonsense is closed, and nothing ever waits.
+One link per rank of the present attempt; a survivor keeps its link from attempt to attempt. What a
+message means is the business of ``agent.supervisor.hooks_bridge``; this module closes a link that
+is not ours, comes twice or sends nonsense, and it never waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from agent.records.journal import Journal
 from worker_hooks.contract import protocol, wire
 
-BURST = 32  # messages taken from one line before others have their turn
+BURST = 32  # messages taken from one link before others have their turn
 RETRY_S = 1.0  # after descriptors ran out
 Loop = asyncio.AbstractEventLoop
 Timer = asyncio.TimerHandle
@@ -41,30 +41,30 @@ Said = (
 """What a training script may say; each names its rank and attempt."""
 
 
-class _Line:
+class _Link:
     """One connection; ``rank`` is -1 before its Hello."""
 
-    def __init__(self, link: socket.socket) -> None:
-        self.link = link
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
         self.pid, self.uid, _ = _PEER.unpack(
-            link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         )
         self.rank = -1
 
 
 class RankLinks:
-    """Every line of the present attempt."""
+    """The links to the ranks of the present attempt."""
 
-    def __init__(self, door: socket.socket, ranks: Iterable[int], journal: Journal) -> None:
-        """``door`` listens and does not block; it stays the caller's."""
-        self._door = door
+    def __init__(self, listener: socket.socket, ranks: Iterable[int], journal: Journal) -> None:
+        """``listener`` does not block; it stays the caller's."""
+        self._listener = listener
         self._ranks = frozenset(ranks)
         self._journal = journal
-        self._attempt: int | None = None  # between attempts nobody is heard
-        self._strangers: set[_Line] = set()  # no Hello yet
-        self._lines: dict[int, _Line] = {}
+        self._attempt: int | None = None  # between attempts no rank is heard
+        self._unknown: set[_Link] = set()  # no Hello yet
+        self._links: dict[int, _Link] = {}
         self._expected: dict[int, int] = {}  # rank -> an attempt that has not begun
-        self._early: dict[_Line, protocol.Hello] = {}  # of those, until it has
+        self._early: dict[_Link, protocol.Hello] = {}  # of those ranks, until it has
         self._retry: asyncio.TimerHandle | None = None
 
     def attach(
@@ -78,13 +78,13 @@ class RankLinks:
         Args:
             loop: the agent's.
             heard: takes a message and the descriptors beside it, which are its own then.
-            lost: takes the rank and the process of a line that was closed from the other end or
-                had to be closed.
+            lost: takes the rank and the process of a link that the other end closed, or that had
+                to be closed.
         """
         self._loop = loop
         self._heard = heard
         self._lost = lost
-        self._watch_door()
+        self._watch()
 
     def begin(self, attempt: int) -> None:
         """Hear the ranks of this attempt, and only them."""
@@ -92,101 +92,101 @@ class RankLinks:
         self._attempt = attempt
 
     def expect(self, attempt: int, ranks: Iterable[int]) -> None:
-        """Newcomers of an attempt that may begin may greet already; they are heard then."""
-        for line in tuple(self._early):
-            self._close(line)
+        """Newcomers of an attempt that may begin may say Hello already; they are heard then."""
+        for link in tuple(self._early):
+            self._close(link)
         self._expected = dict.fromkeys(ranks, attempt)
 
     def admit(self) -> None:
-        """The attempt has begun, and its newcomers' greetings can be answered."""
+        """The attempt has begun: answer the Hellos of its newcomers."""
         early, self._early, self._expected = self._early, {}, {}
-        for line, hello in early.items():
-            if why := self._greet(line, hello):
-                self._drop(line, why)
+        for link, hello in early.items():
+            if why := self._accept(link, hello):
+                self._drop(link, why)
             else:
-                self._hear(line, hello, [])
+                self._hear(link, hello, [])
 
     def renew(self, attempt: int, survivors: Iterable[int]) -> None:
-        """Go on with the lines of survivors in a new attempt; those of others are closed."""
+        """Keep the links of survivors in a new attempt, and close those of others."""
         self._attempt, kept = attempt, frozenset(survivors)
-        for rank, line in tuple(self._lines.items()):
+        for rank, link in tuple(self._links.items()):
             if rank not in kept:
-                self._close(line)
+                self._close(link)
 
     def end(self) -> None:
-        """Close every line."""
+        """Close every link."""
         self._attempt, self._expected = None, {}
-        for line in (*self._strangers, *self._lines.values()):
-            self._close(line)
+        for link in (*self._unknown, *self._links.values()):
+            self._close(link)
 
     def close(self) -> None:
-        """Close every line and stop listening."""
+        """Close every link and stop listening."""
         self.end()
         if self._retry is not None:
             self._retry.cancel()
-        self._loop.remove_reader(self._door.fileno())
+        self._loop.remove_reader(self._listener.fileno())
 
     def pid(self, rank: int) -> int:
-        """The process at a rank's line; 0: there is none."""
-        line = self._lines.get(rank)
-        return 0 if line is None else line.pid
+        """The process at a rank's link; 0: there is none."""
+        link = self._links.get(rank)
+        return 0 if link is None else link.pid
 
     def send(self, rank: int, message: protocol.Message) -> None:
-        """Say something to a rank. One that does not listen any more is lost."""
-        line = self._lines.get(rank)
-        if line is None:
+        """Send a message to a rank. One that no longer reads is lost."""
+        link = self._links.get(rank)
+        if link is None:
             return
         try:
-            wire.send(line.link, message)
+            wire.send(link.connection, message)
         except OSError as error:  # gone, or it has read nothing for a hundred messages
-            self._drop(line, f"cannot be told {type(message).__name__}: {error.strerror}")
+            self._drop(link, f"cannot be sent {type(message).__name__}: {error.strerror}")
 
-    # --- who knocks -----------------------------------------------------------------------------
+    # --- who connects ----------------------------------------------------------------------------
 
-    def _watch_door(self) -> None:
+    def _watch(self) -> None:
         self._retry = None
-        self._loop.add_reader(self._door.fileno(), self._on_knock)
+        self._loop.add_reader(self._listener.fileno(), self._on_connection)
 
-    def _on_knock(self) -> None:
+    def _on_connection(self) -> None:
         for _ in range(BURST):
             try:
-                link, _ = self._door.accept()
+                connection, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptor, no memory: the door would stay readable
+            except OSError as error:  # no descriptor, no memory: the socket would stay readable
                 self._journal.event("LinkRefused", why=str(error.strerror))
-                self._loop.remove_reader(self._door.fileno())
-                self._retry = self._loop.call_later(RETRY_S, self._watch_door)
+                self._loop.remove_reader(self._listener.fileno())
+                self._retry = self._loop.call_later(RETRY_S, self._watch)
                 return
-            self._take(link)
+            self._take(connection)
 
-    def _take(self, link: socket.socket) -> None:
-        link.setblocking(False)
-        line = _Line(link)
-        if line.uid != os.geteuid():
-            self._journal.event("LinkRefused", pid=line.pid, why=f"it is user {line.uid}'s")
-            link.close()
+    def _take(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        link = _Link(connection)
+        if link.uid != os.geteuid():
+            self._journal.event("LinkRefused", pid=link.pid, why=f"it is user {link.uid}'s")
+            connection.close()
             return
-        self._strangers.add(line)
-        self._loop.add_reader(link.fileno(), self._on_readable, line)
+        self._unknown.add(link)
+        self._loop.add_reader(connection.fileno(), self._on_readable, link)
 
-    def _greet(self, line: _Line, message: protocol.Message | None) -> str:
-        """Why this line is refused; empty: it is the rank's now."""
+    def _accept(self, link: _Link, message: protocol.Message | None) -> str:
+        """Why this link is refused; empty: it is the rank's now."""
         if not isinstance(message, protocol.Hello):
-            return "no greeting" if message is None else f"{type(message).__name__} before Hello"
+            return "no Hello" if message is None else f"{type(message).__name__} before Hello"
         if message.rank not in self._ranks:
             return f"rank {message.rank} is not of this node"
         if message.attempt != self._attempt:
             return f"rank {message.rank} is of attempt {message.attempt}"
-        if message.rank in self._lines:  # a child that imports the script, too
-            return f"rank {message.rank} has a line already"
-        self._strangers.discard(line)
-        line.rank = message.rank
-        self._lines[message.rank] = line
+        if message.rank in self._links:  # a child that imports the script, too
+            return f"rank {message.rank} has a link already"
+        self._unknown.discard(link)
+        link.rank = message.rank
+        self._links[message.rank] = link
         return ""
 
-    def _is_early(self, line: _Line, message: protocol.Message | None) -> bool:
-        if line.rank >= 0 or line in self._early or not isinstance(message, protocol.Hello):
+    def _is_early(self, link: _Link, message: protocol.Message | None) -> bool:
+        if link.rank >= 0 or link in self._early or not isinstance(message, protocol.Hello):
             return False
         if message.rank in {hello.rank for hello in self._early.values()}:
             return False
@@ -194,79 +194,79 @@ class RankLinks:
 
     # --- what it says ---------------------------------------------------------------------------
 
-    def _on_readable(self, line: _Line) -> None:
+    def _on_readable(self, link: _Link) -> None:
         for _ in range(BURST):
-            if line.link.fileno() < 0:
+            if link.connection.fileno() < 0:
                 return  # closed meanwhile
             try:
-                message, fds = wire.receive(line.link)
+                message, fds = wire.receive(link.connection)
             except BlockingIOError:
                 return
             except (wire.ProtocolError, OSError) as error:
-                self._drop(line, str(error))
+                self._drop(link, str(error))
                 return
-            if self._is_early(line, message):
+            if self._is_early(link, message):
                 assert isinstance(message, protocol.Hello)
                 _close_all(fds)
-                self._early[line] = message
+                self._early[link] = message
                 return
-            if line.rank < 0 and (why := self._greet(line, message)):
+            if link.rank < 0 and (why := self._accept(link, message)):
                 _close_all(fds)
-                self._drop(line, why)
+                self._drop(link, why)
                 return
             if message is None:
                 _close_all(fds)  # beside a packet without a byte
-                self._drop(line, "")
+                self._drop(link, "")
                 return
-            self._hear(line, message, fds)
+            self._hear(link, message, fds)
 
-    def _hear(self, line: _Line, message: protocol.Message, fds: list[int]) -> None:
+    def _hear(self, link: _Link, message: protocol.Message, fds: list[int]) -> None:
         present = self._attempt
-        if isinstance(message, Said) and present is not None and message.rank == line.rank:
+        if isinstance(message, Said) and present is not None and message.rank == link.rank:
             if message.attempt == present:
                 self._heard(message, fds)
                 return
-            if message.attempt < present:  # said before it heard that it is in a new attempt
+            if message.attempt < present:  # sent before it knew that it is in a new attempt
                 _close_all(fds)
                 if isinstance(message, protocol.ExitRequested):  # which is of no attempt
                     self._heard(message._replace(attempt=present), [])
                 return
         _close_all(fds)
-        self._drop(line, f"not what rank {line.rank} may say: {message}"[:300])
+        self._drop(link, f"not what rank {link.rank} may say: {message}"[:300])
 
-    def _drop(self, line: _Line, why: str) -> None:
+    def _drop(self, link: _Link, why: str) -> None:
         if why:
-            self._journal.event("LinkRefused", rank=line.rank, pid=line.pid, why=why)
-        self._close(line)
-        if line.rank >= 0:
-            self._lost(line.rank, line.pid)
+            self._journal.event("LinkRefused", rank=link.rank, pid=link.pid, why=why)
+        self._close(link)
+        if link.rank >= 0:
+            self._lost(link.rank, link.pid)
 
     def hear_out(self, rank: int) -> None:
-        """Take in what a dead rank said last; its line is closed then."""
-        line = self._lines.get(rank)
-        if line is not None:
-            self._on_readable(line)
-            self._close(line)
+        """Take in the last messages of a dead rank, then close its link."""
+        link = self._links.get(rank)
+        if link is not None:
+            self._on_readable(link)
+            self._close(link)
 
     def catch_up(self, ranks: Iterable[int]) -> None:
-        """Take in what living ranks have said by now."""
+        """Take in what living ranks have sent by now."""
         for rank in ranks:
-            if (line := self._lines.get(rank)) is not None:
-                self._on_readable(line)
+            if (link := self._links.get(rank)) is not None:
+                self._on_readable(link)
 
     def drop(self, rank: int, why: str) -> None:
-        """Close a rank's line for what it said."""
-        if (line := self._lines.get(rank)) is not None:
-            self._drop(line, why)
+        """Close a rank's link for what it said."""
+        if (link := self._links.get(rank)) is not None:
+            self._drop(link, why)
 
-    def _close(self, line: _Line) -> None:
-        self._strangers.discard(line)
-        self._early.pop(line, None)
-        if self._lines.get(line.rank) is line:
-            del self._lines[line.rank]
-        if line.link.fileno() >= 0:
-            self._loop.remove_reader(line.link.fileno())
-            line.link.close()
+    def _close(self, link: _Link) -> None:
+        self._unknown.discard(link)
+        self._early.pop(link, None)
+        if self._links.get(link.rank) is link:
+            del self._links[link.rank]
+        if link.connection.fileno() >= 0:
+            self._loop.remove_reader(link.connection.fileno())
+            link.connection.close()
 
 
 def _close_all(fds: Iterable[int]) -> None:

@@ -1,7 +1,7 @@
-"""The status pages of the present attempt: what ranks said of themselves, readable after death.
+"""The status pages of the present attempt: written by ranks, readable after their death.
 
-A page is written by a worker, so nothing in it is trusted to be sound: what cannot be read is as
-good as not there.
+A worker writes its page, so no content is trusted to be sound: a page that cannot be read counts as
+missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hears who wants the job to end: signals, with a note of ``msrun stop`` or without, and a file."""
+"""Requests to end the job: signals, with a note of ``msrun stop`` or without, and a file."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from agent.launch import signals
 from agent.records import stop_note
 from agent.spec.job_spec import JobSpec
 
-SHORT = frozenset({signal.SIGTERM, signal.SIGINT})  # what sends these, kills soon
+SHORT = frozenset({signal.SIGTERM, signal.SIGINT})  # a batch system that sends these kills soon
 
 
 class Requests:
-    """Turns every wish into an event. Signal handlers only enqueue."""
+    """Turns every request into an event. Signal handlers only enqueue."""
 
     def __init__(
         self, spec: JobSpec, notes: Path, began_s: float, say: Callable[[str], None]
     ) -> None:
-        """Take the parts; nothing is heard before :meth:`attach`, but files are looked at.
+        """Take the parts; no request is taken before :meth:`attach`, but files are watched.
 
         Args:
             spec: the job.
             notes: the folder where ``msrun stop`` leaves its notes.
             began_s: when the run began, in seconds since the epoch.
-            say: tells people one sentence.
+            say: prints one sentence for people.
         """
         self._spec = spec
         self._notes = notes
         self._say = say
         self._loop: Loop | None = None
-        self._files = ExitFiles(began_s, self._on_file, self._on_file_words)
+        self._files = ExitFiles(began_s, self._on_file, self._on_file_trouble)
 
     def attach(
         self, loop: Loop, post: Callable[[ev.Event], None], attempt: Callable[[], int]
@@ -64,7 +64,7 @@ class Requests:
         self._files.add(path, is_early=False)
 
     def close(self) -> None:
-        """The job is over; its report is not cut off by a late signal."""
+        """The job is over: a late signal must not cut off its report."""
         self._files.close()
         loop, self._loop = self._loop, None
         for signum in signals.all_of(self._spec):
@@ -100,7 +100,7 @@ class Requests:
     def _on_file(self, why: str) -> None:
         self._later(self._on_request, why)
 
-    def _on_file_words(self, sentence: str) -> None:
+    def _on_file_trouble(self, sentence: str) -> None:
         self._later(self._say, sentence)
 
     def _later(self, call: Callable[[str], None], text: str) -> None:

@@ -1,4 +1,4 @@
-"""Puts a run together, runs it to its end, tells how it ended, and takes it apart again."""
+"""Puts a run together, runs it to its end, reports how it ended, and takes it apart again."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     )
     from agent.failure.resume_advice import ResumeAdvice
 
-FILES_PER_RANK = 5  # its line and its status page; its share of a checkpoint in memory, twice
-SWITCH_S = 0.0005  # that the loop waits at most for the thread that shows what workers write
+FILES_PER_RANK = 5  # its link and its status page; its share of a checkpoint in memory, twice
+SWITCH_S = 0.0005  # how long the loop waits at most for the thread that shows workers' output
 CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
 
 
@@ -162,7 +162,7 @@ def _advice(
 
 
 def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> run_record.Record:
-    """What other msruns are told of this one."""
+    """What other msrun processes can read about this one."""
     spec = prepared.spec
     resume = spec.dump.resume
     return run_record.Record(
@@ -183,7 +183,7 @@ def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> 
 def _write_record(
     prepared: Prepared, record: run_record.Record, journal: Journal
 ) -> Callable[[str], None]:
-    """Tell other msruns of this one; the answer adds a folder that the run saves into."""
+    """Write the record; the function that is returned adds a folder that the run saves into."""
     try:
         run_record.write(prepared.records_folder, record)
     except OSError as error:

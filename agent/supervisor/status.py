@@ -70,8 +70,8 @@ def _progress(worker: Worker) -> dict[str, object]:
     if beat is None:
         return {}
     phase = beat.phase.name.lower()
-    told = {"step": beat.step, "epoch": beat.epoch, "batch": beat.batch, "phase": phase}
-    return told | _tempo(worker)
+    progress = {"step": beat.step, "epoch": beat.epoch, "batch": beat.batch, "phase": phase}
+    return progress | _tempo(worker)
 
 
 def _tempo(worker: Worker) -> dict[str, object]:
@@ -80,8 +80,8 @@ def _tempo(worker: Worker) -> dict[str, object]:
     if tempo is None:
         return {}
     figures = ("median_s", "p95_s", "own_median_s", "own_p95_s")
-    told = {f"step_{name}": round(getattr(tempo, name), 6) for name in figures}
-    return {**told, "is_slow": worker.is_slow}
+    times = {f"step_{name}": round(getattr(tempo, name), 6) for name in figures}
+    return {**times, "is_slow": worker.is_slow}
 
 
 def _exit_words(worker: Worker) -> str:
@@ -91,20 +91,19 @@ def _exit_words(worker: Worker) -> str:
     return "" if worker.exit_code is None else describe_exit(worker.exit_code)
 
 
-REFRESH_S = 2.0  # how old the steps that are told may be
-
-TELL_S = 0.1  # and how old the rest of it
+REFRESH_S = 2.0  # how old the published steps may be
+PUBLISH_S = 0.1  # how old everything else may be
 
 
 class StatusPublisher:
-    """Tells of changes, now or soon."""
+    """Publishes changes, now or soon."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, tell: Callable[[], bool]) -> None:
-        """Tell by calling ``tell``, which returns whether what it told grows old by itself."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, publish: Callable[[], bool]) -> None:
+        """``publish`` returns whether what it published grows old by itself."""
         self._loop = loop
-        self._tell = tell
+        self._publish = publish
         self._state = JobState.NEW
-        self._told_at = loop.time() - TELL_S
+        self._published_at = loop.time() - PUBLISH_S
         self._timer: asyncio.TimerHandle | None = None
 
     def changed(self, state: JobState) -> None:
@@ -113,15 +112,15 @@ class StatusPublisher:
             self._state = state
             self._now()
         else:
-            self._by(self._told_at + TELL_S)
+            self._by(self._published_at + PUBLISH_S)
 
     def _now(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._told_at = self._loop.time()
-        if self._tell():
-            self._by(self._told_at + REFRESH_S)
+        self._published_at = self._loop.time()
+        if self._publish():
+            self._by(self._published_at + REFRESH_S)
 
     def _by(self, when: float) -> None:
         if self._timer is None or self._timer.when() > when:

@@ -51,7 +51,7 @@ def test_status_shows_the_run_and_a_plain_line_for_each_rank(msrun):
     assert shown.out.isascii() and "\x1b" not in shown.out
     lines = [line.split() for line in shown.out.splitlines()]
     assert ["state", "running"] in lines
-    assert ["attempt", "0", "(0", "of", "3", "restarts", "used)"] in lines
+    assert ["attempt", "0,", "0", "of", "3", "restarts,", "0", "replaced"] in lines
     assert ["logs", str(job.folder)] in lines
     assert ["rank", "pid", "state", "attempt", "uptime", "exit"] in lines
     for rank, pid in job.pids().items():

@@ -190,12 +190,12 @@ def test_wrong_words_for_stop(msrun: Launcher, words: tuple) -> None:
     [
         ("--graceful_signals=KILL", "no program can catch KILL"),
         ("--graceful_signals=SIGUSR1,SIGSTOP", "no program can catch SIGSTOP"),
-        ("--graceful_signals=SIGFOO", "SIGFOO is no signal of this system"),
-        ("--graceful_signals=0", "0 is no signal"),
-        ("--graceful_signals=99", "99 is no signal"),
+        ("--graceful_signals=SIGFOO", "SIGFOO is not a signal of this system"),
+        ("--graceful_signals=0", "0 is not a signal"),
+        ("--graceful_signals=99", "99 is not a signal"),
         ("--graceful_signals=CHLD", "msrun needs CHLD for itself"),
-        ("--graceful_signals=11", "11 says that a program is broken"),
-        ("--graceful_exit_file=/", "that is a folder"),
+        ("--graceful_signals=11", "11 means that a program crashed"),
+        ("--graceful_exit_file=/", "is a folder"),
         ("--grace=0", "--grace=0 must be above 0"),
     ],
 )

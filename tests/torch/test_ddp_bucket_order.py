@@ -101,7 +101,7 @@ def group(first_group):  # noqa: ARG001
 
 @pytest.fixture
 def said(caplog, monkeypatch):
-    monkeypatch.setattr(ours, "_said", set())
+    monkeypatch.setattr(ours, "_warned", set())
     caplog.set_level(logging.WARNING, "msrun")
     return caplog
 

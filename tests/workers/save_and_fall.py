@@ -53,8 +53,8 @@ def fall(step, moment):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-carry_out, finalize, save, write = (
-    model_checkpoint.carry_out,
+write_part, finalize, save, write = (
+    model_checkpoint.write_part,
     model_checkpoint.finalize,
     ModelCheckpoint._save,
     commit.manifests.write,
@@ -67,7 +67,7 @@ def carried_out(order, content, advance):
         advance(nbytes)
 
     fall(order.step, "before part")
-    carry_out(order, content, advanced)
+    write_part(order, content, advanced)
     fall(order.step, "after part")
 
 
@@ -106,7 +106,7 @@ def ended(self, state):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-model_checkpoint.carry_out, model_checkpoint.finalize = carried_out, committed
+model_checkpoint.write_part, model_checkpoint.finalize = carried_out, committed
 ModelCheckpoint._save, ModelCheckpoint.step_end = saved, ended
 commit.manifests.write = written
 runpy.run_path(str(Path(__file__).with_name("train_and_save.py")), run_name="__main__")

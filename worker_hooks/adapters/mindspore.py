@@ -13,7 +13,6 @@ import ipaddress
 import os
 import re
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from torch.optim import Optimizer
 
@@ -23,8 +22,6 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 MAX_PORT = 65535
 _HOST = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}")
-
-_wrapped: WeakSet[Optimizer] = WeakSet()
 
 
 class TFTRegister:
@@ -110,13 +107,7 @@ def OptTFTWrapper(opt: AnyOptimizer, **kwargs: object) -> AnyOptimizer:  # noqa:
     """
     if not isinstance(opt, Optimizer):
         raise TypeError(f"opt must be a torch Optimizer, not {type(opt).__name__}")
-    _wrapped.add(opt)
     return opt
-
-
-def is_wrapped(opt: Optimizer) -> bool:
-    """Whether :func:`OptTFTWrapper` has seen it."""
-    return opt in _wrapped
 
 
 def _check_number(name: str, value: Any, highest: int | None) -> None:

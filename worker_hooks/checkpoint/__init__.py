@@ -1,7 +1,8 @@
-"""Checkpoints that training saves now and then, by MindSpore's names.
+"""Periodic checkpoints, by MindSpore's names.
 
-``config`` says what is wanted, ``model_checkpoint`` is the callback, ``policy`` says when it is
-time. What one rank does for one checkpoint is an ``order``; ``writing`` carries out its own share
-and ``commit`` what only rank 0 does: these need no torch, so that with ``async_save`` a process
-beside training, ``writer``, can do it, from a copy of the state in shared memory, ``room``.
+``config`` says what is wanted, ``model_checkpoint`` is the callback, ``schedule`` says when a
+checkpoint is due, ``context`` is what the callback reads of a training. ``planner`` makes the plan
+of one rank for one checkpoint; ``rank_writer`` writes the rank's own part, ``finalize`` does what
+only rank 0 does. These two need no torch, so that with ``async_save`` ``writer_process`` can run
+them in the background, from a copy of the state in shared memory (``staging``).
 """

@@ -1,4 +1,4 @@
-"""Training's end of the line to the process that writes beside it."""
+"""Training's side of the process that writes checkpoints in the background."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 
 from worker_hooks.checkpoint.finalize import WrittenParts
-from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, encoded
+from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, encode
 from worker_hooks.checkpoint.staging import StagingBuffer
 from worker_hooks.checkpoint.writer_process import ERROR, FOLDER, ORDER, ROOM, WARNINGS
 
-SILENT_S = 600.0  # without a sign of life; a single fsync can take long
+SILENT_S = 600.0  # without a sign of progress; a single fsync can take long
 END_S = 10.0
-GLANCE_S = 0.05  # between two looks for anything else, in a wait
-_LOOK_S = 0.0005  # between two looks at a copy that an accelerator makes
+CHECK_S = 0.05  # between two checks for other events, in a wait
+_LOOK_S = 0.0005  # between two looks at an accelerator's copy
 _ROOT = str(Path(__file__).parents[2])
 _CODE = (
     "import sys; sys.path.insert(0, sys.argv.pop()); "
@@ -31,105 +31,105 @@ _CODE = (
 
 
 class AsyncWriter:
-    """One process, and at most one order at a time."""
+    """One process, with at most one order at a time."""
 
     def __init__(self) -> None:
-        """Start the process; it costs a millisecond here, and is ready in a few dozen.
+        """Start the process, which takes a millisecond here; it is ready after a few dozen.
 
         Raises:
             OSError: it cannot be started.
         """
-        self.room = StagingBuffer()
+        self.staging = StagingBuffer()
         run = [sys.executable, "-I", "-S", "-c", _CODE]
         try:
             self._process = subprocess.Popen(
-                [*run, str(self.room.fd), str(os.getpid()), _ROOT],
+                [*run, str(self.staging.fd), str(os.getpid()), _ROOT],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=(self.room.fd,),
+                pass_fds=(self.staging.fd,),
             )
         except BaseException:
-            self.room.close()
+            self.staging.close()
             raise
         self._order: SaveOrder | None = None
-        self._copying: Sequence[torch.Event] = ()  # what must have happened before it is told
-        self._is_told = False
-        self._heard = b""  # of a line that has not ended
-        self._heard_at = 0.0
+        self._copying: Sequence[torch.Event] = ()  # events that must precede sending the order
+        self._is_sent = False
+        self._received = b""  # an incomplete line
+        self._received_at = 0.0
 
     @property
     def is_busy(self) -> bool:
         """Whether an order is under way."""
         return self._order is not None
 
-    def make_room(self, nbytes: int) -> None:
-        """Have the memory taken beside training, before it is needed.
+    def reserve(self, nbytes: int) -> None:
+        """Have the memory allocated in the background, before it is needed.
 
         Raises:
-            CheckpointError: there is none, or the process is gone.
+            CheckpointError: there is not enough, or the process is gone.
         """
-        if nbytes > self.room.nbytes:
+        if nbytes > self.staging.nbytes:
             try:
-                self.room.grow(nbytes)
+                self.staging.grow(nbytes)
             except OSError as error:
                 raise CheckpointError(f"no memory for a copy of the state: {error}") from error
-            self._tell({ROOM: nbytes})
+            self._send({ROOM: nbytes})
 
     def begin(self, order: SaveOrder, copying: Sequence[torch.Event]) -> None:
-        """Have the order carried out, from what is in the room.
+        """Have the content of the staging buffer written.
 
         Args:
             order: what to do.
-            copying: what must have happened before the room holds it all.
+            copying: the events after which the buffer is complete.
 
         Raises:
             CheckpointError: the process is gone.
         """
-        self._order, self._copying, self._is_told = order, copying, False
-        self._hand_over(wait=False)
+        self._order, self._copying, self._is_sent = order, copying, False
+        self._send_order(wait=False)
 
     def poll(self) -> WrittenParts | None:
-        """What became of the order; ``None``: nothing yet, or there is none. Never waits.
+        """The result of the order; ``None``: there is none yet, or no order. Never waits.
 
         Raises:
-            CheckpointError: it could not be carried out.
+            CheckpointError: the checkpoint could not be saved.
         """
-        if self._order is None or not self._hand_over(wait=False):
+        if self._order is None or not self._send_order(wait=False):
             return None
-        return self._hear(0.0)
+        return self._receive(0.0)
 
-    def wait(self, look: Callable[[], None] = lambda: None) -> WrittenParts | None:
-        """The same when it is known; ``None``: there is no order.
+    def wait(self, check: Callable[[], None] = lambda: None) -> WrittenParts | None:
+        """Wait for the result of the order; ``None``: there is no order.
 
         Args:
-            look: called now and then; what it raises ends the wait, and the order goes on.
+            check: called regularly; if it raises, the wait ends and the order stays.
 
         Raises:
-            CheckpointError: it could not be carried out.
+            CheckpointError: the checkpoint could not be saved.
         """
         if self._order is None:
             return None
-        self._hand_over(wait=True)
-        while (done := self._hear(GLANCE_S)) is None:
-            look()
-            if time.monotonic() - self._heard_at > SILENT_S:
+        self._send_order(wait=True)
+        while (done := self._receive(CHECK_S)) is None:
+            check()
+            if time.monotonic() - self._received_at > SILENT_S:
                 order = self._order
                 self._process.kill()
                 self._order = None
                 raise CheckpointError(
-                    f"{order.layout.folder} cannot be saved: its writer gave no sign for "
+                    f"{order.layout.folder} cannot be saved: its writer made no progress for "
                     f"{SILENT_S:g} s"
                 )
         return done
 
     def give_up(self) -> None:
-        """End the process whatever it is at, and give the memory back."""
+        """Kill the process, and free the memory."""
         self._process.kill()
         self._order = None
         self.close()
 
     def close(self) -> None:
-        """End the process, and give the memory back."""
+        """End the process, and free the memory."""
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             with contextlib.suppress(OSError):
@@ -139,22 +139,22 @@ class AsyncWriter:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self.room.close()
+        self.staging.close()
 
-    def _hand_over(self, *, wait: bool) -> bool:
-        """Tell the order once the copy is complete; whether that is done."""
+    def _send_order(self, *, wait: bool) -> bool:
+        """Send the order when the copy is complete; whether it is sent."""
         assert self._order is not None
-        if self._is_told:
+        if self._is_sent:
             return True
         while not all(event.query() for event in self._copying):
             if not wait:
                 return False
             time.sleep(_LOOK_S)
-        self._is_told, self._heard_at = True, time.monotonic()
-        self._tell({ORDER: encoded(self._order)})
+        self._is_sent, self._received_at = True, time.monotonic()
+        self._send({ORDER: encode(self._order)})
         return True
 
-    def _tell(self, fields: dict[str, object]) -> None:
+    def _send(self, fields: dict[str, object]) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(fields).encode() + b"\n")
@@ -162,22 +162,22 @@ class AsyncWriter:
         except OSError:
             self._raise_gone()
 
-    def _hear(self, within_s: float) -> WrittenParts | None:
+    def _receive(self, within_s: float) -> WrittenParts | None:
         assert self._process.stdout is not None
         fd = self._process.stdout.fileno()
         while select.select([fd], [], [], within_s)[0]:
             octets = os.read(fd, 1 << 16)
             if not octets:
                 self._raise_gone()
-            self._heard_at = time.monotonic()
-            *lines, self._heard = (self._heard + octets).split(b"\n")
+            self._received_at = time.monotonic()
+            *lines, self._received = (self._received + octets).split(b"\n")
             for line in lines:
-                said = json.loads(line)
-                if said:
+                message = json.loads(line)
+                if message:
                     self._order = None
-                    if ERROR in said:
-                        raise CheckpointError(said[ERROR])
-                    return WrittenParts(said[FOLDER], tuple(said[WARNINGS]))
+                    if ERROR in message:
+                        raise CheckpointError(message[ERROR])
+                    return WrittenParts(message[FOLDER], tuple(message[WARNINGS]))
             within_s = 0.0
         return None
 

@@ -1,4 +1,4 @@
-"""What a user wants of checkpoints, under MindSpore's names, with its checks and its precedence."""
+"""When and how to save, under MindSpore's names, with its checks and its precedence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFUSED = {
 
 
 class CheckpointConfig:
-    """When to save, how, and what to keep. Two checks that MindSpore makes late are made here."""
+    """When to save, how, and what to keep. Two checks that MindSpore makes later are made here."""
 
     def __init__(
         self,
@@ -37,34 +37,34 @@ class CheckpointConfig:
         crc_check: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Take what MindSpore takes; what cannot be honoured is refused.
+        """Take MindSpore's arguments; those that cannot be honoured are refused.
 
         Args:
             save_checkpoint_steps: save whenever the count of all steps is a multiple of it; 0 or
                 ``None``: not by steps. The last step is saved in any case.
-            save_checkpoint_seconds: save so long after the save before, by rank 0's clock; counts
-                only where ``save_checkpoint_steps`` is 0 or ``None``.
-            keep_checkpoint_max: so many of the newest stay; 0 or ``None``: see the next.
-            keep_checkpoint_per_n_minutes: one stays for each so many minutes; counts only where
-                ``keep_checkpoint_max`` is 0 or ``None``. Without either, one stays.
-            integrated_save: one rank writes the model, for all. ``False``: every rank writes one.
-            async_save: training goes on as soon as the state is copied; "thread" and "process" are
-                taken as ``True``: it is always a process that writes.
+            save_checkpoint_seconds: save this long after the previous save, by rank 0's clock; used
+                only if ``save_checkpoint_steps`` is 0 or ``None``.
+            keep_checkpoint_max: keep this many of the newest; 0 or ``None``: see the next argument.
+            keep_checkpoint_per_n_minutes: keep one for every n minutes; used only if
+                ``keep_checkpoint_max`` is 0 or ``None``. Without either, one is kept.
+            integrated_save: one rank writes the model for all. ``False``: every rank writes it.
+            async_save: training continues as soon as the state is copied; "thread" and "process"
+                mean ``True``: the writer is always a process.
             saved_network: refused; register the module that is to be saved.
             append_info: "epoch_num", "step_num" and at most one dict of numbers, bools and texts;
                 saved as JSON in the model's file, under ``append_info``.
             enc_key: refused.
             enc_mode: only the default.
-            exception_save: save, too, when an exception ends training, with ``_breakpoint`` in the
+            exception_save: also save when an exception ends training, with ``_breakpoint`` in the
                 name.
-            crc_check: read back what was written, and compare, before it counts as saved. A
-                checksum is always kept.
+            crc_check: read back and compare what was written before it counts as saved. A
+                checksum is always saved.
             kwargs: ``remove_redundancy=True``: each rank writes an equal part of the model, once;
                 ``format``: "safetensors" only.
 
         Raises:
             TypeError: an argument is unknown, or of the wrong type.
-            ValueError: it cannot be honoured; the sentence says why.
+            ValueError: it cannot be honoured; the message says why.
         """
         steps = _count("save_checkpoint_steps", save_checkpoint_steps)
         seconds = _count("save_checkpoint_seconds", save_checkpoint_seconds)
@@ -116,7 +116,7 @@ class CheckpointConfig:
         )
 
     def appended(self, epoch: int, step: int) -> dict[str, Any]:
-        """What ``append_info`` asks for.
+        """The values that ``append_info`` names.
 
         Args:
             epoch: counted from 1.
@@ -146,7 +146,7 @@ def _check_bool(name: str, value: Any) -> bool:
 def _refuse(saved_network: Any, enc_key: Any, enc_mode: Any) -> None:
     if saved_network is not None:
         raise ValueError(
-            "saved_network cannot be used: a checkpoint holds all that training goes on with; "
+            "saved_network cannot be used: a checkpoint holds all that training needs to resume; "
             "give that module to TrainState, or save it by safetensors.torch.save_model"
         )
     if enc_key is not None:

@@ -1,7 +1,7 @@
-"""What rank 0 does for all: it waits for their files, completes the folder, and lets old ones go.
+"""What rank 0 does for all ranks: waits for their files, completes the folder, deletes old ones.
 
-Standard library only. The manifest is the last file, the rename after it makes the checkpoint
-true, and nothing is deleted before that is on the disk.
+Standard library only. The manifest is the last file, the rename after it completes the checkpoint,
+and nothing is deleted before that is on the disk.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from worker_hooks.checkpoint import incarnation, rank_writer
-from worker_hooks.checkpoint.rank_writer import Advance, RankPart
+from worker_hooks.checkpoint.rank_writer import Advance, RankPart, describe_error
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, retention
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import CHECKPOINT_KIND, COPY, REPLICATED, Shard
 
-LOOK_S = 0.02  # between two looks for other ranks' files: no event tells of them everywhere
-SIGN_S = 0.5  # between two looks at how far they are
-STALE_S = 3600.0  # an unfinished folder that nobody wrote into for so long is nobody's
+LOOK_S = 0.02  # between two looks for other ranks' files: not every file system reports changes
+SIGN_S = 0.5  # between two looks at the progress of other ranks
+STALE_S = 3600.0  # an unfinished folder without a change for so long is abandoned
 
 
 class WrittenParts(NamedTuple):
-    """A checkpoint that is complete."""
+    """A complete checkpoint."""
 
     folder: str
-    warnings: tuple[str, ...]  # of what went wrong beside it
+    warnings: tuple[str, ...]  # about what failed besides
 
 
 def finalize(order: SaveOrder, advance: Advance) -> WrittenParts:
@@ -40,37 +40,37 @@ def finalize(order: SaveOrder, advance: Advance) -> WrittenParts:
 
     Args:
         order: rank 0's.
-        advance: told of progress, and while others are waited for.
+        advance: called on progress, and while other ranks are awaited.
 
     Raises:
-        CheckpointError: it will not be complete; what there is of it is removed.
+        CheckpointError: it cannot be completed; what was written is removed.
     """
     try:
-        parts = _parts(order, advance)
-        folder, odd = _sealed(order, parts)
+        parts = _await_parts(order, advance)
+        folder, odd = _complete(order, parts)
     except (OSError, CheckpointError) as error:
         shutil.rmtree(order.layout.unfinished, ignore_errors=True)
         if isinstance(error, CheckpointError):
             raise
-        why = rank_writer.words(error)
+        why = describe_error(error)
         raise CheckpointError(f"{order.final.folder} cannot be saved: {why}") from error
     warnings = [f"{folder}: rank {rank} differs from most replicas" for rank in odd]
     try:
         warnings += prune(order, folder, advance)
     except OSError as error:
-        warnings.append(f"an old checkpoint cannot be deleted: {rank_writer.words(error)}")
+        warnings.append(f"an old checkpoint cannot be deleted: {describe_error(error)}")
     return WrittenParts(str(folder), tuple(warnings))
 
 
 def prune(order: SaveOrder, newest: Path, advance: Advance) -> Iterator[str]:
-    """Let old checkpoints go, as far as the new one is sound; sentences of what keeps them.
+    """Delete old checkpoints if the new one is sound; yield a sentence for what prevents it.
 
     Raises:
-        OSError: one cannot be deleted.
+        OSError: a checkpoint cannot be deleted.
     """
     directory, rules = order.layout.directory, order.rules
     retention.sweep(directory)
-    for path in leftovers(order):
+    for path in abandoned(order):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -79,7 +79,7 @@ def prune(order: SaveOrder, newest: Path, advance: Advance) -> Iterator[str]:
     going = retention.chosen(found, rules.keep_max, rules.per_minutes, {newest})
     if not going:
         return
-    # where it would be the only one, what its files really hold counts; else that they are there
+    # if it would be the only one, its files' contents are verified; else their existence
     is_quick = len(found) - len(going) > 1
     damages = manifests.verify(newest, manifests.read(newest), advance, quick=is_quick)
     if damages:
@@ -90,34 +90,34 @@ def prune(order: SaveOrder, newest: Path, advance: Advance) -> Iterator[str]:
         advance(0)
 
 
-def leftovers(order: SaveOrder) -> list[Path]:
-    """What earlier lives of this training left unfinished, and runs that are long dead."""
+def abandoned(order: SaveOrder) -> list[Path]:
+    """Unfinished folders of earlier incarnations of this training, and of runs long dead."""
     now = os.stat(order.final.folder).st_ctime  # by the file system's clock
     found = []
     for path in order.layout.directory.iterdir():
-        owner = incarnation.owner(path, order.layout.prefix)
+        owner = incarnation.owner_of(path, order.layout.prefix)
         if not owner or owner == order.layout.record_id:
             continue
         is_past = incarnation.is_past(owner, order.record_id, order.attempt)
         is_over = is_past or owner.rpartition("-")[0] == order.ancestor != ""
-        if is_over or now - max(_times(path), default=now) > STALE_S:
+        if is_over or now - max(_change_times(path), default=now) > STALE_S:
             found.append(path)
     return found
 
 
-def _parts(order: SaveOrder, advance: Advance) -> dict[int, RankPart]:
+def _await_parts(order: SaveOrder, advance: Advance) -> dict[int, RankPart]:
     """What each rank has written.
 
     Raises:
-        CheckpointError: one cannot, or none gets on any more.
+        CheckpointError: a rank has failed, or no rank makes progress any more.
     """
     layout, stall_s = order.layout, order.rules.stall_s
     parts: dict[int, RankPart] = {}
-    signs: list[tuple[str, int, int]] = []
+    sizes: list[tuple[str, int, int]] = []
     heard, looked = time.monotonic(), 0.0
     while True:
         for rank in set(range(order.world_size)) - parts.keys():
-            part = rank_writer.read(layout, rank)
+            part = rank_writer.read_part(layout, rank)
             if part is not None:
                 parts[rank] = part
         if len(parts) == order.world_size:
@@ -125,8 +125,8 @@ def _parts(order: SaveOrder, advance: Advance) -> dict[int, RankPart]:
         now = time.monotonic()
         if now - looked > SIGN_S:
             looked = now
-            if (seen := _signs(layout)) != signs:
-                signs, heard = seen, now
+            if (seen := _file_sizes(layout)) != sizes:
+                sizes, heard = seen, now
         advance(0)
         if now - heard > stall_s:
             late = sorted(set(range(order.world_size)) - parts.keys())
@@ -141,8 +141,8 @@ def _parts(order: SaveOrder, advance: Advance) -> dict[int, RankPart]:
     return parts
 
 
-def _sealed(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[int]]:
-    """The complete folder, and the ranks whose whole models differ from most."""
+def _complete(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[int]]:
+    """Complete the folder; return it, and the ranks whose models differ from most."""
     digests = {rank: part.digest for rank, part in parts.items() if part.digest}
     digest, _ = Counter(digests.values()).most_common(1)[0]
     odd = sorted(rank for rank, each in digests.items() if each != digest)
@@ -174,7 +174,7 @@ def _sealed(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[in
     )
     place = order.final.place
     for shard in shards:
-        _look_at(order.layout.unfinished, shard)
+        _check_size(order.layout.unfinished, shard)
     if place.unfinished != order.layout.unfinished:
         os.rename(order.layout.unfinished, place.unfinished)
     try:
@@ -185,14 +185,14 @@ def _sealed(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[in
     return place.folder, odd
 
 
-def _look_at(folder: Path, shard: Shard) -> None:
+def _check_size(folder: Path, shard: Shard) -> None:
     nbytes = os.lstat(folder / shard.file).st_size
     if nbytes != shard.nbytes:
         raise CheckpointError(f"{folder / shard.file} has {nbytes} bytes instead of {shard.nbytes}")
 
 
-def _signs(layout: CheckpointLayout) -> list[tuple[str, int, int]]:
-    """The files that are being written, and how far they are."""
+def _file_sizes(layout: CheckpointLayout) -> list[tuple[str, int, int]]:
+    """The files that are being written, with their sizes and times."""
     found = []
     for path in layout.unfinished.rglob("*"):
         with contextlib.suppress(OSError):
@@ -201,7 +201,7 @@ def _signs(layout: CheckpointLayout) -> list[tuple[str, int, int]]:
     return sorted(found)
 
 
-def _times(folder: Path) -> Iterator[float]:
+def _change_times(folder: Path) -> Iterator[float]:
     for path in (folder, *folder.rglob("*")):
         with contextlib.suppress(OSError):
             yield path.lstat().st_ctime

@@ -1,4 +1,4 @@
-"""Which life of a training this is: a name that all of its ranks know, and no other life has."""
+"""The incarnation of a training: one name for all of its ranks, another for each attempt."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from worker_hooks.contract.layout import BREAKPOINT, UNFINISHED
 _AGREE_S = 300.0  # for all ranks to come to their first checkpoint
 
 
-def named(env: RankEnv) -> str:
-    """The name; without msrun ranks agree on one through their process group's store, once.
+def current(env: RankEnv) -> str:
+    """The present incarnation; without msrun the ranks agree on a name through their store.
 
     Raises:
-        CheckpointError: they cannot.
+        CheckpointError: they have no store.
     """
     if env.record_id:
         return f"{env.record_id}-{env.attempt}"
     if env.world_size == 1:
         return secrets.token_hex(6)
     try:
-        return _agreed(env)
+        return _agree(env)
     except Exception as error:
         raise CheckpointError(
             f"ranks cannot agree on a checkpoint ({error}): start them with msrun, or call "
@@ -33,21 +33,21 @@ def named(env: RankEnv) -> str:
         ) from error
 
 
-def owner(path: Path, prefix: str) -> str:
-    """The life that left this unfinished folder, or this announcement; empty: it is neither."""
+def owner_of(path: Path, prefix: str) -> str:
+    """The incarnation that made this unfinished folder or announcement; empty: it is neither."""
     name = re.escape(prefix)
     folder = rf"{name}(?:_\d+)?-\d+_\d+(?:{BREAKPOINT})?\.(.+){UNFINISHED}"
     match = re.fullmatch(rf"{folder}|\.{name}\.(.+)\.due{UNFINISHED}", path.name)
     return "" if match is None else match[1] or match[2]
 
 
-def is_past(life: str, record_id: str, attempt: int) -> bool:
-    """Whether it is a life of this run before this attempt; without msrun nobody can tell."""
-    run, _, number = life.rpartition("-")
+def is_past(incarnation: str, record_id: str, attempt: int) -> bool:
+    """Whether it is an earlier attempt of this run; unknown without msrun."""
+    run, _, number = incarnation.rpartition("-")
     return run == record_id != "" and number.isdecimal() and int(number) < attempt
 
 
-def _agreed(env: RankEnv) -> str:
+def _agree(env: RankEnv) -> str:
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
     store = PrefixStore("msrun checkpoints", _get_default_store())

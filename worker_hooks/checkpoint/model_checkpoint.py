@@ -17,8 +17,8 @@ from worker_hooks.checkpoint.config import CheckpointConfig
 from worker_hooks.checkpoint.context import CheckpointContext, CheckpointedTraining
 from worker_hooks.checkpoint.finalize import WrittenParts, finalize
 from worker_hooks.checkpoint.overdue import OverdueCheckpoint
-from worker_hooks.checkpoint.planner import PlannedCheckpoint, planned
-from worker_hooks.checkpoint.rank_writer import carry_out
+from worker_hooks.checkpoint.planner import PlannedCheckpoint, plan_checkpoint
+from worker_hooks.checkpoint.rank_writer import write_part
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, SaveRules
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.guard.exit_hooks import after_uncaught, describe
@@ -29,7 +29,7 @@ STALL_S = 1800.0  # without any rank's progress, until rank 0 gives a checkpoint
 
 
 class ModelCheckpoint:
-    """Saves the state now and then, and lets old checkpoints go."""
+    """Saves the state regularly, and deletes old checkpoints."""
 
     def __init__(
         self,
@@ -37,16 +37,16 @@ class ModelCheckpoint:
         directory: str | os.PathLike[str] | None = None,
         config: CheckpointConfig | None = None,
     ) -> None:
-        """Take what MindSpore takes.
+        """Take MindSpore's arguments.
 
         Args:
             prefix: folders are ``{prefix}-{epoch}_{step in the epoch}``; both count from 1.
-            directory: the same for all ranks, made if need be; ``None``: the present folder.
+            directory: the same for all ranks; made if needed; ``None``: the working directory.
             config: when and how; ``None``: the defaults.
 
         Raises:
             TypeError: an argument is of the wrong type.
-            ValueError: the prefix cannot be a part of a file's name.
+            ValueError: the prefix cannot be a part of a file name.
         """
         if not isinstance(prefix, str):
             raise TypeError(f"prefix must be text, not {prefix!r}")
@@ -62,19 +62,19 @@ class ModelCheckpoint:
         self._schedule: schedule.SaveSchedule | None = None
         self._writer: AsyncWriter | None = None
         self._incarnation = ""
-        self._final_prefix: str | None = None  # the prefix, once it is known to be ours
-        self._step = 0  # saved, or being saved, or gone on from
+        self._final_prefix: str | None = None  # the prefix with its number, once it is known
+        self._step = 0  # saved, being saved, or resumed from
         self._context: CheckpointContext
         self._pid = os.getpid()
 
     @property
     def checkpoints(self) -> str:
-        """The directory, absolute."""
+        """The directory as an absolute path."""
         return str(self._directory)
 
     @property
     def breakpoints(self) -> str:
-        """The prefix of what msrun saves there when an exception ends training; empty: nothing."""
+        """The prefix of what msrun saves there when an exception ends training; or empty."""
         return self._prefix if self._config.exception_save else ""
 
     # --- the moments of a training --------------------------------------------------------------
@@ -83,10 +83,10 @@ class ModelCheckpoint:
         """Everything is registered.
 
         Raises:
-            ValueError: what was asked for cannot be done in this job.
+            ValueError: the configuration is impossible in this job.
         """
         self._context = context = state.checkpoint_context
-        # what is in memory only, is saved by nobody; all ranks must think alike of it
+        # not memory_step: nobody has saved it, and all ranks must agree on what is saved
         self._step, self._pid = context.guard.resumed_step, os.getpid()
         self._schedule, self._incarnation, self._final_prefix = None, "", None
         self._directory = Path(context.env.redirected(str(self._directory)))
@@ -103,21 +103,21 @@ class ModelCheckpoint:
                 atexit.register(self._at_exit)
 
     def step_end(self, state: CheckpointedTraining) -> None:
-        """Save if it is time to.
+        """Save if a checkpoint is due.
 
         Raises:
-            CheckpointError: that cannot be done, or could not the time before.
+            CheckpointError: it cannot be saved, or the previous one could not be saved.
         """
-        self._look()
+        self._poll()
         if self._schedule is None:
             self._schedule = self._make_schedule(state)
         if self._schedule.is_due(state.step):
             self._save(state.step, self._reason())
-        elif self._writer is not None and not self._writer.room.nbytes:
-            self._writer.make_room(self._plan(state.step).nbytes)
+        elif self._writer is not None and not self._writer.staging.nbytes:
+            self._writer.reserve(self._plan(state.step).nbytes)
 
     def rejoined(self, state: CheckpointedTraining) -> None:
-        """A dead rank was replaced: what was being saved together with it is given up.
+        """A dead rank was replaced: give up what was being saved together with it.
 
         Raises:
             OSError: another writer cannot be started.
@@ -130,27 +130,27 @@ class ModelCheckpoint:
             log.warning("the checkpoint of step %d is given up: a rank died meanwhile", self._step)
             self._writer.give_up()
             self._writer = AsyncWriter()
-        self._step = 0  # as a new rank has it, which does not know what was saved
+        self._step = 0  # as in the new rank, which does not know what was saved
 
     def armed(self, state: CheckpointedTraining) -> None:
-        """The state can be saved from now on: save what was due when a rank died, if none did.
+        """After a replacement, save the checkpoint that was due when the rank died, if missing.
 
-        By steps that is this step, if it was due; where checkpoints are written beside training it
-        stands in for the last that was, and was given up. By time it is this step, if so long none
-        was saved.
+        By steps that is this step, if it was due. With ``async_save`` this step also replaces the
+        last one that was due, whose saving was given up. By time it is this step, if the time since
+        the last checkpoint has passed.
 
         Raises:
-            CheckpointError: that cannot be done.
+            CheckpointError: it cannot be saved.
         """
         step = self._context.memory_step
         if self._schedule is None and step and self._is_overdue(state, step):
             self._save(step, f"{self._reason()}, made up for")
 
     def end(self, state: CheckpointedTraining) -> None:
-        """Save the last step, and wait until all is saved.
+        """Save the last step, and wait until everything is saved.
 
         Raises:
-            CheckpointError: that cannot be done.
+            CheckpointError: it cannot be saved.
         """
         try:
             self.save_now(state, "the end of training")
@@ -162,32 +162,32 @@ class ModelCheckpoint:
     # --- for scripts and other callbacks ---------------------------------------------------------
 
     def save_now(self, state: CheckpointedTraining, reason: str = "asked for") -> None:
-        """Save the newest commit, unless it is saved; all ranks must call it at the same step.
+        """Save the newest commit, unless it is saved; all ranks must call this at the same step.
 
-        Returns when this rank's part is on the disk; rank 0 when all is.
+        Returns when this rank's part is on the disk; on rank 0, when the checkpoint is complete.
 
         Raises:
-            CheckpointError: that cannot be done; or the script changed the state since.
+            CheckpointError: it cannot be saved, or the script has changed the state since.
         """
         self.wait()
         step = state.step
         if step > self._step:
-            if step == self._context.memory_step and self._overdue(step).is_paid(step):
+            if step == self._context.memory_step and self._overdue(step).is_saved(step):
                 self._step = step
                 return
             self._save(step, reason)
             self.wait()
 
     def wait(self) -> None:
-        """Wait for a save that is under way.
+        """Wait for the save under way.
 
         Raises:
             CheckpointError: it failed.
         """
         if self._writer is not None:
-            self._say(self._writer.wait(self._context.guard.gate.raise_if_ejected))
+            self._warn(self._writer.wait(self._context.guard.gate.raise_if_ejected))
 
-    # --- the machine ----------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
     def _check_peers(self, context: CheckpointContext) -> None:
         env = context.env
@@ -207,11 +207,11 @@ class ModelCheckpoint:
                 "different steps"
             )
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._writer is not None and self._writer.is_busy:
-            self._say(self._writer.poll())
+            self._warn(self._writer.poll())
 
-    def _say(self, done: WrittenParts | None) -> None:
+    def _warn(self, done: WrittenParts | None) -> None:
         for warning in () if done is None else done.warnings:
             log.warning("%s", warning)
 
@@ -222,45 +222,45 @@ class ModelCheckpoint:
         return f"every {self._config.save_checkpoint_seconds} s"
 
     def _is_overdue(self, state: CheckpointedTraining, step: int) -> bool:
-        """Whether all ranks are to save this step, which they went on from; makes the policy."""
+        """Whether all ranks are to save the step that they resumed from; begin the schedule."""
         every, seconds = self._config.save_checkpoint_steps, self._config.save_checkpoint_seconds
-        debt, passed_s, is_owed = self._overdue(step), 0.0, False
+        overdue, passed_s, is_overdue = self._overdue(step), 0.0, False
         if state.rank == 0:
-            debt.fence()
+            overdue.remove_older_incarnations()
         if seconds:
-            passed_s = debt.passed_s() if state.rank == 0 else 0.0
-            is_owed = not debt.is_early(passed_s < seconds, self._announcement())
+            passed_s = overdue.passed_s() if state.rank == 0 else 0.0
+            is_overdue = not overdue.is_not_due(passed_s < seconds, self._announcement_file())
         elif every:
             due = step - step % every
-            is_meant = due == step or (self._config.async_save and due > 0)
-            is_owed = is_meant and not debt.is_paid(due)
-        self._schedule = self._make_schedule(state, 0.0 if is_owed else passed_s)
-        return is_owed
+            was_due = due == step or (self._config.async_save and due > 0)
+            is_overdue = was_due and not overdue.is_saved(due)
+        self._schedule = self._make_schedule(state, 0.0 if is_overdue else passed_s)
+        return is_overdue
 
     def _overdue(self, step: int) -> OverdueCheckpoint:
-        look = self._context.guard.gate.raise_if_ejected
-        return OverdueCheckpoint(self._layout(step), self._context.env, step, look, STALL_S)
+        check = self._context.guard.gate.raise_if_ejected
+        return OverdueCheckpoint(self._layout(step), self._context.env, step, check, STALL_S)
 
     def _save(self, step: int, reason: str) -> None:
         self.wait()
-        draft = self._plan(step)
-        order = self._order(step, draft, reason)
+        plan = self._plan(step)
+        order = self._order(step, plan, reason)
         if self._writer is None:
-            self._write(order, draft)
+            self._write(order, plan)
         else:
-            self._writer.make_room(draft.nbytes)
-            ready = () if draft.replica is None else draft.replica.ready
-            copying = self._writer.room.fill(draft.tensors, draft.octets, ready)
+            self._writer.reserve(plan.nbytes)
+            ready = () if plan.replica is None else plan.replica.ready
+            copying = self._writer.staging.fill(plan.tensors, plan.octets, ready)
             self._writer.begin(order, copying)
         self._step = step
 
-    def _write(self, order: SaveOrder, draft: PlannedCheckpoint) -> None:
-        carry_out(order, draft, self._look_up)
+    def _write(self, order: SaveOrder, plan: PlannedCheckpoint) -> None:
+        write_part(order, plan, self._check_ejected)
         if order.rank == 0:
-            self._say(finalize(order, self._look_up))
+            self._warn(finalize(order, self._check_ejected))
 
-    def _look_up(self, _nbytes: int) -> None:
-        self._context.guard.gate.raise_if_ejected()  # whoever is waited for may be dead
+    def _check_ejected(self, _nbytes: int) -> None:
+        self._context.guard.gate.raise_if_ejected()  # an awaited rank may be dead
 
     def _plan(self, step: int) -> PlannedCheckpoint:
         env, committed = self._context.env, self._context.committed
@@ -270,10 +270,10 @@ class ModelCheckpoint:
         elif self._config.integrated_save and env.rank:
             part = None
         epoch, _ = committed.position(step)
-        return planned(committed, step, part, self._config.appended(epoch, step))
+        return plan_checkpoint(committed, step, part, self._config.appended(epoch, step))
 
     def _order(
-        self, step: int, draft: PlannedCheckpoint, reason: str, *, is_breakpoint: bool = False
+        self, step: int, plan: PlannedCheckpoint, reason: str, *, is_breakpoint: bool = False
     ) -> SaveOrder:
         env = self._context.env
         epoch, batch = self._context.committed.position(step)
@@ -291,8 +291,8 @@ class ModelCheckpoint:
             record_id=env.record_id,
             ancestor=self._context.ancestor,
             reason=reason,
-            share=draft.share,
-            own=draft.own,
+            share=plan.share,
+            own=plan.own,
             rules=SaveRules(
                 config.keep_checkpoint_max,
                 config.keep_checkpoint_per_n_minutes,
@@ -306,14 +306,14 @@ class ModelCheckpoint:
         return CheckpointLayout(self._directory, self._prefix, *where, self._incarnation_name())
 
     def _incarnation_name(self) -> str:
-        self._incarnation = self._incarnation or incarnation.named(self._context.env)
+        self._incarnation = self._incarnation or incarnation.current(self._context.env)
         return self._incarnation
 
     def _find_prefix(self) -> str:
         if self._final_prefix is None:
             env, resumed = self._context.env, self._context.resumed_folder
             try:
-                self._final_prefix = numbering.prefix_of(
+                self._final_prefix = numbering.choose_prefix(
                     self._directory, self._prefix, env.record_id, resumed
                 )
             except OSError as error:
@@ -326,17 +326,17 @@ class ModelCheckpoint:
         config, ranks = self._config, (state.rank, state.world_size)
         periods = config.save_checkpoint_steps, config.save_checkpoint_seconds
         try:
-            return schedule.made(*periods, ranks, self._announcement, passed_s)
+            return schedule.make_schedule(*periods, ranks, self._announcement_file, passed_s)
         except OSError as error:
             raise CheckpointError(f"{self._directory} cannot be written to: {error}") from error
 
-    def _announcement(self) -> Path:
-        return schedule.announcement(self._directory, self._prefix, self._incarnation_name())
+    def _announcement_file(self) -> Path:
+        return schedule.announcement_file(self._directory, self._prefix, self._incarnation_name())
 
     # --- the ends of the process ------------------------------------------------------------------
 
     def _at_exception(self, error: BaseException) -> None:
-        """Save what an exception has left whole, by one rank that has no peers."""
+        """Save the state after an exception if it is whole; for a rank without peers."""
         if not isinstance(error, Exception) or os.getpid() != self._pid:
             return
         try:
@@ -346,24 +346,24 @@ class ModelCheckpoint:
         try:
             step, is_whole, why = self._context.freeze_failed()
             if not is_whole:
-                log.error("nothing is saved of what the exception ended: %s", why)
+                log.error("the state at the exception is not saved: %s", why)
             elif step > self._step:
-                draft = self._plan(step)
-                order = self._order(step, draft, describe(error), is_breakpoint=True)
-                self._write(order, draft)
+                plan = self._plan(step)
+                order = self._order(step, plan, describe(error), is_breakpoint=True)
+                self._write(order, plan)
                 log.error("saved: step %d, %s", step, order.final.folder)
         except CheckpointError as failure:
             log.error("%s", failure)  # noqa: TRY400  the same
 
     def _at_exit(self) -> None:
-        """Training did not come to its end, or the script did not say so."""
-        if os.getpid() != self._pid:  # a forked child's is its parent's
+        """Training did not reach its end, or the script did not call ``finish``."""
+        if os.getpid() != self._pid:  # in a forked child, the writer is its parent's
             return
         try:
             if self._writer is not None:
-                self._say(self._writer.wait())
+                self._warn(self._writer.wait())
         except CheckpointError as error:
-            log.error("%s", error)  # noqa: TRY400  there is no code to blame
+            log.error("%s", error)  # noqa: TRY400  a traceback would not help
         self._close_writer()
 
     def _close_writer(self) -> None:

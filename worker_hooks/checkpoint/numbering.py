@@ -1,7 +1,7 @@
-"""Under which prefix a training's checkpoints are counted: a number tells strangers apart.
+"""Under which prefix a training saves its checkpoints: a number separates other trainings.
 
-A run that goes on counts the checkpoints of the lives before it, and lets them go in their turn.
-One that begins anew in a folder with another's checkpoints leaves those alone, and saves its own
+A run that resumes counts the checkpoints of its earlier attempts, and deletes them in turn. A run
+that begins anew in a folder with checkpoints of another run does not touch those, and saves its own
 as ``CKP_1``, as MindSpore does.
 """
 
@@ -16,32 +16,32 @@ from worker_hooks.storage import retention
 from worker_hooks.storage.manifest import Manifest
 
 
-def numbered(path: Path, prefix: str) -> str:
-    """The prefix that a complete checkpoint was counted under; empty: it is none of this prefix."""
+def prefix_in(path: Path, prefix: str) -> str:
+    """The prefix of a complete checkpoint with its number; empty: it has another prefix."""
     own = rf"({re.escape(prefix)}(?:_[1-9]\d*)?)"
     match = re.fullmatch(rf"{own}-\d+_\d+(?:{BREAKPOINT})?(?:{REPLACED}\d+)?", path.name)
     return "" if match is None else match[1]
 
 
-def prefix_of(directory: Path, prefix: str, record_id: str, resumed: Path | None) -> str:
-    """The prefix to save under. Rank 0 alone needs to know it.
+def choose_prefix(directory: Path, prefix: str, record_id: str, resumed: Path | None) -> str:
+    """The prefix to save under. Only rank 0 needs it.
 
     Args:
         directory: where checkpoints are.
         prefix: the one that the user gave.
         record_id: of this run; empty without msrun.
-        resumed: the folder this training went on from; ``None``: it began anew.
+        resumed: the folder that this training resumed from; ``None``: it began anew.
 
     Raises:
         OSError: the directory cannot be read.
     """
     is_here = resumed is not None and Path(os.path.realpath(resumed.parent)) == directory
-    if resumed is not None and is_here and (found := numbered(resumed, prefix)):
+    if resumed is not None and is_here and (found := prefix_in(resumed, prefix)):
         return found
     newest: dict[str, Manifest] = {}
     present = retention.present(directory)
     for path, manifest in sorted(present, key=lambda one: one[1].saved_at):
-        if found := numbered(path, prefix):
+        if found := prefix_in(path, prefix):
             newest.pop(found, None)
             newest[found] = manifest  # the newest is the last
     mine = [found for found, one in newest.items() if one.record_id == record_id != ""]

@@ -1,9 +1,10 @@
-"""What is owed when a dead rank was replaced: a checkpoint that was due, and that its death undid.
+"""After a rank was replaced: whether a checkpoint is overdue because the death interrupted it.
 
-All ranks go on from memory then, and none knows what was saved: who came knows nothing, and of who
-lives on some were done with their part. So rank 0 looks, once nothing of an earlier life can
-become complete any more, and what it finds the others see: either the checkpoint is on the disk, or
-rank 0 has made the unfinished folder of this life, for which all then write their parts.
+All ranks resume from memory, and none knows whether the checkpoint was saved: the new rank knows
+nothing, and some of the survivors had written their part. So rank 0 looks, after it has made sure
+that nothing of an earlier incarnation can be completed any more. The others see its answer on the
+disk: either the checkpoint is there, or rank 0 has made the unfinished folder of this incarnation,
+for which all ranks then write their parts.
 """
 
 from __future__ import annotations
@@ -15,71 +16,71 @@ from pathlib import Path
 from typing import NamedTuple
 
 from worker_hooks.checkpoint import incarnation, numbering
-from worker_hooks.checkpoint.rank_writer import words
+from worker_hooks.checkpoint.rank_writer import describe_error
 from worker_hooks.checkpoint.save_plan import CheckpointError
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, retention
 from worker_hooks.storage.manifest import CHECKPOINT_KIND, Manifest
 
-LOOK_S = 0.005  # between two looks for rank 0's word
-READ_S = 0.1  # between two for checkpoints, which are read
+LOOK_S = 0.005  # between two looks for rank 0's answer
+READ_S = 0.1  # between two looks for checkpoints, whose manifests are read
 
 
 class OverdueCheckpoint(NamedTuple):
-    """What may be owed of the step that all ranks went on from.
+    """The step that all ranks resumed from memory, and whether its checkpoint is overdue.
 
-    Whatever is asked raises CheckpointError if the directory cannot be used, or if rank 0 does not
-    come.
+    Every method raises CheckpointError if the directory cannot be used, or if rank 0 does not
+    answer.
     """
 
-    layout: CheckpointLayout  # of its checkpoint in this life
+    layout: CheckpointLayout  # of the checkpoint in this incarnation
     env: RankEnv
     step: int
-    look: Callable[[], None]  # called while rank 0 is waited for
-    within_s: float  # how long it is
+    check: Callable[[], None]  # called while waiting for rank 0; may raise, to give up
+    within_s: float  # how long to wait for rank 0
 
-    def fence(self) -> None:
-        """Take away what earlier lives left unfinished; nothing of it will be complete.
+    def remove_older_incarnations(self) -> None:
+        """Remove what earlier incarnations left unfinished, so that it cannot be completed.
 
-        Rank 0 does so before anything else is asked.
+        Rank 0 calls this before any other method.
         """
-        with self._used() as directory:
+        with self._named_errors() as directory:
             for path in list(directory.iterdir()) if directory.is_dir() else ():
-                owner = incarnation.owner(path, self.layout.prefix)
+                owner = incarnation.owner_of(path, self.layout.prefix)
                 if incarnation.is_past(owner, self.env.record_id, self.env.attempt):
-                    _take_away(path)
+                    _remove(path)
 
-    def is_paid(self, since: int) -> bool:
-        """Whether a complete checkpoint of this run holds the step, or one since that step.
+    def is_saved(self, since: int) -> bool:
+        """Whether a complete checkpoint of this run holds a step from ``since`` to this one.
 
-        All ranks come to the same answer.
+        All ranks get the same answer.
         """
-        return self._agreed(lambda: self._is_saved(since))
+        return self._agree(lambda: self._holds(since))
 
     def passed_s(self) -> float:
-        """The time since the newest checkpoint of this run; none, if one holds this very step."""
-        with self._used():
-            if self._is_saved(self.step):
+        """Seconds since the newest checkpoint of this run; 0 if one holds this step."""
+        with self._named_errors():
+            if self._holds(self.step):
                 return 0.0
-            newest = max((one.saved_at for one in self._saved()), default=float("-inf"))
+            newest = max((one.saved_at for one in self._own_checkpoints()), default=float("-inf"))
             return max(0.0, time.time() - newest)
 
-    def is_early(self, is_early: bool, announcement: Path) -> bool:
-        """Whether it is too early for a checkpoint by time; for all ranks what rank 0 says.
+    def is_not_due(self, is_not_due: bool, announcement_file: Path) -> bool:
+        """Whether it is too early for a checkpoint by time; rank 0's answer counts for all ranks.
 
         Args:
-            is_early: rank 0's word.
-            announcement: rank 0 makes it behind its word, and removes it behind its last step.
+            is_not_due: rank 0's answer.
+            announcement_file: rank 0 makes it after its answer, and removes it after its last step.
         """
         if self.env.rank == 0:
-            return self._agreed(lambda: is_early)
-        return self._agreed(lambda: announcement.exists() or self._is_saved(self.step))
+            return self._agree(lambda: is_not_due)
+        return self._agree(lambda: announcement_file.exists() or self._holds(self.step))
 
-    def _agreed(self, is_known: Callable[[], bool]) -> bool:
-        """Rank 0's answer, for all: whether nothing is to be saved. Once known it stays so."""
+    def _agree(self, is_known: Callable[[], bool]) -> bool:
+        """Rank 0's answer for all ranks: whether nothing is to be saved, which then stays so."""
         sign = self.layout.unfinished
-        with self._used() as directory:
+        with self._named_errors() as directory:
             if self.env.rank == 0:
                 if is_known():
                     return True
@@ -89,47 +90,47 @@ class OverdueCheckpoint(NamedTuple):
             due = time.monotonic()
             until = due + self.within_s
             while (now := time.monotonic()) < until:
-                # first: if rank 0 gives its sign, then before anything else
+                # before the sign is read: rank 0 gives its sign, if at all, before anything else
                 is_over = now >= due and is_known()
                 due = now + READ_S if now >= due else due
                 if sign.is_dir():
                     return False
                 if is_over:
                     return True
-                self.look()
+                self.check()
                 time.sleep(LOOK_S)
         raise CheckpointError(
             f"{self.layout.folder} cannot be saved: rank 0 gave no sign for {self.within_s:g} s"
         )
 
-    def _is_saved(self, since: int) -> bool:
-        return any(since <= one.step <= self.step for one in self._saved())
+    def _holds(self, since: int) -> bool:
+        return any(since <= one.step <= self.step for one in self._own_checkpoints())
 
-    def _saved(self) -> list[Manifest]:
+    def _own_checkpoints(self) -> list[Manifest]:
         """The complete checkpoints of this run."""
         return [
             manifest
             for path, manifest in retention.present(self.layout.directory)
-            if numbering.numbered(path, self.layout.prefix)
+            if numbering.prefix_in(path, self.layout.prefix)
             and manifest.kind == CHECKPOINT_KIND
             and manifest.record_id == self.env.record_id
         ]
 
     @contextlib.contextmanager
-    def _used(self) -> Iterator[Path]:
+    def _named_errors(self) -> Iterator[Path]:
         try:
             yield self.layout.directory
         except OSError as error:
-            why = words(error)
+            why = describe_error(error)
             raise CheckpointError(f"{self.layout.folder} cannot be saved: {why}") from error
 
 
-def _take_away(path: Path) -> None:
+def _remove(path: Path) -> None:
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
     try:
         retention.remove(path)
     except OSError:
-        if path.exists():  # else it has lost its name at least, and with it all that counts
+        if path.exists():  # else it was renamed, which is enough
             raise

@@ -1,4 +1,4 @@
-"""From a rank's live state to an order: what is to be written, and the bytes that it is about."""
+"""Turns a rank's live state into a plan: what is to be written, and where the bytes are now."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ APPENDED = "append_info"
 
 
 class PlannedCheckpoint(NamedTuple):
-    """What a rank contributes, and where it is now: in live memory."""
+    """What a rank contributes to a checkpoint, still in live memory."""
 
     share: Share | None
     own: OwnShare | None
@@ -29,21 +29,21 @@ class PlannedCheckpoint(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """All of it."""
+        """The size of everything."""
         share = 0 if self.share is None else self.share.nbytes + self.share.buffers
         return share + (0 if self.own is None else self.own.nbytes)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The replicated state, in order."""
+        """The replicated state in order."""
         return [] if self.plan is None else [segment for segment, _ in self.plan.segments]
 
     @property
     def octets(self) -> list[bytes | memoryview]:
-        """What follows it: buffers, and the private state."""
+        """What follows the state: buffers, and the private state."""
         return [*self.buffers(), self.payload()]
 
-    # --- as writing.Content, from live memory -----------------------------------------------------
+    # --- as rank_writer.Content, from live memory -----------------------------------------------
 
     def state(self) -> Iterator[tuple[memoryview, bool]]:
         """The replicated state in pieces."""
@@ -51,7 +51,7 @@ class PlannedCheckpoint(NamedTuple):
             yield from self.plan.pieces(Reader(self.replica.ready))
 
     def buffers(self) -> Sequence[memoryview]:
-        """The share's last bytes."""
+        """The last bytes of the share."""
         return () if self.plan is None else self.plan.buffers
 
     def payload(self) -> bytes:
@@ -59,19 +59,19 @@ class PlannedCheckpoint(NamedTuple):
         return b"" if self.payload_of is None else self.payload_of.payload
 
 
-def planned(
+def plan_checkpoint(
     committed: CommittedState, step: int, part: tuple[int, int] | None, appended: Mapping[str, Any]
 ) -> PlannedCheckpoint:
     """What a rank contributes to a checkpoint.
 
     Args:
         committed: the rank's.
-        step: the newest commit, or one that is complete but for its commit.
+        step: the newest commit, or the next one if only the commit is missing.
         part: which part of the state, of how many; ``None``: another rank writes it.
-        appended: goes with it, as JSON.
+        appended: the user's own data, as JSON.
 
     Raises:
-        CheckpointError: it cannot be saved as of this step.
+        CheckpointError: the state as of this step cannot be saved.
     """
     record = None if committed.page is None else committed.page.record(step)
     own = None if record is None else _own(record, committed)

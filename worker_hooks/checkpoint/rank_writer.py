@@ -1,8 +1,8 @@
-"""A rank's own files of a checkpoint, and what it says of them to rank 0.
+"""A rank's own files of a checkpoint, and its report on them to rank 0.
 
-Standard library only. Ranks agree through files in the unfinished folder, whose name is that of
-this life of the training, so that nothing an earlier life has left there is mixed in: each says
-``rank_N.part.json`` when its files are on the disk, or ``rank_N.failed.json``.
+Standard library only. Ranks communicate through files in the unfinished folder: each writes
+``rank_N.part.json`` when its files are on the disk, or ``rank_N.failed.json``. The folder's name
+contains the incarnation of the training, so that files of an earlier one are not mixed in.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Advance = Callable[[int], None]
 
 
 class Content(Protocol):
-    """The bytes that an order is about."""
+    """The bytes to be written."""
 
     def state(self) -> Iterator[tuple[Bytes, bool]]:
-        """All of the replicated state in order, and whether it belongs to this rank's share."""
+        """The whole replicated state in order, and whether it belongs to this rank's share."""
 
     def buffers(self) -> Sequence[Bytes]:
-        """What ends the share's file."""
+        """The last bytes of the share's file."""
 
     def payload(self) -> bytes:
         """The private state."""
@@ -44,63 +44,63 @@ class RankPart(NamedTuple):
 
     step: int
     shards: tuple[Shard, ...]
-    digest: str  # of the replicated state; empty: it was not looked at
+    digest: str  # of the replicated state; empty: this rank has not read it
 
 
-def carry_out(order: SaveOrder, content: Content, advance: Advance) -> None:
-    """Write this rank's files, and say so.
+def write_part(order: SaveOrder, content: Content, advance: Advance) -> None:
+    """Write this rank's files, and report it to rank 0.
 
     Raises:
-        CheckpointError: they could not be written, and rank 0 will know.
+        CheckpointError: they could not be written; that is reported, too.
     """
     layout, rank = order.layout, order.rank
     try:
-        done = _written(order, content, advance)
+        done = _write_files(order, content, advance)
         shards = [shard._asdict() for shard in done.shards]
-        _tell(layout.unfinished / layout.part(rank), {**done._asdict(), "shards": shards})
+        _write_json(layout.unfinished / layout.part(rank), {**done._asdict(), "shards": shards})
     except (OSError, ValueError) as error:
-        why = words(error)
+        why = describe_error(error)
         with contextlib.suppress(OSError):
-            _tell(failed(layout, rank), {"why": why})
+            _write_json(failure_file(layout, rank), {"why": why})
         raise CheckpointError(f"{layout.folder} cannot be saved: {why}") from error
 
 
-def read(layout: CheckpointLayout, rank: int) -> RankPart | None:
-    """What a rank has written; ``None``: it has not said so yet.
+def read_part(layout: CheckpointLayout, rank: int) -> RankPart | None:
+    """What a rank has written; ``None``: it has not reported yet.
 
     Raises:
-        CheckpointError: it said that it cannot.
+        CheckpointError: the rank has reported a failure.
     """
     try:
         fields = json.loads((layout.unfinished / layout.part(rank)).read_bytes())
     except (OSError, ValueError):
         with contextlib.suppress(OSError, ValueError, KeyError):
-            why = json.loads(failed(layout, rank).read_bytes())["why"]
+            why = json.loads(failure_file(layout, rank).read_bytes())["why"]
             raise CheckpointError(f"{layout.folder} cannot be saved: rank {rank}: {why}") from None
         return None
     shards = tuple(Shard(**shard) for shard in fields["shards"])
     return RankPart(fields["step"], shards, fields["digest"])
 
 
-def failed(layout: CheckpointLayout, rank: int) -> Path:
-    """Where a rank says that it cannot."""
+def failure_file(layout: CheckpointLayout, rank: int) -> Path:
+    """The file in which a rank reports a failure."""
     return layout.unfinished / f"rank_{rank}.failed.json"
 
 
-def words(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An error as a part of a sentence."""
     if not isinstance(error, OSError):
         return str(error) or repr(error)
     return describe_os_error(error)
 
 
-def _written(order: SaveOrder, content: Content, advance: Advance) -> RankPart:
+def _write_files(order: SaveOrder, content: Content, advance: Advance) -> RankPart:
     layout, rank = order.layout, order.rank
     folder = layout.unfinished
     commit.make_durable(folder.parent)
     folder.mkdir(exist_ok=True)
-    for said in (folder / layout.part(rank), failed(layout, rank)):
-        said.unlink(missing_ok=True)  # of a first try at this very step
+    for report in (folder / layout.part(rank), failure_file(layout, rank)):
+        report.unlink(missing_ok=True)  # of an earlier try at this step
     shards, digest = [], ""
     if order.share is not None:
         file = layout.shard(rank)
@@ -116,7 +116,7 @@ def _written(order: SaveOrder, content: Content, advance: Advance) -> RankPart:
             advance,
             is_whole=share.parts == 1,
         )
-        # which of several whole models is gone on from is rank 0's to say
+        # rank 0 decides which of several whole models is the one to resume from
         shards.append(Shard(file, rank, COPY, done.nbytes, done.sha256))
         digest = done.digest
     if order.own is not None:
@@ -124,12 +124,12 @@ def _written(order: SaveOrder, content: Content, advance: Advance) -> RankPart:
         shards.append(commit.write_private(folder, rank, order.own.entries, record, advance))
     if order.rules.is_read_back:
         for shard in shards:
-            _compare(folder, shard, advance)
+            _compare_with_disk(folder, shard, advance)
     return RankPart(order.step, tuple(shards), digest)
 
 
-def _compare(folder: Path, shard: Shard, advance: Advance) -> None:
-    """Read a file from the disk, not from the memory that the kernel keeps it in."""
+def _compare_with_disk(folder: Path, shard: Shard, advance: Advance) -> None:
+    """Read a file from the disk, not from the kernel's page cache."""
     path = folder / shard.file
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -140,5 +140,5 @@ def _compare(folder: Path, shard: Shard, advance: Advance) -> None:
         raise OSError(errno.EIO, "what was read back is not what was written", str(path))
 
 
-def _tell(path: Path, fields: dict[str, object]) -> None:
+def _write_json(path: Path, fields: dict[str, object]) -> None:
     write_atomic(path, json.dumps(fields).encode(), durable=False)

@@ -1,4 +1,4 @@
-"""What one rank does for one checkpoint, in words that a process without torch understands."""
+"""What one rank does for one checkpoint, as data that a process without torch can use."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from worker_hooks.contract.status_page import CommitRecord, Entry
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be saved; the sentence says why."""
+    """A checkpoint could not be saved; the message says why."""
 
 
 class Share(NamedTuple):
     """The file of replicated state that the rank writes."""
 
-    parts: int  # how many ranks write a part of the state; 1: this file is all of it
-    head: str  # its header, a byte a character
+    parts: int  # how many ranks write a part of the state; 1: this file has all of it
+    head: str  # its header; one character for each byte
     seed: str  # of the digest
-    spans: tuple[tuple[int, bool], ...]  # all of the state's bytes: how many, and whether written
-    buffers: int  # bytes that follow, and are the file's last
+    spans: tuple[
+        tuple[int, bool], ...
+    ]  # the whole state: how many bytes, and whether this rank writes them
+    buffers: int  # bytes that follow at the end of the file
 
     @property
     def nbytes(self) -> int:
-        """Of the state."""
+        """The size of the state in bytes."""
         return sum(count for count, _ in self.spans)
 
 
@@ -42,26 +44,26 @@ class OwnShare(NamedTuple):
     is_commit: bool
 
     def record(self, payload: bytes) -> CommitRecord:
-        """The page's record again."""
+        """The status page's record, made again."""
         meta = self.meta.encode()
         where = self.step, self.epoch, self.batch, self.at_ns
         return CommitRecord(*where, meta, payload, self.is_commit)
 
 
 class SaveRules(NamedTuple):
-    """What holds for every checkpoint of a training."""
+    """What applies to every checkpoint of a training."""
 
-    keep_max: int  # 0: no such rule
-    per_minutes: int  # the same
+    keep_max: int  # keep so many; 0: no such rule
+    per_minutes: int  # keep one for each so many minutes; 0: no such rule
     is_read_back: bool
-    stall_s: float  # without progress of any rank, until it is given up
+    stall_s: float  # without progress of any rank, until the checkpoint is given up
 
 
 class SaveOrder(NamedTuple):
     """One rank's part in one checkpoint."""
 
-    layout: CheckpointLayout  # its record_id is of this life of the training: see life
-    prefix: str  # of the complete folder, which may be numbered
+    layout: CheckpointLayout  # with the incarnation of this training as record_id
+    prefix: str  # of the complete folder; may be numbered
     step: int
     epoch: int  # as the script counts
     batch: int
@@ -69,7 +71,7 @@ class SaveOrder(NamedTuple):
     world_size: int
     attempt: int
     record_id: str
-    ancestor: str  # the run that this one went on from, and that is over therefore; or empty
+    ancestor: str  # the run that this one has resumed, so that it is over; or empty
     reason: str
     share: Share | None
     own: OwnShare | None
@@ -81,13 +83,13 @@ class SaveOrder(NamedTuple):
         return self.layout._replace(prefix=self.prefix)
 
 
-def encoded(order: SaveOrder) -> str:
+def encode(order: SaveOrder) -> str:
     """The order as one line of JSON."""
     layout = order.layout._replace(directory=str(order.layout.directory))  # type: ignore[arg-type]
     return json.dumps(order._replace(layout=layout))
 
 
-def decoded(text: str) -> SaveOrder:
+def decode(text: str) -> SaveOrder:
     """The order again."""
     fields: list[Any] = json.loads(text)
     (directory, *names), *about, share, own, rules = fields

@@ -1,8 +1,8 @@
-"""When a checkpoint is due, so that all ranks save the same steps without a word at any step.
+"""When a checkpoint is due, so that all ranks save the same steps without communication.
 
-By steps that is plain. By time rank 0's clock decides, and it announces the step to the others a
-step ahead, in eight bytes of memory that the ranks of one host share: a rank cannot finish that
-step before rank 0 has begun it, behind its announcement, if each step has a collective in it.
+By steps that is simple. By time rank 0's clock decides. It announces the step to the others ahead,
+in eight bytes of memory that the ranks of a host share. If each step has a collective, a rank
+cannot finish the announced step before rank 0 has begun it, which is after the announcement.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Protocol
 from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.layout import UNFINISHED
 
-AHEAD = 2  # steps; one would do
-_WORD = struct.Struct("=Q")
+AHEAD = 2  # steps; one would be enough
+_STEP = struct.Struct("=Q")
 
 
 class SaveSchedule(Protocol):
@@ -37,7 +37,7 @@ class Never:
     """Only the last step is saved."""
 
     def is_due(self, step: int) -> bool:  # noqa: ARG002
-        """No."""
+        """Never."""
         return False
 
     def close(self) -> None:
@@ -45,13 +45,13 @@ class Never:
 
 
 class Steps:
-    """At multiples of a number; they are counted since training began."""
+    """At multiples of a number of steps, counted since training began."""
 
     def __init__(self, every: int) -> None:
         self._every = every
 
     def is_due(self, step: int) -> bool:
-        """Whether it is one."""
+        """Whether the step is a multiple."""
         return step % self._every == 0
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Steps:
 
 
 class Seconds:
-    """So long after the time before; for one rank."""
+    """So many seconds after the time before; for one rank."""
 
     def __init__(
         self,
@@ -68,13 +68,13 @@ class Seconds:
         *,
         passed_s: float = 0.0,
     ) -> None:
-        """Begin; so much of the time has passed already."""
+        """Begin; ``passed_s`` of the time have passed already."""
         self._every_s = every_s
         self._clock = clock
         self._since = clock() - passed_s
 
     def is_due(self, step: int) -> bool:  # noqa: ARG002
-        """Whether so much time has passed."""
+        """Whether the time has passed; if so, it begins again."""
         now = self._clock()
         if now - self._since < self._every_s:
             return False
@@ -86,7 +86,7 @@ class Seconds:
 
 
 class Announcer:
-    """The same for rank 0 of several."""
+    """By seconds, for rank 0 of several ranks."""
 
     def __init__(self, seconds: Seconds, path: Path) -> None:
         """Begin.
@@ -97,66 +97,66 @@ class Announcer:
         self._seconds = seconds
         self._path = path
         self._step = 0
-        write_atomic(path, _WORD.pack(0), durable=False)
-        self._word = _word(path)
+        write_atomic(path, _STEP.pack(0), durable=False)
+        self._announced = _map_step(path)
 
     def is_due(self, step: int) -> bool:
-        """Whether this step was announced; announce one, if it is time to."""
+        """Whether this step was announced; announce a later one if the time has passed."""
         if step == self._step:
             return True
         if step > self._step and self._seconds.is_due(step):
             self._step = step + AHEAD
-            _WORD.pack_into(self._word, 0, self._step)
+            _STEP.pack_into(self._announced, 0, self._step)
         return False
 
     def close(self) -> None:
         """Remove the file."""
-        self._word.close()
+        self._announced.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
 
 
 class Listener:
-    """The same for the other ranks."""
+    """By seconds, for the other ranks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._word: mmap.mmap | None = None
+        self._announced: mmap.mmap | None = None
 
     def is_due(self, step: int) -> bool:
         """Whether this step was announced."""
-        if self._word is None:
+        if self._announced is None:
             try:
-                self._word = _word(self._path)
+                self._announced = _map_step(self._path)
             except FileNotFoundError:
                 return False
-        (announced,) = _WORD.unpack_from(self._word, 0)
+        (announced,) = _STEP.unpack_from(self._announced, 0)
         return bool(announced == step)
 
     def close(self) -> None:
-        """Look no more."""
-        if self._word is not None:
-            self._word.close()
+        """Close the file."""
+        if self._announced is not None:
+            self._announced.close()
 
 
-def made(
+def make_schedule(
     every_steps: int,
     every_s: int,
     ranks: tuple[int, int],
     path: Callable[[], Path],
     passed_s: float = 0.0,
 ) -> SaveSchedule:
-    """What one rank goes by.
+    """The schedule of one rank.
 
     Args:
-        every_steps: comes before the next; 0: not by steps.
+        every_steps: takes precedence over ``every_s``; 0: not by steps.
         every_s: 0: not by time, either.
-        ranks: which one this is, of how many.
-        path: where rank 0 announces; asked only if it has to.
-        passed_s: so much of the time has passed already.
+        ranks: which rank this is, of how many.
+        path: where rank 0 announces a step; called only if needed.
+        passed_s: how much of the time has passed already.
 
     Raises:
-        OSError: the announcement cannot be made.
+        OSError: the file cannot be made.
     """
     if every_steps:
         return Steps(every_steps)
@@ -173,14 +173,14 @@ def made(
     return Announcer(seconds, where)
 
 
-def announcement(directory: Path, prefix: str, life: str) -> Path:
-    """Where the ranks of one life of a training look."""
-    return directory / f".{prefix}.{life}.due{UNFINISHED}"
+def announcement_file(directory: Path, prefix: str, incarnation: str) -> Path:
+    """Where the ranks of one incarnation find the announced step."""
+    return directory / f".{prefix}.{incarnation}.due{UNFINISHED}"
 
 
-def _word(path: Path) -> mmap.mmap:
+def _map_step(path: Path) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR)
     try:
-        return mmap.mmap(fd, _WORD.size)
+        return mmap.mmap(fd, _STEP.size)
     finally:
         os.close(fd)

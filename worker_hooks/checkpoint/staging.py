@@ -1,7 +1,7 @@
-"""Memory that a state is copied to, shared with the process that writes it to the disk.
+"""Memory to which a state is copied, shared with the process that writes it to the disk.
 
-A copy costs a fraction of what copy-on-write by fork does: after a fork each page of the state is
-a fault and a copy in the next update, one after the other, for all of it is updated.
+A copy costs a fraction of copy-on-write by fork: after a fork, the next update changes the whole
+state, and so causes a page fault and a copy for each of its pages.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from worker_hooks.tensors.tensor_bytes import plain
 
 
 class StagingBuffer:
-    """Shared memory, of no name, that grows as needed; ``fd`` is its descriptor."""
+    """Anonymous shared memory that grows as needed; ``fd`` is its descriptor."""
 
     def __init__(self) -> None:
-        """Take none yet.
+        """Allocate nothing yet.
 
         Raises:
-            OSError: no descriptor can be had.
+            OSError: there is no descriptor.
         """
         self.fd = os.memfd_create("msrun-checkpoint", os.MFD_CLOEXEC)
         self.nbytes = 0
@@ -31,10 +31,10 @@ class StagingBuffer:
         self._streams: dict[torch.device, torch.Stream] = {}
 
     def grow(self, nbytes: int) -> None:
-        """Have so many bytes at least.
+        """Have at least this size.
 
         Raises:
-            OSError: there is not so much memory.
+            OSError: there is not enough memory.
         """
         if nbytes > self.nbytes:
             self._release()
@@ -47,16 +47,16 @@ class StagingBuffer:
         octets: Sequence[bytes | memoryview],
         ready: Sequence[torch.Event] = (),
     ) -> list[torch.Event]:
-        """Copy tensors, each in the order of its elements, then bytes, one behind the other.
+        """Copy tensors, each in the order of its elements, and then bytes.
 
         Args:
-            tensors: of any device, together with the bytes no more than there is room for.
+            tensors: on any device; with the bytes no larger than the memory.
             octets: bytes.
-            ready: what must have happened on accelerators before their memory is read.
+            ready: events that must precede reading an accelerator's memory.
 
         Returns:
-            What must have happened before the copy is complete. Accelerators wait for it by
-            themselves before they go on with what is ordered from now on.
+            The events after which the copy is complete. Accelerators wait for them by themselves
+            before they do what is queued from now on.
         """
         memory = self._mapped()
         at = 0
@@ -68,7 +68,7 @@ class StagingBuffer:
             elif tensor.nbytes:
                 self._pin(memory)
                 with self._stream(tensor.device, ready):
-                    _copy(place, tensor, is_beside=self._is_pinned)
+                    _copy(place, tensor, is_async=self._is_pinned)
         for each in octets:
             if len(each):
                 memory[at : at + len(each)].copy_(
@@ -95,14 +95,14 @@ class StagingBuffer:
         self._memory, self._is_pinned = None, False
 
     def _pin(self, memory: torch.Tensor) -> None:
-        """Let CUDA copy to it beside the host's work."""
+        """Pin the memory, so that CUDA copies while the host continues."""
         if not self._is_pinned and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             done = cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
             self._is_pinned = int(done) == 0
 
     def _stream(self, device: torch.device, ready: Sequence[torch.Event]) -> torch.Stream:
-        """A stream behind the commit, but not behind what was begun after it."""
+        """A stream that waits for the commit, but not for what was begun after it."""
         if device not in self._streams:
             self._streams[device] = stream = torch.Stream(device)
             events = [event for event in ready if event.device == device]
@@ -123,9 +123,9 @@ class StagingBuffer:
         return events
 
 
-def _copy(place: torch.Tensor, tensor: torch.Tensor, *, is_beside: bool = False) -> None:
+def _copy(place: torch.Tensor, tensor: torch.Tensor, *, is_async: bool = False) -> None:
     """Copy a tensor to bytes, in the order of its elements."""
     if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
-        place.copy_(tensor.view(-1).view(torch.uint8), non_blocking=is_beside)
+        place.copy_(tensor.view(-1).view(torch.uint8), non_blocking=is_async)
     else:
-        place.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=is_beside)
+        place.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=is_async)

@@ -1,8 +1,8 @@
-"""The process that writes checkpoints beside training, with ``async_save``.
+"""The process that writes checkpoints in the background, with ``async_save``.
 
-Standard library only, so it is there in a moment. It is told orders, and tells what became of
-them, in lines of JSON. Its work gives way to everything else on the machine, and ends with the
-process it works for: what that leaves unfinished, nobody trusts.
+Standard library only, so that it starts fast. It receives orders and answers with results, as lines
+of JSON. It has a low priority, and ends with the process that it works for: nobody trusts the
+unfinished folder that it then leaves.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from worker_hooks.checkpoint.finalize import finalize
-from worker_hooks.checkpoint.rank_writer import Advance, carry_out
-from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, decoded
+from worker_hooks.checkpoint.rank_writer import Advance, write_part
+from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, decode
 from worker_hooks.storage.durable_file import ThrottledProgress
 
 ORDER, ROOM = "order", "room"
 FOLDER, WARNINGS, ERROR = "folder", "warnings", "error"
 SIGN_S = 1.0
 _PIECE = 4 << 20  # bytes
-_NICE = 10  # a tenth of what training gets, where they meet on a core
+_NICE = 10  # a tenth of training's share of a core
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-class Mapped:
-    """What an order is about, in shared memory: the state, its buffers, the private state."""
+class SharedContent:
+    """The content of an order in shared memory: the state, its buffers, the private state."""
 
     def __init__(self, order: SaveOrder, memory: memoryview) -> None:
         self._share = order.share
@@ -45,7 +45,7 @@ class Mapped:
             at += count
 
     def buffers(self) -> Sequence[memoryview]:
-        """The share's last bytes."""
+        """The last bytes of the share."""
         if self._share is None:
             return ()
         start = self._share.nbytes
@@ -58,45 +58,45 @@ class Mapped:
 
 
 def main() -> None:
-    """Work until the other end is closed. Arguments: the memory's descriptor, and for whom."""
+    """Work until stdin is closed. Arguments: the memory's descriptor, the parent's pid."""
     fd, parent = map(int, sys.argv[1:3])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(signum, signal.SIG_IGN)  # a terminal's, or for the whole job: not for it
+        signal.signal(signum, signal.SIG_IGN)  # from a terminal, or sent to the whole job
     os.nice(_NICE)
     for line in sys.stdin:
-        said = json.loads(line)
-        if ROOM in said:
-            _take(fd, said[ROOM])
+        message = json.loads(line)
+        if ROOM in message:
+            _allocate(fd, message[ROOM])
         else:
-            _tell(_done(decoded(said[ORDER]), fd))
+            _send(_execute(decode(message[ORDER]), fd))
 
 
-def _take(fd: int, nbytes: int) -> None:
-    """Take the memory now, which costs time, not when training waits for it."""
+def _allocate(fd: int, nbytes: int) -> None:
+    """Allocate the memory now: it takes time, and later training would wait for it."""
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError:
-        return  # whoever copies will meet it
+        return  # the copy will fail and report it
 
 
-def _done(order: SaveOrder, fd: int) -> dict[str, object]:
+def _execute(order: SaveOrder, fd: int) -> dict[str, object]:
     try:
-        return _carried_out(order, fd, ThrottledProgress(lambda _: _tell({}), SIGN_S))
+        return _write_and_finalize(order, fd, ThrottledProgress(lambda _: _send({}), SIGN_S))
     except CheckpointError as error:
         return {ERROR: str(error)}
-    except Exception as error:  # noqa: BLE001  said where training can raise it
+    except Exception as error:  # noqa: BLE001  sent to training, which raises it
         return {ERROR: f"{order.layout.folder} cannot be saved: {error!r}"}
 
 
-def _carried_out(order: SaveOrder, fd: int, advance: Advance) -> dict[str, object]:
+def _write_and_finalize(order: SaveOrder, fd: int, advance: Advance) -> dict[str, object]:
     with mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ) as whole:
         memory = memoryview(whole)
-        content = Mapped(order, memory)
+        content = SharedContent(order, memory)
         try:
-            carry_out(order, content, advance)
+            write_part(order, content, advance)
         finally:
             del content
             memory.release()
@@ -106,7 +106,7 @@ def _carried_out(order: SaveOrder, fd: int, advance: Advance) -> dict[str, objec
     return {FOLDER: done.folder, WARNINGS: done.warnings}
 
 
-def _tell(fields: dict[str, object]) -> None:
+def _send(fields: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 

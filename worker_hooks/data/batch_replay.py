@@ -1,9 +1,8 @@
 """The batches since the last commit, kept in memory to be handed out a second time.
 
-A rank that lives on when a peer is replaced repeats the interrupted step with the very batches that
-it had, and its loader's iterator, with its workers and what they loaded ahead, goes on behind them.
-A batch that the script changed in place, or whose kind does not tell, is not: the data are then
-opened anew, as after a resume.
+When a peer is replaced, a surviving rank repeats the interrupted step with the batches that it had,
+and continues with its loader's iterator, whose workers and prefetched batches stay. If the script
+has changed a batch in place, or that cannot be known, the data are opened anew, as after a resume.
 """
 
 from __future__ import annotations
@@ -15,32 +14,32 @@ import torch
 
 from worker_hooks.rng.randomness import Randomness, State
 
-MOST = 64  # batches of one step; of a validation, say, there may be any number
+MOST = 64  # batches of one step; a validation, for example, may have any number
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
 class KeptBatch(NamedTuple):
-    """One batch, in containers of its own."""
+    """One batch, in copies of its containers."""
 
     batch: Any
-    versions: tuple[int, ...] | None  # of the tensors in it; ``None``: it cannot be watched
+    versions: tuple[int, ...] | None  # of its tensors; ``None``: changes cannot be detected
 
 
 class BatchReplay:
     """An iterator over batches that can hand out those since the last commit a second time.
 
-    Each is kept with the randomness behind its loading, if it was loaded in this very process.
+    Each is kept with the randomness after its loading, if it was loaded in this process.
     """
 
     def __init__(
         self, batches: Iterator[Any], loaded: int, streams: Randomness | None = None
     ) -> None:
         self.recent: list[KeptBatch] = []
-        self.loaded = loaded  # batches of the epoch up to now, whoever has handed them out since
-        self.is_sound = True  # what it iterates over has not failed
+        self.loaded = loaded  # batches of the epoch that were taken from the loader
+        self.is_sound = True  # the loader's iterator has not failed
         self._batches = batches
         self._streams = streams
-        self._behind: list[State] = []  # of each of the recent ones, and of more before
+        self._states_after: list[State] = []  # after each recent batch; spare ones follow
 
     def __iter__(self) -> BatchReplay:
         return self
@@ -50,17 +49,17 @@ class BatchReplay:
         batch = next(self._batches)
         self.is_sound = True
         if len(self.recent) == MOST or not torch.is_grad_enabled():
-            self.recent.clear()  # and with it all that would have to follow
-        self.recent.append(_kept(batch))
+            self.recent.clear()  # a replay would need all of them
+        self.recent.append(_keep(batch))
         self.loaded += 1
         if self._streams is not None:
-            if len(self.recent) > len(self._behind):
-                self._behind.append(State(self._streams))
-            self._behind[len(self.recent) - 1].note()
+            if len(self.recent) > len(self._states_after):
+                self._states_after.append(State(self._streams))
+            self._states_after[len(self.recent) - 1].capture()
         return batch
 
     def settle(self, consumed: int) -> None:
-        """So many batches of the epoch are committed."""
+        """The first ``consumed`` batches of the epoch are committed."""
         left = self.loaded - consumed
         if not left:
             self.recent.clear()
@@ -68,31 +67,31 @@ class BatchReplay:
         gone = len(self.recent) - left
         if gone > 0:
             del self.recent[:gone]
-            self._behind = self._behind[gone:] + self._behind[:gone]
+            self._states_after = self._states_after[gone:] + self._states_after[:gone]
 
     def has(self, consumed: int) -> bool:
-        """Whether it can hand out all that follows so many batches of the epoch, as they were."""
+        """Whether it can hand out what follows the first ``consumed`` batches, unchanged."""
         count = self.loaded - consumed
         if not (self.is_sound and 0 <= count <= len(self.recent)):
             return False
         wanted = self.recent[len(self.recent) - count :]
         return all(
-            kept.versions is not None and _kept(kept.batch).versions == kept.versions
+            kept.versions is not None and _keep(kept.batch).versions == kept.versions
             for kept in wanted
         )
 
-    def behind(self, consumed: int, rewind: Callable[[bytes], None]) -> Iterator[Any]:
-        """The batches that follow so many of the epoch; one that was loaded is handed out again."""
+    def after(self, consumed: int, rewind: Callable[[bytes], None]) -> Iterator[Any]:
+        """The batches that follow the first ``consumed`` of the epoch, kept ones first."""
         first = len(self.recent) - (self.loaded - consumed)
-        states = [state.content for state in self._behind[first : len(self.recent)]]
+        states = [state.content for state in self._states_after[first : len(self.recent)]]
         for place, kept in enumerate(self.recent[first:]):
             if states:
                 rewind(states[place])
-            yield _kept(kept.batch).batch  # the script may take it apart, too
+            yield _keep(kept.batch).batch  # a new copy: the script may take it apart, too
         yield from self
 
 
-def _kept(batch: Any) -> KeptBatch:
+def _keep(batch: Any) -> KeptBatch:
     versions: list[int] = []
     try:
         return KeptBatch(_rebuilt(batch, versions), tuple(versions))
@@ -101,11 +100,11 @@ def _kept(batch: Any) -> KeptBatch:
 
 
 def _rebuilt(thing: Any, versions: list[int]) -> Any:
-    """The same in new containers.
+    """The same in new containers; append the versions of its tensors.
 
     Raises:
-        RuntimeError: a tensor has no version, as one made for inference.
-        TypeError: what it is does not tell whether it was changed.
+        RuntimeError: a tensor has no version, as it was made for inference.
+        TypeError: changes of an object of this type cannot be detected.
     """
     kind = type(thing)
     if isinstance(thing, torch.Tensor):

@@ -1,10 +1,10 @@
 """The training data as one rank is fed with it: in the script's order, and from any place in it.
 
-Feeding changes nothing: the batches are those of ``for batch in loader``. What is noted beside it
-is little: the randomness as the epoch began, from which the order of the data follows, and how
-many batches were handed out. Going on means to begin the epoch again with that randomness, without
-loading what was consumed: a DataLoader's sampler is asked for the indices and they are dropped.
-Where there is no sampler to ask, the batches are loaded and dropped.
+Feeding changes nothing: the batches are those of ``for batch in loader``. Little is recorded: the
+randomness with which the epoch began, from which the order of the data follows, and the count of
+batches handed out. To continue means to begin the epoch again with that randomness, and to skip
+what was consumed: the indices of a DataLoader's sampler are drawn and dropped. Where there is no
+sampler, the batches are loaded and dropped.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from worker_hooks.data.loader_kind import (
     load_state,
     parts_of,
     sampler_name,
+    skip_method,
     state_of,
-    way_of,
 )
 from worker_hooks.data.loader_workers import Workers, dataset_owners
 from worker_hooks.data.skip_sampler import SkippingSampler, swapped
@@ -34,10 +34,10 @@ from worker_hooks.rng.randomness import Randomness, private_streams, process_str
 
 log = logging.getLogger("msrun")
 
-LONG_S = 1.0  # what passing over batches may take without a warning
+LONG_S = 1.0  # skipping batches may take so long without a warning
 
-START = "data.start."  # randomness as the epoch began
-BORN = "data.born."  # randomness as the persistent workers were made
+START = "data.start."  # randomness when the epoch began
+BORN = "data.born."  # randomness when the persistent workers were started
 NOW = "data.now."  # generators that belong to the loader, its samplers and its data set
 
 
@@ -57,14 +57,14 @@ class Batches:
         return batch
 
     def close(self, *, is_over: bool) -> None:
-        """Hand out no more; a loop that is over, not left by an exception, will not go on."""
+        """Hand out no more. A loop that is over, not left by an exception, will not continue."""
         self._batches = iter(())
         if is_over:
-            self._feed.let_go()
+            self._feed.release()
 
 
 class Feed:
-    """One loader and the place in it; made once for a loader and kept over the epochs."""
+    """One loader and the place in it; made once for each loader and kept over the epochs."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         """Take a DataLoader or anything else that can be iterated over.
@@ -80,31 +80,31 @@ class Feed:
                 f"not {type(loader).__name__}"
             )
         self.consumed = 0  # batches of this epoch that were handed out
-        self.is_kept = False  # by an exception that leaves the loop; it may be entered again
+        self.is_kept = False  # batches are kept: an exception may leave the loop, to enter it again
         self.place: tuple[int, int] | None = None  # epoch and loop that :attr:`consumed` is of
-        self._again: BatchReplay | None = None
+        self._replay: BatchReplay | None = None
         self._loader: Any = loader
-        self._way = way_of(loader)
-        self._is_plain = self._way is not SkipMethod.OWN and is_plain(loader)
+        self._skip_method = skip_method(loader)
+        self._is_plain = self._skip_method is not SkipMethod.OWN and is_plain(loader)
         self._is_ready = False
-        self._is_fresh = True  # the workers, if there are any, are made at this epoch's begin
-        self._opened = 0  # the batch of the epoch that the present workers began with
+        self._is_fresh = True  # the workers, if any, are started in this epoch
+        self._opened = 0  # the batch of the epoch with which the present workers began
         self._start = self._born = b""
 
     @property
     def length(self) -> int | None:
-        """Batches an epoch, if the loader knows."""
+        """Batches in an epoch, if the loader knows."""
         return length_of(self._loader)
 
     @property
     def batch_size(self) -> int:
-        """Samples a batch."""
+        """Samples in a batch."""
         return batch_size_of(self._loader)
 
     @property
     def is_stateful(self) -> bool:
         """Whether :meth:`meta` changes with every batch."""
-        return self._way is SkipMethod.OWN
+        return self._skip_method is SkipMethod.OWN
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -118,11 +118,11 @@ class Feed:
         return (*found, *(self._workers.entries if self._workers is not None else ()))
 
     def fill(self, address: int, known: dict[str, bytes] | None = None) -> int:
-        """Write the entries as of the batch handed out last to memory; how many bytes that were.
+        """Write the entries as of the last batch handed out to memory; return the count of bytes.
 
         Args:
             address: of the first byte.
-            known: what was written there before and need not be again; kept by the caller.
+            known: what is written there already; the caller keeps it.
         """
         known, at = {} if known is None else known, address
         if known.get(START) is not self._start:
@@ -137,26 +137,26 @@ class Feed:
         if self._private.nbytes:
             at += self._private.fill(at)
         if self._workers is not None:
-            is_asked = self._way is SkipMethod.SAMPLER
-            until = self.consumed if is_asked else self._opened
+            skips_indices = self._skip_method is SkipMethod.SAMPLER
+            until = self.consumed if skips_indices else self._opened
             at += self._workers.fill(at, self._opened, until)
         return at - address
 
     def meta(self) -> dict[str, Any]:
-        """What else to save, as JSON: constant for an epoch unless :attr:`is_stateful`."""
-        found: dict[str, Any] = {"way": self._way.value, "is_fresh": self._is_fresh}
+        """What else to save, as JSON; constant in an epoch unless :attr:`is_stateful`."""
+        found: dict[str, Any] = {"way": self._skip_method.value, "is_fresh": self._is_fresh}
         found["batch_size"] = self.batch_size
         if self._workers is not None:
             found["workers"] = self._workers.count
-        if self._way is SkipMethod.OWN and self.consumed:
+        if self._skip_method is SkipMethod.OWN and self.consumed:
             found["state"] = state_of(self._loader)
         return found
 
     def begin(self, epoch: int | None) -> None:
-        """An epoch begins: tell the samplers, and note the randomness it begins with.
+        """Begin an epoch: tell the samplers, and keep the randomness with which it begins.
 
         Args:
-            epoch: as the script counts; ``None``: it has told the samplers itself.
+            epoch: as the script counts; ``None``: the script has told the samplers itself.
         """
         self._prepare()
         for thing in {id(part): part for part in parts_of(self._loader).values()}.values():
@@ -164,13 +164,13 @@ class Feed:
             if epoch is not None and callable(set_epoch):
                 set_epoch(epoch)
         self.consumed = self._opened = 0
-        living = self._living()
+        iterator = self._persistent_iterator()
         if self._workers is not None:
-            if living is None:
+            if iterator is None:
                 self._workers.forget()
             else:
-                self._workers.settle(living)
-        self._is_fresh = living is None
+                self._workers.settle(iterator)
+        self._is_fresh = iterator is None
         self._start = self._streams.capture()
         if self._is_fresh:
             self._born = self._start
@@ -183,50 +183,49 @@ class Feed:
     ) -> Batches:
         """The batches of the epoch that began, from any place in it.
 
-        Going on leaves the process's own randomness anywhere: restore it behind this call. An
-        epoch that is consumed whole is opened like any other, since its workers may live on.
+        To continue within an epoch changes the process's own randomness: restore it afterwards. An
+        epoch whose batches are all consumed is opened, too, because its workers may be persistent.
 
         Args:
-            consumed: so many batches were handed out before.
-            meta: what :meth:`meta` said then.
-            saved: what :meth:`fill` wrote then, by the entries' names; others are ignored.
+            consumed: how many batches were handed out before.
+            meta: what :meth:`meta` returned then.
+            saved: what :meth:`fill` wrote then, by the entries' names; other names are ignored.
         """
         if consumed or saved is not None:
             batches = self._reopen(consumed, meta or {}, saved or {})
         else:
             batches = self._iterator(None)
         self.consumed = consumed
-        self._again = None
+        self._replay = None
         if self.is_kept:
             is_here = not (self._is_plain and self._loader.num_workers > 0)
             streams = self._streams if is_here else None
-            batches = self._again = BatchReplay(batches, consumed, streams)
+            batches = self._replay = BatchReplay(batches, consumed, streams)
         return Batches(self, batches)
 
     def settle(self) -> None:
-        """What was handed out is committed: nobody will want it again."""
-        if self._again is not None:
-            self._again.settle(self.consumed)
+        """What was handed out is committed and need not be kept."""
+        if self._replay is not None:
+            self._replay.settle(self.consumed)
 
     def open_again(self, place: tuple[int, int], consumed: int) -> Batches | None:
-        """The batches from ``consumed`` on, of a loop that an exception left and that goes on.
+        """The batches from ``consumed`` on, of a loop that an exception left and that continues.
 
-        Those since the last commit are handed out from memory, and the loader's iterator, with its
-        workers and all that they have loaded ahead, lives on. The process's randomness is the
-        caller's to restore.
+        Those since the last commit come from memory, and the loader's iterator stays, with its
+        workers and what they have prefetched. The caller restores the process's randomness.
 
         Returns:
-            ``None``: that place is not to be had so.
+            ``None``: the loop cannot continue so.
         """
-        again = self._again
-        if again is None or self.place != place or not again.has(consumed):
+        replay = self._replay
+        if replay is None or self.place != place or not replay.has(consumed):
             return None
         self.consumed = consumed
-        return Batches(self, again.behind(consumed, self._rewind))
+        return Batches(self, replay.after(consumed, self._rewind))
 
-    def let_go(self) -> None:
-        """The loop is over: its iterator ends, as that of a plain loop does."""
-        self._again = None
+    def release(self) -> None:
+        """The loop is over: drop its iterator, as a plain loop does."""
+        self._replay = None
 
     def _prepare(self) -> None:
         if self._is_ready:
@@ -239,7 +238,9 @@ class Feed:
         self._streams = Randomness(process_streams() | private)
         has_workers = self._is_plain and loader.num_workers > 0
         self._is_persistent = has_workers and bool(loader.persistent_workers)
-        is_recorded = has_workers and (self._way is SkipMethod.SAMPLER or self._is_persistent)
+        is_recorded = has_workers and (
+            self._skip_method is SkipMethod.SAMPLER or self._is_persistent
+        )
         self._workers = Workers(loader) if is_recorded else None
         if has_workers and not getattr(loader, "in_order", True):
             log.warning("in_order=False: the order of the data cannot be repeated exactly")
@@ -247,18 +248,18 @@ class Feed:
     def _iterator(self, skipping: SkippingSampler | None) -> Any:
         loader = self._loader
         others: dict[str, Any] = {}
-        if self._workers is not None and self._living() is None:
+        if self._workers is not None and self._persistent_iterator() is None:
             others["worker_init_fn"] = self._workers.prologue(loader.worker_init_fn)
         if skipping is not None:
             others[sampler_name(loader)] = skipping
         with swapped(vars(loader) if others else {}, others):
             batches = iter(loader)
         if skipping is not None:
-            batches._index_sampler = skipping.sampler  # noqa: SLF001  for its later epochs
+            batches._index_sampler = skipping.sampler  # noqa: SLF001  for later epochs
         return batches
 
-    def _living(self) -> Any | None:
-        """The loader's iterator whose workers outlive an epoch, if there is one."""
+    def _persistent_iterator(self) -> Any | None:
+        """The loader's iterator if its workers outlive an epoch, and it exists."""
         return self._loader._iterator if self._is_persistent else None  # noqa: SLF001
 
     def _reopen(
@@ -281,28 +282,30 @@ class Feed:
     def _reopen_here(
         self, consumed: int, meta: Mapping[str, Any], saved: Mapping[str, bytes]
     ) -> Any:
-        if self._way is SkipMethod.OWN and meta.get("state") is not None:
+        if self._skip_method is SkipMethod.OWN and meta.get("state") is not None:
             load_state(self._loader, meta["state"])
             if getattr(self._loader, "num_workers", 0):
-                log.warning("the loader goes on by itself: what its workers draw begins anew")
+                log.warning(
+                    "the loader resumes by its own state: the randomness of its workers begins anew"
+                )
             return iter(self._loader)
         batches: Any = iter(self._loader)
-        skipped = batches._sampler_iter if self._way is SkipMethod.SAMPLER else batches  # noqa: SLF001
+        skipped = batches._sampler_iter if self._skip_method is SkipMethod.SAMPLER else batches  # noqa: SLF001
         early: dict[str, bytes] = {}
-        _drop(skipped, consumed, self._way, lambda: early.update(self._states()))
+        _drop(skipped, consumed, self._skip_method, lambda: early.update(self._states()))
         late = self._states() if early else {}
-        for name in late:  # what training draws in between is not drawn now
+        for name in late:  # what training drew in between is not drawn now
             if early[name] != late[name] != saved.get(name, late[name]):
-                log.warning("%s feeds data and training by turns: the data may differ", name)
+                log.warning("%s serves both data and training: the data may differ", name)
         return batches
 
     def _reopen_workers(
         self, consumed: int, meta: Mapping[str, Any], saved: Mapping[str, bytes]
     ) -> Any:
-        loader, way = self._loader, self._way
-        living = self._living()
-        if living is not None:  # its workers stand somewhere else
-            living._shutdown_workers()  # noqa: SLF001
+        loader, way = self._loader, self._skip_method
+        iterator = self._persistent_iterator()
+        if iterator is not None:  # its workers are at another place
+            iterator._shutdown_workers()  # noqa: SLF001
             loader._iterator = None  # noqa: SLF001
         if self._workers is not None:
             self._workers.restore(saved)
@@ -313,9 +316,8 @@ class Feed:
                 if not self._is_fresh:
                     log.warning("the randomness of the data workers is lost: it begins anew")
                 self._workers.forget()
-                way = (
-                    SkipMethod.LOAD
-                )  # from the epoch's begin, where they had the loader's own seeds
+                # from the begin of the epoch, where the loader itself seeded the workers
+                way = SkipMethod.LOAD
         self._rewind(self._born)
         self._opened = consumed if way is SkipMethod.SAMPLER else 0
         blanks = self._opened % loader.num_workers
@@ -326,7 +328,7 @@ class Feed:
         return batches
 
     def _as_of(self, prefix: str, saved: Mapping[str, bytes]) -> bytes:
-        """States saved under a prefix; those of now where there is none that fits."""
+        """The states saved under a prefix; the present state where none fits."""
         now = self._streams.split(self._start)
         found = {name: saved.get(prefix + name, b"") for name in now}
         return b"".join(
@@ -346,7 +348,7 @@ def _drop(
     way: SkipMethod,
     after_first: Callable[[], None] = lambda: None,
 ) -> None:
-    """Pass over batches, or their indices, or blanks in their place."""
+    """Skip batches, or their indices, or the blanks in their place."""
     began = time.monotonic()
     for number in range(count):
         if next(batches, batches) is batches:

@@ -8,10 +8,9 @@ from typing import Any
 from worker_hooks.data.feed import Feed
 
 KEPT = 8
-
 NOTHING_LEFT = (
-    "all batches of a loop in epoch %d had been trained before the resume: what follows the loop "
-    "runs now, without variables that the loop would have set"
+    "all batches of a loop in epoch %d were trained before the resume: what follows the loop "
+    "runs now, without the variables that the loop would have set"
 )
 NESTED = (
     "batches() was called within a loop over batches(): a commit has one place in the data; loop "
@@ -20,10 +19,10 @@ NESTED = (
 
 
 class FeedCache:
-    """One for each loader; of loaders that are made anew in each epoch the last few are kept."""
+    """One feed for each loader; if loaders are made anew in each epoch, the last few are kept."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Feed] = {}  # by id: a feed keeps its loader, so an id stays its own
+        self._known: dict[int, Feed] = {}  # by id of the loader, which its feed keeps alive
 
     def of(self, loader: Iterable[Any]) -> Feed:
         """The loader's feed.
@@ -37,11 +36,11 @@ class FeedCache:
             del self._known[next(iter(self._known))]
         return feed
 
-    def let_go(self, present: Feed) -> None:
-        """Of all loaders but the present one: end what a loop that was left may have kept."""
+    def release_others(self, current: Feed) -> None:
+        """Release what loops over all other loaders may have kept."""
         for feed in self._known.values():
-            if feed is not present:
-                feed.let_go()
+            if feed is not current:
+                feed.release()
 
     def __len__(self) -> int:
         return len(self._known)

@@ -1,4 +1,4 @@
-"""What can be done with a loader: where its samplers are, and whether it knows its own place."""
+"""What can be done with a loader: its samplers, and how consumed batches are skipped."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from worker_hooks.tensors import state_json
 
 log = logging.getLogger("msrun")
 
-_STATE_BYTES = META_BYTES - 2048  # of a loader's own state; the rest is for others
+_STATE_BYTES = META_BYTES - 2048  # for a loader's own state; the rest is for other fields
 
-_ASKED = "_IterableDataset_len_called"  # a DataLoader remembers the length it said, and warns
+_ASKED = "_IterableDataset_len_called"  # a DataLoader keeps the length it returned, and warns
 
 
 class SkipMethod(Enum):
-    """How the consumed batches of an epoch are passed over."""
+    """How the consumed batches of an epoch are skipped."""
 
     SAMPLER = "sampler"  # their indices are drawn and dropped
     LOAD = "load"  # they are loaded and dropped
     OWN = "own"  # the loader has a state of its own
 
 
-def way_of(loader: Any) -> SkipMethod:
-    """How consumed batches of this loader are passed over."""
+def skip_method(loader: Any) -> SkipMethod:
+    """How consumed batches of this loader are skipped."""
     if all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")):
         return SkipMethod.OWN
     is_mapped = is_plain(loader) and not isinstance(loader.dataset, IterableDataset)
@@ -39,7 +39,7 @@ def way_of(loader: Any) -> SkipMethod:
 
 
 def is_plain(loader: Any) -> bool:
-    """Whether this iterates as torch's own DataLoader does, so that its parts mean the same."""
+    """Whether this iterates as torch's DataLoader does, so that its parts have the same meaning."""
     if not isinstance(loader, DataLoader) or not can_record():
         return False
     parts = ("__iter__", "_get_iterator", "_index_sampler")
@@ -53,7 +53,7 @@ def sampler_name(loader: DataLoader[Any]) -> str:
 
 
 def parts_of(loader: Any) -> dict[str, Any]:
-    """The loader and those of its parts that may count epochs or own generators."""
+    """The loader and its parts that may count epochs or own generators."""
     batch_sampler = _part(loader, "batch_sampler")
     parts = {
         "loader": loader,
@@ -66,13 +66,13 @@ def parts_of(loader: Any) -> dict[str, Any]:
 
 
 def batch_size_of(loader: Any) -> int:
-    """Samples a batch; 1 if the loader does not tell."""
+    """Samples in a batch; 1 if the loader does not tell."""
     sizes = (_part(_part(loader, "batch_sampler"), "batch_size"), _part(loader, "batch_size"))
     return next((size for size in sizes if type(size) is int and size > 0), 1)
 
 
 def length_of(loader: Any) -> int | None:
-    """Batches an epoch, if the loader knows; asking leaves no trace."""
+    """Batches in an epoch, if the loader knows; the loader is not changed by asking."""
     attributes = getattr(loader, "__dict__", {})
     before = {_ASKED: attributes[_ASKED]} if _ASKED in attributes else {}
     try:
@@ -84,7 +84,7 @@ def length_of(loader: Any) -> int | None:
 
 
 def state_of(loader: Any) -> Any | None:
-    """A loader's own state as JSON; ``None`` when JSON cannot say it or it is too large."""
+    """A loader's own state as JSON; ``None``: JSON cannot express it, or it is too large."""
     try:
         value, tensors = state_json.encode(loader.state_dict(), "loader")
         packed = {name: _pack(tensor) for name, tensor in tensors.items()}
@@ -96,7 +96,7 @@ def state_of(loader: Any) -> Any | None:
 
 
 def load_state(loader: Any, state: Mapping[str, Any]) -> None:
-    """Give a loader the state that :func:`state_of` told."""
+    """Load a state that :func:`state_of` returned."""
     tensors = {name: _unpack(*packed) for name, packed in state["tensors"].items()}
     loader.load_state_dict(state_json.decode(state["value"], tensors))
 
@@ -115,5 +115,5 @@ def _unpack(dtype: str, shape: list[int], text: str) -> torch.Tensor:
 def _part(thing: Any, name: str) -> Any | None:
     try:
         return getattr(thing, name, None)
-    except Exception:  # noqa: BLE001  a property of a loader that we do not know
+    except Exception:  # noqa: BLE001  the property of an unknown loader
         return None

@@ -1,9 +1,8 @@
-"""The randomness inside a DataLoader's worker processes, where augmentations draw from.
+"""The randomness inside a DataLoader's worker processes, from which augmentations draw.
 
-Each worker leaves its state in shared memory after every batch it makes. Workers are ahead of the
-training by a few batches; so there is a slot for each batch that can be under way, and the state
-that is saved is the one after the last batch that was handed out. Batches themselves stay as they
-are: nothing is added to them, nothing must be taken off.
+Each worker writes its state to shared memory after every batch it makes. Workers are a few batches
+ahead of the training, so there is a slot for each batch that can be under way, and the state that
+is saved is that after the last batch handed out. The batches themselves are not changed.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ log = logging.getLogger("msrun")
 
 WORKER = "data.worker."  # a worker's number follows
 
-_SIZE = struct.Struct("<q")  # bytes of the state behind it
-_NOTHING = 0  # a worker that made no batch yet: it begins as it would anyway
-_LOST = -1  # it made batches, and its state after them is not known
-_SPARE_BYTES = 8 << 10  # for generators that the script's own worker_init_fn gives to the data set
+_SIZE = struct.Struct("<q")  # of the state that follows, in bytes
+_NOTHING = 0  # the worker made no batch yet: it begins as it would without us
+_LOST = -1  # the worker made batches, and its state after them is unknown
+_SPARE_BYTES = 8 << 10  # for generators that the script's worker_init_fn adds to the data set
 _FETCHERS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
 
 InitFn = Callable[[int], object] | None
 
 
 def can_record() -> bool:
-    """Whether this torch makes batches the way we know."""
+    """Whether this version of torch makes batches in the way that we know."""
     return all(hasattr(getattr(fetchers, name, None), "fetch") for name in _FETCHERS)
 
 
 def dataset_owners(dataset: object) -> dict[str, object]:
-    """Objects of a data set whose generators are looked for: it, those it wraps, transforms."""
+    """Where to look for generators: the data set, those inside it, and their transforms."""
     owners: dict[str, object] = {}
     name = "dataset"
     while dataset is not None and len(owners) < 16:  # noqa: PLR2004  no data set wraps itself so often
@@ -56,31 +55,31 @@ def dataset_owners(dataset: object) -> dict[str, object]:
 
 
 class RandomnessRing:
-    """Shared memory of one set of workers: for each a count of batches and the newest states."""
+    """Shared memory of a set of workers: for each the count of batches, and its newest states."""
 
-    def __init__(self, workers: int, slots: int, room: int) -> None:
-        """Make it.
+    def __init__(self, workers: int, slots: int, state_bytes: int) -> None:
+        """Allocate the memory.
 
         Args:
-            workers: how many write, each its own row.
+            workers: how many write, each to its own row.
             slots: how many of its newest states each keeps.
-            room: bytes of a state at most.
+            state_bytes: the largest size of a state.
         """
-        self._slots, self.slot_bytes = slots, _SIZE.size + room
+        self._slots, self.slot_bytes = slots, _SIZE.size + state_bytes
         self._row = _SIZE.size + slots * self.slot_bytes
         self._memory = torch.zeros(workers * self._row, dtype=torch.uint8, device="cpu")
         self._memory.share_memory_()  # type: ignore[no-untyped-call]
 
     def made(self, worker: int) -> int:
-        """Batches the worker made; -1 before it is ready to make any."""
+        """How many batches the worker made; -1 before it is ready."""
         return ctypes.c_int64.from_address(self._at(worker)).value - 1
 
     def address(self, worker: int, count: int) -> int:
-        """The slot of the worker's state after its ``count``-th batch: size, state."""
+        """The address of the worker's state after its ``count``-th batch; its size comes first."""
         return self._at(worker) + _SIZE.size + count % self._slots * self.slot_bytes
 
     def write(self, worker: int, count: int, randomness: Randomness) -> None:
-        """Called in the worker: its state after its ``count``-th batch."""
+        """Write the state after the ``count``-th batch. Called in the worker."""
         address = self.address(worker, count)
         size = randomness.nbytes
         if _SIZE.size + size <= self.slot_bytes:
@@ -95,15 +94,15 @@ class RandomnessRing:
 
 
 class Prologue:
-    """A ``worker_init_fn``: the script's own, then the state to go on from, then the recording."""
+    """A ``worker_init_fn``: calls the script's own, restores the state, starts the recording."""
 
     def __init__(self, init_fn: InitFn, ring: RandomnessRing, states: Sequence[bytes]) -> None:
-        """Prepare the workers' beginning; sent to them by fork or by pickle."""
+        """Prepare; the object reaches the workers by fork or by pickle."""
         self._init_fn, self._ring, self._states = init_fn, ring, tuple(states)
         self._parent = os.getpid()
 
     def __call__(self, worker: int) -> None:
-        """Called in the worker before it makes anything."""
+        """Called in the worker before it makes a batch."""
         if self._init_fn is not None:
             self._init_fn(worker)
         info = get_worker_info()
@@ -116,7 +115,7 @@ class Prologue:
             state = self._states[worker][_SIZE.size : _SIZE.size + size]
             randomness.restore(randomness.split(state))
         elif size > 0:
-            log.warning("data worker %d: its saved randomness does not fit it", worker)
+            log.warning("data worker %d: its saved randomness does not fit", worker)
         count = 0
 
         def record() -> None:
@@ -129,7 +128,7 @@ class Prologue:
 
     @staticmethod
     def _watch(record: Callable[[], None]) -> None:
-        """Have ``record`` called after every batch, and the attempt that found the data's end."""
+        """Call ``record`` after every batch, and after the attempt that finds the data's end."""
         for name in _FETCHERS:
             fetcher = getattr(fetchers, name)
             fetcher.fetch = _recorded(fetcher.fetch, record)
@@ -155,26 +154,26 @@ class Workers:
         self.count = loader.num_workers
         self._prefetch = loader.prefetch_factor or 2
         streams = process_streams() | private_streams(dataset_owners(loader.dataset))
-        numpy = 0 if NUMPY in streams else TWISTER_BYTES  # a worker loads it in any case
-        self._room = Randomness(streams).nbytes + numpy + _SPARE_BYTES
-        self._entry_bytes = _SIZE.size + self._room
+        numpy = 0 if NUMPY in streams else TWISTER_BYTES  # workers always load numpy
+        self._state_bytes = Randomness(streams).nbytes + numpy + _SPARE_BYTES
+        self._entry_bytes = _SIZE.size + self._state_bytes
         self._ring: RandomnessRing | None = None
-        self._begun = [0] * self.count  # batches each had made when the epoch began
-        self._known = self._all(_NOTHING)  # states as the epoch began
+        self._begun = [0] * self.count  # how many batches each had made when the epoch began
+        self._known = self._all(_NOTHING)  # the states when the epoch began
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """One tensor a worker."""
+        """One tensor for each worker."""
         size = self._entry_bytes
         return tuple(Entry(f"{WORKER}{n}", "U8", (size,), size) for n in range(self.count))
 
     @property
     def is_lost(self) -> bool:
-        """Whether the states to go on from are not known."""
+        """Whether the states to continue from are unknown."""
         return any(_SIZE.unpack_from(state) == (_LOST,) for state in self._known)
 
     def fill(self, address: int, first: int, consumed: int) -> int:
-        """Write the entries: states after the batches ``first`` to ``consumed`` of the epoch."""
+        """Write the entries: the states after batches ``first`` to ``consumed`` of the epoch."""
         for worker in range(self.count):
             handed_out = _share(consumed, worker, self.count) - _share(first, worker, self.count)
             count = self._begun[worker] + handed_out
@@ -190,40 +189,42 @@ class Workers:
         return self.count * self._entry_bytes
 
     def forget(self) -> None:
-        """The next workers begin as they would without us."""
+        """Let the next workers begin as they would without us."""
         self._known = self._all(_NOTHING)
 
     def restore(self, saved: Mapping[str, bytes]) -> None:
-        """The next workers go on from the entries saved by :meth:`fill`."""
+        """Let the next workers continue from the entries that :meth:`fill` wrote."""
         states = [saved.get(entry.name, b"") for entry in self.entries]
         lost = _SIZE.pack(_LOST).ljust(self._entry_bytes, b"\0")
         self._known = [state if len(state) == len(lost) else lost for state in states]
 
     def prologue(self, init_fn: InitFn) -> Prologue:
-        """The ``worker_init_fn`` of workers that are about to be made."""
-        self._ring = RandomnessRing(self.count, self._prefetch + 1, self._room)
+        """The ``worker_init_fn`` for workers that are about to be started."""
+        self._ring = RandomnessRing(self.count, self._prefetch + 1, self._state_bytes)
         self._begun = [0] * self.count
         return Prologue(init_fn, self._ring, self._known)
 
     def settle(self, iterator: Any) -> None:
-        """Let persistent workers make what a left loop had asked for, and note where they stand.
+        """Let persistent workers finish what an abandoned loop requested, and read their states.
 
-        The loader itself waits for these batches and drops them as it begins the next epoch.
+        The loader itself does so, too, and drops these batches, when it begins the next epoch.
         """
-        iterator._sampler_iter = iter(())  # noqa: SLF001  ask for no more
-        iterator._IterableDataset_len_called = None  # noqa: SLF001  nobody is handed these
+        iterator._sampler_iter = iter(())  # noqa: SLF001  request no more
+        iterator._IterableDataset_len_called = None  # noqa: SLF001  these batches do not count
         is_alive = True
         for _ in range((self._prefetch + 1) * self.count):
             is_alive = all(worker.is_alive() for worker in iterator._workers)  # noqa: SLF001
-            with contextlib.suppress(Exception):  # nobody would have seen it
+            with contextlib.suppress(Exception):  # the loader would have dropped it
                 if not is_alive or next(iterator, self) is self:
                     break
-        if self._ring is None or not is_alive:  # others made these workers, or the loader will fail
+        if (
+            self._ring is None or not is_alive
+        ):  # we did not start these workers, or the loader will fail
             self._known = self._all(_LOST)
             return
         for worker in range(self.count):
             made = self._ring.made(worker)
-            if made >= 0:  # else it is still starting and was never asked for anything
+            if made >= 0:  # else it is still starting, and nothing was requested of it
                 address = self._ring.address(worker, made)
                 self._known[worker] = ctypes.string_at(address, self._entry_bytes)
                 self._begun[worker] = made

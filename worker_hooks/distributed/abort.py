@@ -1,17 +1,17 @@
 """Frees a main thread from a collective that a dead peer never joins.
 
 NCCL's communicators can be aborted. gloo's cannot: in torch 2.13 its ``abort`` returns and wakes
-nobody. But a rank that waits in gloo waits for bytes from the sockets to its peers, and shutting
-those down in this process alone is enough: it raises within milliseconds. gloo then leaves its
-buffers, gradient buckets mostly, as garbage; parameters and optimizers it does not touch.
+nobody. But a rank that waits in gloo waits for bytes from the sockets to its peers. If this process
+shuts these sockets down, the rank raises within milliseconds. gloo then leaves garbage in its
+buffers, which are mostly gradient buckets; it does not touch parameters and optimizers.
 
-Which sockets those are, gloo does not tell. They are TCP connections whose other end is held by
-another rank of the job, that is by a child of the same agent; everything else that a script may
-have open, a data base or a logger, stays as it is, and so does the store, which is no rank.
+gloo does not tell which sockets these are. They are TCP connections whose other end belongs to
+another rank of the job, which is a child of the same agent. All other connections of a script, to a
+database or a logger, are not touched; nor is that to the store, which is no rank.
 
-Once in some hundreds of broken collectives gloo (torch 2.13) forgets to wake a sender whose socket
-is gone. Nothing else can be done for such a thread, so its process is ended and replaced like any
-other that died.
+Once in some hundreds of broken collectives gloo (torch 2.13) does not wake a sender whose socket is
+gone. There is no way to free such a thread, so its process is killed, and replaced like any other
+that died.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _STORE = "msrun-store"  # the short name of the store host, a child of the agent
 
 
 def unblock(agent_pid: int) -> int:
-    """Break every connection to other ranks; how many there were. Any thread may call it.
+    """Break every connection to other ranks; return their count. Any thread may call this.
 
-    Raises nothing that belongs to a single connection or group: what is gone is free already.
+    Errors of a single connection or group are ignored: it is broken already.
     """
     _abort_groups()
     return _shut_down(agent_pid)
@@ -48,9 +48,9 @@ def _abort_groups() -> None:
         return
     from torch.distributed import distributed_c10d
 
-    for group in list(distributed_c10d._world.pg_map):  # noqa: SLF001  torch lists them nowhere else
+    for group in list(distributed_c10d._world.pg_map):  # noqa: SLF001  torch has no public list
         for device in ("cuda", "xpu"):
-            with contextlib.suppress(Exception):  # it has no such backend, or was aborted before
+            with contextlib.suppress(Exception):  # no such backend, or aborted before
                 group._get_backend(torch.device(device)).abort()  # noqa: SLF001
 
 
@@ -61,7 +61,7 @@ def _shut_down(agent_pid: int) -> int:
 
 
 def _shut(descriptor: int) -> bool:
-    """Shut one down; ``False``: it is closed by now, or dead."""
+    """Shut a socket down; ``False``: it is closed by now, or dead."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as end:
             end.shutdown(socket.SHUT_RDWR)
@@ -71,7 +71,7 @@ def _shut(descriptor: int) -> bool:
 
 
 def _peers(agent_pid: int) -> list[int]:
-    """The other ranks' processes; those that are dying are left out."""
+    """The processes of the other ranks, without those that are dying."""
     return [pid for pid in children(agent_pid) if pid != os.getpid() and _name(pid) != _STORE]
 
 
@@ -84,7 +84,7 @@ def _name(pid: int) -> str:
 
 
 def _sockets(process: str) -> Iterator[tuple[int, int]]:
-    """Inode and descriptor of each socket that a process holds."""
+    """Inode and descriptor of each socket that a process has open."""
     folder = f"/proc/{process}/fd"
     try:
         descriptors = os.listdir(folder)
@@ -97,21 +97,20 @@ def _sockets(process: str) -> Iterator[tuple[int, int]]:
                 yield int(target[8:-1]), int(name)
 
 
-FREE_S = 1.5  # for a thread whose sockets are gone; it takes milliseconds, at most groups.CONNECT
-
-LOOK_S = 0.25  # between two looks at where it is
+FREE_S = 1.5  # for a thread whose sockets are gone; it needs milliseconds, at most CONNECT
+LOOK_S = 0.25  # between two looks at the thread
 
 
 def end_if_stuck(is_out: threading.Event) -> None:
     """End this process if its main thread stays in a collective.
 
     Args:
-        is_out: set when the main thread is out.
+        is_out: set when the main thread has left the training function.
     """
     before = None
-    patience_s = FREE_S
-    while not is_out.wait(patience_s):
-        patience_s = LOOK_S
+    wait_s = FREE_S
+    while not is_out.wait(wait_s):
+        wait_s = LOOK_S
         place = _place() if stacks.waits_for_peers() else None
         if place is not None and place == before:
             stacks.write("the main thread cannot be freed from a broken collective: it is killed")

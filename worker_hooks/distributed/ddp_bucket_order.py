@@ -6,13 +6,13 @@ ready and lays its buckets out anew, once, before the forward that follows. So a
 reduces with the new layout from its second step on, and a resumed process would reduce its first
 step with the old one: other sums in the last bits.
 
-The cure has two halves. While training, :func:`learn` sees which order the layout was made from; it
-goes into the dump. After a resume, :func:`rehearse` has the reducer lay its buckets out from that
-order before its first step. Nothing is computed, reduced or hooked for it: the reducer is told that
-all gradients have been ready and asked to rebuild. As always it then takes the layout that rank 0
-broadcasts, and rank 0 broadcasts the recorded one.
+The solution has two parts. During training, :func:`learn` reads the order from which the layout was
+made; it is saved in the dump. After a resume, :func:`rehearse` makes the reducer lay its buckets
+out from that order before its first step. Nothing is computed, reduced or hooked: the reducer is
+made to believe that all gradients have been ready, and called to rebuild. As always it then takes
+the layout that rank 0 broadcasts, and rank 0 broadcasts the recorded one.
 
-The reducer's interface is private to torch. Where it is missing, training goes on without the
+The reducer's interface is private to torch. Where it is missing, training continues without the
 promise, and the log says so once. Not covered, each for one step after the resume:
 
 * ``static_graph=True`` when resumed after step 1, or 2 with unused parameters (torch itself knows
@@ -22,7 +22,7 @@ promise, and the log says so once. Not covered, each for one step after the resu
 * a communication hook with a state of its own that the script does not save.
 """
 
-# ruff: noqa: SLF001  what is used here is torch's own business
+# ruff: noqa: SLF001  this needs private parts of torch
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from torch.nn.parallel import DistributedDataParallel
 log = logging.getLogger("msrun")
 
 _orders: WeakKeyDictionary[DistributedDataParallel, list[int]] = WeakKeyDictionary()
-_settled: WeakSet[DistributedDataParallel] = WeakSet()  # those whose order can change no more
-_said: set[str] = set()
+_settled: WeakSet[DistributedDataParallel] = WeakSet()  # those whose order is final
+_warned: set[str] = set()
 
 
 def find(module: nn.Module) -> DistributedDataParallel | None:
@@ -58,14 +58,13 @@ def find_all(
 ) -> list[DistributedDataParallel]:
     """Every DDP that reduces gradients of these modules, in the order of their parameters.
 
-    A DDP belongs to a module when they share a parameter: whether it is the module, wraps it, is a
-    part of it, and whatever ``torch.compile`` has put in between, does not matter.
+    A DDP belongs to a module if they share a parameter: it may be the module, wrap it, or be a part
+    of it, with any wrapper of ``torch.compile`` in between.
 
     Args:
         modules: the registered ones.
-        among: all that there are; else all objects of the process are looked through (up to
-            20 ms): for once, not for every step.
-        is_over: also those whose process group is gone.
+        among: all DDPs; ``None``: search all objects of the process, which takes up to 20 ms.
+        is_over: include those whose process group is gone.
     """
     places: dict[int, int] = {}  # by identity
     for module in modules:
@@ -88,7 +87,7 @@ def _living() -> Iterator[DistributedDataParallel]:
 
 
 class NewDDPs:
-    """Notes the DDPs that are made from now on."""
+    """Keeps note of the DDPs that are made from now on."""
 
     def __init__(self) -> None:
         self._made: list[ref[DistributedDataParallel]] = []
@@ -100,25 +99,25 @@ class NewDDPs:
             self._made.append(ref(parent))
 
     def end(self) -> list[DistributedDataParallel]:
-        """Note no more; those that were made and still are."""
+        """Stop; return those that were made and still exist."""
         self._hook.remove()
         return [one for each in self._made if (one := each()) is not None]
 
 
 def unhook(ddp: DistributedDataParallel) -> None:
-    """Let a DDP whose group is gone reduce nothing any more, whoever still refers to it."""
+    """Keep a DDP whose group is gone from reducing gradients, even if it is still referred to."""
     try:
         reducer: Any = ddp.reducer
         reducer._remove_autograd_hooks()
     except AttributeError as error:  # of a Python reducer, or of another version of torch
-        log.warning("a DDP of before stays hooked to its parameters: %s", error)
+        log.warning("an earlier DDP stays hooked to its parameters: %s", error)
 
 
 def learn(ddp: DistributedDataParallel) -> None:
-    """Look in which order gradients become ready: at every commit, by the thread that trains.
+    """See in which order gradients become ready. The main thread calls this at every commit.
 
-    Costs a look-up (0.3 us) once the order can change no more: after the third step, as a rule. No
-    other thread may do this, as the reducer is locked while backward waits for a peer.
+    Once the order is final, usually after the third step, this costs a look-up (0.3 us). No other
+    thread may call it: the reducer is locked while backward waits for a peer.
     """
     if ddp in _settled:
         return
@@ -132,23 +131,23 @@ def learn(ddp: DistributedDataParallel) -> None:
 
 
 def ready_order(ddp: DistributedDataParallel) -> list[int] | None:
-    """Indices of the reducer's parameters in the order that its next step's layout is made of.
+    """Indices of the reducer's parameters in the order from which its next layout follows.
 
-    As of the last :func:`learn`; any thread may ask. ``None``: the next step uses the layout that
-    DDP starts with, or torch does not tell.
+    As of the last :func:`learn`; any thread may call this. ``None``: the next step uses the layout
+    that DDP starts with, or torch does not tell.
     """
     return _orders.get(ddp)
 
 
 def rehearse(ddp: DistributedDataParallel, order: Sequence[int] | None) -> bool:
-    """Lay the buckets out as they were; whether that was done.
+    """Lay the buckets out as they were; return whether that was done.
 
     A collective of the DDP's group: every rank calls it with the same order, before the first step
     after a resume. Parameters, gradients, buffers, generators and hooks are not touched.
 
     Args:
         ddp: not trained yet in this process.
-        order: what :func:`ready_order` told at the step that is resumed from.
+        order: what :func:`ready_order` returned at the step from which training resumes.
 
     Raises:
         RuntimeError: a peer is gone, as in any collective.
@@ -171,7 +170,7 @@ def rehearse(ddp: DistributedDataParallel, order: Sequence[int] | None) -> bool:
     finally:
         enter(ddp.process_group)
     if done:
-        ddp._has_rebuilt_buckets = True  # what DDP itself notes here
+        ddp._has_rebuilt_buckets = True  # as DDP itself sets it
         _orders[ddp] = list(order)
         _settled.add(ddp)
     return done
@@ -180,19 +179,19 @@ def rehearse(ddp: DistributedDataParallel, order: Sequence[int] | None) -> bool:
 def _prompter(group: dist.ProcessGroup, layout: list[list[int]]) -> dist.ProcessGroup:
     """A process group that broadcasts ``layout`` when the reducer broadcasts one.
 
-    The reducer sends two tensors from rank 0: all indices with the number of buckets behind them,
-    then the buckets' sizes.
+    The reducer broadcasts two tensors from rank 0: all indices and then the count of buckets; and
+    the buckets' sizes.
     """
     indices = [index for bucket in layout for index in bucket]
     said = iter(([*indices, len(layout)], [len(bucket) for bucket in layout]))
 
-    class Prompter(dist.ProcessGroup):  # the only way that torch offers to implement one
+    class Prompter(dist.ProcessGroup):  # the only way to implement one in torch
         def broadcast(self, tensors: list[Tensor], options: Any) -> Any:  # type: ignore[override]
             if group.rank() == 0:
                 tensors[0].copy_(tensors[0].new_tensor(next(said)))
             return group.broadcast(tensors, options)
 
-    return Prompter(group.rank(), group.size())  # type: ignore[call-arg]  # its stub lacks this one
+    return Prompter(group.rank(), group.size())  # type: ignore[call-arg]  # its stub lacks this signature
 
 
 def _layout(ddp: DistributedDataParallel, order: Sequence[int]) -> list[list[int]]:
@@ -215,17 +214,17 @@ def _layout(ddp: DistributedDataParallel, order: Sequence[int]) -> list[list[int
 
 
 def _first_order(ddp: DistributedDataParallel) -> list[int] | None:
-    """By the times of the one backward there was; none without one that reduced everything."""
+    """By the times of the first backward; ``None``: there was none that reduced everything."""
     times: list[int] = ddp.reducer.get_backward_stats()
     if not times or min(times) <= 0:
         return None
     if ddp.static_graph and _facts(ddp)["unused_parameter_size"]:
-        return None  # those were reduced first and will be laid out last, and which is not told
+        return None  # they were reduced first and will be last, and torch does not name them
     return sorted(range(len(times)), key=times.__getitem__)
 
 
 def _rebuilt_order(ddp: DistributedDataParallel) -> list[int] | None:
-    """By torch's own log, which knows the layout from the forward after it was made."""
+    """By torch's log, which has the layout after the forward that follows its making."""
     facts = _facts(ddp)
     text = facts.get("rebuilt_per_bucket_param_indices")
     if text:
@@ -243,31 +242,31 @@ def _rebuilt_order(ddp: DistributedDataParallel) -> list[int] | None:
 
 
 def _facts(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """What torch logs of a DDP; brought up to date in its forward."""
+    """What torch logs of a DDP; its forward updates it."""
     facts: dict[str, Any] = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     return facts
 
 
 def _rebuilds(ddp: DistributedDataParallel) -> bool:
-    """Whether this DDP lays its buckets out anew at all, and all ranks go step by step."""
+    """Whether this DDP rebuilds its buckets at all, and all ranks make the same steps."""
     if ddp._use_python_reducer or ddp._join_config.enable or ddp._delay_all_reduce_all_params:
         return False
     return ddp.static_graph or not ddp.find_unused_parameters
 
 
 def _is_last_small() -> bool:
-    """Torch's own switch: fill the buckets from the order's end, so that the last is the small."""
+    """Torch's switch: fill the buckets from the end of the order, so that the last one is small."""
     return os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1"
 
 
 def _kinds(kind: type) -> set[type]:
-    """A class and all that are derived from it."""
+    """A class and all its subclasses."""
     kinds: Iterable[set[type]] = map(_kinds, kind.__subclasses__())
     return {kind}.union(*kinds)
 
 
 def _is_alive(ddp: DistributedDataParallel) -> bool:
-    """Whether its group still exists: one of before a new group may await collection."""
+    """Whether its group still exists; an earlier DDP may await garbage collection."""
     try:
         dist.get_process_group_ranks(ddp.process_group)
     except (AttributeError, KeyError, ValueError, RuntimeError):
@@ -276,9 +275,9 @@ def _is_alive(ddp: DistributedDataParallel) -> bool:
 
 
 def _give_up(reason: str) -> bool:
-    """Say once for each reason that the promise is not kept; always false."""
-    if reason not in _said:
-        _said.add(reason)
+    """Warn once for each reason that the promise is not kept; always false."""
+    if reason not in _warned:
+        _warned.add(reason)
         log.warning(
             "DDP's buckets cannot be laid out as before the resume (%s): results may differ from "
             "an undisturbed run's in the last bits",

@@ -1,8 +1,8 @@
 """The DDPs that reduce a script's gradients: in the same order after a resume as before.
 
-On construction a DDP broadcasts every parameter and buffer of rank 0, which takes as long as the
-model is large. After a resume all ranks have just loaded the same state, so the broadcast would
-change only buffers, which are restored after it. All ranks skip it, or none.
+When a DDP is constructed, it broadcasts every parameter and buffer of rank 0, which takes time in
+proportion to the model. After a resume all ranks have just loaded the same state, so the broadcast
+would change only buffers, which are restored later. Either all ranks skip it, or none does.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from worker_hooks.distributed import ddp_bucket_order
 
 
 class Reducers:
-    """Found when the first step is over, or before the first step after a resume."""
+    """The DDPs around some modules: looked up after the first step, or before it after a resume."""
 
     def __init__(self, modules: Callable[[], list[nn.Module]]) -> None:
-        """Take the registered modules, which DDPs may wrap at any time before the first step."""
+        """``modules`` returns the registered ones; DDPs may wrap them until the first step."""
         self._modules = modules
         self._found: list[Any] | None = None
-        self._expected: Sequence[list[int] | None] = ()  # orders, of a checkpoint
-        self.is_expecting = False  # the first step after a resume
-        self._new: ddp_bucket_order.NewDDPs | None = None  # there were none before these
+        self._expected: Sequence[list[int] | None] = ()  # the orders in the checkpoint
+        self.is_expecting = False  # the first step after a resume is still to come
+        self._new: ddp_bucket_order.NewDDPs | None = None  # if there was no DDP before
 
     def orders(self) -> list[list[int] | None]:
-        """What the next step's layouts are made of; any thread may ask."""
-        if self.is_expecting:  # whoever dies before the first step leaves what it came from
+        """The orders from which the layouts of the next step follow. Any thread may call this."""
+        if self.is_expecting:  # before the first step: those of the checkpoint
             return list(self._expected)
         return [ddp_bucket_order.ready_order(one) for one in self._found or ()]
 
     def forget(self) -> list[ref[Any]]:
-        """Be as new: the training function that made them is left.
+        """Drop all DDPs: the training function that made them was left.
 
         Returns:
-            Those that there are. None of them reduces anything any more, whoever still has it.
+            Those that still exist. None of them reduces gradients any more.
         """
         found, self._found = self._found, None
         new = self._forget_new()
@@ -50,11 +50,11 @@ class Reducers:
         return [ref(one) for one in found]
 
     def expect(self, orders: Sequence[list[int] | None], *, are_none: bool = False) -> None:
-        """The state of a checkpoint is put back; DDPs had these orders in it.
+        """The state of a checkpoint was put back; its DDPs had these orders.
 
         Args:
             orders: one for each DDP.
-            are_none: no DDP is made yet, so they need not be looked for in all of the process.
+            are_none: there is no DDP yet, so the process need not be searched for them.
         """
         self._expected, self.is_expecting = orders, True
         trust(self._modules())
@@ -63,7 +63,7 @@ class Reducers:
             self._new = ddp_bucket_order.NewDDPs()
 
     def rehearse(self) -> None:
-        """Lay the buckets out as they were when the checkpoint was made; a collective."""
+        """Lay the buckets out as they were in the checkpoint. A collective."""
         trust(())
         new = self._forget_new()
         if self._expected:
@@ -73,42 +73,41 @@ class Reducers:
         self.is_expecting = False
 
     def learn(self) -> None:
-        """Look in which order gradients become ready; at every commit."""
+        """See in which order gradients become ready. Called at every commit."""
         if self._found is None:
             self._found = ddp_bucket_order.find_all(self._modules())
         for one in self._found:
             ddp_bucket_order.learn(one)
 
     def _forget_new(self) -> list[Any] | None:
-        """Note no more; those that there are, if that is known."""
+        """Stop noting new DDPs; those that were made, if they were noted."""
         new, self._new = self._new, None
         return None if new is None else new.end()
 
 
-_equal: tuple[ref[nn.Module], ...] = ()  # the last state may never train again
-
+_equal: tuple[ref[nn.Module], ...] = ()  # weak: the script may drop its modules
 _is_watched = False
 
 
 def trust(modules: Iterable[nn.Module]) -> None:
-    """From now on the parameters of these modules are equal on all ranks, and of no other.
+    """The parameters of these modules, and only these, are equal on all ranks from now on.
 
-    A DDP of a module with any other parameter broadcasts as ever.
+    A DDP around a module with any other parameter broadcasts as usual.
     """
-    global _equal, _is_watched  # noqa: PLW0603  as global as what is wrapped
+    global _equal, _is_watched  # noqa: PLW0603  what it wraps is global, too
     _equal = tuple(map(ref, modules))
     if not _is_watched and hasattr(distributed, "_sync_module_states"):  # private to torch
         _is_watched = True
-        distributed._sync_module_states = _spared(distributed._sync_module_states)  # noqa: SLF001
+        distributed._sync_module_states = _skipping(distributed._sync_module_states)  # noqa: SLF001
 
 
-def _spared(sync: Callable[..., None]) -> Callable[..., None]:
+def _skipping(sync: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(sync)
-    def spared(module: nn.Module, *args: Any, **options: Any) -> None:
+    def skipping(module: nn.Module, *args: Any, **options: Any) -> None:
         if not _is_equal(module):
             sync(module, *args, **options)
 
-    return spared
+    return skipping
 
 
 def _is_equal(module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
-"""The process group that a script trains in: left when a peer died, and made again with all ranks.
+"""The process group of a training: left when a peer has died, and made again with all ranks.
 
-What the script gave to ``init_process_group`` is read from the group itself, so it may have been
-called before anything of ours was imported.
+The arguments of ``init_process_group`` are read from the group itself, so the script may call it
+before it imports anything of ours.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ EARLY = "runs collectives before run(), which a new rank could not repeat alone"
 WRAPPED = "wraps its model in DDP outside of the training function"
 
 _THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
-_PREFIX = "default_pg"  # torch's, where it looks for a store itself; the new ranks do
-CONNECT = timedelta(seconds=0.2)  # to a socket that listens; its answer is waited for longer
+_PREFIX = "default_pg"  # torch's prefix for a store that it finds itself, as new ranks do
+CONNECT = timedelta(seconds=0.2)  # for the connection; the wait for an answer is longer
 
 
 class GroupRecord(NamedTuple):
-    """How to make the default group again; made outside of the training function."""
+    """How to make a default group again that was made outside of the training function."""
 
     backend: str
     timeout: timedelta
@@ -42,14 +42,14 @@ class GroupRecord(NamedTuple):
 
 
 def not_replaceable_why(env: RankEnv, modules: Callable[[], Iterable[nn.Module]]) -> str:
-    """Why the group that exists as training begins could not be left and made again.
+    """Why the group that exists when training begins could not be left and made again.
 
     Args:
         env: who this process is.
-        modules: asked for the registered ones when a DDP may be around them.
+        modules: returns the registered ones, to find DDPs around them.
 
     Returns:
-        What the script did, as the end of a sentence. Empty: it can, or there is none yet.
+        What the script did, as the end of a sentence. Empty: it can, or there is no group yet.
     """
     if env.world_size == 1 or not dist.is_available() or not dist.is_initialized():
         return ""
@@ -61,21 +61,21 @@ def not_replaceable_why(env: RankEnv, modules: Callable[[], Iterable[nn.Module]]
         store = store.underlying_store
     if (getattr(store, "host", ""), getattr(store, "port", 0)) != meeting_point(os.environ):
         return STORE
-    if not _has_talked():
+    if not _has_communicated():
         return ""
     return WRAPPED if ddp_bucket_order.find_all(modules()) else EARLY
 
 
-def _has_talked() -> bool:
+def _has_communicated() -> bool:
     group: Any = dist.group.WORLD
     try:
-        return bool(group._get_sequence_number_for_group())  # noqa: SLF001  torch's only count
+        return bool(group._get_sequence_number_for_group())  # noqa: SLF001  torch has no other count
     except RuntimeError:  # this backend does not count
         return False
 
 
 def present() -> GroupRecord | None:
-    """The default group; ``None``: there is none."""
+    """The present default group; ``None``: there is none."""
     if not dist.is_available() or not dist.is_initialized():
         return None
     world = _world()
@@ -87,25 +87,25 @@ def present() -> GroupRecord | None:
 
 
 def leave() -> list[Any]:
-    """Forget every group: its peers are gone, or about to leave it, too.
+    """Destroy every group: its peers are gone, or about to leave it, too.
 
     Returns:
-        The groups. To end one of gloo's is to wait for its threads, which may want the GIL for the
-        last tensor of a collective that failed. Python gives the GIL up for that, but a DDP's C++
-        part, if its reference is the last, does not. So this list must be let go of after all DDPs.
+        The groups, to be dropped after all DDPs. The end of a gloo group waits for its threads,
+        which may need the GIL for the last tensor of a collective that failed. Python releases the
+        GIL for that wait, but a DDP's C++ part, if it has the last reference, does not.
     """
     if not dist.is_available():
         return []
     groups = list(_world().pg_map)
     if dist.is_initialized():
         dist.destroy_process_group()
-    # the next one's name is a number, which new ranks begin with 0; one that failed counts, too
+    # the next group's name is a number; new ranks begin with 0, and failed groups count, too
     _world().group_count = 0
     return groups
 
 
 def have_threads() -> bool:
-    """Whether a group of gloo's has threads yet: somebody has a part of it, perhaps in a cycle."""
+    """Whether a gloo group still has threads: something refers to it, perhaps a cycle."""
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
             if file.read().strip() in _THREADS:
@@ -113,22 +113,22 @@ def have_threads() -> bool:
     return False
 
 
-def join(group: GroupRecord, look: Callable[[], None]) -> None:
-    """Make the group again; a collective.
+def join(group: GroupRecord, check: Callable[[], None]) -> None:
+    """Make the group again. A collective.
 
-    As ``init_process_group("env://")`` does, in short tries: that one would look for a store that
-    is gone for as long as the group's own time-out, and nothing could call it off.
+    Like ``init_process_group("env://")``, but in short tries: that would try to reach a dead store
+    until the group's time-out, and nothing could interrupt it.
 
     Args:
         group: as it was.
-        look: called between two tries to reach the store; may raise, to give up.
+        check: called before each try to reach the store; may raise, to give up.
 
     Raises:
         RuntimeError: a peer is gone again, or never came.
     """
     deadline = time.monotonic() + group.timeout.total_seconds()
     while True:
-        look()
+        check()
         try:
             store, rank, world_size = next(rendezvous("env://", timeout=CONNECT))
         except dist.DistError:
@@ -159,7 +159,7 @@ def _timeout(group: Any) -> timedelta:
 
 
 def _world() -> Any:
-    """Torch's own register of groups: there is no public one."""
+    """Torch's register of groups; there is no public one."""
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._world  # noqa: SLF001

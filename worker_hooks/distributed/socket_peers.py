@@ -1,7 +1,7 @@
-"""Which sockets of this machine are at the other ends of TCP connections.
+"""Finds the sockets of this machine at the other ends of TCP connections.
 
-The kernel is asked for each (sock_diag(7)), which takes 40 us. To read /proc/net/tcp is to walk
-through tables that are as large as the machine, 8 ms on a small one: for where that is not allowed.
+A request to the kernel for each of them (sock_diag(7)) takes 40 us. Where that is not allowed,
+/proc/net/tcp is read, whose tables grow with the machine: 8 ms on a small one.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ _BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY, linux/sock_diag.h
 _ANY = 0xFFFFFFFF  # state, or cookie
 _HEAD = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 _ASKED = struct.Struct("=BBBBI")  # inet_diag_req_v2: family, protocol, extensions, -, states
-_PORTS = struct.Struct(">HH16s16s")  # inet_diag_sockid, which goes on with _REST
+_PORTS = struct.Struct(">HH16s16s")  # inet_diag_sockid; _REST is its second part
 _REST = struct.Struct("=III")  # interface, cookie
 _STATE_AT = _HEAD.size + 1  # in the answer, an inet_diag_msg
 _INODE_AT = _HEAD.size + 4 + _PORTS.size + _REST.size + 16
 _LEAST = _INODE_AT + 4
 _LISTENS = 10  # TCP_LISTEN, linux/tcp_states.h
-ANSWER_S = 1.0  # it answers at once
+ANSWER_S = 1.0  # the kernel answers at once
 _INODE, _LOCAL, _REMOTE = 9, 1, 2  # columns of /proc/net/tcp
-_MAPPED = "0000000000000000FFFF0000"  # what stands before an IPv4 address as one of IPv6
+_MAPPED = "0000000000000000FFFF0000"  # prefix of an IPv4 address that is written as IPv6
 
 
 class _Link(NamedTuple):
-    """A connection as one of its ends has it."""
+    """A connection as seen from one end."""
 
     family: int
     local: tuple[bytes, int]  # address, 16 bytes, and port
     remote: tuple[bytes, int]
-    interface: int  # of addresses that mean something there only, else 0
+    interface: int  # of link-local addresses, else 0
 
     @property
-    def turned(self) -> _Link:
-        """As the other end has it."""
+    def reversed(self) -> _Link:
+        """The connection as seen from the other end."""
         return self._replace(local=self.remote, remote=self.local)
 
 
@@ -56,7 +56,7 @@ def peers_of(descriptors: Iterable[int]) -> dict[int, int]:
                 # it says the same of what it cannot know and of what is not there: it must know us
                 if not _ask(kernel, link):
                     raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))  # noqa: TRY301
-                if inode := _ask(kernel, link.turned):
+                if inode := _ask(kernel, link.reversed):
                     found[fd] = inode
     except OSError:  # a sandbox, a kernel without it, a socket bound to a device
         return _from_tables(links)

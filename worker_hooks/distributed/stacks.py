@@ -1,7 +1,7 @@
-"""Where this process's threads stand, for people, and what its main thread waits for.
+"""The stacks of this process's threads as text, and whether its main thread waits for peers.
 
-Told by the listener while the main thread may be stuck: nothing here takes a lock that others
-hold. Where the interpreter itself is stuck nothing is told, and that tells enough.
+The listener calls this while the main thread may be stuck, so nothing here takes a lock that
+another thread may hold. If the interpreter itself is stuck, there is no answer at all.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from worker_hooks.contract import protocol
 
-INNERMOST = 4  # frames that travel to the agent
-LONGEST = 1500  # characters of them
+INNERMOST = 4  # frames that are sent to the agent
+LONGEST = 1500  # characters of these frames
 STDERR = 2
 
 
@@ -32,26 +32,26 @@ class MainCall(NamedTuple):
     text: str
 
 
-# file's end, function ("": any): a main thread that stands in it waits for other ranks
+# end of the file's path, function ("": any): a main thread inside it waits for other ranks
 _COLLECTIVES = (
     ("torch/distributed/", ""),
     ("torch/nn/parallel/distributed.py", ""),
     ("torch/nn/modules/_functions.py", ""),  # SyncBatchNorm
     ("torch/autograd/graph.py", "_engine_run_backward"),  # in DDP's all-reduce, or computing
-    ("torch/cuda/__init__.py", "synchronize"),  # what a device waits for is most often its peers
+    ("torch/cuda/__init__.py", "synchronize"),  # a device mostly waits for its peers
     ("torch/cuda/streams.py", "synchronize"),
 )
-# the innermost line where it is the script's own: these are not written in Python, so without a
-# frame; a wait that is, threading's or a queue's, has one
+# calls in the innermost line, if that is the script's own: they are not written in Python, so they
+# have no frame; the waits of threading and queues have one
 _WAITS = (".wait(", "wait_tensor(", ".item(", ".cpu(", ".tolist(", "synchronize(", ".barrier(")
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
 def is_in_collective(calls: Sequence[MainCall]) -> bool:
-    """Whether a stack, innermost last, stands in a collective or waits for its device.
+    """Whether a stack, innermost call last, is in a collective or waits for its device.
 
-    Frames of torch and of the standard library are looked through; the script's own, called from
-    within a collective (a hook, a module), is work.
+    Frames of torch and of the standard library are skipped. A frame of the script inside a
+    collective (a hook, a module) is work.
     """
     for depth, (file, _, function, text) in enumerate(reversed(calls)):
         path = PurePath(file).as_posix()
@@ -67,7 +67,7 @@ def is_in_collective(calls: Sequence[MainCall]) -> bool:
 
 
 def waits_for_peers() -> bool:
-    """Whether this process's main thread stands in a collective at this moment."""
+    """Whether this process's main thread is in a collective at this moment."""
     _, calls = _stacks().get(threading.main_thread().ident or 0, ("", []))
     return is_in_collective(calls)
 
@@ -79,7 +79,7 @@ def main_instruction() -> tuple[int, int] | None:
 
 
 def words(calls: Iterable[MainCall]) -> list[str]:
-    """A line a frame, innermost last."""
+    """One line for each frame, innermost last."""
     return [
         f"{file}:{line} {function}" + (f": {text}" if text else "")
         for file, line, function, text in calls
@@ -87,17 +87,19 @@ def words(calls: Iterable[MainCall]) -> list[str]:
 
 
 def inspect(rank: int, attempt: int, order: protocol.Inspect) -> protocol.Stack:
-    """Write all threads' stacks to the rank's log; the answer is the main thread's. Never raises.
+    """Write all threads' stacks to the rank's log; answer with the main thread's. Never raises.
 
-    The listener, which runs this, is left out.
+    The stack of the calling listener is left out.
     """
-    calls = write(f"rank {rank} is looked at, as the job makes no progress")
+    calls = write(f"rank {rank} is inspected, as the job makes no progress")
     text = "\n".join(words(calls[-INNERMOST:]))[-LONGEST:]
-    return protocol.Stack(rank, attempt, order.id, is_in_collective(calls), text)
+    return protocol.Stack(
+        rank=rank, attempt=attempt, id=order.id, is_in_collective=is_in_collective(calls), text=text
+    )
 
 
 def write(why: str) -> list[MainCall]:
-    """Write all threads' stacks but this one's to the rank's log; those of the main thread."""
+    """Write the stacks of all other threads to the rank's log; return the main thread's."""
     stacks = _stacks()
     main = threading.main_thread().ident or 0
     lines = [f"msrun: {why}; all threads:"]
@@ -109,12 +111,12 @@ def write(why: str) -> list[MainCall]:
 
 
 def _stacks() -> dict[int, tuple[str, list[MainCall]]]:
-    """By thread: its name and its calls, innermost last; the main thread first."""
-    # its table and not enumerate(), which takes a lock
+    """The other threads' names and calls, innermost last; the main thread comes first."""
+    # not enumerate(), which takes a lock
     names = {ident: thread.name for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]  # noqa: SLF001
     main = threading.main_thread().ident
     found: dict[int, tuple[str, list[MainCall]]] = {}
-    frames = sys._current_frames()  # noqa: SLF001  what it is for
+    frames = sys._current_frames()  # noqa: SLF001  made for this
     for ident, frame in sorted(frames.items(), key=lambda pair: pair[0] != main):
         if ident != threading.get_ident():
             summary = traceback.extract_stack(frame)
@@ -127,7 +129,7 @@ def _stacks() -> dict[int, tuple[str, list[MainCall]]]:
 
 
 def _write(text: str) -> None:
-    """To the file itself: ``sys.stderr`` may be locked by the thread that is stuck."""
+    """Write to the descriptor: the stuck thread may hold the lock of ``sys.stderr``."""
     octets = text.encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
         while octets:

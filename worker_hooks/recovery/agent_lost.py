@@ -1,10 +1,10 @@
-"""What ranks do when msrun itself was killed: hold, save by themselves, and leave.
+"""What ranks do when msrun itself was killed: hold, save by themselves, and exit.
 
-Every rank sees its line closed at about the same moment and holds at its next commit. Then all are
-whole at the same step, because nobody can finish the next collective alone; a rank that is already
-inside that collective stays there, whole. They agree through notes in a folder beside the
-checkpoints: the lowest whole rank leads and writes the replicated state, everyone writes its own
-private state, and the leader completes the dump once all of it is there.
+All ranks find their connection closed at about the same time, and hold at their next commit. Then
+all are whole at the same step, because no rank can finish the next collective alone; a rank that is
+already inside that collective stays there, and is whole. They agree through notes in a folder next
+to the checkpoints: the lowest whole rank leads and writes the replicated state, every rank writes
+its own private state, and the leader completes the dump when everything is written.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from worker_hooks.storage.manifest import REPLICATED, Shard
 
 log = logging.getLogger("msrun")
 
-LOOK_S = 0.01  # between two looks at the notes: no event tells of a file's change everywhere
-LATE_S = 20.0  # without any rank's word: those that did not settle by then never will
-LAST_LOOK_S = 1.0  # at a main thread that may stand still behind a complete update
+LOOK_S = 0.01  # between two looks at the notes: not every file system reports changes
+LATE_S = 20.0  # without any sign: ranks that have not settled by then never will
+LAST_LOOK_S = 1.0  # at a main thread that may be blocked after a complete update
 EXIT = 1
 
 
 def save_without_agent(guard: Guard) -> None:
-    """Save what this rank and its peers hold, and end the process. Runs in the listener."""
+    """Save the state of this rank and its peers, and end the process. Runs in the listener."""
     path = None
     try:
         path = _save(guard)
@@ -46,7 +46,7 @@ def save_without_agent(guard: Guard) -> None:
         log.exception("msrun is gone, and saving failed")
     finally:
         if path:
-            log.error("msrun is gone; saved: %s; go on with: msrun --resume", path)
+            log.error("msrun is gone; saved: %s; resume with: msrun --resume", path)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(EXIT)
@@ -63,11 +63,11 @@ def _save(guard: Guard) -> str | None:
     whole = {rank: note for rank, note in ranks.items() if note.is_whole}
     step = max((note.step for note in whole.values()), default=0)
     if step <= guard.resumed_step:
-        log.error(_nothing(ranks, step, guard.resumed_step))
+        log.error(_why_nothing(ranks, step, guard.resumed_step))
         return None
-    alone = _Alone(guard, notes, step, welcome.stall_s)
-    saved = alone.save([place, *([welcome.fallback] if place != welcome.fallback else [])])
-    if saved is not None and alone.leads:
+    dump = _DumpWithoutAgent(guard, notes, step, welcome.stall_s)
+    saved = dump.save([place, *([welcome.fallback] if place != welcome.fallback else [])])
+    if saved is not None and dump.leads:
         shutil.rmtree(notes.folder, ignore_errors=True)
     return saved
 
@@ -90,14 +90,14 @@ def _open_notes(guard: Guard, name: str) -> tuple[PeerNotes, str]:
 
 
 def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
-    """Wait until this rank's state will not change any more, then say what it is."""
+    """Wait until this rank's state will not change any more, then describe it in its note."""
     gate, source = guard.gate, guard.source
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline and not gate.is_held:
         step = source.step
         others = [note for note in notes.read().values() if note.is_settled]
         if not gate.is_torn and any(note.step <= step for note in others):
-            break  # that peer holds, so no collective after this commit can be finished
+            break  # that peer holds: no collective after this commit can be finished
         if not gate.is_torn and len(liveness_socket.live_ranks(guard.env)) < guard.env.world_size:
             break  # a peer is dead: the same
         if step != notes.mine.step:
@@ -108,7 +108,7 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
 
 
 def _await_all(notes: PeerNotes, env: RankEnv) -> dict[int, PeerNote]:
-    """The settled notes of all ranks that exist, or of those that are heard of in time."""
+    """The settled notes of all ranks that exist, or of those that settle in time."""
     while True:
         ranks = notes.read()
         settled = {rank: note for rank, note in ranks.items() if note.is_settled}
@@ -117,14 +117,14 @@ def _await_all(notes: PeerNotes, env: RankEnv) -> dict[int, PeerNote]:
         time.sleep(LOOK_S)
 
 
-def _nothing(ranks: dict[int, PeerNote], step: int, resumed: int) -> str:
+def _why_nothing(ranks: dict[int, PeerNote], step: int, resumed: int) -> str:
     if step and step == resumed:
-        return f"msrun is gone; step {step} is saved already; go on with: msrun --resume"
+        return f"msrun is gone; step {step} is saved already; resume with: msrun --resume"
     torn = "; ".join(f"rank {rank}: {note.why}" for rank, note in ranks.items() if note.why)
     return f"msrun is gone; nothing to save ({torn or 'no step was committed'})"
 
 
-class _Alone:
+class _DumpWithoutAgent:
     """One rank's part in a dump without an agent."""
 
     def __init__(self, guard: Guard, notes: PeerNotes, step: int, stall_s: float) -> None:
@@ -136,20 +136,20 @@ class _Alone:
         self.leads = False
 
     def save(self, places: list[str]) -> str | None:
-        """Take part until the dump is complete; its folder, or ``None`` if it never will be."""
+        """Take part until the dump is complete; its folder, or ``None`` if it cannot be."""
         while (path := self._notes.saved()) is None:
             notes = self._notes.read()
-            able = [
+            leaders = [
                 rank
                 for rank, note in sorted(notes.items())
                 if note.is_whole and note.step == self._step and not note.failed
             ]
-            if not able or self._notes.last_sign_s() > self._stall_s:
+            if not leaders or self._notes.last_sign_s() > self._stall_s:
                 return None
-            if able[0] == self._rank:
+            if leaders[0] == self._rank:
                 self._lead(places)
             else:
-                self._follow(notes[able[0]].leads)
+                self._follow(notes[leaders[0]].leads)
             time.sleep(LOOK_S)
         return path
 
@@ -176,7 +176,7 @@ class _Alone:
         commit.make_folder(layout)
         folder = str(layout.unfinished)
         self._notes.tell(leads=folder)
-        order = protocol.Save(0, self._step, folder, 0, 1)
+        order = protocol.Save(dump_id=0, step=self._step, folder=folder, part=0, parts=1)
         written = guard.save(order, self._advance)
         assert isinstance(written, protocol.Written)
         self._notes.tell(digest=written.digest, private=self._private(folder), folder=folder)
@@ -211,7 +211,7 @@ class _Alone:
         self._notes.announce(str(layout.folder), self._step)
 
     def _await_private(self, folder: str) -> dict[int, PeerNote]:
-        """Notes of all living ranks once each said what it holds, or gave no sign for too long."""
+        """The notes of all living ranks when each has written its part, or progress has stopped."""
         while True:
             notes = self._notes.read()
             if all(note.folder == folder for note in notes.values()):
@@ -226,14 +226,14 @@ class _Alone:
             return
         digest = ""
         if self._notes.mine.is_whole and self._notes.mine.step == self._step:
-            order = protocol.Save(0, self._step, folder)
+            order = protocol.Save(dump_id=0, step=self._step, folder=folder)
             answer = self._guard.save(order, self._advance)
             assert isinstance(answer, protocol.Digested)
             digest = answer.digest
         private: dict[str, Any] | None = None
         try:
             private = self._private(folder)
-        except OSError as error:  # the leader's place: the leader meets it, too
+        except OSError as error:  # the leader's folder: the leader fails, too
             log.error("rank %d cannot save its private state: %s", self._rank, error)  # noqa: TRY400
         self._notes.tell(folder=folder, digest=digest, private=private)
 

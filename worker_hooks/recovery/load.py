@@ -1,6 +1,6 @@
-"""Reads a dump back: tensors one at a time, wherever their parts are, and puts them in place.
+"""Reads a dump: tensors one at a time, from one file or several, into the registered objects.
 
-The folder was verified before; nothing in it is executed or unpickled.
+The folder is verified before; nothing in it is executed or unpickled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker_hooks.tensors.tensor_bytes import plain, torch_dtype, view
 
 
 class Span(NamedTuple):
-    """Bytes of a tensor that lie in a file."""
+    """Consecutive bytes of a tensor in a file."""
 
     start: int  # in the tensor
     nbytes: int
@@ -54,7 +54,7 @@ class StoredSpan(NamedTuple):
         return tensor
 
     def read_into(self, tensor: Tensor) -> None:
-        """Read to where a tensor of this shape and type lies in ordinary memory, in order.
+        """Read into a contiguous tensor of this shape and type in host memory.
 
         Raises:
             OSError: a file cannot be read.
@@ -73,7 +73,7 @@ class StoredSpan(NamedTuple):
 
 
 class Tensors(Mapping[str, Tensor]):
-    """The tensors of a dump by name; each is read when it is asked for."""
+    """The tensors of a dump by name; each is read when it is accessed."""
 
     def __init__(self, stored: Mapping[str, StoredSpan]) -> None:
         self._stored = stored
@@ -88,7 +88,7 @@ class Tensors(Mapping[str, Tensor]):
         return len(self._stored)
 
     def put(self, name: str, target: Tensor) -> None:
-        """Read a tensor's elements into another one of its shape."""
+        """Read a tensor into another one of its shape."""
         stored = self._stored[name]
         is_plain = target.device.type == "cpu" and target.is_contiguous() and not target.is_neg()
         if is_plain and target.dtype == stored.dtype and target.shape == stored.shape:
@@ -106,17 +106,17 @@ class Tensors(Mapping[str, Tensor]):
 
 
 class LoadedState(NamedTuple):
-    """A dump that is to be gone on from."""
+    """A dump to resume from."""
 
     folder: Path
     manifest: Manifest
     tensors: Tensors
-    values: dict[str, Json]  # what the pieces have besides tensors, by their names
-    metadata: dict[str, str]  # of the file that has what its writer alone had
-    held: HeldState | None = None  # what the files are kept open by
+    values: dict[str, Json]  # the pieces' values without tensors, by the pieces' names
+    metadata: dict[str, str]  # of the file that holds most of what its writer alone had
+    held: HeldState | None = None  # keeps the files open
 
     def private(self, rank: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """What the dump has of a rank's own; ``None``: nothing.
+        """A rank's private state; ``None``: the dump has none.
 
         Returns:
             ``step``, ``epoch``, ``batch``, ``is_commit`` and ``meta``, the record's JSON; and its
@@ -133,13 +133,13 @@ class LoadedState(NamedTuple):
 
 
 class HeldState:
-    """Files kept open, so that they can be read for as long as this lives."""
+    """Keeps files open, so that they can be read as long as this object lives."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        """Open them.
+        """Open the files.
 
         Raises:
-            OSError: one is not there any more.
+            OSError: one does not exist any more.
         """
         opened: list[int] = []
         finalize(self, _close_all, opened)
@@ -156,41 +156,41 @@ def _close_all(opened: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def hold(folder: Path, manifest: Manifest) -> LoadedState:
-    """Open a checkpoint in the agent's memory, which the agent may forget before this is read.
+def open_in_memory(folder: Path, manifest: Manifest) -> LoadedState:
+    """Open a checkpoint in the agent's memory; it stays readable if the agent drops it.
 
     Raises:
-        OSError: it has forgotten it already.
-        ValueError: the files do not make up a state; the sentence says why.
+        OSError: the agent has dropped it already.
+        ValueError: the files do not make up a state; the message says why.
     """
     held = HeldState(folder, manifest)
-    saved = load(Path("/proc/self/fd"), manifest._replace(shards=held.shards))
+    saved = open_dump(Path("/proc/self/fd"), manifest._replace(shards=held.shards))
     return saved._replace(held=held)
 
 
-def load(folder: Path, manifest: Manifest) -> LoadedState:
-    """Open a verified dump; tensors stay on the disk until they are asked for.
+def open_dump(folder: Path, manifest: Manifest) -> LoadedState:
+    """Open a verified dump; tensors are read when they are accessed.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: the files do not make up a state; the sentence says why.
+        ValueError: the files do not make up a state; the message says why.
     """
     stored: dict[str, StoredSpan] = {}
-    best, metadata = -1, {}
+    most, metadata = -1, {}
     for shard in manifest.shards:
         if shard.kind != "replicated" or shard.variant != 0:
             continue
         path = folder / shard.file
         header = safetensors_file.read_header(path)
         try:
-            _note(stored, path, header)
-            asked = state_json.names_in(_json(header.metadata, OBJECTS))
+            _add_spans(stored, path, header)
+            named = state_json.names_in(_json(header.metadata, OBJECTS))
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path} was not written by msrun: {error}") from error
-        had = len(asked & {entry.name for entry in header.entries})
-        if had > best:
-            best, metadata = had, header.metadata
-    if cut := [name for name, each in stored.items() if not _is_whole(each)]:
+        count = len(named & {entry.name for entry in header.entries})
+        if count > most:
+            most, metadata = count, header.metadata
+    if cut := [name for name, each in stored.items() if not _is_covered(each)]:
         raise ValueError(f"{folder} lacks parts of {listed(cut)}")
     try:
         values = {**_json(metadata, OBJECTS), **_json(metadata, REST)["pieces"]}
@@ -202,17 +202,17 @@ def load(folder: Path, manifest: Manifest) -> LoadedState:
 def restore(
     pieces: Sequence[Piece], saved: LoadedState, *, is_live: bool = False, is_all: bool = True
 ) -> None:
-    """Put the replicated state back, bit for bit; nothing is touched if it does not fit.
+    """Restore the replicated state, bit for bit; nothing is changed if it does not fit.
 
     Args:
         pieces: what is registered.
-        saved: where it comes from.
-        is_live: large tensors are known to be as they were saved, and stay.
-        is_all: these are all pieces that are registered.
+        saved: the dump.
+        is_live: large tensors are known to be as saved, and are not read.
+        is_all: these are all registered pieces.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: it does not fit what is registered; the sentence names all that does not.
+        ValueError: it does not fit what is registered; the message names everything that does not.
     """
     names = {piece.name for piece in pieces}
     found = []
@@ -220,20 +220,20 @@ def restore(
         found.append(f"it has no {listed(missing)}")
     if is_all and (unexpected := saved.values.keys() - names):
         found.append(f"it has {listed(unexpected)}, which is not registered")
-    mine = _owned(saved.tensors, names | saved.values.keys())
+    mine = _by_piece(saved.tensors, names | saved.values.keys())
     for piece in pieces:
         if piece.name in saved.values:
             like = saved.tensors.like(mine[piece.name])
             found += piece.mismatches(like, saved.values[piece.name])
     if found:
         raise ValueError(f"{saved.folder} does not fit this script: {'; '.join(found)}")
-    for piece in pieces:  # each tensor is read anew, so the largest is all the memory that it takes
+    for piece in pieces:  # one tensor at a time, so the extra memory is that of the largest
         live = piece.tensors() if is_live else {}
-        piece.restore(_Either(live, saved.tensors), saved.values[piece.name])
+        piece.restore(_LiveOrSaved(live, saved.tensors), saved.values[piece.name])
 
 
-class _Either(Mapping[str, Tensor]):
-    """What is live, and else what was saved."""
+class _LiveOrSaved(Mapping[str, Tensor]):
+    """The live tensors, and the saved ones of all other names."""
 
     def __init__(self, live: Mapping[str, Tensor], saved: Tensors) -> None:
         self._live, self._saved = live, saved
@@ -252,8 +252,8 @@ class _Either(Mapping[str, Tensor]):
         return len(self._live.keys() | self._saved.keys())
 
 
-def _owned(names: Collection[str], owners: Collection[str]) -> dict[str, list[str]]:
-    """Names of tensors by the piece they belong to: that of the longest name they begin with."""
+def _by_piece(names: Collection[str], owners: Collection[str]) -> dict[str, list[str]]:
+    """Names of tensors by their piece: the one with the longest name that they begin with."""
     owned: dict[str, list[str]] = {owner: [] for owner in owners}
     for name in names:
         owner = name
@@ -271,8 +271,8 @@ def _json(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     return value
 
 
-def _note(stored: dict[str, StoredSpan], path: Path, header: safetensors_file.Header) -> None:
-    """Note where the tensors of a file are; a part of one begins at the offsets it tells."""
+def _add_spans(stored: dict[str, StoredSpan], path: Path, header: safetensors_file.Header) -> None:
+    """Add the spans of a file; its metadata has the offset of a part in its tensor."""
     sharding = _json(header.metadata, SHARDING)
     at = header.data_offset
     for name, dtype, shape, nbytes in header.entries:
@@ -283,7 +283,7 @@ def _note(stored: dict[str, StoredSpan], path: Path, header: safetensors_file.He
         if (each.dtype, each.shape) != (torch_dtype(dtype), whole):
             raise ValueError(f"parts of {name} differ in their types or shapes")
         start = 0
-        if whole != shape:  # rows, contiguous: what is before their dimension has one element
+        if whole != shape:  # rows are contiguous: all dimensions before theirs have size 1
             dim = next(dim for dim, size in enumerate(whole) if size > 1)
             if shape[:dim] + shape[dim + 1 :] != whole[:dim] + whole[dim + 1 :]:
                 raise ValueError(f"{name} was cut in a way that is unknown")
@@ -292,8 +292,8 @@ def _note(stored: dict[str, StoredSpan], path: Path, header: safetensors_file.He
         at += nbytes
 
 
-def _is_whole(stored: StoredSpan) -> bool:
-    """Whether the parts follow each other without a hole, to the end."""
+def _is_covered(stored: StoredSpan) -> bool:
+    """Whether the spans cover the tensor without a gap."""
     at = 0
     for start, span in sorted(stored.spans.items()):
         if start != at:
@@ -305,7 +305,7 @@ def _is_whole(stored: StoredSpan) -> bool:
 def _private(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     header = safetensors_file.read_header(path)
     stored: dict[str, StoredSpan] = {}
-    _note(stored, path, header)
+    _add_spans(stored, path, header)
     held = {name: each.read() for name, each in stored.items()}
     try:
         record = {key: int(header.metadata[key]) for key in ("step", "epoch", "batch", "is_commit")}

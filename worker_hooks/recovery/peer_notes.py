@@ -1,7 +1,7 @@
-"""What ranks tell each other through files when there is no agent any more.
+"""The notes by which ranks talk to each other through files when the agent is dead.
 
-Each rank replaces its own note as it gets on; everybody reads all. A note names its writer's
-process, so that a dead writer is known, and its file's time is the sign of life of a living one.
+Each rank replaces its own note and reads all. A note names the process of its writer, so that a
+dead writer is detected, and the time of its file is a living writer's sign of progress.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ SAVED = "saved.json"
 
 
 class PeerNote(NamedTuple):
-    """One rank's present word."""
+    """The note of one rank."""
 
     pid: int
     step: int  # the newest commit
-    is_settled: bool = False  # the state stands still, and is as follows
+    is_settled: bool = False  # the state will not change any more; the rest describes it
     is_whole: bool = False
     why: str = ""
-    leads: str = ""  # the folder it writes a dump into, as the leader
-    failed: str = ""  # why it will not lead, or not any more
+    leads: str = ""  # the folder that it writes a dump to, as the leader
+    failed: str = ""  # why it cannot lead
     digest: str = ""
-    private: dict[str, Any] | None = None  # the manifest's line of its private state
-    folder: str = ""  # the folder that line is about
+    private: dict[str, Any] | None = None  # the manifest's entry for its private state
+    folder: str = ""  # the folder of that entry
 
 
 class PeerNotes:
     """The notes of all ranks of an attempt, in one folder."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        """Open the folder, making it if this rank is the first.
+        """Open the folder; the first rank makes it.
 
         Raises:
-            OSError: it cannot be written to.
+            OSError: the folder cannot be written to.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -50,35 +50,36 @@ class PeerNotes:
         self._heard_at = time.monotonic()
 
     def tell(self, **changed: Any) -> None:
-        """Change some of one's own note.
+        """Change fields of this rank's note.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the note cannot be written.
         """
         self.mine = self.mine._replace(**changed)
         text = json.dumps(self.mine._asdict()).encode()
         write_atomic(self.folder / f"rank_{self._rank}.json", text, durable=False)
 
     def touch(self) -> None:
-        """Give a sign of life."""
+        """Give a sign of progress."""
         os.utime(self.folder / f"rank_{self._rank}.json")
 
     def read(self) -> dict[int, PeerNote]:
-        """The notes of all ranks that wrote one and are alive, one's own with them."""
+        """The notes of all ranks that are alive, this rank's included."""
         notes = {}
         for path in self.folder.glob("rank_*.json"):
             try:
                 note = PeerNote(**json.loads(path.read_bytes()))
             except (OSError, ValueError, TypeError):
-                continue  # replaced this moment, or not a note
+                continue  # just being replaced, or no note
             if _is_alive(note.pid):
                 notes[int(path.stem[5:])] = note
         return notes
 
     def last_sign_s(self) -> float:
-        """Seconds since this process saw a sign of life of any rank.
+        """Seconds since this process last saw a sign of progress of any rank.
 
-        Files' times are only compared with each other: clocks are set, a file server has its own.
+        The files' times are only compared with each other, because clocks are adjusted, and a file
+        server has its own clock.
         """
         signs = {path.name: path.stat().st_mtime_ns for path in self.folder.glob("rank_*.json")}
         if signs != self._signs:
@@ -86,16 +87,16 @@ class PeerNotes:
         return time.monotonic() - self._heard_at
 
     def announce(self, path: str, step: int) -> None:
-        """Say where the dump is.
+        """Announce the complete dump.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         text = json.dumps({"path": path, "step": step}).encode()
         write_atomic(self.folder / SAVED, text, durable=False)
 
     def saved(self) -> str | None:
-        """Where the dump is, once there is one."""
+        """The folder of the complete dump; ``None``: there is none yet."""
         try:
             return str(json.loads((self.folder / SAVED).read_bytes())["path"])
         except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""A rank's membership in its job: begun with ``run``, left when a peer died, and taken up again."""
+"""A rank's membership in its process group: left when a peer has died, and made again."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ log = logging.getLogger("msrun")
 
 
 class Membership:
-    """Whether this rank could join new peers, and how it does."""
+    """Knows whether this rank could join new peers, and does it."""
 
     def __init__(self, guard: Guard, modules: Callable[[], Iterable[nn.Module]]) -> None:
-        """Be fixed to the peers of now until :meth:`begin`."""
+        """The rank cannot be replaced before :meth:`begin`."""
         self._guard = guard
         self._modules = modules
-        self._left: list[tuple[Sequence[ref[Any]], list[Any]]] = []  # and still in use
-        self._modes: ModuleFlags | None = None
+        self._left: list[tuple[Sequence[ref[Any]], list[Any]]] = []  # and still referred to
+        self._flags: ModuleFlags | None = None
         self._group: process_group.GroupRecord | None = None  # made by the script before run()
         guard.not_replaceable_why = process_group.OUTSIDE
 
     def begin(self) -> None:
-        """The training function is about to be entered for the first time."""
+        """``run`` is about to enter the training function for the first time."""
         guard = self._guard
-        self._modes = ModuleFlags(self._modules())
+        self._flags = ModuleFlags(self._modules())
         self._group = process_group.present()
         why = process_group.not_replaceable_why(guard.env, self._modules)
         guard.not_replaceable_why = why
@@ -43,7 +43,7 @@ class Membership:
             log.warning("a dead rank will not be replaced alone, as the script %s", why)
 
     def leave(self, users: Sequence[ref[Any]]) -> tuple[Rejoin, bool]:
-        """Leave the broken groups, as the agent ordered; the main thread is at its top.
+        """Leave the broken groups, as the agent ordered; the training function was left.
 
         Args:
             users: DDPs that were made with these groups.
@@ -54,39 +54,39 @@ class Membership:
         order, was_torn = self._guard.rejoin()
         os.environ.update(rejoined(order.attempt, order.port))
         left = process_group.leave()
-        if self._modes is not None:
-            self._modes.restore()
-        is_searched = _are_held(users, left) or self._uses_accelerators()
+        if self._flags is not None:
+            self._flags.restore()
+        is_collected = _are_held(users, left) or self._uses_accelerators()
         self._left.append((users, left))
         del left
-        if is_searched:
+        if is_collected:
             gc.collect()
         self._left = [(users, left) for users, left in self._left if any(user() for user in users)]
-        if not is_searched and process_group.have_threads():
+        if not is_collected and process_group.have_threads():
             gc.collect()
         return order, was_torn
 
     def _uses_accelerators(self) -> bool:
-        """Whether what is left of the interrupted step may fill memory that the next one needs."""
+        """Whether garbage of the interrupted step may occupy memory of a device."""
         parameters = (each for module in self._modules() for each in module.parameters())
         return any(each.device.type != "cpu" for each in parameters)
 
     def join(self) -> None:
-        """Make the group again that the script made before ``run``; a collective.
+        """Make the group again that the script had made before ``run``. A collective.
 
         Raises:
             EjectedError: a peer is gone again.
-            RuntimeError: the same, or it never came.
+            RuntimeError: the same, or a peer never came.
         """
         if self._group is not None:
             process_group.join(self._group, self._guard.gate.raise_if_ejected)
 
 
 def _are_held(users: Sequence[ref[Any]], left: Sequence[Any]) -> bool:
-    """Whether anybody but this list refers to the groups, or to their DDPs at all.
+    """Whether anything but this list refers to the groups, or anything at all to their DDPs.
 
-    They may be in cycles, where a forked child must not find them, without their threads. If not,
-    there is no need to look through all of the process, for 60 ms.
+    If so, it may be a reference cycle, which a forked child must not collect, because it lacks the
+    groups' threads. If not, the garbage collection of the whole process (60 ms) is not needed.
     """
     if any(user() is not None for user in users):
         return True
@@ -95,10 +95,10 @@ def _are_held(users: Sequence[ref[Any]], left: Sequence[Any]) -> bool:
 
 
 class ModuleFlags:
-    """As of one moment."""
+    """The flags ``training`` and ``requires_grad`` of some modules."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        """Note them, of these modules and all that are in them."""
+        """Record the flags of these modules and of all inside them."""
         inside = [each for module in modules for each in module.modules()]
         self._training = [(each, each.training) for each in inside]
         self._trained = [
@@ -106,7 +106,7 @@ class ModuleFlags:
         ]
 
     def restore(self) -> None:
-        """Be as then: a validation, say, was interrupted."""
+        """Restore the recorded flags, for example after an interrupted validation."""
         for module, is_training in self._training:
             module.training = is_training
         for parameter, is_trained in self._trained:

@@ -1,7 +1,7 @@
-"""Goes on from a checkpoint: replicated state at once, private state when the data is opened.
+"""Resumes from a checkpoint: replicated state at once, private state when the data is opened.
 
-A rank's randomness and buffers are put back as late as the first batch, because what the script
-does in between, wrapping its model or making its loaders, draws and broadcasts.
+A rank's randomness and buffers are restored only before the first batch, because what the script
+does before that (it wraps its model, it makes its loaders) draws random numbers and broadcasts.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from worker_hooks.tensors.tensor_bytes import to_bytes
 
 log = logging.getLogger("msrun")
 
-PEERS = 8  # ranks whose private state is read where one's own does not say all
+PEERS = 8  # other ranks whose private state is read where the rank's own is not enough
 
 
 class LoadedPrivate(NamedTuple):
-    """What a rank had for itself when the checkpoint was made."""
+    """The private state of a rank when the checkpoint was made."""
 
     step: int
     batch: int
-    is_commit: bool  # else it is as of the step's last backward
+    is_commit: bool  # else as of the last backward of the step
     meta: dict[str, Any]
     tensors: dict[str, Tensor]
 
@@ -50,105 +50,112 @@ class LoadedPrivate(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether that loop was left."""
+        """Whether that loop was over."""
         return bool(self.meta.get("is_over", False))
 
-    def octets(self) -> dict[str, bytes]:
-        """The tensors' bytes: of randomness, which is no numbers."""
-        octets = {name: bytes(to_bytes(tensor)) for name, tensor in self.tensors.items()}
-        return placed(octets, int(self.meta.get("place", 0)))
+    def contents(self) -> dict[str, bytes]:
+        """The tensors' bytes by name, which are states of random number generators."""
+        contents = {name: bytes(to_bytes(tensor)) for name, tensor in self.tensors.items()}
+        return placed(contents, int(self.meta.get("place", 0)))
 
 
 class ResumePoint(NamedTuple):
-    """Where training goes on."""
+    """Where training continues, and what is known of the state there."""
 
     step: int
     epoch: int
-    batch: int  # consumed in the loop by each rank
-    ranks: tuple[int, int]  # how many there were, and are
+    batch: int  # batches that each rank had consumed in the loop
+    ranks: tuple[int, int]  # their count then, and now
     loop: int  # of batches() within the epoch
-    is_over: bool  # the loop was left
-    feed: Mapping[str, Any]  # what the loader said of itself
+    is_over: bool  # all of the loop was trained
+    feed: Mapping[str, Any]  # :meth:`Feed.meta`
     private: LoadedPrivate | None
-    is_own: bool  # the private state was this rank's
-    usual: tuple[Any, ...] | None
-    late: frozenset[str]
+    is_own: bool  # the private state is this rank's
+    typical_changes: tuple[Any, ...] | None
+    late_buffers: frozenset[str]
     ready_orders: Sequence[list[int] | None]
     saved: load.LoadedState
-    quick_digest: str  # of the replicated state, if it lies in memory; else empty
-    looks: tuple[Any, ...]  # of the pieces, when the state had been put back
+    quick_digest: str  # of the replicated state if it is in memory, else empty
+    fingerprints: tuple[Any, ...]  # of the pieces, after the state had been restored
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the checkpoint is in memory only: nobody has saved this step to the disk."""
+        return bool(self.quick_digest)
 
 
-def find(*places: str) -> Path | None:
-    """The newest verified checkpoint in some folders; what is damaged is said and left out."""
+def newest_checkpoint(*places: str) -> Path | None:
+    """The newest verified checkpoint in some folders; the log names damaged ones."""
     found = search(Path(place) for place in places if place)
     for remark in found.remarks:
         log.warning("%s", remark)
     return None if found.newest is None else found.newest.path
 
 
-def restored(
+def restore_replicated(
     pieces: Sequence[Piece], folder: Path, env: RankEnv, live: tuple[int, str] | None = None
 ) -> ResumePoint:
-    """Put the replicated state of a verified checkpoint back.
+    """Restore the replicated state of a verified checkpoint.
 
     Args:
         pieces: what is registered.
-        folder: the checkpoint's; of one in memory, its manifest's file.
+        folder: the checkpoint's; if it is in memory, the file of its manifest.
         env: who this process is.
-        live: the step that the registered tensors are whole as of, and their digest; of a
-            checkpoint with both they are not read.
+        live: the step that the registered tensors are whole as of, and their digest; if the
+            checkpoint has the same, they are not read.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: it does not fit what was registered.
+        ValueError: the checkpoint does not fit what was registered.
     """
     manifest = manifests.read(folder)
     if manifests.is_in_memory(folder):
-        saved = load.hold(folder.parent, manifest)
+        saved = load.open_in_memory(folder.parent, manifest)
     else:
-        saved = load.load(folder, _whole(folder, manifest))
+        saved = load.open_dump(folder, _without_damaged_models(folder, manifest))
     manifest = saved.manifest
     _forget_gradients(pieces)
     load.restore(pieces, saved, is_live=live == (manifest.step, manifest.digest))
     facts = json.loads(saved.metadata["facts"])
     own = _private(saved, env.rank)
-    late = frozenset(facts.get("late", ()))
+    late_buffers = frozenset(facts.get("late", ()))
     if own is not None and not own.is_commit:
-        own.tensors.update((name, saved.tensors[name]) for name in late & saved.tensors.keys())
+        own.tensors.update(
+            (name, saved.tensors[name]) for name in late_buffers & saved.tensors.keys()
+        )
     was, step = manifest.world_size, manifest.step
     if env.rank < was and own is None:
         log.warning("rank %d: its randomness was not saved and begins anew", env.rank)
     is_sure = own is not None and own.is_commit and own.step == step
     peers = [] if is_sure else list(islice(_peers(saved, env.rank, was), PEERS))
     known = [one for one in (own, *peers) if one is not None and one.step == step]
-    place = next(iter(known or peers), own)
-    batch = manifest.batch if place is None else place.batch
-    meta = {} if place is None else place.meta
+    nearest = next(iter(known or peers), own)
+    batch = manifest.batch if nearest is None else nearest.batch
+    meta = {} if nearest is None else nearest.meta
     loop = int(meta.get("loop", facts.get("loop", 0)))
-    usual = facts.get("usual")
+    typical_changes = facts.get("usual")
     return ResumePoint(
         step=step,
         epoch=manifest.epoch,
         batch=batch,
         ranks=(was, env.world_size),
         loop=loop,
-        # a rank that died before its commit could not say that its loop would end with it
+        # a rank that died before its commit did not know yet that its loop ended there
         is_over=any(one.is_over for one in known if one.is_commit and one.loop == loop),
         feed=meta.get("feed", {}),
-        private=own or place,
+        private=own or nearest,
         is_own=own is not None,
-        usual=None if usual is None else tuple(usual),
-        late=late,
+        typical_changes=None if typical_changes is None else tuple(typical_changes),
+        late_buffers=late_buffers,
         ready_orders=facts.get("ready_orders", ()),
         saved=saved,
         quick_digest=manifest.digest if manifest.kind == manifests.MEMORY_KIND else "",
-        looks=tuple(map(_look, pieces)),
+        fingerprints=tuple(map(_fingerprint, pieces)),
     )
 
 
-def _whole(folder: Path, manifest: Manifest) -> Manifest:
-    """The manifest without models that are damaged where another stands in for them."""
+def _without_damaged_models(folder: Path, manifest: Manifest) -> Manifest:
+    """The manifest with the first model that is not damaged, if there are several."""
     models = manifests.models(manifest)
     if len(models) == 1:
         return manifest
@@ -156,7 +163,7 @@ def _whole(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def _forget_gradients(pieces: Sequence[Piece]) -> None:
-    """Have those that a new process would have; an optimizer's are set when it is put back."""
+    """Drop gradients, as in a new process; restoring an optimizer sets those that it had."""
     for piece in pieces:
         for tensor in piece.tensors().values():
             if tensor.requires_grad and tensor.is_leaf:
@@ -164,7 +171,7 @@ def _forget_gradients(pieces: Sequence[Piece]) -> None:
 
 
 def _peers(saved: load.LoadedState, rank: int, world_size: int) -> Iterator[LoadedPrivate]:
-    """What the other ranks had, the next ones first, until one is known as of its commit."""
+    """The private states of other ranks, the next rank first, up to one as of its commit."""
     for shift in range(rank >= world_size, world_size):
         other = (rank + shift) % world_size
         one = None if other == rank else _private(saved, other)
@@ -175,23 +182,23 @@ def _peers(saved: load.LoadedState, rank: int, world_size: int) -> Iterator[Load
 
 
 def begin_epoch(point: ResumePoint) -> None:
-    """Let the script draw before its loop what it drew there when the epoch began."""
-    octets = point.private.octets() if point.private is not None and point.is_own else {}
-    began = {name: each for name, each in octets.items() if name.startswith(EPOCH)}
+    """Let the script draw before its loop the same numbers as when the epoch began."""
+    contents = point.private.contents() if point.private is not None and point.is_own else {}
+    began = {name: each for name, each in contents.items() if name.startswith(EPOCH)}
     Randomness().restore({name.removeprefix(EPOCH): each for name, each in began.items()})
 
 
-def opened(
+def open_data(
     point: ResumePoint | None, feed: Feed, epoch: int | None, committed: CommittedState, rank: int
 ) -> Batches:
-    """Open a loop's data; at a point where it was left, with all state as it was then.
+    """Open a loop's data; at a resume point, restore the state that precedes the next batch.
 
     Args:
-        point: where training goes on; ``None``: the loop begins.
+        point: where training continues; ``None``: the loop begins.
         feed: of the loop's loader.
-        epoch: as the script counts; ``None``: it does so by itself.
-        committed: of the state.
-        rank: whose state it is.
+        epoch: as the script counts; ``None``: the script itself tells its samplers.
+        committed: the rank's state.
+        rank: the number of this rank.
 
     Raises:
         OSError: a file of the checkpoint cannot be read any more.
@@ -202,70 +209,70 @@ def opened(
     batches = feed.open_again((point.epoch, point.loop), point.batch)
     if batches is None:
         feed.begin(epoch)
-        batches = feed.open(_consumed(point, feed, rank), point.feed, _octets(point, rank))
-    put_back(point, committed, rank)
+        batches = feed.open(_consumed(point, feed, rank), point.feed, _own_bytes(point, rank))
+    restore_for_loop(point, committed, rank)
     return batches
 
 
-def put_back(point: ResumePoint, committed: CommittedState, rank: int) -> None:
-    """Put private state back, and what the script has changed of the rest before its loop.
+def restore_for_loop(point: ResumePoint, committed: CommittedState, rank: int) -> None:
+    """Restore private state, and again what the script has changed of the rest before its loop.
 
-    What stands before the loop is done a second time after a resume: a schedule's step, say.
+    After a resume the code before the loop runs a second time: a step of a schedule, for example.
 
     Raises:
         OSError: a file of the checkpoint cannot be read any more.
-        RuntimeError: what was put back from memory is something else.
+        RuntimeError: the state that was restored from memory is not the one that was compared.
     """
-    # what was put back, or stayed since the survivors were compared, may have changed unseen
-    if point.quick_digest or tuple(map(_look, committed.pieces)) != point.looks:
-        # a broadcast of equal weights, as by DDP, moves their versions and nothing else
-        is_same = _is_same(point, committed)
-        mine = [piece for piece in committed.pieces if not (is_same and piece.is_compared)]
-        load.restore(mine, point.saved, is_all=not is_same)
-        if point.quick_digest and not is_same and not _is_same(point, committed):
-            raise RuntimeError(f"step {point.step} is not what it was when it was put back")
+    # tensors that were not read, as survivors agreed on them, may have changed unnoticed
+    if point.is_in_memory or tuple(map(_fingerprint, committed.pieces)) != point.fingerprints:
+        # a broadcast of equal weights, as by DDP, changes nothing but their versions
+        is_unchanged = _is_unchanged(point, committed)
+        changed = [piece for piece in committed.pieces if not (is_unchanged and piece.is_compared)]
+        load.restore(changed, point.saved, is_all=not is_unchanged)
+        if point.is_in_memory and not is_unchanged and not _is_unchanged(point, committed):
+            raise RuntimeError(f"the state of step {point.step} has changed since it was restored")
     private = point.private
     if private is None:
         return
-    unsaved = private.meta.get("unsaved", ())  # they changed their size after they were first seen
+    unsaved = private.meta.get("unsaved", ())  # their size changed after the page was made
     kept = {name: each for name, each in private.tensors.items() if name not in unsaved}
     committed.buffers.restore(kept)
-    missed = Randomness().restore(_octets(point, rank))
+    missed = Randomness().restore(_own_bytes(point, rank))
     if missed:
         log.warning("randomness that was not saved begins anew: %s", ", ".join(missed))
 
 
-def _is_same(point: ResumePoint, committed: CommittedState) -> bool:
-    """Whether the replicated state is known to be, bit for bit, what was saved."""
-    return bool(point.quick_digest) and quick_digest(committed.present()) == point.quick_digest
+def _is_unchanged(point: ResumePoint, committed: CommittedState) -> bool:
+    """Whether the replicated state is known to be that of the checkpoint, bit for bit."""
+    return point.is_in_memory and quick_digest(committed.present()) == point.quick_digest
 
 
 def _consumed(point: ResumePoint, feed: Feed, rank: int) -> int:
-    """Batches of each rank that make up what all ranks have seen of the loop."""
+    """How many batches of each present rank make up what all ranks had consumed of the loop."""
     was, now = point.ranks
     size = int(point.feed.get("batch_size", 1)) * was, feed.batch_size * now
     if was == now:
         return point.batch
     batch, rest = divmod(point.batch * size[0], size[1])
     if rest and rank == 0:
-        log.warning("%d ranks instead of %d: some samples are seen twice", now, was)
+        log.warning("%d ranks instead of %d: some samples are trained twice", now, was)
     return batch
 
 
-def _octets(point: ResumePoint, rank: int) -> dict[str, bytes]:
+def _own_bytes(point: ResumePoint, rank: int) -> dict[str, bytes]:
     if point.private is None:
         return {}
-    octets = point.private.octets()
-    return octets if point.is_own else octets | derive(octets, rank)
+    contents = point.private.contents()
+    return contents if point.is_own else contents | derive(contents, rank)
 
 
-def _look(piece: Piece) -> tuple[Any, ...]:
-    """What differs when a piece was changed."""
+def _fingerprint(piece: Piece) -> tuple[Any, ...]:
+    """A value that differs if the piece was changed."""
     value, small = piece.encode(piece.snapshot())
-    octets = {name: bytes(to_bytes(tensor)) for name, tensor in small.items()}
-    # a step's marks leave out what a step changes anyway: most weights, all of an optimizer's
+    contents = {name: bytes(to_bytes(tensor)) for name, tensor in small.items()}
+    # marks leave out most weights and all tensors of an optimizer
     versions = list(map(version, piece.tensors().values()))
-    return piece.marks(), versions, json.dumps(value), octets
+    return piece.marks(), versions, json.dumps(value), contents
 
 
 def _private(saved: load.LoadedState, rank: int) -> LoadedPrivate | None:

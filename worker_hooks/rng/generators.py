@@ -1,9 +1,9 @@
-"""One source of random numbers as bytes: read in about a microsecond, put back exactly.
+"""The state of one random number generator as bytes: read in about a microsecond, restored exactly.
 
-The public ways to read the states of numpy's and python's generators build tuples of 624 numbers
-and take longer than all the rest of a commit. Both states lie in memory as a plain C array. Where
-it lies is found out by comparing with what the public way says; where it cannot be found, on
-another interpreter, say, the public way is taken. States are always put back the public way.
+The public functions that read numpy's and Python's generators build tuples of 624 numbers and take
+longer than the rest of a commit. Both states are plain C arrays in memory. Their address is found
+by comparing memory with what the public function returns. Where that fails, on another interpreter
+for example, the public function is used. States are always restored by public functions.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import torch
 from worker_hooks.rng import torch_engine
 from worker_hooks.rng.torch_engine import memory
 
-_MT = struct.Struct("<625I")  # the 624 words of a Mersenne twister and the place in them
-_GAUSS = struct.Struct("<i4xd")  # a second normal number made beside the last; whether there is one
+_MT = struct.Struct("<625I")  # the 624 words of a Mersenne twister, and the next word's index
+_GAUSS = struct.Struct("<i4xd")  # whether there is a spare normal number, and the number
 _NO_GAUSS = _GAUSS.pack(0, 0.0)
 _JSON_BYTES = 256
 TWISTER_BYTES = _MT.size + _GAUSS.size
 
-# Through PyDLL the call keeps the interpreter's lock: to give it away for 300 ns and wait for its
-# return while another thread computes would make a commit last milliseconds.
+# Through PyDLL the call keeps the GIL: to release it for 300 ns, and to wait for it again while
+# another thread computes, would make a commit last milliseconds.
 copy = ctypes.pythonapi["memmove"]
 """Copy bytes: ``copy(to_address, from_address, nbytes)``."""
 copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -38,25 +38,25 @@ copy.restype = None
 
 
 class Stream(Protocol):
-    """A source of random numbers."""
+    """A random number generator."""
 
     @property
     def nbytes(self) -> int:
-        """How large its state is; never changes."""
+        """The size of its state; never changes."""
 
     def writer(self, address: int) -> Callable[[], None]:
-        """What writes its state, all ``nbytes`` of it, to this memory; called at every commit."""
+        """A function that writes the ``nbytes`` of its state to this address; for every commit."""
 
     def restore(self, state: bytes) -> None:
-        """Go on from a state that was written.
+        """Continue from a state that was written.
 
         Raises:
-            ValueError: it is no state of such a source.
+            ValueError: this is no state of such a generator.
         """
 
 
 class TorchStream:
-    """A ``torch.Generator``, of any device."""
+    """A ``torch.Generator`` on any device."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
@@ -87,7 +87,7 @@ class TorchStream:
 
 
 class PythonStream:
-    """A ``random.Random``, such as the one behind the functions of ``random``."""
+    """A ``random.Random``, such as the one behind the functions of the module ``random``."""
 
     nbytes = TWISTER_BYTES
 
@@ -125,7 +125,7 @@ class PythonStream:
 
 
 class NumpyStream:
-    """A ``numpy.random.RandomState``, such as the one behind numpy's functions of old."""
+    """A ``numpy.random.RandomState``, such as the one behind numpy's legacy functions."""
 
     nbytes = TWISTER_BYTES
 
@@ -136,7 +136,7 @@ class NumpyStream:
         self._gauss_at = _numpy_gauss(source)
 
     def writer(self, address: int) -> Callable[[], None]:
-        """See :meth:`Stream.writer`. Zeros when the source was given another kind of generator."""
+        """See :meth:`Stream.writer`. It writes zeros if another kind of generator was set."""
         source, bits = self._source, self._bits
         if not self._at or not self._gauss_at:
             return lambda: copy(address, self._packed(), self.nbytes)
@@ -170,7 +170,7 @@ class NumpyStream:
 
 
 class JsonStream:
-    """A ``numpy.random.Generator`` whose state is a few numbers, as ``default_rng`` makes it."""
+    """A ``numpy.random.Generator`` whose state is a few numbers, as that of ``default_rng``."""
 
     nbytes = _JSON_BYTES
 
@@ -179,11 +179,11 @@ class JsonStream:
 
         Raises:
             TypeError: its state is an array.
-            ValueError: its state is larger than there is room for.
+            ValueError: its state has no room on the page.
         """
         self._bits = source.bit_generator
         if len(json.dumps(self._bits.state)) > _JSON_BYTES:
-            raise ValueError("a state larger than there is room for")
+            raise ValueError("the state is too large")
 
     def writer(self, address: int) -> Callable[[], None]:
         """See :meth:`Stream.writer`."""
@@ -200,7 +200,7 @@ class JsonStream:
 
 
 def stream_of(thing: object) -> Stream | None:
-    """A stream for an object that is a source of random numbers; ``None`` for any other."""
+    """The stream for an object that is a random number generator; ``None`` for any other."""
     numpy = numpy_random()
     if isinstance(thing, torch.Generator):
         return TorchStream(thing)
@@ -217,7 +217,7 @@ def stream_of(thing: object) -> Stream | None:
 
 
 def numpy_random() -> ModuleType | None:
-    """``numpy.random`` where numpy is loaded: it loads this part of itself at its first use."""
+    """``numpy.random`` if numpy is loaded; numpy loads this part when it is first used."""
     numpy = sys.modules.get("numpy")
     return getattr(numpy, "random", None)
 
@@ -229,7 +229,7 @@ def _unpacked(state: bytes) -> tuple[int, ...]:
 
 
 def _python_state(source: random.Random) -> int | None:
-    """Where the place and the words of a python generator lie in memory."""
+    """The address of a Python generator's index and words."""
     head = object.__basicsize__
     if sys.implementation.name != "cpython" or _random.Random.__basicsize__ < head + _MT.size:
         return None
@@ -240,13 +240,13 @@ def _python_state(source: random.Random) -> int | None:
 
 
 def _twister(source: Any) -> Any | None:
-    """The bit generator of a RandomState if it is the usual one."""
+    """The bit generator of a RandomState if it is an MT19937."""
     bits = getattr(source, "_bit_generator", None)
     return bits if type(bits).__name__ == "MT19937" else None
 
 
 def _numpy_state(source: Any) -> int | None:
-    """Where the words and the place of a RandomState lie in memory."""
+    """The address of a RandomState's words and index."""
     bits = _twister(source)
     if bits is None:
         return None
@@ -258,7 +258,7 @@ def _numpy_state(source: Any) -> int | None:
 
 
 def _numpy_gauss(source: Any) -> int | None:
-    """Where a RandomState keeps its spare normal number: looked for in one of our own."""
+    """The address of a RandomState's spare normal number: its offset is found in one of our own."""
     scratch = type(source)(0)
     size = type(source).__basicsize__
     if sys.implementation.name != "cpython" or type(source).__module__ != "numpy.random.mtrand":

@@ -1,7 +1,7 @@
 """All randomness of a process as bytes: captured at every commit, so it must cost next to nothing.
 
-It is what torch, numpy and python draw from when nobody says otherwise: the default generators of
-torch's CPU and of every CUDA device in use, numpy's global RandomState and python's ``random``.
+It consists of the generators that torch, numpy and Python use by default: torch's for the CPU and
+for every CUDA device in use, numpy's global RandomState, and that of the module ``random``.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from worker_hooks.rng.generators import (
 TORCH = "rng.torch"
 NUMPY = "rng.numpy"
 PYTHON = "rng.python"
-CUDA = "rng.cuda."  # a device's number follows
+CUDA = "rng.cuda."  # the device's number follows
 
 _CUDA = struct.Struct("<Qq")  # seed and offset of a CUDA generator
 
 
 class Randomness:
-    """Some sources of random numbers, by default those of the whole process."""
+    """Some random number generators, by default those of the whole process."""
 
     def __init__(self, streams: Mapping[str, Stream] | None = None) -> None:
-        """Find the sources that there are now; CUDA is not initialised for it.
+        """Find the present generators, without initialising CUDA.
 
         Args:
-            streams: sources by name, instead of the process's own.
+            streams: generators by name, instead of the process's own.
         """
         self._is_global = streams is None
         self._streams = process_streams() if streams is None else dict(streams)
@@ -51,25 +51,25 @@ class Randomness:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """One U8 tensor a source, in the order :meth:`fill` writes them."""
+        """One U8 tensor for each generator, in the order in which :meth:`fill` writes them."""
         return tuple(
             Entry(name, "U8", (stream.nbytes,), stream.nbytes)
             for name, stream in self._streams.items()
         )
 
     def writers(self, address: int) -> tuple[Callable[[], None], ...]:
-        """What writes all states one after the other to this memory, whenever it is called."""
+        """Functions that write all states, one after the other, to this address."""
         starts = accumulate((stream.nbytes for stream in self._parts), initial=address)
         return tuple(stream.writer(at) for stream, at in zip(self._parts, starts, strict=False))
 
     def fill(self, address: int) -> int:
-        """Write all states one after the other to memory; how many bytes that were."""
+        """Write all states, one after the other, to memory; the count of bytes."""
         for write in self.writers(address):
             write()
         return self.nbytes
 
     def capture(self) -> bytes:
-        """All states one after the other."""
+        """All states, one after the other."""
         state = ctypes.create_string_buffer(max(self.nbytes, 1))
         self.fill(ctypes.addressof(state))
         return state.raw[: self.nbytes]
@@ -78,7 +78,7 @@ class Randomness:
         """What :meth:`fill` wrote, by name.
 
         Raises:
-            ValueError: the size is another.
+            ValueError: the size does not fit.
         """
         if len(state) != self.nbytes:
             raise ValueError(f"{len(state)} bytes of randomness instead of {self.nbytes}")
@@ -90,10 +90,10 @@ class Randomness:
         return found
 
     def restore(self, mapping: Mapping[str, bytes]) -> tuple[str, ...]:
-        """Go on from states by name; other names in ``mapping`` are not ours and left alone.
+        """Continue from states by name; other names in ``mapping`` are ignored.
 
         Returns:
-            names of sources that stay as they are, since their state is missing or does not fit.
+            The generators that stay as they are, as their state is missing or does not fit.
         """
         missed = []
         for name, stream in self._streams.items():
@@ -105,9 +105,9 @@ class Randomness:
         return tuple(missed)
 
     def is_complete(self) -> bool:
-        """Whether these are still all sources of the process.
+        """Whether these are still all generators of the process.
 
-        Not so when numpy or CUDA came into use later, or when numpy was given another generator.
+        They are not if numpy or CUDA came into use later, or if numpy was given another generator.
         """
         if not self._is_global:
             return True
@@ -117,26 +117,26 @@ class Randomness:
 
 
 class State:
-    """A state that is noted again and again in the same place."""
+    """A state that is captured again and again into the same memory."""
 
     def __init__(self, randomness: Randomness) -> None:
-        self._room = ctypes.create_string_buffer(max(randomness.nbytes, 1))
+        self._memory = ctypes.create_string_buffer(max(randomness.nbytes, 1))
         self._size = randomness.nbytes
-        self._writers = randomness.writers(ctypes.addressof(self._room))
+        self._writers = randomness.writers(ctypes.addressof(self._memory))
 
-    def note(self) -> None:
-        """Note what the sources are at now."""
+    def capture(self) -> None:
+        """Capture the present state."""
         for write in self._writers:
             write()
 
     @property
     def content(self) -> bytes:
-        """What was noted last, as of :meth:`Randomness.fill`."""
-        return self._room.raw[: self._size]
+        """What was captured last, as :meth:`Randomness.fill` writes it."""
+        return self._memory.raw[: self._size]
 
 
 def process_streams() -> dict[str, Stream]:
-    """The sources that this process draws from when nobody says otherwise, by name."""
+    """The generators that this process uses by default, by name."""
     streams: dict[str, Stream] = {TORCH: TorchStream(torch.default_generator)}
     numpy = numpy_random()
     if numpy is not None and _numpy_bits() is not None:
@@ -148,10 +148,10 @@ def process_streams() -> dict[str, Stream]:
 
 
 def private_streams(owners: Mapping[str, object]) -> dict[str, Stream]:
-    """Sources that belong to objects: their attributes that are generators, each but once.
+    """The generators among the attributes of some objects, each once.
 
     Args:
-        owners: objects to look at by the name their sources shall have; ``None`` has none.
+        owners: the objects, by the prefix of their generators' names; may be ``None``.
     """
     streams: dict[str, Stream] = {}
     seen = {id(torch.default_generator), id(random.getstate.__self__)}  # type: ignore[attr-defined]
@@ -165,14 +165,14 @@ def private_streams(owners: Mapping[str, object]) -> dict[str, Stream]:
 
 
 def derive(mapping: Mapping[str, bytes], rank: int) -> dict[str, bytes]:
-    """Randomness for a rank that has none saved, the same whenever it is asked for.
+    """Randomness for a rank that has none saved; equal arguments give equal states.
 
     Args:
         mapping: another rank's states by name.
         rank: the rank that begins.
 
     Returns:
-        states of the sources in ``mapping`` that are the process's own, all unlike the given ones.
+        New states of those generators in ``mapping`` that are the process's own.
     """
     derived = {}
     for name, state in mapping.items():
@@ -192,21 +192,21 @@ def _seeded(name: str, seed: int) -> bytes | None:
     if name == TORCH:
         stream = TorchStream(torch.Generator().manual_seed(seed))
     elif name == PYTHON:
-        stream = PythonStream(random.Random(seed))  # noqa: S311  as random as the one it replaces
+        stream = PythonStream(random.Random(seed))  # noqa: S311  not for cryptography
     elif name == NUMPY and numpy is not None:
         stream = NumpyStream(numpy.RandomState(seed & 0xFFFFFFFF))
     return None if stream is None else Randomness({name: stream}).capture()
 
 
 def _numpy_bits() -> Any | None:
-    """The generator behind numpy's global functions, if it is the usual MT19937."""
+    """The generator behind numpy's global functions, if it is an MT19937."""
     numpy = numpy_random()
-    bits = None if numpy is None else numpy.get_state.__self__._bit_generator  # noqa: SLF001  see streams
+    bits = None if numpy is None else numpy.get_state.__self__._bit_generator  # noqa: SLF001  see generators
     return bits if type(bits).__name__ == "MT19937" else None
 
 
 def _cuda_devices() -> tuple[int, ...]:
-    """CUDA devices that this process has touched; nothing random was drawn on any other."""
+    """The CUDA devices that this process uses; it has drawn nothing on any other."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return ()
     touched = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # noqa: SLF001  no public way

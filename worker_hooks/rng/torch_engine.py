@@ -1,10 +1,10 @@
-"""Where torch's CPU generators keep their state, so that it is read without a call into torch.
+"""The address of the state in torch's CPU generators, to read it without a call into torch.
 
 ``Generator.get_state()`` makes a tensor of 5 kB for a state of half the size: 20 us in a training
-step, whose data have emptied the processor's caches. The state lies in memory as C++ lays it out
-(ATen/core/MT19937RNGEngine.h, ATen/CPUGeneratorImpl.h). Where is found out once in a process, with
-a generator of our own, by comparing with what ``get_state`` says in several states of it; with
-another version of torch for which that fails the public way is taken.
+step, whose data have emptied the processor's caches. The state is a C++ object in memory
+(ATen/core/MT19937RNGEngine.h, ATen/CPUGeneratorImpl.h). Its offset is found once in a process, with
+a generator of our own, by comparing memory with what ``get_state`` returns in several states. If
+that fails, with another version of torch, ``get_state`` is used.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import torch
 
 _WORDS = 624
 _ENGINE = struct.Struct(f"<QiB3xI{_WORDS}I4x")  # seed, words left, is seeded, next word, words
-_SPARES = struct.Struct("<fB3xdB7x")  # normal numbers made beside the last; whether there are such
-_SEED_BYTES = 13  # then come three bytes that mean nothing
+_SPARES = struct.Struct("<fB3xdB7x")  # spare normal numbers, and whether there are any
+_SEED_BYTES = 13  # three bytes of padding follow
 _NEXT_AT, _NEXT_BYTES = 16, 4 * (1 + _WORDS)
-_HAS_SINGLE, _HAS_DOUBLE = 4, 16  # where these are in it
+_HAS_SINGLE, _HAS_DOUBLE = 4, 16  # offsets in _SPARES
 _NORMALS = struct.Struct("<fBdB")
-_PACKED = struct.Struct(f"<QiBI{_WORDS}IfBdB")  # the same without what is there by chance
-_SPARES_AT = _SEED_BYTES + _NEXT_BYTES  # in it
-_PUBLIC = struct.Struct(f"<QiiQ{_WORDS}QdddixxxxfB3x")  # CPUGeneratorImpl.cpp: what get_state says
-_POINTER = object.__basicsize__  # in the Python object, to the C++ one
-_FAR = 160  # no engine begins further into its generator
+_PACKED = struct.Struct(f"<QiBI{_WORDS}IfBdB")  # the same without padding
+_SPARES_AT = _SEED_BYTES + _NEXT_BYTES  # offset in _PACKED
+_PUBLIC = struct.Struct(f"<QiiQ{_WORDS}QdddixxxxfB3x")  # get_state of CPUGeneratorImpl.cpp
+_POINTER = object.__basicsize__  # offset in the Python object of the pointer to the C++ object
+_FAR = 160  # the engine's offset in its generator is smaller
 NBYTES = _PACKED.size
 
 
 def address_of(generator: torch.Generator) -> int | None:
-    """Where a generator's state is; ``None``: read it the public way."""
+    """The address of a generator's state; ``None``: use ``get_state``."""
     offset = _offset() if generator.device.type == "cpu" else None
     return None if offset is None else _impl(generator) + offset
 
 
 def writer(found: int, address: int) -> Callable[[], None]:
-    """What writes the ``NBYTES`` of the state at ``found`` to ``address``."""
+    """A function that writes the ``NBYTES`` of the state at ``found`` to ``address``."""
     seed, following = memory(address, _SEED_BYTES), memory(address + _SEED_BYTES, _NEXT_BYTES)
     seed_now, following_now = memory(found, _SEED_BYTES), memory(found + _NEXT_AT, _NEXT_BYTES)
     spares = memory(address + _SPARES_AT, _NORMALS.size)
@@ -60,10 +60,10 @@ def writer(found: int, address: int) -> Callable[[], None]:
 
 
 def public(state: bytes | memoryview) -> bytes:
-    """What ``get_state`` would have said instead of these ``NBYTES``.
+    """What ``get_state`` returns for the state in these ``NBYTES``.
 
     Raises:
-        ValueError: there are more or less of them.
+        ValueError: the count of bytes is another.
     """
     if len(state) != NBYTES:
         raise ValueError(f"{len(state)} bytes instead of {NBYTES}")
@@ -73,7 +73,7 @@ def public(state: bytes | memoryview) -> bytes:
 
 
 def memory(address: int, nbytes: int) -> memoryview:
-    """The bytes at an address; nobody looks whether they are still there."""
+    """The bytes at an address; nothing checks that the address stays valid."""
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
 
 
@@ -94,7 +94,7 @@ def _offset() -> int | None:
         said = bytes(scratch.get_state().tolist())
         if len(said) != _PUBLIC.size:
             return None
-        wanted = _PUBLIC.unpack(said)  # without what is between the fields
+        wanted = _PUBLIC.unpack(said)  # without the padding
         offsets = {at for at in offsets if _read(_impl(scratch) + at) == wanted}
     return offsets.pop() if len(offsets) == 1 else None
 

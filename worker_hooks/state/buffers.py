@@ -1,8 +1,8 @@
 """Modules' buffers, written to the status page at every commit: each rank has its own.
 
-Most are tiny and change with every forward, as the statistics of batch norms do; they are copied in
-one go. Large ones are mostly constant, a mask or a table of positions. Those are copied only when
-they may have changed since the same record of the page was last written.
+Most are tiny and change with every forward, as the statistics of batch norms do; they are copied
+together. Large ones are mostly constant: a mask, or a table of positions. They are copied only if
+they may have changed since the same record of the page was written before.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
 
 log = logging.getLogger("msrun")
 
-_SMALL_BYTES = 4096  # up to here copying is cheaper than to find out
-_QUICK_BYTES = 32 << 10  # torch joins up to so many without waking its other threads
-_TRIALS = 4  # so often a buffer's bytes are compared before torch's count of changes is believed
+_SMALL_BYTES = 4096  # up to this size a copy costs less than a comparison
+_QUICK_BYTES = 32 << 10  # torch concatenates up to this size without its other threads
+_TRIALS = 4  # comparisons of a buffer's bytes before torch's version counter is trusted
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 class _Kept(NamedTuple):
-    """A buffer with its place in a record."""
+    """A buffer and its offset in a record."""
 
     place: Place
     entry: Entry
@@ -43,7 +43,7 @@ class _Kept(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Buffers that lie one after the other in a record and are always copied."""
+    """Adjacent buffers in a record that are always copied."""
 
     offset: int
     nbytes: int
@@ -52,7 +52,7 @@ class _Run(NamedTuple):
 
 
 class _Constant:
-    """A large buffer that perhaps never changes; what is known of it."""
+    """A large buffer that may be constant, and what is known of it."""
 
     def __init__(self, kept: _Kept, tensor: Tensor) -> None:
         self.kept = kept
@@ -60,14 +60,14 @@ class _Constant:
         self.address = tensor.data_ptr()
         self.written: dict[int, int] = {}  # by slot: the version that was written
         self.trials = 0
-        self.is_counted = True  # torch counts its changes: nobody writes through .data
+        self.is_counted = True  # its version counts all changes: nobody writes through .data
 
     def is_of(self, kept: _Kept, tensor: Tensor) -> bool:
-        """Whether what is known still holds."""
+        """Whether what is known is about this tensor at this place."""
         return self.kept == kept and self.tensor is tensor and self.address == tensor.data_ptr()
 
     def fill(self, address: int, slot: int) -> None:
-        """Write it to its place in a record, if it is not there already."""
+        """Write it to a record, unless the record has it already."""
         now = version(self.tensor)
         is_same = self.is_counted and self.written.get(slot) == now
         if is_same and self.trials >= _TRIALS:
@@ -94,9 +94,9 @@ class Buffers:
         self._runs: list[_Run] = []
         self._constants: list[_Constant] = []
         self._targets: dict[tuple[int, int], list[Tensor]] = {}
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self.unsaved: frozenset[str] = frozenset()
-        """Buffers that at present are not of the size or type the page has room for."""
+        """Buffers whose present size or type is not that of the page."""
 
     @cached_property
     def _places(self) -> list[Place]:
@@ -104,7 +104,7 @@ class Buffers:
 
     @cached_property
     def _kept(self) -> list[_Kept]:
-        """Fixed at the first look: those that are copied in one go first."""
+        """Fixed when first asked for; those that are copied together come first."""
         found = [
             (_is_constant(place, tensor), place, entry_of(place.name, tensor))
             for place in self._places
@@ -119,7 +119,7 @@ class Buffers:
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """What :meth:`fill` writes; fixed when it is first asked for.
+        """What :meth:`fill` writes; fixed when first asked for.
 
         Raises:
             TypeError: a buffer has no plain bytes.
@@ -128,16 +128,16 @@ class Buffers:
 
     @cached_property
     def nbytes(self) -> int:
-        """How much :meth:`fill` writes."""
+        """How many bytes :meth:`fill` writes."""
         return sum(entry.nbytes for entry in self.entries)
 
     def forget(self) -> None:
-        """Write everything anew: there is a new page."""
+        """Write all of it next time: there is a new page."""
         self._known = None
         self._constants = []
 
     def fill(self, address: int, slot: int) -> int:
-        """Write all buffers to a record of the page; how many bytes that takes.
+        """Write all buffers to a record of the page; return the count of bytes.
 
         Args:
             address: of the first byte.
@@ -146,7 +146,7 @@ class Buffers:
         if not self.nbytes and self._known is not None:
             return 0
         if not self._is_known():
-            self._look()
+            self._look_up()
         key = slot, address
         targets = self._targets.get(key)
         if targets is None:
@@ -156,20 +156,22 @@ class Buffers:
             if run.is_host:
                 torch.cat(run.octets, out=target)
             else:
-                target.copy_(torch.cat(run.octets))  # waits for the device: the bytes must be here
+                target.copy_(
+                    torch.cat(run.octets)
+                )  # waits for the device: the bytes are needed now
         for constant in self._constants:
             constant.fill(address, slot)
         return self.nbytes
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put buffers back, bit for bit; those that are not among ``tensors`` stay as they are."""
+        """Put buffers back, bit for bit; those that are not in ``tensors`` keep their values."""
         for place in (place for piece in self._pieces for place in piece.places()):
             if place.name in tensors:
                 _put(place, tensors[place.name])
 
     def _is_known(self) -> bool:
-        """Whether every buffer is still the tensor, at the address, that it was."""
+        """Whether every buffer is still the same tensor at the same address."""
         if self._known is None:
             return False
         for held, key, tensor, address in self._known:
@@ -177,8 +179,8 @@ class Buffers:
                 return False
         return all(place.tensor is None for place in self._absent)
 
-    def _look(self) -> None:
-        """Find every buffer anew."""
+    def _look_up(self) -> None:
+        """Look up every buffer again."""
         self._known = [
             (place.owner._buffers, place.key, tensor, tensor.data_ptr())  # noqa: SLF001
             for place in self._places
@@ -200,17 +202,17 @@ class Buffers:
     def _note_unsaved(self, fitting: set[str]) -> None:
         there = {place.name for place in self._places} - {place.name for place in self._absent}
         unsaved = frozenset(there | {entry.name for entry in self.entries}) - fitting
-        for name in sorted(unsaved - self._said):
+        for name in sorted(unsaved - self._warned):
             log.warning("buffer %s changed its size or type in training and is not saved", name)
-        self._said |= unsaved
+        self._warned |= unsaved
         self.unsaved = unsaved
 
 
 def _is_constant(place: Place, tensor: Tensor) -> bool:
-    """Whether the buffer is worth a look before it is copied.
+    """Whether to check for changes before the buffer is copied.
 
-    A batch norm's never are: torch does not count the changes of its statistics. What lies in no
-    order or is no plain memory is treated as constant, too: it is copied one by one.
+    Not for a batch norm: torch does not count the changes of its statistics. Buffers that are not
+    contiguous or no plain memory are treated as constant, too, because each is copied by itself.
     """
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return True
@@ -218,7 +220,7 @@ def _is_constant(place: Place, tensor: Tensor) -> bool:
 
 
 def _fitting(kept: _Kept) -> Tensor | None:
-    """The buffer, if it still has the shape and type that the page has room for."""
+    """The buffer, if it still has the shape and type that it has on the page."""
     tensor = kept.place.tensor
     if tensor is None:
         return None
@@ -226,7 +228,7 @@ def _fitting(kept: _Kept) -> Tensor | None:
 
 
 def _runs(pairs: list[tuple[_Kept, Tensor]]) -> Iterator[_Run]:
-    """Neighbours in the record on the same device."""
+    """Groups of buffers that are adjacent in the record and on one device."""
     begin, end, number, numbered = 0, 0, 0, []
     for kept, tensor in pairs:
         after = kept.offset + kept.entry.nbytes
@@ -253,7 +255,7 @@ def _put(place: Place, saved: Tensor) -> None:
     if now is not None and now.shape == saved.shape and now.dtype == saved.dtype:
         try:
             now.copy_(saved)
-        except RuntimeError:  # its memory is shared between elements, or was made for inference
+        except RuntimeError:  # elements share memory, or the tensor was made for inference
             pass
         else:
             return

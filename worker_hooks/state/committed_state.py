@@ -1,8 +1,8 @@
-"""The ledger of one rank: what its state was as of its newest commit, ready to be saved.
+"""The state of one rank as of its newest commit, ready to be saved.
 
-Large replicated state is not in it: that is live memory. In it are the small replicated things
-(a scheduler's counters, an optimizer's learning rate), remembered at each commit because the
-script may change them before the next update, and the private ones, written to the status page.
+Large replicated state is not copied: it is live memory. Small replicated state (a scheduler's
+counters, an optimizer's learning rate) is copied at each commit because the script may change it
+before the next update. Private state is written to the status page.
 """
 
 from __future__ import annotations
@@ -33,48 +33,52 @@ __all__ = ["Commit", "CommittedState", "Position"]
 log = logging.getLogger("msrun")
 
 
-class Failed(NamedTuple):
-    """Instead of what a piece could not tell."""
+class UnreadableState(NamedTuple):
+    """Placeholder for a piece whose state could not be read."""
 
     error: str
 
 
 class Commit(NamedTuple):
-    """What is remembered of a commit."""
+    """What a commit keeps in memory."""
 
     step: int
     snapshots: tuple[Any, ...]
-    ready: tuple[torch.Event, ...]  # passed by each accelerator when the state is as of the commit
+    ready: tuple[torch.Event, ...]  # on each accelerator: what precedes it is the commit
 
 
 class CommittedState:
     """Written by the main thread at commits; read by the listener while the gate is closed."""
 
-    def __init__(self, pieces: Sequence[Piece], extra: Callable[[], dict[str, Any]]) -> None:
-        """Remember nothing yet.
+    def __init__(self, pieces: Sequence[Piece], extra_facts: Callable[[], dict[str, Any]]) -> None:
+        """There is no commit yet.
 
         Args:
             pieces: what was registered.
-            extra: JSON-able facts, the same on all replicas, that are saved with the state.
+            extra_facts: returns more facts as JSON, the same on all replicas, to be saved.
         """
         self.pieces = tuple(pieces)
         self.private = PrivateState(self.pieces)
         self.step = 0
         self.updates = [0] * len(self.pieces)  # since the commit
-        self.usual: tuple[Any, ...] | None = None  # all that any step has changed so far
-        self._extra = extra
+        self.typical_changes: tuple[Any, ...] | None = (
+            None  # the most that any step has changed so far
+        )
+        self._extra_facts = extra_facts
         self._commit: Commit | None = None
-        self._marks: tuple[Any, ...] | None = None  # of the pieces, as of the commit or the loop
-        self._after: tuple[Any, ...] | None = None  # the same as of the step's last update
-        self._said: set[str] = set()
-        self._last_changes: tuple[int, ...] = ()  # by the last step
+        self._marks: tuple[Any, ...] | None = (
+            None  # of the pieces: as of the commit, or of the loop's begin
+        )
+        self._after: tuple[Any, ...] | None = None  # the same, as of the last update of the step
+        self._warned: set[str] = set()
+        self._last_changes: tuple[int, ...] = ()  # of the last step
         self._live = [isinstance(piece, ModulePiece | TensorPiece) for piece in self.pieces]
-        self._devices: tuple[torch.device, ...] = ()  # accelerators that hold some of the state
-        self._updated: tuple[torch.Event, ...] = ()  # the same after the last update
+        self._devices: tuple[torch.device, ...] = ()  # the accelerators that hold some of the state
+        self._updated: tuple[torch.Event, ...] = ()  # on each accelerator, after the last update
 
     @property
     def page(self) -> Page | None:
-        """The status page, once there is one."""
+        """The status page; ``None`` before :meth:`open`."""
         return self.private.page
 
     @property
@@ -83,12 +87,12 @@ class CommittedState:
         return self.private.buffers
 
     def open(self, rank: int, attempt: int, source: PrivateSource, position: Position) -> int:
-        """Make the page for what this loader needs; its descriptor.
+        """Make a page with room for what this loader needs; return its descriptor.
 
-        The newest commit stays as it was. Is there none yet, then it is made here.
+        The newest commit is kept. If there is none yet, the present state becomes it.
 
         Raises:
-            OSError: no memory.
+            OSError: there is no memory.
         """
         fd = self.private.open(rank, attempt, source, self.step, position.meta)
         devices = {tensor.device for piece in self.pieces for tensor in piece.tensors().values()}
@@ -98,7 +102,7 @@ class CommittedState:
         return fd
 
     def forget(self) -> None:
-        """Write to no page any more."""
+        """Drop the page."""
         self.private.forget()
 
     def modules(self) -> list[torch.nn.Module]:
@@ -106,14 +110,14 @@ class CommittedState:
         return [module for piece in self.pieces for module in piece.modules]
 
     def resume_at(
-        self, step: int, usual: tuple[Any, ...] | None, late_buffers: frozenset[str]
+        self, step: int, typical_changes: tuple[Any, ...] | None, late_buffers: frozenset[str]
     ) -> None:
         """Training continues from this step, with what was known of it when it was saved."""
-        self.step, self.usual = step, usual
-        self.private.late |= late_buffers
+        self.step, self.typical_changes = step, typical_changes
+        self.private.late_buffers |= late_buffers
 
     def begin_again(self, step: int) -> None:
-        """Training goes on from a checkpoint of this step, in the same process as before."""
+        """Training continues from a checkpoint of this step, in the same process as before."""
         self.forget()
         self.step = step
         self.updates = [0] * len(self.pieces)
@@ -121,46 +125,48 @@ class CommittedState:
         self._updated = ()
 
     def begin_loop(self, epoch: int, batch: int) -> None:
-        """What was changed since the commit belongs to no step: a schedule's by epoch, say.
+        """Changes since the commit belong to no step: those of a schedule by epoch, for example.
 
-        Live state that was changed stays touched: it is not what the commit had.
+        Live state that was changed still counts as touched: the commit had another one.
         """
-        new = self._marked()
+        new = self._read_marks()
         trios = zip(new, self._marks or new, self._live, strict=True)
         self._marks = tuple(old if is_live else now for now, old, is_live in trios)
         self.beat(epoch, batch, Phase.IDLE)
 
     def commit(self, position: Position) -> None:
-        """The state is whole again, one step further."""
-        marks = self._marked()
-        if position.batch:  # else the script came from elsewhere, not from the step of a batch
+        """The step is complete: the state is whole again."""
+        marks = self._read_marks()
+        if position.batch:  # else the changes are not those of a batch's step
             changed = self._changes(marks)
             if changed != self._last_changes:
                 self._last_changes = changed
-                self.usual = tuple(map(max, self.usual or changed, changed))
-        self.updates = [0] * len(self.pieces)  # first: an interrupted commit is no complete step
+                self.typical_changes = tuple(map(max, self.typical_changes or changed, changed))
+        self.updates = [0] * len(
+            self.pieces
+        )  # first: a commit that is interrupted must not look like a complete step
         self.step += 1
         self._note(position, marks)
 
     def updated(self, index: int) -> None:
-        """A piece's optimizer has made an update."""
+        """The optimizer of a piece has made an update."""
         self.updates[index] += 1
-        self._after = self._marked()
+        self._after = self._read_marks()
         if self._devices:
             self._updated = tuple([_recorded(device) for device in self._devices])
 
     def under_way(self, position: Position) -> None:
-        """Backward begins: write down what this rank's private state will be at the next commit."""
+        """Backward begins: write the private state that this rank will have at the next commit."""
         self.private.write(self.step + 1, position, is_commit=False)
 
     def beat(self, epoch: int, batch: int, phase: Phase) -> None:
-        """Say how far the rank is."""
+        """Write to the page how far the rank is."""
         page = self.private.page
         if page is not None:
             page.beat(self.step, epoch, batch, phase)
 
     def enter(self, phase: Phase) -> None:
-        """Say what the rank does now."""
+        """Write to the page what the rank does now."""
         page = self.private.page
         if page is not None:
             page.enter(phase)
@@ -171,13 +177,13 @@ class CommittedState:
             self._snapshots(),
             tuple([_recorded(device) for device in self._devices]) if self._devices else (),
         )
-        self._marks, self._after = marks or self._marked(), None
+        self._marks, self._after = marks or self._read_marks(), None
         self.private.write(self.step, position, is_commit=True)
 
-    def _marked(self) -> tuple[Any, ...]:
+    def _read_marks(self) -> tuple[Any, ...]:
         try:
             return tuple([piece.marks() for piece in self.pieces])
-        except Exception:  # noqa: BLE001  the script's own code; once more to see whose
+        except Exception:  # noqa: BLE001  the script's own code; find out in which piece
             return tuple(map(self._mark, self.pieces))
 
     def _snapshots(self) -> tuple[Any, ...]:
@@ -198,35 +204,35 @@ class CommittedState:
         except Exception as error:  # noqa: BLE001  the script's own code
             return self._failed(piece, error)
 
-    def _failed(self, piece: Piece, error: Exception) -> Failed:
-        if piece.name not in self._said:
-            self._said.add(piece.name)
+    def _failed(self, piece: Piece, error: Exception) -> UnreadableState:
+        if piece.name not in self._warned:
+            self._warned.add(piece.name)
             log.warning("%s cannot be saved any more: %r", piece.name, error)
-        return Failed(repr(error))
+        return UnreadableState(repr(error))
 
     def _changes(self, marks: tuple[Any, ...] | None = None) -> tuple[int, ...]:
-        """Updates of each optimizer in the step, and what changed in each piece after the last.
+        """Each optimizer's updates in this step, and what changed in each piece after the last one.
 
-        What changes before the updates says nothing about how far the script is behind them.
+        Changes before the updates do not show how far the script has come after them.
         """
         then = self._marks if self._after is None else self._after
         if then is None:
             return ()
-        pairs = zip(marks or self._marked(), then, strict=True)
-        # what did not move, which is most, is cheap to tell
+        pairs = zip(marks or self._read_marks(), then, strict=True)
+        # most pieces did not change, and that is cheap to see
         return (*self.updates, *[0 if new == old else _moved(new, old) for new, old in pairs])
 
     # --- for the guard, in the listener, with the gate closed ------------------------------------
 
     def is_complete(self) -> bool:
-        """Whether all that a step usually changes has changed: only the commit is missing.
+        """Whether everything that a step usually changes has changed: only the commit is missing.
 
-        The script may sit between its update and its commit in a collective that a dead rank never
-        joins, an all_reduce of the loss for the log. Nothing of the state is missing then.
+        Between its update and its commit the script may be blocked in a collective that a dead rank
+        never joins, such as an all_reduce of the loss for the log. The state is complete then.
         """
-        if self.usual is None or self._marks is None:
+        if self.typical_changes is None or self._marks is None:
             return False
-        return all(map(ge, self._changes(), self.usual))
+        return all(map(ge, self._changes(), self.typical_changes))
 
     def is_touched(self) -> bool:
         """Whether live state was changed since the commit, by an optimizer or by the script."""
@@ -240,7 +246,7 @@ class CommittedState:
         return sum(version(tensor) for piece in self.pieces for tensor in piece.tensors().values())
 
     def nbytes(self) -> tuple[int, int]:
-        """About how large live state is, and what of it is in ordinary memory; it never fails."""
+        """About how large live state is, and what part of it is in host memory. Never raises."""
         try:
             held = [
                 [one.state for one in each.optimizers] or each.tensors() for each in self.pieces
@@ -248,7 +254,7 @@ class CommittedState:
             found = tensors_in(held)
             here = sum(tensor.nbytes for tensor in found if tensor.device.type == "cpu")
             return sum(tensor.nbytes for tensor in found), here
-        except Exception:  # noqa: BLE001  the script's own kinds of tensors; to save them says why
+        except Exception:  # noqa: BLE001  the script's own kinds of tensors; saving them will say why
             return 0, 0
 
     def position(self, step: int) -> tuple[int, int]:
@@ -260,28 +266,30 @@ class CommittedState:
         """The replicated state as of ``step``: the commit's, or that of the complete step after it.
 
         Raises:
-            RuntimeError: it is neither, or a piece could not tell its state.
+            RuntimeError: it is neither, or the state of a piece could not be read.
         """
         commit = self._commit
         if commit is None or step not in {commit.step, commit.step + 1}:
             raise RuntimeError(f"rank holds step {self.step}, not step {step}")
         snapshots, ready = commit.snapshots, commit.ready
-        own = self.private.read(step)[: len(self.buffers.entries)]  # a page begins with them
+        own = self.private.read(step)[
+            : len(self.buffers.entries)
+        ]  # the page begins with the buffers
         if step == commit.step and self.is_touched():
             raise RuntimeError(f"the script has changed the state after step {step}")
         if step != commit.step:
             ready = self._updated
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
             snapshots = self._snapshots()
-        late = sorted(self.private.late)
-        facts = {"step": step, "usual": self.usual, "late": late, **self._extra()}
+        late = sorted(self.private.late_buffers)
+        facts = {"step": step, "usual": self.typical_changes, "late": late, **self._extra_facts()}
         return self._replica(snapshots, own, facts, ready)
 
     def present(self) -> Replica:
-        """What is registered as it is at this moment, for its digest; the main thread asks.
+        """The registered state as it is now, for its digest. For the main thread.
 
         Raises:
-            RuntimeError: a piece cannot tell its state.
+            RuntimeError: the state of a piece cannot be read.
         """
         return self._replica(self._snapshots(), [], {}, ())
 
@@ -295,14 +303,14 @@ class CommittedState:
         tensors = {}
         replicated, alike = {}, {}
         for piece, snapshot in zip(self.pieces, snapshots, strict=True):
-            if isinstance(snapshot, Failed):
+            if isinstance(snapshot, UnreadableState):
                 raise RuntimeError(f"{piece.name} cannot be saved: {snapshot.error}")  # noqa: TRY004
             tensors.update(piece.tensors())
             value, small = piece.encode(snapshot)
             if piece.is_compared:
                 tensors.update(small)
                 replicated[piece.name] = value
-            else:  # a meter of the rank's own, say: one rank's is as good as another's
+            else:  # e.g. a meter of the rank's own: any rank's will do
                 own += [(entry_of(name, each), to_bytes(each)) for name, each in small.items()]
                 alike[piece.name] = value
         rest = json.dumps({"pieces": replicated})
@@ -310,9 +318,9 @@ class CommittedState:
         return Replica(tensors, own, rest, more, ready)
 
     def digests(self) -> tuple[str, str]:
-        """For a drill: of the replicated state, and of what is the rank's own, at the commit.
+        """For a drill: of the replicated and of the private state, as of the commit.
 
-        What numpy and python drew, perhaps without a seed, differs between any two runs.
+        The states of numpy and Python are left out: without a seed they differ between two runs.
         """
         replicated = digest(self.replica(self.step), lambda _: None)
         own = hashlib.sha256()
@@ -323,11 +331,11 @@ class CommittedState:
         return replicated, own.hexdigest()
 
     def _newest(self, entry: Entry, octets: memoryview) -> memoryview:
-        """A buffer as it will be at the commit that is missing: as it is now, if it is a late one.
+        """A buffer as it will be at the missing commit: a late buffer is so now.
 
-        The record under way has those of before the last backward.
+        The page's record of the step under way has the buffers from before the last backward.
         """
-        if entry.name not in self.private.late:
+        if entry.name not in self.private.late_buffers:
             return octets
         modules = (piece for piece in self.pieces if isinstance(piece, ModulePiece))
         places = (place for piece in modules for place in piece.places())
@@ -338,12 +346,12 @@ class CommittedState:
 
 
 def _moved(new: Any, old: Any) -> int:
-    """How far a counter went; at least one, for whatever else is another now."""
+    """How far a counter went; at least 1, which also stands for any other change."""
     return max(1, new - old) if isinstance(new, int) and isinstance(old, int) else 1
 
 
 def _recorded(device: torch.device) -> torch.Event:
-    """A mark in the device's work so far; costs no wait."""
+    """An event behind the device's work so far; recording it does not wait."""
     event = torch.Event(device)
     event.record(torch.accelerator.current_stream(device))
     return event

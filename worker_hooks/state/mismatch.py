@@ -1,4 +1,4 @@
-"""What keeps saved tensors from being put into those of this process."""
+"""Why saved tensors cannot be restored into those of this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker_hooks.tensors.state_json import Json
 
 
 def compared(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:
-    """Differences in names, shapes and dtypes, in words; only those are looked at."""
+    """Differences in names, shapes and dtypes as text; values are not compared."""
     found = []
     if lost := mine.keys() - saved.keys():
         found.append(f"missing in it: {listed(lost)}")
@@ -25,13 +25,13 @@ def compared(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[st
 
 
 def missing(value: Json, saved: Mapping[str, Tensor]) -> list[str]:
-    """What an encoded value asks for in vain, in words."""
+    """The tensors that an encoded value names and that are not there, as text."""
     lost = state_json.names_in(value) - saved.keys()
     return [f"missing in it: {listed(lost)}"] if lost else []
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a sentence."""
+    """Names as a part of a sentence."""
     return ", ".join(sorted(names))
 
 

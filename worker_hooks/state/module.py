@@ -1,4 +1,4 @@
-"""A registered module: its parameters are live state, its buffers the rank's own."""
+"""A registered module: its parameters are live state, its buffers belong to the rank."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from worker_hooks.tensors import state_json
 from worker_hooks.tensors.state_json import Json
 from worker_hooks.tensors.tensor_bytes import entry_of
 
-_WATCHED = 8  # parameters of a module that are looked at to tell whether it changed
+_WATCHED = 8  # parameters of a module whose versions tell whether it changed
 
 _VERSION = attrgetter("_version")
 _NOTHING: dict[str, Any] = {}
 
-_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile, of checkpoint_wrapper
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")  # by torch.compile, by checkpoint_wrapper
 
 
 class Place(NamedTuple):
-    """Where a module keeps a buffer, so that another tensor put there is found, too."""
+    """Where a module keeps a buffer, whichever tensor that is at present."""
 
     name: str
     owner: nn.Module
@@ -32,12 +32,12 @@ class Place(NamedTuple):
 
     @property
     def tensor(self) -> Tensor | None:
-        """What is there now."""
-        return self.owner._buffers.get(self.key)  # noqa: SLF001  torch offers no reference to one
+        """The buffer's present tensor."""
+        return self.owner._buffers.get(self.key)  # noqa: SLF001  torch has no public one
 
     @property
     def is_transient(self) -> bool:
-        """Whether the module's own ``state_dict`` leaves it out."""
+        """Whether the module's ``state_dict`` leaves it out."""
         return self.key in self.owner._non_persistent_buffers_set  # noqa: SLF001
 
 
@@ -67,7 +67,7 @@ class ModulePiece:
         self._keys = [key for _, key in held[-_WATCHED:]]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The parameters as they are now; a shared one under each of its names."""
+        """The present parameters; a shared one under each of its names."""
         return {
             f"{path}.{key}": parameter
             for path, each in _walk(self.module, self.name)
@@ -76,7 +76,7 @@ class ModulePiece:
         }
 
     def places(self) -> tuple[Place, ...]:
-        """Where the module keeps buffers, those that are ``None`` at present included."""
+        """Where the module keeps buffers, including those that are ``None`` at present."""
         return tuple(
             Place(f"{path}.{key}", each, key)
             for path, each in _walk(self.module, self.name)
@@ -84,17 +84,17 @@ class ModulePiece:
         )
 
     def snapshot(self) -> Any:
-        """Extra state, where a module defines any."""
+        """The extra state of modules that define any."""
         if not self._extra:
             return _NOTHING
         return {path: copied(each.get_extra_state()) for path, each in self._extra}
 
     def marks(self) -> Any:
-        """Versions of the last parameters: an update of a module ends with them."""
+        """The versions of the last parameters: an update ends with them."""
         found = map(dict.get, self._held, self._keys)
         try:
             return sum(map(_VERSION, found))
-        except (AttributeError, RuntimeError):  # one is None, or was made for inference
+        except (AttributeError, RuntimeError):  # a parameter is None, or was made for inference
             found = map(dict.get, self._held, self._keys)
             return sum([version(tensor) for tensor in found if tensor is not None])
 
@@ -102,7 +102,7 @@ class ModulePiece:
         """Extra state as JSON and tensors.
 
         Raises:
-            TypeError: it has what cannot be saved without pickle.
+            TypeError: something cannot be saved without pickle.
         """
         value, tensors = state_json.encode(snapshot, f"{self.name}.extra_state")
         places = self.places()
@@ -122,8 +122,8 @@ class ModulePiece:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
-        """Put the parameters' values back, bit for bit, into the tensors that are there."""
-        put = getattr(tensors, "put", None)  # spares a copy in new memory
+        """Put the parameters' values back, bit for bit, into the present tensors."""
+        put = getattr(tensors, "put", None)  # avoids a copy in new memory
         for name, parameter in self.tensors().items():
             if put is not None:
                 put(name, parameter)
@@ -135,14 +135,14 @@ class ModulePiece:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The script's own module inside of wrappers for data parallelism and compilation."""
+    """The script's own module inside wrappers for data parallelism and compilation."""
     while (inner := _wrapped(module)) is not None:
         module = inner
     return module
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
-    """What a wrapper wraps; ``None``: this is no wrapper."""
+    """The module in a wrapper; ``None``: this is no wrapper."""
     children = module._modules  # noqa: SLF001
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         return children["module"]
@@ -150,7 +150,7 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
 
 
 def _walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Every module inside, wrappers left out, with its path; a shared one under each path."""
+    """Every module inside with its path, without wrappers; a shared one under each path."""
     module = unwrapped(module)
     yield path, module
     for key, child in module._modules.items():  # noqa: SLF001  named_modules() drops shared ones

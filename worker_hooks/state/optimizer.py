@@ -1,7 +1,7 @@
-"""A registered optimizer: its per-parameter state is live, its groups' values are remembered.
+"""A registered optimizer: its per-parameter state is live, its groups' values are copied.
 
-Per-parameter state changes in the optimizer's ``step`` alone, so as long as no update begins, what
-is there is as of the commit. A group's values are changed by schedulers and scripts at any time.
+Only the optimizer's ``step`` changes per-parameter state, so until the next update begins it is as
+of the commit. Schedulers and scripts may change a group's values at any time.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from worker_hooks.state.snapshot import FIXED, copied, is_constant
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.state_json import Json
 
-_OWN = ("params", "param_names")  # of a group, what stays as this process has it
+_OWN = ("params", "param_names")  # of a group: not saved, as they belong to the process
 
 
 class Groups(NamedTuple):
-    """What a commit remembers of an optimizer."""
+    """What a commit keeps of an optimizer."""
 
     values: list[dict[str, Any]]  # of each group
-    has_grads: bool  # the script keeps gradients, as zeros or stale, from one step to the next
+    has_grads: bool  # the script keeps gradients from one step to the next, zeroed or stale
 
 
 class OptimizerPiece:
-    """An optimizer that keeps its state as torch's do.
+    """An optimizer that keeps its state as torch's optimizers do.
 
     Tensors are named ``{name}.state.{index}.{key}``; the index counts over all groups, as in
     ``state_dict()``.
@@ -46,11 +46,13 @@ class OptimizerPiece:
         self._optimizer = optimizer
         trained = (each for each in self._parameters() if each.requires_grad)
         self._first = next(trained, None)
-        self._values: list[dict[str, Any]] = []  # of each group, as they were copied last
-        self._seen: list[list[Any]] = []  # what they were copied from; nothing: it may change
+        self._values: list[dict[str, Any]] = []  # of each group, as copied last
+        self._seen: list[
+            list[Any]
+        ] = []  # the objects that were copied; empty: they may change in place
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state's tensors, which appear with the first update."""
+        """The state's tensors; there are none before the first update."""
         return self._state()[1]
 
     def snapshot(self) -> Groups:
@@ -60,12 +62,12 @@ class OptimizerPiece:
             self._values = [_values(group) for group in optimizer.param_groups]
             is_fixed = all(is_constant(value) for group in self._values for value in group.values())
             self._seen = [list(group.values()) for group in optimizer.param_groups] * is_fixed
-        # a parameter with state has had a gradient; if that one has none now, they are set to None
+        # a parameter with state has had a gradient: without one now, the script sets them to None
         probe = next(iter(optimizer.state), self._first)
         return Groups(self._values, getattr(probe, "grad", None) is not None)
 
     def _is_seen(self, groups: list[dict[str, Any]]) -> bool:
-        """Whether every group has the very objects it had when they were copied last."""
+        """Whether every group has the same objects as when they were copied last."""
         if len(groups) != len(self._seen):
             return False
         for group, seen in zip(groups, self._seen, strict=True):
@@ -74,10 +76,10 @@ class OptimizerPiece:
         return True
 
     def marks(self) -> None:
-        """Nothing: updates are counted by torch's hooks."""
+        """Nothing: torch's hooks count the updates."""
 
     def encode(self, snapshot: Groups) -> tuple[Json, dict[str, Tensor]]:
-        """Groups, and what the state has besides tensors, as JSON; the groups' own tensors.
+        """Groups, and the state without its tensors, as JSON; and the groups' tensors.
 
         Raises:
             TypeError: something cannot be saved without pickle.
@@ -104,7 +106,7 @@ class OptimizerPiece:
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
         """Put state and groups back.
 
-        Not by ``load_state_dict``: that would cast the state to the parameters' dtype.
+        ``load_state_dict`` is not used because it casts the state to the parameters' dtype.
         """
         optimizer = self._optimizer
         parameters = self._parameters()
@@ -116,13 +118,15 @@ class OptimizerPiece:
         for text, encoded in value["state"]["of"].items():
             parameter, group = parameters[int(text)], groups[int(text)]
             held = state_json.decode(encoded, tensors)
-            optimizer.state[parameter] = _at_home(held, parameter, group, was_host=was_host)
+            optimizer.state[parameter] = _on_device(held, parameter, group, was_host=was_host)
         decoded = state_json.decode(value["groups"], tensors)
         for group, values in zip(optimizer.param_groups, decoded, strict=True):
             for key, then in values.items():
                 _set(group, key, then)
         had_grads = set(value["state"]["of"]) if value["grads"] else set()
-        if value["grads"] and len(had_grads) <= 1:  # stateless, or all state at one as LBFGS has it
+        if (
+            value["grads"] and len(had_grads) <= 1
+        ):  # stateless, or all state is one parameter's, as with LBFGS
             had_grads = {str(index) for index in range(len(parameters))}
         for index, parameter in enumerate(parameters):
             has_grad = str(index) in had_grads and parameter.requires_grad
@@ -132,7 +136,7 @@ class OptimizerPiece:
         return list(chain.from_iterable(g["params"] for g in self._optimizer.param_groups))
 
     def _state(self) -> tuple[Json, dict[str, Tensor]]:
-        """All of the optimizer's state, that of parameters under their index."""
+        """The optimizer's whole state; that of a parameter under its index."""
         indices: dict[int, int] = {}
         for index, parameter in enumerate(self._parameters()):
             indices.setdefault(id(parameter), index)
@@ -151,7 +155,7 @@ class OptimizerPiece:
 
 
 def _values(group: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a group's values, except of those that are the process's own."""
+    """A copy of a group's values, without those that belong to the process."""
     values = group.copy()
     for key in _OWN:
         values.pop(key, None)
@@ -161,14 +165,14 @@ def _values(group: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _at_home(held: Any, parameter: Tensor, group: Mapping[str, Any], *, was_host: bool) -> Any:
-    """State on its parameter's device, except what was on the host while the parameter was not."""
+def _on_device(held: Any, parameter: Tensor, group: Mapping[str, Any], *, was_host: bool) -> Any:
+    """State on its parameter's device; what was on the host beside an accelerator stays there."""
     if not isinstance(held, dict):
         return _moved(held, parameter.device, was_host=was_host)
-    on_device = bool(group.get("capturable") or group.get("fused"))
+    counts_on_device = bool(group.get("capturable") or group.get("fused"))
     return {
         key: each
-        if was_host and key == "step" and not on_device  # torch's rule for a step counter
+        if was_host and key == "step" and not counts_on_device  # torch's rule for a step counter
         else _moved(each, parameter.device, was_host=was_host)
         for key, each in held.items()
     }
@@ -185,7 +189,7 @@ def _moved(held: Any, device: torch.device, *, was_host: bool) -> Any:
 
 
 def _set(group: dict[str, Any], key: str, then: Any) -> None:
-    """Give a group its value; a tensor keeps its place, which a captured graph may know."""
+    """Set a group's value; a tensor keeps its memory, which a captured graph may refer to."""
     now = group.get(key)
     if isinstance(now, Tensor) and isinstance(then, Tensor | float | int):
         if not isinstance(then, Tensor):

@@ -1,8 +1,8 @@
-"""What a rank has for itself, kept on its status page: buffers, randomness, its place in the data.
+"""The private state of a rank, kept on its status page: buffers, randomness, place in the data.
 
-The page has room for the data of two loaders. A commit made in the loop over one must be readable
-as it was while the script is in a loop over another, until the next commit: some ranks may still be
-in the first loop, and all must go on from the same place.
+The page has room for the places of two loaders. While the script is in a loop over one loader, the
+newest commit may have been made in the loop over another, and must stay readable as it was until
+the next commit: some ranks may still be in the first loop, and all must resume at the same place.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from worker_hooks.state.registry import Piece
 log = logging.getLogger("msrun")
 
 PREFIXES = ("", "1:")
-"""Before the names of what loaders have, by their place on the page."""
+"""Prefixes of the names of what loaders write, by their place on the page."""
 
 EPOCH = "epoch:"
-"""Before the names of the randomness that the epoch began with."""
+"""Prefix of the names of the randomness that the epoch began with."""
 
-_LATE_BYTES = 64 << 10  # of buffers, looked at once a step
+_LATE_BYTES = 64 << 10  # of buffers, compared once a step
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -42,72 +42,74 @@ class Position(NamedTuple):
 
 
 class PrivateSource(Protocol):
-    """A loader as the page sees it."""
+    """A loader, as the page needs it."""
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """What it writes; never changes."""
+        """What :meth:`fill` writes; never changes."""
 
     def fill(self, address: int, known: dict[str, bytes] | None = None) -> int:
-        """Write it; how many bytes that were. ``known``: what it has written there before."""
+        """Write it; the count of bytes. ``known``: what it has written there before."""
 
 
-class _Room(NamedTuple):
-    """A record's place on the page, as it is written again and again."""
+class _RecordWriter(NamedTuple):
+    """What writes one record of the page again and again."""
 
     address: int
-    draws: tuple[Callable[[], None], ...]  # write the randomness
-    began: list[bytes]  # what is there of the epoch's begin; one, or none
-    began_at: int
+    randomness: tuple[Callable[[], None], ...]
+    epoch_start: list[bytes]  # the only item: what is written there at present
+    epoch_start_at: int
     known: tuple[dict[str, bytes], ...]  # what each source has written
 
 
 class PrivateState:
-    """One rank's own state and its page; without :meth:`open` nothing is written."""
+    """One rank's private state and its page; before :meth:`open` nothing is written."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.buffers = Buffers(pieces)
         self.randomness = Randomness()
         self.page: Page | None = None
-        self.late: set[str] = set()
-        """Buffers that were seen to change between the last backward of a step and its commit."""
-        self._began: dict[str, bytes] = {}  # randomness, as the epoch began
-        self._began_whole = b""  # as it is written
+        self.late_buffers: set[str] = set()
+        """Buffers that have changed between the last backward of a step and its commit."""
+        self._epoch_start: dict[
+            str, bytes
+        ] = {}  # by name, the randomness that the epoch began with
+        self._epoch_start_bytes = b""  # the same as it is written
         self._sources: list[PrivateSource | None] = [None] * len(PREFIXES)
-        self._place = 0  # of the present source
-        self._committed = 0  # of the one whose loop the newest commit was made in
-        self._offset = 0  # of what the present source writes, behind buffers and randomness
-        self._slot = 0  # the record that is written
-        self._rooms: dict[int, _Room] = {}  # by record
-        self._steps: dict[int, int] = {}  # by record: what it is of
+        self._place = 0  # of the current source
+        self._committed = 0  # of the source in whose loop the newest commit was made
+        self._offset = 0  # of what the current source writes, after buffers and randomness
+        self._slot = 0  # of the record that is written
+        self._writers: dict[int, _RecordWriter] = {}  # by slot
+        self._steps: dict[int, int] = {}  # by slot: the step that was written last
 
     def forget(self) -> None:
-        """Be without a page, as before the first one."""
+        """Drop the page, as in a forked child."""
         self.page = None
         self._sources = [None] * len(PREFIXES)
         self._place = self._committed = 0
-        self._rooms.clear()
+        self._writers.clear()
         self._steps.clear()
         self.buffers.forget()
 
     def begin_epoch(self) -> None:
-        """Remember what the script will draw from between here and its loop.
+        """Keep the randomness from which the script draws between here and its loop.
 
-        After a resume it comes by there a second time.
+        After a resume it draws there a second time.
         """
         now = Randomness()
-        self._began = now.split(now.capture())
-        self._join_began()
+        self._epoch_start = now.split(now.capture())
+        self._join_epoch_start()
 
     def place_of(self, source: PrivateSource) -> int:
-        """Where on the page this one's state is, or will be: never where the newest commit's is."""
+        """Where on the page this source is, or will be: not in the place of the newest commit."""
         for place, each in enumerate(self._sources):
             if each is source:
                 return place
         return 0 if self.page is None else 1 - self._committed
 
-    def turn_to(self, source: PrivateSource) -> bool:
-        """Write the state of this one from now on; false: the page has no room for it."""
+    def switch_to(self, source: PrivateSource) -> bool:
+        """Write the place of this source from now on; false: the page has no room for it."""
         is_there = any(each is source for each in self._sources)
         if is_there:
             self._place = self.place_of(source)
@@ -115,47 +117,47 @@ class PrivateState:
         return is_there
 
     def open(self, rank: int, attempt: int, source: PrivateSource, step: int, meta: bytes) -> int:
-        """Make a page with room for this source; the commit is carried over from the one before.
+        """Make a page with room for this source, and copy the commit from the previous page.
 
         Args:
             rank: whose page it is.
-            attempt: which life of it.
+            attempt: the rank's present attempt.
             source: the loader that is read now.
             step: the newest commit.
-            meta: JSON of a size that is to be expected.
+            meta: JSON of the size to expect.
 
         Returns:
             The page's descriptor.
 
         Raises:
-            OSError: no memory.
+            OSError: there is no memory.
         """
         self._place = self.place_of(source)
         self._sources[self._place] = source
         self._set_offset()
-        old, self.randomness = self.page, Randomness()  # of what is in use by now
-        self._join_began()
+        old, self.randomness = self.page, Randomness()  # of all generators in use by now
+        self._join_epoch_start()
         entries = [*self.buffers.entries, *self.randomness.entries]
         entries += [entry._replace(name=EPOCH + entry.name) for entry in self.randomness.entries]
         for prefix, each in zip(PREFIXES, self._sources, strict=True):
             sources = () if each is None else each.entries
             entries += [entry._replace(name=prefix + entry.name) for entry in sources]
         record = None if old is None else old.record(step)
-        room = len(meta if record is None else record.meta)
-        fd = pages.create(rank, attempt, entries, max(META_BYTES, 4 * room))
+        size = len(meta if record is None else record.meta)
+        fd = pages.create(rank, attempt, entries, max(META_BYTES, 4 * size))
         page = Page(fd)
         self.buffers.forget()
-        self._rooms.clear()
+        self._writers.clear()
         self._steps.clear()
         if old is not None and record is not None:
-            self._carry(page, record, old.entries)
+            self._copy_commit(page, record, old.entries)
         if old is not None:
             page.continue_from(old)
         self.page = page
         return fd
 
     def write(self, step: int, position: Position, *, is_commit: bool) -> None:
-        """Write down the state as of a commit, or of the step that is under way."""
+        """Write the state as of a commit, or of the step under way."""
         page = self.page
         if page is None:
             return
@@ -163,16 +165,16 @@ class PrivateState:
         try:
             page.write(step, *position, self._fill, is_commit=is_commit)
         except ValueError as error:
-            log.warning("rank's data position is not saved: %s", error)
+            log.warning("the rank's place in its data is not saved: %s", error)
             page.write(step, *position._replace(meta=b"{}"), self._fill, is_commit=is_commit)
         self._steps[slot] = step
         if is_commit:
             self._committed = self._place
             if self.buffers.nbytes:
-                self._look_for_late(step)
+                self._find_late_buffers(step)
 
     def read(self, step: int) -> list[tuple[Entry, memoryview]]:
-        """What the page has of a step, entry by entry; nothing if it has none."""
+        """What the page has of a step, by entry; empty if it has no record of it."""
         page = self.page
         record = None if page is None else page.record(step)
         if page is None or record is None:
@@ -181,33 +183,39 @@ class PrivateState:
 
     def _fill(self, address: int) -> None:
         slot = self._slot
-        room = self._rooms.get(slot) or self._room(address, slot)
+        writer = self._writers.get(slot) or self._writer(address, slot)
         if self.buffers.nbytes:
             self.buffers.fill(address, slot)
-        for draw in room.draws:
-            draw()
-        began = self._began_whole
-        if room.began[0] is not began:  # it is another one once an epoch
-            copy(room.began_at, began, len(began))
-            room.began[0] = began
+        for write in writer.randomness:
+            write()
+        start = self._epoch_start_bytes
+        if writer.epoch_start[0] is not start:  # it changes once an epoch
+            copy(writer.epoch_start_at, start, len(start))
+            writer.epoch_start[0] = start
         source = self._sources[self._place]
         if source is not None:
-            source.fill(room.began_at + len(began) + self._offset, room.known[self._place])
+            source.fill(
+                writer.epoch_start_at + len(start) + self._offset, writer.known[self._place]
+            )
 
-    def _room(self, address: int, slot: int) -> _Room:
-        draws_at = address + self.buffers.nbytes
-        draws, began_at = self.randomness.writers(draws_at), draws_at + self.randomness.nbytes
-        known: tuple[dict[str, bytes], ...] = tuple({} for _ in self._sources)
-        room = self._rooms[slot] = _Room(address, draws, [b""], began_at, known)
-        return room
+    def _writer(self, address: int, slot: int) -> _RecordWriter:
+        randomness_at = address + self.buffers.nbytes
+        writer = self._writers[slot] = _RecordWriter(
+            address=address,
+            randomness=self.randomness.writers(randomness_at),
+            epoch_start=[b""],
+            epoch_start_at=randomness_at + self.randomness.nbytes,
+            known=tuple({} for _ in self._sources),
+        )
+        return writer
 
-    def _join_began(self) -> None:
-        """Of each source that the page has room for; one that came into use later is as it is."""
+    def _join_epoch_start(self) -> None:
+        """Update the bytes; a generator that came into use meanwhile counts as it is now."""
         states = self.randomness.split(self.randomness.capture())
         for name, state in states.items():
-            if len(self._began.get(name, b"")) == len(state):
-                states[name] = self._began[name]
-        self._began_whole = b"".join(states.values())
+            if len(self._epoch_start.get(name, b"")) == len(state):
+                states[name] = self._epoch_start[name]
+        self._epoch_start_bytes = b"".join(states.values())
 
     def _set_offset(self) -> None:
         before = self._sources[: self._place]
@@ -215,8 +223,8 @@ class PrivateState:
             entry.nbytes for each in before if each is not None for entry in each.entries
         )
 
-    def _carry(self, page: Page, record: CommitRecord, entries: Sequence[Entry]) -> None:
-        """Write another page's commit to this one; what is not in it begins as it is now."""
+    def _copy_commit(self, page: Page, record: CommitRecord, entries: Sequence[Entry]) -> None:
+        """Copy another page's commit to this page; what it lacks is written as it is at present."""
         there = dict(_parts(entries, record.payload))
 
         def fill(address: int) -> None:
@@ -228,14 +236,14 @@ class PrivateState:
                 address += entry.nbytes
 
         page.write(record.step, record.epoch, record.batch, record.meta, fill, is_commit=True)
-        self.buffers.forget()  # the record may have others than those of now
-        self._rooms.clear()
+        self.buffers.forget()  # the copied record may differ from the present state
+        self._writers.clear()
 
-    def _look_for_late(self, step: int) -> None:
-        """Find the buffers that the step's record under way did not know as they came to be."""
+    def _find_late_buffers(self, step: int) -> None:
+        """Find the buffers that changed after the record of this step under way was written."""
         if self._steps.get(UNDER_WAY) != step:
             return
-        commit, under_way = self._rooms[step % 2].address, self._rooms[UNDER_WAY].address
+        commit, under_way = self._writers[step % 2].address, self._writers[UNDER_WAY].address
         size = min(self.buffers.nbytes, _LATE_BYTES)
         if not _memcmp(commit, under_way, size):
             return
@@ -244,12 +252,12 @@ class PrivateState:
             if at + entry.nbytes > size:
                 break
             if _memcmp(commit + at, under_way + at, entry.nbytes):
-                self.late.add(entry.name)
+                self.late_buffers.add(entry.name)
             at += entry.nbytes
 
 
 def placed(octets: dict[str, bytes], place: int) -> dict[str, bytes]:
-    """Of a record's contents those of the loader in one place, under the names it gave them."""
+    """A record's contents for the loader in ``place``: its entries have their own names again."""
     prefix = PREFIXES[place]
     named = {
         name: each for name, each in octets.items() if not name.startswith(tuple(PREFIXES[1:]))

@@ -1,4 +1,4 @@
-"""What the script registered, taken apart: one piece per object, each under a name."""
+"""What the script registered, as pieces: one per object, each under a name."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ class Piece(Protocol):
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """Modules in it, without their wrappers."""
+        """The modules in it, without their wrappers."""
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
-        """Optimizers whose updates change it."""
+        """The optimizers whose updates change it."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Large state: live memory, whole between a commit and the next update."""
+        """Large state in live memory: whole between a commit and the next update."""
 
     def snapshot(self) -> Any:
-        """Small state as of now; quick enough for every commit."""
+        """A copy of the small state; fast enough for every commit."""
 
     def marks(self) -> Any:
-        """A value that compares as different after the piece was changed."""
+        """A value that differs after the piece was changed."""
 
     def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
         """A snapshot as JSON and small tensors."""
 
     def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
-        """What keeps this from being restored; only names, shapes and dtypes are looked at."""
+        """Why this cannot be restored, as text; only names, shapes and dtypes are compared."""
 
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
-        """Put everything back, bit for bit. Each tensor is asked for once, and not kept."""
+        """Put everything back, bit for bit. Each tensor is read once and not kept."""
 
 
 def pieces_of(objects: Mapping[str, object]) -> tuple[Piece, ...]:
-    """Take registered objects apart.
+    """Make pieces of registered objects.
 
     Args:
         objects: by name a module, optimizer, scheduler, scaler, tensor, anything with
             ``state_dict`` and ``load_state_dict``, or a list, tuple or dict of those, which are
-            then named ``model.0`` or ``model.gen``. ``None`` is no object.
+            then named ``model.0`` or ``model.gen``. ``None`` is ignored.
 
     Raises:
-        TypeError: an object cannot be saved and restored; the sentence names it.
+        TypeError: an object cannot be saved and restored; the message names it.
         ValueError: two objects would be saved under one name.
     """
     pieces = tuple(piece for name, thing in objects.items() for piece in _pieces(name, thing))
@@ -113,14 +113,14 @@ def _piece(name: str, thing: Any) -> Piece:
 
 
 def _is_torchs(thing: Any, kind: type) -> bool:
-    """Whether the thing's class keeps torch's own way of saving."""
+    """Whether the object's class does not override how torch saves its state."""
     mine: Any = type(thing)
     ours: Any = kind
     return (mine.state_dict, mine.load_state_dict) == (ours.state_dict, ours.load_state_dict)
 
 
 def _tried(piece: Piece) -> dict[str, Tensor]:
-    """The tensors of the piece's present state: what cannot be saved must be said now.
+    """The tensors of the piece's present state: what cannot be saved is refused now.
 
     Raises:
         TypeError: something cannot be saved.
@@ -130,4 +130,4 @@ def _tried(piece: Piece) -> dict[str, Tensor]:
     except TypeError:
         raise
     except Exception as error:
-        raise TypeError(f"{piece.name} cannot be saved: asking its state: {error!r}") from error
+        raise TypeError(f"{piece.name} cannot be saved: reading its state: {error!r}") from error

@@ -1,4 +1,4 @@
-"""A registered gradient scaler: remembered without waiting for the device."""
+"""A registered gradient scaler: copied without waiting for the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker_hooks.tensors.state_json import Json
 
 
 class ScalerPiece:
-    """A gradient scaler of torch's. One that is switched off has no state."""
+    """A gradient scaler of torch. A disabled one has no state."""
 
     is_compared = True
     modules: tuple[torch.nn.Module, ...] = ()
@@ -24,14 +24,16 @@ class ScalerPiece:
 
     def __init__(self, name: str, scaler: GradScaler) -> None:
         self.name = name
-        self._scaler: Any = scaler  # its tensors are private to it, and state_dict() waits for them
+        self._scaler: Any = (
+            scaler  # its tensors are private, and state_dict() would wait for the device
+        )
 
     def tensors(self) -> dict[str, Tensor]:
-        """None that are live: the scaler changes them even when it skips an update."""
+        """None is live state: the scaler changes them even when it skips an update."""
         return {}
 
     def snapshot(self) -> Any:
-        """Its values; copies of those that are on the device."""
+        """Its values; tensors are copied on their device."""
         scaler = self._scaler
         if not scaler.is_enabled():
             return {}
@@ -47,12 +49,12 @@ class ScalerPiece:
         }
 
     def marks(self) -> Any:
-        """How often the scale was set, to the same value or another."""
+        """How often the scale was set."""
         scale = self._scaler._scale if self._scaler.is_enabled() else None  # noqa: SLF001
         return 0 if scale is None else version(scale)
 
     def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
-        """What ``state_dict()`` would say; reading a number here could wait for a dead peer."""
+        """As ``state_dict()``, but with tensors: reading a number could wait for a dead peer."""
         return state_json.encode(snapshot, self.name)
 
     def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
@@ -60,11 +62,11 @@ class ScalerPiece:
         return missing(value, like)
 
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
-        """Put the values back, unless the scaler is, or was, switched off."""
+        """Put the values back, unless the scaler is or was disabled."""
         scaler = self._scaler
         states = getattr(scaler, "_per_optimizer_states", None)
         if states is not None:
-            states.clear()  # of a step that was interrupted between unscaling and updating
+            states.clear()  # a step may have been interrupted between unscaling and updating
         if not value:
             return
         then = state_json.decode(value, tensors)
@@ -74,5 +76,5 @@ class ScalerPiece:
                 then[key] = then[key].item()
         scaler.load_state_dict(then)
         if was_used and scaler.is_enabled() and scaler._scale is None:  # noqa: SLF001
-            # so that it looks like one that was in use all along
+            # as in a scaler that was in use all the time
             scaler._lazy_init_scale_growth_tracker(torch.device(scaler._device))  # noqa: SLF001

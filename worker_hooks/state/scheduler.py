@@ -1,4 +1,4 @@
-"""A registered learning rate scheduler: counters and rates, all of it small."""
+"""A registered learning rate scheduler: counters and rates, all of them small."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker_hooks.tensors.state_json import Json
 
 
 class SchedulerPiece:
-    """A scheduler of torch's kind; functions among its attributes stay as the script made them."""
+    """A scheduler of torch; functions among its attributes are not saved."""
 
     is_compared = True
     modules: tuple[torch.nn.Module, ...] = ()
@@ -28,7 +28,7 @@ class SchedulerPiece:
         state = scheduler.state_dict()
         self._functions = [key for key, value in state.items() if callable(value)]
         self._is_plain = type(scheduler).state_dict is LRScheduler.state_dict
-        if self._is_plain:  # all of its attributes but this one, then
+        if self._is_plain:  # its state is all attributes but this one
             self._functions.append("optimizer")
         self._counters = [
             (vars(each), key)
@@ -38,7 +38,7 @@ class SchedulerPiece:
         ]
 
     def tensors(self) -> dict[str, Tensor]:
-        """None that are live."""
+        """None: nothing of it is live state."""
         return {}
 
     def snapshot(self) -> Any:
@@ -53,7 +53,7 @@ class SchedulerPiece:
         return state
 
     def marks(self) -> Any:
-        """Its counters, added up."""
+        """The sum of its counters."""
         return sum([held[key] for held, key in self._counters])
 
     def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
@@ -74,7 +74,7 @@ class SchedulerPiece:
 
 
 def _chain(scheduler: LRScheduler) -> Iterator[LRScheduler]:
-    """The scheduler and those it is made of."""
+    """The scheduler and those inside it."""
     yield scheduler
     for each in getattr(scheduler, "_schedulers", ()):
         yield from _chain(each)

@@ -1,4 +1,4 @@
-"""Copies of small nested state, quick enough to be made at every step."""
+"""Copies of small nested state, fast enough to be made at every step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from torch import Tensor
 
 FIXED = frozenset({float, int, bool, str, bytes, complex, type(None)})
-"""What never changes in place."""
+"""Types whose values never change in place."""
 
 
 def copied(value: Any, *, clone: bool = True) -> Any:
-    """A copy that no later change in place reaches.
+    """A copy that later changes in place do not affect.
 
     Args:
         value: nested containers.
-        clone: copy tensors, too; else the copy holds the tensors themselves.
+        clone: copy tensors, too; else the copy refers to the same tensors.
     """
     kind = value.__class__
     if kind in FIXED:
@@ -40,7 +40,7 @@ def copied(value: Any, *, clone: bool = True) -> Any:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether it can never change in place, and holds nothing that can."""
+    """Whether neither the value nor anything in it can change in place."""
     return value.__class__ in FIXED or (
         value.__class__ is tuple and FIXED.issuperset([each.__class__ for each in value])
     )
@@ -62,5 +62,5 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def version(tensor: Tensor) -> int:
-    """How often torch has changed the tensor in place; writes through ``.data`` do not count."""
-    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  it has no other name
+    """How often the tensor was changed in place; torch does not count writes through ``.data``."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  torch has no public one

@@ -1,4 +1,4 @@
-"""A registered object that only its own ``state_dict`` and ``load_state_dict`` know."""
+"""A registered object of which only ``state_dict`` and ``load_state_dict`` are known."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from worker_hooks.tensors import state_json
 from worker_hooks.tensors.state_json import Json
 
 SMALL_BYTES = 64 << 10
-"""Up to so many bytes of tensors are copied at each commit."""
+"""A state with at most this size of tensors is copied at each commit."""
 
 
 class HeldTensor(NamedTuple):
-    """The state of an object at a commit. If it is large, the tensors are those it gave out."""
+    """The state of an object at a commit; a large one with the object's own tensors."""
 
     state: Any
     is_large: bool
 
 
 class ObjectPiece:
-    """Anything with ``state_dict`` and ``load_state_dict``, among them optimizers with their own.
+    """Anything with ``state_dict`` and ``load_state_dict``; also an optimizer that overrides them.
 
-    An optimizer's state is compared between replicas. Another object may be the rank's own, such as
-    a meter.
+    The state of an optimizer is compared between replicas. That of another object, such as a meter,
+    may differ between ranks.
     """
 
     modules: tuple[torch.nn.Module, ...] = ()
@@ -42,12 +42,12 @@ class ObjectPiece:
         self._held: HeldTensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those of a large state, as the object gave them out at the commit."""
+        """The tensors of a large state, as the object returned them at the commit."""
         held = self._held if self._held is not None else self.snapshot()
         return state_json.encode(held.state, self.name)[1] if held.is_large else {}
 
     def snapshot(self) -> HeldTensor:
-        """A copy of the state; of a large one without the tensors."""
+        """A copy of the state; the tensors of a large one are not copied."""
         state = self._thing.state_dict()
         nbytes = sum(tensor.nbytes for tensor in tensors_in(state))
         is_large = nbytes > SMALL_BYTES
@@ -55,7 +55,7 @@ class ObjectPiece:
         return self._held
 
     def marks(self) -> Any:
-        """The state's text, and versions of its tensors."""
+        """The state as text, and the versions of its tensors."""
         text, tensors = state_json.encode(self._thing.state_dict(), self.name)
         return text, [version(tensor) for tensor in tensors.values()]
 
@@ -73,13 +73,13 @@ class ObjectPiece:
         return missing(value, like)
 
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
-        """Put the state back, by the object's own means."""
+        """Put the state back with ``load_state_dict``."""
         self._held = None
         self._thing.load_state_dict(state_json.decode(value, tensors))
 
 
 def _optimizers_of(thing: Any) -> tuple[Optimizer, ...]:
-    """The optimizer whose step is to be watched: the thing itself, or the one it wraps."""
+    """The optimizer whose steps are to be watched: the object itself, or the one it wraps."""
     if isinstance(thing, Optimizer) and "_optimizer_step_pre_hooks" in vars(thing):
         return (thing,)
     inner = getattr(thing, "optimizer", None)

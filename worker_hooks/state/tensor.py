@@ -36,7 +36,7 @@ class TensorPiece:
         return {self.name: self._tensor}
 
     def snapshot(self) -> Any:
-        """Nothing: all of it is live."""
+        """Nothing: all of it is live state."""
 
     def marks(self) -> Any:
         """Its version."""

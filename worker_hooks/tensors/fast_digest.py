@@ -1,12 +1,12 @@
-"""A sum of a state's bytes that finds accidents at the speed of memory, for replicas to compare.
+"""A digest that finds accidental differences between replicas at the speed of memory.
 
-CRC-32 takes 4 GB in a second, and here every replica waits for it. So what is large is summed up
-first, as eight-byte words in rows of 257: each row, and each column down the whole tensor. The
-digest is CRC-32 of either. One changed bit always shows, two words that changed places, signs that
-change in a run of any length (an even number of them leaves no trace in a row's sum: it overflows;
-with rows of odd length a long run fills some of them, a short one meets a column once). What never
-would is a change that leaves the sums of every row and of every column that it touches as they
-were. Measured on one core, of large tensors: 12 to 14 GB/s, CRC-32 alone 4.
+CRC-32 reads 4 GB/s, and every replica waits for it. So large tensors are summed up first, as
+eight-byte words in rows of 257: each row, and each column over the whole tensor. The digest is the
+CRC-32 of these sums. It always finds one changed bit, two words that were swapped, and signs that
+change in a run of any length (an even number of sign changes leaves no trace in a row's sum, which
+overflows; but as rows have an odd length, a long run fills some of them, and a short run meets a
+column once). It never finds a change that preserves the sums of every row and every column that it
+touches. Measured on one core with large tensors: 12 to 14 GB/s, against 4 for CRC-32 alone.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ import torch
 
 from worker_hooks.tensors.tensor_bytes import view
 
-_WORDS = 257  # of a row: odd, for the signs, and prime, as few matrices are so wide
+_WORDS = 257  # in a row: odd because of the signs, and prime because few matrices are so wide
 _ROW = _WORDS * 8  # bytes
-_SMALL = 64 << 10  # bytes; of a smaller tensor CRC-32 is taken at once
-_FEW = 32768 * 8 // _ROW * _ROW  # bytes; torch may sum up more with threads that stay
-_MANY = (1 << 20) // _ROW * _ROW  # bytes; torch has no other threads, and a cache no more room
+_SMALL = 64 << 10  # bytes; the CRC-32 of a smaller tensor is taken directly
+_FEW = 32768 * 8 // _ROW * _ROW  # bytes; for more, torch may start threads, which then stay
+_MANY = (1 << 20) // _ROW * _ROW  # bytes; with one thread of torch: what a cache holds
 
 
 class FastDigest:
-    """The sum of a stream of tensors, in one thread."""
+    """The digest of a stream of tensors, taken by one thread."""
 
     def __init__(self, sizes: Iterable[int]) -> None:
-        """``sizes``: of the tensors, in bytes and in their order."""
+        """``sizes``: of the tensors in their order, in bytes."""
         self._sizes: Iterator[int] = filter(None, sizes)
-        self._left = 0  # of the tensor
+        self._left = 0  # of the current tensor, in bytes
         self._is_small = False
-        self._rest = bytearray()  # less than a row
+        self._rest = bytearray()  # an incomplete row
         self._most = _FEW if torch.get_num_threads() > 1 else _MANY  # at once
         self._found = self._found_columns = 0
         self._columns = torch.zeros(_WORDS, dtype=torch.int64, device="cpu")
 
     def add(self, piece: memoryview) -> None:
-        """Go on with the stream; how a tensor is cut into pieces does not matter.
+        """Continue the stream; it does not matter how a tensor is cut into pieces.
 
         Args:
-            piece: memory that is not read-only: torch warns of that, though nobody writes to it.
+            piece: writable memory, although nobody writes to it: torch warns of read-only memory.
         """
         if not self._left:
             self._left = next(self._sizes)
@@ -69,16 +69,16 @@ class FastDigest:
             self._columns.zero_()
 
     def digest(self, seed: str) -> str:
-        """What two replicas compare.
+        """The text that replicas compare.
 
         Args:
-            seed: sha256, in hexadecimal, of what the sum does not cover.
+            seed: hexadecimal sha256 of what the sums do not cover.
         """
         return f"quick-{seed[:24]}-{self._found:08x}-{self._found_columns:08x}"
 
     def _add_rows(self, rows: memoryview) -> None:
         words = torch.frombuffer(rows, dtype=torch.int64)
-        if words.data_ptr() % words.itemsize:  # in the middle of a tensor that lies out of order
+        if words.data_ptr() % words.itemsize:  # a piece may begin anywhere in its tensor
             words = torch.frombuffer(bytearray(rows), dtype=torch.int64)
         table = words.view(-1, _WORDS)
         self._found = zlib.crc32(view(table.sum(1)), self._found)

@@ -1,7 +1,7 @@
-"""Reads tensors' bytes in order, piece by piece, wherever and however the tensors lie.
+"""Reads tensors' bytes in order, piece by piece, on any device and with any strides.
 
-What lies in order in ordinary memory is looked at where it is. All else is copied, a few megabytes
-at a time, into buffers that are used again and again: freed ones would stay with the process.
+Contiguous tensors in host memory are read in place. Everything else is copied, a few megabytes at
+a time, into buffers that are reused: freed buffers would stay with the process.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import torch
 
 from worker_hooks.tensors.tensor_bytes import plain, view
 
-PIECE = 4 << 20  # bytes, the most that one piece of a tensor has
+PIECE = 4 << 20  # bytes; the size limit of one piece
 _ALIGNED = 64  # bytes
 
 
 class Reader:
-    """Reads the tensors of one device or many, while they stand still."""
+    """Reads tensors of one device or several; nobody may change them meanwhile."""
 
     def __init__(self, ready: Sequence[torch.Event] = ()) -> None:
         """Begin.
 
         Args:
-            ready: what must have happened on accelerators before their memory is read.
+            ready: events that must precede reading an accelerator's memory.
         """
         self._ready = ready
         self._streams: dict[torch.device, torch.Stream] = {}
@@ -35,7 +35,7 @@ class Reader:
     def pieces(self, tensor: torch.Tensor) -> Iterator[memoryview]:
         """The bytes of a tensor, in the order of its elements, at most 4 MiB at a time.
 
-        A piece stays as it is, and in memory, while anybody holds it.
+        A piece stays unchanged and in memory as long as it is referenced.
         """
         for part in _parts(plain(tensor)):
             is_resolved = not (part.is_conj() or part.is_neg())
@@ -54,14 +54,14 @@ class Reader:
         if part.device.type == "cpu":
             copy.copy_(part)
         else:
-            # Into memory of the pageable kind: to make pinned memory can mean to wait for all of
-            # the device, and a collective that lost its peer is never done.
+            # Into pageable memory: allocating pinned memory may wait for all work of the device,
+            # and a collective that lost its peer never ends.
             with self._stream(part.device):
                 copy.copy_(part)
         return view(copy, loan)
 
     def _stream(self, device: torch.device) -> torch.Stream:
-        """A stream behind the last update, but not behind what was begun after it."""
+        """A stream that waits for the last update, but not for what was begun after it."""
         if device not in self._streams:
             self._streams[device] = stream = torch.Stream(device)
             events = [event for event in self._ready if event.device == device]
@@ -73,7 +73,7 @@ class Reader:
 
 
 class _Loan:
-    """A buffer that is idle again when nobody looks into it any more."""
+    """A buffer that returns to the idle ones when nothing refers to it any more."""
 
     def __init__(self, idle: SimpleQueue[mmap.mmap]) -> None:
         self._idle = idle
@@ -88,7 +88,7 @@ class _Loan:
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Parts that follow each other, each of a piece's size at most."""
+    """Consecutive parts, none larger than a piece."""
     most = PIECE // tensor.itemsize
     if tensor.numel() <= most:
         if tensor.numel():

@@ -1,8 +1,8 @@
 """A shard: a replica's live state, or its part of it, as one file of a dump.
 
-It is written by a rank's listener, beside a main thread that stands still, from memory that is
-neither copied nor changed. The file is what torch's distributed checkpoints call a shard: their
-reader of safetensors folders loads it as it is, also into another number of ranks.
+A rank's listener writes it while the main thread is held, from memory that is neither copied nor
+changed. The file is what torch's distributed checkpoints call a shard: their reader of safetensors
+folders loads it as it is, also into another number of ranks.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _WHOLE = 1 << 20  # bytes; smaller tensors are not cut
 
 
 class Replica(NamedTuple):
-    """The replicated state of a rank, and what else belongs to its file."""
+    """The replicated state of a rank, and what else is saved in its file."""
 
     tensors: Mapping[str, torch.Tensor]  # equal on all replicas
     buffers: Sequence[tuple[Entry, memoryview]]  # this rank's own; not in the digest
-    rest: str  # JSON of all that is no tensor; equal on all replicas
+    rest: str  # JSON of everything but tensors; equal on all replicas
     metadata: Mapping[str, str]  # free; not in the digest
     ready: Sequence[torch.Event] = ()  # recorded at the commit on each accelerator's stream
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a file, and where it begins in the whole tensor of ``global_shape``."""
+    """A tensor in a file, and where it begins in the whole tensor of ``global_shape``."""
 
     name: str
     tensor: torch.Tensor
@@ -61,23 +61,25 @@ class StoredTensor(NamedTuple):
 
 
 class ShardPlan(NamedTuple):
-    """How a part is to be written, without the bytes."""
+    """How a part is to be written; the bytes stay in live memory."""
 
     head: bytes  # of the part's file
-    seed: str  # sha256, hexadecimal, of what the digest covers beside the bytes
-    segments: Sequence[tuple[torch.Tensor, bool]]  # the state in order; whether it is written
+    seed: str  # hexadecimal sha256 of what the digest covers besides the bytes
+    segments: Sequence[
+        tuple[torch.Tensor, bool]
+    ]  # the state in order, and whether this part has it
     buffers: Sequence[memoryview]  # the file's last tensors
     sizes: Sequence[int]  # of the whole state's tensors in order, in bytes
 
     def pieces(self, reader: Reader) -> Iterator[tuple[memoryview, bool]]:
-        """The state's bytes in order, and whether they belong to the part."""
+        """The state's bytes in order, and whether this part has them."""
         for segment, is_mine in self.segments:
             for piece in reader.pieces(segment):
                 yield piece, is_mine
 
 
 class TensorCut(NamedTuple):
-    """The rows of a tensor, along ``dim``, that a part has; without ``dim``: all, or none."""
+    """The rows of a tensor along ``dim`` that a part has; without a ``dim``: all or none."""
 
     entry: Entry  # of the whole tensor
     tensor: torch.Tensor
@@ -97,7 +99,7 @@ class TensorCut(NamedTuple):
 
     @property
     def segments(self) -> Iterator[tuple[torch.Tensor, bool]]:
-        """The tensor's elements in their order, and whether they belong to the part."""
+        """The tensor's elements in their order, and whether this part has them."""
         tensor = plain(self.tensor)
         if self.dim is None:
             yield tensor, self.start < self.stop
@@ -108,11 +110,11 @@ class TensorCut(NamedTuple):
 
 
 def digest(replica: Replica, advance: Callable[[int], None]) -> str:
-    """64 hexadecimal digits that are the same on two replicas if all of their state is.
+    """64 hexadecimal digits that are equal on two replicas if their whole state is.
 
     Args:
-        replica: must stand still.
-        advance: told of each few bytes more that were read; may raise, to give up.
+        replica: does not change meanwhile.
+        advance: called with each count of bytes that were read; may raise, to give up.
 
     Raises:
         TypeError: there is a tensor that cannot be saved.
@@ -128,7 +130,7 @@ def digest(replica: Replica, advance: Callable[[int], None]) -> str:
 
 
 def quick_digest(replica: Replica, advance: Callable[[int], None] = lambda _: None) -> str:
-    """The same, but of a sum that only finds accidents, at memory speed: ``FastDigest``.
+    """The same by :class:`FastDigest`: at memory speed, and good enough to find accidents.
 
     Raises:
         TypeError: there is a tensor that cannot be saved.
@@ -143,7 +145,7 @@ def quick_digest(replica: Replica, advance: Callable[[int], None] = lambda _: No
 
 
 def plan(replica: Replica, part: int, parts: int) -> ShardPlan:
-    """Plan part ``part`` of ``parts`` equal ones; part 0 holds the buffers, too.
+    """Plan part ``part`` of ``parts`` equal parts; part 0 holds the buffers, too.
 
     Raises:
         TypeError: there is a tensor that cannot be saved.
@@ -163,19 +165,19 @@ def plan(replica: Replica, part: int, parts: int) -> ShardPlan:
 def write(
     path: Path, replica: Replica, part: int, parts: int, advance: Callable[[int], None]
 ) -> WrittenShard:
-    """Write part ``part`` of ``parts`` equal ones, and take the digest of the whole.
+    """Write part ``part`` of ``parts`` equal parts, and take the digest of the whole state.
 
     Extra memory is at most 64 MB. Part 0 holds the buffers, too.
 
     Args:
-        path: in a folder that exists; its fsync is left to whoever completes the dump.
-        replica: must stand still.
+        path: in an existing folder; the completion of the dump includes that folder's fsync.
+        replica: does not change meanwhile.
         part: from 0.
         parts: how many ranks write.
-        advance: told of each few bytes more that are done; may raise, to give up.
+        advance: called with each count of bytes that are done; may raise, to give up.
 
     Raises:
-        OSError: the file could not be written, and is removed.
+        OSError: the file cannot be written; it is removed.
         TypeError: there is a tensor that cannot be saved.
         ValueError: two tensors have one name, or there is no such part.
     """
@@ -188,17 +190,17 @@ def write(
 def write_quick(
     path: Path, replica: Replica, part: int, parts: int, advance: Callable[[int], None]
 ) -> WrittenShard:
-    """The same file as :func:`write` makes, in memory that is there already; no checksum is taken.
+    """Write the same file as :func:`write`, but into existing memory and without a checksum.
 
     Args:
-        path: of a file in memory, empty.
-        replica: must stand still.
+        path: of an empty file in memory.
+        replica: does not change meanwhile.
         part: from 0.
         parts: how many ranks write.
-        advance: told of each few bytes more that are done; may raise, to give up.
+        advance: called with each count of bytes that are done; may raise, to give up.
 
     Raises:
-        OSError: there is no memory, or nobody keeps it any more.
+        OSError: the memory is exhausted, or its owner is gone.
         TypeError: there is a tensor that cannot be saved.
         ValueError: two tensors have one name, or there is no such part.
     """
@@ -217,14 +219,14 @@ def write_quick(
 
 
 def tensors_of(path: Path) -> Iterator[StoredTensor]:
-    """The tensors of a file, one after the other; their memory is the file's until it is changed.
+    """The tensors of a file, one after the other; each is mapped until somebody changes it.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         TypeError: torch has no type for a tensor's elements.
-        ValueError: it is no safetensors file, or a damaged one.
+        ValueError: the file is damaged, or no safetensors file.
     """
-    from safetensors import safe_open  # not every training image saves
+    from safetensors import safe_open  # not every training image has it
 
     found = safetensors_file.read_header(path)
     sharding = json.loads(found.metadata.get(SHARDING, "{}"))
@@ -233,7 +235,7 @@ def tensors_of(path: Path) -> Iterator[StoredTensor]:
             elements = torch_dtype(dtype)
             tensor = file.get_tensor(name)
             if tensor.data_ptr() % elements.itemsize:
-                tensor = tensor.clone()  # torch's code for complex numbers crashes otherwise
+                tensor = tensor.clone()  # torch crashes on unaligned complex numbers
             tensor = tensor.view(elements).reshape(shape)
             place = sharding.get(name, {})
             offsets = tuple(place.get(OFFSETS, ()))[: len(shape)] or (0,) * len(shape)
@@ -248,7 +250,7 @@ def _put(file: io.FileIO, content: Bytes) -> int:
 
 
 def _cuts(replica: Replica, part: int, parts: int) -> list[TensorCut]:
-    """All tensors in the files' order, the largest elements first so that all lie aligned."""
+    """All tensors in the order of the file: the largest elements first, so that all are aligned."""
     found = [(entry_of(name, tensor), tensor) for name, tensor in replica.tensors.items()]
     found.sort(key=lambda each: (-BITS[each[0].dtype], each[0].name))
     total = sum(entry.nbytes for entry, _ in found)
@@ -258,7 +260,7 @@ def _cuts(replica: Replica, part: int, parts: int) -> list[TensorCut]:
         dim = _dim(entry)
         rows = 1 if dim is None else entry.shape[dim]
         row = max(1, entry.nbytes // rows)
-        # cut where it is nearest to the edges
+        # cut at the rows nearest to the edges
         start, stop = (min(max(0, (2 * (edge - at) + row) // (2 * row)), rows) for edge in edges)
         cuts.append(TensorCut(entry, tensor, dim, start, stop))
         at += entry.nbytes
@@ -266,7 +268,7 @@ def _cuts(replica: Replica, part: int, parts: int) -> list[TensorCut]:
 
 
 def _dim(entry: Entry) -> int | None:
-    """Where a large tensor is cut: its rows along the first dimension that has any."""
+    """The dimension along which a large tensor is cut: the first that has several rows."""
     if entry.nbytes <= _WHOLE:
         return None
     return next(dim for dim, size in enumerate(entry.shape) if size > 1)

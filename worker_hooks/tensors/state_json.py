@@ -1,7 +1,8 @@
-"""Nested state as JSON and tensors, and back again without a loss: no pickle, no code from a file.
+"""Nested state as JSON and tensors, and back without loss: no pickle, no code from a file.
 
-Plain JSON stands for itself. Everything else is an object ``{"$": kind, ...}`` of a closed table,
-so a file can name no type that is not in it. Tensors are taken out, under names made of the path.
+Plain JSON stands for itself. Everything else is an object ``{"$": kind, ...}`` from a closed table,
+so a file cannot name a type that is not in the table. Tensors are taken out, and named by their
+path.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ Json = Any
 """What :func:`json.dumps` takes: None, bool, int, float, str, list, dict."""
 
 _KIND = "$"
-_DEEP = 100  # levels; a structure that contains itself ends here
-_PLAIN_INT = 1 << 63  # beyond it hexadecimal: Python limits the decimal digits it reads
+_DEEP = 100  # levels; a structure that contains itself fails here
+_PLAIN_INT = 1 << 63  # hexadecimal beyond it: Python limits the decimal digits that it parses
 _INLINE_BYTES = 4096  # of a numpy array; a larger one becomes a tensor of bytes
 _FACTORIES: dict[str, Any] = {
     kind.__name__: kind for kind in (list, int, float, dict, set, str, tuple, bool)
@@ -42,11 +43,11 @@ _SEQUENCES: dict[str, Any] = {
 }
 _KINDS = {kind: name for name, kind in (_MAPPINGS | _SEQUENCES).items()}
 _DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
-_NUMERIC = re.compile(r"[<>|=]?[biufc]\d{1,2}")  # numpy's names of numeric dtypes
+_NUMERIC = re.compile(r"[<>|=]?[biufc]\d{1,2}")  # numpy's names for numeric dtypes
 
 
 def dumps(value: Json) -> str:
-    """The text of an encoded value; the same on all ranks for the same state."""
+    """An encoded value as text; equal on all ranks for equal state."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
@@ -54,14 +55,14 @@ def encode(value: Any, path: str) -> tuple[Json, dict[str, Tensor]]:
     """Take a value apart.
 
     Args:
-        value: nested containers of what the module's table knows.
-        path: what the value is called; the prefix of its tensors' names.
+        value: nested containers of the types in this module's table.
+        path: the value's name, and the prefix of its tensors' names.
 
     Returns:
-        What JSON can say, and the tensors, not copied, by name.
+        What JSON can express, and the tensors by name; they are not copied.
 
     Raises:
-        TypeError: something in it cannot be encoded; the sentence names its path.
+        TypeError: something in it cannot be encoded; the message names its path.
     """
     encoder = _Encoder()
     return encoder.encode(value, path), encoder.tensors
@@ -71,7 +72,7 @@ class _Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._depth = 0
-        self._is_unordered = False  # inside of a set or a key: tensors have no place there
+        self._is_unordered = False  # inside a set or a key: tensors are not allowed there
 
     def encode(self, value: Any, path: str) -> Json:
         kind = type(value)
@@ -122,7 +123,7 @@ class _Encoder:
             return {_KIND: "dtype", "v": str(value)}
         if kind is torch.device:
             return {_KIND: "device", "v": str(value)}
-        numpy = sys.modules.get("numpy")  # a value of numpy's is there only if numpy is
+        numpy = sys.modules.get("numpy")  # without numpy there is no value of numpy
         if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
             return self._numpy(numpy, value, path)
         name = kind.__qualname__
@@ -145,7 +146,7 @@ class _Encoder:
             self._is_unordered = before
 
     def _tensor(self, tensor: Tensor, path: str) -> Json:
-        entry_of(path, tensor)  # says so if it has no plain bytes
+        entry_of(path, tensor)  # raises if the tensor has no plain bytes
         if self._is_unordered:
             raise TypeError(f"{path} has a tensor in a set or as a key: that cannot be saved")
         name, number = path, 1
@@ -155,7 +156,7 @@ class _Encoder:
         self.tensors[name] = tensor = tensor.detach().resolve_conj().resolve_neg()
         encoded: dict[str, Json] = {_KIND: "tensor", "v": name}
         if tensor.device.type != "cpu":
-            encoded["device"] = tensor.device.type  # not which one: that is the rank's own
+            encoded["device"] = tensor.device.type  # not its index, which differs between ranks
         if not tensor.is_contiguous() and _is_dense(tensor):
             encoded["strides"] = list(tensor.stride())
         return encoded
@@ -179,11 +180,11 @@ class _Encoder:
 def decode(value: Json, tensors: Mapping[str, Tensor]) -> Any:
     """Put together what :func:`encode` took apart.
 
-    Tensors come back as ``tensors`` has them, laid out as they were, on the kind of device they
-    were on, if there is one now.
+    Tensors come from ``tensors``, with the strides that they had, and on the kind of device that
+    they were on, if this host has one.
 
     Raises:
-        ValueError: no encoded value, or a tensor is missing.
+        ValueError: this is no encoded value, or a tensor is missing.
     """
     if isinstance(value, list):
         return [decode(each, tensors) for each in value]
@@ -223,7 +224,7 @@ def _container(kind: str, inner: Any, encoded: Mapping[str, Json]) -> Any:
 
 
 def names_in(value: Json) -> set[str]:
-    """The names of all tensors that an encoded value asks for."""
+    """The names of all tensors in an encoded value."""
     if isinstance(value, list):
         return set().union(*(names_in(each) for each in value))
     if not isinstance(value, dict):
@@ -234,7 +235,7 @@ def names_in(value: Json) -> set[str]:
 
 
 def _float(value: float) -> Json:
-    if value - value == 0:  # neither infinite nor not a number: its repr is exact
+    if value - value == 0:  # neither infinite nor NaN: its repr is exact
         return value
     return {_KIND: "float", "v": struct.pack(">d", value).hex()}
 
@@ -272,7 +273,7 @@ def _article(name: str) -> str:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their memory, in whatever order."""
+    """Whether the elements fill their memory, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
@@ -295,7 +296,7 @@ def _placed(tensor: Tensor, encoded: Mapping[str, Any]) -> Tensor:
 
 
 def _numpy_value(encoded: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
-    import numpy  # noqa: ICN001  slow, and only for what was numpy's
+    import numpy  # noqa: ICN001  slow, and rarely needed
 
     name = encoded["dtype"]
     if not _NUMERIC.fullmatch(name):

@@ -1,4 +1,4 @@
-"""A tensor's bytes: what they are called, where they are, and back.
+"""A tensor's bytes: the name of their type, their address, and a tensor made of them.
 
 Bytes are in the order of the elements, the last dimension fastest.
 """
@@ -63,13 +63,13 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def entry_of(name: str, tensor: torch.Tensor) -> Entry:
-    """What a tensor's bytes are made of.
+    """Name, type, shape and size of a tensor.
 
     Raises:
         TypeError: the tensor has no plain bytes (sparse, quantized, nested, DTensor, meta, not
             initialized), or elements that cannot be saved; the message names it.
     """
-    kind = _unlike_memory(tensor)
+    kind = _why_not_plain(tensor)
     if kind:
         raise TypeError(f"tensor {name!r} cannot be saved: it is {kind}")
     try:
@@ -80,8 +80,8 @@ def entry_of(name: str, tensor: torch.Tensor) -> Entry:
     return Entry(name, dtype, shape, math.prod(shape) * BITS[dtype] // 8)
 
 
-def _unlike_memory(tensor: torch.Tensor) -> str | None:
-    """Why a tensor is not the array of elements that it seems to be."""
+def _why_not_plain(tensor: torch.Tensor) -> str | None:
+    """Why a tensor is no plain array of elements in memory; ``None``: it is one."""
     if torch.nn.parameter.is_lazy(tensor):
         return "not initialized yet"
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -98,7 +98,7 @@ def _unlike_memory(tensor: torch.Tensor) -> str | None:
 
 
 def to_bytes(tensor: torch.Tensor) -> memoryview:
-    """All bytes of a small tensor: its own memory where it lies in order, else a copy."""
+    """All bytes of a small tensor: its own memory if it is contiguous there, else a copy."""
     return view(plain(tensor).cpu().resolve_conj().resolve_neg().contiguous())
 
 
@@ -118,16 +118,13 @@ def from_bytes(entry: Entry, content: bytes | bytearray | memoryview) -> torch.T
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements without a history and without a subclass's ways."""
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  torch's own way to step around
+    """The same elements, without autograd history and without a subclass's behaviour."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  torch has no public one
         return tensor.detach().as_subclass(torch.Tensor)
 
 
 def view(tensor: torch.Tensor, owner: object = None) -> memoryview:
-    """The memory of a tensor whose elements lie in order in ordinary memory.
-
-    It keeps ``owner`` alive, or the tensor.
-    """
+    """The memory of a contiguous tensor in host memory; it keeps ``owner`` or the tensor alive."""
     if not tensor.nbytes:
         return memoryview(b"")
     memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())

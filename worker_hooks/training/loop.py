@@ -81,9 +81,9 @@ class DataLoop:
         return {"loop": self._loops - 1, "ready_orders": self.reducers.orders()}
 
     def resume_at(self, point: ResumePoint) -> None:
-        """Continue from here; the replicated state is put back already."""
+        """Continue from here; the replicated state is restored already."""
         self._resume_point = point
-        self.reducers.expect(point.ready_orders, are_none=bool(point.quick_digest))
+        self.reducers.expect(point.ready_orders, are_none=point.is_in_memory)
         self.epoch = point.epoch
 
     def restart(self) -> None:
@@ -168,7 +168,7 @@ class DataLoop:
         if point is None:
             self._commit(self._position()._replace(epoch=self.epoch + self._counts_epochs))
         else:  # all had been trained when the state was saved
-            resume.put_back(point, self._committed, self._training.rank)
+            resume.restore_for_loop(point, self._committed, self._training.rank)
             self._arm(Feed(()))
 
     def pause(self, *, may_raise: bool = True) -> bool:
@@ -188,10 +188,10 @@ class DataLoop:
         feed.is_kept = self._guard.is_on and not self._guard.not_replaceable_why
         self.batches_per_epoch = feed.length
         epoch = self.epoch if self._counts_epochs else None
-        batches = resume.opened(point, feed, epoch, self._committed, self._training.rank)
+        batches = resume.open_data(point, feed, epoch, self._committed, self._training.rank)
         self.batch, feed.place = feed.consumed, (self.epoch, loop)
         if point is not None:
-            self._feeds.let_go(feed)
+            self._feeds.release_others(feed)
         return batches
 
     def _next(self, batches: Iterator[Any], feed: Feed, loop: int) -> Any:
@@ -227,7 +227,7 @@ class DataLoop:
         self.tracker.watch()
         self._is_armed = True
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
-        if has_use and not self._committed.private.turn_to(feed):
+        if has_use and not self._committed.private.switch_to(feed):
             env = self._guard.env
             page = self._committed.open(env.rank, env.attempt, feed, self._position())
             self._guard.register(page, self._committed.step)
@@ -240,7 +240,7 @@ class DataLoop:
         self._set_meta(feed, 0, is_over=False)
         if self._resume_point is not None:  # it stays: a loop over batches() may still follow
             self.batch = self._resume_point.batch
-            resume.put_back(self._resume_point, self._committed, self._training.rank)
+            resume.restore_for_loop(self._resume_point, self._committed, self._training.rank)
         self._arm(feed)
         self._committed.begin_loop(self.epoch, self.batch)
 

@@ -86,7 +86,7 @@ def connect(
     if env.rank == 0:
         _warn_unguarded(guard, is_wanted=is_wanted)
     if welcome is None and wants_resume:
-        return guard, resume.find(options.ckpt_save_path, *options.checkpoints)
+        return guard, resume.newest_checkpoint(options.ckpt_save_path, *options.checkpoints)
     return guard, Path(welcome.resume) if welcome is not None and welcome.resume else None
 
 

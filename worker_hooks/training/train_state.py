@@ -92,7 +92,7 @@ class TrainState:
         self._is_exiting = False  # the script knows that it is to exit
         self.checkpoint_context = CheckpointContext(env, self._guard, self._committed)
         if folder is not None:
-            self._resume_at(resume.restored(self._committed.pieces, folder, env))
+            self._resume_at(resume.restore_replicated(self._committed.pieces, folder, env))
         self._callbacks.tell("begin", self)
 
     # --- for the script ---------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class TrainState:
 
         To read it is the end of the step, as the return for the next batch of :meth:`batches` is.
         Read it before the first step, too, when the model is wrapped: from then on the state is
-        guarded, and it is put back if this run resumes; ``state.step`` and, within an epoch of
+        guarded, and it is restored if this run resumes; ``state.step`` and, within an epoch of
         :meth:`epochs`, ``state.batch`` say where to continue. When it becomes true, the step is
         saved, the same on all ranks, and it stays true.
         """
@@ -228,7 +228,7 @@ class TrainState:
         is_whole = not was_torn and not self._committed.is_touched()
         live = (self.step, self._guard.digest) if is_whole else None
         env = self._guard.env
-        point = resume.restored(self._committed.pieces, Path(order.path), env, live)
+        point = resume.restore_replicated(self._committed.pieces, Path(order.path), env, live)
         self._committed.begin_again(point.step)
         self._loop.restart()
         self._is_done = False
@@ -241,12 +241,12 @@ class TrainState:
         return self._loop.facts()
 
     def _resume_at(self, point: ResumePoint) -> None:
-        """Continue where a checkpoint says; its replicated state is put back already."""
-        self._committed.resume_at(point.step, point.usual, point.late)
+        """Continue where a checkpoint says; its replicated state is restored already."""
+        self._committed.resume_at(point.step, point.typical_changes, point.late_buffers)
         self._loop.resume_at(point)
         env = self._guard.env
         context = self.checkpoint_context._replace(env=env)
-        if point.quick_digest:  # the checkpoint is in memory only
+        if point.is_in_memory:
             self.checkpoint_context = context._replace(memory_step=point.step)
             return
         self._guard.resumed_step = point.step

@@ -56,7 +56,7 @@ def test_a_stopped_rank_is_found_soon():
     assert verdict.victims == (0, 2)
     assert verdict.culprits == {
         1: "made no progress for 1.6 s in forward of step 413 "
-        "(stopped by a signal; the limit is 1.5 s, as steps take 0.05 s and the slowest of late 0.05 s)"
+        "(stopped by a signal; the limit is 1.5 s, as steps take 0.05 s and the slowest recent one 0.05 s)"
     }
     assert job.until(200) is None  # it is said once
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.controller.states import JobState
-from agent.supervisor.status import REFRESH_S, TELL_S, StatusPublisher
+from agent.supervisor.status import PUBLISH_S, REFRESH_S, StatusPublisher
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -20,7 +20,7 @@ class Clock(asyncio.SelectorEventLoop):
     def pass_by(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
-            self.now = min(self.now + TELL_S / 4, end)
+            self.now = min(self.now + PUBLISH_S / 4, end)
             for _ in range(2):
                 self.call_soon(self.stop)
                 self.run_forever()
@@ -61,9 +61,9 @@ def test_changes_within_a_state_are_told_together(loop):
         one.changed(JobState.STARTING)
     assert told == [0]
     loop.pass_by(5)
-    assert told == [0, TELL_S]
+    assert told == [0, PUBLISH_S]
     one.changed(JobState.STARTING)
-    loop.pass_by(TELL_S / 2)
+    loop.pass_by(PUBLISH_S / 2)
     assert len(told) == 3  # long after the last
 
 
@@ -80,10 +80,10 @@ def test_what_grows_old_is_told_anew(loop):
     is_training = True
     one, told = teller(loop, grows_old=lambda: is_training)
     one.changed(JobState.RUNNING)
-    loop.pass_by(2 * REFRESH_S + TELL_S)
+    loop.pass_by(2 * REFRESH_S + PUBLISH_S)
     assert told == [0, REFRESH_S, 2 * REFRESH_S]
     one.changed(JobState.RUNNING)  # a change does not wait until then
-    loop.pass_by(TELL_S)
+    loop.pass_by(PUBLISH_S)
     assert len(told) == 4
     is_training = False
     loop.pass_by(3 * REFRESH_S)

@@ -13,15 +13,15 @@ from worker_hooks.checkpoint import finalize as commits
 from worker_hooks.checkpoint import rank_writer
 from worker_hooks.checkpoint.finalize import finalize
 from worker_hooks.checkpoint.planner import PlannedCheckpoint
-from worker_hooks.checkpoint.rank_writer import carry_out
+from worker_hooks.checkpoint.rank_writer import write_part
 from worker_hooks.checkpoint.save_plan import (
     CheckpointError,
     OwnShare,
     SaveOrder,
     SaveRules,
     Share,
-    decoded,
-    encoded,
+    decode,
+    encode,
 )
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.contract.status_page import Entry
@@ -73,7 +73,7 @@ class Rank:
         )
 
     def write(self):
-        carry_out(self.order, self.draft, quiet)
+        write_part(self.order, self.draft, quiet)
         return self
 
     def commit(self):
@@ -91,7 +91,7 @@ def names(directory):
 def test_orders_survive_their_way_to_another_process(tmp_path):
     for part in ((1, 3), None):
         order = Rank(tmp_path, 1, 3, part=part).order
-        assert decoded(encoded(order)) == order
+        assert decode(encode(order)) == order
 
 
 def test_an_integrated_checkpoint_is_one_model_and_everyone_s_own(tmp_path):

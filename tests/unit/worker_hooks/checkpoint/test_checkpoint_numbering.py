@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.checkpoints import saved
 
-from worker_hooks.checkpoint.numbering import prefix_of
+from worker_hooks.checkpoint.numbering import choose_prefix
 
 
 def there(folder, *names, run="r1"):
@@ -28,25 +28,25 @@ def there(folder, *names, run="r1"):
 )
 def test_who_begins_anew_leaves_others_alone(tmp_path, names, expected):
     there(tmp_path, *names)
-    assert prefix_of(tmp_path, "CKP", "r2", None) == expected
-    assert prefix_of(tmp_path, "CKP", "", None) == expected
+    assert choose_prefix(tmp_path, "CKP", "r2", None) == expected
+    assert choose_prefix(tmp_path, "CKP", "", None) == expected
 
 
 def test_who_goes_on_from_one_goes_on_with_its_prefix(tmp_path):
     there(tmp_path, "CKP-1_5", "CKP_1-1_5", "CKP_2-1_5")
     resumed = tmp_path / "CKP_1-1_5"
-    assert prefix_of(tmp_path, "CKP", "r2", resumed) == "CKP_1"
+    assert choose_prefix(tmp_path, "CKP", "r2", resumed) == "CKP_1"
 
 
 def test_who_goes_on_from_a_dump_goes_on_with_the_newest(tmp_path):
     there(tmp_path, "CKP-1_5", "CKP_2-1_5", "CKP_1-1_5")
     dump = tmp_path / "tft_saved_checkpoints-step_9"
-    assert prefix_of(tmp_path, "CKP", "r2", dump) == "CKP_1"
-    assert prefix_of(tmp_path / "empty", "CKP", "r2", dump) == "CKP"
+    assert choose_prefix(tmp_path, "CKP", "r2", dump) == "CKP_1"
+    assert choose_prefix(tmp_path / "empty", "CKP", "r2", dump) == "CKP"
 
 
 def test_an_attempt_that_begins_anew_is_the_same_run(tmp_path):
     there(tmp_path, "CKP-1_5")
     there(tmp_path, "CKP_1-1_5", run="r2")
     there(tmp_path, "CKP_2-1_5", run="r3")
-    assert prefix_of(tmp_path, "CKP", "r2", None) == "CKP_1"
+    assert choose_prefix(tmp_path, "CKP", "r2", None) == "CKP_1"

@@ -185,7 +185,7 @@ def test_a_failure_ends_training_at_once(tmp_path):
 
 
 def test_a_failure_beside_training_is_raised_at_a_later_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_checkpoint.incarnation, "named", lambda _: "me")
+    monkeypatch.setattr(model_checkpoint.incarnation, "current", lambda _: "me")
     (tmp_path / "Net-1_2.me_tmp").touch()
     training = Training(tmp_path, save_checkpoint_steps=2, async_save=True)
 
@@ -282,7 +282,7 @@ def test_an_exception_leaves_a_checkpoint_of_its_own_name(tmp_path):
 
 def test_a_state_that_is_torn_is_not_saved(tmp_path):
     done = script(tmp_path, "torn")
-    assert "nothing is saved of what the exception ended" in done.stderr
+    assert "the state at the exception is not saved" in done.stderr
     assert names(tmp_path / "saved") == ["Net-1_4"]
 
 

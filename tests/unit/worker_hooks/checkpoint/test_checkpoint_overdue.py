@@ -171,8 +171,8 @@ def test_a_writer_of_an_earlier_life_makes_no_difference(tmp_path, seed):
             time.sleep(pauses[number])
             mine = debt(tmp_path, number)
             if number == 0:
-                mine.fence()
-            return mine.is_paid(STEP)
+                mine.remove_older_incarnations()
+            return mine.is_saved(STEP)
 
         return work
 
@@ -180,7 +180,7 @@ def test_a_writer_of_an_earlier_life_makes_no_difference(tmp_path, seed):
     assert answers == [is_complete] * RANKS
     assert not old.unfinished.exists()
     assert debt(tmp_path).layout.unfinished.exists() == (not is_complete)
-    assert debt(tmp_path).is_paid(STEP) == is_complete
+    assert debt(tmp_path).is_saved(STEP) == is_complete
 
 
 def test_the_fence_takes_nothing_else_away(tmp_path):
@@ -191,14 +191,14 @@ def test_the_fence_takes_nothing_else_away(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rank_0.part.json").touch()
     (tmp_path / f".Net.{RUN}-1.due_tmp").touch()
-    debt(tmp_path).fence()
+    debt(tmp_path).remove_older_incarnations()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "Net-1_8"])
-    debt(tmp_path / "none").fence()
+    debt(tmp_path / "none").remove_older_incarnations()
 
 
 def test_rank_0_is_not_waited_for_for_ever(tmp_path):
     with pytest.raises(CheckpointError, match=r"Net-1_12 cannot be saved: rank 0 gave no sign"):
-        debt(tmp_path, 1, within_s=0.01).is_paid(STEP)
+        debt(tmp_path, 1, within_s=0.01).is_saved(STEP)
 
 
 def ejected():
@@ -207,9 +207,9 @@ def ejected():
 
 def test_who_is_taken_out_waits_for_nobody(tmp_path):
     with pytest.raises(EjectedError):
-        debt(tmp_path, 1, ejected).is_paid(STEP)
+        debt(tmp_path, 1, ejected).is_saved(STEP)
     background = AsyncWriter()
-    background._order, background._is_told = SimpleNamespace(), True
+    background._order, background._is_sent = SimpleNamespace(), True
     with pytest.raises(EjectedError):
         background.wait(ejected)
     background.give_up()

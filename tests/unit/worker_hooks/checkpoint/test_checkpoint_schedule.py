@@ -12,7 +12,7 @@ from worker_hooks.checkpoint.schedule import (
     Never,
     Seconds,
     Steps,
-    announcement,
+    announcement_file,
 )
 
 
@@ -44,7 +44,7 @@ def test_seconds_count_from_the_time_before():
 def test_ranks_in_lock_step_save_the_same_steps(tmp_path, seed):
     """A rank may be anywhere between the end of a step and the collective of the next."""
     chance, clock = random.Random(seed), Clock()
-    path = announcement(tmp_path, "CKP", "life")
+    path = announcement_file(tmp_path, "CKP", "life")
     listeners = [Listener(path) for _ in range(3)]
     announcer = Announcer(Seconds(5, clock), path)
     policies = [announcer, *listeners]
@@ -67,7 +67,7 @@ def test_ranks_in_lock_step_save_the_same_steps(tmp_path, seed):
 
 
 def test_who_comes_before_rank_0_hears_nothing(tmp_path):
-    path = announcement(tmp_path, "CKP", "life")
+    path = announcement_file(tmp_path, "CKP", "life")
     listener = Listener(path)
     assert not listener.is_due(1)
     listener.close()

@@ -18,24 +18,24 @@ def test_an_interrupted_step_gets_its_batches_again_and_then_the_others():
     again = BatchReplay(iter(range(10)), 0)
     assert taken(again, 3) == [0, 1, 2]
     again.settle(2)
-    assert taken(again.behind(2, print), 3) == [2, 3, 4]
+    assert taken(again.after(2, print), 3) == [2, 3, 4]
 
 
 def test_one_that_was_not_handed_out_before_the_next_interruption_is_not_skipped():
     again = BatchReplay(iter(range(10)), 0)
     taken(again, 3)
-    again.behind(0, print)  # nothing of it is asked for
-    assert taken(again.behind(0, print), 1) == [0]
-    assert taken(again.behind(0, print), 5) == [0, 1, 2, 3, 4]
+    again.after(0, print)  # nothing of it is asked for
+    assert taken(again.after(0, print), 1) == [0]
+    assert taken(again.after(0, print), 5) == [0, 1, 2, 3, 4]
 
 
 def test_a_commit_in_the_middle_of_what_is_repeated_forgets_only_what_it_committed():
     again = BatchReplay(iter(range(10)), 4)
     taken(again, 4)  # of the epoch the fifth to the eighth
-    assert taken(again.behind(4, print), 2) == [0, 1]
+    assert taken(again.after(4, print), 2) == [0, 1]
     again.settle(6)
     assert not again.has(5) and again.has(6) and again.has(8) and not again.has(9)
-    assert taken(again.behind(6, print), 3) == [2, 3, 4]
+    assert taken(again.after(6, print), 3) == [2, 3, 4]
 
 
 def test_randomness_is_put_back_to_where_loading_had_left_it():
@@ -50,7 +50,7 @@ def test_randomness_is_put_back_to_where_loading_had_left_it():
     follows = random.random()
     random.seed(2)
     restored = lambda state: streams.restore(streams.split(state))  # noqa: E731
-    assert taken(again.behind(0, restored), 2) == first
+    assert taken(again.after(0, restored), 2) == first
     assert random.random() == follows
 
 
@@ -96,10 +96,10 @@ def test_a_batch_that_the_script_took_apart_is_whole_again():
     again = BatchReplay(iter([{"x": torch.ones(2), "label": [1, (2, "three")]}, 5]), 0)
     batch = next(again)
     batch.pop("label").append(4)
-    (repeated,) = taken(again.behind(0, print), 1)
+    (repeated,) = taken(again.after(0, print), 1)
     assert repeated["label"] == [1, (2, "three")]
     repeated.clear()
-    assert next(again.behind(0, print)).keys() == {"x", "label"}
+    assert next(again.after(0, print)).keys() == {"x", "label"}
 
 
 @pytest.mark.parametrize("batch", [[torch.ones(2)], {"x": (torch.ones(2), None)}])

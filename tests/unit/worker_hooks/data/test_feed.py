@@ -129,7 +129,7 @@ LOADED = {
 @pytest.mark.parametrize("kind", MAPPED)
 def test_every_batch_comes_once_and_bitwise(kind):
     make = MAPPED[kind]
-    assert Feed(make())._way is SkipMethod.SAMPLER
+    assert Feed(make())._skip_method is SkipMethod.SAMPLER
     points = check(make)
     assert len(points) == EPOCHS * len(make())
 
@@ -144,7 +144,7 @@ def test_every_batch_comes_once_whatever_augments_it(kinds, shuffle):
 @pytest.mark.parametrize("kind", LOADED)
 def test_what_has_no_sampler_is_loaded_and_dropped(kind):
     make = LOADED[kind]
-    assert Feed(make())._way is SkipMethod.LOAD
+    assert Feed(make())._skip_method is SkipMethod.LOAD
     seen, _ = hooked(make, at=())
     assert seen == plain(make)
     # A stream that asks the dice whether to go on must not share them with the training.
@@ -375,7 +375,7 @@ def test_a_loader_of_another_kind_is_not_tampered_with():
         def __iter__(self):
             yield from super().__iter__()
 
-    assert Feed(Ahead(Rolls(3)))._way is SkipMethod.LOAD
+    assert Feed(Ahead(Rolls(3)))._skip_method is SkipMethod.LOAD
     check(lambda: Ahead(Rolls(9), 2, shuffle=True))
 
 

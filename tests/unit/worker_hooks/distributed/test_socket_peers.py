@@ -116,7 +116,7 @@ def test_who_listens_at_the_port_is_no_end_of_a_connection_to_elsewhere(stack):
     )
     kernel = stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, sockets._DIAG))
     assert sockets._ask(kernel, link) == inode(one)
-    assert sockets._ask(kernel, elsewhere.turned) == 0
+    assert sockets._ask(kernel, elsewhere.reversed) == 0
 
 
 @pytest.mark.usefixtures("how")

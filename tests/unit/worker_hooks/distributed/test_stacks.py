@@ -130,7 +130,7 @@ def test_an_inspection_writes_all_stacks_and_answers_with_the_main_threads(capfd
     assert "test_stacks.py" in answer.text
     assert len(answer.text.splitlines()) <= 4
     err = capfd.readouterr().err
-    assert "rank 3 is looked at" in err
+    assert "rank 3 is inspected" in err
     assert "thread MainThread (main)" in err
     assert r"thread a\udcffnother," in err
     assert "listen" not in err.replace("listening", "")  # itself is no news

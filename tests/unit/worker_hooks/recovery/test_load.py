@@ -80,7 +80,7 @@ def objects(seed, steps):
 def test_a_dump_is_put_back(tmp_path, parts):
     one, two = objects(1, 3), objects(2, 0)
     manifest = write(tmp_path, pieces_of(one), parts)
-    saved = restores.load(tmp_path, manifest)
+    saved = restores.open_dump(tmp_path, manifest)
     assert json.loads(saved.metadata["facts"]) == {"part": 0}
     assert len(saved.tensors) == len(set(saved.tensors))
     restores.restore(pieces_of(two), saved)
@@ -95,7 +95,7 @@ def test_a_dump_is_put_back(tmp_path, parts):
 
 def test_tensors_are_read_when_they_are_asked_for(tmp_path):
     manifest = write(tmp_path, pieces_of({"a": torch.ones(3), "b": torch.zeros(2)}))
-    saved = restores.load(tmp_path, manifest)
+    saved = restores.open_dump(tmp_path, manifest)
     assert set(saved.tensors) == {"a", "b"}
     one = saved.tensors["a"]
     one.fill_(5)
@@ -110,12 +110,12 @@ def test_a_dump_that_lacks_a_part_is_refused(tmp_path):
     for lost in manifest.shards[:3]:
         rest = tuple(each for each in manifest.shards if each != lost)
         with pytest.raises(ValueError, match="lacks parts of table"):
-            restores.load(tmp_path, manifest._replace(shards=rest))
+            restores.open_dump(tmp_path, manifest._replace(shards=rest))
 
 
 def test_a_dump_of_nothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no state that msrun wrote"):
-        restores.load(tmp_path, MANIFEST)
+        restores.open_dump(tmp_path, MANIFEST)
 
 
 def test_another_programs_file_is_refused(tmp_path):
@@ -124,10 +124,10 @@ def test_another_programs_file_is_refused(tmp_path):
     save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors")
     foreign = MANIFEST._replace(shards=(Shard("x.safetensors", 0, "replicated", 1, ""),))
     with pytest.raises(ValueError, match="holds no state that msrun wrote"):
-        restores.load(tmp_path, foreign)
+        restores.open_dump(tmp_path, foreign)
     save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", {"DCP_SHARDING_INFO": "[3]"})
     with pytest.raises(ValueError, match="was not written by msrun"):
-        restores.load(tmp_path, foreign)
+        restores.open_dump(tmp_path, foreign)
 
 
 def test_nothing_is_touched_if_something_does_not_fit(tmp_path):
@@ -144,7 +144,7 @@ def test_nothing_is_touched_if_something_does_not_fit(tmp_path):
         "rate": torch.ones(1),
     }
     with pytest.raises(ValueError, match="does not fit this script") as error:
-        restores.restore(pieces_of(two), restores.load(tmp_path, manifest))
+        restores.restore(pieces_of(two), restores.open_dump(tmp_path, manifest))
     assert str(error.value).removeprefix(f"{tmp_path} does not fit this script: ").split("; ") == [
         "it has no rate",
         "it has ema, flat, meter, scheduler, which is not registered",
@@ -169,7 +169,7 @@ def test_names_within_names_go_to_the_right_piece(tmp_path):
         "w": torch.zeros(2),
         "w.0": torch.zeros(3),
     }
-    restores.restore(pieces_of(two), restores.load(tmp_path, write(tmp_path, pieces_of(one))))
+    restores.restore(pieces_of(two), restores.open_dump(tmp_path, write(tmp_path, pieces_of(one))))
     assert same(one["model.gen"].state_dict(), two["model.gen"].state_dict())
     assert two["w.0"].tolist() == [1, 1, 1]
 
@@ -178,7 +178,7 @@ def test_a_writers_buffers_in_the_shard_do_not_disturb(tmp_path):
     one, two = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
     one.running_mean.fill_(4)
     buffers = {f"model.{name}": each for name, each in one.named_buffers()}
-    saved = restores.load(tmp_path, write(tmp_path, pieces_of({"model": one}), more=buffers))
+    saved = restores.open_dump(tmp_path, write(tmp_path, pieces_of({"model": one}), more=buffers))
     pieces = pieces_of({"model": two})
     restores.restore(pieces, saved)
     assert two.running_mean.tolist() == [0, 0]
@@ -199,7 +199,7 @@ def test_private_state_is_read_back(tmp_path):
     done = commit.write_private(tmp_path, 1, page.entries, record, lambda _: None)
     manifest = write(tmp_path / "more", pieces_of({"w": torch.ones(1)}))
     shards = (*(each._replace(file=f"more/{each.file}") for each in manifest.shards), done)
-    saved = restores.load(tmp_path, manifest._replace(shards=shards))
+    saved = restores.open_dump(tmp_path, manifest._replace(shards=shards))
     assert saved.private(0) is None
     told, held = saved.private(1)
     page.close()
@@ -213,7 +213,7 @@ def test_private_state_is_read_back(tmp_path):
 
 def test_one_tensor_is_in_memory_at_a_time(tmp_path, monkeypatch):
     one, two = objects(1, 3), objects(2, 0)
-    saved = restores.load(tmp_path, write(tmp_path, pieces_of(one), 2))
+    saved = restores.open_dump(tmp_path, write(tmp_path, pieces_of(one), 2))
     read, held = restores.StoredSpan.read, []
 
     def counted(stored):

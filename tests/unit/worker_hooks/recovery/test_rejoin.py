@@ -76,7 +76,7 @@ def test_other_loaders_are_let_go_of():
         feed.begin(0)
         feed.is_kept, feed.place = True, (0, 0)
         next(feed.open())
-    feeds.let_go(feeds.of(loaders[1]))
+    feeds.release_others(feeds.of(loaders[1]))
     assert feeds.of(loaders[0]).open_again((0, 0), 0) is None
     assert next(feeds.of(loaders[1]).open_again((0, 0), 0)) == 3
 

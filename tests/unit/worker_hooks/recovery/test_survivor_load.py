@@ -89,8 +89,8 @@ def costs(monkeypatch):
 def test_a_survivor_that_holds_it_reads_nothing(saved, costs):
     one = Replica()
     places, live = one.places, (STEPS, quick_digest(one.committed.replica(STEPS)))
-    point = resume.restored(one.committed.pieces, saved.path, TOLD, live)
-    resume.put_back(point, one.committed, 1)
+    point = resume.restore_replicated(one.committed.pieces, saved.path, TOLD, live)
+    resume.restore_for_loop(point, one.committed, 1)
     assert (costs.nbytes, costs.digests) == (0, 1)
     assert same(one.state, saved.state)
     assert one.places == places
@@ -112,10 +112,10 @@ def test_one_whose_state_is_another_reads_all_of_it(saved, costs, change):
     one.committed.step = STEPS
     digest = quick_digest(one.committed.present())
     assert digest != saved.digest
-    point = resume.restored(one.committed.pieces, saved.path, TOLD, (STEPS, digest))
+    point = resume.restore_replicated(one.committed.pieces, saved.path, TOLD, (STEPS, digest))
     large = sum(each.nbytes for p in one.committed.pieces for each in p.tensors().values())
     assert costs.nbytes == large
-    resume.put_back(point, one.committed, 1)
+    resume.restore_for_loop(point, one.committed, 1)
     assert (costs.nbytes, costs.digests) == (large, 1)
     assert same(one.state, saved.state)
 
@@ -125,7 +125,7 @@ def test_one_that_is_not_known_to_hold_it_reads_it(saved, costs, live):
     one = Replica()
     if live and live[1] is None:
         live = live[0], saved.digest
-    resume.restored(one.committed.pieces, saved.path, TOLD, live)
+    resume.restore_replicated(one.committed.pieces, saved.path, TOLD, live)
     assert costs.nbytes > 500_000
 
 
@@ -165,8 +165,8 @@ def test_what_changes_behind_the_comparison_is_put_back(saved, name):
     live = STEPS, quick_digest(one.committed.replica(STEPS))
     with torch.no_grad():
         UNSEEN[name](one)
-    point = resume.restored(one.committed.pieces, saved.path, TOLD, live)
-    resume.put_back(point, one.committed, 1)
+    point = resume.restore_replicated(one.committed.pieces, saved.path, TOLD, live)
+    resume.restore_for_loop(point, one.committed, 1)
     assert same(one.state, saved.state)
 
 
@@ -176,8 +176,8 @@ def test_what_changes_behind_the_comparison_is_put_back(saved, name):
 def test_what_the_script_changes_before_its_loop_is_put_back(saved, name, is_live):
     one = Replica()
     live = STEPS, saved.digest if is_live else "quick-another"
-    point = resume.restored(one.committed.pieces, saved.path, TOLD, live)
+    point = resume.restore_replicated(one.committed.pieces, saved.path, TOLD, live)
     with torch.no_grad():
         CHANGES[name](one)
-    resume.put_back(point, one.committed, 1)
+    resume.restore_for_loop(point, one.committed, 1)
     assert same(one.state, saved.state)

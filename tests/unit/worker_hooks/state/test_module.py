@@ -293,7 +293,7 @@ def test_a_state_that_cannot_be_saved_is_said_at_once():
         pieces_of({"meter": meter})
     meter.state_dict = lambda: 1 / 0
     with pytest.raises(
-        TypeError, match="meter cannot be saved: asking its state: ZeroDivisionError"
+        TypeError, match="meter cannot be saved: reading its state: ZeroDivisionError"
     ):
         pieces_of({"meter": meter})
 

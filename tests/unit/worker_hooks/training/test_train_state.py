@@ -181,7 +181,7 @@ def test_what_changes_behind_backward_is_known_as_late():
         training.net(norm(torch.randn(4, 3))).sum().backward()
         training.optimizer.step()
         count.updates += 1
-    assert state._committed.private.late == {"model.1.updates"}
+    assert state._committed.private.late_buffers == {"model.1.updates"}
     replica = state._committed.replica(2)
     assert {entry.name: bytes(octets) for entry, octets in replica.buffers}["model.1.updates"][
         0
@@ -213,7 +213,14 @@ def test_what_changes_between_loops_belongs_to_no_step():
     for _ in training.state.epochs(2):
         steps_over(training, range(3), body)
         training.schedule.step()
-    assert training.committed.usual == (0, 1, 0, 0, 0, 0)  # updates of each, then what moved
+    assert training.committed.typical_changes == (
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+    )  # updates of each, then what moved
 
 
 def test_the_end_of_training_is_behind_all_epochs():
