@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import flipped, newest, saved
-from support.jobs import ROOT
+from support.jobs import DEADLINE_S, ROOT
 
 from worker_hooks.storage import retention
 from worker_hooks.storage.manifest import read, verify
@@ -42,7 +42,7 @@ def at_terminal(answer: str, *words: object) -> tuple[int, str]:
             except OSError:  # the last of its users has left
                 break
             shown += more
-        return process.wait(60), shown.decode()
+        return process.wait(DEADLINE_S), shown.decode()
     finally:
         os.close(ours)
 
@@ -59,7 +59,7 @@ def test_a_person_sees_how_far_it_is_and_a_pipe_does_not(tmp_path):
     code, shown = at_terminal("", "verify", several(tmp_path))
     assert (code, "verifying" in shown, "whole: CKP-0_6" in shown) == (0, True, True)
     done = subprocess.run(
-        [*MSRUN, "verify", tmp_path], env=ENVIRON, capture_output=True, text=True, timeout=60,
+        [*MSRUN, "verify", tmp_path], env=ENVIRON, capture_output=True, text=True, timeout=DEADLINE_S,
         check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr, "\x1b" in done.stdout) == (0, "", False)
@@ -69,7 +69,11 @@ def test_exit_codes_tell_programs_what_is_there(tmp_path):
     flipped(several(tmp_path) / "CKP-0_3" / "rank_0" / "ttp_rank_0-0_7.safetensors")
     for words, code in ((["verify", tmp_path], 1), (["list", tmp_path], 0), (["list", "/x"], 2)):
         done = subprocess.run(
-            [*MSRUN, *map(str, words)], env=ENVIRON, capture_output=True, timeout=60, check=False
+            [*MSRUN, *map(str, words)],
+            env=ENVIRON,
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
         )
         assert done.returncode == code
     assert done.stderr == b"msrun: error: /x does not exist\n"
@@ -98,7 +102,7 @@ def test_killed_while_it_deletes_it_leaves_whole_ones_and_the_next_goes_on(tmp_p
     folder = several(tmp_path)
     point = random.Random(seed).randint(1, 4 * 8)  # 4 go, each by eight calls or more
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(point), str(folder)], env=ENVIRON, timeout=60,
+        [sys.executable, "-c", KILLED, str(point), str(folder)], env=ENVIRON, timeout=DEADLINE_S,
         capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == -9, done
@@ -109,7 +113,7 @@ def test_killed_while_it_deletes_it_leaves_whole_ones_and_the_next_goes_on(tmp_p
     assert found is not None
     assert found[1].step == 6
     subprocess.run(
-        [*MSRUN, "prune", "--keep=2", "--yes", folder], env=ENVIRON, timeout=60, check=True,
+        [*MSRUN, "prune", "--keep=2", "--yes", folder], env=ENVIRON, timeout=DEADLINE_S, check=True,
         capture_output=True,
     )  # fmt: skip
     assert sorted(os.listdir(folder)) == ["CKP-0_5", "CKP-0_6"]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.jobs import WORKERS, Ended, Job, Launcher, poll
+from support.jobs import DEADLINE_S, WORKERS, Ended, Job, Launcher, poll
 
 SPEAK = WORKERS / "speak_and_wait.py"
 DEAF = WORKERS / "deaf_and_waiting.py"
@@ -219,7 +219,7 @@ def test_logs_follow_shows_lines_as_they_come_through_a_restart_and_ends_with_th
         lines = [follower.stdout.readline(), follower.stdout.readline()]
         assert b"hello from 0 in attempt 1\n" in lines
         go(msrun)
-        rest, err = follower.communicate(timeout=60)
+        rest, err = follower.communicate(timeout=DEADLINE_S)
         assert rest.endswith(b"bye from 0 in attempt 1\n") and not err
         assert follower.returncode == 0
     assert job.wait().code == 0
@@ -232,7 +232,7 @@ def test_logs_follow_leaves_on_ctrl_c_with_130_and_no_traceback(msrun):
     with following(msrun) as follower:
         follower.stdout.readline()
         follower.send_signal(signal.SIGINT)
-        _, err = follower.communicate(timeout=60)
+        _, err = follower.communicate(timeout=DEADLINE_S)
         assert follower.returncode == 130 and b"Traceback" not in err
 
 
@@ -241,7 +241,7 @@ def test_logs_follow_leaves_when_nobody_reads(msrun):
     with following(msrun) as follower:
         follower.stdout.readline()
         follower.stdout.close()
-        assert follower.wait(timeout=60) == 0
+        assert follower.wait(timeout=DEADLINE_S) == 0
         assert follower.stderr.read() == b""
 
 
@@ -255,7 +255,12 @@ def test_a_reader_that_left_is_no_error(msrun, args, closed):
     if closed:
         words = ["sh", "-c", 'exec "$@" >&-', "sh", *words]
     done = subprocess.run(
-        words, env=msrun.env(), stdout=write, stderr=subprocess.PIPE, timeout=60, check=False
+        words,
+        env=msrun.env(),
+        stdout=write,
+        stderr=subprocess.PIPE,
+        timeout=DEADLINE_S,
+        check=False,
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -13,7 +13,7 @@ import sys
 import zlib
 
 import pytest
-from support.jobs import WORKERS, Job, poll
+from support.jobs import DEADLINE_S, WORKERS, Job, poll
 
 WRITE = WORKERS / "write.py"
 CHATTER = WORKERS / "chatter.py"
@@ -80,7 +80,7 @@ def test_32_ranks_with_1000_lines_each_are_shown_whole_once_and_in_order(msrun):
 
 def test_carriage_returns_and_bytes_that_are_no_text_pass_within_their_line(msrun):
     job = start(msrun, "--worker_num=2", WRITE, r"10%\r100%\n\xff\x00\xfe RANK\n\n", "")
-    out, err = job.process.communicate(timeout=60)
+    out, err = job.process.communicate(timeout=DEADLINE_S)
     assert (job.process.returncode, err) == (0, b"")
     for rank in (b"0", b"1"):
         prefix = b"[rank " + rank + b"]: "
@@ -143,7 +143,7 @@ def test_a_single_workers_prompt_is_shown_at_once_and_as_it_is(msrun, tmp_path):
     job = start(msrun, WRITE, r"name\xff? ", r"\r50%", go)
     assert os.read(job.process.stdout.fileno(), 100) == b"name\xff? \r50%"  # it still runs
     go.touch()
-    out, err = job.process.communicate(timeout=60)
+    out, err = job.process.communicate(timeout=DEADLINE_S)
     assert (job.process.returncode, out, err) == (0, b"", b"")
 
 
@@ -164,7 +164,7 @@ def test_a_reader_that_leaves_ends_no_job(msrun):
     first = job.process.stdout.readline()
     assert first.startswith(b"[rank ")
     job.process.stdout.close()
-    assert job.process.wait(60) == 0
+    assert job.process.wait(DEADLINE_S) == 0
     assert all("has no end" in log for log in job.logs().values())
 
 
@@ -175,7 +175,7 @@ def test_a_reader_that_left_stdout_may_still_read_stderr(msrun, tmp_path):
     job.process.stdout.close()
     go.touch()
     said = job.process.stderr.read().decode().splitlines()
-    assert job.process.wait(60) == 0
+    assert job.process.wait(DEADLINE_S) == 0
     assert sorted(said) == ["[default0]:last word", "[default1]:last word"]
 
 
@@ -185,7 +185,7 @@ def test_closed_streams_become_no_log_files(msrun, closed):
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {shut}', "sh", sys.executable, "-m", "msrun", "--log_dir=logs",
          "--worker_num=2", "--max-restarts=1", str(WRITE), r"out RANK\n", r"err RANK\n"],
-        env=msrun.env(), cwd=msrun.tmp, capture_output=True, timeout=60, check=False,
+        env=msrun.env(), cwd=msrun.tmp, capture_output=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0
     assert done.stderr == b""
@@ -202,7 +202,7 @@ def test_an_error_that_nobody_hears_has_its_exit_code_all_the_same(msrun):
     os.close(ends[0])
     job = start(msrun, "missing.py", err=ends[1])
     os.close(ends[1])
-    assert job.process.wait(60) == 2
+    assert job.process.wait(DEADLINE_S) == 2
 
 
 def test_a_console_that_takes_nothing_stalls_no_supervision(msrun, small_pipe):
@@ -220,7 +220,7 @@ def test_a_console_that_takes_nothing_stalls_no_supervision(msrun, small_pipe):
     job.signal(signal.SIGTERM)
     poll(lambda: job.status()["state"] == "stopped")
     shown = read_to_end(small_pipe[0])  # only now somebody reads
-    assert job.process.wait(60) == 128 + signal.SIGTERM
+    assert job.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
     for word in (b"restart 1 of 2", b"restart 2 of 2", b"stopped by SIGTERM"):
         assert shown.count(b"msrun: " + word) == 1
     for attempt in range(3):
@@ -252,7 +252,7 @@ def test_a_terminal_is_told_who_is_awaited_when_a_start_takes_long(msrun):
             msrun, "--worker_num=3", "--preload=slow", script,
             out=subprocess.DEVNULL, err=theirs, PYTHONPATH=path,
         )  # fmt: skip
-        assert job.process.wait(60) == 0
+        assert job.process.wait(DEADLINE_S) == 0
         shown = os.read(ours, 4096).decode()
     finally:
         os.close(ours)

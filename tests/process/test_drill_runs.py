@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.jobs import WORKERS, Ended, Launcher, poll
+from support.jobs import DEADLINE_S, WORKERS, Ended, Launcher, poll
 
 PLAY = WORKERS / "play_training.py"
 LONG = "steps=100"  # goes on for a second behind step 4, so that a request to leave finds it
@@ -31,7 +31,7 @@ def drill(launcher: Launcher, *options: object, play: str = "steps=8", job: str 
         PLAY,
         *play.split(),
     ]
-    return launcher.drill(*line, within_s=100)
+    return launcher.drill(*line, within_s=280)
 
 
 def drilled(launcher: Launcher, *options: object, **more: str) -> dict:
@@ -52,7 +52,7 @@ def test_a_killed_rank_is_noticed_restarted_and_compared(msrun: Launcher) -> Non
     first, second = told["drills"]
     assert first["steps_lost"] == second["steps_lost"] == 0
     assert first["weights_equal"] and first["verdict"] == "nothing lost"
-    assert 0 < first["noticed_s"] < first["training_s"] < 30
+    assert 0 < first["noticed_s"] < first["training_s"] < DEADLINE_S
     assert left_folders(msrun) == []
     assert not msrun.marked()
 
@@ -89,7 +89,7 @@ def test_a_preempted_job_that_leaves_in_time_is_not_killed(msrun: Launcher) -> N
     assert told["ok"], told
     (one,) = told["drills"]
     assert one["in_time"] and one["runs"] == 2 and one["steps_lost"] == 0
-    assert 0 < one["noticed_s"] < one["left_s"] < 30
+    assert 0 < one["noticed_s"] < one["left_s"] < DEADLINE_S
     assert one["verdict"] == f"nothing lost; saved in time, exited after {one['left_s']:.2f} s"
     assert not msrun.marked()
 
@@ -148,7 +148,7 @@ def test_a_drill_that_is_stopped_leaves_nothing(msrun: Launcher, signum: int) ->
     ) as process:
         poll(lambda: list(msrun.tmp.glob("msrun-drill-*/reference/witness/rank_1.jsonl")))
         os.kill(process.pid, signum)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, err
     assert (out, err.strip()) == (b"", b"")
     assert not msrun.marked()
@@ -175,7 +175,7 @@ def test_wrong_use_is_one_sentence(msrun: Launcher, words: str, sentence: str) -
         cwd=msrun.tmp,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 2, done.stderr

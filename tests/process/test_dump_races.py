@@ -324,7 +324,7 @@ def test_what_is_stuck_is_left_behind_and_awaited_at_the_end() -> None:
     one.do(disk.wait, done.append)
     one.continue_in_new_thread()
     one.do(lambda: "new", done.append)
-    assert told.wait(5)
+    assert told.wait(60)
     assert done == ["new"]
     disk.set()
     one.close(5)
@@ -375,7 +375,7 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
     assert failed.why == f"nothing can be written within 2 s: {tmp_path / 'nfs'}"
     assert not sent[1:]
     saving.save(do.SaveRanks(1, 5, (0,), (), 1, "", round=1))
-    poll(lambda: sent[1:], within_s=5)
+    poll(lambda: sent[1:])
     assert sent[-1][1].folder == str(tmp_path / "dumps" / f"{STEP_5}.id_tmp")
     later.pop()[1](dump)  # too late to matter
     assert len(posted) == 1

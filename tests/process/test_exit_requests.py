@@ -111,7 +111,7 @@ def test_a_signal_to_everybody_asks_once(msrun: Launcher) -> None:
 def test_who_catches_the_signal_to_stop_is_dismissed(msrun: Launcher) -> None:
     job = start(msrun, "1=catches", "0=falls", "2=long")
     job.signal(signal.SIGTERM)
-    ended = job.wait(20)
+    ended = job.wait()
     assert ended.code == 143
     job.await_lines("dismissed: rank 1 caught the signal, but the job is stopping")
     assert [one["ranks"] for one in seen(job, "Dismiss")] == [[1]]

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.jobs import WORKERS, Job, Launcher, poll, shell
+from support.jobs import DEADLINE_S, WORKERS, Job, Launcher, poll, shell
 
 from worker_hooks.storage import manifest
 
@@ -74,8 +74,8 @@ def test_a_killed_rank_is_followed_by_a_dump_and_a_restart_that_goes_on(msrun: L
     (committed,) = seen(job, "DumpCommitted")
     assert committed["path"] == str(folder)
     assert committed["nbytes"] == sum(shard.nbytes for shard in found.shards)
-    assert 0 < committed["write_s"] < 5
-    assert 0 < committed["commit_s"] < 5
+    assert 0 < committed["write_s"] < DEADLINE_S
+    assert 0 < committed["commit_s"] < DEADLINE_S
     (exited,) = [one for one in seen(job, "WorkerExited") if one["exit_code"] == -9]
     assert exited["step"] == 5
 
@@ -254,9 +254,9 @@ def test_a_second_stop_during_a_dump_means_now_and_leaves_nothing_half(msrun: La
     job.signal(signal.SIGTERM)
     poll(lambda: seen(job, "StopRequested"))
     job.signal(signal.SIGTERM)
-    ended = job.wait(20)
+    ended = job.wait()
     assert ended.code == 143
-    poll(lambda: os.listdir(msrun.tmp / "ckpt") == [], within_s=5)
+    poll(lambda: os.listdir(msrun.tmp / "ckpt") == [])
 
 
 def test_the_last_good_checkpoint_is_not_touched(msrun: Launcher) -> None:
@@ -285,7 +285,7 @@ def test_guarded_ranks_outlive_a_kill_of_msrun_and_their_children_go_with_them(
     assert any("child" in command for command in msrun.marked().values())
     (msrun.tmp / "stay").unlink()
     job.await_lines("leaves", 3)
-    poll(lambda: not msrun.marked(), within_s=5)
+    poll(lambda: not msrun.marked())
 
 
 def test_a_new_forkserver_knows_whom_to_spare(msrun: Launcher) -> None:
@@ -301,7 +301,7 @@ def test_a_new_forkserver_knows_whom_to_spare(msrun: Launcher) -> None:
     time.sleep(0.3)  # nothing can be awaited here: the claim is that nothing happens
     assert set(pids.values()) <= set(msrun.marked())
     (msrun.tmp / "stay").unlink()
-    poll(lambda: not msrun.marked(), within_s=5)
+    poll(lambda: not msrun.marked())
 
 
 def test_a_warm_worker_is_told_that_it_resumes(msrun: Launcher) -> None:
@@ -334,4 +334,4 @@ def test_ranks_without_state_do_not_outlive_a_kill_of_msrun(msrun: Launcher) -> 
     job.signal(signal.SIGKILL)
     job.await_lines("the line is closed", 2)
     (msrun.tmp / "stay").unlink()
-    poll(lambda: not msrun.marked(), within_s=5)
+    poll(lambda: not msrun.marked())

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from support.jobs import WORKERS, Job, Launcher, poll
+from support.jobs import DEADLINE_S, WORKERS, Job, Launcher, poll
 
 from worker_hooks.storage import manifest
 
@@ -57,7 +57,7 @@ def follow_logs(msrun: Launcher) -> Callable[[], str]:
         follower = subprocess.Popen(words, env=msrun.env(), cwd=msrun.tmp, stdout=out)
     msrun.helpers.append(follower)
     poll(shown.read_bytes)
-    return lambda: (follower.wait(20), shown.read_text())[1]
+    return lambda: (follower.wait(DEADLINE_S), shown.read_text())[1]
 
 
 def test_only_who_is_lost_is_started_again_as_often_as_it_takes(msrun: Launcher) -> None:
@@ -197,4 +197,4 @@ def test_when_msrun_dies_after_a_replacement_no_survivor_is_left(msrun: Launcher
     await_seen(job, "ForgetMemory")
     job.signal(signal.SIGKILL)
     job.process.wait()
-    poll(lambda: not msrun.marked(), within_s=10)
+    poll(lambda: not msrun.marked())

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.jobs import ROOT, WORKERS, Ended, files, refused, shell
+from support.jobs import DEADLINE_S, ROOT, WORKERS, Ended, files, refused, shell
 
 HELLO = "import os; print('hello from', os.environ['RANK'])\n"
 
@@ -97,7 +97,7 @@ def crowded(msrun):
                 ),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=60,
+                timeout=DEADLINE_S,
                 check=False,
             )
             return Ended(done.returncode, done.stdout.decode(), done.stderr.decode()), files(folder)

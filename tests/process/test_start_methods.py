@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import poll
+from support.jobs import DEADLINE_S, poll
 
 WARM = "--preload=queue"
 SLOW = "import time; time.sleep(2)"  # a module that takes its time to import
@@ -172,7 +172,7 @@ def test_no_process_left_for_a_worker_is_said(msrun, tmp_path, anybodys_folder, 
         env=msrun.env(XDG_STATE_HOME=anybodys_folder),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert ended.returncode in {1, 2}

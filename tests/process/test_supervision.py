@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.jobs import WORKERS, Job, Launcher, poll
 
+from agent.spec.job_spec import Timeouts
+
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -79,7 +81,7 @@ def test_ranks_that_leave_with_0_when_stopped_do_not_make_it_a_success(msrun: La
 
 def test_a_stop_before_the_first_fork_starts_nothing(msrun: Launcher) -> None:
     slow = msrun.tmp / "slow.py"
-    slow.write_text("import time; time.sleep(30)")
+    slow.write_text("import time; time.sleep(600)")
     script = msrun.tmp / "train.py"
     script.write_text("import torch, slow")
     job = msrun.start(
@@ -87,7 +89,7 @@ def test_a_stop_before_the_first_fork_starts_nothing(msrun: Launcher) -> None:
     )
     job.await_state("starting")
     job.signal(signal.SIGTERM)
-    assert job.wait(10).code == 143
+    assert job.wait().code == 143
     assert not any(event["event"] == "WorkerStarted" for event in job.events())
 
 
@@ -101,7 +103,7 @@ def test_the_shutdown_timeout_is_honoured_on_every_path(msrun: Launcher, how: st
     else:
         os.kill(job.pids()[1], signal.SIGKILL)
     assert job.wait().code == (143 if how == "signal" else 1)
-    assert 1 <= time.monotonic() - began < 6
+    assert 1 <= time.monotonic() - began < Timeouts().grace_s
 
 
 def test_a_second_signal_means_now(msrun: Launcher) -> None:
@@ -110,14 +112,14 @@ def test_a_second_signal_means_now(msrun: Launcher) -> None:
     job.signal(signal.SIGTERM)
     job.await_state("stopping")
     job.signal(signal.SIGTERM)
-    assert job.wait(10).code == 143
+    assert job.wait().code == 143
 
 
 def test_a_stopped_process_is_killed_after_the_grace(msrun: Launcher) -> None:
     job = ready(msrun.start("--nproc-per-node=2", "--shutdown-timeout=1", WORKERS / "wait.py"), 2)
     os.kill(job.pids()[0], signal.SIGSTOP)
     os.kill(job.pids()[1], signal.SIGKILL)
-    ended = job.wait(10)
+    ended = job.wait()
     assert ended.code == 1
     assert ended.err.startswith("msrun: rank 1 on ")
 
@@ -184,7 +186,7 @@ def test_no_worker_outlives_a_kill_of_msrun(msrun: Launcher, also_forkserver: bo
         victims.append(forkserver(job))
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
-    poll(lambda: not msrun.marked(), within_s=5)
+    poll(lambda: not msrun.marked())
 
 
 def forkserver(job: Job) -> int:
@@ -237,7 +239,7 @@ def test_a_stop_while_a_failure_is_cleared_away_prevents_the_restart(msrun: Laun
     os.kill(job.pids()[0], signal.SIGKILL)
     job.await_state("stopping")
     job.signal(signal.SIGTERM)
-    assert job.wait(10).code == 143
+    assert job.wait().code == 143
     assert job.status()["attempt"] == 0
 
 

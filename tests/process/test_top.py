@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.graceful_jobs import start
-from support.jobs import Launcher
+from support.jobs import DEADLINE_S, Launcher
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
@@ -83,11 +83,11 @@ def test_a_job_is_watched_to_its_end(msrun: Launcher, terminal: Terminal) -> Non
     terminal.until("q quit")
     os.kill(job.pids()[1], signal.SIGKILL)
     terminal.until(re.escape(LEAVE) + r".*failed.*rank 1 was killed by SIGKILL.*\n +1 .*failed ")
-    assert top.wait(10) == 0 and terminal.is_as_before()
+    assert top.wait(DEADLINE_S) == 0 and terminal.is_as_before()
     job.wait()
     top = terminal.watch()
     terminal.until(r"run \S+ is not running: failed\r\n")
-    assert top.wait(10) == 0
+    assert top.wait(DEADLINE_S) == 0
 
 
 def test_every_way_out_gives_the_terminal_back(msrun: Launcher, terminal: Terminal) -> None:
@@ -99,10 +99,10 @@ def test_every_way_out_gives_the_terminal_back(msrun: Launcher, terminal: Termin
         assert not terminal.is_as_before()
         terminal.type(way) if isinstance(way, str) else top.send_signal(way)
         terminal.until(re.escape(LEAVE))
-        assert top.wait(10) == code and terminal.is_as_before(), way
+        assert top.wait(DEADLINE_S) == code and terminal.is_as_before(), way
     frame = subprocess.run(
         [sys.executable, "-m", "msrun", "top", "--once"],
-        env=msrun.env(COLUMNS="80", NO_COLOR="1"), capture_output=True, text=True, timeout=20, check=True,
+        env=msrun.env(COLUMNS="80", NO_COLOR="1"), capture_output=True, text=True, timeout=DEADLINE_S, check=True,
     ).stdout  # fmt: skip
     assert max(map(len, frame.splitlines())) <= 80 and "\x1b" not in frame
     assert re.search(rf"\n   0 +{job.pids()[0]} running   updated +1/5 ", frame)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.jobs import DEADLINE_S
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from worker_hooks.tensors.shard import Replica, tensors_of, write
@@ -116,7 +117,7 @@ def test_another_number_of_ranks_loads_its_shards(tmp_path: Path, parts: int) ->
         for rank in range(2)
     ]
     try:
-        said = [rank.communicate(timeout=90) for rank in ranks]
+        said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from support.jobs import ROOT, WORKERS, Job, Launcher, poll
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.torch
 SCHEMAS = ROOT / "docs/reference/schemas"
 
 

@@ -11,7 +11,7 @@ import json
 import pytest
 from support.jobs import WORKERS, Launcher
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.torch
 SMALL = WORKERS / "train_small.py"
 RANKS = "--worker_num=4"
 PHASES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -9,19 +10,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 from safetensors import safe_open
-from support.jobs import Job, Launcher, poll
+from support.jobs import DEADLINE_S, Job, Launcher, poll
 
+from agent.spec.job_spec import Timeouts
 from worker_hooks.storage import manifest as manifests
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).parents[1] / "workers" / "train_exit.py"
 RANKS = 2
+VALIDATION_S = 60
 TRIGGERED = "Graceful exit is triggered, stop training.\n"
 
 
@@ -84,23 +88,30 @@ CASES = {
 SLOW = ("--program", "--validate-s", "--load-s", "--json")
 """What changes no weight."""
 
-undisturbed: dict[tuple[str, ...], list[str]] = {}
+
+Undisturbed = Callable[[tuple[str, ...]], list[str]]
 
 
-def weights_of(msrun: Launcher, options: tuple[str, ...]) -> list[str]:
-    """The final weights of a training that nobody disturbs, which is made once."""
-    if options not in undisturbed:
-        whole = train(msrun, "whole", *options)
+@pytest.fixture(scope="module")
+def undisturbed(launcher: Launcher) -> Undisturbed:
+    """The final weights of a training with these options that nobody disturbs, which runs once."""
+
+    @functools.cache
+    def final_weights(options: tuple[str, ...]) -> list[str]:
+        whole = train(launcher, " ".join(options), *options)
         assert whole.wait().code == 0
-        undisturbed[options] = weights(whole)
-    return undisturbed[options]
+        return weights(whole)
+
+    return final_weights
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_training_goes_on_where_it_was_left_bit_for_bit(msrun: Launcher, case: str) -> None:
+def test_training_goes_on_where_it_was_left_bit_for_bit(
+    msrun: Launcher, undisturbed: Undisturbed, case: str
+) -> None:
     ask, moment, options, step = CASES[case]
     quick = ("--epochs=3", *(each for each in options if not each.startswith(SLOW)))
-    whole = weights_of(msrun, quick)
+    whole = undisturbed(quick)
     job = train(msrun, "left", "--pause=0.05", "--epochs=3", *options)
     job.await_lines(moment, RANKS)
     ask(job)
@@ -125,16 +136,16 @@ def test_training_goes_on_where_it_was_left_bit_for_bit(msrun: Launcher, case: s
 
 
 def test_a_rank_that_is_blocked_in_a_collective_is_heard_at_once(msrun: Launcher) -> None:
-    job = train(msrun, "left", "--validate-s=60", "--epochs=2", grace=3)
+    job = train(msrun, "left", f"--validate-s={VALIDATION_S}", "--epochs=2", grace=3)
     job.await_lines("validates after step 8", RANKS)
     os.kill(job.pids()[1], signal.SIGSTOP)  # so that rank 0 waits for it in C
     asked = time.monotonic()
     os.kill(job.pids()[0], signal.SIGTERM)
-    job.await_state("holding", 5.0)
-    assert time.monotonic() - asked < 2.0
+    job.await_state("holding")
+    assert time.monotonic() - asked < VALIDATION_S / 2
     os.kill(job.pids()[1], signal.SIGCONT)
     job.signal(signal.SIGTERM)  # nobody waits for the end of a validation
-    assert job.wait(30.0).code != 0
+    assert job.wait().code != 0
     found = manifests.read(msrun.tmp / "ckpt_left" / "tft_saved_checkpoints-step_8")
     assert found.step == 8
 
@@ -143,7 +154,7 @@ def test_ranks_that_stay_save_when_msrun_is_killed(msrun: Launcher) -> None:
     job = train(msrun, "left", "--pause=1")
     job.await_lines("begins step 3", RANKS)
     ask_msrun(job)
-    job.await_state("holding", 5.0)
+    job.await_state("holding")
     job.signal(signal.SIGKILL)
     job.process.wait()
     poll(lambda: not msrun.marked())
@@ -163,14 +174,16 @@ def test_a_caught_signal_makes_no_stop_slower(msrun: Launcher) -> None:
     ask_msrun(job)
     began = time.monotonic()
     assert job.wait().code == 128 + signal.SIGTERM
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < Timeouts().grace_s  # then they would be killed
     assert TRIGGERED not in "".join(job.logs().values())
     found = manifests.read(msrun.tmp / "ckpt_left" / "tft_saved_checkpoints-step_8")
     assert found.step == 8
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGABRT])
-def test_a_rank_that_dies_while_the_others_stay_loses_nothing(msrun: Launcher, signum: int) -> None:
+def test_a_rank_that_dies_while_the_others_stay_loses_nothing(
+    msrun: Launcher, undisturbed: Undisturbed, signum: int
+) -> None:
     job = train(msrun, "left", "--validate-s=5", "--epochs=2", max_restarts=1)
     job.await_lines("validates after step 8", RANKS)
     ask_msrun(job)
@@ -182,7 +195,7 @@ def test_a_rank_that_dies_while_the_others_stay_loses_nothing(msrun: Launcher, s
     assert (found.step, found.without_private) == (8, ())
     resumed = train(msrun, "left", "--epochs=2", resume="")
     assert resumed.wait().code == 0
-    assert weights(resumed) == weights_of(msrun, ("--epochs=2",))
+    assert weights(resumed) == undisturbed(("--epochs=2",))
 
 
 def test_what_a_training_was_asked_does_not_stop_the_next(msrun: Launcher) -> None:
@@ -204,7 +217,7 @@ def test_a_process_alone_leaves_after_its_step(msrun: Launcher) -> None:
                 process.terminate()
                 break
         rest = process.stdout.read().decode()
-        assert process.wait(30.0) == 0, rest
+        assert process.wait(DEADLINE_S) == 0, rest
     assert TRIGGERED in rest
     with safe_open(msrun.tmp / "files/rank_0/Small_train.safetensors", framework="pt") as file:
         assert int(file.metadata()["global_step"]) >= 4

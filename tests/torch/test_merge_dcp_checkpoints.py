@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.jobs import DEADLINE_S
 
 from msrun.commands import run
 
@@ -39,7 +40,7 @@ def test_shards_along_any_dimension(tmp_path: Path, capfd: pytest.CaptureFixture
     line = [sys.executable, "-c", RANK, tmp_path / "dcp", tmp_path / "store"]
     ranks = [subprocess.Popen([*line, str(rank), "3"]) for rank in range(3)]
     try:
-        assert [rank.wait(90) for rank in ranks] == [0, 0, 0]
+        assert [rank.wait(DEADLINE_S) for rank in ranks] == [0, 0, 0]
     finally:
         for rank in ranks:
             rank.kill()

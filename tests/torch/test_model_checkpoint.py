@@ -49,7 +49,7 @@ def train(
         (msrun.tmp / "witness").mkdir()
         faults = read_words(fault, "kill").faults
         environ["MSRUN_DRILL"] = DrillPlan(str(msrun.tmp / "witness"), "", faults).encode()
-    ended = msrun.run(*words, within_s=90, **environ)
+    ended = msrun.run(*words, **environ)
     assert ended.code == 0, ended.err
     assert ended.err.count(" replaced: every rank resumes from step ") == bool(fault), ended.err
     return {rank: (msrun.tmp / f"end.{rank}").read_text() for rank in range(ranks)}
@@ -180,7 +180,7 @@ def test_a_rank_that_cannot_write_ends_training_with_the_reason(msrun):
     folder = saved / f"Net-1_4.{run}-0_tmp"
     folder.mkdir(parents=True)
     (folder / "rank_1").touch()
-    ended = job.wait(90)
+    ended = job.wait()
     assert ended.code == 1
     # rank 0, which waits for the part, may be stopped before it hears of it
     own = (msrun.tmp / "logs" / "worker_1.log").read_text()
@@ -191,7 +191,7 @@ def test_an_exception_of_one_rank_is_saved_beside_the_checkpoints(msrun, undistu
     """By both ranks' agreement: the other one waits in a collective."""
     config = {"save_checkpoint_steps": 5, "exception_save": True}
     words = ("--config", json.dumps(config), "--fail", 11, "--failing", 1)
-    ended = msrun.run("--worker_num=2", "--on_failure=dump", SCRIPT, *words, within_s=90)
+    ended = msrun.run("--worker_num=2", "--on_failure=dump", SCRIPT, *words)
     assert ended.code == 1
     path, found = newest(msrun.tmp / "saved", print)
     assert found.step in {11, 12}  # the other rank may have updated already

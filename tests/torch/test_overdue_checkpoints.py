@@ -12,7 +12,7 @@ from support.jobs import WORKERS, Launcher
 from worker_hooks.storage.find import candidates
 from worker_hooks.storage.manifest import PRIVATE, Manifest, verify
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.torch
 RANKS = 3
 EVERY, LAST = 3, 24
 FALLS = {
@@ -51,7 +51,7 @@ def train(launcher: Launcher, folder: str, way: str, falls: tuple[object, ...]) 
     cwd.mkdir()
     words = (WORKERS / "save_and_fall.py", json.dumps(falls), "--config", json.dumps(config))
     job = launcher.start(f"--worker_num={RANKS}", *words, cwd=cwd, log_dir=cwd / "logs")
-    ended = job.wait(90)
+    ended = job.wait()
     assert ended.code == 0, ended.err
     assert ended.err.count(" replaced: every rank resumes from step ") == len(falls), ended.err
     assert len(list(cwd.glob("fell.*"))) == len(falls)

@@ -13,7 +13,7 @@ from weakref import ref
 import pytest
 import torch
 import torch.distributed as dist
-from support.jobs import poll
+from support.jobs import DEADLINE_S, poll
 
 from worker_hooks.contract.protocol import Rejoin
 from worker_hooks.distributed import process_group
@@ -27,7 +27,7 @@ def test_a_rank_tells_why_it_could_not_join_others():
     script = SCRIPT.with_name("fixed_groups.py")
     environ = {"PYTHONPATH": str(SCRIPT.parents[2]), "PATH": os.environ["PATH"]}
     words = [sys.executable, str(script)]
-    done = subprocess.run(words, capture_output=True, env=environ, timeout=100, check=False)
+    done = subprocess.run(words, capture_output=True, env=environ, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert json.loads(done.stdout) == {
         "none": "",
@@ -50,7 +50,7 @@ def leave():
         start_new_session=True,
     ) as job:
         try:
-            out, err = job.communicate(timeout=100)
+            out, err = job.communicate(timeout=DEADLINE_S)
             return job.returncode, out, err
         finally:
             with suppress(ProcessLookupError):

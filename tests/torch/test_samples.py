@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.jobs import DEADLINE_S
 
 from worker_hooks.storage import manifest, safetensors_file
 
@@ -19,7 +20,7 @@ def python(script: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[s
     told = {name: value for name, value in os.environ.items() if not name.startswith("MSRUN_")}
     command = [sys.executable, SCRIPTS / script, *words]
     return subprocess.run(
-        command, cwd=cwd, env=told, capture_output=True, text=True, check=False, timeout=100
+        command, cwd=cwd, env=told, capture_output=True, text=True, check=False, timeout=DEADLINE_S
     )
 
 
@@ -52,7 +53,7 @@ def test_graceful_exit_sample_leaves_and_goes_on(tmp_path):
     (here / "graceful_exit_log" / "worker_0.log").write_text("step: 5, loss of an earlier run\n")
     command = [SCRIPTS / "samples/graceful_exit/train.sh", "--epoch_num=2", "--image_num=3840"]
     ended = subprocess.run(
-        command, cwd=here, env=told, capture_output=True, text=True, check=False, timeout=100
+        command, cwd=here, env=told, capture_output=True, text=True, check=False, timeout=DEADLINE_S
     )
     assert ended.returncode == 0, ended.stderr
     said = ended.stdout.splitlines()

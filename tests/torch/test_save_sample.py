@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.jobs import ROOT
+from support.jobs import DEADLINE_S, ROOT
 
 from worker_hooks.storage.find import candidates
 from worker_hooks.storage.manifest import Manifest, verify
@@ -27,7 +27,7 @@ def python(script: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[s
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=DEADLINE_S,
     )
 
 

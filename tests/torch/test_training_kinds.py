@@ -18,7 +18,7 @@ from support.training_kinds import RANKS, SCRIPT, Run, killed, msrun_of, run
 from msrun.drill.history import read
 from msrun.drill.verdict import steps_lost
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.torch
 AT_ONCE = 2  # jobs
 
 # Steps are counted from 1; an epoch has four, where it has no loop more. What is not here is gone on

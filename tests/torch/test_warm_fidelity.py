@@ -266,7 +266,7 @@ def all_leave(msrun, folder, cases, *args):
             told.read(1)
     with open(gate, "w"):
         job.process.stdin.write(b"a line\nand more")
-        assert job.wait(100).code == 1
+        assert job.wait().code == 1
     logs = {int(name[7:-4]): masked(log) for name, log in job.logs().items()}
     ranks = {worker["rank"]: worker["exit_code"] for worker in job.status()["workers"]}
     return {case: (ranks[rank], logs[rank]) for rank, case in enumerate(cases)}

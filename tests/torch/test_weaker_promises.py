@@ -17,7 +17,7 @@ from msrun.drill.history import read
 from msrun.drill.verdict import steps_lost
 from worker_hooks.drill.plan import DrillPlan
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.torch
 PLAIN = "plain"
 UNGUARDED = "nothing guards this run; under msrun a dead rank loses nothing"
 
