@@ -70,7 +70,9 @@ def _warm_up(before: Job, event: ev.Event, job: Job) -> tuple[Job, tuple[do.Acti
     if is_started and job.restarts < job.policy.max_restarts:
         reason = "every rank has started, and a restart may follow"
     elif (
-        isinstance(event, protocol.Registered) and not event.why_fixed and job.policy.replace.is_on
+        isinstance(event, protocol.Registered)
+        and not event.not_replaceable_why
+        and job.policy.replace.is_on
     ):
         reason = f"rank {event.rank} can join other ranks, which may be replaced"
     else:

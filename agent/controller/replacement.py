@@ -175,7 +175,7 @@ def _registered(job: Job, event: protocol.Registered) -> Turn:
 def with_registered(job: Job, event: protocol.Registered) -> Job:
     """The job once a rank's state can be saved, perhaps again after its link was closed."""
     now, known = job.now, job.since_restart
-    not_replaceable = {**known.not_replaceable, event.rank: event.why_fixed}
+    not_replaceable = {**known.not_replaceable, event.rank: event.not_replaceable_why}
     job = job._replace(
         now=now._replace(unreachable=now.unreachable - {event.rank}),
         since_restart=known._replace(not_replaceable=not_replaceable),

@@ -98,6 +98,7 @@ class DumpDraft:
             record_id=order.record_id,
             reason=order.reason,
             shards=shards,
+            ranks=self._ranks,
             digest=order.written[first_writer].digest,
             odd=order.odd,
             stale_private=sorted(self._stale),

@@ -314,7 +314,9 @@ class HooksBridge:
         self._steps[rank] = message.step
         self._training.add(rank)
         self._agent.protect(self._links.pid(rank))
-        self._agent.post(message._replace(why_fixed=encodable(message.why_fixed)))
+        self._agent.post(
+            message._replace(not_replaceable_why=encodable(message.not_replaceable_why))
+        )
 
     def _leave(self, rank: int, *, is_done: bool) -> None:
         self._training.discard(rank)

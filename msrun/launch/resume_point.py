@@ -35,7 +35,7 @@ def resume_origin(
     found = search(origin.folders, runs=lineage if origin.prefers_own else None)
     remarks = found.remarks
     if found.newest is None and found.foreign:
-        found = search(origin.folders)
+        found = search([each.path for each in found.foreign])  # own ones were verified already
         remarks = tuple(dict.fromkeys((*remarks, *found.remarks)))
     for remark in remarks:
         say(remark)

@@ -18,6 +18,7 @@ import random
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # no
 from worker_hooks.checkpoint import model_checkpoint
 from worker_hooks.checkpoint.model_checkpoint import ModelCheckpoint
 from worker_hooks.storage import commit
+from worker_hooks.storage.find import candidates
 
 falls = json.loads(sys.argv.pop(1))
 rank = int(os.environ["RANK"])
@@ -88,7 +90,11 @@ late = []
 def saved(self, step, reason):
     is_beside, is_late = is_to(step, "beside"), is_to(step, "a step later")
     if is_beside or is_late:
-        self.wait()
+        self.wait()  # for this rank's part; rank 0 completes the checkpoint in another process
+        while self._step not in {
+            getattr(one, "step", -1) for _, one in candidates(self._directory)
+        }:
+            time.sleep(0.01)
         os.kill(self._writer._process.pid, signal.SIGSTOP)
     save(self, step, reason)
     if is_beside:

@@ -9,8 +9,8 @@ only code that looks for them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Iterable
+from typing import Any, Literal, Protocol
 
 Moment = Literal[
     "begin",
@@ -116,17 +116,23 @@ class Callback(Protocol):
 
 
 class CallbackList:
-    """The callbacks of one training; their members are looked up once, here."""
+    """The callbacks of one training; only this class looks for their optional members.
+
+    Methods are looked up when they are called: a callback may rebind its own at any time.
+    """
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
-        """Find what the callbacks want, and their methods."""
+        """Find what the callbacks want of a start."""
         self._callbacks = tuple(callbacks)
-        self._methods = {moment: self._members(moment) for moment in get_args(Moment)}
-        self._savers = self._members("save_now")
         self.ckpt_save_path = self._first_path("ckpt_save_path")
         self.exit_file = self._first_path("exit_file")
-        self.exit_signals: tuple[int, ...] = tuple(dict.fromkeys(self._members("exit_signal")))
-        self.checkpoints: tuple[str, ...] = self._members("checkpoints")
+        signals = (getattr(each, "exit_signal", None) for each in self._callbacks)
+        self.exit_signals = tuple(dict.fromkeys(each for each in signals if each is not None))
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """The folders into which callbacks save checkpoints."""
+        return tuple(filter(None, (getattr(each, "checkpoints", "") for each in self._callbacks)))
 
     @property
     def breakpoints(self) -> str:
@@ -135,25 +141,20 @@ class CallbackList:
         savers = [each for each in self._callbacks if (getattr(each, "checkpoints", ""),) == first]
         return next(filter(None, (getattr(each, "breakpoints", "") for each in savers)), "")
 
-    def methods(self, moment: Moment) -> tuple[Callable[[Training], None], ...]:
-        """Those that are called at this moment: for the loop, which calls them at every step."""
-        return self._methods[moment]
-
     def tell(self, moment: Moment, state: Training) -> None:
         """Call every callback that has a method for this moment."""
-        for method in self._methods[moment]:
-            method(state)
+        for callback in self._callbacks:
+            method = getattr(callback, moment, None)
+            if method is not None:
+                method(state)
 
     def save_now(self, state: Training, reason: str) -> bool:
         """Let callbacks save a checkpoint; whether there is one that does."""
-        for save_now in self._savers:
-            save_now(state, reason)
-        return bool(self._savers)
-
-    def _members(self, name: str) -> tuple[Any, ...]:
-        found = (getattr(callback, name, None) for callback in self._callbacks)
-        return tuple(member for member in found if member is not None and member != "")
+        savers = [each for each in self._callbacks if getattr(each, "save_now", None) is not None]
+        for saver in savers:
+            saver.save_now(state, reason)
+        return bool(savers)
 
     def _first_path(self, name: str) -> str:
-        paths = self._members(name)
-        return os.path.abspath(paths[0]) if paths else ""
+        path = next(filter(None, (getattr(each, name, None) for each in self._callbacks)), "")
+        return os.path.abspath(path) if path else ""

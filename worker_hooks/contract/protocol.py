@@ -116,7 +116,7 @@ class Registered(NamedTuple):
     rank: int
     attempt: int
     step: int
-    why_fixed: str = ""  # why this rank cannot join a new process group; empty: it can
+    not_replaceable_why: str = ""  # why this rank cannot join a new process group; empty: it can
 
 
 class Raised(NamedTuple):

@@ -1,4 +1,4 @@
-"""Guards one rank's state: keeps the connection to the agent, freezes the gate, saves on order.
+"""Guards one rank's state: keeps the connection to the agent, closes the gate, saves on order.
 
 The listener is a thread of its own because the main thread may be blocked in a collective that a
 dead peer never joins. It reads the live state only while the gate is closed.
@@ -187,7 +187,9 @@ class Guard:
             return
         why = self.not_replaceable_why
         try:
-            self._link.send(protocol.Registered(**self._sender, step=step, why_fixed=why), [page])
+            self._link.send(
+                protocol.Registered(**self._sender, step=step, not_replaceable_why=why), [page]
+            )
         except OSError:
             self._stop_guarding("the connection to msrun broke")
             return

@@ -86,13 +86,13 @@ def _sound_part(path: Path, manifest: Manifest, verify: Verify) -> tuple[Manifes
     """The manifest of what is sound in a checkpoint, if that is enough; and a remark."""
     if verify is Verify.NONE:
         return manifest, ""
-    is_quick = verify is Verify.QUICK
-    damages = manifests.verify(path, manifest, quick=is_quick)
+    damages = manifests.verify(path, manifest, quick=verify is Verify.QUICK)
     if not damages:
         return manifest, ""
-    for model in manifests.models(manifest):
-        if not manifests.verify(path, model, quick=is_quick):
-            return model, f"{path} is whole without one of its models: {damages[0]}"
+    if verify is Verify.FULL:  # a quick look is no reason to trust the rest of a damaged one
+        for model in manifests.models(manifest):
+            if not manifests.verify(path, model):
+                return model, f"{path} is whole without one of its models: {damages[0]}"
     more = f" and {len(damages) - _SHOWN} more" if len(damages) > _SHOWN else ""
     return None, f"{path} is skipped: {'; '.join(damages[:_SHOWN])}{more}"
 

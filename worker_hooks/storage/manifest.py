@@ -82,12 +82,14 @@ def new(
     reason: str,
     shards: Iterable[Shard],
     digest: str,
+    ranks: Iterable[int] | None = None,
     odd: Iterable[int] = (),
     stale_private: Iterable[int] = (),
 ) -> Manifest:
     """The manifest of a checkpoint that is completed now.
 
-    A rank without a private file among ``shards`` has lost its private state.
+    ``ranks`` are those whose private state belongs to it, all by default: one without a private
+    file among ``shards`` has lost its private state.
     """
     shards = tuple(shards)
     private = {shard.rank for shard in shards if shard.kind == PRIVATE}
@@ -104,7 +106,7 @@ def new(
         shards=shards,
         digest=digest,
         odd=tuple(odd),
-        without_private=tuple(rank for rank in range(world_size) if rank not in private),
+        without_private=tuple(rank for rank in ranks or range(world_size) if rank not in private),
         stale_private=tuple(stale_private),
     )
 

@@ -52,8 +52,6 @@ class DataLoop:
         self._gate = guard.gate
         self._exit = exit_control
         self._callbacks = callbacks
-        self._step_begin = callbacks.methods("step_begin")
-        self._step_end = callbacks.methods("step_end")
         self._observers = observers
         self.tracker = StepTracker(committed, guard.gate, self._position, observers)
         self.reducers = Reducers(committed.modules)
@@ -206,8 +204,7 @@ class DataLoop:
         self.batch += 1
         if feed.is_stateful:
             self._set_meta(feed, loop, is_over=False)
-        for step_begin in self._step_begin:
-            step_begin(self._training)
+        self._callbacks.tell("step_begin", self._training)
         self._committed.beat(self.epoch, self.batch, Phase.FORWARD)
         self.tracker.enter(Phase.FORWARD)
         return batch
@@ -261,6 +258,5 @@ class DataLoop:
             self._feed.settle()
         for observer in self._observers:
             observer.committed(self._committed.step)
-        for step_end in self._step_end:
-            step_end(self._training)
+        self._callbacks.tell("step_end", self._training)
         self.tracker.end()

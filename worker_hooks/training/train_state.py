@@ -110,6 +110,10 @@ class TrainState:
         """The current epoch, counted from 0."""
         return self._loop.epoch
 
+    @epoch.setter
+    def epoch(self, value: int) -> None:  # for a script that counts its epochs itself
+        self._loop.epoch = value
+
     @property
     def batch(self) -> int:
         """Batches that were handed out in the current loop."""

@@ -7,8 +7,6 @@ every reason given in that step must contain.
 from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
 
 from agent.controller import events as ev
-from agent.controller.decide import decide
-from agent.controller.job import Job
 from support.histories.plain import (
     STARTED_2,
     STARTED_3,
@@ -303,16 +301,6 @@ HISTORIES = [
     ("a rank that cannot be killed: the report says what is saved", THREE, [
         *SAVED, (late("stopping"), "killing", "KILL 0,2; deadline killing 10", "alive"), (late("killing"), "failed", "sweep; finish failed 1", "cannot be killed (waited 10 s); step 5 is saved in /d")]),
 ]  # fmt: skip
-
-
-def replay(asked, events, **known):
-    return replay_from(Job(asked, **known), events)
-
-
-def replay_from(job, events):
-    for event in events:
-        job = decide(job, event).job
-    return job
 
 
 def events_of(steps):

@@ -227,8 +227,12 @@ HISTORIES = [
 ]  # fmt: skip
 
 
-def replay(asked, events):
-    job = Job(asked)
+def replay(asked, events, **known):
+    """The job after these events, from its beginning."""
+    return replay_from(Job(asked, **known), events)
+
+
+def replay_from(job, events):
     for event in events:
         job = decide(job, event).job
     return job

@@ -108,7 +108,7 @@ class ReplaceWatch:
                     self.first_raised = event.rank
             case protocol.Registered() if event.attempt == self.watch.attempt:
                 if event.rank in self.watch.running | self.unheard():
-                    self.fixed[event.rank] = event.why_fixed
+                    self.fixed[event.rank] = event.not_replaceable_why
             case ev.ReplacementAged() if not before.state.is_end:
                 self.replaced = max(0, self.replaced - 1)
         if before.state is JobState.REPLACING:

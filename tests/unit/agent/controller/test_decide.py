@@ -61,17 +61,6 @@ def test_what_cannot_happen_raises_and_changes_nothing(asked, before, event):
     assert job == copy
 
 
-def test_a_decision_leaves_the_job_it_was_asked_about_as_it_was():
-    for _, asked, steps in HISTORIES:
-        job = Job(asked)
-        for event, *_ in steps:
-            copy = deepcopy(job)
-            decided = decide(job, event)
-            assert job == copy
-            assert decide(job, event) == decided
-            job = decided.job
-
-
 def test_every_action_but_a_deadline_says_why():
     for _, asked, steps in HISTORIES:
         job = Job(asked)

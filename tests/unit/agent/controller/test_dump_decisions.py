@@ -1,7 +1,5 @@
 """The controller's decisions about dumps: histories and single cases."""
 
-from copy import deepcopy
-
 import pytest
 from support.histories.dumps import (
     COMMITTING,
@@ -20,8 +18,6 @@ from support.histories.dumps import (
     holds,
     moved,
     reg,
-    replay,
-    replay_from,
     running,
     threw,
     unable,
@@ -32,10 +28,11 @@ from support.histories.plain import (
     gone,
     launch,
     play,
+    replay,
+    replay_from,
 )
 
 from agent.controller.decide import decide
-from agent.controller.job import Job
 from agent.controller.states import RankState
 
 
@@ -44,17 +41,6 @@ from agent.controller.states import RankState
 )
 def test_history(asked, steps):
     play(asked, steps)
-
-
-def test_a_decision_leaves_the_job_it_was_asked_about_as_it_was():
-    for _, asked, steps in HISTORIES:
-        job = Job(asked)
-        for event, *_ in steps:
-            copy = deepcopy(job)
-            decided = decide(job, event)
-            assert job == copy
-            assert decide(job, event) == decided
-            job = decided.job
 
 
 def test_a_rank_that_raised_failed_and_was_not_stopped():

@@ -1,7 +1,5 @@
 """The controller's decisions about replacements: histories and single cases."""
 
-from copy import deepcopy
-
 import pytest
 from support.histories.dumps import cut, done, froze, holds, reg, running, threw, wrote
 from support.histories.plain import gone, late, no_start, up, wish
@@ -23,7 +21,7 @@ from support.histories.replacements import (
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import decide
-from agent.controller.job import Attempt, Job
+from agent.controller.job import Attempt
 from agent.controller.states import JobState, RankState
 
 
@@ -32,17 +30,6 @@ from agent.controller.states import JobState, RankState
 )
 def test_history(rules_, steps):
     play(rules_, steps)
-
-
-def test_a_decision_leaves_the_job_it_was_asked_about_as_it_was():
-    for _, rules_, steps in HISTORIES:
-        job = Job(rules_)
-        for event, *_ in steps:
-            copy = deepcopy(job)
-            decided = decide(job, event)
-            assert job == copy
-            assert decide(job, event) == decided
-            job = decided.job
 
 
 def test_what_is_in_memory_is_not_saved():

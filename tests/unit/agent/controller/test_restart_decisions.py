@@ -9,8 +9,6 @@ from support.histories.dumps import (
     events_of,
     froze,
     reg,
-    replay,
-    replay_from,
     running,
 )
 from support.histories.plain import (
@@ -19,6 +17,8 @@ from support.histories.plain import (
     launch,
     no_start,
     play,
+    replay,
+    replay_from,
     rules,
     up,
 )

@@ -33,7 +33,7 @@ def never_replacing(job, event):
 
 def replacing_whoever_can_not(job, event):
     if isinstance(event, protocol.Registered):
-        event = altered(event, why_fixed="")
+        event = altered(event, not_replaceable_why="")
     return decide(job, event)
 
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from support.histories.dumps import HISTORIES as SAVING
 from support.histories.exits import HISTORIES as EXITS
 from support.histories.fallbacks import HISTORIES as FALLS
 from support.histories.plain import HISTORIES as PLAIN
+from support.histories.plain import replay_from
 from support.histories.replacements import HISTORIES as REPLACING
 from support.histories.restarts import ASKED
 from support.histories.restarts import HISTORIES as RESTARTS
@@ -34,7 +36,6 @@ ROWS = {
 RARE = {  # a few times in 100,000 schedules
     (JobState.STARTING, "StartFailed", Condition.HOPELESS),
     (JobState.HOLDING, "WorkerExited", Condition.GIVEN_UP),
-    (JobState.FREEZING, "RankHung", Condition.GIVEN_UP),
     (JobState.DUMPING, "Digested", Condition.GIVEN_UP),
     (JobState.COMMITTING, "DumpCommitted", Condition.HOPELESS),
     (JobState.COMMITTING, "DeadlinePassed", Condition.HOPELESS),
@@ -69,16 +70,24 @@ def taken(monkeypatch):
     return rows
 
 
-def replay(rules, steps):
-    job = Job(rules)
-    for event, *_ in steps:
-        job = decide(job, event).job
+ALL_HISTORIES = (*PLAIN, *SAVING, *RESTARTS, *ASKED, *EXITS, *REPLACING, *FALLS)
 
 
 def test_every_move_is_taken_by_a_history(taken):
-    for _, rules, steps in (*PLAIN, *SAVING, *RESTARTS, *ASKED, *EXITS, *REPLACING, *FALLS):
-        replay(rules, steps)
+    for _, policy, steps in ALL_HISTORIES:
+        replay_from(Job(policy), (event for event, *_ in steps))
     assert ROWS - taken == set()
+
+
+def test_a_decision_does_not_change_the_job_and_is_repeatable():
+    for _, policy, steps in ALL_HISTORIES:
+        job = Job(policy)
+        for event, *_ in steps:
+            copy = deepcopy(job)
+            decision = decide(job, event)
+            assert job == copy
+            assert decide(job, event) == decision
+            job = decision.job
 
 
 @pytest.mark.slow

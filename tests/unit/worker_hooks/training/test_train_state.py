@@ -297,3 +297,36 @@ def test_one_line_says_that_nothing_guards_it(environ, said, monkeypatch, caplog
         steps_over(training, range(2), lambda _: training.update())
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ([f"TrainState: {said}"] if said else [])
+
+
+class Switching:
+    """A callback as profilers are: it rebinds its own methods."""
+
+    checkpoints = []  # noqa: RUF012  a list of its own, no folder
+
+    def __init__(self):
+        self.steps = []
+
+    def begin(self, _state):
+        self.step_end = self.started
+
+    def started(self, state):
+        self.steps.append(state.step)
+        self.step_end = self.going
+
+    def going(self, state):
+        self.steps.append(-state.step)
+
+
+def test_a_callback_may_rebind_its_methods_and_have_attributes_of_its_own():
+    switching = Switching()
+    training = Training(callbacks=[switching])
+    steps_over(training, range(3), lambda _batch: training.update())
+    assert switching.steps == [1, -2, -3]
+
+
+def test_a_script_that_counts_its_epochs_itself_says_so():
+    training = Training()
+    training.state.epoch = 4
+    steps_over(training, range(1), lambda _batch: training.update())
+    assert training.state.epoch == training.record().epoch == 4
