@@ -93,8 +93,8 @@ class Handshake:
 
     def breakpoint(self, ranks: Sequence[int]) -> tuple[Path, str] | None:
         """Folder and prefix of an exception's dump, as these ranks want it, else as any does."""
-        wishes = (self._breakpoints.get(rank) for rank in (*ranks, *self._breakpoints))
-        return next(filter(None, wishes), None)
+        wanted = (self._breakpoints.get(rank) for rank in (*ranks, *self._breakpoints))
+        return next(filter(None, wanted), None)
 
     def greet(self, hello: protocol.Hello) -> None:
         """Answer a rank, at once unless the newest checkpoint has to be found first."""

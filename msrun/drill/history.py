@@ -94,7 +94,7 @@ class DrillHistory:
 
 def read(folder: Path) -> DrillHistory:
     """The history of the trial in ``folder``."""
-    layout = DrillLayout(folder / "witness")
+    layout = DrillLayout(folder / "traces")
     ranks = sorted(_number(path.stem) for path in layout.folder.glob("rank_*.jsonl"))
     finals = {rank: _json(layout.final(rank)) for rank in ranks}
     events = [event for path in (folder / "logs").rglob(EVENTS) for event in _lines(path)]

@@ -26,7 +26,7 @@ from worker_hooks.contract.layout import STATUS
 from worker_hooks.drill.plan import Deed, DrillPlan, Fault
 
 STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-FOLDERS = ("logs", "state", "ckpt", "witness")
+FOLDERS = ("logs", "state", "ckpt", "traces")
 REFUSED_EXIT = 2  # there is nothing to resume from
 LOOK_S = 0.02  # between two looks for the mark of a preemption's first signal
 
@@ -75,7 +75,7 @@ class Trial:
         self._command, self._faults = command, tuple(faults)
         for name in FOLDERS:
             (folder / name).mkdir(parents=True)
-        self._plan = DrillPlan(str(folder / "witness"), str(folder / "ckpt"), self._faults)
+        self._plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), self._faults)
         self._process: DrillProcess | None = None
 
     def run(self, environ: Mapping[str, str], within_s: float | None) -> TrialEnd:

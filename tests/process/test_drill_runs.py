@@ -146,7 +146,7 @@ def test_a_drill_that_is_stopped_leaves_nothing(msrun: Launcher, signum: int) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        poll(lambda: list(msrun.tmp.glob("msrun-drill-*/reference/witness/rank_1.jsonl")))
+        poll(lambda: list(msrun.tmp.glob("msrun-drill-*/reference/traces/rank_1.jsonl")))
         os.kill(process.pid, signum)
         out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, err

@@ -62,8 +62,10 @@ def test_when_all_finish_meanwhile_the_job_succeeded(msrun: Launcher) -> None:
 
 def test_who_finishes_meanwhile_is_let_go_and_the_others_agree(msrun: Launcher) -> None:
     job = start(msrun, "1=finishes", "0=ahead", options=("--grace=3",))
+    asked_s = time.monotonic()
     job.signal(signal.SIGTERM)
     ended = job.wait()
+    assert time.monotonic() - asked_s < Timeouts().exit_s  # --grace=3 bounds it, no other timeout
     assert (ended.code, job.status()["state"]) == (143, "stopped")
     assert "step 5 is saved in" in ended.err
 

@@ -118,8 +118,10 @@ def test_a_second_signal_means_now(msrun: Launcher) -> None:
 def test_a_stopped_process_is_killed_after_the_grace(msrun: Launcher) -> None:
     job = ready(msrun.start("--nproc-per-node=2", "--shutdown-timeout=1", WORKERS / "wait.py"), 2)
     os.kill(job.pids()[0], signal.SIGSTOP)
+    killed_s = time.monotonic()
     os.kill(job.pids()[1], signal.SIGKILL)
     ended = job.wait()
+    assert time.monotonic() - killed_s < Timeouts().grace_s
     assert ended.code == 1
     assert ended.err.startswith("msrun: rank 1 on ")
 
@@ -186,7 +188,7 @@ def test_no_worker_outlives_a_kill_of_msrun(msrun: Launcher, also_forkserver: bo
         victims.append(forkserver(job))
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
-    poll(lambda: not msrun.marked())
+    poll(lambda: not msrun.marked(), within_s=Timeouts().grace_s)
 
 
 def forkserver(job: Job) -> int:

@@ -98,7 +98,7 @@ def test_a_kill_of_msrun_ends_children_with_an_environment_of_their_own(
         assert all(map(lives, strangers))
         assert not set(strangers) & set(msrun.marked())
         job.signal(signal.SIGKILL)
-        poll(lambda: not any(map(lives, strangers)))
+        poll(lambda: not any(map(lives, strangers)), within_s=Timeouts().grace_s)
     finally:
         for pid in strangers:
             with contextlib.suppress(ProcessLookupError):

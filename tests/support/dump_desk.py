@@ -31,7 +31,7 @@ class Places:
         return None
 
 
-class Scribe:
+class QueuedFileThread:
     """Does its jobs when told to, in a thread, as the real one does."""
 
     def __init__(self):
@@ -64,11 +64,11 @@ def _result(job):
 
 class Desk:
     def __init__(self, pages, folder):
-        self.lines, self.scribe, self.posted, self.said = Lines(), Scribe(), [], []
+        self.lines, self.files, self.posted, self.said = Lines(), QueuedFileThread(), [], []
         places = Places()
         places.path = str(folder / "ckpt")
         spec = JobSpec(Program("x", (), ProgramKind.SCRIPT, "python"), 3, "run", "rec")
-        given = services(post=self.posted.append, say=self.said.append, files=self.scribe)
+        given = services(post=self.posted.append, say=self.said.append, files=self.files)
         self.saving = DumpExecutor(spec, folder / "dumps", self.lines, pages, places, given)
         self.saving.freeze(do.FreezeRanks((0, 1), 1, "rank 2 died"))
         self.lines.sent.clear()
@@ -82,6 +82,6 @@ class Desk:
         self.posted.clear()
         commit = do.CommitDump(1, STEP, place, ((0,),), (), "why", from_memory=from_memory)
         self.saving.commit(commit)
-        self.scribe.work()
+        self.files.work()
         (event,) = self.posted
         return event

@@ -23,7 +23,7 @@ class Links:
         self.said.setdefault(rank, []).append(message)
 
 
-class Scribe:
+class QueuedFileThread:
     """Does its jobs when told to."""
 
     def __init__(self):

@@ -69,11 +69,9 @@ def msrun_of(*words: object) -> tuple[object, ...]:
 def killed(launcher: Launcher, kind: str, fault: str, *options: str, name: str = "") -> Run:
     """A job with these faults, that may replace one rank and restart once."""
     folder = launcher.tmp / (name or kind)
-    plan = DrillPlan(
-        str(folder / "witness"), str(folder / "ckpt"), read_words(fault, "kill").faults
-    )
+    plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), read_words(fault, "kill").faults)
     told = (f"--worker_num={RANKS}", "--max-restarts=1", "--max_replacements=1")
     words = msrun_of(*told, *options, SCRIPT, "out", f"--kind={kind}")
-    prelude = 'mkdir witness ckpt && exec "$@"'
+    prelude = 'mkdir traces ckpt && exec "$@"'
     environ = {"MSRUN_DRILL": plan.encode()}
     return run(launcher, folder, "sh", "-c", prelude, "sh", *words, **environ)

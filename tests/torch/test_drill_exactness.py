@@ -24,14 +24,14 @@ PHASES = (
 BESIDES = (
     "rank=0,step=5,raise",
     "rank=2,step=8,signal=SEGV",
-    "rank=3,step=11,attempt=2",
+    "rank=3,step=11,phase=backward,attempt=2",  # all hold step 10, so any may die while it writes
     "rank=1,phase=dump,attempt=2",
 )
 
 
 def drilled(launcher: Launcher, *options: str, job: tuple[str, ...] = ()) -> list[dict]:
     """Every drill's outcome; nothing of the user's folder was touched, nothing is left."""
-    job_words = (RANKS, *job, SMALL, "--epochs=2", "--pause=0.005")
+    job_words = (RANKS, *job, SMALL, "--epochs=2", "--pause=0.005", "--meet")
     done = launcher.drill("--json", *options, "--", *job_words)
     content = json.loads(done.out)
     assert content["reference"]["trouble"] == "", done.err

@@ -46,9 +46,9 @@ def train(
     words = (f"--worker_num={ranks}", SCRIPT, "--config", json.dumps(config), *args)
     environ = {}
     if fault:
-        (msrun.tmp / "witness").mkdir()
+        (msrun.tmp / "traces").mkdir()
         faults = read_words(fault, "kill").faults
-        environ["MSRUN_DRILL"] = DrillPlan(str(msrun.tmp / "witness"), "", faults).encode()
+        environ["MSRUN_DRILL"] = DrillPlan(str(msrun.tmp / "traces"), "", faults).encode()
     ended = msrun.run(*words, **environ)
     assert ended.code == 0, ended.err
     assert ended.err.count(" replaced: every rank resumes from step ") == bool(fault), ended.err

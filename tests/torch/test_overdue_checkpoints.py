@@ -22,7 +22,7 @@ FALLS = {
         [1, 6, "in part"],  # and again, while what was due is made up for
         [2, 9, "after part"],
         [0, 12, "before part"],
-        [0, 15, "in seal"],
+        [0, 15, "in commit"],
         [0, 18, "after commit"],  # it is there: nothing is to be made up for
     ),
     "beside training": (

@@ -140,12 +140,12 @@ def test_who_dies_three_times_at_one_step_is_not_replaced_again(session: Session
 
 
 def trained(launcher: Launcher, name: str, *words: object, faults: str = "") -> tuple[Job, Path]:
-    """A job in a folder of its own, whose ranks witness what they compute."""
+    """A job in a folder of its own, whose ranks trace what they compute."""
     folder = launcher.tmp / name
-    for each in ("witness", "ckpt"):
+    for each in ("traces", "ckpt"):
         (folder / each).mkdir(parents=True)
     struck = read_words(faults, "kill").faults if faults else ()
-    plan = DrillPlan(str(folder / "witness"), str(folder / "ckpt"), struck)
+    plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), struck)
     job = launcher.start(
         f"--worker_num={RANKS}",
         *words,
@@ -195,7 +195,7 @@ def test_a_stop_in_the_middle_of_it_saves_and_the_resume_goes_on(
         log_dir=folder / "logs",
         cwd=folder,
         XDG_STATE_HOME=str(folder / "state"),
-        MSRUN_DRILL=DrillPlan(str(folder / "witness"), str(folder / "ckpt")).encode(),
+        MSRUN_DRILL=DrillPlan(str(folder / "traces"), str(folder / "ckpt")).encode(),
     )
     assert again.wait().code == 0
     assert read(folder).finals == session.reference.finals

@@ -106,12 +106,12 @@ def test_a_script_can_be_told_to_leave_it(launcher: Launcher, torchrun: Run) -> 
 def test_half_the_ranks_go_on_where_all_stopped(launcher: Launcher) -> None:
     folder = launcher.tmp / "fewer"
     plan = DrillPlan(
-        str(folder / "witness"), "", read_words("rank=3,step=5,phase=backward", "kill").faults
+        str(folder / "traces"), "", read_words("rank=3,step=5,phase=backward", "kill").faults
     )
     words = msrun_of(
         "--worker_num=4", "--on_failure=dump", WORKERS / "train_small.py", "--epochs=2"
     )
-    prelude = 'mkdir witness && exec "$@"'
+    prelude = 'mkdir traces && exec "$@"'
     environ = {"MSRUN_DRILL": plan.encode()}
     done = run(launcher, folder, "sh", "-c", prelude, "sh", *words, **environ)
     assert done.ended.code == 1

@@ -1,4 +1,4 @@
-"""Plays a rank that trains, without torch: steps in lockstep, saboteur and witness, a file as dump.
+"""Plays a rank that trains, without torch: steps in lockstep, fault injector and trace, a file as dump.
 
 What it computes depends on the step alone, so a rank may go on from the newest step anybody
 committed. `lose=N` goes on N steps earlier, `forget=1` witnesses no end, `drift=1` ends differently
@@ -25,7 +25,7 @@ if "deaf" in words:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ckpt = Path(plan.ckpt)
 life = os.environ["MSRUN_RUNS"].replace(":", "_") + f"_{attempt}"
-saboteur, witness = FaultInjector.of(plan, env), TrainingTrace(plan, env)
+injector, trace = FaultInjector.of(plan, env), TrainingTrace(plan, env)
 
 
 def meet(name):
@@ -40,15 +40,15 @@ step = max(0, max(committed, default=0) - int(words.get("lose", 0)))
 meet("begin")
 while step < int(words["steps"]):
     for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED):
-        if saboteur:
-            saboteur.phase_begins(phase, step + 1)
+        if injector:
+            injector.phase_begins(phase, step + 1)
         time.sleep(0.002)
         if phase is Phase.FORWARD:
-            witness.backward_begins(step + 1, 1 / (step + 1 + rank))
+            trace.backward_begins(step + 1, 1 / (step + 1 + rank))
             meet(f"step_{step + 1}")
     step += 1
     (ckpt / f"committed_{step}").touch()
-    witness.committed(step)
+    trace.committed(step)
 if "forget" not in words:
     drift = attempt if "drift" in words else 0
-    witness.training_ended(step, f"weights of {step + drift}", f"private of {rank}")
+    trace.training_ended(step, f"weights of {step + drift}", f"private of {rank}")

@@ -6,7 +6,7 @@ these strikes once, in the attempt that comes there first. ``MOMENT`` is one of
     before part    the rank has written nothing of its part of this step's checkpoint
     in part        it has written some of it
     after part     it has said that its part is complete
-    in seal        rank 0: the manifest is written, the folder is not renamed yet
+    in commit      rank 0: the manifest is written, the folder is not renamed yet
     after commit   rank 0: the checkpoint is complete
     beside         the process that writes beside training stands still, the rank dies
     a step later   the same, and the rank dies when it has committed one step more
@@ -81,7 +81,7 @@ def committed(order, advance):
 
 def written(folder, manifest):
     write(folder, manifest)
-    fall(manifest.step, "in seal")
+    fall(manifest.step, "in commit")
 
 
 late = []

@@ -2,7 +2,8 @@
 
 BatchNorm, Dropout, AdamW, a scheduler, a shuffling DistributedSampler, two backwards an update,
 DistributedDataParallel on gloo. `--steps N` stops after N updates, `--epochs N` counts loops over
-the data; `--pause S` makes a step slower, `--late S` some ranks' updates.
+the data; `--pause S` makes a step slower, `--late S` some ranks' updates; with `--meet`, a rank in a forward
+proves that every rank committed the step before.
 """
 
 import argparse
@@ -22,6 +23,7 @@ parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--steps", type=int, default=10**9)
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--late", type=float, default=0.0, help="all ranks but 0, before an update")
+parser.add_argument("--meet", action="store_true", help="all ranks, before each forward")
 parser.add_argument("--ckpt", default="checkpoints")
 parser.add_argument("--say", action="store_true", help="each step")
 options, _ = parser.parse_known_args()
@@ -51,6 +53,8 @@ def train(state):
             if state.step >= options.steps:
                 break
             time.sleep(options.pause)
+            if options.meet:
+                dist.barrier()
             loss = nn.functional.cross_entropy(model(x), y)
             (loss / ACCUMULATED).backward()
             if state.batch % ACCUMULATED == 0:

@@ -290,11 +290,11 @@ def test_side_by_side_does_all_or_raises():
 
 def test_the_scribe_does_one_job_after_the_other_and_says_what_came_of_it():
     heard = []
-    scribe = FileThread(lambda what, *args: what(*args))
-    scribe.do(lambda: 1, heard.append)
-    scribe.do(lambda: 1 / 0, heard.append)
-    scribe.do(lambda: threading.current_thread().name, heard.append)
-    scribe.close(5)
+    files = FileThread(lambda what, *args: what(*args))
+    files.do(lambda: 1, heard.append)
+    files.do(lambda: 1 / 0, heard.append)
+    files.do(lambda: threading.current_thread().name, heard.append)
+    files.close(5)
     assert heard[0] == 1
     assert isinstance(heard[1], ZeroDivisionError)
     assert heard[2] == "msrun-files"
@@ -302,10 +302,10 @@ def test_the_scribe_does_one_job_after_the_other_and_says_what_came_of_it():
 
 def test_a_scribe_that_is_stuck_is_left_alone():
     go = threading.Event()
-    scribe = FileThread(lambda what, *args: what(*args))
-    scribe.do(go.wait, lambda _: None)
-    scribe.close(0.05)
+    files = FileThread(lambda what, *args: what(*args))
+    files.do(go.wait, lambda _: None)
+    files.close(0.05)
     go.set()
-    scribe.close(5)
-    scribe = FileThread(lambda what, *args: what(*args))
-    scribe.close(5)  # it never had anything to do
+    files.close(5)
+    files = FileThread(lambda what, *args: what(*args))
+    files.close(5)  # it never had anything to do

@@ -234,7 +234,7 @@ def desk(pages, tmp_path):
     yield desk
     desk.saving.abandon()
     desk.saving.forget()
-    desk.scribe.jobs.clear()
+    desk.files.jobs.clear()
 
 
 def test_what_is_inline_waits_for_no_thread(desk, tmp_path):
@@ -244,7 +244,7 @@ def test_what_is_inline_waits_for_no_thread(desk, tmp_path):
     desk.saving.hear(written(told[0].folder, 0))
     desk.saving.hear(protocol.Digested(1, 0, 1, "quick"))
     assert [type(event) for event in desk.posted] == [protocol.Written, protocol.Digested]
-    assert not desk.scribe.jobs
+    assert not desk.files.jobs
     event = desk.commit()
     assert manifest.read(Path(event.path)).reason == "rank 2 died"
     assert files() == 4
@@ -272,9 +272,9 @@ def test_large_private_state_is_written_by_the_thread(pages, tmp_path, monkeypat
     monkeypatch.setattr(room, "SMALL", 0)
     desk = Desk(pages, tmp_path)
     assert 0 not in desk.save()
-    desk.scribe.work(1)
+    desk.files.work(1)
     desk.saving.hear(written(dict(desk.lines.sent)[0].folder, 0))
-    assert len(desk.scribe.jobs) == 1
+    assert len(desk.files.jobs) == 1
     assert {shard.kind for shard in manifest.read(Path(desk.commit().path)).shards} == {
         "replicated",
         "private",
@@ -286,7 +286,7 @@ def test_from_memory_to_a_folder_the_late_answer_counts_for_neither(desk):
     late = desk.save()[0].folder
     told = desk.save(place=0, number=1)
     assert not told[1].is_quick
-    desk.scribe.work()
+    desk.files.work()
     assert os.stat(late).st_size == 0
     assert files() > 0  # the rank may still look for the number it was told
     desk.posted.clear()
@@ -300,11 +300,11 @@ def test_a_checkpoint_that_is_given_up_in_its_commit_is_none(pages, tmp_path, mo
     monkeypatch.setattr(room, "SMALL", 0)
     desk = Desk(pages, tmp_path)
     desk.save()
-    desk.scribe.work(1)
+    desk.files.work(1)
     desk.saving.hear(written(dict(desk.lines.sent)[0].folder, 0))
     desk.saving.commit(do.CommitDump(1, STEP, do.MEMORY, ((0,),), (), "why"))
     desk.posted.clear()
-    for job, done in list(desk.scribe.jobs):
+    for job, done in list(desk.files.jobs):
         result = _result(job)
         desk.saving.abandon()
         done(result)

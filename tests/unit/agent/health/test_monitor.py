@@ -44,7 +44,7 @@ class Loop:
 
 
 class Agent:
-    """All that a lookout is given, and what it made of it."""
+    """All that a monitor is given, and what it made of it."""
 
     def __init__(self, monkeypatch, hang_s=None):
         self.loop, self.pages, self.written = Loop(), StatusPages(), []
@@ -59,8 +59,8 @@ class Agent:
         monkeypatch.setattr(monitor, "process", lambda pid: (self.states[pid - 1], 0.0))
         journal = SimpleNamespace(event=lambda what, **more: self.events.append((what, more)))
         given = Services(self.loop, self.post, self.said.append, journal, files=None)
-        self.lookout = HealthMonitor(hang_s, self.pages, self, self.worker, given)
-        self.lookout.watch(JobState.RUNNING, RANKS, are_all=True)
+        self.monitor = HealthMonitor(hang_s, self.pages, self, self.worker, given)
+        self.monitor.watch(JobState.RUNNING, RANKS, are_all=True)
 
     def pid(self, rank):
         return rank + 1
@@ -86,7 +86,7 @@ class Agent:
                     page._paces[at + 1] = 100_000_000
                     page._paces[at + 2] = 100_000_000 - own_ms[rank] * 1_000_000
             page.enter(Phase.FORWARD if rank == 1 else Phase.BACKWARD)
-        self.lookout.refresh(self.workers)
+        self.monitor.refresh(self.workers)
 
     def named(self, what):
         return [more for name, more in self.events if name == what]
@@ -108,25 +108,25 @@ def agent(start):
 
 
 def test_no_timer_runs_before_steps_are_seen_nor_once_the_job_does_not_run(agent):
-    agent.lookout.refresh(agent.workers)
+    agent.monitor.refresh(agent.workers)
     assert agent.loop.timers == []
     agent.train(3)
     assert len(agent.loop.timers) == 1
     agent.loop.fire()
     assert len(agent.loop.timers) == 1
-    agent.lookout.watch(JobState.FREEZING, RANKS, are_all=True)
+    agent.monitor.watch(JobState.FREEZING, RANKS, are_all=True)
     assert agent.loop.timers == []
-    agent.lookout.refresh(agent.workers)
+    agent.monitor.refresh(agent.workers)
     assert agent.loop.timers == []
 
 
 def test_no_timer_runs_before_all_have_registered(agent):
-    agent.lookout.forget()
-    agent.lookout.watch(JobState.RUNNING, {0, 1}, are_all=False)
+    agent.monitor.forget()
+    agent.monitor.watch(JobState.RUNNING, {0, 1}, are_all=False)
     agent.train(3)
     assert agent.loop.timers == []
-    agent.lookout.watch(JobState.RUNNING, RANKS, are_all=True)
-    agent.lookout.watch(JobState.RUNNING, {0, 1}, are_all=False)  # one is done
+    agent.monitor.watch(JobState.RUNNING, RANKS, are_all=True)
+    agent.monitor.watch(JobState.RUNNING, {0, 1}, are_all=False)  # one is done
     agent.train(3)
     assert len(agent.loop.timers) == 1
 
@@ -154,7 +154,7 @@ def test_a_stopped_rank_is_posted_once_all_others_have_answered(agent):
     assert agent.asked == [0, 1, 2]
     for rank in (0, 2):
         assert agent.events_posted == []
-        agent.lookout.hear(protocol.Stack(rank, 0, agent.inspection, True, "a\nb"))
+        agent.monitor.hear(protocol.Stack(rank, 0, agent.inspection, True, "a\nb"))
     (hung,) = agent.events_posted
     assert (hung.rank, hung.attempt) == (1, 0)
     assert agent.workers[1].hung == hung.why
@@ -165,10 +165,10 @@ def test_a_stopped_rank_is_posted_once_all_others_have_answered(agent):
 def test_who_gives_no_answer_is_waited_for_a_second(agent):
     agent.train(3)
     assert 14 < until_asked(agent, 60) < 17
-    agent.lookout.hear(protocol.Stack(0, 0, agent.inspection - 1, False, "of another inspection"))
+    agent.monitor.hear(protocol.Stack(0, 0, agent.inspection - 1, False, "of another inspection"))
     asked = agent.loop.now
     for rank in (0, 2):
-        agent.lookout.hear(protocol.Stack(rank, 0, agent.inspection, True, "a"))
+        agent.monitor.hear(protocol.Stack(rank, 0, agent.inspection, True, "a"))
     while not agent.events_posted:
         agent.loop.fire()
     assert agent.loop.now - asked <= 1.01

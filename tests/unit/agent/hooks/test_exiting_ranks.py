@@ -16,8 +16,8 @@ class Room:
 
     def __init__(self):
         self.released, self.training, self.timers = [], {0}, []
-        self.leavers = ExitingRanks(self, self, self.training)
-        self.leavers.attach(self.call_later)
+        self.exiting = ExitingRanks(self, self, self.training)
+        self.exiting.attach(self.call_later)
 
     def send(self, rank, message):
         assert isinstance(message, Release)
@@ -48,54 +48,54 @@ class Room:
 )
 def test_who_is_let_go(state, is_done, is_let_go):
     room = Room()
-    room.leavers.decided(state)
-    room.leavers.add(1, is_done=is_done)
-    room.leavers.let_go()
+    room.exiting.decided(state)
+    room.exiting.add(1, is_done=is_done)
+    room.exiting.let_go()
     assert room.released == ([1] if is_let_go else [])
-    assert room.leavers.has_finished(1) == (is_let_go and is_done)
-    room.leavers.decided(S.STOPPING)
+    assert room.exiting.has_finished(1) == (is_let_go and is_done)
+    room.exiting.decided(S.STOPPING)
     assert room.released == [1]
 
 
 def test_patience_with_peers_has_an_end():
     room = Room()
-    room.leavers.decided(S.RUNNING)
-    room.leavers.add(1, is_done=True)
-    room.leavers.let_go()
+    room.exiting.decided(S.RUNNING)
+    room.exiting.add(1, is_done=True)
+    room.exiting.let_go()
     room.timers.pop()()
     assert room.released == [1]
 
 
 def test_who_leaves_amid_training_waits_a_moment_for_a_death_to_be_heard_of():
     room = Room()
-    room.leavers.decided(S.RUNNING)
-    room.leavers.add(1, is_done=False)
-    room.leavers.let_go()
+    room.exiting.decided(S.RUNNING)
+    room.exiting.add(1, is_done=False)
+    room.exiting.let_go()
     assert room.released == []
     room.timers.pop()()
     assert room.released == [1]
-    room.leavers.add(2, is_done=False)
-    room.leavers.decided(S.FREEZING)  # there was one
+    room.exiting.add(2, is_done=False)
+    room.exiting.decided(S.FREEZING)  # there was one
     room.timers.pop()()
     assert room.released == [1]
-    room.leavers.decided(S.RUNNING)
-    room.leavers.add(3, is_done=False)
+    room.exiting.decided(S.RUNNING)
+    room.exiting.add(3, is_done=False)
     room.training.clear()  # nobody is left who could need it
-    room.leavers.let_go()
+    room.exiting.let_go()
     assert room.released == [1, 2, 3]
 
 
 def test_who_trains_again_is_not_let_go_for_what_it_wanted_before():
     room = Room()
-    room.leavers.decided(S.REPLACING)
-    room.leavers.add(1, is_done=True)
-    room.leavers.take_back(1)
-    room.leavers.decided(S.RUNNING)
+    room.exiting.decided(S.REPLACING)
+    room.exiting.add(1, is_done=True)
+    room.exiting.take_back(1)
+    room.exiting.decided(S.RUNNING)
     assert room.released == []
-    room.leavers.add(1, is_done=True)
-    room.leavers.agreed = 6
-    room.leavers.let_go()
+    room.exiting.add(1, is_done=True)
+    room.exiting.agreed = 6
+    room.exiting.let_go()
     assert room.released == [1]  # it is in the way of a graceful exit
-    room.leavers.clear()
-    assert not room.leavers.has_finished(1)
+    room.exiting.clear()
+    assert not room.exiting.has_finished(1)
     assert room.timers == []

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.stand_ins import Links, Scribe, services
+from support.stand_ins import Links, QueuedFileThread, services
 
 from agent.controller import events as ev
 from agent.hooks.handshake import Handshake
@@ -19,21 +19,21 @@ ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # sha2
 
 class Desk:
     def __init__(self, fallback, lineage=()):
-        self.links, self.scribe, self.told, self.kept = Links(), Scribe(), [], []
+        self.links, self.files, self.told, self.kept = Links(), QueuedFileThread(), [], []
         self.posted = []
-        self.greeting = Handshake(
+        self.handshake = Handshake(
             DumpSpec(update_grace_s=3, stall_s=4, lineage=lineage),
             "rec",
             fallback,
             self.links,
             self.kept.append,
-            services(post=self.posted.append, say=self.told.append, files=self.scribe),
+            services(post=self.posted.append, say=self.told.append, files=self.files),
         )
-        self.greeting.begin(0, "")
+        self.handshake.begin(0, "")
 
     def hello(self, rank, path, *, wants_resume=False, periodic=""):
         hello = Hello(rank, 0, 1, str(path), wants_resume, checkpoints=str(periodic))
-        self.greeting.greet(hello)
+        self.handshake.greet(hello)
 
     def welcome(self, rank):
         (said,) = self.links.said[rank]
@@ -60,7 +60,7 @@ def test_a_rank_is_told_the_times_and_where_to_save(desk, tmp_path):
 
 
 def test_an_attempt_that_resumes_tells_every_rank(desk, tmp_path):
-    desk.greeting.begin(1, "/ckpt/step_7")
+    desk.handshake.begin(1, "/ckpt/step_7")
     desk.hello(0, tmp_path)
     desk.hello(1, "", wants_resume=True)
     assert desk.welcome(0).resume == desk.welcome(1).resume == "/ckpt/step_7"
@@ -68,16 +68,16 @@ def test_an_attempt_that_resumes_tells_every_rank(desk, tmp_path):
 
 def test_newcomers_join_from_memory_at_once_and_are_barred(desk, tmp_path):
     dump(tmp_path, 12)
-    desk.greeting.begin(0, "/ckpt/step_7")
+    desk.handshake.begin(0, "/ckpt/step_7")
     desk.hello(0, tmp_path)
     desk.hello(1, "/b")
-    desk.greeting.renew(1, "/proc/5/fd/9", [1])
-    assert desk.greeting.place((1,)) == str(tmp_path)  # a survivor's is known as before
+    desk.handshake.renew(1, "/proc/5/fd/9", [1])
+    assert desk.handshake.place((1,)) == str(tmp_path)  # a survivor's is known as before
     desk.hello(1, "/c", periodic=tmp_path, wants_resume=True)
     welcome = Welcome("/proc/5/fd/9", "", str(tmp_path / "dumps"), 3, 4, is_barred=True)
     assert desk.links.said[1][1:] == [welcome]
-    assert desk.greeting.place((1,)) == "/c"
-    desk.greeting.go_on()
+    assert desk.handshake.place((1,)) == "/c"
+    desk.handshake.go_on()
     desk.hello(1, "/c")  # a new state: what is in memory is forgotten by then
     assert desk.links.said[1][2] == welcome._replace(resume="/ckpt/step_7", is_barred=False)
 
@@ -85,12 +85,12 @@ def test_newcomers_join_from_memory_at_once_and_are_barred(desk, tmp_path):
 def test_where_ranks_save_is_remembered_once(desk):
     for rank, path in enumerate(("/a", "/b", "/a", "")):
         desk.hello(rank, path)
-    desk.scribe.work()
+    desk.files.work()
     assert desk.kept == ["/a", "/b"]
-    assert desk.greeting.place((1, 0)) == "/b"
-    assert desk.greeting.place((3,)) == "/a"  # that of another rank
-    desk.greeting.begin(1, "")
-    assert desk.greeting.place((1,)) == ""
+    assert desk.handshake.place((1, 0)) == "/b"
+    assert desk.handshake.place((3,)) == "/a"  # that of another rank
+    desk.handshake.begin(1, "")
+    assert desk.handshake.place((1,)) == ""
 
 
 def test_a_script_that_asks_itself_goes_on_from_the_newest(desk, tmp_path):
@@ -101,7 +101,7 @@ def test_a_script_that_asks_itself_goes_on_from_the_newest(desk, tmp_path):
     assert desk.links.said == {}
     desk.hello(2, tmp_path)
     assert desk.welcome(2).resume == ""
-    desk.scribe.work()
+    desk.files.work()
     assert desk.welcome(0).resume == desk.welcome(1).resume == str(newest)
     desk.hello(3, tmp_path, wants_resume=True)  # late: the answer is known
     assert desk.welcome(3).resume == str(newest)
@@ -113,7 +113,7 @@ def test_a_damaged_one_is_named_and_the_next_is_taken(desk, tmp_path):
     good = dump(tmp_path, 3)
     dump(tmp_path, 12, b"abd")
     desk.hello(0, tmp_path, wants_resume=True)
-    desk.scribe.work()
+    desk.files.work()
     assert desk.welcome(0).resume == str(good)
     assert len(desk.told) == 1
     assert "step_12 is skipped" in desk.told[0]
@@ -123,24 +123,24 @@ def test_when_none_can_be_trusted_that_is_decided_on_before_anybody_is_told(desk
     dump(tmp_path, 12, b"abd")
     for rank in (1, 0):
         desk.hello(rank, tmp_path, wants_resume=True)
-    desk.scribe.work()
+    desk.files.work()
     (refused,) = desk.posted
     assert refused == ev.ResumeRefused(0, refused.why, (1, 0))
     assert "can be trusted" in refused.why
     assert desk.links.said == {}
     assert all("is skipped" in sentence for sentence in desk.told)  # the refusal comes last
-    desk.greeting.refuse((0, 1), refused.why)
+    desk.handshake.refuse((0, 1), refused.why)
     desk.hello(2, tmp_path, wants_resume=True)  # late: the answer is known
     for rank in range(3):
         assert desk.welcome(rank)[:2] == ("", refused.why)
-    desk.greeting.begin(1, "")
+    desk.handshake.begin(1, "")
     desk.hello(3, tmp_path, wants_resume=True)
     assert 3 not in desk.links.said
 
 
 def test_when_nothing_was_ever_saved_it_begins_anew(desk, tmp_path):
     desk.hello(0, tmp_path / "ckpt", wants_resume=True)
-    desk.scribe.work()
+    desk.files.work()
     assert desk.welcome(0)[:2] == ("", "")
     assert desk.posted == []
 
@@ -148,7 +148,7 @@ def test_when_nothing_was_ever_saved_it_begins_anew(desk, tmp_path):
 def test_when_the_first_save_was_killed_it_begins_anew_and_says_so(desk, tmp_path):
     (tmp_path / "tft_saved_checkpoints-step_3_tmp").mkdir()
     desk.hello(0, tmp_path, wants_resume=True)
-    desk.scribe.work()
+    desk.files.work()
     assert desk.welcome(0)[:2] == ("", "")
     assert desk.posted == []
     assert desk.told == [
@@ -159,15 +159,15 @@ def test_when_the_first_save_was_killed_it_begins_anew_and_says_so(desk, tmp_pat
 def test_the_fallback_is_searched_too(desk, tmp_path):
     found = dump(tmp_path / "dumps", 4)
     desk.hello(0, tmp_path / "ckpt", wants_resume=True)
-    desk.scribe.work()
+    desk.files.work()
     assert desk.welcome(0).resume == str(found)
 
 
 def test_a_search_for_an_attempt_that_is_over_answers_nobody(desk, tmp_path):
     dump(tmp_path, 4)
     desk.hello(0, tmp_path, wants_resume=True)
-    desk.greeting.begin(1, "")
-    desk.scribe.work()
+    desk.handshake.begin(1, "")
+    desk.files.work()
     assert desk.links.said == {}
     assert desk.posted == []
 
@@ -175,7 +175,7 @@ def test_a_search_for_an_attempt_that_is_over_answers_nobody(desk, tmp_path):
 def test_a_search_that_fails_is_said(desk, tmp_path, monkeypatch):
     monkeypatch.setattr("agent.hooks.handshake.search", lambda _: json.loads("{"))
     desk.hello(0, tmp_path, wants_resume=True)
-    desk.scribe.work()
+    desk.files.work()
     assert "cannot be searched" in desk.posted[0].why
 
 
@@ -186,7 +186,7 @@ def test_the_folder_of_periodic_checkpoints_is_searched_and_remembered(desk, tmp
     dump(tmp_path / "ckpt", 3)
     newest = dump(tmp_path / "periodic", 12)
     desk.hello(0, tmp_path / "ckpt", wants_resume=True, periodic=tmp_path / "periodic")
-    desk.scribe.work()
+    desk.files.work()
     assert desk.welcome(0).resume == str(newest)
     assert desk.kept == [str(tmp_path / "ckpt"), str(tmp_path / "periodic")]
 
@@ -194,7 +194,7 @@ def test_the_folder_of_periodic_checkpoints_is_searched_and_remembered(desk, tmp
 def test_they_alone_are_enough(desk, tmp_path):
     newest = dump(tmp_path / "periodic", 12)
     desk.hello(0, "", wants_resume=True, periodic=tmp_path / "periodic")
-    desk.scribe.work()
+    desk.files.work()
     assert desk.welcome(0).resume == str(newest)
 
 
@@ -202,10 +202,10 @@ def test_a_restart_goes_on_from_what_the_run_saved_after_its_dump(desk, tmp_path
     older = dump(tmp_path / "ckpt", 3)
     newest = dump(tmp_path / "periodic", 12)
     dump(tmp_path / "periodic", 20, by="another")
-    desk.greeting.begin(1, str(older))
+    desk.handshake.begin(1, str(older))
     for rank in (0, 1):
         desk.hello(rank, tmp_path / "ckpt", periodic=tmp_path / "periodic")
-    desk.scribe.work()
+    desk.files.work()
     desk.hello(2, tmp_path / "ckpt", periodic=tmp_path / "periodic")  # the answer is known
     assert {desk.welcome(rank).resume for rank in range(3)} == {str(newest)}
     assert desk.posted == [ev.CheckpointFound(1, str(newest), 12)]
@@ -214,18 +214,18 @@ def test_a_restart_goes_on_from_what_the_run_saved_after_its_dump(desk, tmp_path
 def test_a_restart_keeps_its_dump_when_that_is_newer(desk, tmp_path):
     newest = dump(tmp_path / "ckpt", 13)
     dump(tmp_path / "periodic", 12)
-    desk.greeting.begin(1, str(newest))
+    desk.handshake.begin(1, str(newest))
     desk.hello(0, tmp_path / "ckpt", periodic=tmp_path / "periodic")
-    desk.scribe.work()
+    desk.files.work()
     assert desk.welcome(0).resume == str(newest)
     assert desk.posted == []
 
 
 def test_a_restart_takes_nothing_that_is_not_the_runs_own(desk, tmp_path):
     dump(tmp_path / "periodic", 20, by="another")
-    desk.greeting.begin(1, "")
+    desk.handshake.begin(1, "")
     desk.hello(0, "", periodic=tmp_path / "periodic")
-    desk.scribe.work()
+    desk.files.work()
     assert desk.welcome(0).resume == ""
     assert desk.posted == []
 
@@ -233,9 +233,9 @@ def test_a_restart_takes_nothing_that_is_not_the_runs_own(desk, tmp_path):
 def test_a_resumed_run_restarts_from_what_the_run_before_it_saved(tmp_path):
     desk = Desk(tmp_path / "dumps", lineage=("before",))
     found = dump(tmp_path / "periodic", 20, by="before")
-    desk.greeting.begin(1, "")
+    desk.handshake.begin(1, "")
     desk.hello(0, "", periodic=tmp_path / "periodic")
-    desk.scribe.work()
+    desk.files.work()
     assert desk.welcome(0).resume == str(found)
 
 

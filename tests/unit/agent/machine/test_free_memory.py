@@ -116,7 +116,7 @@ def desk(tmp_path, monkeypatch):
     yield desk
     desk.saving.abandon()
     desk.saving.forget()
-    desk.scribe.jobs.clear()
+    desk.files.jobs.clear()
 
 
 def test_without_room_no_rank_is_told_to_write_and_the_place_is_to_blame(desk):
@@ -128,7 +128,7 @@ def test_without_room_no_rank_is_told_to_write_and_the_place_is_to_blame(desk):
     desk.free = None
     assert desk.save(number=1).keys() == {0, 1}  # there is room by now
     desk.save(place=0, number=2)
-    assert len(desk.scribe.jobs) == 1
+    assert len(desk.files.jobs) == 1
 
 
 @pytest.mark.parametrize("free", [None, 2 * (GB + SPARE)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.histories.dumps import froze, gone, running, threw
 from support.policies import policy
-from support.stand_ins import Links, Scribe, services
+from support.stand_ins import Links, QueuedFileThread, services
 from support.status_pages import kept, write
 
 from agent.controller import actions as do
@@ -89,15 +89,15 @@ class Desk:
     """Rank 0 has a page and says where it saves; what the orders to save make of that."""
 
     def __init__(self, folder, breakpoints="Net", pages=None, step=5):
-        self.folder, self.posted, links, self.scribe = folder, [], Links(), Scribe()
+        self.folder, self.posted, links, self.files = folder, [], Links(), QueuedFileThread()
         if pages is None:
             pages, page = kept()
             write(page, step, 1)
-        given = services(post=self.posted.append, files=self.scribe)
-        greeting = Handshake(DumpSpec(), "id", folder / "dumps", links, print, given)
+        given = services(post=self.posted.append, files=self.files)
+        handshake = Handshake(DumpSpec(), "id", folder / "dumps", links, print, given)
         path, periodic = str(folder / "ckpt"), str(folder / "saved")
-        greeting.begin(0, "")
-        greeting.greet(Hello(0, 0, 1, path, False, "", periodic, breakpoints))
+        handshake.begin(0, "")
+        handshake.greet(Hello(0, 0, 1, path, False, "", periodic, breakpoints))
         program = Program("x", (), ProgramKind.SCRIPT, "python")
         spec = JobSpec(program, 2, "run", "id")
         self.saving = DumpExecutor(
@@ -105,21 +105,21 @@ class Desk:
             folder / "dumps",
             links,
             pages,
-            greeting,
+            handshake,
             given,
         )
 
     def save(self, *, is_raised, place=0, number=0):
         """The folders that are being written then, relative to the test's."""
         self.saving.save(do.SaveRanks(1, 5, (0,), (), place, "", number, is_raised))
-        self.scribe.work()
+        self.files.work()
         return [str(made.relative_to(self.folder)) for made in self.folder.glob("*/*_tmp")]
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr("os.fsync", lambda _: None)
-    monkeypatch.setattr(Scribe, "continue_in_new_thread", lambda _: None, raising=False)
+    monkeypatch.setattr(QueuedFileThread, "continue_in_new_thread", lambda _: None, raising=False)
     yield
     gc.collect()  # pages are files
 
@@ -157,9 +157,11 @@ def test_the_fallback_is_that_of_dumps(tmp_path):
 
 
 def test_an_attempt_forgets_what_the_one_before_wanted(tmp_path):
-    greeting = Handshake(DumpSpec(), "id", tmp_path, Links(), print, services(files=Scribe()))
-    greeting.begin(0, "")
-    greeting.greet(Hello(1, 0, 1, "", False, "", "/a", "Net"))
-    assert greeting.breakpoint((0,)) == (Path("/a"), "Net")  # that of another rank
-    greeting.begin(1, "")
-    assert greeting.breakpoint((0, 1)) is None
+    handshake = Handshake(
+        DumpSpec(), "id", tmp_path, Links(), print, services(files=QueuedFileThread())
+    )
+    handshake.begin(0, "")
+    handshake.greet(Hello(1, 0, 1, "", False, "", "/a", "Net"))
+    assert handshake.breakpoint((0,)) == (Path("/a"), "Net")  # that of another rank
+    handshake.begin(1, "")
+    assert handshake.breakpoint((0, 1)) is None

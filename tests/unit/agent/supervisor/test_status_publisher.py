@@ -33,7 +33,7 @@ def loop() -> Iterator[Clock]:
     loop.close()
 
 
-def teller(
+def publisher(
     loop: Clock, *, grows_old: Callable[[], bool] = lambda: False
 ) -> tuple[StatusPublisher, list[float]]:
     told: list[float] = []
@@ -46,7 +46,7 @@ def teller(
 
 
 def test_a_new_state_is_told_at_once(loop):
-    one, told = teller(loop)
+    one, told = publisher(loop)
     for state in (JobState.STARTING, JobState.RUNNING, JobState.DUMPING, JobState.REPLACING):
         one.changed(state)
     assert told == [0, 0, 0, 0]
@@ -55,7 +55,7 @@ def test_a_new_state_is_told_at_once(loop):
 
 
 def test_changes_within_a_state_are_told_together(loop):
-    one, told = teller(loop)
+    one, told = publisher(loop)
     one.changed(JobState.STARTING)
     for _ in range(40):
         one.changed(JobState.STARTING)
@@ -68,7 +68,7 @@ def test_changes_within_a_state_are_told_together(loop):
 
 
 def test_news_take_what_waits_with_them(loop):
-    one, told = teller(loop)
+    one, told = publisher(loop)
     one.changed(JobState.STARTING)
     one.changed(JobState.STARTING)
     one.changed(JobState.RUNNING)
@@ -78,7 +78,7 @@ def test_news_take_what_waits_with_them(loop):
 
 def test_what_grows_old_is_told_anew(loop):
     is_training = True
-    one, told = teller(loop, grows_old=lambda: is_training)
+    one, told = publisher(loop, grows_old=lambda: is_training)
     one.changed(JobState.RUNNING)
     loop.pass_by(2 * REFRESH_S + PUBLISH_S)
     assert told == [0, REFRESH_S, 2 * REFRESH_S]
@@ -91,7 +91,7 @@ def test_what_grows_old_is_told_anew(loop):
 
 
 def test_nothing_after_the_end_waits(loop):
-    one, told = teller(loop)
+    one, told = publisher(loop)
     one.changed(JobState.FAILED)
     one.changed(JobState.FAILED)
     assert told == [0, 0]

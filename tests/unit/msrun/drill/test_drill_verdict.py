@@ -232,22 +232,22 @@ def test_a_reference_must_be_worth_comparing_with():
 
 
 def test_what_ranks_and_msrun_wrote_is_read_back(tmp_path, monkeypatch):
-    for name in ("witness", "ckpt/tft_saved_checkpoints-step_3", "logs/earlier/1"):
+    for name in ("traces", "ckpt/tft_saved_checkpoints-step_3", "logs/earlier/1"):
         (tmp_path / name).mkdir(parents=True)
     monkeypatch.setattr(trace, "time", SimpleNamespace(monotonic=lambda: 7.0))
     for attempt in (0, 1):
         env = RankEnv(1, 2, attempt, "a", "", "")
-        seen = TrainingTrace(DrillPlan(str(tmp_path / "witness")), env)
+        seen = TrainingTrace(DrillPlan(str(tmp_path / "traces")), env)
         seen.backward_begins(attempt + 1, 0.5)
         seen.backward_begins(attempt + 1, 0.25)
         seen.committed(attempt + 1)
         seen.close()
     seen.training_ended(2, "d", "p")
-    with open(DrillLayout(tmp_path / "witness").lines(1), "a") as file:
+    with open(DrillLayout(tmp_path / "traces").lines(1), "a") as file:
         file.write('{"loss": "0x')  # killed while it wrote
     mark = {"time": 5.0, "at": 1.0, "step": 2, "attempt": 0, "pid": 1, "fault": "x"}
-    (tmp_path / "witness/struck_0.json").write_text(json.dumps(mark))
-    (tmp_path / "witness/struck_1.json").write_text("")
+    (tmp_path / "traces/struck_0.json").write_text(json.dumps(mark))
+    (tmp_path / "traces/struck_1.json").write_text("")
     manifest = {"saved_at": 6.0, "step": 3, "shards": [{"nbytes": 5}, {"nbytes": 6}]}
     (tmp_path / "ckpt/tft_saved_checkpoints-step_3/manifest.json").write_text(json.dumps(manifest))
     (tmp_path / "logs/events.jsonl").write_text('{"time": 2, "event": "B"}\n{"time"')

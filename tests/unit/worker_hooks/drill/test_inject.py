@@ -33,12 +33,12 @@ from worker_hooks.drill import trace
 from worker_hooks.drill.inject import FaultInjector
 from worker_hooks.drill.plan import DrillPlan
 env = RankEnv.read(os.environ)._replace(rank=int(sys.argv[1]), attempt=int(sys.argv[2]))
-saboteur = FaultInjector.of(DrillPlan.decode(env.drill), env)
+injector = FaultInjector.of(DrillPlan.decode(env.drill), env)
 said = open(sys.argv[3], "a", buffering=1)
 for step in range(1, 7):
     for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.UPDATED):
         print(step, phase.name, file=said)
-        if saboteur: saboteur.phase_begins(phase, step)
+        if injector: injector.phase_begins(phase, step)
         if phase is Phase.UPDATE:
             def update():
                 for number in range(200): os.getpid()
@@ -130,8 +130,8 @@ def test_other_ranks_attempts_and_jobs_are_left_alone(tmp_path):
     made = plan(tmp_path, Fault(1, 3), Fault(0, 3, attempt=1))
     assert FaultInjector.of(made, rank_env(0, attempt=2)) is None
     assert FaultInjector.of(made, rank_env(0, attempt=1)) is not None
-    saboteur = FaultInjector.of(made, rank_env(0, attempt=0))
-    saboteur.phase_begins(Phase.FORWARD, 3)  # of another attempt than that of the fault
+    injector = FaultInjector.of(made, rank_env(0, attempt=0))
+    injector.phase_begins(Phase.FORWARD, 3)  # of another attempt than that of the fault
     assert FaultInjector.of(made, rank_env(1, attempt=5)) is not None
 
 
@@ -152,20 +152,20 @@ def test_only_a_drill_has_observers_and_redirects_folders(tmp_path):
 
 
 def test_a_step_that_is_never_reached_again_is_struck_at_the_next(tmp_path):
-    saboteur = FaultInjector(DrillLayout(tmp_path), {0: Fault(0, 5, Moment.DATA, Deed.RAISE)}, 1)
+    injector = FaultInjector(DrillLayout(tmp_path), {0: Fault(0, 5, Moment.DATA, Deed.RAISE)}, 1)
     with pytest.raises(DrillError):
-        saboteur.phase_begins(Phase.DATA, 6)
+        injector.phase_begins(Phase.DATA, 6)
 
 
 def test_a_dump_is_struck_whatever_its_step(tmp_path):
-    saboteur = FaultInjector(
+    injector = FaultInjector(
         DrillLayout(tmp_path), {0: Fault(0, 90, Moment.DUMP, Deed.STOP, for_s=0.01)}, 0
     )
-    saboteur.phase_begins(Phase.DATA, 3)
+    injector.phase_begins(Phase.DATA, 3)
     struck_pids = []
-    saboteur._claim = lambda _index, _fault, pid: struck_pids.append(pid)
-    saboteur.dump_begins()
-    saboteur.dump_begins()
+    injector._claim = lambda _index, _fault, pid: struck_pids.append(pid)
+    injector.dump_begins()
+    injector.dump_begins()
     assert struck_pids == [os.getpid()]
 
 
@@ -199,13 +199,13 @@ def test_a_stopped_rank_goes_on_by_itself_and_leaves_nobody(tmp_path):
 
 
 def test_what_did_not_strike_in_training_does_not_afterwards(tmp_path):
-    saboteur = FaultInjector(
+    injector = FaultInjector(
         DrillLayout(tmp_path), {0: Fault(0, 2, Moment.ANY, Deed.EXIT, 9, delay=1.0)}, 0
     )
-    saboteur._step_s = 60.0
-    saboteur.phase_begins(Phase.DATA, 2)
-    (timer,) = saboteur._timers
-    saboteur.training_ends()
+    injector._step_s = 60.0
+    injector.phase_begins(Phase.DATA, 2)
+    (timer,) = injector._timers
+    injector.training_ends()
     timer.join(5)
     assert not timer.is_alive()
     assert not DrillLayout(tmp_path).struck(0).exists()
@@ -216,9 +216,9 @@ def test_a_profiler_of_the_script_stays_in_place(tmp_path):
     sys.setprofile(lambda *event: seen.append(event[1]))
     mine = sys.getprofile()
     try:
-        saboteur = FaultInjector(DrillLayout(tmp_path), {0: Fault(0, 9, Moment.UPDATE)}, 0)
+        injector = FaultInjector(DrillLayout(tmp_path), {0: Fault(0, 9, Moment.UPDATE)}, 0)
         for phase in STEP:
-            saboteur.phase_begins(phase, 8)
+            injector.phase_begins(phase, 8)
         assert sys.getprofile() is mine
     finally:
         sys.setprofile(None)
@@ -235,7 +235,7 @@ def test_a_plan_survives_its_journey():
 
 
 class Tensor:
-    """As much of a tensor as a witness asks for."""
+    """As much of a tensor as a trace asks for."""
 
     def __init__(self, *values):
         self.values = values

@@ -61,10 +61,10 @@ def test_a_new_scaler_tells_what_an_old_one_tells():
 
 
 def test_a_beacon_is_seen_in_later_attempts():
-    told = RankEnv(0, 2, 0, f"beacon{os.getpid()}", "", "")
-    beacon = LivenessSocket(told)
+    told = RankEnv(0, 2, 0, f"liveness{os.getpid()}", "", "")
+    liveness = LivenessSocket(told)
     assert live_ranks(told._replace(rank=1, attempt=3)) == {0}
-    beacon.close()
+    liveness.close()
     assert live_ranks(told) == set()
 
 
