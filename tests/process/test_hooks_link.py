@@ -294,9 +294,8 @@ def test_guarded_ranks_outlive_a_kill_of_msrun_and_their_children_go_with_them(
 def test_a_new_forkserver_knows_whom_to_spare(msrun: Launcher) -> None:
     (msrun.tmp / "stay").touch()
     job = start(msrun, "all=alone")
-    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    (old,) = (pid for pid in children if Path(f"/proc/{pid}/comm").read_text() == "msrun-fork\n")
-    os.kill(int(old), signal.SIGKILL)
+    (old,) = job.forkservers()
+    os.kill(old, signal.SIGKILL)
     poll(lambda: seen(job, "ForkserverStarted"))
     pids = job.pids()
     job.signal(signal.SIGKILL)

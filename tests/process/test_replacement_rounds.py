@@ -43,13 +43,6 @@ def files_in_memory(job: Job) -> int:
     return sum("msrun-memory" in link for link in links)
 
 
-def forkserver(job: Job) -> int:
-    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    names = {int(pid): Path(f"/proc/{pid}/comm").read_text().strip() for pid in children}
-    (pid,) = (pid for pid, name in names.items() if name == "msrun-fork")
-    return pid
-
-
 def follow_logs(msrun: Launcher) -> Callable[[], str]:
     """All that ``msrun logs -f`` shows from now on to the end of the run."""
     words, shown = [sys.executable, "-m", "msrun", "logs", "-f"], msrun.tmp / "shown"
@@ -144,7 +137,7 @@ def test_what_they_wrote_is_none_of_the_next_attempts(msrun: Launcher) -> None:
 
 def test_a_newcomer_that_was_not_even_forked_is_none_of_the_next_attempt(msrun: Launcher) -> None:
     job = start(msrun, 1, "0=fails", "1=fails", options=("--max-restarts=1",))
-    os.kill(forkserver(job), signal.SIGSTOP)
+    os.kill(job.forkservers()[0], signal.SIGSTOP)
     kill(job, 2)
     await_seen(job, "PrepareRanks")
     (msrun.tmp / "ckpt.begun").write_text("0")
@@ -182,10 +175,10 @@ def test_a_survivor_that_is_lost_on_the_way_makes_another_round(msrun: Launcher)
 
 def test_a_dead_forkserver_is_replaced_first(msrun: Launcher) -> None:
     job = start(msrun, 1, ranks=2)
-    os.kill(forkserver(job), signal.SIGSTOP)  # so that it dies with the order in its hands
+    os.kill(job.forkservers()[0], signal.SIGSTOP)  # so that it dies with the order in its hands
     kill(job, 1)
     await_seen(job, "ReplaceRanks")
-    os.kill(forkserver(job), signal.SIGKILL)
+    os.kill(job.forkservers()[0], signal.SIGKILL)
     assert job.wait().code == 0
     assert len(seen(job, "ForkserverEnded")) == 1
     assert job.logs()["worker_0.log"].endswith("goes on in 1\n")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.jobs import DEADLINE_S, poll
@@ -35,12 +34,6 @@ def started(job):
         for line in log.splitlines()
         if " workers start " in line
     )
-
-
-def forkservers(job):
-    """The pids of msrun's children that are forkservers."""
-    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    return [int(pid) for pid in children if "msrun-fork" in Path(f"/proc/{pid}/comm").read_text()]
 
 
 @pytest.mark.parametrize("method", ["auto", "fork", "forkserver", "spawn"])
@@ -118,7 +111,7 @@ def test_the_forkserver_is_killed_while_it_imports(msrun, tmp_path):
     write(tmp_path, SLOW, "heavy.py")
     job = msrun.start("--preload=heavy", "--nproc-per-node=2", write(tmp_path, "print('ran')"))
     os.kill(
-        poll(lambda: job.status()["state"] == "starting" and forkservers(job))[0], signal.SIGKILL
+        poll(lambda: job.status()["state"] == "starting" and job.forkservers())[0], signal.SIGKILL
     )
     ended = job.wait()
     assert ended.code == 0, ended.err
@@ -128,9 +121,9 @@ def test_the_forkserver_is_killed_while_it_imports(msrun, tmp_path):
 def test_the_forkserver_is_killed_after_the_ranks_run(msrun, tmp_path):
     job = msrun.start(WARM, "--nproc-per-node=2", write(tmp_path, WAITS))
     job.await_lines("runs", 2)
-    (first,) = forkservers(job)
+    (first,) = job.forkservers()
     os.kill(first, signal.SIGKILL)
-    poll(lambda: forkservers(job) not in ([], [first]))
+    poll(lambda: job.forkservers() not in ([], [first]))
     write(tmp_path, "", "go")
     ended = job.wait()
     assert ended.code == 0, ended.err
@@ -140,7 +133,7 @@ def test_a_restart_works_after_the_forkserver_was_killed(msrun, tmp_path):
     script = write(tmp_path, WAITS + "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')")
     job = msrun.start(WARM, "--max-restarts=1", "--nproc-per-node=2", script)
     job.await_lines("runs", 2)
-    os.kill(forkservers(job)[0], signal.SIGKILL)
+    os.kill(job.forkservers()[0], signal.SIGKILL)
     write(tmp_path, "", "go")
     ended = job.wait()
     assert ended.code == 0, ended.err

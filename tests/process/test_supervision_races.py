@@ -18,13 +18,6 @@ INHERITED = 1050  # more than select() can hold
 RANKS = 600
 
 
-def forkserver(job: Job) -> int:
-    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    return next(
-        int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "msrun-fork\n"
-    )
-
-
 def seen(job: Job, event: str) -> list[dict]:
     return [one for one in job.events() if one["event"] == event]
 
@@ -42,7 +35,7 @@ def test_a_stuck_forkserver_cannot_hold_up_a_stop(msrun: Launcher, end: str) -> 
     job = msrun.start("--nproc-per-node=2", "--max-restarts=1", grace, WORKERS / "wait.py")
     job.await_lines("ready", 2)
     job.await_state("running")
-    os.kill(forkserver(job), signal.SIGSTOP)
+    os.kill(job.forkservers()[0], signal.SIGSTOP)
     os.kill(job.pids()[1], signal.SIGKILL)
     poll(lambda: job.status()["attempt"] == 1 and job.status()["state"] == "starting")
     began = time.monotonic()

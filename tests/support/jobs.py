@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -100,6 +101,15 @@ class Job:
                     found = {rank: found[rank] for rank in one["survivors"]}
                 case "WorkerStarted":
                     found[one["rank"]] = one["pid"]
+        return found
+
+    def forkservers(self) -> list[int]:
+        """The pids of msrun's children that are forkservers; helpers come and go meanwhile."""
+        found = []
+        for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if Path(f"/proc/{pid}/comm").read_text() == "msrun-fork\n":
+                    found.append(int(pid))
         return found
 
     def await_lines(self, text: str, count: int = 1, within_s: float = DEADLINE_S) -> None:

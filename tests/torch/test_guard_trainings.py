@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from support.jobs import DEADLINE_S
 
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.status_page import Page
 
 ROOT = Path(__file__).parents[2]
-LONG_S = 30.0
 
 pytestmark = pytest.mark.torch
 PRELUDE = """
@@ -58,7 +58,7 @@ class Guarded:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
             door.bind(f"\0{name}")
             door.listen()
-            door.settimeout(LONG_S)
+            door.settimeout(DEADLINE_S)
             told = {"RANK": "0", "WORLD_SIZE": "1", "MSRUN_HOOKS": name, "MSRUN_RUNS": name}
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PRELUDE + script],
@@ -69,7 +69,7 @@ class Guarded:
                 text=True,
             )
             self.link, _ = door.accept()
-            self.link.settimeout(LONG_S)
+            self.link.settimeout(DEADLINE_S)
             self.pages: list[Page] = []
             assert isinstance(self.hear()[0], protocol.Hello)
             self.say(protocol.Welcome(""))
@@ -121,7 +121,7 @@ class Guarded:
     def end(self) -> tuple[int, str]:
         """Let it leave; its exit code and what it said of errors."""
         self.link.close()
-        _, errors = self.process.communicate(timeout=LONG_S)
+        _, errors = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, errors
 
 
@@ -132,7 +132,7 @@ def plain(script: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=LONG_S,
+        timeout=DEADLINE_S,
         check=False,
     )
 

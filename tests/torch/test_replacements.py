@@ -164,13 +164,6 @@ def await_seen(job: Job, event: str, count: int = 1) -> None:
     poll(lambda: (job.folder / "events.jsonl").exists() and is_seen())
 
 
-def forkserver(job: Job) -> int:
-    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    names = {int(pid): Path(f"/proc/{pid}/comm").read_text().strip() for pid in children}
-    (pid,) = (pid for pid, name in names.items() if name == "msrun-fork")
-    return pid
-
-
 SLOW = (WORKERS / "train_small.py", "--epochs=2", "--pause=0.05", "--say")
 
 
@@ -179,7 +172,7 @@ def test_a_stop_in_the_middle_of_it_saves_and_the_resume_goes_on(
 ) -> None:
     job, folder = trained(launcher, "stopped", *SLOW)
     job.await_lines("step 3\n", RANKS)
-    server = forkserver(job)
+    server = job.forkservers()[0]
     os.kill(server, signal.SIGSTOP)  # nobody comes
     os.kill(job.pids()[1], signal.SIGKILL)
     await_seen(job, "ReplaceRanks")
@@ -206,7 +199,7 @@ def test_a_dead_forkserver_changes_nothing_and_when_all_die_all_begin_anew(
 ) -> None:
     job, folder = trained(launcher, "all", "--max-restarts=1", *SLOW)
     job.await_lines("step 3\n", RANKS)
-    os.kill(forkserver(job), signal.SIGKILL)
+    os.kill(job.forkservers()[0], signal.SIGKILL)
     os.kill(job.pids()[1], signal.SIGKILL)
     await_seen(job, "GoOn")
     assert [one["newcomers"] for one in job.events() if one["event"] == "ReplaceRanks"] == [[1]]

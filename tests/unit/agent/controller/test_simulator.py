@@ -24,7 +24,7 @@ from agent.controller.states import JobState, RankState
 from worker_hooks.contract import protocol
 
 SCHEDULES, PARTS = 100_000, 10  # parts that the workers of pytest share
-LIMIT_S = 15.0  # of processor time for a part, on a slow machine
+LIMIT = 100  # of the cost of a part: about twice the present one
 
 # the weather is such that nothing of this is rare: at least so many times in a part
 SEEN = {
@@ -62,7 +62,7 @@ def test_a_hundred_thousand_schedules_keep_every_promise(part):
     count = SCHEDULES // PARTS
     seen = census(part * count, count)
     assert seen["Finish"] == count
-    assert seen["seconds"] < LIMIT_S
+    assert seen["cost"] < LIMIT
     assert [
         (each, seen[each]) for least in SEEN for each in SEEN[least] if seen[each] < least
     ] == []
