@@ -57,6 +57,7 @@ def _check_folder() -> None:
 
 
 def _launch(argv: Sequence[str]) -> int:
+    from agent.launch import recover_arg
     from agent.spec.timeouts import describe
     from msrun.launch.request import parse
 
@@ -70,6 +71,7 @@ def _launch(argv: Sequence[str]) -> int:
 
         dump = resume_origin(request.job.dump, request.origin, request.job.world_size, _say)
         request = request._replace(job=request.job._replace(dump=dump))
+    request = request._replace(job=recover_arg.decided(request.job))
     if request.verbose:
         _say(describe(request.job))
     if request.dry_run:

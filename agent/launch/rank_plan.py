@@ -70,7 +70,7 @@ def job_env(spec: JobSpec, port: int, hooks: str = "") -> JobEnv:
 def command(spec: JobSpec, local_rank: int, *, resumes: bool = False) -> tuple[str, ...]:
     """A rank's command line, with ``${local_rank}`` filled in as torchrun does.
 
-    ``resumes``: it resumes from a checkpoint, and one argument says so.
+    ``resumes``: it resumes from a checkpoint, and one argument says so if the script asks for it.
     """
     program = spec.program
     values = {"local_rank": str(local_rank)}

@@ -12,10 +12,11 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.spec.job_spec import JobSpec, ProgramKind, StartMethod
+from agent.spec.job_spec import JobSpec, Program, ProgramKind, StartMethod
 from agent.workers.forkserver_client import WarmStart
 from worker_hooks.contract.env import sets_omp_threads
 
@@ -25,6 +26,7 @@ DYNAMO = "torch._dynamo"  # imported by the first optimizer or torch.compile; 0.
 HOOKS = ("worker_hooks", "msrun")  # a script imports the hooks under either name
 HOOKS_ENTRY = "worker_hooks.training.run"  # imports everything that those names are looked up in
 OPTIMIZERS = ("torch.optim", "torch.compile")
+RECOVER = "is_recover"  # MindSpore's name of a script's argument: it resumes
 
 # Set before `import torch`, these change what the import does; all others are read later.
 READ_AT_IMPORT = (
@@ -63,6 +65,7 @@ class Findings:
         self.modules: set[str] = set()  # dotted names that are imported
         self.names: set[str] = set()  # dotted names that are used
         self.early_environ: str | None = None  # a variable set that an import reads
+        self.names_recover = False  # ``is_recover`` is an argument or a value of the sources
         self.files = 0
 
 
@@ -94,10 +97,10 @@ def choose(spec: JobSpec, argv: tuple[str, ...], environ: Mapping[str, str]) -> 
         "OMP_NUM_THREADS" in environ or sets_omp_threads(spec.nproc, environ)
     ):
         return Choice(None, "with bound cores the thread count is read at import")
-    source = _entry(spec)
+    source = entry(program)
     if source is None:
         return Choice(None, f"no Python source was found for {program.name}")
-    search_path = str(source.parent) if program.kind is ProgramKind.SCRIPT else os.getcwd()
+    search_path = str(search_path_of(program, source))
     found = look(source, Path(search_path))
     wanted = tuple(spec.preload)
     if not wanted and not _imports_torch(found):
@@ -119,10 +122,12 @@ def is_python_of_ours(spec: JobSpec) -> bool:
     return program.kind is not ProgramKind.PROGRAM and program.interpreter == sys.executable
 
 
-def _entry(spec: JobSpec) -> Path | None:
-    """The source file that will be ``__main__``."""
-    name = spec.program.name
-    if spec.program.kind is ProgramKind.SCRIPT:
+def entry(program: Program) -> Path | None:
+    """The source file that will be ``__main__``; ``None``: it is not Python, or not found."""
+    name = program.name
+    if program.kind is ProgramKind.PROGRAM:
+        return None
+    if program.kind is not ProgramKind.MODULE:
         path = Path(os.path.realpath(name))
         return path / "__main__.py" if path.is_dir() else path
     for folder in (os.getcwd(), *sys.path):
@@ -131,6 +136,11 @@ def _entry(spec: JobSpec) -> Path | None:
             if path.is_file():
                 return path
     return None
+
+
+def search_path_of(program: Program, source: Path) -> Path:
+    """The folder that will be ``sys.path[0]``."""
+    return source.parent if program.kind is ProgramKind.SCRIPT else Path.cwd()
 
 
 def _imports_torch(found: Findings) -> bool:
@@ -165,6 +175,7 @@ def _imports_hooks(found: Findings, search_path: Path) -> bool:
     return is_ours("worker_hooks") and any(name in imported and is_ours(name) for name in HOOKS)
 
 
+@lru_cache(maxsize=1)  # a launch asks twice: how to start the script, and what to tell it
 def look(entry: Path, search_path: Path) -> Findings:
     """Walk ``entry`` and the local modules it imports."""
     found = Findings()
@@ -184,6 +195,7 @@ def look(entry: Path, search_path: Path) -> Findings:
         found.modules |= imported
         found.names |= set(_used_names(tree))
         found.early_environ = found.early_environ or _early_environ(tree)
+        found.names_recover = found.names_recover or _names_recover(tree)
         for module in imported:
             queue += _local(module, search_path, path.parent)
     return found
@@ -225,6 +237,25 @@ def _used_names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             yield f"{node.value.id}.{node.attr}"
+
+
+def _names_recover(tree: ast.Module) -> bool:
+    """Whether a parser may know the argument: as a word, a variable, a parameter, an attribute.
+
+    A comment or a docstring asks for nothing, nor does ``TrainState(is_recover=...)``.
+    """
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(word)):
+                if RECOVER in word and id(node) not in prose:
+                    return True
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
+                if name == RECOVER:
+                    return True
+            case _:
+                pass
+    return False
 
 
 def _early_environ(tree: ast.Module) -> str | None:

@@ -114,6 +114,7 @@ def facts(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
     yield "logs", "none (/dev/null)" if spec.logs.disabled else str(plan.folder)
     yield "failure", _on_failure(spec)
     yield "restarts", f"at most {spec.max_restarts}"
+    yield "resumes", f"with {spec.dump.recover_arg or 'no argument'} appended"
     yield "timeouts", _timeouts(spec)
     yield "signals", ", ".join(spec.signals)
     yield "binding", _binding(spec)

@@ -67,7 +67,7 @@ def test_a_failed_run_goes_on_with_its_command_its_variables_and_its_folders(msr
     assert ended.code == 0, ended.err
     assert resuming(ended) == f"resuming step 412 of run {record.record_id} from {folder}"
     first, second = told(home)
-    assert first["argv"] == second["argv"] == ["--lr", "1", "--is_recover=1"]
+    assert first["argv"] == second["argv"] == ["--lr", "1"]  # the script names no is_recover
     assert first["environ"] == {"MODE": "old", "RANK": "0", "API_TOKEN": None}
     assert (first["world"], first["restarts"]) == ("2", "0")
     again = newest(msrun)
@@ -86,13 +86,13 @@ def test_a_failed_run_goes_on_with_its_command_its_variables_and_its_folders(msr
 def test_flags_given_now_win_and_the_size_may_change(msrun, home):
     record = failed(msrun, home)
     saved(home / "ckpt", run=record.record_id)
-    args = ("--resume", record.record_id[:-2], "--nproc-per-node=3", "--recover_arg=", "-v")
+    args = ("--resume", record.record_id[:-2], "--nproc-per-node=3", "--recover_arg=--go", "-v")
     ended = call(msrun, home, *args, LEAVE="0", MODE="new")
     assert ended.code == 0, ended.err
     assert "msrun: timeouts: freeze 5 s < " in ended.err
     ranks = told(home)
     assert [rank["world"] for rank in ranks] == ["3"] * 3
-    assert ranks[0]["argv"] == ["--lr", "1"]
+    assert ranks[0]["argv"] == ["--lr", "1", "--go"]
     assert ranks[0]["environ"]["MODE"] == "new"
     assert "--nproc-per-node=3" in newest(msrun).argv
 
@@ -152,6 +152,8 @@ def test_without_a_whole_checkpoint_nothing_is_started(msrun, home):
 
 
 def test_a_script_that_is_given_is_run_from_the_newest_run_of_it(msrun, home):
+    with (home / "train.py").open("a") as script:
+        script.write('assert "--is_recover=1" in sys.argv')  # now it names it
     record = failed(msrun, home)
     folder = saved(home / "ckpt", run=record.record_id)
     for args in (["--resume"], ["--is_recover=1"], ["--resume", "ckpt"], [f"--resume={folder}"]):

@@ -29,7 +29,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.training": "run train_state",
     "agent.forkserver": "",  # runs in a process of its own
     "agent.controller": "actions decide drain events job restart_policy states",
-    "agent.launch": "prepare rank_plan signals warm_imports",
+    "agent.launch": "prepare rank_plan recover_arg signals warm_imports",
     "agent.health": "monitor",
     "agent.dump": "executor",
     "agent.failure": "post_mortem resume_advice",

@@ -215,7 +215,7 @@ def begin(link, welcome):
     wire.send(link, protocol.Registered(*WHO, STEP, "it cannot"), [fd])  # be replaced
     os.close(fd)
     if ATTEMPT > 0:
-        say("resumed from", welcome.resume, "with", sys.argv[-1])
+        say("resumed from", welcome.resume, "with", *(w for w in sys.argv if "is_recover" in w))
     if "dies" in HOW:
         await_all()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -31,7 +31,7 @@ parser.add_argument("--files", default="files")
 parser.add_argument("--json")
 parser.add_argument("--sig", default="SIGTERM")
 parser.add_argument("--program", action="store_true", help="export it, too: slow")
-options, _ = parser.parse_known_args()
+options = parser.parse_args()
 
 
 class Slow(TensorDataset):

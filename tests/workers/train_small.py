@@ -3,7 +3,7 @@
 BatchNorm, Dropout, AdamW, a scheduler, a shuffling DistributedSampler, two backwards an update,
 DistributedDataParallel on gloo. `--steps N` stops after N updates, `--epochs N` counts loops over
 the data; `--pause S` makes a step slower, `--late S` some ranks' updates; with `--meet`, a rank in a forward
-proves that every rank committed the step before.
+proves that every rank committed the step before. Like most scripts', its parser refuses arguments that it does not know.
 """
 
 import argparse
@@ -26,7 +26,7 @@ parser.add_argument("--late", type=float, default=0.0, help="all ranks but 0, be
 parser.add_argument("--meet", action="store_true", help="all ranks, before each forward")
 parser.add_argument("--ckpt", default="checkpoints")
 parser.add_argument("--say", action="store_true", help="each step")
-options, _ = parser.parse_known_args()
+options = parser.parse_args()
 
 ACCUMULATED = 2
 torch.set_num_threads(1)

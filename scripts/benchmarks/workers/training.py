@@ -27,7 +27,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--mark", type=int, default=0, help="say when this step is finished")
     parser.add_argument("--turns", type=Path, help="a file: trains only while it can be locked")
     parser.add_argument("--every", type=int, default=1, help="steps from save to save, unguarded")
-    return parser.parse_known_args()[0]
+    return parser.parse_args()
 
 
 def network(width: int) -> nn.Module:

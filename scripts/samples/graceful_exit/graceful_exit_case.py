@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--config_file", default="./graceful_exit.json", help="watched for 1")
     parser.add_argument("--directory", default="./", help="for the folders of the ranks")
     parser.add_argument("--ckpt_save_path", default="./graceful_exit_checkpoints")
-    return parser.parse_known_args()[0]  # msrun adds --is_recover=1 to a restart; it is not needed
+    return parser.parse_args()
 
 
 def lenet5() -> nn.Sequential:

@@ -34,7 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=128, help="digits a step, over all ranks")
     parser.add_argument("--lr", type=float, default=0.005)
     parser.add_argument("--ckpt-save-path", default="power_off_checkpoints")
-    return parser.parse_known_args()[0]  # msrun adds --is_recover=1 to a restart; it is not needed
+    return parser.parse_args()
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

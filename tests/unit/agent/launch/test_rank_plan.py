@@ -207,12 +207,13 @@ def test_attempts_differ_only_in_what_they_are_told_about_themselves():
 
 @pytest.mark.parametrize("kind", ProgramKind)
 def test_a_rank_that_goes_on_from_a_checkpoint_is_told_so_at_the_end(kind):
-    job = spec("--lr=1", kind=kind)
+    job = spec("--lr=1", kind=kind, dump=DumpSpec(recover_arg="--is_recover=1"))
     assert command(job, 0, resumes=True) == (*command(job, 0), "--is_recover=1")
 
 
 @pytest.mark.parametrize(
-    ("args", "word"), [(("--is_recover=1",), "--is_recover=1"), (("x",), ""), (("go", "on"), "go")]
+    ("args", "word"),
+    [(("--is_recover=1",), "--is_recover=1"), (("x",), ""), (("x",), None), (("go", "on"), "go")],
 )
 def test_a_rank_is_told_once_or_not_at_all(args, word):
     job = spec(*args)._replace(dump=DumpSpec(recover_arg=word))

@@ -25,6 +25,7 @@ def chosen(folder, sources, environ=None, name="train.py", kind=ProgramKind.SCRI
     for path, source in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(source)
+    warm_imports.look.cache_clear()
     program = Program(name, (), kind, changes.pop("interpreter", sys.executable))
     job = JobSpec(program=program, nproc=2, run_id="job", record_id="rec", **changes)
     return choose(job, ARGV, environ or {})

@@ -11,6 +11,7 @@ from agent.launch import rank_plan
 from agent.launch.rank_plan import Binding
 from agent.spec.job_spec import (
     BindSpec,
+    DumpSpec,
     JobSpec,
     LogSpec,
     Program,
@@ -95,6 +96,8 @@ def test_a_rank_that_does_not_exist_is_refused(rank):
         ({"start_method": StartMethod.SPAWN}, "# start     cold: --start-method spawn"),
         ({}, "# start     cold: the script does not import torch"),
         ({"max_restarts": 4}, "# restarts  at most 4"),
+        ({"dump": DumpSpec(recover_arg="--go")}, "# resumes   with --go appended"),
+        ({"dump": DumpSpec(recover_arg="")}, "# resumes   with no argument appended"),
         (
             {"timeouts": Timeouts(None, 2.5, 1)},
             "# timeouts  start unbounded, grace 2.5 s, kill 1 s",

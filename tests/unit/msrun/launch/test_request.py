@@ -248,6 +248,7 @@ def test_grace_comes_from_flag_then_variable(environ, line, grace_s):
         ("--dump_fallback /a/b", {}, "fallback", Path("/a/b")),
         ("--recover_arg=--again", {}, "recover_arg", "--again"),
         ("--recover_arg=", {}, "recover_arg", ""),
+        ("", {}, "recover_arg", None),
         ("--max-restarts 0", {}, "restarts_explicit", True),
         ("", {"PET_MAX_RESTARTS": "3"}, "restarts_explicit", True),
         ("", {"MS_ENABLE_TFT": "{TTP:0}"}, "ttp", False),
