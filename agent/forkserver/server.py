@@ -28,6 +28,7 @@ from agent.forkserver import (
 from agent.forkserver.orphans import end_orphans, live_sessions
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.atomic_file import describe_os_error
+from worker_hooks.distributed import ddp_release
 
 # Ignored: a batch system may signal every process of a job, but ranks need the store to save.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -74,6 +75,7 @@ def serve_warm(text: str, root: str) -> None:
         orders.preload, orders.search_path
     )
     fast_exit.keep_registrations()
+    ddp_release.install()
     gc.freeze()
     threads = preload_imports.threads()
     problem = problem or preload_imports.why_not_fork()

@@ -31,7 +31,7 @@ def _serve(orders: str) -> None:
 
 
 def _start_cold(pythonpath: str) -> None:
-    """In a fresh worker: only its streams are changed.
+    """In a fresh worker: only its streams are changed, and how DDP ends.
 
     ``pythonpath`` is the user's after a ``=``, or empty if it was not set.
     """
@@ -39,9 +39,11 @@ def _start_cold(pythonpath: str) -> None:
         os.environ["PYTHONPATH"] = pythonpath[1:]
     else:
         del os.environ["PYTHONPATH"]
-    from agent.forkserver import tolerant_streams, unload
+    from agent.forkserver import after_import, tolerant_streams, unload
+    from worker_hooks.distributed import ddp_release
 
     tolerant_streams.make_tolerant()
+    after_import.call_after_import(ddp_release.DDP_MODULE, ddp_release.install)
     sys.path.remove(_ROOT)
     unload.unload_ours(_ROOT)
 

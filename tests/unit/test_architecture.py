@@ -19,7 +19,7 @@ STAIRS = {  # a package may import those before it in its folder, and those of t
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
-    "worker_hooks.distributed": "abort ddp_reducers process_group stacks",
+    "worker_hooks.distributed": "abort ddp_reducers ddp_release process_group stacks",
     "worker_hooks.state": "committed_state mismatch module private registry scaler snapshot",
     "worker_hooks.data": "feed feed_cache",
     "worker_hooks.guard": "exit_hooks gate guard liveness_socket signal_wakeup",
@@ -50,7 +50,12 @@ PURE = {  # packages and modules without effects
 
 EFFECTS = {"os", "time", "random", "socket", "asyncio", "subprocess", "threading"}
 HEAVY = {"torch", "numpy", "rich", "yaml", "click", "asyncio", "psutil"}
-SHARED = ("worker_hooks.contract", "worker_hooks.storage", "worker_hooks.drill.plan")
+SHARED = (
+    "worker_hooks.contract",
+    "worker_hooks.storage",
+    "worker_hooks.drill.plan",
+    "worker_hooks.distributed.ddp_release",
+)
 ENTRY_POINTS = {"__init__.py", "__main__.py", "cli.py", "commands.py", "py.typed"}
 ASYNCIO = {"agent.workers", "agent.hooks", "agent.supervisor"}
 MOST_LINES = 600  # of a file

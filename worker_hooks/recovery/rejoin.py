@@ -14,7 +14,7 @@ from torch import nn
 
 from worker_hooks.contract.env import rejoined
 from worker_hooks.contract.protocol import Rejoin
-from worker_hooks.distributed import process_group
+from worker_hooks.distributed import ddp_release, process_group
 from worker_hooks.guard.guard import Guard
 
 log = logging.getLogger("msrun")
@@ -31,6 +31,8 @@ class Membership:
         self._flags: ModuleFlags | None = None
         self._group: process_group.GroupRecord | None = None  # made by the script before run()
         guard.not_replaceable_why = process_group.OUTSIDE
+        if guard.is_on:
+            ddp_release.install()  # where the worker's own start could not: behind a shell script
 
     def begin(self) -> None:
         """``run`` is about to enter the training function for the first time."""

@@ -1,0 +1,43 @@
+"""Calls a function once a module has been imported, whoever imports it and when."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+def call_after_import(name: str, call: Callable[[], None]) -> None:
+    """Call this right after module ``name`` has run for the first time; it must not raise."""
+    sys.meta_path.insert(0, _Finder(name, call))
+
+
+class _Finder:
+    """Finds one module, once, as the other finders would, and gives its loader more to do."""
+
+    def __init__(self, name: str, call: Callable[[], None]) -> None:
+        self._name = name
+        self._call = call
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path)
+        spec = next((each for each in found if each is not None), None)
+        if spec is not None and spec.loader is not None:
+            _extend(spec.loader, self._call)
+        return spec
+
+
+def _extend(loader: object, call: Callable[[], None]) -> None:
+    run: Callable[[ModuleType], None] = loader.exec_module  # type: ignore[attr-defined]
+
+    def run_and_call(module: ModuleType) -> None:
+        run(module)
+        call()
+
+    loader.exec_module = run_and_call  # type: ignore[attr-defined]
