@@ -37,6 +37,7 @@ from agent.controller.attempts import (
 from agent.controller.drain import DRAINING, apply, hear_of_dump, interrupt_hold, rank_lost
 from agent.controller.job import Job
 from agent.controller.messages import sentence
+from agent.controller.replaceable import note_own_failure
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.controller.stop_requests import exit_requested, is_leaving, stop_requested
@@ -201,6 +202,7 @@ def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
         is_ordered = False
         failure = job.now.failure or f"{how} when it was ordered to exit"
         job = job._replace(now=job.now._replace(failure=failure))
+    job = note_own_failure(job, event)
     ended = RankState.STOPPED if is_ordered else RankState.FAILED
     job = job.with_rank(rank, ended if exit_code else RankState.SUCCEEDED)
     if event.step is not None:
@@ -265,6 +267,7 @@ def _rank_raised(job: Job, event: protocol.Raised) -> Decision:
     if job.state in {JobState.STOPPING, JobState.KILLING}:  # nothing is saved any more
         return Decision(move(job, event, Condition.ALWAYS), release((rank,), reason))
     job = _known_alive(job, rank, event.attempt)
+    job = note_own_failure(job, event)
     job = job._replace(now=job.now._replace(raised=job.now.raised | {rank}))
     if job.now.failure is None:
         job = job.with_failure(reason, is_raised=True)

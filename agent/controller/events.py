@@ -41,13 +41,15 @@ class StartFailed:
 class WorkerExited:
     """A rank's process ended: ``exit_code`` 0-255, or negative for the signal that ended it.
 
-    ``step``: its newest commit, if it had a status page.
+    ``step``: its newest commit, if it had a status page. ``error``: the last line that a rank wrote
+    which failed by itself, its exception as a rule.
     """
 
     rank: int
     attempt: int
     exit_code: int
     step: int | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

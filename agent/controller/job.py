@@ -77,6 +77,14 @@ class Replacement(NamedTuple):
     doubt: str = ""  # an exception in it, perhaps the consequence of a death not known yet
 
 
+class Repeated(NamedTuple):
+    """The newest failure of the script's own, and how often in a row it was met at one step."""
+
+    step: int = NEVER
+    failure: str = ""
+    times: int = 0
+
+
 class Attempt(NamedTuple):
     """What is known of the present attempt."""
 
@@ -85,6 +93,7 @@ class Attempt(NamedTuple):
     registered: Mapping[int, int] = _EMPTY  # rank whose state can be saved -> its newest commit
     raised: frozenset[int] = frozenset()  # ranks that are held at their top
     first_raised: int | None = None
+    failures: Mapping[int, str] = _EMPTY  # rank -> its exception, or its exit code and last words
     hung: frozenset[int] = frozenset()  # were killed for it, and may not be gone yet
     unreachable: frozenset[int] = frozenset()
     sent_signal: int = signals.SIGTERM  # stops ranks that start late, too
@@ -126,6 +135,7 @@ class Job(NamedTuple):
     replaced: int = 0  # ranks, within the period
     replaced_in_all: int = 0  # ranks, since the job began
     deaths: Mapping[int, tuple[int, int]] = _EMPTY  # rank -> a step, how often it was lost there
+    repeated: Repeated = Repeated()
     dump: DumpProgress | None = None  # the newest
     memory: MemoryState | None = None  # what a replacement resumes from
     remembers: bool = False  # the agent has memory for that, complete or not
@@ -166,6 +176,11 @@ class Job(NamedTuple):
     def with_failure(self, why: str, *, is_raised: bool = False) -> Job:
         """The job once this is why the attempt failed."""
         return self._replace(now=self.now._replace(failure=why, is_failure_raised=is_raised))
+
+    def with_own_failure(self, rank: int, what: str) -> Job:
+        """The job once a rank is known to have failed in this way, not by a signal or a hang."""
+        failures = {rank: what, **self.now.failures}  # the exception, then the exit it leads to
+        return self._replace(now=self.now._replace(failures=failures))
 
     def with_exit(self, exit_: ExitProgress) -> Job:
         """The job once its graceful exit has come so far."""

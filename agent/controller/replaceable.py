@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from agent.controller.job import NEVER, Job
+from agent.controller import events as ev
+from agent.controller.job import NEVER, Job, Repeated
 from agent.controller.states import RankState
-from agent.text.wording import described, listed, times
+from agent.text.wording import describe_exit, described, listed, times
+from worker_hooks.contract import protocol
 
 
 def ranks_to_replace(job: Job) -> tuple[int, ...]:
@@ -28,11 +30,37 @@ def ranks_to_replace(job: Job) -> tuple[int, ...]:
     return (now.first_raised,)
 
 
+def note_own_failure(job: Job, event: ev.WorkerExited | protocol.Raised) -> Job:
+    """The job once a rank failed by itself, if it said how."""
+    match event:
+        case protocol.Raised(rank=rank, error=error):
+            return job.with_own_failure(rank, error)
+        case ev.WorkerExited(rank=rank, exit_code=code, error=error) if code > 0 and error:
+            return job.with_own_failure(rank, f"{describe_exit(code)}: {error}")
+        case ev.WorkerExited(rank=rank, exit_code=code) if (
+            code < 0
+        ):  # what it raised does not count
+            failures = {one: what for one, what in job.now.failures.items() if one != rank}
+            return job._replace(now=job.now._replace(failures=failures))
+        case _:
+            return job
+
+
 def with_deaths(job: Job, ranks: Iterable[int], step: int) -> Job:
     """The job once ``ranks`` were lost at ``step``."""
     before = {rank: job.deaths.get(rank, (NEVER, 0)) for rank in ranks}
     more = {rank: (step, count + 1 if at == step else 1) for rank, (at, count) in before.items()}
-    return job._replace(deaths={**job.deaths, **more})
+    return job._replace(deaths={**job.deaths, **more}, repeated=_repeated(job, tuple(before), step))
+
+
+def _repeated(job: Job, ranks: Collection[int], step: int) -> Repeated:
+    """How often in a row the script failed in the way in which one of ``ranks`` did now."""
+    was, now = job.repeated, [job.now.failures[rank] for rank in ranks if rank in job.now.failures]
+    if len(now) < len(ranks) or not now:  # a death or a hang may explain the other failures
+        return Repeated()
+    if was.step == step and was.failure in now:
+        return was._replace(times=was.times + 1)
+    return Repeated(step, now[0], 1)
 
 
 def not_replacing(job: Job, why: str) -> Job:
@@ -85,6 +113,9 @@ def _why_not_again(job: Job, gone: Collection[int], step: int) -> str:
     if step <= 0:
         return "no step was committed yet"
     replace = job.policy.replace
+    same = job.repeated
+    if same.step == step and same.times >= replace.failures:
+        return f"the same failure {times(same.times)} at step {step} ({same.failure})"
     died = [(rank, *job.deaths.get(rank, (NEVER, 0))) for rank in sorted(gone)]
     doomed = [(rank, n) for rank, at, n in died if at == step and n >= replace.deaths]
     if doomed:

@@ -22,7 +22,13 @@ from agent.controller import events as ev
 from agent.controller.attempts import release, signal_ranks
 from agent.controller.dump import UNSAVED, Turn, commit_memory, give_up
 from agent.controller.job import Attempt, Job, MemoryState, Replacement
-from agent.controller.replaceable import not_replacing, ranks_to_replace, why_not, with_deaths
+from agent.controller.replaceable import (
+    not_replacing,
+    note_own_failure,
+    ranks_to_replace,
+    why_not,
+    with_deaths,
+)
 from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import describe_exit, listed, ranged
 from worker_hooks.contract import protocol
@@ -125,6 +131,7 @@ def _start_failed(job: Job, rank: int, why: str) -> Turn:
 def _exited(job: Job, event: ev.WorkerExited) -> Turn:
     rank, failure = event.rank, job.now.failure
     why = f"rank {rank} {describe_exit(event.exit_code)}"
+    job = note_own_failure(job, event)
     job = job.with_rank(rank, RankState.FAILED if event.exit_code else RankState.SUCCEEDED)
     if event.step is not None:
         job = job.with_step(rank, event.step)
@@ -187,6 +194,7 @@ def _raised(job: Job, event: protocol.Raised) -> Turn:
     """A consequence of a death, known or not yet; else the script cannot be entered again."""
     replacement = job.present_replacement()
     job = job._replace(now=job.now._replace(raised=job.now.raised | {event.rank}))
+    job = note_own_failure(job, event)
     if replacement.going or replacement.doubt or not replacement.newcomers:
         return wait(job)
     doubt = f"rank {event.rank} raised {event.error}"

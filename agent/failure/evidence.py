@@ -43,6 +43,7 @@ class WorkerEnd:
     log: Path | None = None  # where its stderr went
     attempt: int = 0
     hung: str = ""  # why msrun killed it, if it hung
+    told: str = ""  # the argument that msrun appended to its command line, if any
 
     @property
     def failed(self) -> bool:

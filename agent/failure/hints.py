@@ -45,6 +45,12 @@ def _signal(*signals: Signals) -> Fit:
     return lambda case: case.evidence.end.signal in signals
 
 
+def _refuses_argument(case: DeathCase) -> bool:
+    """Whether a parser names the argument that msrun appended, in whatever words."""
+    name = case.evidence.end.told.lstrip("-").partition("=")[0]
+    return bool(name) and name in case.words and case.evidence.end.signal is None
+
+
 def _oom(case: DeathCase) -> bool:
     return case.evidence.oom_kills > 0 and case.ended_by(SIGKILL)
 
@@ -65,13 +71,20 @@ def _shell_signal(case: DeathCase) -> bool:
     return quiet and case.ended_by(*SHELL_SIGNALS)
 
 
-# Sentences may use {interpreter}, {local_rank}, {code}, {shell_signal} and the pattern's groups.
+# Sentences may use {interpreter}, {local_rank}, {code}, {shell_signal}, {told} and the groups.
 HINTS: tuple[tuple[Fit, str], ...] = (
     (
         lambda case: bool(case.evidence.end.hung),
         (
             "each rank's stack at that time is in its log, below the words 'is looked at'; "
             "--hang_timeout sets how long it may last"
+        ),
+    ),
+    (
+        _refuses_argument,
+        (
+            "msrun appended {told} to the script's arguments because the rank resumes "
+            "(--recover_arg= leaves it out)"
         ),
     ),
     (
@@ -283,6 +296,7 @@ def _facts(case: DeathCase, found: re.Match[str] | bool) -> dict[str, str | None
         "interpreter": case.interpreter,
         "local_rank": str(end.local_rank),
         "code": str(end.exit_code),
+        "told": end.told,
         "shell_signal": _shell_signal_name(end.exit_code),
     }
     return facts if isinstance(found, bool) else facts | found.groupdict()

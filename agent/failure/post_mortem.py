@@ -8,19 +8,22 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from agent.failure.evidence import WorkerEnd, gather
+from agent.failure.evidence import Evidence, WorkerEnd, gather
 from agent.failure.hints import hint
 from agent.failure.report import Report, as_json, headline, outer_error, render
 from agent.failure.resume_advice import ResumeAdvice
 from agent.failure.resume_advice import as_json as closing_json
-from agent.failure.root_cause import find_cause
+from agent.failure.root_cause import find_cause, last_words
 from agent.machine.oom_kills import OomCounters, read_counters
 from agent.records.journal import Journal
 from agent.spec.run_facts import RunFacts
+from agent.text.sanitize import encodable
 from agent.workers.worker import Worker
 from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.env import AGENT_ERROR_FILE
 from worker_hooks.contract.protocol import WorkerOrder
+
+WORDS_CHARS = 300  # of a line that decisions and messages quote
 
 
 class PostMortem:
@@ -31,6 +34,7 @@ class PostMortem:
         self._facts = facts
         self._counters = counters
         self._report: Report | None = None
+        self._newest: tuple[int | None, str, int] = (None, "", 0)  # exit code, last line, step
 
     def examine(self, workers: tuple[Worker, ...]) -> str | None:
         """Find the root cause of an attempt; one sentence, if a process failed by itself."""
@@ -47,9 +51,22 @@ class PostMortem:
         if cause is None:
             return None
         program = self._facts.spec.program
-        why = hint(cause.root, program.interpreter)
+        known = hint(cause.root, program.interpreter)
+        why = "; ".join(filter(None, (known, self._met_again(cause.root, workers)))) or None
         self._report = Report(cause, program.name, why, self._facts.ids)
         return headline(cause.root.end).removeprefix("msrun: ")
+
+    def _met_again(self, root: Evidence, workers: tuple[Worker, ...]) -> str:
+        """That the last failure was the same: one exit code, one last line, no commit between."""
+        step = max((worker.beat.step for worker in workers if worker.beat is not None), default=0)
+        was, self._newest = self._newest, (root.end.exit_code, _last_line(root), step)
+        is_same = was == self._newest and all(self._newest[:2])
+        return "the failure before it was the same, and no step was committed between" * is_same
+
+    def last_words(self, worker: Worker) -> str:
+        """The last line that an ended worker wrote about its failure; empty: none is known."""
+        order = self._facts.plan(worker.began)[worker.local_rank]
+        return _last_line(gather(self._end(worker, order)))
 
     @property
     def found(self) -> bool:
@@ -101,7 +118,14 @@ class PostMortem:
             log=self._log(worker, order),
             attempt=worker.attempt,
             hung=worker.hung if code == -SIGKILL else "",
+            told=self._told(worker),
         )
+
+    def _told(self, worker: Worker) -> str:
+        """What was appended to its arguments, if the user did not give it."""
+        spec = self._facts.spec
+        argument = spec.dump.recover_arg if worker.resumes else ""
+        return "" if not argument or argument in spec.program.args else argument
 
     def _log(self, worker: Worker, order: WorkerOrder) -> Path | None:
         """Its log; the file has another name if the rank has been replaced."""
@@ -109,6 +133,11 @@ class PostMortem:
         if worker.is_replaced and log == layout.worker_log(worker.rank):
             return layout.earlier_worker_log(worker.rank, worker.attempt)
         return log if order.stderr else None
+
+
+def _last_line(evidence: Evidence) -> str:
+    lines = last_words(evidence).strip().splitlines()
+    return encodable(lines[-1][:WORDS_CHARS]) if lines else ""
 
 
 def _write_outer_error(path: str | None, content: dict[str, Any]) -> None:

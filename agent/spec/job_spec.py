@@ -117,6 +117,7 @@ class ReplaceSpec(NamedTuple):
     max_replacements: int = 20  # --max_replacements within the period
     period_s: float = 3600.0  # --replacement_period
     deaths: int = 3  # of one rank at one step: after so many it is not replaced any more
+    failures: int = 2  # the same of the script's own, in a row at one step: likewise
     rejoin_s: float = 30.0  # for survivors to leave the training function
     join_s: float = 600.0  # for all to be in the new process group, newcomers too
 

@@ -106,6 +106,7 @@ def run(
         say=console.say,
         changed=changed,
         attempt_ended=attempt_ended,
+        last_words=lambda worker: post_mortem().last_words(worker),
     )
     ending = supervisor.run()
     if not output.close(CONSOLE_PATIENCE_S):

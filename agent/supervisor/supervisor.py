@@ -86,6 +86,7 @@ class Supervisor:
         say: Callable[[str], None],
         changed: Callable[[Job, tuple[Worker, ...]], None],
         attempt_ended: Callable[[JobState, tuple[Worker, ...]], None],
+        last_words: Callable[[Worker], str],
     ) -> None:
         """Take the parts; nothing starts before :meth:`run`.
 
@@ -101,6 +102,7 @@ class Supervisor:
             changed: takes the present state, soon after it changed.
             attempt_ended: takes the workers of an attempt whose last process is gone, before the
                 next attempt begins.
+            last_words: reads the last line that a worker which exited wrote about its failure.
         """
         self._spec = spec
         self._plan = plan
@@ -112,6 +114,7 @@ class Supervisor:
         self._say = say
         self._changed = changed
         self._attempt_ended = attempt_ended
+        self._last_words = last_words
         self._job = first_job(spec)
         self._workers: dict[int, Worker] = {}
         self._ranks_by_pid: dict[int, int] = {}
@@ -193,8 +196,10 @@ class Supervisor:
 
     def _post_exit(self, worker: Worker) -> None:
         assert worker.exit_code is not None
-        step = self._hooks.hear_out(worker.rank)
-        self.post(ev.WorkerExited(worker.rank, worker.attempt, worker.exit_code, step))
+        code, step = worker.exit_code, self._hooks.hear_out(worker.rank)
+        is_own = code > 0 and not worker.was_stopped and self._job.has_hooks
+        error = self._last_words(worker) if is_own else ""
+        self.post(ev.WorkerExited(worker.rank, worker.attempt, code, step, error))
 
     def worker(self, rank: int) -> Worker:
         """A rank of the present attempt."""
@@ -322,7 +327,9 @@ class Supervisor:
         orders = self._plan(action.attempt, action.resume is not None)
         self._hooks.begin(action.attempt, action.resume or "")
         self._workers = {
-            order.rank: Worker(order.rank, local_rank, action.attempt)
+            order.rank: Worker(
+                order.rank, local_rank, action.attempt, resumes=action.resume is not None
+            )
             for local_rank, order in enumerate(orders)
         }
         self._ended = 0

@@ -53,7 +53,7 @@ class Replacements:
         self._attempt = action.attempt
         self._ordered = {order.rank: order for order in orders}
         self._workers = {
-            rank: Worker(rank, workers[rank].local_rank, action.attempt)
+            rank: Worker(rank, workers[rank].local_rank, action.attempt, resumes=True)
             for rank in (order.rank for order in made)
         }
         self._starter.prestart(made)
@@ -75,7 +75,8 @@ class Replacements:
         self._dismiss()
         for rank, worker in waiting.items():
             workers[rank].is_replaced = True
-            workers[rank] = worker or Worker(rank, workers[rank].local_rank, attempt)
+            local_rank = workers[rank].local_rank
+            workers[rank] = worker or Worker(rank, local_rank, attempt, resumes=True)
         self._output.make(attempt, orders)
         self._starter.add(tuple(order for order in orders if waiting[order.rank] is None))
         self._output.add(attempt, orders)

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 class Worker:
     """One rank's process. Times are wall clock, for people."""
 
-    def __init__(self, rank: int, local_rank: int, attempt: int) -> None:
+    def __init__(self, rank: int, local_rank: int, attempt: int, *, resumes: bool = False) -> None:
         self.rank = rank
         self.local_rank = local_rank
         self.attempt = attempt  # grows with every replacement of other ranks that it survives
         self.began = attempt  # the attempt that its process was started in; it names its files
+        self.resumes = resumes  # from a checkpoint; it was started with an argument that says so
         self.is_replaced = False
         self.pid = 0
         self.state = RankState.PENDING

@@ -74,6 +74,7 @@ class Replicas:
         self.training = Training(0, 0.0, 0)
         self.is_searched = False
         self.asking: list[Process] = []
+        self.errors = 0
         self.exits = Exits(self)
         self.rejoins = Rejoins(self)
 
@@ -170,7 +171,8 @@ class Replicas:
         if not process.alive or process.is_held or process.is_hung:
             return
         if exit_code > 0 and process.is_linked and rng.random() < self.climate.raises:
-            self.hold(process, "ValueError: bad value")
+            self.errors += 1  # no two are the same: a person would not be replaced into those
+            self.hold(process, f"ValueError: bad value {self.errors}")
         else:
             self.node.die(process, exit_code)
 

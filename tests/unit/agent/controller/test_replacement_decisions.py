@@ -122,6 +122,74 @@ def test_another_step_begins_the_count_anew():
     assert (job.state, job.deaths) == (JobState.RUNNING, {1: (6, 2)})
 
 
+REFUSES = "train.py: error: unrecognized arguments: --go"
+
+
+def decided(rules_, events):
+    job = play(rules_, REPLACING)
+    for event in events:
+        job = decide(job, event).job
+    return job
+
+
+def left(attempt, *, code=2, error=REFUSES):
+    """The newcomer exists and exits by itself."""
+    return up(1, attempt), ev.WorkerExited(1, attempt, code, None, error)
+
+
+def test_a_newcomer_that_fails_twice_in_one_way_is_not_replaced_a_third_time():
+    job = decided(THREE, left(1))
+    assert (job.state, job.attempt, job.repeated.times) == (JobState.REPLACING, 2, 1)
+    job = decided(THREE, (*left(1), *left(2)))
+    assert job.state is JobState.COMMITTING
+    same = f"the same failure twice at step 5 (exited with code 2: {REFUSES})"
+    assert job.now.not_replaced == same
+
+
+@pytest.mark.parametrize(
+    "second",
+    [left(2, error="another"), left(2, code=3), left(2, code=-9, error=""), left(2, error="")],
+)
+def test_failures_that_differ_are_not_the_same(second):
+    job = decided(THREE, (*left(1), *second))
+    assert job.now.not_replaced == "rank 1 died three times at step 5"  # whatever they were
+    job = decided(THREE, (*left(1)[:1], gone(1, -9, 1)))
+    assert (job.state, job.repeated.times) == (JobState.REPLACING, 0)
+
+
+def raises(attempt, step, dump, error="ValueError: bad"):
+    """Rank 1 raises at `step`, and is replaced."""
+    others = [reg(rank, step, attempt) for rank in range(3)]
+    return [
+        threw(1, error, attempt - 1),
+        *(froze(rank, step, dump=dump) for rank in range(3)),
+        wrote(0, dump=dump),
+        *(holds(rank, dump=dump) for rank in (1, 2)),
+        done(MEMORY, dump),
+        gone(1, 1, attempt - 1),
+        *(rejoins(rank, attempt) for rank in (0, 2)),
+        *others,
+    ]
+
+
+def test_an_exception_that_comes_again_at_its_step_is_the_script_s():
+    job = play(THREE, running(3))
+    for event in raises(1, 5, 1):
+        job = decide(job, event).job
+    assert (job.state, job.repeated.times) == (JobState.RUNNING, 1)
+    for event in raises(2, 5, 2)[:5]:
+        job = decide(job, event).job
+    assert job.now.not_replaced == "the same failure twice at step 5 (ValueError: bad)"
+
+
+@pytest.mark.parametrize(("step", "error"), [(6, "ValueError: bad"), (5, "ValueError: worse")])
+def test_one_at_another_step_or_another_one_is_replaced(step, error):
+    job = play(THREE, running(3))
+    for event in [*raises(1, 5, 1), *raises(2, step, 2, error)]:
+        job = decide(job, event).job
+    assert (job.state, job.replaced, job.repeated.times) == (JobState.RUNNING, 2, 1)
+
+
 def test_replacements_are_no_restarts():
     job = play(asked(max_restarts=1, stalls=2), running(3))
     for event in [*again(1, 5, 1), *again(2, 6, 2), *again(3, 7, 3)]:

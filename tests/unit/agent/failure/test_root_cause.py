@@ -1,5 +1,7 @@
 """Of many deaths the first cause is found, and what usually lies behind it is said."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
@@ -216,6 +218,26 @@ def test_a_known_cause_has_its_hint(evidence, words):
 )
 def test_no_hint_is_better_than_a_wrong_one(evidence):
     assert hint(evidence, "/opt/python") is None
+
+
+REFUSALS = (
+    "train.py: error: unrecognized arguments: --is_recover=1",
+    "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--is_recover=1']",
+    "ValueError: Unknown config key: is_recover",
+)
+
+
+@pytest.mark.parametrize("said", REFUSALS)
+def test_an_argument_that_msrun_appended_and_the_script_refuses_is_named(said):
+    evidence = told(0, code=2, tail=("usage: train.py [-h]", said))
+    assert hint(evidence, "/opt/python") is None  # msrun appended nothing
+    evidence = replace(evidence, end=replace(evidence.end, told="--is_recover=1"))
+    assert hint(evidence, "/opt/python") == (
+        "msrun appended --is_recover=1 to the script's arguments because the rank resumes "
+        "(--recover_arg= leaves it out)"
+    )
+    other = replace(evidence, log_tail=("ValueError: bad",))
+    assert hint(other, "/opt/python") is None
 
 
 def test_words_of_the_worker_cannot_break_a_hint():
