@@ -26,7 +26,9 @@ def drilled(launcher: Launcher, *words: object) -> tuple[int, list[dict]]:
 def test_a_script_of_the_catalogue_dies_in_each_phase_on_both_rungs(msrun: Launcher) -> None:
     """All in two jobs, as nothing is amiss."""
     code, drills = drilled(msrun, "--patterns=should_exit_loop")
-    assert {(each["pattern"], each["verdict"]) for each in drills} == {("should_exit_loop", "equal")}
+    assert {(each["pattern"], each["verdict"]) for each in drills} == {
+        ("should_exit_loop", "equal")
+    }
     places = [(each["rung"], each["deaths"]) for each in drills]
     assert sorted(places) == sorted((r, d) for r in ("replacement", "restart") for d in PHASES)
     assert sum(each["took_s"] > 0 for each in drills) == 2

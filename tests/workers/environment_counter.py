@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import TrainState, run
@@ -24,7 +24,7 @@ loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 
 
 def train(state):
-    model = DDP(net)
+    model = DistributedDataParallel(net)
     for _epoch in state.epochs(2):
         for x, y in state.batches(loader):
             calls = int(os.environ.get("CALLS", "0"))  # a new process begins with 0
