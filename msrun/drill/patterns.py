@@ -20,7 +20,7 @@ from agent.spec.job_spec import UsageError
 from agent.text.ranges import format_ranges
 from msrun.drill import pattern_verdict
 from msrun.drill.exit_verdict import steps_lost
-from msrun.drill.history import read
+from msrun.drill.history import DrillHistory, read
 from msrun.drill.pattern_verdict import PatternOutcome, PatternRun, PatternVerdict, ScriptResult
 from msrun.drill.trial import Command, Trial
 from worker_hooks.drill.plan import Fault, Moment
@@ -42,7 +42,7 @@ STEPS = {  # the step in which each phase's death strikes; an epoch of the scrip
 LAST_STEP = max(STEPS.values())
 ALL = "all"
 SLOWDOWN, SLACK_S = 5, 60.0  # a job may take so many times as long as the undisturbed one, and more
-_REFUSAL = " cannot be saved: "  # by TrainState, of what it was given
+_REFUSAL = re.compile(r"TypeError: .* cannot be saved: .*")  # by TrainState, of what it was given
 UNPROTECTED = {"MS_ENABLE_TFT": "{TTP:0}"}
 
 
@@ -185,10 +185,7 @@ class PatternDrill:
             steps_lost=steps_lost(history) or 0,
             said=pattern_verdict.read_said(console, history),
             accusation=pattern_verdict.read_accusation(console),
-            reason=next(
-                (each["reason"] for each in reversed(history.events) if each["event"] == "Finish"),
-                "",
-            ),
+            reason=_reason(history),
         )
         outcome = pattern_verdict.judge(whole.results, run)
         if outcome.verdict is not PatternVerdict.WRONG:
@@ -222,9 +219,14 @@ def _console(trial: Trial) -> str:
     return (trial.folder / "console.log").read_text(errors="replace")
 
 
+def _reason(history: DrillHistory) -> str:
+    """Why the last msrun ended, in its own words up to the first semicolon."""
+    ends = [str(event["reason"]) for event in history.events if event["event"] == "Finish"]
+    return ends[-1].partition(";")[0] if ends else ""
+
+
 def _refused(whole: _Undisturbed) -> PatternOutcome:
     """A script that TrainState refuses at its start is told so early; any other trouble is ours."""
-    refusal = [line for line in whole.console.splitlines() if _REFUSAL in line]
-    if refusal:
+    if refusal := _REFUSAL.search(whole.console):
         return PatternOutcome(PatternVerdict.SAID, f"refused at the start: {refusal[0]}")
     return PatternOutcome(PatternVerdict.WRONG, f"broken drill: {whole.trouble}")
