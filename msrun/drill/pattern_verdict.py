@@ -46,8 +46,7 @@ class PatternRun(NamedTuple):
 
     exit_code: int | None  # None: it did not end in time
     results: Mapping[int, ScriptResult]  # by rank
-    planned: int  # deaths
-    struck: int
+    struck: int  # deaths
     steps_lost: int
     said: tuple[str, ...]  # by msrun, before the first death, of what it does not protect
     accusation: str = ""  # that the hardware corrupts data
@@ -59,6 +58,9 @@ class PatternOutcome(NamedTuple):
 
     verdict: PatternVerdict
     why: str = ""
+
+
+UNSTRUCK = PatternOutcome(PatternVerdict.UNSTRUCK)
 
 
 def read_results(console: str) -> dict[int, ScriptResult]:
@@ -107,8 +109,8 @@ def judge(expected: Mapping[int, ScriptResult], run: PatternRun) -> PatternOutco
     if loss:
         verdict = PatternVerdict.SAID if run.said else PatternVerdict.LOST
         return PatternOutcome(verdict, f"{loss}{f' ({run.said[0]})' if run.said else ''}")
-    if run.struck < run.planned:
-        return PatternOutcome(PatternVerdict.UNSTRUCK, "the script has no such moment")
+    if not run.struck:
+        return UNSTRUCK
     return PatternOutcome(PatternVerdict.EQUAL)
 
 

@@ -73,6 +73,7 @@ class PatternDeath(NamedTuple):
     deaths: str  # "all", a phase, or the fault as text
     outcome: PatternOutcome
     took_s: float = 0.0
+    struck: frozenset[int] = frozenset()  # indices of the faults that did strike
 
 
 class _Undisturbed(NamedTuple):
@@ -144,11 +145,13 @@ class PatternDrill:
             drilled = partial(self.drill, pattern, rung)
             together = drilled(tuple(deaths.values()), ALL)
             yield together
-            for moment, fault in deaths.items():
-                if together.outcome.verdict is PatternVerdict.EQUAL:
+            for index, (moment, fault) in enumerate(deaths.items()):
+                if together.outcome.verdict is not PatternVerdict.EQUAL:
+                    yield drilled((fault,), moment.value)
+                elif index in together.struck:
                     yield together._replace(deaths=moment.value, took_s=0.0)
                 else:
-                    yield drilled((fault,), moment.value)
+                    yield PatternDeath(pattern.name, rung, moment.value, pattern_verdict.UNSTRUCK)
 
     def at_random(
         self, patterns: Sequence[Pattern], number: int, seed: int
@@ -180,7 +183,6 @@ class PatternDrill:
         run = PatternRun(
             ended.exit_code,
             pattern_verdict.read_results(console),
-            planned=len(faults),
             struck=len(history.strikes),
             steps_lost=steps_lost(history) or 0,
             said=pattern_verdict.read_said(console, history),
@@ -188,9 +190,10 @@ class PatternDrill:
             reason=_reason(history),
         )
         outcome = pattern_verdict.judge(whole.results, run)
-        if outcome.verdict is not PatternVerdict.WRONG:
+        if outcome.verdict not in {PatternVerdict.WRONG, PatternVerdict.LOST}:
             shutil.rmtree(trial.folder, ignore_errors=True)
-        return PatternDeath(pattern.name, rung, deaths, outcome, ended.took_s)
+        struck = frozenset(strike.number for strike in history.strikes)
+        return PatternDeath(pattern.name, rung, deaths, outcome, ended.took_s, struck)
 
     def _run_undisturbed(self, pattern: Pattern) -> _Undisturbed:
         trial = self._trial(pattern)

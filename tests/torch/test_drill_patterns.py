@@ -16,7 +16,7 @@ PHASES = ("forward", "backward", "commit", "data", "update", "all")
 
 
 def drilled(launcher: Launcher, *words: object) -> tuple[int, list[dict]]:
-    ended = launcher.drill("--json", *words, "--", "--recover_arg=")
+    ended = launcher.drill("--json", *words, "--", "--recover_arg=", within_s=550)
     assert not launcher.marked()
     content = json.loads(ended.out)
     assert content["ok"] == (ended.code == 0), ended.err

@@ -22,7 +22,7 @@ WARNED = ("train.py:41 `best` begins anew after a replacement",)
 
 
 def run(**changed):
-    undisturbed = PatternRun(0, EXPECTED, planned=1, struck=1, steps_lost=0, said=())
+    undisturbed = PatternRun(0, EXPECTED, struck=1, steps_lost=0, said=())
     return undisturbed._replace(**changed)
 
 
@@ -31,7 +31,7 @@ def run(**changed):
     [
         (run(), PatternVerdict.EQUAL, ""),
         (run(said=WARNED), PatternVerdict.EQUAL, ""),
-        (run(struck=0), PatternVerdict.UNSTRUCK, "no such moment"),
+        (run(struck=0), PatternVerdict.UNSTRUCK, ""),
         # weights
         (run(results=OTHER_WEIGHTS), PatternVerdict.WRONG, "other weights on rank 1"),
         (run(results=OTHER_WEIGHTS, struck=0), PatternVerdict.WRONG, "other weights"),
