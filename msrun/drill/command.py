@@ -6,6 +6,8 @@ import os
 
 import click
 
+from agent.spec.job_spec import UsageError
+
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
@@ -49,6 +51,15 @@ import click
     help="YAML list of drills, such as - graceful: {step: 40}; two kinds in one entry make one "
     "drill.",
 )
+@click.option(
+    "--patterns",
+    metavar="[NAMES]",
+    is_flag=False,
+    flag_value="all",
+    help="Instead of a job: train the catalogue of small scripts, each killed in every phase of a "
+    "step, with replacement and with restarts; --patterns=ema,moco: some; with --random: at random "
+    "moments.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--keep", is_flag=True, help="Keep all logs and checkpoints.")
 @click.option(
@@ -68,6 +79,7 @@ def drill(
     seed: int,
     kinds: str,
     faults: tuple[str, ...],
+    patterns: str | None,
     as_json: bool,
     keep: bool,
     timeout: float | None,
@@ -77,12 +89,24 @@ def drill(
 
     JOB is the job's msrun command line without `msrun`, after a `--`. It runs once undisturbed and
     once for each drill, in folders of its own, and every rank's results are compared bit by bit.
+    With --patterns, JOB is only the options of msrun for the catalogue's scripts.
     """
+    given = {"kill": kill, "stop": stop, "graceful": graceful, "preempt": preempt}
+    if patterns is not None:
+        from msrun.drill import pattern_session
+
+        if faults or any(given.values()):
+            raise UsageError("msrun drill: --patterns has its own faults: give none besides")
+        return pattern_session.drill(
+            pattern_session.PatternRequest(
+                patterns, job, number, seed, timeout_s=timeout, as_json=as_json, keep=keep
+            ),
+            os.environ,
+        )
     from msrun.drill import session
     from msrun.drill.fault_options import read_file, read_words
     from msrun.drill.random_faults import RandomFaults, read_kinds
 
-    given = {"kill": kill, "stop": stop, "graceful": graceful, "preempt": preempt}
     orders = [
         *(read_words(words, deed) for deed, several in given.items() for words in several),
         *(order for path in faults for order in read_file(path)),

@@ -25,6 +25,7 @@ class RankLife:
     begun_at: float
     losses: dict[int, list[str]] = field(default_factory=dict)
     commits: dict[int, float] = field(default_factory=dict)
+    warnings: list[tuple[float, str]] = field(default_factory=list)  # by the hooks
 
 
 class FinalState(NamedTuple):
@@ -119,6 +120,8 @@ def _lives(path: Path) -> Iterator[RankLife]:
                 life.losses.setdefault(step, []).append(loss)
             case {"commit": step, "at": at} if life is not None:
                 life.commits[step] = at
+            case {"warning": text, "at": at} if life is not None:
+                life.warnings.append((at, text))
     if life is not None:
         yield life
 

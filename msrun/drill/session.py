@@ -12,7 +12,7 @@ import contextlib
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,13 +71,26 @@ def drill(wanted: DrillRequest, environ: Mapping[str, str]) -> int:
     command = Command.of(scan(wanted.job))
     if not request.job.dump.restarts_explicit:
         command = command._replace(options=(*command.options, f"--max-restarts={RESTARTS}"))
+    return in_folder(
+        lambda folder: _Session(folder, command, environ, world_size, wanted).run(),
+        is_kept=wanted.keep,
+    )
+
+
+def in_folder(drills: Callable[[Path], int], *, is_kept: bool) -> int:
+    """Run drills in a new folder, which stays if it is to be kept or their exit code is not 0.
+
+    Returns:
+        their exit code.
+
+    Raises:
+        KeyboardInterrupt: they were interrupted; everything they started is gone.
+    """
     folder = Path(tempfile.mkdtemp(prefix="msrun-drill-"))
     become_subreaper()
-    is_kept = wanted.keep
     try:
         with _stoppable():
-            session = _Session(folder, command, environ, world_size, wanted)
-            code = session.run()
+            code = drills(folder)
             is_kept = is_kept or code != 0
             return code
     finally:

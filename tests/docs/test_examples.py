@@ -22,6 +22,7 @@ from msrun.checkpoints.commands import completed
 from msrun.cli import SUBCOMMANDS
 from msrun.commands import commands
 from msrun.drill.fault_options import read_file, read_words
+from msrun.drill.patterns import choose
 from msrun.drill.random_faults import read_kinds
 from msrun.launch.request import parse
 from msrun.launch.resume import command_words
@@ -155,6 +156,9 @@ def subcommand(arguments: list[str], folder: Path) -> None:
     with command.make_context(name, rest) as context:
         asked = context.params
     if name != "drill":
+        return
+    if asked["patterns"]:
+        assert choose(asked["patterns"])
         return
     assert any(asked[each] for each in (*FAULTS, "faults", "number")), "the drill has no fault"
     for kind in FAULTS:

@@ -67,7 +67,13 @@ def name_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-FILES = {name_of(path): path for each in STAIRS for path in sorted((ROOT / each).rglob("*.py"))}
+CATALOGUE = ROOT / "msrun/drill/catalogue"  # scripts that are run, not imported
+FILES = {
+    name_of(path): path
+    for each in STAIRS
+    for path in sorted((ROOT / each).rglob("*.py"))
+    if path.parent != CATALOGUE
+}
 PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 LEVELS = [
     ".".join((folder, *package))

@@ -1,12 +1,13 @@
 """Records what a rank computed while it computes; a drill compares runs by these records.
 
-Each rank has one file of JSON lines (life, loss, commit), which every attempt appends to, and one
-more file at the end of training. Floats are written in hexadecimal: equal text means equal bits.
+Each rank has one file of JSON lines (life, loss, commit, warning), which every attempt appends to,
+and one more file at the end of training. Floats are in hexadecimal: equal text means equal bits.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from typing import Any
@@ -15,6 +16,8 @@ from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.drill.observer import StepObserver
 from worker_hooks.drill.plan import DrillPlan
+
+log = logging.getLogger("msrun")
 
 
 class TrainingTrace(StepObserver):
@@ -31,6 +34,7 @@ class TrainingTrace(StepObserver):
         self._fd = os.open(plan.layout.lines(env.rank), flags, 0o644)
         self._run = env.record_id
         self.attempt_begins(env.attempt)
+        log.addFilter(self._warned)  # no handler: with one, logging would print nothing by itself
 
     def attempt_begins(self, attempt: int) -> None:
         """Write that the lines of another attempt follow."""
@@ -59,7 +63,13 @@ class TrainingTrace(StepObserver):
 
     def close(self) -> None:
         """Write no more."""
+        log.removeFilter(self._warned)
         os.close(self._fd)
+
+    def _warned(self, record: logging.LogRecord) -> bool:
+        """Write what the hooks tell people, and when; it is printed all the same."""
+        self._write(warning=record.getMessage(), at=time.monotonic())
+        return True
 
     def _write(self, **fields: object) -> None:
         os.write(self._fd, json.dumps(fields).encode() + b"\n")

@@ -1,0 +1,63 @@
+"""EMA of the weights that the module itself updates in forward."""
+
+import argparse
+import copy
+import hashlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from msrun import TrainState, run
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--lr", type=float, default=0.05)
+args = parser.parse_args()
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
+
+
+class Averaged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+        self.ema = copy.deepcopy(self.body).requires_grad_(False)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                for averaged, p in zip(self.ema.parameters(), self.body.parameters()):
+                    averaged.mul_(0.9).add_(p, alpha=0.1)
+        return self.body(x)
+
+
+net = Averaged()
+opt = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
+state = TrainState(model=net, optimizer=opt)
+dist.init_process_group("gloo")
+loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+
+
+def digest(*tensors):
+    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
+
+
+def train(state):
+    model = DDP(net)
+    for epoch in state.epochs(args.epochs):
+        for x, y in state.batches(loader):
+            loss = mse_loss(model(x), y)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        print(f"epoch {epoch} loss {loss.item():.4f}")
+
+
+run(train, state)
+print(f"FINAL weights={digest(*net.parameters())}", flush=True)
+dist.destroy_process_group()
