@@ -19,7 +19,7 @@ from __future__ import annotations
 import signal as signals
 
 from agent.controller import actions as do
-from agent.controller import dump, graceful_exit, replacement
+from agent.controller import dump, graceful_exit, replacement, replication
 from agent.controller import events as ev
 from agent.controller.attempts import (
     FAILED_EXIT,
@@ -106,6 +106,7 @@ def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901  a row for each 
             ev.WorkerExited()
             | ev.RankUnreachable()
             | protocol.Registered()
+            | protocol.Fingerprinted()
             | protocol.Raised()
             | protocol.ExitRequested()
         ):
@@ -154,6 +155,8 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
             return _rank_unreachable(job, event)
         case protocol.Registered():
             return Decision(replacement.with_registered(job, event))
+        case protocol.Fingerprinted():
+            return _fingerprinted(job, event)
         case protocol.Raised():
             return _rank_raised(job, event)
         case protocol.Rejoining():  # for a replacement that is over
@@ -274,6 +277,13 @@ def _rank_raised(job: Job, event: protocol.Raised) -> Decision:
     if job.state is JobState.HOLDING:
         return interrupt_hold(job, event, reason)
     return _rank_failed(job, event, reason)
+
+
+def _fingerprinted(job: Job, event: protocol.Fingerprinted) -> Decision:
+    job = replication.note(job, event)
+    if job.state is not JobState.RUNNING or not replication.has_failed(job):
+        return Decision(job)  # a dump under way asks by itself
+    return apply(event, dump.undo_replacement(job))
 
 
 def _is_suspect(job: Job, event: ev.RankHung) -> bool:

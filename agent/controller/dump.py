@@ -21,6 +21,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import DumpProgress, Job
 from agent.controller.replaceable import not_replacing, ranks_to_replace, why_not, with_deaths
+from agent.controller.replication import fail_trial, has_failed, is_own, why_no_holder
 from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import described, listed
 from worker_hooks.contract import protocol
@@ -118,11 +119,17 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     dump, reachable = job.present_dump(), job.reachable()
     if not is_late and any(rank in reachable and rank not in dump.answers for rank in dump.asked):
         return Turn(job, Condition.ANSWERS_AWAITED)
+    if has_failed(job):
+        return undo_replacement(job)
     answers = [dump.answers[rank] for rank in reachable if rank in dump.answers]
     whole = [answer.step for answer in answers if answer.is_whole]
     if not whole:
         return give_up(job, dump, f"no rank holds it whole: {why_not_whole(job, dump)}")
     step = max(whole)
+    dump = dump._replace(step=step)
+    no_holder = why_no_holder(job)
+    if no_holder and len(holders(job, dump)) < len(job.ranks):
+        return give_up(not_replacing(job, no_holder), dump, no_holder)
     gone = ranks_to_replace(job)
     not_replaced = why_not(with_deaths(job, gone, step), gone, step)
     if not not_replaced:
@@ -257,7 +264,14 @@ def _compare(job: Job, dump: DumpProgress) -> Turn:
     for rank, digest in sorted(dump.digests.items()):
         groups.setdefault(digest, []).append(rank)
     ranked = sorted(groups, key=lambda digest: (-len(groups[digest]), groups[digest][0]))
-    is_settled = bool(ranked) and 2 * len(groups[ranked[0]]) > len(dump.digests)
+    if len(ranked) > 1 and job.since_restart.trial is not None:
+        sides = " against ".join(listed(groups[digest]) for digest in ranked)
+        return undo_replacement(fail_trial(job, f"the state differs: {sides}"))
+    is_each_own = is_own(job)
+    if is_each_own and len(dump.digests) < len(job.ranks):
+        return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
+    is_majority = bool(ranked) and 2 * len(groups[ranked[0]]) > len(dump.digests)
+    is_settled = is_majority and not is_each_own
     wanted = ranked[:1] if is_settled else ranked
     able = holders(job, dump)
     for digest in wanted:
@@ -438,6 +452,25 @@ def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
     )
     actions = (commit, extend_deadline(job, JobState.COMMITTING))
     return Turn(job._replace(dump=dump), Condition.IN_MEMORY, actions)
+
+
+def flush_memory(job: Job, why: str) -> Turn:
+    """The checkpoint in memory goes to disk, unless it is there already, and all ranks stop."""
+    memory = job.present_memory()
+    if job.is_saved(memory.step):
+        return Turn(job._replace(now=job.now._replace(outcome=job.kept())), Condition.GIVEN_UP)
+    dump = job.present_dump()._replace(
+        step=memory.step, memory=memory.path, variants=memory.variants, odd=memory.odd, remark=""
+    )
+    if not job.saves():
+        return give_up(job, dump, UNSAVED)
+    return commit_memory(job, dump, 0, why)
+
+
+def undo_replacement(job: Job) -> Turn:
+    """The ranks differ after a replacement: all return to the checkpoint that it began from."""
+    job = job.with_failure(job.diverged)
+    return flush_memory(not_replacing(job, "it was tried, and the ranks differed"), job.diverged)
 
 
 def note_commit(job: Job, event: ev.DumpCommitted) -> Job:

@@ -95,17 +95,23 @@ _ASKED = {
     _C.SOME_HOLD: _S.FREEZING,
     _C.RANKS_ALIVE: _S.STOPPING,
 }
+_UNDONE = {  # the last replacement: its checkpoint is still in memory
+    _C.IN_MEMORY: _S.COMMITTING,
+    _C.GIVEN_UP: _S.STOPPING,
+}
 _HELD = {
     _C.ANSWERS_AWAITED: _S.HOLDING,
     _C.WHOLE: _S.DUMPING,
     _C.GIVEN_UP: _S.STOPPING,
 }
 _FROZEN = {
+    **_UNDONE,
     _C.ANSWERS_AWAITED: _S.FREEZING,
     _C.WHOLE: _S.DUMPING,
     _C.GIVEN_UP: _S.STOPPING,
 }
 _SAVED = {
+    **_UNDONE,
     _C.ANSWERS_AWAITED: _S.DUMPING,
     _C.WRITTEN: _S.COMMITTING,
     _C.GIVEN_UP: _S.STOPPING,
@@ -153,6 +159,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         },
         "Raised": {_C.RANK_FAILED: _S.STOPPING, _C.STATE_HELD: _S.FREEZING},
         "RankHung": {_C.RANK_FAILED: _S.STOPPING, _C.STATE_HELD: _S.FREEZING},
+        "Fingerprinted": _UNDONE,
         "ResumeRefused": {_C.ALWAYS: _S.STOPPING},
         "StopRequested": {**_ASKED, _C.NOW: _S.KILLING},
         "ExitRequested": _ASKED,
@@ -188,7 +195,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "StopRequested": {_C.NOTED: _S.FREEZING, _C.NOW: _S.KILLING},
         "ExitRequested": {_C.ALWAYS: _S.FREEZING},
         "SignalReceived": {_C.ALWAYS: _S.FREEZING},
-        "DeadlinePassed": {_C.WHOLE: _S.DUMPING, _C.GIVEN_UP: _S.STOPPING},
+        "DeadlinePassed": {**_UNDONE, _C.WHOLE: _S.DUMPING},
     },
     _S.DUMPING: {
         "Written": _SAVED,

@@ -283,6 +283,10 @@ class HooksBridge:
                 self._agent.settle()
                 self._raised.add(message.rank)
                 self._agent.post(message._replace(error=encodable(message.error)))
+            case protocol.Fingerprinted():
+                texts = {encodable(str(name)): str(text) for name, text in message.texts.items()}
+                problem = encodable(message.problem)
+                self._agent.post(message._replace(texts=texts, problem=problem))
             case protocol.Rejoining():
                 self._raised.discard(message.rank)
                 self._exiting.take_back(message.rank)

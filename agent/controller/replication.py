@@ -1,0 +1,100 @@
+"""Who holds the same state, and whether a replacement left the ranks alike. Pure.
+
+Theory in five lines:
+
+* ranks report what they hold at their first commits: what is equal on all of them, any rank can
+  save for another one; of the rest each rank's part is its own, and dies with it;
+* before all have reported the same step, nothing is known, so nothing is promised;
+* a replacement is a trial: its checkpoint stays in memory until all have reported two commits more;
+* if they are equal then, it is confirmed; else all ranks are restarted from that checkpoint, as
+  the script keeps something where no replacement can restore it;
+* such a script is not replaced in again.
+"""
+
+from __future__ import annotations
+
+from agent.controller.job import NEVER, Comparison, Job, Trial
+from agent.text.wording import listed, ranged
+from worker_hooks.contract import protocol
+from worker_hooks.contract.fingerprint import describe, differences
+
+TRIAL_COMMITS = 2  # of all ranks, after which a replacement is confirmed
+
+
+def note(job: Job, event: protocol.Fingerprinted) -> Job:
+    """A rank said what it holds; once all have, they are compared."""
+    known, step = job.since_restart.comparison, event.step
+    if event.problem:
+        return _with(job, known._replace(unprotected=known.unprotected or event.problem))
+    late = known.late | {step} if event.is_late else known.late
+    reports = {**known.reports, step: {**known.reports.get(step, {}), event.rank: event.texts}}
+    known = known._replace(reports=reports, late=late)
+    if len(reports[step]) < len(job.ranks):
+        return _with(job, known)
+    found = differences(reports[step])
+    known = known._replace(
+        reports={other: each for other, each in reports.items() if other > step},
+        late=frozenset(other for other in late if other > step),
+        compared=max(step, known.compared),
+    )
+    trial = job.since_restart.trial
+    if trial is None:
+        if found and not known.unprotected:
+            holder = f"no other rank holds what {listed(found[0].lone)} has"
+            known = known._replace(unprotected=f"{describe(found)} ({holder})")
+        return _with(job, known)
+    if found:
+        return fail_trial(_with(job, known), describe(found))
+    if step >= trial.step + TRIAL_COMMITS:
+        return _with(job, known)._replace(
+            since_restart=job.since_restart._replace(comparison=known, trial=None)
+        )
+    return _with(job, known)
+
+
+def fail_trial(job: Job, what: str) -> Job:
+    """The job once ranks turned out to differ after a replacement."""
+    trial = job.since_restart.trial
+    if trial is None or trial.failed:
+        return job
+    why = (
+        f"after the replacement of {ranged(trial.lost)} {what}: "
+        "the script keeps something outside of TrainState"
+    )
+    since_restart = job.since_restart._replace(trial=trial._replace(failed=why))
+    return job._replace(since_restart=since_restart, diverged=why)
+
+
+def begin_trial(job: Job, lost: frozenset[int], step: int) -> Job:
+    """The job once ranks are replaced, and all resume from ``step``."""
+    known = job.since_restart.comparison
+    trial = Trial(step, lost) if known.awaited else None
+    known = known._replace(reports={}, late=frozenset())
+    return job._replace(since_restart=job.since_restart._replace(comparison=known, trial=trial))
+
+
+def has_failed(job: Job) -> bool:
+    """Whether ranks differ after a replacement that can still be undone."""
+    trial = job.since_restart.trial
+    return trial is not None and bool(trial.failed)
+
+
+def why_no_holder(job: Job) -> str:
+    """Why no rank can save the state of another one; empty: any can."""
+    known = job.since_restart.comparison
+    if known.unprotected:
+        return known.unprotected
+    if known.awaited and known.compared == NEVER:
+        return "not all ranks had committed their first step, so nobody knows what they share"
+    if known.late:
+        return f"what was added to the state by step {min(known.late)} is not compared yet"
+    return ""
+
+
+def is_own(job: Job) -> bool:
+    """Whether ranks were seen to hold different states."""
+    return bool(job.since_restart.comparison.unprotected)
+
+
+def _with(job: Job, known: Comparison) -> Job:
+    return job._replace(since_restart=job.since_restart._replace(comparison=known))

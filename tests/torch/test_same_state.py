@@ -1,0 +1,76 @@
+"""What ranks hold the same is observed; nothing that is one rank's own is ever given to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.jobs import WORKERS, Ended, Job, Launcher
+
+from msrun.drill.fault_options import read_words
+from worker_hooks.drill.plan import DrillPlan
+
+pytestmark = pytest.mark.torch
+SCRIPT = WORKERS / "train_parts.py"
+STEPS = 8
+KILL = "rank=1,step=5,phase=backward"
+
+
+def started(
+    launcher: Launcher, name: str, ranks: int, *words: object, faults: str = "", restarts: int = 1
+) -> tuple[Job, Path]:
+    folder = launcher.tmp / name
+    (folder / "traces").mkdir(parents=True, exist_ok=True)
+    struck = read_words(faults, "kill").faults if faults else ()
+    job = launcher.start(
+        f"--worker_num={ranks}",
+        f"--max-restarts={restarts}",
+        SCRIPT,
+        *words,
+        log_dir=folder / "logs",
+        cwd=folder,
+        MSRUN_DRILL=DrillPlan(str(folder / "traces"), str(folder / "checkpoints"), struck).encode(),
+        XDG_STATE_HOME=str(folder / "state"),
+    )
+    return job, folder
+
+
+def weights(folder: Path, kind: str, ranks: int) -> list[str]:
+    return [(folder / f"{kind}.{rank}.sha").read_text() for rank in range(ranks)]
+
+
+def of(job: Job, event: str) -> list[dict]:
+    return [dict(one) for one in job.events() if one["event"] == event]
+
+
+def undisturbed(launcher: Launcher, kind: str, ranks: int) -> list[str]:
+    job, folder = started(launcher, f"{kind}-undisturbed", ranks, kind, STEPS)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    return weights(folder, kind, ranks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("tensor_parallel", 2), ("copies", 4), ("fsdp1", 2)]
+)
+def test_parts_of_the_ranks_are_not_mixed_up(launcher: Launcher, kind: str, ranks: int) -> None:
+    expected = undisturbed(launcher, kind, ranks)
+    job, folder = started(launcher, kind, ranks, kind, STEPS, faults=KILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert weights(folder, kind, ranks) == expected
+    said = ended.err
+    assert said.index("not protected: ") < said.index("rank 1 was killed by SIGKILL"), said
+    assert "corrupts data" not in said
+    (again,) = of(job, "StartAttempt")[1:]
+    assert "resume" not in again or again["resume"] is None
+    assert not of(job, "ReplaceRanks")
+
+
+def test_a_counter_of_the_script_undoes_the_replacement(launcher: Launcher) -> None:
+    expected = undisturbed(launcher, "rate_by_hand", 3)
+    job, folder = started(launcher, "rate", 3, "rate_by_hand", STEPS, faults=KILL)
+    ended = job.wait()
+    print(ended.err)
+    assert "after the replacement of rank 1 optimizer.groups.0.lr differs" in ended.err
+    assert len(of(job, "ReplaceRanks")) == 1
