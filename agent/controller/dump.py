@@ -129,7 +129,7 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     dump = dump._replace(step=step)
     no_holder = why_no_holder(job)
     if no_holder and len(holders(job, dump)) < len(job.ranks):
-        return give_up(not_replacing(job, no_holder), dump, no_holder)
+        return give_up(job, dump, no_holder)
     gone = ranks_to_replace(job)
     not_replaced = why_not(with_deaths(job, gone, step), gone, step)
     if not not_replaced:

@@ -81,7 +81,7 @@ def _of_replacement(before: Job, after: Job) -> str:
 def _of_comparison(before: Job, after: Job) -> str:
     """It turned out that the ranks do not hold the same."""
     was, now = before.since_restart.comparison, after.since_restart.comparison
-    if now.unprotected and not was.unprotected:
+    if now.unprotected and not was.unprotected and not after.restarts:
         return (
             f"not protected: {now.unprotected}; if a rank dies, training resumes from the newest "
             "ModelCheckpoint, else from its beginning"

@@ -40,7 +40,9 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     trial = job.since_restart.trial
     if trial is None:
         if found and not known.unprotected:
-            holder = f"no other rank holds what {listed(found[0].lone)} has"
+            lone = found[0].lone
+            verb = "has" if len(lone) == 1 else "have"
+            holder = f"no other rank holds what {listed(lone)} {verb}"
             known = known._replace(unprotected=f"{describe(found)} ({holder})")
         return _with(job, known)
     if found:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,11 @@ def started(
 ) -> tuple[Job, Path]:
     folder = launcher.tmp / name
     (folder / "traces").mkdir(parents=True, exist_ok=True)
-    struck = read_words(faults, "kill").faults if faults else ()
+    plan = {}
+    if faults:
+        struck = read_words(faults, "kill").faults
+        places = str(folder / "traces"), str(folder / "checkpoints")
+        plan = {"MSRUN_DRILL": DrillPlan(*places, struck).encode()}
     job = launcher.start(
         f"--worker_num={ranks}",
         f"--max-restarts={restarts}",
@@ -29,8 +35,8 @@ def started(
         *words,
         log_dir=folder / "logs",
         cwd=folder,
-        MSRUN_DRILL=DrillPlan(str(folder / "traces"), str(folder / "checkpoints"), struck).encode(),
         XDG_STATE_HOME=str(folder / "state"),
+        **plan,
     )
     return job, folder
 
@@ -74,3 +80,14 @@ def test_a_counter_of_the_script_undoes_the_replacement(launcher: Launcher) -> N
     print(ended.err)
     assert "after the replacement of rank 1 optimizer.groups.0.lr differs" in ended.err
     assert len(of(job, "ReplaceRanks")) == 1
+
+
+def test_what_is_sharded_within_train_is_said_before_a_death(launcher: Launcher) -> None:
+    job, folder = started(launcher, "inside", 2, "sharded_inside", 4, "--pause=0.2")
+    job.await_lines("step 1\n", 2)
+    os.kill(job.pids()[1], signal.SIGKILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    said = ended.err
+    assert said.index("not protected: model.0.weight is replaced in the model") < said.index("SIGK")
+    assert not of(job, "ReplaceRanks")

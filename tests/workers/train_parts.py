@@ -8,6 +8,7 @@ Each rank writes its weights to `{KIND}.{rank}.sha`, as their digest, at the end
 
 import argparse
 import hashlib
+import time
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ parser.add_argument("kind")
 parser.add_argument("steps", type=int)
 parser.add_argument("--every", type=int, default=0, help="a checkpoint")
 parser.add_argument("--whole", action="store_true", help="each rank writes all")
+parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--at", type=int, default=4, help="from which step on ranks drift apart")
 options, _ = parser.parse_known_args()
 torch.set_num_threads(1)
@@ -93,7 +95,8 @@ def train(state):
             with torch.no_grad():
                 net[0].bias.add_(0.1 * rank)
         trained.zero_grad()
-        print(f"step {state.step + 1}", flush=True)
+        print(f"step {state.batch}", flush=True)
+        time.sleep(options.pause)
     state.finish()
 
 

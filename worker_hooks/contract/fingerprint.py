@@ -72,7 +72,7 @@ def differences(of: Mapping[int, Fingerprint]) -> list[Difference]:
 def describe(found: list[Difference]) -> str:
     """The first differences as text; values before digests, since they say more."""
     found = sorted(found, key=lambda each: not all(map(_is_value, each.by_text)))
-    more = f"; so do {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    more = f"; {len(found) - _SHOWN} more differ" if len(found) > _SHOWN else ""
     return "; ".join(each.describe() for each in found[:_SHOWN]) + more
 
 

@@ -37,6 +37,14 @@ class Replication:
         self._pieces = pieces
         self._report = report
         self._optimizers = [each for piece in pieces for each in piece.optimizers]
+        updated = {id(tensor) for tensor in self._updated()}
+        self._registered = {
+            name: tensor
+            for piece in pieces
+            if piece.modules
+            for name, tensor in piece.tensors().items()
+            if id(tensor) in updated
+        }
         self._left = COMMITS
         self._size = 0  # how many parts the optimizers have
         self._known: set[str] = set()
@@ -44,6 +52,28 @@ class Replication:
     def begin_again(self) -> None:
         """Another attempt: the next commits are compared in full."""
         self._left = COMMITS
+
+    def training_begins(self, step: int) -> None:
+        """The script has made its wrappers: report at once if they took the state away."""
+        if problem := self._why_not_saved():
+            self._report(step, {}, False, problem)
+
+    def _why_not_saved(self) -> str:
+        held = {name: each for piece in self._pieces for name, each in piece.tensors().items()}
+        present, updated = set(map(id, held.values())), set(map(id, self._updated()))
+        for name, tensor in self._registered.items():
+            if id(tensor) not in present and id(tensor) in updated:
+                return f"{name} is replaced in the model, but not in the optimizer that was given"
+        try:
+            for name, tensor in held.items():
+                entry_of(name, tensor)
+        except TypeError as error:
+            return str(error)
+        return ""
+
+    def _updated(self) -> list[Tensor]:
+        groups = [group for each in self._optimizers for group in each.param_groups]
+        return [tensor for group in groups for tensor in group["params"]]
 
     def committed(self, step: int) -> None:
         """A step is complete: report it if it is one of the first, or if parts are new."""

@@ -232,6 +232,8 @@ class DataLoop:
             page = self._committed.open(env.rank, env.attempt, feed, self._position())
             self._guard.register(page, self._committed.step)
             os.close(page)
+            if self._guard.compares:
+                self._replication.training_begins(self._committed.step)
         self._callbacks.tell("armed", self._training)
 
     def _arm_without_loader(self) -> None:
