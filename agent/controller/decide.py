@@ -44,6 +44,11 @@ from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
 
 
+_UNDOABLE = frozenset(
+    {JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
+)
+
+
 def decide(job: Job, event: ev.Event) -> Decision:
     """Answer one event.
 
@@ -280,10 +285,10 @@ def _rank_raised(job: Job, event: protocol.Raised) -> Decision:
 
 
 def _fingerprinted(job: Job, event: protocol.Fingerprinted) -> Decision:
-    job = replication.note(job, event)
-    if job.state is not JobState.RUNNING or not replication.has_failed(job):
-        return Decision(job)  # a dump under way asks by itself
-    return apply(event, dump.undo_replacement(job))
+    after = replication.note(job, event)
+    if replication.has_just_failed(job, after) and job.state in _UNDOABLE:
+        return apply(event, dump.undo_replacement(after))
+    return Decision(after)
 
 
 def _is_suspect(job: Job, event: ev.RankHung) -> bool:

@@ -21,7 +21,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import DumpProgress, Job
 from agent.controller.replaceable import not_replacing, ranks_to_replace, why_not, with_deaths
-from agent.controller.replication import fail_trial, has_failed, is_own, why_no_holder
+from agent.controller.replication import is_own, why_no_holder
 from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import described, listed
 from worker_hooks.contract import protocol
@@ -119,8 +119,6 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     dump, reachable = job.present_dump(), job.reachable()
     if not is_late and any(rank in reachable and rank not in dump.answers for rank in dump.asked):
         return Turn(job, Condition.ANSWERS_AWAITED)
-    if has_failed(job):
-        return undo_replacement(job)
     answers = [dump.answers[rank] for rank in reachable if rank in dump.answers]
     whole = [answer.step for answer in answers if answer.is_whole]
     if not whole:
@@ -264,14 +262,11 @@ def _compare(job: Job, dump: DumpProgress) -> Turn:
     for rank, digest in sorted(dump.digests.items()):
         groups.setdefault(digest, []).append(rank)
     ranked = sorted(groups, key=lambda digest: (-len(groups[digest]), groups[digest][0]))
-    if len(ranked) > 1 and job.since_restart.trial is not None:
-        sides = " against ".join(listed(groups[digest]) for digest in ranked)
-        return undo_replacement(fail_trial(job, f"the state differs: {sides}"))
     is_each_own = is_own(job)
     if is_each_own and len(dump.digests) < len(job.ranks):
         return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
     is_majority = bool(ranked) and 2 * len(groups[ranked[0]]) > len(dump.digests)
-    is_settled = is_majority and not is_each_own
+    is_settled = is_majority and (len(ranked) == 1 or not is_each_own)
     wanted = ranked[:1] if is_settled else ranked
     able = holders(job, dump)
     for digest in wanted:
@@ -283,6 +278,8 @@ def _compare(job: Job, dump: DumpProgress) -> Turn:
     if dump.place == do.MEMORY and dump.digests and not is_settled:
         return leave_memory(job, dump, "the replicas differ without a majority")
     complete = [digest for digest in wanted if digest in dump.written]
+    if complete and is_each_own and len(complete) < len(ranked):
+        return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
     if complete:
         return _commit(job, dump, complete, [groups[digest] for digest in ranked], is_settled)
     unknown = tuple(rank for rank in able if rank not in dump.digests)
@@ -427,16 +424,23 @@ def _commit(
     remark = ""
     if is_settled and odd:
         remark = f"; {listed(odd)} held another state than the majority"
-    elif odd or len(variants) > 1:
-        sides = " against ".join(listed(group) for group in groups)
+    is_disputed = not is_settled and not is_own(job) and len(groups) > 1
+    if is_disputed:
+        against = " against ".join(listed(group) for group in groups)
         kept = "each state is kept"
         if len(variants) < len(groups):
             kept = f"only what {' and '.join(map(listed, variants))} wrote is kept"
-        remark = f"; the replicas differ without a majority ({sides}): {kept}"
-    dump = dump._replace(is_ordered=True, remark=remark, variants=variants, odd=odd)
+        remark = f"; the replicas differ without a majority ({against}): {kept}"
+    dump = dump._replace(
+        is_ordered=True, remark=remark, variants=variants, odd=odd, is_disputed=is_disputed
+    )
     writers = " and ".join(listed(each) for each in variants)
     why = f"step {dump.step} is written by {writers}{remark}"
-    commit = do.CommitDump(dump.id, dump.step, dump.place, variants, odd, why)
+    said = sorted(dump.digests.items())
+    sides = tuple(tuple(rank for rank, one in said if one == each) for each in complete)
+    if is_settled:
+        sides = ()
+    commit = do.CommitDump(dump.id, dump.step, dump.place, variants, odd, why, sides, is_disputed)
     return Turn(
         job._replace(dump=dump),
         Condition.WRITTEN,

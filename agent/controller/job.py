@@ -44,6 +44,7 @@ class DumpProgress(NamedTuple):
     since: int = 0  # digests of earlier rounds are of another kind
     memory: str = ""  # its path in memory
     remark: str = ""  # about replicas that differ
+    is_disputed: bool = False  # they do so without a majority
 
 
 class ExitProgress(NamedTuple):
@@ -77,7 +78,7 @@ class Comparison(NamedTuple):
     unprotected: str = ""  # why no rank can save the state of another one
 
 
-class Trial(NamedTuple):
+class UnconfirmedReplacement(NamedTuple):
     """A replacement after which the ranks have not shown yet that they hold the same."""
 
     step: int  # of the checkpoint in memory, to which all can return
@@ -124,7 +125,7 @@ class SinceRestart(NamedTuple):
     is_warm: bool = False  # the forkserver was ordered to import what others will need
     replacement: Replacement | None = None  # the one under way
     comparison: Comparison = Comparison()
-    trial: Trial | None = None  # of the last replacement, until it is confirmed
+    trial: UnconfirmedReplacement | None = None  # of the last replacement, until it is confirmed
 
 
 class StopRequests(NamedTuple):
@@ -254,9 +255,15 @@ class Job(NamedTuple):
             exit_ is not None
             and exit_.is_held
             and self.now.failure is None
+            and not self.is_disputed()
             and self.is_saved(exit_.step)
             and all(state is RankState.SUCCEEDED for state in self.ranks.values())
         )
+
+    def is_disputed(self) -> bool:
+        """Whether the newest checkpoint holds what replicas disagreed about, so none resumes."""
+        dump = self.dump
+        return dump is not None and dump.is_committed and dump.is_disputed
 
     def kept(self) -> str:
         """The newest checkpoint as text; empty: there is none."""

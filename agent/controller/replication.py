@@ -13,7 +13,7 @@ Theory in five lines:
 
 from __future__ import annotations
 
-from agent.controller.job import NEVER, Comparison, Job, Trial
+from agent.controller.job import NEVER, Comparison, Job, UnconfirmedReplacement
 from agent.text.wording import listed, ranged
 from worker_hooks.contract import protocol
 from worker_hooks.contract.fingerprint import describe, differences
@@ -22,42 +22,36 @@ TRIAL_COMMITS = 2  # of all ranks, after which a replacement is confirmed
 
 
 def note(job: Job, event: protocol.Fingerprinted) -> Job:
-    """A rank said what it holds; once all have, they are compared."""
+    """A rank said what it holds, which is compared with what others hold at this step."""
     known, step = job.since_restart.comparison, event.step
     if event.problem:
         return _with(job, known._replace(unprotected=known.unprotected or event.problem))
     late = known.late | {step} if event.is_late else known.late
     reports = {**known.reports, step: {**known.reports.get(step, {}), event.rank: event.texts}}
     known = known._replace(reports=reports, late=late)
-    if len(reports[step]) < len(job.ranks):
+    found, are_all = differences(reports[step]), len(reports[step]) == len(job.ranks)
+    trial = job.since_restart.trial
+    if trial is not None and found:  # the others may be dead before they report
+        return _failed(_with(job, known), trial, describe(found))
+    if not are_all:
         return _with(job, known)
-    found = differences(reports[step])
+    if found and not known.unprotected:
+        lone = found[0].lone
+        holder = f"no other rank holds what {listed(lone)} {'has' if len(lone) == 1 else 'have'}"
+        known = known._replace(unprotected=f"{describe(found)} ({holder})")
     known = known._replace(
         reports={other: each for other, each in reports.items() if other > step},
         late=frozenset(other for other in late if other > step),
         compared=max(step, known.compared),
     )
-    trial = job.since_restart.trial
-    if trial is None:
-        if found and not known.unprotected:
-            lone = found[0].lone
-            verb = "has" if len(lone) == 1 else "have"
-            holder = f"no other rank holds what {listed(lone)} {verb}"
-            known = known._replace(unprotected=f"{describe(found)} ({holder})")
-        return _with(job, known)
-    if found:
-        return fail_trial(_with(job, known), describe(found))
-    if step >= trial.step + TRIAL_COMMITS:
-        return _with(job, known)._replace(
-            since_restart=job.since_restart._replace(comparison=known, trial=None)
-        )
-    return _with(job, known)
+    job = _with(job, known)
+    if trial is not None and step >= trial.step + TRIAL_COMMITS:
+        return job._replace(since_restart=job.since_restart._replace(trial=None))
+    return job
 
 
-def fail_trial(job: Job, what: str) -> Job:
-    """The job once ranks turned out to differ after a replacement."""
-    trial = job.since_restart.trial
-    if trial is None or trial.failed:
+def _failed(job: Job, trial: UnconfirmedReplacement, what: str) -> Job:
+    if trial.failed:
         return job
     why = (
         f"after the replacement of {ranged(trial.lost)} {what}: "
@@ -70,15 +64,14 @@ def fail_trial(job: Job, what: str) -> Job:
 def begin_trial(job: Job, lost: frozenset[int], step: int) -> Job:
     """The job once ranks are replaced, and all resume from ``step``."""
     known = job.since_restart.comparison
-    trial = Trial(step, lost) if known.awaited else None
+    trial = UnconfirmedReplacement(step, lost) if known.awaited else None
     known = known._replace(reports={}, late=frozenset())
     return job._replace(since_restart=job.since_restart._replace(comparison=known, trial=trial))
 
 
-def has_failed(job: Job) -> bool:
-    """Whether ranks differ after a replacement that can still be undone."""
-    trial = job.since_restart.trial
-    return trial is not None and bool(trial.failed)
+def has_just_failed(before: Job, job: Job) -> bool:
+    """Whether it has turned out that ranks differ after a replacement, which is to be undone."""
+    return bool(job.diverged) and not before.diverged
 
 
 def why_no_holder(job: Job) -> str:

@@ -105,13 +105,11 @@ _HELD = {
     _C.GIVEN_UP: _S.STOPPING,
 }
 _FROZEN = {
-    **_UNDONE,
     _C.ANSWERS_AWAITED: _S.FREEZING,
     _C.WHOLE: _S.DUMPING,
     _C.GIVEN_UP: _S.STOPPING,
 }
 _SAVED = {
-    **_UNDONE,
     _C.ANSWERS_AWAITED: _S.DUMPING,
     _C.WRITTEN: _S.COMMITTING,
     _C.GIVEN_UP: _S.STOPPING,
@@ -167,6 +165,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
     },
     _S.HOLDING: {
         "Standing": {_C.ANSWERS_AWAITED: _S.HOLDING},
+        "Fingerprinted": _UNDONE,
         "Frozen": {**_HELD, _C.DISTURBED: _S.FREEZING},
         "WorkerExited": {
             **_HELD,
@@ -188,6 +187,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
     },
     _S.FREEZING: {
         "Frozen": _FROZEN,
+        "Fingerprinted": _UNDONE,
         "RankUnreachable": _FROZEN,
         "WorkerExited": {**_FROZEN, **_ALL_GONE},
         "Raised": {_C.ALWAYS: _S.FREEZING},
@@ -195,10 +195,11 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "StopRequested": {_C.NOTED: _S.FREEZING, _C.NOW: _S.KILLING},
         "ExitRequested": {_C.ALWAYS: _S.FREEZING},
         "SignalReceived": {_C.ALWAYS: _S.FREEZING},
-        "DeadlinePassed": {**_UNDONE, _C.WHOLE: _S.DUMPING},
+        "DeadlinePassed": {_C.WHOLE: _S.DUMPING, _C.GIVEN_UP: _S.STOPPING},
     },
     _S.DUMPING: {
         "Written": _SAVED,
+        "Fingerprinted": _UNDONE,
         "Digested": _SAVED,
         "SaveFailed": _SAVED,
         "RankUnreachable": _SAVED,

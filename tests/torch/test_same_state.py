@@ -56,9 +56,7 @@ def undisturbed(launcher: Launcher, kind: str, ranks: int) -> list[str]:
     return weights(folder, kind, ranks)
 
 
-@pytest.mark.parametrize(
-    ("kind", "ranks"), [("tensor_parallel", 2), ("copies", 4), ("fsdp1", 2)]
-)
+@pytest.mark.parametrize(("kind", "ranks"), [("tensor_parallel", 2), ("copies", 4), ("fsdp1", 2)])
 def test_parts_of_the_ranks_are_not_mixed_up(launcher: Launcher, kind: str, ranks: int) -> None:
     expected = undisturbed(launcher, kind, ranks)
     job, folder = started(launcher, kind, ranks, kind, STEPS, faults=KILL)

@@ -43,7 +43,11 @@ PURE = {  # packages and modules without effects
     *("agent.controller", "agent.text", "agent.spec"),
     *("agent.failure.root_cause", "agent.failure.report", "agent.launch.rank_plan"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
-    *("worker_hooks.contract.env", "worker_hooks.contract.fingerprint", "worker_hooks.contract.protocol"),
+    *(
+        "worker_hooks.contract.env",
+        "worker_hooks.contract.fingerprint",
+        "worker_hooks.contract.protocol",
+    ),
     *("msrun.top.columns", "msrun.top.facts", "msrun.top.history", "msrun.top.view"),
     "msrun.top.keys",
 }

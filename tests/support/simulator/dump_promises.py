@@ -64,6 +64,7 @@ class DumpWatch:
         self.stalled = 0
         self.ever_registered = False
         self.is_refused = False
+        self.is_disputed = False  # nobody knows which of the saved states is right
         self.paths: dict[int, str] = {}
 
     def reachable(self) -> set[int]:
@@ -200,6 +201,7 @@ class DumpWatch:
             self.broken(f"two dumps have the id {event.dump_id}")
         assert self.commit is not None
         self.path, self.saved, self.open = event.path, self.commit.step, False
+        self.is_disputed = self.commit.is_disputed
         if (self.node.job.resume, self.node.job.saved_step) != (self.path, self.saved):
             self.broken(f"{event} is forgotten")
 
@@ -325,6 +327,9 @@ class DumpWatch:
         votes = Counter(self.digests.values())
         best, count = votes.most_common(1)[0]
         differing = tuple(sorted(r for r, each in self.digests.items() if each != digests[0]))
+        is_disputed = 2 * count <= len(self.digests) and len(votes) > 1
+        if action.is_disputed != is_disputed:
+            self.broken(f"{action}, but they said {self.digests}")
         if 2 * count > len(self.digests):
             right = digests == [best] and action.odd == differing
         else:
@@ -358,6 +363,8 @@ class DumpWatch:
     # --- attempts and the end
 
     def start(self, action: do.StartAttempt) -> None:
+        if self.is_disputed:
+            self.broken(f"{action}, but nobody knows which replica is right")
         if self.open:
             self.broken(f"{action} while dump {self.last_id} is open")
         if action.resume != self.path:
@@ -369,7 +376,7 @@ class DumpWatch:
     def is_hopeless(self, attempt: int) -> bool:
         """At an attempt's end: whether another one would meet the same."""
         policy, self_first = self.node.policy, attempt == 0
-        if self.is_refused:
+        if self.is_refused or self.is_disputed:
             return True
         if not self.ever_registered:
             return False
