@@ -44,9 +44,7 @@ from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
 
 
-_UNDOABLE = frozenset(
-    {JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
-)
+_UNDOABLE = frozenset({JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING})
 
 
 def decide(job: Job, event: ev.Event) -> Decision:

@@ -7,10 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.jobs import WORKERS, Ended, Job, Launcher
+from support.jobs import WORKERS, Job, Launcher
 
 from msrun.drill.fault_options import read_words
 from worker_hooks.drill.plan import DrillPlan
+from worker_hooks.storage import manifest
 
 pytestmark = pytest.mark.torch
 SCRIPT = WORKERS / "train_parts.py"
@@ -71,11 +72,71 @@ def test_parts_of_the_ranks_are_not_mixed_up(launcher: Launcher, kind: str, rank
     assert not of(job, "ReplaceRanks")
 
 
+def test_a_checkpoint_has_the_part_of_every_rank(launcher: Launcher) -> None:
+    expected = undisturbed(launcher, "tensor_parallel", 2)
+    words = ("tensor_parallel", STEPS, "--every=3")
+    job, folder = started(launcher, "periodic", 2, *words, faults=KILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert weights(folder, "tensor_parallel", 2) == expected
+    assert of(job, "StartAttempt")[-1]["resume"] is None
+    (found,) = of(job, "CheckpointFound")
+    assert found["step"] == 3
+    (newest,) = (folder / "periodic").glob("parts-*")
+    made = manifest.read(newest)
+    assert made.holders == ((0,), (1,))
+    assert manifest.verify(newest, made) == []
+    assert launcher.run("checkpoints", "verify", str(newest)).code == 0
+    refused = launcher.run("checkpoints", "merge", str(newest))
+    assert refused.code != 0
+    assert "are no parts of one" in refused.err
+    (newest / next(one.file for one in made.shards if one.variant == 1)).unlink()
+    assert launcher.run("checkpoints", "verify", str(newest)).code != 0
+
+
+def test_a_graceful_exit_saves_the_part_of_every_rank(launcher: Launcher) -> None:
+    expected = undisturbed(launcher, "copies", 4)
+    job, folder = started(launcher, "left", 4, "copies", STEPS, "--pause=0.2")
+    job.await_lines("step 2\n", 4)
+    job.signal(signal.SIGTERM)
+    assert job.wait().code == 0
+    (dump,) = (folder / "checkpoints").iterdir()
+    assert {frozenset(each) for each in manifest.read(dump).holders} == {
+        frozenset({0, 2}),
+        frozenset({1, 3}),
+    }
+    again = launcher.start(
+        "--resume", log_dir=folder / "logs", cwd=folder, XDG_STATE_HOME=str(folder / "state")
+    )
+    ended = again.wait()
+    assert ended.code == 0, ended
+    assert weights(folder, "copies", 4) == expected
+
+
+def test_replicas_that_drift_apart_without_a_majority_end_the_job(launcher: Launcher) -> None:
+    words = ("drifts", STEPS, "--at=4", "--pause=0.1")
+    job, folder = started(launcher, "drift", 3, *words, faults="rank=2,step=6,phase=backward")
+    ended = job.wait()
+    assert ended.code == 1, ended
+    assert "there is no majority (rank 0 against rank 1)" in ended.err
+    assert len(of(job, "StartAttempt")) == 1
+    (dump,) = (folder / "checkpoints").iterdir()
+    made = manifest.read(dump)
+    assert made.is_disputed
+    assert made.holders == ((0,), (1,))
+    again = launcher.start(
+        "--resume", log_dir=folder / "logs", cwd=folder, XDG_STATE_HOME=str(folder / "state")
+    )
+    refused = again.wait()
+    assert refused.code != 0
+    assert "the replicas disagreed without a majority" in refused.err
+    assert not list(folder.glob("drifts.*.sha"))
+
+
 def test_a_counter_of_the_script_undoes_the_replacement(launcher: Launcher) -> None:
-    expected = undisturbed(launcher, "rate_by_hand", 3)
     job, folder = started(launcher, "rate", 3, "rate_by_hand", STEPS, faults=KILL)
     ended = job.wait()
-    print(ended.err)
+    assert ended.code == 0, ended
     assert "after the replacement of rank 1 optimizer.groups.0.lr differs" in ended.err
     assert len(of(job, "ReplaceRanks")) == 1
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -91,7 +91,7 @@ class Replication:
         self._report(step, bundled(texts), is_late, "")
 
 
-def fingerprint(pieces: Sequence[Piece], known: frozenset[str] | set[str]) -> dict[str, str]:
+def fingerprint(pieces: Sequence[Piece], known: Collection[str] = frozenset()) -> dict[str, str]:
     """A text for each tensor and small value, but for those that are known already.
 
     Raises:
