@@ -474,7 +474,12 @@ def flush_memory(job: Job, why: str) -> Turn:
 def undo_replacement(job: Job) -> Turn:
     """The ranks differ after a replacement: all return to the checkpoint that it began from."""
     job = job.with_failure(job.diverged)
-    return flush_memory(not_replacing(job, "it was tried, and the ranks differed"), job.diverged)
+    job = not_replacing(job, "it was tried, and the ranks differed")
+    turn = flush_memory(job, job.diverged)
+    is_open = job.state in {JobState.FREEZING, JobState.DUMPING}
+    if turn.condition is Condition.GIVEN_UP and is_open and not turn.actions:
+        return close_dump(turn.job, job.present_dump(), turn.job.now.outcome)
+    return turn
 
 
 def note_commit(job: Job, event: ev.DumpCommitted) -> Job:

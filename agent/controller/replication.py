@@ -32,7 +32,7 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     found, are_all = differences(reports[step]), len(reports[step]) == len(job.ranks)
     trial = job.since_restart.trial
     if trial is not None and found:  # the others may be dead before they report
-        return _failed(_with(job, known), trial, describe(found))
+        return _failed(_with(job, known), trial, describe(found, trial.lost))
     if not are_all:
         return _with(job, known)
     if found and not known.unprotected:

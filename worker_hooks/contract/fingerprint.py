@@ -7,7 +7,7 @@ show that any rank's state stands for that of another. Pure; the standard librar
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 Fingerprint = Mapping[str, str]
@@ -28,10 +28,13 @@ class Difference(NamedTuple):
         """The smallest group of ranks; of equal ones that with the largest rank."""
         return min(self.by_text.values(), key=lambda ranks: (len(ranks), -ranks[-1]))
 
-    def describe(self) -> str:
+    def describe(self, suspects: Collection[int] = ()) -> str:
         """``optimizer lr is 0.1 on rank 1, 0.08 on ranks 0, 2``; without values who differs."""
         lone = self.lone
-        in_order = sorted(self.by_text.items(), key=lambda item: (item[1] != lone, item[1]))
+        in_order = sorted(
+            self.by_text.items(),
+            key=lambda item: (not {*item[1]} & {*suspects}, item[1] != lone, item[1]),
+        )
         if all(text.startswith("=") for text in self.by_text):
             values = ", ".join(f"{text[1:]} on {_listed(ranks)}" for text, ranks in in_order)
             return f"{self.name} differs: {values}"
@@ -69,11 +72,16 @@ def differences(of: Mapping[int, Fingerprint]) -> list[Difference]:
     return found
 
 
-def describe(found: list[Difference]) -> str:
-    """The first differences as text; values before digests, since they say more."""
+def describe(found: list[Difference], suspects: Collection[int] = ()) -> str:
+    """The first differences as text; values before digests, since they say more.
+
+    Args:
+        found: the differences.
+        suspects: ranks to be named first.
+    """
     found = sorted(found, key=lambda each: not all(map(_is_value, each.by_text)))
     more = f"; {len(found) - _SHOWN} more differ" if len(found) > _SHOWN else ""
-    return "; ".join(each.describe() for each in found[:_SHOWN]) + more
+    return "; ".join(each.describe(suspects) for each in found[:_SHOWN]) + more
 
 
 def _is_value(text: str) -> bool:
