@@ -269,6 +269,8 @@ class DumpWatch:
         if not action.writers or len(ranks) < len(action.writers) + len(action.digesters):
             self.broken(f"{action}: a rank twice, or nobody writes")
         self.check_step(action)
+        if first:
+            self.watch.same.check_save(action, ranks)
         if ranks - self.holders() or (first and ranks != self.holders()):
             self.broken(f"{action}, but the holders are {sorted(self.holders())}")
         is_last = action.place + 1 == self.node.policy.dump.places
@@ -328,6 +330,10 @@ class DumpWatch:
         best, count = votes.most_common(1)[0]
         differing = tuple(sorted(r for r, each in self.digests.items() if each != digests[0]))
         is_disputed = 2 * count <= len(self.digests) and len(votes) > 1
+        if self.watch.same.is_own and len(votes) > 1:
+            if set(digests) != set(votes) or action.odd or action.is_disputed:
+                self.broken(f"{action}, but each rank's part is its own: {self.digests}")
+            return
         if action.is_disputed != is_disputed:
             self.broken(f"{action}, but they said {self.digests}")
         if 2 * count > len(self.digests):
@@ -348,6 +354,8 @@ class DumpWatch:
         if self.is_fall and len(self.full) < self.node.policy.dump.places:
             self.broken(f"{action}, but there are other places")
         if self.is_fall or 0 <= self.step <= max(self.saved, 0):
+            return
+        if self.watch.same.may_give_up():
             return
         if self.commit is not None:
             self.broken(f"{action} in the middle of its commit")

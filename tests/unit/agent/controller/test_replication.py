@@ -1,11 +1,20 @@
 """Who holds the same, and what follows if ranks do not: histories and single cases."""
 
+from dataclasses import replace
+
 import pytest
 from support.histories.replacements import THREE, play
 from support.histories.same import EQUAL, HISTORIES, KEPT, OTHER, OWN, says
+from support.simulator.mutants import believing, seeing
+from support.simulator.node import simulate
+from support.simulator.promises import BrokenPromiseError
 
+from agent.controller import actions as do
+from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.events import fields
+from agent.controller.job import Comparison
+from worker_hooks.contract import protocol
 
 
 @pytest.mark.parametrize(
@@ -42,3 +51,53 @@ def test_a_large_report_is_short_in_the_journal():
     told = fields(says(0, 1))
     assert told["texts"]["parts"] == "2"
     assert told["texts"] != fields(says(0, 1, OTHER))["texts"]
+
+
+def trusting(job):
+    """Nobody has to show what it holds."""
+    return job._replace(since_restart=job.since_restart._replace(comparison=Comparison()))
+
+
+def confirming_at_once(job):
+    return job._replace(since_restart=job.since_restart._replace(trial=None))
+
+
+def forgiving(job):
+    """A script that left ranks different is replaced in again."""
+    return job._replace(diverged="")
+
+
+def going_on(job, event):
+    """Ranks that differ after a replacement train on."""
+    if isinstance(event, protocol.Fingerprinted):
+        return Decision(job)
+    return decide(job, event)
+
+
+def giving_one_for_all(job, event):
+    """Parts of the ranks' own are taken for replicas that disagree."""
+    decision = decide(job, event)
+    actions = tuple(
+        replace(each, is_disputed=True) if isinstance(each, do.CommitDump) and each.holders else each
+        for each in decision.actions
+    )
+    return replace(decision, actions=actions)
+
+
+BROKEN = [
+    (seeing(trusting), "do not hold the same|nobody holds|the other is due|can be replaced"),
+    (seeing(confirming_at_once), "while|the memory is kept|train on|from memory"),
+    (seeing(forgiving), "do not hold the same|can be replaced|the other is due"),
+    (believing(protocol.Fingerprinted, texts={"w": "same"}), "nobody holds|train on|hold the same|is due"),
+    (going_on, "train on|the memory is kept|could be saved|is due"),
+    (giving_one_for_all, "part is its own"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "promise"), BROKEN, ids=lambda each: getattr(each, "__name__", each)
+)
+def test_a_broken_controller_is_noticed(mutant, promise):
+    with pytest.raises(BrokenPromiseError, match=promise):
+        for seed in range(20_000):
+            simulate(seed, mutant)
