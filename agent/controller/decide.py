@@ -43,7 +43,6 @@ from agent.controller.stop_requests import exit_requested, is_leaving, stop_requ
 from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
 
-
 _UNDOABLE = frozenset({JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING})
 
 

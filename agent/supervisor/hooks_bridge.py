@@ -265,7 +265,7 @@ class HooksBridge:
 
     # --- what ranks say -------------------------------------------------------------------------
 
-    def _on_message(self, message: Said, fds: list[int]) -> None:
+    def _on_message(self, message: Said, fds: list[int]) -> None:  # noqa: C901  a row for each kind
         if isinstance(message, protocol.Registered):
             self._register(message, fds)
             return

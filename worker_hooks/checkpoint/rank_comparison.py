@@ -1,4 +1,4 @@
-"""Before the first checkpoint the ranks compare what they hold: is one rank's state that of all?
+"""Compares what the ranks hold, before the first checkpoint has one rank's state stand for all.
 
 They do so through files in the unfinished folder, as without msrun there is nothing else that they
 share. Each rank learns the answer, since each may have to write its own state.

@@ -15,6 +15,7 @@ Fingerprint = Mapping[str, str]
 MOST = 300  # parts; the names and texts of so many fit into one packet
 _NAME = 120  # characters
 _SHOWN = 2  # differences that are named
+_RANKS = 8  # ranks that are
 
 
 class Difference(NamedTuple):
@@ -97,5 +98,5 @@ def _cut(name: str) -> str:
 
 def _listed(ranks: Iterable[int]) -> str:
     found = [str(rank) for rank in ranks]
-    more = ", ..." if len(found) > 8 else ""
-    return f"rank{'s' if len(found) != 1 else ''} {', '.join(found[:8])}{more}"
+    more = ", ..." if len(found) > _RANKS else ""
+    return f"rank{'s' if len(found) != 1 else ''} {', '.join(found[:_RANKS])}{more}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -21,8 +22,11 @@ from worker_hooks.tensors.fast_digest import FastDigest
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import entry_of
 
+log = logging.getLogger("msrun")
+
 COMMITS = 2  # that are compared: with a warm-up from 0, the first update changes no weight
 _TEXT = 48  # characters of a value that is sent as it is
+_JUMP = 2.0  # a larger factor between two steps is said
 _LEAVES = 40  # of a nested value that are sent each by itself
 
 Report = Callable[[int, Mapping[str, str], bool, str], None]
@@ -48,6 +52,26 @@ class Replication:
         self._left = COMMITS
         self._size = 0  # how many parts the optimizers have
         self._known: set[str] = set()
+        self._resumed_rates: list[float] = []  # until the next commit
+
+    def resumed(self) -> None:
+        """The state of a checkpoint is restored: the next commit shows what the script sets."""
+        self._resumed_rates = self._rates()
+
+    def _rates(self) -> list[float]:
+        groups = [group for each in self._optimizers for group in each.param_groups]
+        return [float(group.get("lr", 0.0)) for group in groups]
+
+    def _look_for_jumps(self, step: int) -> None:
+        then, self._resumed_rates = self._resumed_rates, []
+        for old, new in zip(then, self._rates(), strict=False):
+            if not min(old, new) * _JUMP >= max(old, new):
+                log.warning(
+                    "the learning rate was %g at the checkpoint and is %g at step %d: if the "
+                    "script computes it from a count of its own, compute it from state.step",
+                    *(old, new, step),
+                )
+                return
 
     def begin_again(self) -> None:
         """Another attempt: the next commits are compared in full."""
@@ -75,8 +99,17 @@ class Replication:
         groups = [group for each in self._optimizers for group in each.param_groups]
         return [tensor for group in groups for tensor in group["params"]]
 
-    def committed(self, step: int) -> None:
-        """A step is complete: report it if it is one of the first, or if parts are new."""
+    def committed(self, step: int, *, compares: bool = True) -> None:
+        """A step is complete: report it if it is one of the first, or if parts are new.
+
+        Args:
+            step: the commit.
+            compares: there are other ranks, and an agent that compares them.
+        """
+        if self._resumed_rates:
+            self._look_for_jumps(step)
+        if not compares:
+            return
         size = sum([len(each.state) + len(each.param_groups) for each in self._optimizers])
         if not self._left and size == self._size:
             return
@@ -105,7 +138,7 @@ def fingerprint(pieces: Sequence[Piece], known: Collection[str] = frozenset()) -
             if name not in known:
                 found[name] = _digest(name, tensor, reader)
         if not known or piece.optimizers:  # a group may be new
-            found |= _values(piece.name, value)
+            found = _values(piece.name, value) | found  # a tensor may have its piece's name
     return found
 
 

@@ -83,6 +83,7 @@ class DataLoop:
     def resume_at(self, point: ResumePoint) -> None:
         """Continue from here; the replicated state is restored already."""
         self._resume_point = point
+        self._replication.resumed()
         self.reducers.expect(point.ready_orders, are_none=point.is_in_memory)
         self.epoch = point.epoch
 
@@ -258,8 +259,8 @@ class DataLoop:
         self.reducers.learn()
         position = position or Position(self.epoch, self.batch, self._meta)
         self._gate.commit(partial(self._committed.commit, position))
-        if self._guard.compares:
-            self._replication.committed(self._committed.step)
+        if self._guard.is_on:
+            self._replication.committed(self._committed.step, compares=self._guard.compares)
         self._committed.beat(*position[:2], self.tracker.phase)
         if self._feed is not None:
             self._feed.settle()

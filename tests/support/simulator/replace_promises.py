@@ -249,10 +249,8 @@ class ReplaceWatch:
 
     def forget(self, action: do.ForgetMemory) -> None:
         state = self.node.job.state
-        is_needed = (
-            self.watch.same.keeps_memory()
-            or self.memory is not None
-            and state in {JobState.COMMITTING, JobState.REPLACING}
+        is_needed = self.watch.same.keeps_memory() or (
+            self.memory is not None and state in {JobState.COMMITTING, JobState.REPLACING}
         )
         if not self.is_begun or is_needed or state is JobState.DUMPING:
             self.broken(f"{action} while {state}")

@@ -78,7 +78,9 @@ def giving_one_for_all(job, event):
     """Parts of the ranks' own are taken for replicas that disagree."""
     decision = decide(job, event)
     actions = tuple(
-        replace(each, is_disputed=True) if isinstance(each, do.CommitDump) and each.holders else each
+        replace(each, is_disputed=True)
+        if isinstance(each, do.CommitDump) and each.holders
+        else each
         for each in decision.actions
     )
     return replace(decision, actions=actions)
@@ -88,7 +90,10 @@ BROKEN = [
     (seeing(trusting), "do not hold the same|nobody holds|the other is due|can be replaced"),
     (seeing(confirming_at_once), "while|the memory is kept|train on|from memory"),
     (seeing(forgiving), "do not hold the same|can be replaced|the other is due"),
-    (believing(protocol.Fingerprinted, texts={"w": "same"}), "nobody holds|train on|hold the same|is due"),
+    (
+        believing(protocol.Fingerprinted, texts={"w": "same"}),
+        "nobody holds|train on|hold the same|is due",
+    ),
     (going_on, "train on|the memory is kept|could be saved|is due"),
     (giving_one_for_all, "part is its own"),
 ]
