@@ -125,9 +125,8 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
         return give_up(job, dump, f"no rank holds it whole: {why_not_whole(job, dump)}")
     step = max(whole)
     dump = dump._replace(step=step)
-    no_holder = why_no_holder(job)
-    if no_holder and len(holders(job, dump)) < len(job.ranks):
-        return give_up(job, dump, no_holder)
+    if why := why_not_for_others(job, dump):
+        return give_up(job, dump, why)
     gone = ranks_to_replace(job)
     not_replaced = why_not(with_deaths(job, gone, step), gone, step)
     if not not_replaced:
@@ -141,6 +140,11 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     turn = order_all(not_replacing(job, not_replaced), dump._replace(step=step), why)
     turn = turn._replace(condition=Condition.WHOLE)
     return turn if not_replaced else _prepare(turn, gone)
+
+
+def why_not_for_others(job: Job, dump: DumpProgress) -> str:
+    """Why the ranks that hold the dump's step cannot save it for all; empty: they can."""
+    return why_no_holder(job) if len(holders(job, dump)) < len(job.ranks) else ""
 
 
 def _prepare(turn: Turn, gone: Iterable[int]) -> Turn:

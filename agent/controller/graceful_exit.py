@@ -14,7 +14,15 @@ Pure, like the controller. Theory in five lines:
 from __future__ import annotations
 
 from agent.controller import actions as do
-from agent.controller.dump import NOTHING, Turn, freeze, new_dump, order_all
+from agent.controller.dump import (
+    NOTHING,
+    Turn,
+    describe_loss,
+    freeze,
+    new_dump,
+    order_all,
+    why_not_for_others,
+)
 from agent.controller.job import NEVER, ExitProgress, Job
 from agent.controller.states import Condition, JobState, RankState
 from agent.spec import exit_budget
@@ -75,6 +83,9 @@ def agree(job: Job) -> Turn:
     dump = dump._replace(step=exit_.step)
     if job.is_saved(exit_.step):
         now = job.now._replace(outcome=job.kept() or NOTHING)
+        return Turn(job._replace(dump=dump, now=now), Condition.GIVEN_UP)
+    if why := why_not_for_others(job, dump):
+        now = job.now._replace(outcome=describe_loss(job, exit_.step, why))
         return Turn(job._replace(dump=dump, now=now), Condition.GIVEN_UP)
     why = f"every rank stays at the end of step {dump.step}"
     return order_all(job, dump, why)._replace(condition=Condition.WHOLE)

@@ -134,6 +134,7 @@ class SameWatch:
             self.broken(f"{event}: ranks differ after a replacement, and train on")
         watch, dump = self.watch, self.watch.dump
         watch.was_frozen = True
+        watch.stop.was_disturbed = True
         assert self.trial is not None
         dump.memory, dump.had, dump.commit, dump.is_fall = self.trial.path, self.had, None, False
 
