@@ -500,7 +500,8 @@ def note_commit_failure(job: Job, event: ev.CommitFailed) -> Turn:
     dump = job.present_dump()._replace(is_ordered=False)
     if dump.place == do.MEMORY:
         return leave_memory(job, dump, event.why)
-    is_in_memory = job.memory is not None
+    # the checkpoint in memory may be that of a replacement which is not confirmed yet
+    is_in_memory = job.memory is not None and dump.memory == job.memory.path
     if is_in_memory and event.is_place and dump.place + 1 < job.policy.dump.places:
         dump = _next_place(dump, event.why)
         return commit_memory(job, dump, dump.place, problems(dump))

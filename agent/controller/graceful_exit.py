@@ -85,8 +85,10 @@ def agree(job: Job) -> Turn:
         now = job.now._replace(outcome=job.kept() or NOTHING)
         return Turn(job._replace(dump=dump, now=now), Condition.GIVEN_UP)
     if why := why_not_for_others(job, dump):
-        now = job.now._replace(outcome=describe_loss(job, exit_.step, why))
-        return Turn(job._replace(dump=dump, now=now), Condition.GIVEN_UP)
+        lost = describe_loss(job, exit_.step, why)
+        job = job._replace(dump=dump, now=job.now._replace(outcome=lost))
+        exit_ = job.present_exit()._replace(is_held=False, interrupted=why)
+        return Turn(job.with_exit(exit_), Condition.GIVEN_UP)
     why = f"every rank stays at the end of step {dump.step}"
     return order_all(job, dump, why)._replace(condition=Condition.WHOLE)
 
