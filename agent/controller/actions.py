@@ -122,8 +122,9 @@ class SaveRanks:
 class CommitDump:
     """Add every rank's private state and the manifest, then rename: the dump is complete.
 
-    ``variants``: who wrote each distinct state; the first is the one to resume from, more than one
-    means that the replicas disagreed without a majority. ``odd``: ranks that differ from it.
+    ``variants``: who wrote each distinct state. ``odd``: ranks that differ from what the majority
+    held. ``holders``: if there is more than one state, the ranks that hold each variant; these are
+    the ranks' own parts unless ``is_disputed``: replicas disagreed without a majority.
     """
 
     dump_id: int
@@ -132,6 +133,8 @@ class CommitDump:
     variants: tuple[tuple[int, ...], ...]
     odd: tuple[int, ...]
     reason: str
+    holders: tuple[tuple[int, ...], ...] = ()
+    is_disputed: bool = False
     from_memory: bool = False  # no rank writes: the agent writes the checkpoint in memory to disk
 
 

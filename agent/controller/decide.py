@@ -19,7 +19,7 @@ from __future__ import annotations
 import signal as signals
 
 from agent.controller import actions as do
-from agent.controller import dump, graceful_exit, replacement
+from agent.controller import dump, graceful_exit, replacement, replication
 from agent.controller import events as ev
 from agent.controller.attempts import (
     FAILED_EXIT,
@@ -43,6 +43,8 @@ from agent.controller.states import Condition, JobState, RankState
 from agent.controller.stop_requests import exit_requested, is_leaving, stop_requested
 from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
+
+_UNDOABLE = frozenset({JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING})
 
 
 def decide(job: Job, event: ev.Event) -> Decision:
@@ -107,6 +109,7 @@ def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901  a row for each 
             ev.WorkerExited()
             | ev.RankUnreachable()
             | protocol.Registered()
+            | protocol.Fingerprinted()
             | protocol.Raised()
             | protocol.ExitRequested()
         ):
@@ -155,6 +158,8 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
             return _rank_unreachable(job, event)
         case protocol.Registered():
             return Decision(replacement.with_registered(job, event))
+        case protocol.Fingerprinted():
+            return _fingerprinted(job, event)
         case protocol.Raised():
             return _rank_raised(job, event)
         case protocol.Rejoining():  # for a replacement that is over
@@ -277,6 +282,13 @@ def _rank_raised(job: Job, event: protocol.Raised) -> Decision:
     if job.state is JobState.HOLDING:
         return interrupt_hold(job, event, reason)
     return _rank_failed(job, event, reason)
+
+
+def _fingerprinted(job: Job, event: protocol.Fingerprinted) -> Decision:
+    after = replication.note(job, event)
+    if replication.has_just_failed(job, after) and job.state in _UNDOABLE:
+        return apply(event, dump.undo_replacement(after))
+    return Decision(after)
 
 
 def _is_suspect(job: Job, event: ev.RankHung) -> bool:

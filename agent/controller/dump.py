@@ -21,6 +21,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import DumpProgress, Job
 from agent.controller.replaceable import not_replacing, ranks_to_replace, why_not, with_deaths
+from agent.controller.replication import is_own, why_no_holder
 from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import described, listed
 from worker_hooks.contract import protocol
@@ -123,6 +124,9 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     if not whole:
         return give_up(job, dump, f"no rank holds it whole: {why_not_whole(job, dump)}")
     step = max(whole)
+    dump = dump._replace(step=step)
+    if why := why_not_for_others(job, dump):
+        return give_up(job, dump, why)
     gone = ranks_to_replace(job)
     not_replaced = why_not(with_deaths(job, gone, step), gone, step)
     if not not_replaced:
@@ -136,6 +140,11 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     turn = order_all(not_replacing(job, not_replaced), dump._replace(step=step), why)
     turn = turn._replace(condition=Condition.WHOLE)
     return turn if not_replaced else _prepare(turn, gone)
+
+
+def why_not_for_others(job: Job, dump: DumpProgress) -> str:
+    """Why the ranks that hold the dump's step cannot save it for all; empty: they can."""
+    return why_no_holder(job) if len(holders(job, dump)) < len(job.ranks) else ""
 
 
 def _prepare(turn: Turn, gone: Iterable[int]) -> Turn:
@@ -257,7 +266,11 @@ def _compare(job: Job, dump: DumpProgress) -> Turn:
     for rank, digest in sorted(dump.digests.items()):
         groups.setdefault(digest, []).append(rank)
     ranked = sorted(groups, key=lambda digest: (-len(groups[digest]), groups[digest][0]))
-    is_settled = bool(ranked) and 2 * len(groups[ranked[0]]) > len(dump.digests)
+    is_each_own = is_own(job)
+    if is_each_own and len(dump.digests) < len(job.ranks):
+        return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
+    is_majority = bool(ranked) and 2 * len(groups[ranked[0]]) > len(dump.digests)
+    is_settled = is_majority and (len(ranked) == 1 or not is_each_own)
     wanted = ranked[:1] if is_settled else ranked
     able = holders(job, dump)
     for digest in wanted:
@@ -269,6 +282,8 @@ def _compare(job: Job, dump: DumpProgress) -> Turn:
     if dump.place == do.MEMORY and dump.digests and not is_settled:
         return leave_memory(job, dump, "the replicas differ without a majority")
     complete = [digest for digest in wanted if digest in dump.written]
+    if complete and is_each_own and len(complete) < len(ranked):
+        return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
     if complete:
         return _commit(job, dump, complete, [groups[digest] for digest in ranked], is_settled)
     unknown = tuple(rank for rank in able if rank not in dump.digests)
@@ -413,16 +428,23 @@ def _commit(
     remark = ""
     if is_settled and odd:
         remark = f"; {listed(odd)} held another state than the majority"
-    elif odd or len(variants) > 1:
-        sides = " against ".join(listed(group) for group in groups)
+    is_disputed = not is_settled and not is_own(job) and len(groups) > 1
+    if is_disputed:
+        against = " against ".join(listed(group) for group in groups)
         kept = "each state is kept"
         if len(variants) < len(groups):
             kept = f"only what {' and '.join(map(listed, variants))} wrote is kept"
-        remark = f"; the replicas differ without a majority ({sides}): {kept}"
-    dump = dump._replace(is_ordered=True, remark=remark, variants=variants, odd=odd)
+        remark = f"; the replicas differ without a majority ({against}): {kept}"
+    dump = dump._replace(
+        is_ordered=True, remark=remark, variants=variants, odd=odd, is_disputed=is_disputed
+    )
     writers = " and ".join(listed(each) for each in variants)
     why = f"step {dump.step} is written by {writers}{remark}"
-    commit = do.CommitDump(dump.id, dump.step, dump.place, variants, odd, why)
+    said = sorted(dump.digests.items())
+    sides = tuple(tuple(rank for rank, one in said if one == each) for each in complete)
+    if is_settled:
+        sides = ()
+    commit = do.CommitDump(dump.id, dump.step, dump.place, variants, odd, why, sides, is_disputed)
     return Turn(
         job._replace(dump=dump),
         Condition.WRITTEN,
@@ -440,6 +462,30 @@ def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
     return Turn(job._replace(dump=dump), Condition.IN_MEMORY, actions)
 
 
+def flush_memory(job: Job, why: str) -> Turn:
+    """The checkpoint in memory goes to disk, unless it is there already, and all ranks stop."""
+    memory = job.present_memory()
+    if job.is_saved(memory.step):
+        return Turn(job._replace(now=job.now._replace(outcome=job.kept())), Condition.GIVEN_UP)
+    dump = job.present_dump()._replace(
+        step=memory.step, memory=memory.path, variants=memory.variants, odd=memory.odd, remark=""
+    )
+    if not job.saves():
+        return give_up(job, dump, UNSAVED)
+    return commit_memory(job, dump, 0, why)
+
+
+def undo_replacement(job: Job) -> Turn:
+    """The ranks differ after a replacement: all return to the checkpoint that it began from."""
+    job = job.with_failure(job.diverged)
+    job = not_replacing(job, "it was tried, and the ranks differed")
+    turn = flush_memory(job, job.diverged)
+    is_open = job.state in {JobState.FREEZING, JobState.DUMPING}
+    if turn.condition is Condition.GIVEN_UP and is_open and not turn.actions:
+        return close_dump(turn.job, job.present_dump(), turn.job.now.outcome)
+    return turn
+
+
 def note_commit(job: Job, event: ev.DumpCommitted) -> Job:
     """The dump is complete, even if it was given up before that is known."""
     dump = job.present_dump()._replace(is_committed=True)
@@ -454,7 +500,8 @@ def note_commit_failure(job: Job, event: ev.CommitFailed) -> Turn:
     dump = job.present_dump()._replace(is_ordered=False)
     if dump.place == do.MEMORY:
         return leave_memory(job, dump, event.why)
-    is_in_memory = job.memory is not None
+    # the checkpoint in memory may be that of a replacement which is not confirmed yet
+    is_in_memory = job.memory is not None and dump.memory == job.memory.path
     if is_in_memory and event.is_place and dump.place + 1 < job.policy.dump.places:
         dump = _next_place(dump, event.why)
         return commit_memory(job, dump, dump.place, problems(dump))

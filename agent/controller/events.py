@@ -7,6 +7,7 @@ Plain facts: no I/O, no clock. A rank is a global rank number.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 
@@ -170,6 +171,7 @@ class ReplacementAged:
 
 RankMessage = (
     protocol.Registered
+    | protocol.Fingerprinted
     | protocol.Raised
     | protocol.ExitRequested
     | protocol.Standing
@@ -200,6 +202,10 @@ def row(event: Event) -> str:
 
 def fields(event: Event) -> dict[str, object]:
     """What an event says, by the names of its fields."""
+    if isinstance(event, protocol.Fingerprinted):  # may be large, and is only read by its meaning
+        crc32 = zlib.crc32(repr(sorted(event.texts.items())).encode())
+        about = {"parts": str(len(event.texts)), "crc32": f"{crc32:08x}"}
+        return {**event._asdict(), "texts": about}
     return event._asdict() if isinstance(event, RankMessage) else asdict(event)
 
 

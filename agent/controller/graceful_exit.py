@@ -14,7 +14,15 @@ Pure, like the controller. Theory in five lines:
 from __future__ import annotations
 
 from agent.controller import actions as do
-from agent.controller.dump import NOTHING, Turn, freeze, new_dump, order_all
+from agent.controller.dump import (
+    NOTHING,
+    Turn,
+    describe_loss,
+    freeze,
+    new_dump,
+    order_all,
+    why_not_for_others,
+)
 from agent.controller.job import NEVER, ExitProgress, Job
 from agent.controller.states import Condition, JobState, RankState
 from agent.spec import exit_budget
@@ -76,6 +84,11 @@ def agree(job: Job) -> Turn:
     if job.is_saved(exit_.step):
         now = job.now._replace(outcome=job.kept() or NOTHING)
         return Turn(job._replace(dump=dump, now=now), Condition.GIVEN_UP)
+    if why := why_not_for_others(job, dump):
+        lost = describe_loss(job, exit_.step, why)
+        job = job._replace(dump=dump, now=job.now._replace(outcome=lost))
+        exit_ = job.present_exit()._replace(is_held=False, interrupted=why)
+        return Turn(job.with_exit(exit_), Condition.GIVEN_UP)
     why = f"every rank stays at the end of step {dump.step}"
     return order_all(job, dump, why)._replace(condition=Condition.WHOLE)
 

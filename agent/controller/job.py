@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from agent.controller.states import JobState, RankState
 from agent.spec.job_spec import JobSpec, Policy
 from worker_hooks.contract import protocol
+from worker_hooks.contract.fingerprint import Fingerprint
 
 NEVER = -1  # the step of what does not exist
 _EMPTY: Mapping[Any, Any] = {}
@@ -43,6 +44,7 @@ class DumpProgress(NamedTuple):
     since: int = 0  # digests of earlier rounds are of another kind
     memory: str = ""  # its path in memory
     remark: str = ""  # about replicas that differ
+    is_disputed: bool = False  # they do so without a majority
 
 
 class ExitProgress(NamedTuple):
@@ -62,6 +64,26 @@ class MemoryState(NamedTuple):
 
     path: str
     step: int
+    variants: tuple[tuple[int, ...], ...] = ()  # who wrote it
+    odd: tuple[int, ...] = ()  # ranks that differed from it
+
+
+class Comparison(NamedTuple):
+    """Which ranks have shown what they hold, and what came of it."""
+
+    awaited: frozenset[int] = frozenset()  # ranks that report what they hold
+    reports: Mapping[int, Mapping[int, Fingerprint]] = _EMPTY  # step -> rank -> until all are there
+    late: frozenset[int] = frozenset()  # those steps at which parts of the state came into being
+    compared: int = NEVER  # the newest step at which all were compared
+    unprotected: str = ""  # why no rank can save the state of another one
+
+
+class UnconfirmedReplacement(NamedTuple):
+    """A replacement after which the ranks have not shown yet that they hold the same."""
+
+    step: int  # of the checkpoint in memory, to which all can return
+    lost: frozenset[int]
+    failed: str = ""  # why they have to
 
 
 class Replacement(NamedTuple):
@@ -111,6 +133,8 @@ class SinceRestart(NamedTuple):
     reached: int = NEVER  # the newest commit before the last replacement
     is_warm: bool = False  # the forkserver was ordered to import what others will need
     replacement: Replacement | None = None  # the one under way
+    comparison: Comparison = Comparison()
+    trial: UnconfirmedReplacement | None = None  # of the last replacement, until it is confirmed
 
 
 class StopRequests(NamedTuple):
@@ -145,6 +169,7 @@ class Job(NamedTuple):
     stalled: int = 0  # attempts in a row that reached no newer one
     has_hooks: bool = False  # some rank's state could be saved, ever
     gave_up: str = ""  # why the job ended with restarts left
+    diverged: str = ""  # what differed after a replacement; empty: nothing ever did
 
     def alive(self) -> tuple[int, ...]:
         """Ranks that exist or may come to exist."""
@@ -245,9 +270,15 @@ class Job(NamedTuple):
             exit_ is not None
             and exit_.is_held
             and self.now.failure is None
+            and not self.is_disputed()
             and self.is_saved(exit_.step)
             and all(state is RankState.SUCCEEDED for state in self.ranks.values())
         )
+
+    def is_disputed(self) -> bool:
+        """Whether the newest checkpoint holds what replicas disagreed about, so none resumes."""
+        dump = self.dump
+        return dump is not None and dump.is_committed and dump.is_disputed
 
     def kept(self) -> str:
         """The newest checkpoint as text; empty: there is none."""

@@ -14,7 +14,12 @@ from agent.text.wording import ranged
 
 def sentence(before: Job, after: Job, actions: Sequence[do.Action]) -> str:
     """What is new for people, if an event changed what to expect; empty: nothing."""
-    return _of_start(actions) or _of_stop(before, after) or _of_replacement(before, after)
+    return (
+        _of_start(actions)
+        or _of_stop(before, after)
+        or _of_replacement(before, after)
+        or _of_comparison(before, after)
+    )
 
 
 def _of_start(actions: Sequence[do.Action]) -> str:
@@ -64,8 +69,21 @@ def _more_signals(job: Job) -> str:
 def _of_replacement(before: Job, after: Job) -> str:
     """A replacement is complete, or has failed."""
     was, now = before.since_restart.replacement, after.since_restart.replacement
+    if after.diverged and not before.diverged:
+        return f"{after.diverged}; no rank is replaced any more, all resume from the step before"
     if was is not None and after.state is JobState.RUNNING:
         return f"{ranged(was.lost)} replaced: every rank resumes from step {after.newest_step()}"
     if was is not None and now is None and after.state is JobState.COMMITTING:
         return f"not replaced, {after.now.not_replaced}: the state is saved before a restart"
+    return ""
+
+
+def _of_comparison(before: Job, after: Job) -> str:
+    """It turned out that the ranks do not hold the same."""
+    was, now = before.since_restart.comparison, after.since_restart.comparison
+    if now.unprotected and not was.unprotected and not after.restarts:
+        return (
+            f"not protected: {now.unprotected}; if a rank dies, training resumes from the newest "
+            "ModelCheckpoint, else from its beginning"
+        )
     return ""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 
 from agent.controller import events as ev
 from agent.controller.job import NEVER, Job, Repeated
+from agent.controller.replication import why_no_holder
 from agent.controller.states import RankState
 from agent.text.wording import describe_exit, described, listed, times
 from worker_hooks.contract import protocol
@@ -84,6 +85,10 @@ def _why_never(job: Job) -> str:
         return job.policy.replace.why_off
     if not job.policy.replace.is_on:
         return "replacing is off"
+    if job.diverged:
+        return job.diverged
+    if no_holder := why_no_holder(job):
+        return no_holder
     known = job.since_restart.not_replaceable
     silent = [rank for rank in job.ranks if rank not in known]
     if silent:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.attempts import release, signal_ranks
-from agent.controller.dump import UNSAVED, Turn, commit_memory, give_up
+from agent.controller.dump import Turn, flush_memory
 from agent.controller.job import Attempt, Job, MemoryState, Replacement
 from agent.controller.replaceable import (
     not_replacing,
@@ -29,11 +29,15 @@ from agent.controller.replaceable import (
     why_not,
     with_deaths,
 )
+from agent.controller.replication import begin_trial
 from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import describe_exit, listed, ranged
 from worker_hooks.contract import protocol
 
 DOUBT_S = 0.5  # how long to wait for a death of which an exception may be the consequence
+
+_NEEDING = frozenset({JobState.COMMITTING, JobState.REPLACING})
+_KEEPING = _NEEDING | {JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
 
 Event = (
     ev.WorkerStarted
@@ -52,7 +56,8 @@ def begin(job: Job, path: str) -> Turn:
     dump = job.present_dump()
     step = dump.step
     dump = dump._replace(is_committed=True, memory=path)
-    job = job._replace(dump=dump, memory=MemoryState(path, step))
+    memory = MemoryState(path, step, dump.variants, dump.odd)
+    job = job._replace(dump=dump, memory=memory)
     gone = ranks_to_replace(job)
     job = with_deaths(job, gone, step)
     if why := why_not(job, gone, step):
@@ -112,7 +117,7 @@ def forget(job: Job) -> tuple[Job, tuple[do.Action, ...]]:
     if job.memory is None:  # never completed: ranks may still write there
         is_over = job.state is JobState.STARTING or job.state.is_end
     else:
-        is_over = job.state not in {JobState.COMMITTING, JobState.REPLACING}
+        is_over = job.state not in (_KEEPING if job.since_restart.trial else _NEEDING)
     if not is_over:
         return job, ()
     reason = f"no rank resumes from memory while the job is {job.state.value}"
@@ -183,9 +188,12 @@ def with_registered(job: Job, event: protocol.Registered) -> Job:
     """The job once a rank's state can be saved, perhaps again after its link was closed."""
     now, known = job.now, job.since_restart
     not_replaceable = {**known.not_replaceable, event.rank: event.not_replaceable_why}
+    comparison = known.comparison
+    if event.compares:
+        comparison = comparison._replace(awaited=comparison.awaited | {event.rank})
     job = job._replace(
         now=now._replace(unreachable=now.unreachable - {event.rank}),
-        since_restart=known._replace(not_replaceable=not_replaceable),
+        since_restart=known._replace(not_replaceable=not_replaceable, comparison=comparison),
     )
     return job.with_step(event.rank, event.step)
 
@@ -262,6 +270,7 @@ def launch(job: Job) -> Turn:
             ),
         ),
     )
+    job = begin_trial(job, replacement.lost, memory.step)
     replace = do.ReplaceRanks(
         job.attempt,
         survivors=survivors,
@@ -320,17 +329,11 @@ def lose_more(job: Job, ranks: Iterable[int], why: str) -> Turn:
 
 def fall_back_to_disk(job: Job, why: str) -> Turn:
     """The next rung: what is in memory goes to disk, unless it is there already."""
-    step, replacement = job.present_memory().step, job.since_restart.replacement
+    replacement = job.since_restart.replacement
     failure = job.now.failure if replacement is None else replacement.why
     job = not_replacing(job, why).with_replacement(None)
     job = job._replace(now=job.now._replace(failure=failure, is_failure_raised=False))
-    if job.is_saved(step):
-        outcome = job.now._replace(outcome=job.kept())
-        return Turn(job._replace(now=outcome), Condition.GIVEN_UP)
-    dump = job.present_dump()
-    if not job.saves():
-        return give_up(job, dump, UNSAVED)
-    return commit_memory(job, dump, 0, f"no rank is replaced: {why}")
+    return flush_memory(job, f"no rank is replaced: {why}")
 
 
 def _note_gone(job: Job, rank: int) -> Turn:

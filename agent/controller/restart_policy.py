@@ -26,6 +26,9 @@ def decide_restart(job: Job) -> RestartVerdict:
     policy, failure, outcome = job.policy, job.now.failure or "unknown", describe_outcome(job)
     if job.now.refusal:
         return RestartVerdict(job, Condition.HOPELESS, f"{job.now.refusal}{outcome}")
+    if job.is_disputed():
+        why = "the replicas disagree without a majority, so nothing is resumed from"
+        return _give_up(job, why, f"{failure}: {why}{outcome}")
     if job.stalled >= policy.stalls:
         after = f" after step {job.best_step}" if job.best_step > 0 else ""
         why = f"{job.stalled} attempts in a row reached no commit{after}"

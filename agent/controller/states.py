@@ -95,6 +95,10 @@ _ASKED = {
     _C.SOME_HOLD: _S.FREEZING,
     _C.RANKS_ALIVE: _S.STOPPING,
 }
+_UNDONE = {  # the last replacement: its checkpoint is still in memory
+    _C.IN_MEMORY: _S.COMMITTING,
+    _C.GIVEN_UP: _S.STOPPING,
+}
 _HELD = {
     _C.ANSWERS_AWAITED: _S.HOLDING,
     _C.WHOLE: _S.DUMPING,
@@ -153,6 +157,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         },
         "Raised": {_C.RANK_FAILED: _S.STOPPING, _C.STATE_HELD: _S.FREEZING},
         "RankHung": {_C.RANK_FAILED: _S.STOPPING, _C.STATE_HELD: _S.FREEZING},
+        "Fingerprinted": _UNDONE,
         "ResumeRefused": {_C.ALWAYS: _S.STOPPING},
         "StopRequested": {**_ASKED, _C.NOW: _S.KILLING},
         "ExitRequested": _ASKED,
@@ -160,6 +165,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
     },
     _S.HOLDING: {
         "Standing": {_C.ANSWERS_AWAITED: _S.HOLDING},
+        "Fingerprinted": _UNDONE,
         "Frozen": {**_HELD, _C.DISTURBED: _S.FREEZING},
         "WorkerExited": {
             **_HELD,
@@ -181,6 +187,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
     },
     _S.FREEZING: {
         "Frozen": _FROZEN,
+        "Fingerprinted": _UNDONE,
         "RankUnreachable": _FROZEN,
         "WorkerExited": {**_FROZEN, **_ALL_GONE},
         "Raised": {_C.ALWAYS: _S.FREEZING},
@@ -192,6 +199,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
     },
     _S.DUMPING: {
         "Written": _SAVED,
+        "Fingerprinted": _UNDONE,
         "Digested": _SAVED,
         "SaveFailed": _SAVED,
         "RankUnreachable": _SAVED,

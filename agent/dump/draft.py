@@ -29,6 +29,8 @@ class DumpOrder(NamedTuple):
     attempt: int
     record_id: str
     reason: str
+    holders: tuple[tuple[int, ...], ...] = ()
+    is_disputed: bool = False
 
 
 class DumpDraft:
@@ -102,6 +104,8 @@ class DumpDraft:
             digest=order.written[first_writer].digest,
             odd=order.odd,
             stale_private=sorted(self._stale),
+            holders=order.holders,
+            is_disputed=order.is_disputed,
         )
         path = self._target.commit(about)
         self.manifest = about

@@ -278,6 +278,8 @@ class DumpExecutor:
             attempt=self._attempt,
             record_id=self._spec.record_id,
             reason=self._failure,
+            holders=action.holders,
+            is_disputed=action.is_disputed,
         )
         began_s = time.monotonic()
         self._do(

@@ -22,13 +22,13 @@ def dump_summary(
     size, place = sized(saved.nbytes), saved.path + (f" ({trouble})" if trouble else "")
     if action.from_memory:  # the rest was said when the dump in memory was complete
         return [f"step {action.step} saved from memory in {seconds:.2f} s ({size}): {place}"]
-    if len(action.variants) > 1:
-        kept = " and ".join(listed(ranks) for ranks in action.variants)
+    if action.is_disputed:
+        sides = " against ".join(listed(ranks) for ranks in action.holders)
         sentences.append(
-            f"the replicas disagree at step {action.step} and there is no majority: the states of "
-            f"{kept} are all kept, and training resumes from that of {listed(action.variants[0])}; "
-            "either the script does not train the same state on all ranks, or memory or a "
-            "processor corrupts data silently"
+            f"the replicas disagree at step {action.step} and there is no majority ({sides}): what "
+            f"{' and '.join(map(listed, action.variants))} wrote is kept, and nothing is resumed "
+            "from it; either the script does not train the same state on all ranks, or memory or "
+            "a processor corrupts data silently"
         )
     elif action.odd:
         differ = "differ" if len(action.odd) > 1 else "differs"
@@ -48,8 +48,9 @@ def dump_summary(
         )
     if action.place == do.MEMORY:
         return sentences  # the job resumes from it at once; it is not a place to look at
+    writers = sorted({rank for ranks in action.variants for rank in ranks})
+    who = writers if action.holders else action.variants[0]
     sentences.append(
-        f"step {action.step} saved by {listed(action.variants[0])} in {seconds:.2f} s "
-        f"({size}): {place}"
+        f"step {action.step} saved by {listed(who)} in {seconds:.2f} s ({size}): {place}"
     )
     return sentences

@@ -265,7 +265,7 @@ class HooksBridge:
 
     # --- what ranks say -------------------------------------------------------------------------
 
-    def _on_message(self, message: Said, fds: list[int]) -> None:
+    def _on_message(self, message: Said, fds: list[int]) -> None:  # noqa: C901  a row for each kind
         if isinstance(message, protocol.Registered):
             self._register(message, fds)
             return
@@ -283,6 +283,10 @@ class HooksBridge:
                 self._agent.settle()
                 self._raised.add(message.rank)
                 self._agent.post(message._replace(error=encodable(message.error)))
+            case protocol.Fingerprinted():
+                texts = {encodable(str(name)): str(text) for name, text in message.texts.items()}
+                problem = encodable(message.problem)
+                self._agent.post(message._replace(texts=texts, problem=problem))
             case protocol.Rejoining():
                 self._raised.discard(message.rank)
                 self._exiting.take_back(message.rank)

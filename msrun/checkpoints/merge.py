@@ -108,6 +108,11 @@ def _source(chosen: Sequence[CheckpointItem]) -> _Source:
     if not isinstance(first.content, Manifest):
         files = [(item.path, item.content) for item in chosen if isinstance(item.content, Header)]
         return _Source(first, joined(files, has_replicas=False), files[0][1].metadata)
+    if first.content.holders:
+        raise ValueError(
+            f"{first.path} holds a state for each of {len(first.content.holders)} groups of ranks, "
+            "which are no parts of one: read their files one by one"
+        )
     files = [(path, read_header(path)) for path in state_files(first.path, first.content)]
     tensors = joined(files, has_replicas=True)
     headers = [header for _, header in files]

@@ -14,7 +14,7 @@ from msrun.checkpoints.tensors import JoinedTensor, joined
 from msrun.terminal.progress import counted
 from msrun.terminal.stdout import put
 from msrun.terminal.table import UNKNOWN, duration, moment, show_json, table
-from worker_hooks.storage.manifest import Manifest, Shard
+from worker_hooks.storage.manifest import Manifest, Shard, describe_dispute
 from worker_hooks.storage.safetensors_file import Header, read_header
 
 FILE_COLUMNS = ("file", "rank", "kind", "size", "sha256")
@@ -156,6 +156,10 @@ def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "reason", manifest.reason
     if manifest.digest:
         yield "digest", manifest.digest
+    if manifest.is_disputed:
+        yield "disputed", describe_dispute(manifest)
+    elif manifest.holders:
+        yield "own parts", f"each of {len(manifest.holders)} groups of ranks has a state of its own"
     for name, ranks in (
         ("differing", manifest.odd),
         ("lost", manifest.without_private),

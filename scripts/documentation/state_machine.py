@@ -93,7 +93,7 @@ class Move(NamedTuple):
     @property
     def is_in_ring(self) -> bool:
         """Whether it belongs into the first picture."""
-        is_asked = self.event in {"StopRequested", "ExitRequested"}
+        is_asked = self.event in {"StopRequested", "ExitRequested", "Fingerprinted"}
         return {self.at, self.to} <= {*RING} and not (is_asked or self.is_last_rank)
 
     @property

@@ -20,7 +20,7 @@ STAIRS = {  # a package may import those before it in its folder, and those of t
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
     "worker_hooks.distributed": "abort ddp_reducers ddp_release process_group stacks",
-    "worker_hooks.state": "committed_state mismatch module private registry scaler snapshot",
+    "worker_hooks.state": "committed_state mismatch module private registry replication scaler snapshot",
     "worker_hooks.data": "feed feed_cache",
     "worker_hooks.guard": "exit_hooks gate guard liveness_socket signal_wakeup",
     "worker_hooks.recovery": "agent_lost rejoin resume",
@@ -43,7 +43,11 @@ PURE = {  # packages and modules without effects
     *("agent.controller", "agent.text", "agent.spec"),
     *("agent.failure.root_cause", "agent.failure.report", "agent.launch.rank_plan"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
-    *("worker_hooks.contract.env", "worker_hooks.contract.protocol"),
+    *(
+        "worker_hooks.contract.env",
+        "worker_hooks.contract.fingerprint",
+        "worker_hooks.contract.protocol",
+    ),
     *("msrun.top.columns", "msrun.top.facts", "msrun.top.history", "msrun.top.view"),
     "msrun.top.keys",
 }

@@ -21,7 +21,7 @@ from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, retention
 from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage.manifest import CHECKPOINT_KIND, COPY, REPLICATED, Shard
+from worker_hooks.storage.manifest import CHECKPOINT_KIND, COPY, REPLICATED, Manifest, Shard
 
 LOOK_S = 0.02  # between two looks for other ranks' files: not every file system reports changes
 SIGN_S = 0.5  # between two looks at the progress of other ranks
@@ -144,6 +144,8 @@ def _await_parts(order: SaveOrder, advance: Advance) -> dict[int, RankPart]:
 def _complete(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[int]]:
     """Complete the folder; return it, and the ranks whose models differ from most."""
     digests = {rank: part.digest for rank, part in parts.items() if part.digest}
+    if order.is_own:
+        return _complete_own(order, parts), []
     digest, _ = Counter(digests.values()).most_common(1)[0]
     odd = sorted(rank for rank, each in digests.items() if each != digest)
     is_split = order.share is not None and order.share.parts > 1
@@ -159,7 +161,22 @@ def _complete(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[
         for one in shards
         if one.kind != COPY or one.rank not in odd
     ]
-    made = manifests.new(
+    return _commit(order, _manifest(order, shards, digest)._replace(odd=tuple(odd))), odd
+
+
+def _complete_own(order: SaveOrder, parts: dict[int, RankPart]) -> Path:
+    """Complete the folder in which each rank wrote a state of its own."""
+    shards = [
+        one._replace(kind=REPLICATED, variant=rank) if one.kind == COPY else one
+        for rank in sorted(parts)
+        for one in parts[rank].shards
+    ]
+    made = _manifest(order, shards, "")
+    return _commit(order, made._replace(holders=tuple((rank,) for rank in sorted(parts))))
+
+
+def _manifest(order: SaveOrder, shards: list[Shard], digest: str) -> Manifest:
+    return manifests.new(
         CHECKPOINT_KIND,
         step=order.step,
         epoch=order.epoch,
@@ -170,9 +187,11 @@ def _complete(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[
         reason=order.reason,
         shards=shards,
         digest=digest,
-        odd=odd,
     )
-    place = order.final.place
+
+
+def _commit(order: SaveOrder, made: Manifest) -> Path:
+    place, shards = order.final.place, made.shards
     for shard in shards:
         _check_size(order.layout.unfinished, shard)
     if place.unfinished != order.layout.unfinished:
@@ -182,7 +201,7 @@ def _complete(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[
     except OSError:
         shutil.rmtree(place.unfinished, ignore_errors=True)
         raise
-    return place.folder, odd
+    return place.folder
 
 
 def _check_size(folder: Path, shard: Shard) -> None:

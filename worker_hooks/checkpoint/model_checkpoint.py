@@ -18,10 +18,13 @@ from worker_hooks.checkpoint.context import CheckpointContext, CheckpointedTrain
 from worker_hooks.checkpoint.finalize import WrittenParts, finalize
 from worker_hooks.checkpoint.overdue import OverdueCheckpoint
 from worker_hooks.checkpoint.planner import PlannedCheckpoint, plan_checkpoint
+from worker_hooks.checkpoint.rank_comparison import compare_ranks
 from worker_hooks.checkpoint.rank_writer import write_part
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, SaveRules
+from worker_hooks.contract.fingerprint import bundled
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.guard.exit_hooks import after_uncaught, describe
+from worker_hooks.state.replication import fingerprint
 
 log = logging.getLogger("msrun")
 
@@ -64,6 +67,7 @@ class ModelCheckpoint:
         self._incarnation = ""
         self._final_prefix: str | None = None  # the prefix with its number, once it is known
         self._step = 0  # saved, being saved, or resumed from
+        self._is_own: bool | None = None  # each rank's state is its own; None: not compared yet
         self._context: CheckpointContext
         self._pid = os.getpid()
 
@@ -89,6 +93,7 @@ class ModelCheckpoint:
         # not memory_step: nobody has saved it, and all ranks must agree on what is saved
         self._step, self._pid = context.guard.resumed_step, os.getpid()
         self._schedule, self._incarnation, self._final_prefix = None, "", None
+        self._is_own = None
         self._directory = Path(context.env.redirected(str(self._directory)))
         if context.env.world_size > 1:
             self._check_peers(context)
@@ -125,7 +130,7 @@ class ModelCheckpoint:
         self._context = state.checkpoint_context
         if self._schedule is not None:
             self._schedule.close()
-        self._schedule, self._incarnation = None, ""
+        self._schedule, self._incarnation, self._is_own = None, "", None
         if self._writer is not None and self._writer.is_busy:
             log.warning("the checkpoint of step %d is given up: a rank died meanwhile", self._step)
             self._writer.give_up()
@@ -243,6 +248,8 @@ class ModelCheckpoint:
 
     def _save(self, step: int, reason: str) -> None:
         self.wait()
+        if self._is_own is None:
+            self._is_own = self._compare(step)
         plan = self._plan(step)
         order = self._order(step, plan, reason)
         if self._writer is None:
@@ -253,6 +260,22 @@ class ModelCheckpoint:
             copying = self._writer.staging.fill(plan.tensors, plan.octets, ready)
             self._writer.begin(order, copying)
         self._step = step
+
+    def _compare(self, step: int) -> bool:
+        """Whether each rank has to write a state of its own."""
+        env = self._context.env
+        if env.world_size == 1:
+            return False
+        layout = self._layout(step)
+        try:
+            texts = bundled(fingerprint(self._context.committed.pieces))
+            ranks = env.rank, env.world_size
+            found = compare_ranks(layout, ranks, texts, self._check_ejected, STALL_S)
+        except (OSError, TypeError) as error:
+            raise CheckpointError(f"{layout.folder} cannot be saved: {error}") from error
+        if found and env.rank == 0:
+            log.warning("each rank saves a state of its own, as ranks differ: %s", found)
+        return bool(found)
 
     def _write(self, order: SaveOrder, plan: PlannedCheckpoint) -> None:
         write_part(order, plan, self._check_ejected)
@@ -265,7 +288,9 @@ class ModelCheckpoint:
     def _plan(self, step: int) -> PlannedCheckpoint:
         env, committed = self._context.env, self._context.committed
         part: tuple[int, int] | None = 0, 1
-        if self._config.remove_redundancy:
+        if self._is_own:
+            part = 0, 1
+        elif self._config.remove_redundancy:
             part = env.rank, env.world_size
         elif self._config.integrated_save and env.rank:
             part = None
@@ -291,6 +316,7 @@ class ModelCheckpoint:
             record_id=env.record_id,
             ancestor=self._context.ancestor,
             reason=reason,
+            is_own=bool(self._is_own),
             share=plan.share,
             own=plan.own,
             rules=SaveRules(

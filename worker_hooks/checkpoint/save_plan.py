@@ -73,6 +73,7 @@ class SaveOrder(NamedTuple):
     record_id: str
     ancestor: str  # the run that this one has resumed, so that it is over; or empty
     reason: str
+    is_own: bool  # each rank holds a state of its own, and writes all of it
     share: Share | None
     own: OwnShare | None
     rules: SaveRules

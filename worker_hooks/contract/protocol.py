@@ -5,8 +5,9 @@ that import a forkserver is ready 20 ms earlier.
 
     agent -> forkserver    StartWorkers, StartStore, Preload, Protect
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
-    hooks -> agent         Hello, Registered, Raised, Leaving, ExitRequested, Standing,
-                           Frozen, Written, Digested, SaveFailed, Progress, Rejoining, Stack
+    hooks -> agent         Hello, Registered, Fingerprinted, Raised, Leaving, ExitRequested,
+                           Standing, Frozen, Written, Digested, SaveFailed, Progress,
+                           Rejoining, Stack
     agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
                            GoOn, Inspect
 """
@@ -117,6 +118,18 @@ class Registered(NamedTuple):
     attempt: int
     step: int
     not_replaceable_why: str = ""  # why this rank cannot join a new process group; empty: it can
+    compares: bool = False  # it says Fingerprinted at its first commits
+
+
+class Fingerprinted(NamedTuple):
+    """What the rank holds as of its commit ``step``, to be compared with what the others hold."""
+
+    rank: int
+    attempt: int
+    step: int
+    texts: dict[str, str]  # as worker_hooks.contract.fingerprint
+    is_late: bool = False  # only of parts that did not exist at the rank's first commits
+    problem: str = ""  # why the state cannot be compared, nor saved
 
 
 class Raised(NamedTuple):
@@ -319,6 +332,7 @@ Message = (
     | Hello
     | Welcome
     | Registered
+    | Fingerprinted
     | Raised
     | Leaving
     | ExitRequested

@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from worker_hooks.contract.protocol import Message, Preload, StartWorkers, WorkerOrder
 
@@ -71,7 +71,7 @@ def _check(message: Message) -> None:
 
 @cache
 def _declared(kind: Any) -> tuple[type, ...]:
-    return tuple(get_type_hints(kind).values())
+    return tuple(get_origin(hint) or hint for hint in get_type_hints(kind).values())
 
 
 def _order(fields: dict[str, object]) -> WorkerOrder:

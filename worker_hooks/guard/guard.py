@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, TypedDict
 
 from worker_hooks.contract import protocol, wire
@@ -131,6 +131,25 @@ class Guard:
         """Whether the agent will have this state saved."""
         return self._link is not None
 
+    @property
+    def compares(self) -> bool:
+        """Whether the agent compares this rank's state with that of others."""
+        return self._link is not None and self.env.world_size > 1
+
+    def report_fingerprint(
+        self, step: int, texts: Mapping[str, str], is_late: bool, problem: str
+    ) -> None:
+        """Tell the agent what this rank holds as of its newest commit."""
+        self._send(
+            protocol.Fingerprinted(
+                **self._sender,
+                step=step,
+                texts=dict(texts),
+                is_late=is_late,
+                problem=problem[:500],
+            )
+        )
+
     def greet(self, *, wants_resume: bool) -> protocol.Welcome | None:
         """Connect to the agent; ``None``: there is none.
 
@@ -188,7 +207,10 @@ class Guard:
         why = self.not_replaceable_why
         try:
             self._link.send(
-                protocol.Registered(**self._sender, step=step, not_replaceable_why=why), [page]
+                protocol.Registered(
+                    **self._sender, step=step, not_replaceable_why=why, compares=self.compares
+                ),
+                [page],
             )
         except OSError:
             self._stop_guarding("the connection to msrun broke")

@@ -183,6 +183,10 @@ class _DumpWithoutAgent:
         others = self._await_private(folder)
         digests = Counter(note.digest for note in others.values() if note.digest)
         common, count = digests.most_common(1)[0]
+        if 2 * count <= digests.total() and len(digests) > 1:
+            self._notes.tell(failed="the ranks hold different states, and msrun is gone")
+            log.error("step %d is not saved: ranks hold different states", self._step)
+            return
         if common != written.digest and count > digests.total() // 2:
             self._notes.tell(failed="it differs from most replicas")
             log.error("rank %d differs from the other replicas: another rank saves", self._rank)

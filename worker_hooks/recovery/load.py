@@ -168,8 +168,13 @@ def open_in_memory(folder: Path, manifest: Manifest) -> LoadedState:
     return saved._replace(held=held)
 
 
-def open_dump(folder: Path, manifest: Manifest) -> LoadedState:
+def open_dump(folder: Path, manifest: Manifest, variant: int = 0) -> LoadedState:
     """Open a verified dump; tensors are read when they are accessed.
+
+    Args:
+        folder: the dump's.
+        manifest: the dump's.
+        variant: which state, if there are several.
 
     Raises:
         OSError: a file cannot be read.
@@ -178,7 +183,7 @@ def open_dump(folder: Path, manifest: Manifest) -> LoadedState:
     stored: dict[str, StoredSpan] = {}
     most, metadata = -1, {}
     for shard in manifest.shards:
-        if shard.kind != "replicated" or shard.variant != 0:
+        if shard.kind != "replicated" or shard.variant != variant:
             continue
         path = folder / shard.file
         header = safetensors_file.read_header(path)

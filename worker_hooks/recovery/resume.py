@@ -112,7 +112,8 @@ def restore_replicated(
     if manifests.is_in_memory(folder):
         saved = load.open_in_memory(folder.parent, manifest)
     else:
-        saved = load.open_dump(folder, _without_damaged_models(folder, manifest))
+        variant = manifests.variant_of(manifest, env.rank, env.world_size)
+        saved = load.open_dump(folder, _without_damaged_models(folder, manifest), variant)
     manifest = saved.manifest
     _forget_gradients(pieces)
     load.restore(pieces, saved, is_live=live == (manifest.step, manifest.digest))

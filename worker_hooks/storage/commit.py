@@ -110,6 +110,8 @@ def commit(layout: DumpLayout, manifest: Manifest) -> None:
 
 def _links(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Links to the files of the state that training resumes from: their names and targets."""
+    if manifest.holders:
+        return  # no file has the state of all ranks
     meant = [one for one in manifest.shards if one.kind == REPLICATED and one.variant == 0]
     count = Counter(Path(shard.file).name for shard in meant)
     for shard in meant:

@@ -72,6 +72,10 @@ def search(
             continue
         elif runs is not None and found.record_id not in runs:
             foreign.append(FoundCheckpoint(path, found))
+        elif found.is_disputed:  # an older one would silently undo what somebody must decide
+            remarks.append(f"{path} is not resumed from: {manifests.describe_dispute(found)}")
+            has_damaged = True
+            break
         else:
             sound, remark = _sound_part(path, found, verify)
             remarks += filter(None, (remark,))

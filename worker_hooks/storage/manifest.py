@@ -42,7 +42,7 @@ class Shard(NamedTuple):
     kind: str
     nbytes: int
     sha256: str
-    variant: int = 0  # replicas that disagreed without a majority are all kept; 0 is resumed
+    variant: int = 0  # of the replicated state, if there are several: see Manifest.holders
 
 
 class Manifest(NamedTuple):
@@ -62,6 +62,8 @@ class Manifest(NamedTuple):
     odd: tuple[int, ...] = ()
     without_private: tuple[int, ...] = ()  # ranks whose private state is lost
     stale_private: tuple[int, ...] = ()  # ranks whose private state is of an earlier step
+    holders: tuple[tuple[int, ...], ...] = ()  # by variant the ranks whose state it is; none: all
+    is_disputed: bool = False  # replicas disagreed without a majority: which one is right?
     format: int = FORMAT
 
 
@@ -85,6 +87,8 @@ def new(
     ranks: Iterable[int] | None = None,
     odd: Iterable[int] = (),
     stale_private: Iterable[int] = (),
+    holders: Iterable[Iterable[int]] = (),
+    is_disputed: bool = False,
 ) -> Manifest:
     """The manifest of a checkpoint that is completed now.
 
@@ -108,6 +112,8 @@ def new(
         odd=tuple(odd),
         without_private=tuple(rank for rank in ranks or range(world_size) if rank not in private),
         stale_private=tuple(stale_private),
+        holders=tuple(map(tuple, holders)),
+        is_disputed=is_disputed,
     )
 
 
@@ -172,7 +178,8 @@ def read(place: Path) -> Manifest:
 def _built(fields: dict[str, Any]) -> Manifest:
     shards = tuple(Shard(**shard) for shard in fields["shards"])
     ranks = {name: tuple(fields[name]) for name in _RANKS}
-    return Manifest(**{**fields, "shards": shards, **ranks})
+    holders = tuple(map(tuple, fields.get("holders", ())))
+    return Manifest(**{**fields, "shards": shards, "holders": holders, **ranks})
 
 
 def _odd_field(manifest: Manifest) -> str | None:
@@ -192,6 +199,8 @@ def _odd_field(manifest: Manifest) -> str | None:
     for name in _RANKS:
         if not all(_is_number(rank) for rank in getattr(manifest, name)):
             return f"{name}={getattr(manifest, name)!r}"
+    if not all(_is_number(rank) for ranks in manifest.holders for rank in ranks):
+        return f"holders={manifest.holders!r}"
     is_quick = manifest.kind == MEMORY_KIND
     return next((repr(one) for one in manifest.shards if not _is_sound(one, is_quick)), None)
 
@@ -280,3 +289,35 @@ def models(manifest: Manifest) -> list[Manifest]:
     standing_in = [shard._replace(kind=REPLICATED) for shard in copies]
     found = [others, *([*own, shard] for shard in standing_in)]
     return [manifest._replace(shards=tuple(shards)) for shards in found]
+
+
+def variant_of(manifest: Manifest, rank: int, world_size: int) -> int:
+    """Which variant of the state a rank resumes from.
+
+    Raises:
+        ValueError: none is this rank's; the message says why.
+    """
+    if manifest.is_disputed:
+        raise ValueError(describe_dispute(manifest))
+    if not manifest.holders:
+        return 0
+    if manifest.world_size != world_size:
+        raise ValueError(
+            f"each of {manifest.world_size} ranks saved its own part of the state: {world_size} "
+            "ranks cannot resume from it"
+        )
+    found = (at for at, ranks in enumerate(manifest.holders) if rank in ranks)
+    variant = next(found, None)
+    if variant is None:
+        raise ValueError(f"it does not hold the part of rank {rank}")
+    return variant
+
+
+def describe_dispute(manifest: Manifest) -> str:
+    """Who held what, when replicas disagreed without a majority."""
+    files = {shard.variant: shard.file for shard in manifest.shards if shard.kind == REPLICATED}
+    sides = (
+        f"{files.get(at, 'a lost file')} of rank {', '.join(map(str, ranks))}"
+        for at, ranks in enumerate(manifest.holders)
+    )
+    return f"the replicas disagreed without a majority: {' against '.join(sides)}"

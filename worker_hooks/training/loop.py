@@ -25,6 +25,7 @@ from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery import resume
 from worker_hooks.recovery.resume import ResumePoint
 from worker_hooks.state.committed_state import CommittedState, Position
+from worker_hooks.state.replication import Replication
 from worker_hooks.training.step import StepTracker
 from worker_hooks.training.torch_hooks import is_left_regularly
 
@@ -55,6 +56,7 @@ class DataLoop:
         self._observers = observers
         self.tracker = StepTracker(committed, guard.gate, self._position, observers)
         self.reducers = Reducers(committed.modules)
+        self._replication = Replication(committed.pieces, guard.report_fingerprint)
         self.epoch = 0  # as the script counts, from 0
         self.batch = 0  # handed out in the current loop
         self.batches_per_epoch: int | None = None
@@ -81,6 +83,7 @@ class DataLoop:
     def resume_at(self, point: ResumePoint) -> None:
         """Continue from here; the replicated state is restored already."""
         self._resume_point = point
+        self._replication.resumed()
         self.reducers.expect(point.ready_orders, are_none=point.is_in_memory)
         self.epoch = point.epoch
 
@@ -88,6 +91,7 @@ class DataLoop:
         """The training function is entered again, in another attempt."""
         self.batch, self._loops, self._current = 0, 0, None
         self._is_armed = False
+        self._replication.begin_again()
 
     def begin_epoch(self, epoch: int) -> None:
         """The script begins this epoch, and leaves it to us to count."""
@@ -229,6 +233,8 @@ class DataLoop:
             page = self._committed.open(env.rank, env.attempt, feed, self._position())
             self._guard.register(page, self._committed.step)
             os.close(page)
+            if self._guard.compares:
+                self._replication.training_begins(self._committed.step)
         self._callbacks.tell("armed", self._training)
 
     def _arm_without_loader(self) -> None:
@@ -253,6 +259,8 @@ class DataLoop:
         self.reducers.learn()
         position = position or Position(self.epoch, self.batch, self._meta)
         self._gate.commit(partial(self._committed.commit, position))
+        if self._guard.is_on:
+            self._replication.committed(self._committed.step, compares=self._guard.compares)
         self._committed.beat(*position[:2], self.tracker.phase)
         if self._feed is not None:
             self._feed.settle()

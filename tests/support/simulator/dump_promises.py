@@ -64,6 +64,7 @@ class DumpWatch:
         self.stalled = 0
         self.ever_registered = False
         self.is_refused = False
+        self.is_disputed = False  # nobody knows which of the saved states is right
         self.paths: dict[int, str] = {}
 
     def reachable(self) -> set[int]:
@@ -200,6 +201,7 @@ class DumpWatch:
             self.broken(f"two dumps have the id {event.dump_id}")
         assert self.commit is not None
         self.path, self.saved, self.open = event.path, self.commit.step, False
+        self.is_disputed = self.commit.is_disputed
         if (self.node.job.resume, self.node.job.saved_step) != (self.path, self.saved):
             self.broken(f"{event} is forgotten")
 
@@ -267,6 +269,8 @@ class DumpWatch:
         if not action.writers or len(ranks) < len(action.writers) + len(action.digesters):
             self.broken(f"{action}: a rank twice, or nobody writes")
         self.check_step(action)
+        if first:
+            self.watch.same.check_save(action, ranks)
         if ranks - self.holders() or (first and ranks != self.holders()):
             self.broken(f"{action}, but the holders are {sorted(self.holders())}")
         is_last = action.place + 1 == self.node.policy.dump.places
@@ -325,6 +329,13 @@ class DumpWatch:
         votes = Counter(self.digests.values())
         best, count = votes.most_common(1)[0]
         differing = tuple(sorted(r for r, each in self.digests.items() if each != digests[0]))
+        is_disputed = 2 * count <= len(self.digests) and len(votes) > 1
+        if self.watch.same.is_own and len(votes) > 1:
+            if set(digests) != set(votes) or action.odd or action.is_disputed:
+                self.broken(f"{action}, but each rank's part is its own: {self.digests}")
+            return
+        if action.is_disputed != is_disputed:
+            self.broken(f"{action}, but they said {self.digests}")
         if 2 * count > len(self.digests):
             right = digests == [best] and action.odd == differing
         else:
@@ -344,6 +355,8 @@ class DumpWatch:
             self.broken(f"{action}, but there are other places")
         if self.is_fall or 0 <= self.step <= max(self.saved, 0):
             return
+        if self.watch.same.may_give_up():
+            return
         if self.commit is not None:
             self.broken(f"{action} in the middle of its commit")
         if not self.orders:
@@ -358,6 +371,8 @@ class DumpWatch:
     # --- attempts and the end
 
     def start(self, action: do.StartAttempt) -> None:
+        if self.is_disputed:
+            self.broken(f"{action}, but nobody knows which replica is right")
         if self.open:
             self.broken(f"{action} while dump {self.last_id} is open")
         if action.resume != self.path:
@@ -369,7 +384,7 @@ class DumpWatch:
     def is_hopeless(self, attempt: int) -> bool:
         """At an attempt's end: whether another one would meet the same."""
         policy, self_first = self.node.policy, attempt == 0
-        if self.is_refused:
+        if self.is_refused or self.is_disputed:
             return True
         if not self.ever_registered:
             return False

@@ -251,6 +251,7 @@ class ExitWatch:
         """Of a job that was asked to stop, and did."""
         gracefully = self.hold is not None and not self.was_disturbed and self.step is not None
         is_saved = self.step is not None and self.step <= max(self.watch.dump.saved, 0)
+        is_saved = is_saved and not self.watch.dump.is_disputed
         left = len(self.watch.exits) == len(self.node.policy.ranks) and not any(
             self.watch.exits.values()
         )

@@ -19,6 +19,7 @@ from support.simulator.exit_promises import ExitWatch
 from support.simulator.kinds import is_order
 from support.simulator.memory_promises import completed
 from support.simulator.replace_promises import ReplaceWatch
+from support.simulator.same import SameWatch
 from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Watch:
         self.dump = DumpWatch(self)
         self.stop = ExitWatch(self)
         self.replacing = ReplaceWatch(self)
+        self.same = SameWatch(self)
         self.event: ev.Event | None = None
 
     def broken(self, promise: str) -> NoReturn:
@@ -76,6 +78,7 @@ class Watch:
             self.broken(f"{event} of another attempt than {self.attempt} changes something")
         self.dump.heard(before, event)
         self.heard_of_rank(before, event)
+        self.same.heard(before, event, actions)
         self.stop.heard(before, event, actions)
         self.replacing.heard(before, event, actions)
         completed(self.dump, event)
@@ -189,6 +192,7 @@ class Watch:
         self.starts += 1
         self.attempt = action.attempt
         self.replacing.begin()
+        self.same.begin()
         self.told_to_stop = self.was_frozen = False
         self.first_failed = None
         self.is_first_raised = False
@@ -203,6 +207,7 @@ class Watch:
         for rank in action.newcomers:
             self.exits.pop(rank, None)
             self.heard_of.discard(rank)
+        self.same.begin_round(action)
         self.dump.begin_round()
 
     def went_on(self) -> None:
@@ -248,6 +253,7 @@ class Watch:
         if stuck and self.waited_s < self.node.policy.timeouts.kill_s - 1e-6:
             self.broken(f"{finish} only {self.waited_s} s after SIGKILL")
         blamed = first is None or finish.reason.startswith(f"rank {first} ")
+        blamed = blamed or finish.reason.startswith("after the replacement of ")
         if finish.state is JobState.FAILED and not blamed:
             self.broken(f"{finish} does not blame rank {first}, the first that failed")
 

@@ -39,6 +39,7 @@ class Rejoins:
                 training = self.replicas.training
                 if training.stalled_at is None:
                     training.began_at = node.now
+                    self.replicas.reports.began(training)
             case do.ForgetMemory():
                 self.replicas.disk.memory = None
             case do.RemindReplaced():
@@ -48,6 +49,7 @@ class Rejoins:
         node, rng = self.node, self.rng
         self.replicas.bar(action.step)
         self.arrived = set()
+        self.replicas.reports.newcomers |= set(action.newcomers)
         for rank in action.survivors:
             process = node.processes[rank]
             process.attempt = action.attempt  # as the agent knows it from now on
@@ -121,7 +123,14 @@ class Rejoins:
         process.is_registered = True
         self.node.after(20.0 + rng.random(), replicas.end, process, 0)
         replicas.say(
-            process, protocol.Registered(process.rank, attempt, step, replicas.climate.fixed)
+            process,
+            protocol.Registered(
+                process.rank,
+                attempt,
+                step,
+                replicas.climate.fixed,
+                replicas.reports.are_awaited,
+            ),
         )
 
     # --- hangs

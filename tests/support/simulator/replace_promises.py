@@ -82,6 +82,7 @@ class ReplaceWatch:
         staying = watch.running - set(gone)
         able = policy.replace.is_on and set(policy.ranks) <= self.fixed.keys()
         able = able and not any(self.fixed.values()) and not watch.stop.is_asked
+        able = able and watch.same.can_replace()
         able = able and 0 not in [code for rank, code in watch.exits.items() if rank not in gone]
         able = able and bool(staying) and bool(gone) and not staying & watch.dump.cut
         died = [deaths.get(rank, (-1, 0)) for rank in gone]
@@ -248,7 +249,9 @@ class ReplaceWatch:
 
     def forget(self, action: do.ForgetMemory) -> None:
         state = self.node.job.state
-        is_needed = self.memory is not None and state in {JobState.COMMITTING, JobState.REPLACING}
+        is_needed = self.watch.same.keeps_memory() or (
+            self.memory is not None and state in {JobState.COMMITTING, JobState.REPLACING}
+        )
         if not self.is_begun or is_needed or state is JobState.DUMPING:
             self.broken(f"{action} while {state}")
         self.memory, self.is_begun = None, False

@@ -15,6 +15,7 @@ from agent.controller import events as ev
 from support.simulator.climate import climate
 from support.simulator.exits import Exits
 from support.simulator.rejoins import Rejoins
+from support.simulator.same import Reports
 from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
@@ -77,11 +78,13 @@ class Replicas:
         self.errors = 0
         self.exits = Exits(self)
         self.rejoins = Rejoins(self)
+        self.reports = Reports(self)
 
     def begin(self, action: do.StartAttempt) -> None:
         base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
         rate = self.rng.choice((0.05, 1.0, 2.0, 5.0))
         self.training = Training(base, rate, len(self.node.policy.ranks))
+        self.reports.newcomers.clear()
         self.is_searched = action.resume is not None or self.climate.old == "nothing"
         self.asking = []
 
@@ -116,12 +119,13 @@ class Replicas:
         if process.has_hooks:
             process.is_registered = process.is_linked = True
             told = process.rank, process.attempt, training.base, self.climate.fixed
-            self.say(process, protocol.Registered(*told))
+            self.say(process, protocol.Registered(*told, self.reports.are_awaited))
             if self.rng.random() < self.climate.cut:
                 node.after(self.rng.random() * 20.0, self.cut, process)
         training.missing -= 1
         if not training.missing and training.stalled_at is None:
             training.began_at = node.now
+            self.reports.began(training)
 
     def searched(self, attempt: int) -> None:
         """Whoever asked is told what to go on from; the controller hears of it before."""

@@ -14,6 +14,7 @@ from support.histories.plain import replay_from
 from support.histories.replacements import HISTORIES as REPLACING
 from support.histories.restarts import ASKED
 from support.histories.restarts import HISTORIES as RESTARTS
+from support.histories.same import HISTORIES as SAME
 from support.simulator.node import simulate
 
 from agent.controller import attempts, states
@@ -70,7 +71,7 @@ def taken(monkeypatch):
     return rows
 
 
-ALL_HISTORIES = (*PLAIN, *SAVING, *RESTARTS, *ASKED, *EXITS, *REPLACING, *FALLS)
+ALL_HISTORIES = (*PLAIN, *SAVING, *RESTARTS, *ASKED, *EXITS, *REPLACING, *FALLS, *SAME)
 
 
 def test_every_move_is_taken_by_a_history(taken):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -257,7 +258,9 @@ def test_silent_corruption_is_loud():
     odd = dump_summary(commit(odd=(2,)), SavedDump("/x", 1, (), ()), 1)
     assert odd[0].startswith("rank 2 differs from the other replicas at step 412")
     assert "there, unless the script trains ranks differently; the majority's" in odd[0]
-    torn = dump_summary(commit(((0,), (3,)), odd=(3,)), SavedDump("/x", 1, (), ()), 1)
+    disputed = commit(((0,), (3,)))
+    disputed = replace(disputed, holders=((0,), (3,)), is_disputed=True)
+    torn = dump_summary(disputed, SavedDump("/x", 1, (), ()), 1)
     assert "no majority" in torn[0]
     assert "rank 0 and rank 3 are all kept" in torn[0]
     assert "either the script does not train the same state on all ranks, or memory" in torn[0]

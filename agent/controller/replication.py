@@ -1,0 +1,95 @@
+"""Who holds the same state, and whether a replacement left the ranks alike. Pure.
+
+Theory in five lines:
+
+* ranks report what they hold at their first commits: what is equal on all of them, any rank can
+  save for another one; of the rest each rank's part is its own, and dies with it;
+* before all have reported the same step, nothing is known, so nothing is promised;
+* a replacement is a trial: its checkpoint stays in memory until all have reported two commits more;
+* if they are equal then, it is confirmed; else all ranks are restarted from that checkpoint, as
+  the script keeps something where no replacement can restore it;
+* such a script is not replaced in again.
+"""
+
+from __future__ import annotations
+
+from agent.controller.job import NEVER, Comparison, Job, UnconfirmedReplacement
+from agent.text.wording import listed, ranged
+from worker_hooks.contract import protocol
+from worker_hooks.contract.fingerprint import describe, differences
+
+TRIAL_COMMITS = 2  # of all ranks, after which a replacement is confirmed
+
+
+def note(job: Job, event: protocol.Fingerprinted) -> Job:
+    """A rank said what it holds, which is compared with what others hold at this step."""
+    known, step = job.since_restart.comparison, event.step
+    if event.problem:
+        return _with(job, known._replace(unprotected=known.unprotected or event.problem))
+    late = known.late | {step} if event.is_late else known.late
+    reports = {**known.reports, step: {**known.reports.get(step, {}), event.rank: event.texts}}
+    known = known._replace(reports=reports, late=late)
+    found, are_all = differences(reports[step]), len(reports[step]) == len(job.ranks)
+    trial = job.since_restart.trial
+    if trial is not None and found:  # the others may be dead before they report
+        return _failed(_with(job, known), trial, describe(found, trial.lost))
+    if not are_all:
+        return _with(job, known)
+    if found and not known.unprotected:
+        lone = found[0].lone
+        holder = f"no other rank holds what {listed(lone)} {'has' if len(lone) == 1 else 'have'}"
+        known = known._replace(unprotected=f"{describe(found)} ({holder})")
+    known = known._replace(
+        reports={other: each for other, each in reports.items() if other > step},
+        late=frozenset(other for other in late if other > step),
+        compared=max(step, known.compared),
+    )
+    job = _with(job, known)
+    if trial is not None and step >= trial.step + TRIAL_COMMITS:
+        return job._replace(since_restart=job.since_restart._replace(trial=None))
+    return job
+
+
+def _failed(job: Job, trial: UnconfirmedReplacement, what: str) -> Job:
+    if trial.failed:
+        return job
+    why = (
+        f"after the replacement of {ranged(trial.lost)} {what}: "
+        "the script keeps something outside of TrainState"
+    )
+    since_restart = job.since_restart._replace(trial=trial._replace(failed=why))
+    return job._replace(since_restart=since_restart, diverged=why)
+
+
+def begin_trial(job: Job, lost: frozenset[int], step: int) -> Job:
+    """The job once ranks are replaced, and all resume from ``step``."""
+    known = job.since_restart.comparison
+    trial = UnconfirmedReplacement(step, lost) if known.awaited else None
+    known = known._replace(reports={}, late=frozenset())
+    return job._replace(since_restart=job.since_restart._replace(comparison=known, trial=trial))
+
+
+def has_just_failed(before: Job, job: Job) -> bool:
+    """Whether it has turned out that ranks differ after a replacement, which is to be undone."""
+    return bool(job.diverged) and not before.diverged
+
+
+def why_no_holder(job: Job) -> str:
+    """Why no rank can save the state of another one; empty: any can."""
+    known = job.since_restart.comparison
+    if known.unprotected:
+        return known.unprotected
+    if known.awaited and known.compared == NEVER:
+        return "not all ranks had committed their first step, so nobody knows what they share"
+    if known.late:
+        return f"what was added to the state by step {min(known.late)} is not compared yet"
+    return ""
+
+
+def is_own(job: Job) -> bool:
+    """Whether ranks were seen to hold different states."""
+    return bool(job.since_restart.comparison.unprotected)
+
+
+def _with(job: Job, known: Comparison) -> Job:
+    return job._replace(since_restart=job.since_restart._replace(comparison=known))

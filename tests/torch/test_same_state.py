@@ -1,0 +1,155 @@
+"""What ranks hold the same is observed; nothing that is one rank's own is ever given to another."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from support.jobs import WORKERS, Job, Launcher
+
+from msrun.commands import run
+from msrun.drill.fault_options import read_words
+from worker_hooks.drill.plan import DrillPlan
+from worker_hooks.storage import manifest
+
+pytestmark = pytest.mark.torch
+SCRIPT = WORKERS / "train_parts.py"
+STEPS = 8
+KILL = "rank=1,step=5,phase=backward"
+
+
+def started(
+    launcher: Launcher, name: str, ranks: int, *words: object, faults: str = "", restarts: int = 1
+) -> tuple[Job, Path]:
+    folder = launcher.tmp / name
+    (folder / "traces").mkdir(parents=True, exist_ok=True)
+    plan = {}
+    if faults:
+        struck = read_words(faults, "kill").faults
+        plan = {"MSRUN_DRILL": DrillPlan(str(folder / "traces"), "", struck).encode()}
+    job = launcher.start(
+        f"--worker_num={ranks}",
+        f"--max-restarts={restarts}",
+        SCRIPT,
+        *words,
+        log_dir=folder / "logs",
+        cwd=folder,
+        XDG_STATE_HOME=str(folder / "state"),
+        **plan,
+    )
+    return job, folder
+
+
+def weights(folder: Path, kind: str, ranks: int) -> list[str]:
+    return [(folder / f"{kind}.{rank}.sha").read_text() for rank in range(ranks)]
+
+
+def of(job: Job, event: str) -> list[dict]:
+    return [dict(one) for one in job.events() if one["event"] == event]
+
+
+def undisturbed(launcher: Launcher, kind: str, ranks: int) -> list[str]:
+    job, folder = started(launcher, f"{kind}-undisturbed", ranks, kind, STEPS)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    return weights(folder, kind, ranks)
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("tensor_parallel", 2), ("copies", 4), ("fsdp1", 2)])
+def test_parts_of_the_ranks_are_not_mixed_up(launcher: Launcher, kind: str, ranks: int) -> None:
+    expected = undisturbed(launcher, kind, ranks)
+    job, folder = started(launcher, kind, ranks, kind, STEPS, faults=KILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert weights(folder, kind, ranks) == expected
+    said = ended.err
+    assert said.index("not protected: ") < said.index("rank 1 was killed by SIGKILL"), said
+    assert "corrupts data" not in said
+    (again,) = of(job, "StartAttempt")[1:]
+    assert "resume" not in again or again["resume"] is None
+    assert not of(job, "ReplaceRanks")
+
+
+def test_a_checkpoint_has_the_part_of_every_rank(
+    launcher: Launcher, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = undisturbed(launcher, "tensor_parallel", 2)
+    words = ("tensor_parallel", STEPS, "--every=3")
+    job, folder = started(launcher, "periodic", 2, *words, faults=KILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert weights(folder, "tensor_parallel", 2) == expected
+    assert of(job, "StartAttempt")[-1]["resume"] is None
+    (found,) = of(job, "CheckpointFound")
+    assert found["step"] == 3
+    newest = folder / f"periodic/parts-1_{STEPS}"
+    made = manifest.read(newest)
+    assert made.holders == ((0,), (1,))
+    assert manifest.verify(newest, made) == []
+    assert run(["checkpoints", "verify", str(newest)]) == 0
+    assert run(["checkpoints", "merge", str(newest)]) != 0
+    assert "are no parts of one" in capsys.readouterr().err
+    (newest / next(one.file for one in made.shards if one.variant == 1)).unlink()
+    assert run(["checkpoints", "verify", str(newest)]) != 0
+
+
+def test_a_graceful_exit_saves_the_part_of_every_rank(launcher: Launcher) -> None:
+    expected = undisturbed(launcher, "copies", 4)
+    job, folder = started(launcher, "left", 4, "copies", STEPS, "--pause=0.2")
+    job.await_lines("step 2\n", 4)
+    job.signal(signal.SIGTERM)
+    assert job.wait().code == 0
+    (dump,) = (folder / "checkpoints").iterdir()
+    assert {frozenset(each) for each in manifest.read(dump).holders} == {
+        frozenset({0, 2}),
+        frozenset({1, 3}),
+    }
+    again = launcher.start(
+        "--resume", log_dir=folder / "logs", cwd=folder, XDG_STATE_HOME=str(folder / "state")
+    )
+    ended = again.wait()
+    assert ended.code == 0, ended
+    assert weights(folder, "copies", 4) == expected
+
+
+def test_replicas_that_drift_apart_without_a_majority_end_the_job(launcher: Launcher) -> None:
+    words = ("drifts", STEPS, "--at=4", "--pause=0.1")
+    job, folder = started(launcher, "drift", 3, *words, faults="rank=2,step=6,phase=backward")
+    ended = job.wait()
+    assert ended.code == 1, ended
+    assert "there is no majority (rank 0 against rank 1)" in ended.err
+    assert len(of(job, "StartAttempt")) == 1
+    (dump,) = (folder / "checkpoints").iterdir()
+    made = manifest.read(dump)
+    assert made.is_disputed
+    assert made.holders == ((0,), (1,))
+    again = launcher.start(
+        "--resume", log_dir=folder / "logs", cwd=folder, XDG_STATE_HOME=str(folder / "state")
+    )
+    refused = again.wait()
+    assert refused.code != 0
+    assert "the replicas disagreed without a majority" in refused.err
+    assert not list(folder.glob("drifts.*.sha"))
+
+
+def test_a_counter_of_the_script_undoes_the_replacement(launcher: Launcher) -> None:
+    job, _ = started(launcher, "rate", 3, "rate_by_hand", STEPS, faults=KILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert "after the replacement of rank 1 optimizer.groups.0.lr differs" in ended.err
+    assert len(of(job, "ReplaceRanks")) == 1
+    assert "the learning rate was 0.016" in ended.out
+    assert "and is 0.1 at step " in ended.out
+
+
+def test_what_is_sharded_within_train_is_said_before_a_death(launcher: Launcher) -> None:
+    job, _ = started(launcher, "inside", 2, "sharded_inside", 4, "--pause=0.2")
+    job.await_lines("step 1\n", 2)
+    os.kill(job.pids()[1], signal.SIGKILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    said = ended.err
+    assert said.index("not protected: model.0.weight is replaced in the model") < said.index("SIGK")
+    assert not of(job, "ReplaceRanks")

@@ -1,0 +1,108 @@
+"""Who holds the same, and what follows if ranks do not: histories and single cases."""
+
+from dataclasses import replace
+
+import pytest
+from support.histories.replacements import THREE, play
+from support.histories.same import EQUAL, HISTORIES, KEPT, OTHER, OWN, says
+from support.simulator.mutants import believing, seeing
+from support.simulator.node import simulate
+from support.simulator.promises import BrokenPromiseError
+
+from agent.controller import actions as do
+from agent.controller.attempts import Decision
+from agent.controller.decide import decide
+from agent.controller.events import fields
+from agent.controller.job import Comparison
+from worker_hooks.contract import protocol
+
+
+@pytest.mark.parametrize(
+    ("rules_", "steps"), [row[1:] for row in HISTORIES], ids=[row[0] for row in HISTORIES]
+)
+def test_history(rules_, steps):
+    play(rules_, steps)
+
+
+def test_what_is_not_protected_is_said_once_and_at_once():
+    job = play(THREE, OWN[:-1])
+    decision = decide(job, OWN[-1][0])
+    assert decision.say.startswith("not protected: model.w differs: rank 2 against rank 0 against")
+    assert "no other rank holds what rank 2 has" in decision.say
+    assert decide(decision.job, says(0, 2, {"model.w": "x"})).say == ""
+
+
+def test_equal_ranks_need_no_word():
+    job = play(THREE, EQUAL[:-1])
+    decision = decide(job, EQUAL[-1][0])
+    assert (decision.say, decision.actions) == ("", ())
+    assert decision.job.since_restart.comparison.compared == 1
+    assert not decision.job.since_restart.comparison.reports
+
+
+def test_an_undone_replacement_is_said_with_both_values():
+    job = decide(play(THREE, KEPT), says(2, 6, None, 1)).job
+    decision = decide(job, says(1, 6, OTHER, 1))
+    assert "optimizer.lr differs: 0.2 on rank 1, 0.1 on rank 2" in decision.say
+    assert "no rank is replaced any more" in decision.say
+
+
+def test_a_large_report_is_short_in_the_journal():
+    told = fields(says(0, 1))
+    assert told["texts"]["parts"] == "2"
+    assert told["texts"] != fields(says(0, 1, OTHER))["texts"]
+
+
+def trusting(job):
+    """Nobody has to show what it holds."""
+    return job._replace(since_restart=job.since_restart._replace(comparison=Comparison()))
+
+
+def confirming_at_once(job):
+    return job._replace(since_restart=job.since_restart._replace(trial=None))
+
+
+def forgiving(job):
+    """A script that left ranks different is replaced in again."""
+    return job._replace(diverged="")
+
+
+def going_on(job, event):
+    """Ranks that differ after a replacement train on."""
+    if isinstance(event, protocol.Fingerprinted):
+        return Decision(job)
+    return decide(job, event)
+
+
+def giving_one_for_all(job, event):
+    """Parts of the ranks' own are taken for replicas that disagree."""
+    decision = decide(job, event)
+    actions = tuple(
+        replace(each, is_disputed=True)
+        if isinstance(each, do.CommitDump) and each.holders
+        else each
+        for each in decision.actions
+    )
+    return replace(decision, actions=actions)
+
+
+BROKEN = [
+    (seeing(trusting), "do not hold the same|nobody holds|the other is due|can be replaced"),
+    (seeing(confirming_at_once), "while|the memory is kept|train on|from memory"),
+    (seeing(forgiving), "do not hold the same|can be replaced|the other is due"),
+    (
+        believing(protocol.Fingerprinted, texts={"w": "same"}),
+        "nobody holds|train on|hold the same|is due",
+    ),
+    (going_on, "train on|the memory is kept|could be saved|is due"),
+    (giving_one_for_all, "part is its own"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "promise"), BROKEN, ids=lambda each: getattr(each, "__name__", each)
+)
+def test_a_broken_controller_is_noticed(mutant, promise):
+    with pytest.raises(BrokenPromiseError, match=promise):
+        for seed in range(20_000):
+            simulate(seed, mutant)

@@ -1,0 +1,134 @@
+"""What a rank reports of its state, and when."""
+
+import pytest
+import torch
+from torch import nn
+
+from worker_hooks.contract.fingerprint import differences
+from worker_hooks.state.registry import pieces_of
+from worker_hooks.state.replication import COMMITS, Replication, fingerprint
+
+
+class Training:
+    """One rank, whose reports are kept."""
+
+    def __init__(self, seed=1, layers=(4, 4), **more):
+        torch.manual_seed(seed)
+        self.net = nn.Sequential(*(nn.Linear(4, each) for each in layers))
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
+        self.pieces = pieces_of({"model": self.net, "optimizer": self.optimizer, **more})
+        self.reports = []
+        self.replication = Replication(self.pieces, lambda *told: self.reports.append(told))
+        self.count = 0
+
+    def step(self):
+        torch.manual_seed(self.count)
+        self.net(torch.randn(2, 4)).square().sum().backward()
+        self.optimizer.step()
+        self.count += 1
+        self.replication.committed(self.count)
+
+
+def names_of(one, two):
+    found = differences({0: fingerprint(one.pieces), 1: fingerprint(two.pieces)})
+    return [each.name for each in found]
+
+
+def test_equal_trainings_look_equal_and_one_bit_does_not():
+    one, two = Training(), Training()
+    one.step()
+    two.step()
+    assert names_of(one, two) == []
+    bits = two.net[1].weight.data.view(torch.int32)
+    bits[0, 0] ^= 1
+    assert names_of(one, two) == ["model.1.weight"]
+
+
+@pytest.mark.parametrize("key", ["lr", "weight_decay"])
+def test_a_group_is_compared_by_its_values(key):
+    one, two = Training(), Training()
+    two.optimizer.param_groups[0][key] = 0.25
+    (found,) = differences({0: fingerprint(one.pieces), 1: fingerprint(two.pieces)})
+    assert found.name == f"optimizer.groups.0.{key}"
+    assert f"0.25 on rank 1, {one.optimizer.param_groups[0][key]} on rank 0" in found.describe()
+
+
+def test_the_state_of_an_optimizer_and_other_shapes_are_compared():
+    one, two = Training(), Training()
+    one.step()
+    two.step()
+    two.optimizer.state[two.net[0].bias]["exp_avg"].add_(1)
+    assert names_of(one, two) == ["optimizer.state.1.exp_avg"]
+    (found,) = differences(
+        {
+            0: fingerprint(pieces_of({"w": torch.zeros(4)})),
+            1: fingerprint(pieces_of({"w": torch.zeros(2, 2)})),
+        }
+    )
+    assert found.name == "w"
+
+
+def test_the_first_commits_are_reported_and_then_only_what_is_new():
+    training = Training()
+    for _ in range(5):
+        training.step()
+    assert [(step, is_late) for step, _, is_late, _ in training.reports] == [(1, False), (2, False)]
+    grown = nn.Linear(4, 4)
+    training.net.append(grown)
+    training.optimizer.add_param_group({"params": grown.parameters()})
+    training.step()
+    _, _, late = training.reports
+    assert late[0] == 6
+    assert late[2]
+    assert {name for name in late[1] if name.startswith("model")} == {
+        "model.2.weight",
+        "model.2.bias",
+    }
+    training.step()
+    assert len(training.reports) == COMMITS + 1
+
+
+def test_another_attempt_is_compared_in_full():
+    training = Training()
+    for _ in range(3):
+        training.step()
+    training.replication.begin_again()
+    training.step()
+    step, texts, is_late, problem = training.reports[-1]
+    assert (step, is_late, problem) == (4, False, "")
+    assert texts.keys() == training.reports[0][1].keys()
+
+
+def test_a_model_that_lost_its_parameters_is_reported_before_the_first_step():
+    training = Training()
+    training.replication.training_begins(0)
+    assert training.reports == []
+    training.net[0].weight = nn.Parameter(torch.zeros(4, 4))
+    training.replication.training_begins(0)
+    ((step, texts, _, problem),) = training.reports
+    assert (step, texts) == (0, {})
+    assert (
+        problem
+        == "model.0.weight is replaced in the model, but not in the optimizer that was given"
+    )
+
+
+def test_what_cannot_be_read_is_a_problem_and_no_exception():
+    training = Training()
+    training.net[0].weight = nn.Parameter(torch.zeros(4, 4).to_sparse(), requires_grad=False)
+    training.replication.committed(1)
+    (report,) = training.reports
+    assert "model.0.weight" in report[3]
+
+
+def test_a_jump_of_the_learning_rate_is_said_with_both_values(caplog):
+    training = Training()
+    training.step()
+    training.replication.resumed()
+    training.step()
+    assert not caplog.messages
+    training.replication.resumed()
+    training.optimizer.param_groups[0]["lr"] = 0.5
+    training.step()
+    (said,) = caplog.messages
+    assert "was 0.1 at the checkpoint and is 0.5 at step 3" in said

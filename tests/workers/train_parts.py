@@ -1,0 +1,109 @@
+"""Trainings in which ranks hold different states, or keep something that no TrainState knows of.
+
+`train_parts.py KIND STEPS`: `tensor_parallel`, each rank has a slice of the weight; `copies`, two copies of two
+slices; `fsdp1`, torch's FullyShardedDataParallel; `sharded_inside`, the model becomes DTensors within `train`;
+`rate_by_hand`, the learning rate follows a counter outside of the state; `drifts`, equal until a step.
+Each rank writes its weights to `{KIND}.{rank}.sha`, as their digest, at the end.
+"""
+
+import argparse
+import hashlib
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from worker_hooks import CheckpointConfig, ModelCheckpoint, TrainState, run
+
+parser = argparse.ArgumentParser()
+parser.add_argument("kind")
+parser.add_argument("steps", type=int)
+parser.add_argument("--every", type=int, default=0, help="a checkpoint")
+parser.add_argument("--whole", action="store_true", help="each rank writes all")
+parser.add_argument("--pause", type=float, default=0.0)
+parser.add_argument("--at", type=int, default=4, help="from which step on ranks drift apart")
+options, _ = parser.parse_known_args()
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+is_sliced = options.kind in {"tensor_parallel", "copies"}
+slices = 2 if options.kind == "copies" else world
+
+torch.manual_seed(1 + rank % slices if is_sliced else 1)
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+if options.kind == "fsdp1":
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    net = FullyShardedDataParallel(net, device_id=torch.device("cpu"))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+checkpoints = []
+if options.every:
+    config = CheckpointConfig(
+        save_checkpoint_steps=options.every, integrated_save=not options.whole, async_save=False
+    )
+    checkpoints = [ModelCheckpoint("parts", "periodic", config)]
+state = TrainState(
+    model=net, optimizer=optimizer, ckpt_save_path="checkpoints", callbacks=checkpoints
+)
+calls = [0]  # what a script counts for itself
+
+
+class Steps:
+    """Batches by their number: no loader draws random numbers."""
+
+    def __len__(self):
+        return options.steps
+
+    def __iter__(self):
+        for step in range(options.steps):
+            generator = torch.Generator().manual_seed(step)
+            yield torch.randn(16, 8, generator=generator)
+
+
+def train(state):  # noqa: C901  a few lines for each kind
+    groups = None
+    if options.kind == "copies":
+        groups = [dist.new_group(ranks) for ranks in ((0, 1), (2, 3), (0, 2), (1, 3))]
+    model = net
+    trained = optimizer
+    if options.kind in {"rate_by_hand", "drifts"}:
+        model = DistributedDataParallel(net)
+    if options.kind == "sharded_inside":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(net)
+        trained = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for x in state.batches(Steps()):
+        if options.kind == "rate_by_hand":
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / (1 + calls[0])
+            calls[0] += 1
+        out = model(x)
+        if is_sliced:  # the sum of what all slices make of it
+            total = out.detach().clone()
+            dist.all_reduce(total, group=groups[rank // 2] if groups else None)
+            out = out + (total - out.detach())
+        (out - x[:, :4]).square().mean().backward()
+        if groups:
+            for parameter in net.parameters():
+                dist.all_reduce(parameter.grad, group=groups[2 + rank % 2])
+        trained.step()
+        if options.kind == "drifts" and state.step + 1 >= options.at:
+            with torch.no_grad():
+                net[0].bias.add_(0.1 * rank)
+        trained.zero_grad()
+        print(f"step {state.batch}", flush=True)
+        time.sleep(options.pause)
+    state.finish()
+
+
+run(train, state)
+weights = b"".join(
+    (each.to_local() if hasattr(each, "to_local") else each).detach().numpy().tobytes()
+    for each in net.parameters()
+)
+with open(f"{options.kind}.{rank}.sha", "w") as file:
+    file.write(hashlib.sha256(weights).hexdigest())
+dist.destroy_process_group()

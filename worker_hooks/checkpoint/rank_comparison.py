@@ -1,0 +1,68 @@
+"""Compares what the ranks hold, before the first checkpoint has one rank's state stand for all.
+
+They do so through files in the unfinished folder, as without msrun there is nothing else that they
+share. Each rank learns the answer, since each may have to write its own state.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+
+from worker_hooks.checkpoint.save_plan import CheckpointError
+from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.fingerprint import Fingerprint, describe, differences
+from worker_hooks.contract.layout import CheckpointLayout
+from worker_hooks.storage import commit
+
+LOOK_S = 0.02  # between two looks for other ranks' files
+
+
+def compare_ranks(
+    layout: CheckpointLayout,
+    ranks: tuple[int, int],
+    texts: Mapping[str, str],
+    check: Callable[[int], None],
+    stall_s: float,
+) -> str:
+    """What differs between the ranks, as text; empty: nothing does.
+
+    Args:
+        layout: of the checkpoint that all ranks are about to write.
+        ranks: this rank, and how many there are.
+        texts: this rank's fingerprint.
+        check: called while others are awaited; may raise, to give up.
+        stall_s: how long others are awaited.
+
+    Raises:
+        CheckpointError: a rank does not say what it holds.
+        OSError: the folder cannot be written to.
+    """
+    rank, count = ranks
+    folder = layout.unfinished
+    commit.make_durable(folder.parent)
+    folder.mkdir(exist_ok=True)
+    write_atomic(folder / _file(rank), json.dumps(dict(texts)).encode(), durable=False)
+    found: dict[int, Fingerprint] = {}
+    deadline = time.monotonic() + stall_s
+    while True:
+        for other in set(range(count)) - found.keys():
+            try:
+                found[other] = json.loads((folder / _file(other)).read_bytes())
+            except FileNotFoundError:
+                continue
+        if len(found) == count:
+            return describe(differences(found))
+        check(0)
+        if time.monotonic() > deadline:
+            late = ", ".join(map(str, sorted(set(range(count)) - found.keys())))
+            raise CheckpointError(
+                f"{layout.folder} cannot be saved: rank {late} did not say what it holds in "
+                f"{stall_s:g} s"
+            )
+        time.sleep(LOOK_S)
+
+
+def _file(rank: int) -> str:
+    return f"rank_{rank}.holds.json"

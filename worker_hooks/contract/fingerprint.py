@@ -1,0 +1,102 @@
+"""What ranks compare of their state: a short text for each part of it, by the part's name.
+
+A text that begins with ``=`` is the value itself, any other one a digest. Equal texts on all ranks
+show that any rank's state stands for that of another. Pure; the standard library only.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+Fingerprint = Mapping[str, str]
+
+MOST = 300  # parts; the names and texts of so many fit into one packet
+_NAME = 120  # characters
+_SHOWN = 2  # differences that are named
+_RANKS = 8  # ranks that are
+
+
+class Difference(NamedTuple):
+    """A part of the state that is not the same on all ranks."""
+
+    name: str
+    by_text: Mapping[str, tuple[int, ...]]  # the ranks that have it so; empty text: not at all
+
+    @property
+    def lone(self) -> tuple[int, ...]:
+        """The smallest group of ranks; of equal ones that with the largest rank."""
+        return min(self.by_text.values(), key=lambda ranks: (len(ranks), -ranks[-1]))
+
+    def describe(self, suspects: Collection[int] = ()) -> str:
+        """``optimizer lr is 0.1 on rank 1, 0.08 on ranks 0, 2``; without values who differs."""
+        lone = self.lone
+        in_order = sorted(
+            self.by_text.items(),
+            key=lambda item: (not {*item[1]} & {*suspects}, item[1] != lone, item[1]),
+        )
+        if all(text.startswith("=") for text in self.by_text):
+            values = ", ".join(f"{text[1:]} on {_listed(ranks)}" for text, ranks in in_order)
+            return f"{self.name} differs: {values}"
+        if "" in self.by_text:
+            lacking = _listed(self.by_text[""])
+            return f"{self.name} is not registered on {lacking}"
+        return f"{self.name} differs: " + " against ".join(_listed(ranks) for _, ranks in in_order)
+
+
+def bundled(texts: Mapping[str, str], most: int = MOST) -> dict[str, str]:
+    """The same in at most ``most`` parts: consecutive ones become ``first .. last``."""
+    names = sorted(texts)
+    size = -(-len(names) // most) or 1
+    found: dict[str, str] = {}
+    for at in range(0, len(names), size):
+        group = names[at : at + size]
+        if len(group) == 1:
+            found[_cut(group[0])] = texts[group[0]]
+        else:
+            said = "\n".join(f"{name} {texts[name]}" for name in group)
+            found[f"{_cut(group[0])} .. {_cut(group[-1])}"] = f"{zlib.crc32(said.encode()):08x}"
+    return found
+
+
+def differences(of: Mapping[int, Fingerprint]) -> list[Difference]:
+    """What is not the same on all of these ranks, by name."""
+    names = sorted({name for each in of.values() for name in each})
+    found = []
+    for name in names:
+        by_text: dict[str, list[int]] = {}
+        for rank in sorted(of):
+            by_text.setdefault(of[rank].get(name, ""), []).append(rank)
+        if len(by_text) > 1:
+            found.append(Difference(name, {text: tuple(each) for text, each in by_text.items()}))
+    return found
+
+
+def describe(found: list[Difference], suspects: Collection[int] = ()) -> str:
+    """The first differences as text; values before digests, since they say more.
+
+    Args:
+        found: the differences.
+        suspects: ranks to be named first.
+    """
+    found = sorted(found, key=lambda each: not all(map(_is_value, each.by_text)))
+    more = f"; {len(found) - _SHOWN} more differ" if len(found) > _SHOWN else ""
+    return "; ".join(each.describe(suspects) for each in found[:_SHOWN]) + more
+
+
+def _is_value(text: str) -> bool:
+    return text.startswith("=")
+
+
+def _cut(name: str) -> str:
+    name = ascii(name)[1:-1]
+    if len(name) <= _NAME:
+        return name
+    return f"{name[: _NAME // 3]}...{name[-_NAME // 2 :]}~{zlib.crc32(name.encode()):08x}"
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    found = [str(rank) for rank in ranks]
+    more = ", ..." if len(found) > _RANKS else ""
+    return f"rank{'s' if len(found) != 1 else ''} {', '.join(found[:_RANKS])}{more}"

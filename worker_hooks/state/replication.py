@@ -1,0 +1,179 @@
+"""Measures what the ranks hold the same: a digest of each registered tensor, each small value.
+
+Nobody says which objects are replicated. The agent compares what all ranks report after their first
+commits, when the optimizers' state exists, and after every replacement; a rank never waits for the
+answer. What comes into being later is reported when it does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from worker_hooks.contract.fingerprint import bundled
+from worker_hooks.state.registry import Piece
+from worker_hooks.tensors.fast_digest import FastDigest
+from worker_hooks.tensors.reader import Reader
+from worker_hooks.tensors.tensor_bytes import entry_of
+
+log = logging.getLogger("msrun")
+
+COMMITS = 2  # that are compared: with a warm-up from 0, the first update changes no weight
+_TEXT = 48  # characters of a value that is sent as it is
+_JUMP = 2.0  # a larger factor between two steps is said
+_LEAVES = 40  # of a nested value that are sent each by itself
+
+Report = Callable[[int, Mapping[str, str], bool, str], None]
+"""Takes the step, the fingerprint, whether it is of new parts only, and why there is none."""
+
+
+class Replication:
+    """Reports one rank's state for comparison, at its commits. For the main thread."""
+
+    def __init__(self, pieces: Sequence[Piece], report: Report) -> None:
+        """Nothing is reported before the first commit."""
+        self._pieces = pieces
+        self._report = report
+        self._optimizers = [each for piece in pieces for each in piece.optimizers]
+        updated = {id(tensor) for tensor in self._updated()}
+        self._registered = {
+            name: tensor
+            for piece in pieces
+            if piece.modules
+            for name, tensor in piece.tensors().items()
+            if id(tensor) in updated
+        }
+        self._left = COMMITS
+        self._size = 0  # how many parts the optimizers have
+        self._known: set[str] = set()
+        self._resumed_rates: list[float] = []  # until the next commit
+
+    def resumed(self) -> None:
+        """The state of a checkpoint is restored: the next commit shows what the script sets."""
+        self._resumed_rates = self._rates()
+
+    def _rates(self) -> list[float]:
+        groups = [group for each in self._optimizers for group in each.param_groups]
+        return [float(group.get("lr", 0.0)) for group in groups]
+
+    def _look_for_jumps(self, step: int) -> None:
+        then, self._resumed_rates = self._resumed_rates, []
+        for old, new in zip(then, self._rates(), strict=False):
+            if not min(old, new) * _JUMP >= max(old, new):
+                log.warning(
+                    "the learning rate was %g at the checkpoint and is %g at step %d: if the "
+                    "script computes it from a count of its own, compute it from state.step",
+                    *(old, new, step),
+                )
+                return
+
+    def begin_again(self) -> None:
+        """Another attempt: the next commits are compared in full."""
+        self._left = COMMITS
+
+    def training_begins(self, step: int) -> None:
+        """The script has made its wrappers: report at once if they took the state away."""
+        if problem := self._why_not_saved():
+            self._report(step, {}, False, problem)
+
+    def _why_not_saved(self) -> str:
+        held = {name: each for piece in self._pieces for name, each in piece.tensors().items()}
+        present, updated = set(map(id, held.values())), set(map(id, self._updated()))
+        for name, tensor in self._registered.items():
+            if id(tensor) not in present and id(tensor) in updated:
+                return f"{name} is replaced in the model, but not in the optimizer that was given"
+        try:
+            for name, tensor in held.items():
+                entry_of(name, tensor)
+        except TypeError as error:
+            return str(error)
+        return ""
+
+    def _updated(self) -> list[Tensor]:
+        groups = [group for each in self._optimizers for group in each.param_groups]
+        return [tensor for group in groups for tensor in group["params"]]
+
+    def committed(self, step: int, *, compares: bool = True) -> None:
+        """A step is complete: report it if it is one of the first, or if parts are new.
+
+        Args:
+            step: the commit.
+            compares: there are other ranks, and an agent that compares them.
+        """
+        if self._resumed_rates:
+            self._look_for_jumps(step)
+        if not compares:
+            return
+        size = sum([len(each.state) + len(each.param_groups) for each in self._optimizers])
+        if not self._left and size == self._size:
+            return
+        is_late, self._size = not self._left, size
+        self._left = max(0, self._left - 1)
+        try:
+            texts = fingerprint(self._pieces, self._known if is_late else frozenset())
+        except Exception as error:  # noqa: BLE001  the script's own kinds of tensors and objects
+            self._report(step, {}, is_late, str(error) or repr(error))
+            return
+        self._known |= texts.keys()
+        self._report(step, bundled(texts), is_late, "")
+
+
+def fingerprint(pieces: Sequence[Piece], known: Collection[str] = frozenset()) -> dict[str, str]:
+    """A text for each tensor and small value, but for those that are known already.
+
+    Raises:
+        TypeError: a tensor cannot be saved, such as one that became a DTensor.
+    """
+    found: dict[str, str] = {}
+    reader = Reader()
+    for piece in pieces:
+        value, small = piece.encode(piece.snapshot())
+        for name, tensor in {**piece.tensors(), **small}.items():
+            if name not in known:
+                found[name] = _digest(name, tensor, reader)
+        if not known or piece.optimizers:  # a group may be new
+            found = _values(piece.name, value) | found  # a tensor may have its piece's name
+    return found
+
+
+def _digest(name: str, tensor: Tensor, reader: Reader) -> str:
+    entry = entry_of(name, tensor)
+    digest = FastDigest([entry.nbytes])
+    for part in reader.pieces(tensor):
+        digest.add(part)
+    seed = hashlib.sha256(json.dumps(entry[1:]).encode()).hexdigest()
+    return digest.digest(seed)[6:]
+
+
+def _values(name: str, value: Any) -> dict[str, str]:
+    """The leaves of a nested value, or of each of its parts that is too large a digest."""
+    leaves = dict(_leaves(name, value))
+    if len(leaves) <= _LEAVES:
+        return {path: _text(leaf) for path, leaf in leaves.items()}
+    if isinstance(value, dict) and name.count(".") < 3:  # noqa: PLR2004  levels
+        found: dict[str, str] = {}
+        for key, each in value.items():
+            found |= _values(f"{name}.{key}", each)
+        return found
+    return {name: f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"}
+
+
+def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        pairs = [(f"{path}.{key}", each) for key, each in value.items()]
+    elif isinstance(value, list) and value:
+        pairs = [(f"{path}.{index}", each) for index, each in enumerate(value)]
+    else:
+        return [(path, value)]
+    return [leaf for pair in pairs for leaf in _leaves(*pair)]
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(value)
+    return f"={text}" if len(text) <= _TEXT else f"{zlib.crc32(text.encode()):08x}"
