@@ -27,6 +27,7 @@ CASES = {
     "tensors": "rank=1,step=7,phase=backward",
     "by_hand": "rank=2,step=6,phase=backward",
     "gan": "rank=0,step=7,phase=forward",
+    "asked": "rank=2,step=6,phase=update",
     "accumulate": "rank=2,step=6,phase=forward",
     "scaler": "rank=0,step=7,phase=update",
     "clip": "rank=1,step=5,phase=data",

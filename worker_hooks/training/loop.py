@@ -53,7 +53,9 @@ class DataLoop:
         self._exit = exit_control
         self._callbacks = callbacks
         self._observers = observers
-        self.tracker = StepTracker(committed, guard.gate, self._position, observers)
+        self.tracker = StepTracker(
+            committed, guard.gate, self._position, observers, guard.distrust, self._say
+        )
         self.reducers = Reducers(committed.modules)
         self.epoch = 0  # as the script counts, from 0
         self.batch = 0  # handed out in the current loop
@@ -240,6 +242,10 @@ class DataLoop:
             resume.restore_for_loop(self._resume_point, self._committed, self._training.rank)
         self._arm(feed)
         self._committed.begin_loop(self.epoch, self.batch)
+
+    def _say(self, remark: str) -> None:
+        if self._training.rank == 0:
+            log.warning("%s", remark)
 
     def _boundary(self, *, may_raise: bool = True) -> None:
         """The script is back for its next batch: commit if there was an update."""
