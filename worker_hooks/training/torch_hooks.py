@@ -1,8 +1,9 @@
 """Watches the training script through torch's own hooks, without a change in the script.
 
-Optimizers have step hooks (:mod:`update_watch`). The start of backward has no hook, so ``torch.autograd.backward``, which
-every ``loss.backward()`` calls, is wrapped once. The wrapper writes a rank's private state to its
-page before it calls autograd, so before a gradient of this rank can reach a peer.
+Optimizers have step hooks (:mod:`update_watch`). The start of backward has no hook, so
+``torch.autograd.backward``, which every ``loss.backward()`` calls, is wrapped once. The wrapper
+writes a rank's private state to its page before it calls autograd, so before a gradient of this
+rank can reach a peer.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Perturbs(torch.optim.SGD):
 
 
 class Deaf(torch.optim.SGD):
-    def step(self, closure=None):
+    def step(self, closure=None):  # noqa: ARG002
         return super().step()
 
 
