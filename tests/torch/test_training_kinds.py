@@ -54,6 +54,7 @@ CASES = {
     "workers_stay": "rank=1,step=7,phase=backward",
     "stream": "rank=1,step=7,phase=backward",
     "stream_worker": "rank=2,step=7,phase=data",
+    "prepared": "rank=0,step=7,phase=backward",
     "stateful": "rank=1,step=7,phase=backward",
 }
 

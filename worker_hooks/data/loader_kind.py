@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import inspect
 import logging
 from collections.abc import Mapping
 from enum import Enum
@@ -32,10 +33,22 @@ class SkipMethod(Enum):
 
 def skip_method(loader: Any) -> SkipMethod:
     """How consumed batches of this loader are skipped."""
-    if all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")):
+    has_state = all(
+        callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")
+    )
+    if has_state and not _is_drawn_late(loader):
         return SkipMethod.OWN
     is_mapped = is_plain(loader) and not isinstance(loader.dataset, IterableDataset)
     return SkipMethod.SAMPLER if is_mapped else SkipMethod.LOAD
+
+
+def _is_drawn_late(loader: Any) -> bool:
+    """Whether a DataLoader draws its order with its first batch, as a generator does.
+
+    Its own state would be put back together with the randomness as of that batch, from which it
+    would draw another order. It is a DataLoader, so the epoch's first randomness gives its order.
+    """
+    return isinstance(loader, DataLoader) and inspect.isgeneratorfunction(type(loader).__iter__)
 
 
 def is_plain(loader: Any) -> bool:
@@ -84,9 +97,17 @@ def length_of(loader: Any) -> int | None:
 
 
 def state_of(loader: Any) -> Any | None:
-    """A loader's own state as JSON; ``None``: JSON cannot express it, or it is too large."""
+    """A loader's own state as JSON; ``None``: JSON cannot express it, or it is too large.
+
+    Raises:
+        LookupError: the loader has the method and no state; accelerate's is so.
+    """
     try:
-        value, tensors = state_json.encode(loader.state_dict(), "loader")
+        own = loader.state_dict()
+    except Exception as error:
+        raise LookupError(f"{type(loader).__name__} has no state: {error}") from error
+    try:
+        value, tensors = state_json.encode(own, "loader")
         packed = {name: _pack(tensor) for name, tensor in tensors.items()}
         size = len(state_json.dumps(state := {"value": value, "tensors": packed}))
     except (TypeError, ValueError) as error:
