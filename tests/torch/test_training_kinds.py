@@ -41,6 +41,7 @@ CASES = {
     "averages": "rank=1,step=7,phase=commit",
     "kept_gradients": "rank=0,step=6,phase=backward",
     "logged": "rank=1,step=7,phase=commit",
+    "variables": "rank=1,step=5,phase=forward",
     "by_epoch": "rank=2,step=6,phase=backward",
     "validate": "rank=1,step=5,phase=forward",
     "two_loaders": "rank=2,step=6,phase=backward",
