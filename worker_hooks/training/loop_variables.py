@@ -193,10 +193,13 @@ class LoopVariables:
         if is_object:
             value, kind = vars(value), dict
         if kept is not None and type(kept.value) is kind and kind in _CONTAINERS:
-            if value == kept.value:
-                return kept
-            if kind is list and (grown := _grown(value, kept)) is not None:
-                return grown
+            try:
+                if value == kept.value:
+                    return kept
+                if kind is list and (grown := _grown(value, kept)) is not None:
+                    return grown
+            except (RuntimeError, ValueError):  # there are arrays in it by now
+                pass
         self._has_arrays = kind not in _CONTAINERS
         if self._weight(value, _ITEMS) < 0:
             return None

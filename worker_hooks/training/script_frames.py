@@ -106,12 +106,14 @@ def consumers(frame: FrameType) -> list[Any]:
         )
 
     kinds = {enumerate, *_PAIRING}
-    young = [*gc.get_objects(generation=0), *gc.get_objects(generation=1)]
-    found = [each for each in young if type(each) in kinds and is_one(each)]
-    if found or not any("enumerate" in each.f_code.co_names for each in _outside(frame)):
-        return found
-    old = gc.get_objects(generation=_OLDEST)
-    return [each for each in old if type(each) in kinds and is_one(each)]
+    may_be_old = any("enumerate" in each.f_code.co_names for each in _outside(frame))
+    found: list[Any] = []
+    for generation in range(_OLDEST + may_be_old):
+        if not found:  # no list may hold this one, which holds the generator: it would not end
+            objects = gc.get_objects(generation=generation)
+            found = [each for each in objects if type(each) in kinds and is_one(each)]
+            objects.clear()
+    return found
 
 
 def _generators(frame: FrameType | None) -> Iterator[FrameType]:
