@@ -269,6 +269,7 @@ class DataLoop:
             asked_by: what counts or pairs the batches.
             point: where training continues, if this is where.
         """
+        self._variables.enter(frame)  # first: what changes is what is not as the script sets it
         if point is not None:
             saved = point.variables
             names = ", ".join(self._variables.put_back(saved, frame))
@@ -282,7 +283,6 @@ class DataLoop:
                 self.tracker.say(PAIRED.format(type(each).__name__))
             elif self.batch and not advance(each, self.batch):
                 log.warning(COUNTS_ANEW, self.batch)
-        self._variables.enter(frame)
         self._variables.capture(is_last=True)
 
     def _arm(self, feed: Feed) -> None:

@@ -74,7 +74,7 @@ class LoopVariables:
         self._before.clear()
 
     def enter(self, frame: FrameType | None) -> None:
-        """A loop begins, or continues with what was put back; ``frame`` waits for a batch."""
+        """A loop begins; call it before :meth:`put_back`. ``frame`` waits for the first batch."""
         self._frames = frames_of_script(frame)
         self._loop = names_of_loop(self._frames[0]) if self._frames else LoopNames()
         self._addresses = {_address(tensor) for tensor in self._registered()}

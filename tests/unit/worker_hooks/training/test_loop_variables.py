@@ -24,9 +24,10 @@ class Meter:
 
 def around(variables, loop=None, saved=None, count=3):
     """A generator that does with its caller's variables what a loop over batches does."""
+    variables.enter(sys._getframe(1))
     if saved is not None:
         variables.put_back(saved, sys._getframe(1), loop)
-    variables.enter(sys._getframe(1))
+        variables.capture(is_last=True)
     for number in range(0 if saved is not None else count):
         yield number
         variables.capture(is_last=True)
@@ -72,7 +73,10 @@ def nothing_registered():
 def test_all_plain_values_are_there_behind_a_loop_that_is_over():
     variables = LoopVariables(nothing_registered)
     expected = everything(variables)
-    assert everything(LoopVariables(nothing_registered), saved_of(variables)) == expected
+    again = LoopVariables(nothing_registered)
+    assert everything(again, saved_of(variables)) == expected
+    # a second death, before anything has changed since the first
+    assert everything(LoopVariables(nothing_registered), saved_of(again)) == expected
 
 
 def test_what_never_changed_is_not_overwritten_by_what_another_process_had():
@@ -136,6 +140,7 @@ def test_a_long_list_is_kept_and_what_has_no_room_is_left_out():
         losses = []
         for number in around(variables, count=steps):
             losses.append(number / 7)
+            assert len(losses) == number + 1
         return losses
 
     variables = LoopVariables(nothing_registered)
@@ -188,7 +193,7 @@ def counted(by=0, wrap=lambda batches: batches):
 def passed_on(batches):
     yield from ()
     for each in batches:
-        yield each
+        yield each.lower()
 
 
 def test_enumerate_counts_on():
@@ -219,4 +224,4 @@ def test_the_names_of_a_loop():
     names = train()[0]
     assert names.carried == {"total"}
     assert names.after == {"last", "total"}
-    assert list(script([1]))[0].after == frozenset()
+    assert next(iter(script([1]))).after == frozenset()
