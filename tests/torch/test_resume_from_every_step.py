@@ -39,8 +39,9 @@ ELSEWHERE = {"compiled", "compiled_outer", "workers", "workers_stay", "stream_wo
 SOME = {1, 12, 13, 18, 25}  # an epoch has 12 batches
 LATE = (7, 12)
 # The first one's gradients are made within its update. The second's break is behind the update, and
-# what the third does seldom may be behind it, too. The last one's weights change between the steps.
-NEVER_LATE = {"closure", "early", "seldom", "swapped", "weights_by_epoch"}
+# what the third does seldom may be behind it, too. The last two's weights change between the steps.
+# What a variable gets behind the update is known with the commit only.
+NEVER_LATE = {"closure", "early", "seldom", "variables", "swapped", "weights_by_epoch"}
 # Their schedules' lengths are those of three ranks.
 FOR_THREE = {"schedules"}
 

@@ -27,6 +27,7 @@ CASES = {
     "tensors": "rank=1,step=7,phase=backward",
     "by_hand": "rank=2,step=6,phase=backward",
     "gan": "rank=0,step=7,phase=forward",
+    "asked": "rank=2,step=6,phase=update",
     "accumulate": "rank=2,step=6,phase=forward",
     "scaler": "rank=0,step=7,phase=update",
     "clip": "rank=1,step=5,phase=data",
@@ -40,6 +41,7 @@ CASES = {
     "averages": "rank=1,step=7,phase=commit",
     "kept_gradients": "rank=0,step=6,phase=backward",
     "logged": "rank=1,step=7,phase=commit",
+    "variables": "rank=1,step=5,phase=forward",
     "by_epoch": "rank=2,step=6,phase=backward",
     "validate": "rank=1,step=5,phase=forward",
     "two_loaders": "rank=2,step=6,phase=backward",
@@ -53,6 +55,7 @@ CASES = {
     "workers_stay": "rank=1,step=7,phase=backward",
     "stream": "rank=1,step=7,phase=backward",
     "stream_worker": "rank=2,step=7,phase=data",
+    "prepared": "rank=0,step=7,phase=backward",
     "stateful": "rank=1,step=7,phase=backward",
 }
 

@@ -2,9 +2,11 @@
 """Trainings that differ in where their batches come from."""
 
 import random
+from itertools import islice
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from toys import fit, network, samples, split, updates
@@ -72,6 +74,46 @@ class Stateful:
         self.random.setstate((version, tuple(numbers), rest))
 
 
+class Prepared:
+    """A loader as accelerate prepares it.
+
+    It passes for a DataLoader, is one batch ahead, has a state in name only, and its ranks agree on
+    their order by a collective when they begin to iterate.
+    """
+
+    def __init__(self, dataset):
+        self.generator = torch.Generator()  # of another seed on each rank
+        self.generator.manual_seed(dist.get_rank())
+        self.base = DataLoader(dataset, 8, shuffle=True, generator=self.generator)
+
+    @property
+    def __class__(self):
+        return DataLoader
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["base"], name)
+
+    def __len__(self):
+        return len(self.base) // dist.get_world_size()
+
+    def __iter__(self):
+        state = self.generator.get_state()
+        dist.broadcast(state, 0)
+        self.generator.set_state(state)
+        mine = islice(self.base, dist.get_rank(), None, dist.get_world_size())
+        now = next(mine)
+        for ahead in mine:
+            yield now
+            now = ahead
+        yield now
+
+    def state_dict(self):
+        return self.own_state
+
+    def load_state_dict(self, state):
+        raise AssertionError(state)
+
+
 def trained(make):
     """A training with the loader that ``make`` makes of the job."""
 
@@ -98,5 +140,6 @@ KINDS = {
     "stream": trained(lambda job: DataLoader(Stream(job), 8)),
     "stream_worker": trained(lambda job: DataLoader(Stream(job), 8, num_workers=1)),
     "stateful": trained(Stateful),
+    "prepared": trained(lambda _: Prepared(samples())),
     "a_list": trained(lambda _: list(split())),
 }

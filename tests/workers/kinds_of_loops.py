@@ -82,6 +82,51 @@ def seldom(job):
     job.run(train)
 
 
+class Meter:
+    """An average of the script's own, which nobody registers."""
+
+    def __init__(self):
+        self.total, self.count, self.newest = 0.0, 0, []
+
+    def add(self, value):
+        self.total += value
+        self.count += 1
+        self.newest = [*self.newest[-2:], value]
+
+
+def variables(job):
+    """Everything that scripts keep in variables: it steers, and it is printed behind the loop."""
+    small, loader = Small(job), split()
+    group = small.optimizer.param_groups[0]
+
+    def train(state):
+        model = DistributedDataParallel(small.net)
+        best, meter, history, unseen = np.inf, Meter(), [], {"steps": 0}
+        for _ in state.epochs(EPOCHS):
+            total, losses = torch.zeros(()), []
+            for number, (x, y) in enumerate(state.batches(loader), start=1):
+                loss = learn(job, model, x, y)
+                if number % 2 == 0:
+                    small.optimizer.step()
+                    small.optimizer.zero_grad()
+                    unseen["steps"] += 1
+                total = total + loss
+                losses.append(loss.item())
+                meter.add(loss.item())
+            job.note("last", loss)
+            job.note("mean", sum(losses) / len(losses))
+            job.note("meter", meter.total / meter.count + sum(meter.newest))
+            job.note("number", number)
+            average([total])
+            best = min(best, total.item())
+            history.append(best)
+            group["lr"] *= 0.9 if best == total.item() else 0.5
+            job.note("steps", unseen["steps"] + sum(history))
+        job.note("very last", loss + group["lr"])
+
+    job.run(train)
+
+
 def by_epoch(job):
     """A schedule, a clock of the script's own and one draw of luck, at an epoch's two ends."""
     small, loader = Small(job), split()
@@ -309,6 +354,7 @@ KINDS = {
         logged,
         logged_late,
         seldom,
+        variables,
         by_epoch,
         validate,
         own_validation,

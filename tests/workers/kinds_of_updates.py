@@ -209,6 +209,27 @@ def closure(job):
     job.run(train)
 
 
+def asked(job):
+    """Forward and backward inside the optimizer's step, as Lightning does it."""
+    net = network(nn.BatchNorm1d(16), nn.Dropout(0.2))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
+    job.state(model=net, optimizer=optimizer)
+    loader = split()
+
+    def train(state):
+        model = DistributedDataParallel(net)
+        for _ in state.epochs(EPOCHS):
+            for x, y in state.batches(loader):
+
+                def closure(x=x, y=y):
+                    optimizer.zero_grad()
+                    return learn(job, model, x, y)
+
+                optimizer.step(closure=closure)
+
+    job.run(train)
+
+
 def foreach_group(job):
     """Groups with their own rates, one added when training has begun."""
     net = network()
@@ -233,6 +254,7 @@ KINDS = {
         averages,
         kept_gradients,
         closure,
+        asked,
         foreach_group,
     )
 }

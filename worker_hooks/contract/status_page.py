@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 MAGIC = b"MSRUNPG2"
 PACES = 64  # steps whose times are kept
-META_BYTES = 16 << 10  # for a record's JSON: data position, states of loaders
+META_BYTES = 80 << 10  # for a record's JSON: data position, states of loaders, variables
 
 _HEAD = struct.Struct("<8sIIQQQ")  # magic, rank, attempt, description, record, meta bytes
 _BEAT_AT = 64

@@ -29,6 +29,7 @@ from worker_hooks.data.loader_kind import (
 )
 from worker_hooks.data.loader_workers import Workers, dataset_owners
 from worker_hooks.data.skip_sampler import SkippingSampler, swapped
+from worker_hooks.distributed.process_group import collectives
 from worker_hooks.rng.generators import copy
 from worker_hooks.rng.randomness import Randomness, private_streams, process_streams
 
@@ -54,6 +55,7 @@ class Batches:
     def __next__(self) -> Any:
         batch = next(self._batches)
         self._feed.consumed += 1
+        self._feed.note_opened()
         return batch
 
     def close(self, *, is_over: bool) -> None:
@@ -90,6 +92,8 @@ class Feed:
         self._is_fresh = True  # the workers, if any, are started in this epoch
         self._opened = 0  # the batch of the epoch with which the present workers began
         self._start = self._born = b""
+        self._own_state: Any = None  # that the loader was opened with, until its first batch
+        self._collectives: int | None = None  # begun before the loader was opened, until then
 
     @property
     def length(self) -> int | None:
@@ -144,12 +148,18 @@ class Feed:
 
     def meta(self) -> dict[str, Any]:
         """What else to save, as JSON; constant in an epoch unless :attr:`is_stateful`."""
-        found: dict[str, Any] = {"way": self._skip_method.value, "is_fresh": self._is_fresh}
+        found: dict[str, Any] = {}
+        if self._skip_method is SkipMethod.OWN and self.consumed:
+            try:
+                # a loader may take up its state with its first batch only
+                found["state"] = self._own_state or state_of(self._loader)
+            except LookupError as error:
+                log.info("%s; its consumed batches are loaded and dropped", error)
+                self._skip_method = SkipMethod.LOAD
+        found |= {"way": self._skip_method.value, "is_fresh": self._is_fresh}
         found["batch_size"] = self.batch_size
         if self._workers is not None:
             found["workers"] = self._workers.count
-        if self._skip_method is SkipMethod.OWN and self.consumed:
-            found["state"] = state_of(self._loader)
         return found
 
     def begin(self, epoch: int | None) -> None:
@@ -191,6 +201,7 @@ class Feed:
             meta: what :meth:`meta` returned then.
             saved: what :meth:`fill` wrote then, by the entries' names; other names are ignored.
         """
+        self._collectives, self._own_state = collectives(), None
         if consumed or saved is not None:
             batches = self._reopen(consumed, meta or {}, saved or {})
         else:
@@ -202,6 +213,17 @@ class Feed:
             streams = self._streams if is_here else None
             batches = self._replay = BatchReplay(batches, consumed, streams)
         return Batches(self, batches)
+
+    def note_opened(self) -> None:
+        """A batch was handed out. If opening communicates, ranks can only open all together.
+
+        So a survivor of a replacement must not keep its iterator: the new rank has none.
+        """
+        if self._collectives is None:
+            return
+        if collectives() != self._collectives:
+            self._replay = None
+        self._collectives = self._own_state = None
 
     def settle(self) -> None:
         """What was handed out is committed and need not be kept."""
@@ -284,6 +306,7 @@ class Feed:
     ) -> Any:
         if self._skip_method is SkipMethod.OWN and meta.get("state") is not None:
             load_state(self._loader, meta["state"])
+            self._own_state = meta["state"]
             if getattr(self._loader, "num_workers", 0):
                 log.warning(
                     "the loader resumes by its own state: the randomness of its workers begins anew"

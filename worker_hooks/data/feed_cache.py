@@ -9,8 +9,7 @@ from worker_hooks.data.feed import Feed
 
 KEPT = 8
 NOTHING_LEFT = (
-    "all batches of a loop in epoch %d were trained before the resume: what follows the loop "
-    "runs now, without the variables that the loop would have set"
+    "all batches of a loop in epoch %d were trained before the resume: what follows it runs now"
 )
 NESTED = (
     "batches() was called within a loop over batches(): a commit has one place in the data; loop "

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import binascii
+import inspect
 import logging
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from worker_hooks.contract.status_page import META_BYTES
 from worker_hooks.data.loader_workers import can_record
 from worker_hooks.tensors import state_json
 
 log = logging.getLogger("msrun")
 
-_STATE_BYTES = META_BYTES - 2048  # for a loader's own state; the rest is for other fields
+_STATE_BYTES = 14 << 10  # of JSON, for a loader's own state
 
 _ASKED = "_IterableDataset_len_called"  # a DataLoader keeps the length it returned, and warns
 
@@ -32,10 +30,22 @@ class SkipMethod(Enum):
 
 def skip_method(loader: Any) -> SkipMethod:
     """How consumed batches of this loader are skipped."""
-    if all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")):
+    has_state = all(
+        callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")
+    )
+    if has_state and not _is_drawn_late(loader):
         return SkipMethod.OWN
     is_mapped = is_plain(loader) and not isinstance(loader.dataset, IterableDataset)
     return SkipMethod.SAMPLER if is_mapped else SkipMethod.LOAD
+
+
+def _is_drawn_late(loader: Any) -> bool:
+    """Whether a DataLoader draws its order with its first batch, as a generator does.
+
+    Its own state would be put back together with the randomness as of that batch, from which it
+    would draw another order. It is a DataLoader, so the epoch's first randomness gives its order.
+    """
+    return isinstance(loader, DataLoader) and inspect.isgeneratorfunction(type(loader).__iter__)
 
 
 def is_plain(loader: Any) -> bool:
@@ -84,10 +94,18 @@ def length_of(loader: Any) -> int | None:
 
 
 def state_of(loader: Any) -> Any | None:
-    """A loader's own state as JSON; ``None``: JSON cannot express it, or it is too large."""
+    """A loader's own state as JSON; ``None``: JSON cannot express it, or it is too large.
+
+    Raises:
+        LookupError: the loader has the method and no state; accelerate's is so.
+    """
     try:
-        value, tensors = state_json.encode(loader.state_dict(), "loader")
-        packed = {name: _pack(tensor) for name, tensor in tensors.items()}
+        own = loader.state_dict()
+    except Exception as error:
+        raise LookupError(f"{type(loader).__name__} has no state: {error}") from error
+    try:
+        value, tensors = state_json.encode(own, "loader")
+        packed = {name: state_json.pack(tensor) for name, tensor in tensors.items()}
         size = len(state_json.dumps(state := {"value": value, "tensors": packed}))
     except (TypeError, ValueError) as error:
         log.debug("%s: %s", type(loader).__name__, error)
@@ -97,19 +115,8 @@ def state_of(loader: Any) -> Any | None:
 
 def load_state(loader: Any, state: Mapping[str, Any]) -> None:
     """Load a state that :func:`state_of` returned."""
-    tensors = {name: _unpack(*packed) for name, packed in state["tensors"].items()}
+    tensors = {name: state_json.unpack(*packed) for name, packed in state["tensors"].items()}
     loader.load_state_dict(state_json.decode(state["value"], tensors))
-
-
-def _pack(tensor: torch.Tensor) -> tuple[str, list[int], str]:
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    text = binascii.b2a_base64(bytes(raw.tolist()), newline=False).decode()
-    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), text
-
-
-def _unpack(dtype: str, shape: list[int], text: str) -> torch.Tensor:
-    raw = torch.tensor(list(binascii.a2b_base64(text)), dtype=torch.uint8)
-    return raw.view(getattr(torch, dtype)).reshape(shape)
 
 
 def _part(thing: Any, name: str) -> Any | None:

@@ -74,6 +74,17 @@ def _has_communicated() -> bool:
         return False
 
 
+def collectives() -> int:
+    """How many collectives this process has begun in its present groups, as far as they count."""
+    if not dist.is_available() or not dist.is_initialized():
+        return 0
+    count = 0
+    for group in _world().pg_map:
+        with contextlib.suppress(RuntimeError):  # this backend does not count
+            count += group._get_sequence_number_for_group()  # noqa: SLF001  torch has no other count
+    return count
+
+
 def present() -> GroupRecord | None:
     """The present default group; ``None``: there is none."""
     if not dist.is_available() or not dist.is_initialized():

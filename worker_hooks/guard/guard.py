@@ -111,6 +111,7 @@ class Guard:
         self.resumed_step = 0  # the step of the checkpoint on disk that this attempt began from
         self.exit_order: protocol.Leave | None = None  # the order that ends a graceful exit
         self.not_replaceable_why = ""  # why this rank can join no other group; empty: it can
+        self._unsafe_why = ""  # why no moment of this training is known to be whole
         self.digest = ""  # quick, of the state that was compared last
         self._before_dump = before_dump
         self._when_agent_died = when_agent_died
@@ -241,6 +242,10 @@ class Guard:
             log.warning(
                 "a signal to rank %d alone does not request an exit: %s", self.env.rank, error
             )
+
+    def distrust(self, why: str) -> None:
+        """From now on this rank's state counts as torn: it changes where nobody can see it."""
+        self._unsafe_why = why
 
     def request_exit(self, why: str) -> None:
         """Request that the whole job exits gracefully; without an agent, that this process does."""
@@ -397,10 +402,11 @@ class Guard:
         """Let the main thread reach the step that all ranks agreed on; report when it is there."""
 
         def arrived() -> None:
-            is_whole = not self.source.is_touched()
-            why = "" if is_whole else f"the script itself changed the state after step {order.step}"
+            why = self._unsafe_why
+            if not why and self.source.is_touched():
+                why = f"the script itself changed the state after step {order.step}"
             frozen = protocol.Frozen(
-                **self._sender, dump_id=order.dump_id, step=order.step, is_whole=is_whole, why=why
+                **self._sender, dump_id=order.dump_id, step=order.step, is_whole=not why, why=why
             )
             self._send(frozen)
 
@@ -426,11 +432,11 @@ class Guard:
         is_updated = result is FreezeResult.UPDATED
         step = source.step + is_updated
         self._frozen_version = source.version() if is_updated else None
-        why = ""
-        if result is FreezeResult.TORN:
+        why = self._unsafe_why
+        if not why and result is FreezeResult.TORN:
             who = "an optimizer" if self.gate.is_torn else "the script itself"
             why = f"{who} began to update after step {step} and did not reach its commit"
-        return step, result is not FreezeResult.TORN, why
+        return step, not why, why
 
     def _freeze(self, order: protocol.Freeze) -> None:
         step, is_whole, why = self.freeze(order.update_grace_s, order.step)

@@ -59,6 +59,15 @@ class LoadedPrivate(NamedTuple):
         return placed(contents, int(self.meta.get("place", 0)))
 
 
+class SavedVariables(NamedTuple):
+    """The variables of the script's frames in a checkpoint."""
+
+    frames: Sequence[Any] = ()  # the loop's and those around it: name, changed and other variables
+    before: Mapping[str, Sequence[Any]] = {}  # as of the ends of earlier loops of the epoch
+    is_own: bool = True  # of this rank; else of a peer, because this one died within the step
+    is_behind: bool = False  # as of the step before, because no rank came to its commit
+
+
 class ResumePoint(NamedTuple):
     """Where training continues, and what is known of the state there."""
 
@@ -69,6 +78,7 @@ class ResumePoint(NamedTuple):
     loop: int  # of batches() within the epoch
     is_over: bool  # all of the loop was trained
     feed: Mapping[str, Any]  # :meth:`Feed.meta`
+    variables: SavedVariables
     private: LoadedPrivate | None
     is_own: bool  # the private state is this rank's
     typical_changes: tuple[Any, ...] | None
@@ -144,6 +154,7 @@ def restore_replicated(
         # a rank that died before its commit did not know yet that its loop ended there
         is_over=any(one.is_over for one in known if one.is_commit and one.loop == loop),
         feed=meta.get("feed", {}),
+        variables=_variables(own, known, nearest),
         private=own or nearest,
         is_own=own is not None,
         typical_changes=None if typical_changes is None else tuple(typical_changes),
@@ -153,6 +164,19 @@ def restore_replicated(
         quick_digest=manifest.digest if manifest.kind == manifests.MEMORY_KIND else "",
         fingerprints=tuple(map(_fingerprint, pieces)),
     )
+
+
+def _variables(
+    own: LoadedPrivate | None, known: Sequence[LoadedPrivate], nearest: LoadedPrivate | None
+) -> SavedVariables:
+    """The rank's own as of the step, or those of a peer that came to its commit."""
+    there = next((one for one in known if one.is_commit), None)
+    source = there or nearest
+    if source is None:
+        return SavedVariables()
+    frames, before = source.meta.get("frames", ()), source.meta.get("before", {})
+    is_own = own is None or source is own
+    return SavedVariables(frames, before, is_own, is_behind=there is None)
 
 
 def _without_damaged_models(folder: Path, manifest: Manifest) -> Manifest:

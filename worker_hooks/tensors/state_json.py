@@ -223,6 +223,18 @@ def _container(kind: str, inner: Any, encoded: Mapping[str, Json]) -> Any:
     return _SEQUENCES[kind](inner)
 
 
+def pack(tensor: Tensor) -> tuple[str, list[int], str]:
+    """A small tensor as JSON: type, shape, bytes."""
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _text(bytes(raw.tolist()))
+
+
+def unpack(dtype: str, shape: list[int], text: str) -> Tensor:
+    """The tensor that :func:`pack` took."""
+    raw = torch.tensor(list(_bytes(text)), dtype=torch.uint8)
+    return raw.view(getattr(torch, dtype)).reshape(shape)
+
+
 def names_in(value: Json) -> set[str]:
     """The names of all tensors in an encoded value."""
     if isinstance(value, list):

@@ -12,7 +12,10 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
+
+import torch
 
 from worker_hooks.callbacks.graceful_exit import ExitControl, GracefulExit
 from worker_hooks.callbacks.protocol import CallbackList, Training
@@ -26,12 +29,25 @@ from worker_hooks.recovery import resume
 from worker_hooks.recovery.resume import ResumePoint
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.replication import Replication
+from worker_hooks.training.loop_variables import LoopVariables
+from worker_hooks.training.script_frames import advance, consumers
 from worker_hooks.training.step import StepTracker
 from worker_hooks.training.torch_hooks import is_left_regularly
 
 log = logging.getLogger("msrun")
 Batch = TypeVar("Batch")
 _NO_BATCH: Any = object()
+
+BEHIND = (
+    "no rank came to the end of step %d: what it did to these variables behind its update is "
+    "lost: %s"
+)
+OF_A_PEER = "rank %d had died within its step: these variables are those of another rank: %s"
+PAIRED = (
+    "{}() around state.batches() begins anew after a replacement or a restart amid an epoch; "
+    "number batches by enumerate() or state.batch, and stop at state.batch"
+)
+COUNTS_ANEW = "enumerate() around state.batches() counts from 0 at batch %d: use state.batch"
 
 
 class DataLoop:
@@ -54,19 +70,23 @@ class DataLoop:
         self._exit = exit_control
         self._callbacks = callbacks
         self._observers = observers
-        self.tracker = StepTracker(committed, guard.gate, self._position, observers)
+        self.tracker = StepTracker(
+            committed, guard.gate, self._position, observers, guard.distrust, self._say
+        )
         self.reducers = Reducers(committed.modules)
         self._replication = Replication(committed.pieces, guard.report_fingerprint)
         self.epoch = 0  # as the script counts, from 0
         self.batch = 0  # handed out in the current loop
         self.batches_per_epoch: int | None = None
         self._counts_epochs = False  # begin_epoch() is in use
+        self._variables = LoopVariables(self._registered)
         self._loops = 0  # calls of batches() in this epoch
         self._feeds = FeedCache()
         self._feed: Feed | None = None  # of the loop that was begun last
         self._current: object = None  # stands for that loop; None: no loop in this attempt
         self._meta = b"{}"  # what a resume must know of the place, as JSON
         self._is_armed = False
+        self._is_leaving = False  # the script leaves the loop at will
         self._resume_point: ResumePoint | None = None  # until training is there
 
     # --- for TrainState ---------------------------------------------------------------------------
@@ -90,6 +110,7 @@ class DataLoop:
     def restart(self) -> None:
         """The training function is entered again, in another attempt."""
         self.batch, self._loops, self._current = 0, 0, None
+        self._variables.begin_epoch()
         self._is_armed = False
         self._replication.begin_again()
 
@@ -99,26 +120,34 @@ class DataLoop:
         self.epoch, self._loops, self.batch = epoch, 0, 0
         if self._resume_point is not None:
             resume.begin_epoch(self._resume_point)
+        self._variables.begin_epoch()
         self._committed.private.begin_epoch()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """As ``TrainState.batches``."""
+        asked_by = consumers(sys._getframe())  # noqa: SLF001  first: they are young
         self.pause()
         loop, self._loops = self._loops, self._loops + 1
         point = self._resume_point
         if point is not None and loop < point.loop:
-            return  # this loop was over when the state was saved
+            # this loop was over when the state was saved
+            self._variables.put_back(point.variables, sys._getframe(1), loop)  # noqa: SLF001
+            return
         self._resume_point = None
         mine = self._current = object()
+        self._is_leaving = False
         feed = self._feed = self._feeds.of(loader)
         batches = self._open(feed, loop, point)
         first_batch = self.batch
+        self._enter_script(sys._getframe(1), asked_by, point)  # noqa: SLF001
+        del asked_by
         is_over, may_raise = point is not None and point.is_over, True
         self._set_meta(feed, loop, is_over=is_over)
         self._arm(feed)
         if is_over:
-            log.warning(NOTHING_LEFT, self.epoch)
+            log.info(NOTHING_LEFT, self.epoch)
             batches.close(is_over=True)
+            self._variables.leave(loop)
             return
         try:
             self._boundary()
@@ -128,11 +157,12 @@ class DataLoop:
                 if batch is _NO_BATCH:
                     is_over = True
                     if point is not None and self.batch == first_batch:
-                        log.warning(NOTHING_LEFT, self.epoch)
+                        log.info(NOTHING_LEFT, self.epoch)
                     return
                 yield batch
             raise ValueError(NESTED)
         except GeneratorExit:
+            self._is_leaving = True
             is_over, may_raise = is_left_regularly(sys._getframe(1)), False  # noqa: SLF001
             raise
         finally:
@@ -142,6 +172,8 @@ class DataLoop:
                 self._set_meta(feed, loop, is_over=True)
                 self.tracker.enter(Phase.IDLE)
                 self._boundary(may_raise=may_raise)
+            if self._current is mine:
+                self._variables.leave(loop)
 
     def end_step(self) -> None:
         """A loop that is not one over :meth:`batches` is at the end of a step."""
@@ -171,6 +203,7 @@ class DataLoop:
             self._commit(self._position()._replace(epoch=self.epoch + self._counts_epochs))
         else:  # all had been trained when the state was saved
             resume.restore_for_loop(point, self._committed, self._training.rank)
+            self._variables.put_back(point.variables, sys._getframe(1))  # noqa: SLF001
             self._arm(Feed(()))
 
     def pause(self, *, may_raise: bool = True) -> bool:
@@ -221,7 +254,40 @@ class DataLoop:
         self._meta = json.dumps(meta).encode()
 
     def _position(self) -> Position:
-        return Position(self.epoch, self.batch, self._meta)
+        return Position(self.epoch, self.batch, self._meta[:-1] + self._variables.text + b"}")
+
+    def _registered(self) -> Iterator[torch.Tensor]:
+        for piece in self._committed.pieces:
+            if not piece.optimizers:  # theirs are no variables
+                yield from piece.tensors().values()
+            for module in piece.modules:
+                yield from module.buffers()
+
+    def _enter_script(
+        self, frame: FrameType, asked_by: Sequence[Any], point: ResumePoint | None
+    ) -> None:
+        """Let the script's variables and counts continue as its data do.
+
+        Args:
+            frame: waits for the loop's first batch.
+            asked_by: what counts or pairs the batches.
+            point: where training continues, if this is where.
+        """
+        self._variables.enter(frame)  # first: what changes is what is not as the script sets it
+        if point is not None:
+            saved = point.variables
+            names = ", ".join(self._variables.put_back(saved, frame))
+            self._variables.continue_from(saved)
+            if names and saved.is_behind:
+                log.warning(BEHIND, point.step, names)
+            elif names and not saved.is_own:
+                log.warning(OF_A_PEER, self._training.rank, names)
+        for each in asked_by:
+            if not isinstance(each, enumerate):
+                self.tracker.say(PAIRED.format(type(each).__name__))
+            elif self.batch and not advance(each, self.batch):
+                log.warning(COUNTS_ANEW, self.batch)
+        self._variables.capture(is_last=True)
 
     def _arm(self, feed: Feed) -> None:
         """Watch the state and let it be saved: everything that belongs to it exists by now."""
@@ -247,6 +313,10 @@ class DataLoop:
         self._arm(feed)
         self._committed.begin_loop(self.epoch, self.batch)
 
+    def _say(self, remark: str) -> None:
+        if self._training.rank == 0:
+            log.warning("%s", remark)
+
     def _boundary(self, *, may_raise: bool = True) -> None:
         """The script is back for its next batch: commit if there was an update."""
         if self.tracker.is_due():
@@ -257,7 +327,13 @@ class DataLoop:
     def _commit(self, position: Position | None = None) -> None:
         self.tracker.has_updated = False
         self.reducers.learn()
-        position = position or Position(self.epoch, self.batch, self._meta)
+        length = self.batches_per_epoch
+        if self._committed.page is not None:
+            is_last = length is None or self.batch >= length or self._is_leaving
+            self._variables.capture(is_last=is_last)
+            if remark := self._variables.remark():
+                self.tracker.say(remark)
+        position = position or self._position()
         self._gate.commit(partial(self._committed.commit, position))
         if self._guard.is_on:
             self._replication.committed(self._committed.step, compares=self._guard.compares)

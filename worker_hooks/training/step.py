@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -11,7 +10,8 @@ from worker_hooks.contract.status_page import Phase
 from worker_hooks.drill.observer import StepObserver
 from worker_hooks.guard.gate import Gate
 from worker_hooks.state.committed_state import CommittedState, Position
-from worker_hooks.training.torch_hooks import watch_backward, watch_optimizer
+from worker_hooks.training.torch_hooks import watch_backward
+from worker_hooks.training.update_watch import UpdateWatch
 
 
 class StepTracker:
@@ -23,6 +23,8 @@ class StepTracker:
         gate: Gate,
         position: Callable[[], Position],
         observers: Sequence[StepObserver],
+        unsafe: Callable[[str], None],
+        say: Callable[[str], None],
     ) -> None:
         """Track nothing before :meth:`watch`.
 
@@ -31,6 +33,8 @@ class StepTracker:
             gate: asked before each update.
             position: where in the data the rank is.
             observers: see the drill; ordinary training has none.
+            unsafe: called with the reason when a step is seen that cannot be protected.
+            say: tells the user.
         """
         self.phase = Phase.IDLE
         self.has_updated = False
@@ -40,6 +44,8 @@ class StepTracker:
         self._gate = gate
         self._position = position
         self._observers = observers
+        self._unsafe, self._say = unsafe, say
+        self._said: set[str] = set()
         self._loss: torch.Tensor | float | None = None
         self._is_loss_set = False  # by the script, for this step
 
@@ -67,7 +73,7 @@ class StepTracker:
         watch_backward(self.backward_begins)
         for index, piece in enumerate(self._committed.pieces):
             for optimizer in piece.optimizers:
-                watch_optimizer(optimizer, self._update_begins, self._update_ended(index))
+                UpdateWatch(optimizer, index, self)
 
     def enter(self, phase: Phase) -> None:
         """The step is in this phase now."""
@@ -103,20 +109,31 @@ class StepTracker:
             self._loss = root.detach()
         for observer in self._observers:
             observer.backward_begins(self._committed.step + 1, root)
-        if self.phase is not Phase.UPDATE:  # the backward of a closure is a part of the update
+        if self.phase is not Phase.UPDATE:  # what a closure does after a change is the update
             self.has_gradients = True
             self._committed.under_way(self._position())
             self.enter(Phase.BACKWARD)
 
-    def _update_begins(self, *_: Any) -> None:
+    def update_begins(self) -> None:
+        """An optimizer is about to change weights."""
         self._gate.begin_update()
         self.enter(Phase.UPDATE)
 
-    def _update_ended(self, index: int) -> Callable[..., None]:
-        def ended(*_: Any) -> None:
-            self._committed.updated(index)
-            self.has_updated, self.has_gradients = True, False
-            self._gate.end_update()
-            self.enter(Phase.UPDATED)
+    def update_ended(self, index: int) -> None:
+        """The optimizer of this piece has changed its weights."""
+        self._committed.updated(index)
+        self.has_updated, self.has_gradients = True, False
+        self._gate.end_update()
+        self.enter(Phase.UPDATED)
 
-        return ended
+    def update_is_elsewhere(self, why: str) -> None:
+        """An optimizer changes weights in another thread, so no moment is known to be whole."""
+        self.has_updated = True
+        self._unsafe(why)
+        self.say(why)
+
+    def say(self, remark: str) -> None:
+        """Tell the user, once."""
+        if remark not in self._said:
+            self._said.add(remark)
+            self._say(remark)

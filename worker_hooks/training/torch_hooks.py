@@ -1,8 +1,9 @@
 """Watches the training script through torch's own hooks, without a change in the script.
 
-Optimizers have step hooks. The start of backward has no hook, so ``torch.autograd.backward``, which
-every ``loss.backward()`` calls, is wrapped once. The wrapper writes a rank's private state to its
-page before it calls autograd, so before a gradient of this rank can reach a peer.
+Optimizers have step hooks (:mod:`update_watch`). The start of backward has no hook, so
+``torch.autograd.backward``, which every ``loss.backward()`` calls, is wrapped once. The wrapper
+writes a rank's private state to its page before it calls autograd, so before a gradient of this
+rank can reach a peer.
 """
 
 from __future__ import annotations
@@ -64,19 +65,6 @@ def _watched(backward: Callable[..., None]) -> Callable[..., None]:
 def _first(tensors: Sequence[Any]) -> torch.Tensor | None:
     roots = [root for root in tensors if isinstance(root, torch.Tensor)]
     return roots[0] if roots else None
-
-
-def watch_optimizer(
-    optimizer: torch.optim.Optimizer, begins: Callable[..., None], ended: Callable[..., None]
-) -> tuple[Any, Any]:
-    """Call ``begins`` before and ``ended`` after each update; return the handles that undo it.
-
-    Both are called with torch's arguments for such hooks.
-    """
-    return (
-        optimizer.register_step_pre_hook(begins),
-        optimizer.register_step_post_hook(ended),
-    )
 
 
 def is_left_regularly(frame: FrameType | None) -> bool:

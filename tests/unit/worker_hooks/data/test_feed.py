@@ -2,6 +2,7 @@
 
 # ruff: noqa: NPY002  numpy's functions of old are what is tested
 
+import json
 import random
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from worker_hooks.data import feed as feeds
 from worker_hooks.data.feed import Feed
 from worker_hooks.data.loader_kind import SkipMethod
 from worker_hooks.rng.randomness import Randomness
@@ -359,6 +361,62 @@ def test_a_loader_with_a_state_that_json_cannot_say_is_read_from_the_begin():
     hooked(make, epochs=1, begin=points[2])
     assert made[-1].began_at == 0
     check(make)
+
+
+def test_a_loader_that_has_a_state_in_name_only_is_read_from_the_begin():
+    class Nameless(Stateful):
+        def state_dict(self):
+            return self.missing
+
+    assert not check(Nameless)[0].meta.count("state")
+
+
+def test_a_data_loader_that_draws_its_order_late_is_read_from_the_begin():
+    class Late(DataLoader):
+        """Its iteration is a generator, so nothing is drawn before the first batch."""
+
+        def __iter__(self):
+            yield from super().__iter__()
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            raise AssertionError(state)
+
+    check(lambda: Late(Rolls(9), 2, shuffle=True, generator=generator()))
+
+
+def test_until_its_first_batch_a_loader_has_the_state_that_it_was_opened_with():
+    """It may take it up only then: a rank that dies before is not to begin at another batch."""
+    _, points = hooked(Stateful, epochs=1)
+    meta = json.loads(points[2].meta)
+    feed = Feed(Stateful())
+    feed.begin(0)
+    feed._loader.load_state_dict = lambda _: None  # it is to load it later
+    batches = feed.open(3, meta, points[2].saved)
+    assert feed.meta()["state"] == meta["state"]
+    next(batches)
+    assert feed.meta()["state"] != meta["state"]
+
+
+def test_a_loader_that_communicates_when_it_is_opened_is_opened_anew(monkeypatch):
+    count = 0
+    monkeypatch.setattr(feeds, "collectives", lambda: count)
+
+    class Agrees(DataLoader):
+        def __iter__(self):
+            nonlocal count
+            count += 1
+            yield from super().__iter__()
+
+    for make, can_stay in ((Agrees, False), (DataLoader, True)):
+        feed = Feed(make(Rolls(9), 2))
+        feed.is_kept, feed.place = True, (0, 0)
+        feed.begin(0)
+        batches = feed.open()
+        next(batches)
+        assert (feed.open_again((0, 0), 1) is not None) == can_stay
 
 
 def test_a_state_too_large_for_the_page_is_left_out():

@@ -1,0 +1,227 @@
+"""Variables and counts of the script's frames: kept at a commit, and put back into another frame."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter, deque
+
+import numpy as np
+import pytest
+import torch
+from support.one_rank import Training
+
+from worker_hooks.recovery.resume import SavedVariables
+from worker_hooks.training.loop_variables import LoopVariables
+from worker_hooks.training.script_frames import advance, consumers, names_of_loop
+
+
+class Meter:
+    def __init__(self):
+        self.total, self.newest = 0.0, []
+
+
+def around(variables, loop=None, saved=None, count=3):
+    """A generator that does with its caller's variables what a loop over batches does."""
+    variables.enter(sys._getframe(1))
+    if saved is not None:
+        variables.put_back(saved, sys._getframe(1), loop)
+        variables.capture(is_last=True)
+    for number in range(0 if saved is not None else count):
+        yield number
+        variables.capture(is_last=True)
+    variables.leave(0)
+
+
+def saved_of(variables):
+    fields = json.loads(b'{"loop": 0' + variables.text + b"}")
+    return SavedVariables(fields["frames"], fields["before"])
+
+
+def everything(variables, saved=None):
+    """Another value in each variable than in front of the loop."""
+    total, count, nothing, name = 0.0, 0, 0, "begin"
+    losses, table, last, seen, meter = [], {"kept": 0}, deque(maxlen=2), set(), Meter()
+    alias = losses
+    for number in around(variables, saved=saved):
+        loss = torch.tensor(number + 0.1, requires_grad=True) * 2
+        total += loss.item()
+        count, nothing, name, big = count + 1, None, f"batch {number}", 1 << 80
+        losses.append(loss.item())
+        table[name] = [count, (loss.detach(), float("nan"), -0.0)]
+        last.append(number)
+        seen.add(name)
+        meter.total += 1
+        meter.newest.append(number)
+        mean = np.float32(total / count)
+        frequent = Counter(map(str, losses))
+    assert alias is losses
+    assert nothing is None
+    zero = table["batch 1"][1][2]
+    assert math.copysign(1, zero) == -1
+    assert type(mean) is np.float32
+    plain = (total, count, name, big, losses, list(last), last.maxlen, sorted(seen), mean)
+    rest = (loss.item(), meter.total, meter.newest, frequent, repr(table), number)
+    return *plain, *rest
+
+
+def nothing_registered():
+    return ()
+
+
+def test_all_plain_values_are_there_behind_a_loop_that_is_over():
+    variables = LoopVariables(nothing_registered)
+    expected = everything(variables)
+    again = LoopVariables(nothing_registered)
+    assert everything(again, saved_of(variables)) == expected
+    # a second death, before anything has changed since the first
+    assert everything(LoopVariables(nothing_registered), saved_of(again)) == expected
+
+
+def test_what_never_changed_is_not_overwritten_by_what_another_process_had():
+    def train(variables, port, saved=None):
+        opened = port
+        for number in around(variables, saved=saved):
+            step = number
+        return opened, step
+
+    variables = LoopVariables(nothing_registered)
+    assert train(variables, 1) == (1, 2)
+    assert train(LoopVariables(nothing_registered), 5, saved_of(variables)) == (5, 2)
+
+
+def test_functions_around_the_loop_are_put_back_too_and_others_are_not():
+    def epoch(variables, saved):
+        for number in around(variables, saved=saved):
+            loss = number
+        return loss
+
+    def train(variables, saved=None, epochs=2):
+        best = 0
+        for _ in range(epochs):
+            last = epoch(variables, saved)
+            best += 1
+        return best, last
+
+    def stranger(saved):
+        for number in around(LoopVariables(nothing_registered), saved=saved):
+            loss = number
+        return loss
+
+    variables = LoopVariables(nothing_registered)
+    assert train(variables) == (2, 2)
+    saved = saved_of(variables)
+    assert train(LoopVariables(nothing_registered), saved, epochs=1) == (2, 2)
+    with pytest.raises(UnboundLocalError):
+        stranger(saved)
+
+
+def test_registered_and_large_tensors_views_and_leaves_are_no_variables():
+    registered = torch.zeros(2)
+    table = torch.zeros(4)
+
+    def train(variables):
+        mine, leaf = torch.zeros(2), torch.zeros(1, requires_grad=True)
+        for number in around(variables):
+            mine, alias, view, large = mine + number, registered, table[0], torch.zeros(4096)
+        assert leaf is not None
+        return alias, view, large
+
+    variables = LoopVariables(lambda: (registered,))
+    train(variables)
+    (_, changed, others), *_ = saved_of(variables).frames
+    assert {"mine", "number"} <= changed.keys()
+    assert not {"alias", "view", "large", "leaf"} & (changed.keys() | others.keys())
+
+
+def test_a_long_list_is_kept_and_what_has_no_room_is_left_out():
+    def train(variables, steps):
+        losses = []
+        for number in around(variables, count=steps):
+            losses.append(number / 7)
+            assert len(losses) == number + 1
+        return losses
+
+    variables = LoopVariables(nothing_registered)
+    losses = train(variables, 300)
+    (_, changed, _), *_ = saved_of(variables).frames
+    assert changed["losses"] == [losses, {}]
+    train(variables, 5000)
+    (_, changed, _), *_ = saved_of(variables).frames
+    assert "losses" not in changed
+    assert len(variables.text) < 64 << 10
+
+
+def test_what_a_loop_hands_to_its_end_is_seen_and_said_if_it_cannot_be_kept():
+    class Opaque:
+        __slots__ = ()
+
+    def train(variables):
+        for _ in around(variables):
+            found, unused = Opaque(), Opaque()
+            fresh = 1
+            yield variables.remark()
+        fresh = found
+        return fresh, unused if fresh is None else None
+
+    (remark, *others) = train(LoopVariables(nothing_registered))
+    assert "found (Opaque)" in remark
+    assert "fresh" not in remark
+    assert set(others) == {""}
+
+
+def test_a_loop_left_at_will_is_a_commit_at_once_whoever_counts():
+    training = Training()
+    for number, _ in enumerate(training.state.batches(range(5))):
+        training.update()
+        if number == 2:
+            break
+    assert training.state.step == 3
+
+
+def counted(by=0, wrap=lambda batches: batches):
+    def batches():
+        asked_by = consumers(sys._getframe())
+        for each in asked_by:
+            assert advance(each, by)
+        yield from "ab"
+
+    return list(enumerate(wrap(batches()), start=1))
+
+
+def passed_on(batches):
+    yield from ()
+    for each in batches:
+        yield each.lower()
+
+
+def test_enumerate_counts_on():
+    assert counted() == [(1, "a"), (2, "b")]
+    assert counted(by=40) == [(41, "a"), (42, "b")]
+    assert counted(by=40, wrap=passed_on) == [(41, "a"), (42, "b")]  # as tqdm does
+
+
+def test_the_names_of_a_loop():
+    def script(items):
+        total = count = 0
+        for item in items:
+            total += item
+            last = item
+            yield names_of_loop(sys._getframe())
+        return total, last, count
+
+    def asked():
+        yield names_of_loop(sys._getframe(1))
+
+    def train():
+        total = 0
+        for names in asked():
+            total += 1
+            last = names
+        return last, total
+
+    names = train()[0]
+    assert names.carried == {"total"}
+    assert names.after == {"last", "total"}
+    assert next(iter(script([1]))).after == frozenset()

@@ -1,0 +1,315 @@
+"""The variables of the script's frames around its loop, kept at each commit.
+
+Every entry into the training function begins with new variables: on a survivor of a replacement, on
+a new rank and after a restart alike. Those that hold plain values (numbers, texts, small tensors,
+containers of them, objects of the script's own classes) are saved with a rank's place in its data
+and put back where its loop continues: a running mean, a counter, the ``loss`` that is printed
+behind the loop. Where such a variable cannot be kept, that is said before the first death.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import logging
+import os
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from worker_hooks.recovery.resume import SavedVariables
+from worker_hooks.state.snapshot import FIXED, copied
+from worker_hooks.tensors import state_json
+from worker_hooks.training.script_frames import (
+    LoopNames,
+    frames_of_script,
+    is_library,
+    names_of_loop,
+)
+
+log = logging.getLogger("msrun")
+
+ROOM = 60 << 10  # characters for all variables of a commit
+_VALUE_BYTES = 1024  # of a text, of a tensor
+_ITEMS = 8192  # of all containers in a value
+_LOOPS = 4  # ended ones of an epoch whose variables are kept
+_PLAIN_INT = 1 << 53  # beyond it JSON of others has no exact numbers
+_ENDS = "],{}]"  # of the text of a list without tensors
+_MAPPINGS = {dict, OrderedDict, Counter, defaultdict}
+_CONTAINERS = {*_MAPPINGS, list, tuple, set, frozenset, deque}
+_CONTAINERS_IN = {"builtins", "collections", "numpy", "torch"}
+_IS_COPY = sys.version_info < (3, 13)  # ``f_locals`` of a function is a copy of its variables
+
+
+class _Kept(NamedTuple):
+    value: Any  # a copy, if it may change in place; ``None`` for what is always read anew
+    text: str  # JSON: the encoded value, and its tensors by name
+
+
+class LoopVariables:
+    """What one rank's script keeps in variables. Only the main thread uses it."""
+
+    def __init__(self, registered: Callable[[], Iterable[Tensor]]) -> None:
+        """``registered`` returns the tensors that are saved anyway."""
+        self.text = b""  # of the newest commit: fields of a JSON object, a comma in front
+        self._registered = registered
+        self._frames: list[FrameType] = []
+        self._loop = LoopNames()
+        self._addresses: set[int] = set()  # of registered memory
+        self._first: dict[tuple[int, str], dict[str, str]] = {}  # texts when a frame was first seen
+        self._known: dict[tuple[int, str], dict[str, _Kept]] = {}
+        self._before: dict[int, str] = {}  # by loop of the epoch, as of its end
+        self._newest = "[]"
+        self._has_arrays = False  # in the value that was weighed last
+        self._is_checked = False  # :meth:`remark` was asked for
+
+    def begin_epoch(self) -> None:
+        """Loops are counted anew."""
+        self._before.clear()
+
+    def enter(self, frame: FrameType | None) -> None:
+        """A loop begins; call it before :meth:`put_back`. ``frame`` waits for the first batch."""
+        self._frames = frames_of_script(frame)
+        self._loop = names_of_loop(self._frames[0]) if self._frames else LoopNames()
+        self._addresses = {_address(tensor) for tensor in self._registered()}
+        for key, each in self._keyed():
+            if key not in self._first:
+                found = self._read(key, each, is_last=True)
+                self._first[key] = {name: kept.text for name, kept in found}
+
+    def continue_from(self, saved: SavedVariables) -> None:
+        """Loops of the epoch had ended before."""
+        self._before = {int(loop): json.dumps(each) for loop, each in saved.before.items()}
+
+    def leave(self, loop: int) -> None:
+        """The loop is over, or was left."""
+        if self._frames:
+            self._before[loop] = self._newest
+            if len(self._before) > _LOOPS:
+                del self._before[next(iter(self._before))]
+        self._frames = []
+
+    def capture(self, *, is_last: bool) -> None:
+        """A commit: keep the present values.
+
+        Args:
+            is_last: perhaps the last one of the loop. What is on a device, and not carried from
+                one batch to the next, is kept only then, because to read it is to wait for it.
+        """
+        if not self._frames:
+            return
+        room = ROOM - sum(map(len, self._before.values()))
+        texts = []
+        for key, frame in self._keyed():
+            first, parts = self._first.get(key, {}), cast("tuple[list[str], list[str]]", ([], []))
+            for name, kept in self._read(key, frame, is_last=is_last):
+                room -= len(kept.text) + len(name) + 4
+                if room > 0:
+                    parts[first.get(name) == kept.text].append(f'"{name}":{kept.text}')
+            changed, others = (",".join(part) for part in parts)
+            texts.append(f'["{key[1]}",{{{changed}}},{{{others}}}]')
+        self._newest = f"[{','.join(texts)}]"
+        before = ",".join(f'"{loop}":{text}' for loop, text in self._before.items())
+        self.text = f', "frames": {self._newest}, "before": {{{before}}}'.encode()
+
+    def remark(self) -> str:
+        """What the loop sets and its end uses, and cannot be kept; said once, before any death."""
+        if self._is_checked or not self._frames:
+            return ""
+        self._is_checked = True
+        key, frame = next(iter(self._keyed()))
+        values, known = frame.f_locals, self._known.get(key, {})
+        lost = [name for name in sorted(self._loop.after) if name in values and name not in known]
+        if not lost:
+            return ""
+        listed = ", ".join(f"{name} ({type(values[name]).__name__})" for name in lost)
+        return (
+            f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}: {listed}, which "
+            "the loop sets and what follows it uses, cannot be kept: after a death at an epoch's "
+            "end it does not exist there; use a number or a small tensor"
+        )
+
+    def put_back(
+        self, saved: SavedVariables, frame: FrameType | None, loop: int | None = None
+    ) -> list[str]:
+        """Put the values of a checkpoint into the frames around a loop.
+
+        Args:
+            saved: the checkpoint's.
+            frame: waits for the loop's first batch.
+            loop: one that was over; ``None``: it is the one that continues.
+
+        Returns:
+            The names of what had changed in training, and was put back.
+        """
+        is_exact = loop is None or str(loop) in saved.before
+        frames = saved.frames if loop is None else saved.before.get(str(loop), saved.frames)
+        found: list[str] = []
+        present_ones = reversed(frames_of_script(frame))  # the outermost is the training function
+        for present, (name, changed, others) in zip(present_ones, reversed(frames), strict=False):
+            if present.f_code.co_qualname != name:
+                break
+            _put(present, {**others, **changed}, changed if is_exact else ())
+            found += changed
+        return found
+
+    def _keyed(self) -> Iterable[tuple[tuple[int, str], FrameType]]:
+        for place, frame in enumerate(self._frames):
+            yield (place, frame.f_code.co_qualname), frame
+
+    def _read(
+        self, key: tuple[int, str], frame: FrameType, *, is_last: bool
+    ) -> Iterable[tuple[str, _Kept]]:
+        known, values = self._known.get(key, {}), frame.f_locals
+        found: dict[str, _Kept] = {}
+        heavy = []
+        for name, value in values.items():
+            if type(value) not in FIXED and isinstance(value, Tensor):
+                heavy.append(name)
+                if not (is_last or value.device.type == "cpu" or name in self._loop.carried):
+                    continue
+            kept = self._keep(name, value, known.get(name))
+            if kept is not None:
+                found[name] = kept
+        if _IS_COPY and _is_function(frame):
+            for name in heavy:  # else the copy would keep their memory for a step more
+                del values[name]
+        self._known[key] = found
+        return found.items()
+
+    def _keep(self, name: str, value: Any, kept: _Kept | None) -> _Kept | None:
+        kind = type(value)
+        if kind in FIXED:
+            if kept is not None and value is kept.value and value is not None:
+                return kept
+            return None if name[:2] == "__" else _kept_fixed(value, kind)
+        is_object = kind.__module__ not in _CONTAINERS_IN and _is_of_script(kind)
+        if is_object:
+            value, kind = vars(value), dict
+        if kept is not None and type(kept.value) is kind and kind in _CONTAINERS:
+            try:
+                if value == kept.value:
+                    return kept
+                if kind is list and (grown := _grown(value, kept)) is not None:
+                    return grown
+            except (RuntimeError, ValueError):  # there are arrays in it by now
+                pass
+        self._has_arrays = kind not in _CONTAINERS
+        if self._weight(value, _ITEMS) < 0:
+            return None
+        try:
+            encoded, tensors = state_json.encode(value, "v")
+            packed = {each: state_json.pack(tensor) for each, tensor in tensors.items()}
+            text = state_json.dumps([encoded, packed, *["object"] * is_object])
+        except (TypeError, ValueError, RuntimeError):
+            return None
+        return _Kept(None if self._has_arrays else copied(value), text)
+
+    def _weight(self, value: Any, room: int) -> int:
+        """The room that is left beside this value; negative: too large, or nothing plain."""
+        kind = type(value)
+        if kind in FIXED:
+            return room - 1 if kind not in {str, bytes} or len(value) <= _VALUE_BYTES else -1
+        if kind in _CONTAINERS:
+            if len(value) > room:
+                return -1
+            for each in value.values() if kind in _MAPPINGS else value:
+                room = self._weight(each, room)
+                if room < 0:
+                    break
+            return room
+        self._has_arrays = True
+        if isinstance(value, Tensor):
+            return room - 1 if self._is_own(value) else -1
+        is_numpy = kind.__module__ == "numpy" and hasattr(value, "nbytes")
+        return room - 1 if is_numpy and value.nbytes <= _VALUE_BYTES else -1
+
+    def _is_own(self, tensor: Tensor) -> bool:
+        """Whether the tensor is small, and a copy can stand for it."""
+        return (
+            type(tensor) is Tensor
+            and tensor.nbytes <= _VALUE_BYTES
+            and not (tensor.requires_grad and tensor.is_leaf)
+            and tensor.layout is torch.strided
+            and tensor.untyped_storage().nbytes() == tensor.nbytes  # no view of another one
+            and _address(tensor) not in self._addresses
+        )
+
+
+def _kept_fixed(value: Any, kind: type) -> _Kept | None:
+    if kind in {str, bytes} and len(value) > _VALUE_BYTES:
+        return None
+    is_json = kind in {bool, type(None), str} or (kind is int and abs(value) < _PLAIN_INT)
+    encoded = value if is_json else state_json.encode(value, "v")[0]
+    return _Kept(value, f"[{json.dumps(encoded)},{{}}]")
+
+
+def _grown(value: list[Any], kept: _Kept) -> _Kept | None:
+    """A list that was only appended to, as one of losses: what was there is not encoded again."""
+    count = len(kept.value)
+    news = (
+        []
+        if value[:count] != kept.value
+        else [_kept_fixed(v, type(v)) for v in value[count:] if type(v) in FIXED]
+    )
+    if not count or not news or len(news) != len(value) - count or None in news:
+        return None
+    texts = ",".join(one.text.removeprefix("[").removesuffix(",{}]") for one in news if one)
+    return _Kept(value[:], f"{kept.text.removesuffix(_ENDS)},{texts}{_ENDS}")
+
+
+def _put(frame: FrameType, every: Mapping[str, Any], changed: Iterable[str]) -> None:
+    """Set the variables that had changed, and those that the frame lacks."""
+    values = frame.f_locals
+    for name, saved in every.items():
+        if name not in changed and name in values:
+            continue
+        encoded, packed, *is_object = saved
+        tensors = {each: state_json.unpack(*one) for each, one in packed.items()}
+        value, present = state_json.decode(encoded, tensors), values.get(name)
+        if not is_object:
+            values[name] = _in_place(present, value)
+        elif hasattr(present, "__dict__"):
+            vars(present).clear()
+            vars(present).update(value)
+    if _IS_COPY and _is_function(frame):
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+def _in_place(present: Any, value: Any) -> Any:
+    """The present container with the new items, as other variables may refer to it, too."""
+    kind = type(value)
+    if type(present) is not kind:
+        return value
+    if kind is list:
+        present[:] = value
+    elif kind in _MAPPINGS or kind is set:
+        present.clear()
+        present.update(value)
+    else:
+        return value
+    return present
+
+
+def _is_function(frame: FrameType) -> bool:
+    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def _is_of_script(kind: type) -> bool:
+    """Whether objects of this type are plain ones of the script's: an average meter, say."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return file is not None and not is_library(file) and kind.__dictoffset__ != 0
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # of a kind without memory of its own
+        return 0

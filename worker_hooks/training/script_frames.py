@@ -1,0 +1,149 @@
+"""The script's frames around a loop over batches: which they are, and what consumes the batches.
+
+A generator can see the frames that wait for its next batch, up to the training function that
+``run`` has called or to the module itself. What consumes it in between, such as ``enumerate``, is
+no frame but an object, which is found among the youngest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import gc
+import inspect
+import itertools
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType, GeneratorType
+from typing import Any, NamedTuple
+
+_RUN = "worker_hooks.training.run"  # calls the training function
+_OLDEST = 2  # the generation of Python's garbage collector
+_VARIABLE = re.compile("_(FAST|NAME|DEREF)")
+_ACCESS = re.compile("LOAD|STORE")  # one instruction may do two
+_PAIRING = (zip, map, itertools.islice)  # they count or pair batches, and their count cannot be set
+
+
+def frames_of_script(frame: FrameType | None) -> list[FrameType]:
+    """The script's own frames from this one outwards; those of libraries are left out."""
+    found = []
+    while frame is not None and frame.f_globals.get("__name__") != _RUN:
+        if not is_library(frame.f_code.co_filename):
+            found.append(frame)
+        if frame.f_code.co_name == "<module>":
+            break
+        frame = frame.f_back
+    return found
+
+
+@cache
+def is_library(file: str) -> bool:
+    """Whether a source file belongs to Python, to an installed package or to us."""
+    paths = sysconfig.get_paths()
+    own = Path(__file__).parents[1]
+    roots = [own, *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))]
+    return file.startswith(("<frozen", *(f"{root}{os.sep}" for root in roots)))
+
+
+class LoopNames(NamedTuple):
+    """The variables of a loop, as far as the order of its code tells."""
+
+    carried: frozenset[str] = frozenset()  # read in the loop before they are set there
+    after: frozenset[str] = frozenset()  # set in the loop, and read behind it
+
+
+def names_of_loop(frame: FrameType) -> LoopNames:
+    """The variables of the ``for`` loop at which this frame is."""
+    return _names_of_loop(frame.f_code, frame.f_lasti)
+
+
+@cache
+def _names_of_loop(code: CodeType, at: int) -> LoopNames:
+    instructions = list(dis.get_instructions(code))
+    begin = next((each for each in instructions if each.offset == at), None)
+    if begin is None or begin.opname != "FOR_ITER":
+        return LoopNames()
+    inside = [each for each in instructions if at < each.offset < begin.argval]
+    behind = [each for each in instructions if each.offset >= begin.argval]
+    read, written = _first_uses(inside)
+    read_behind, _ = _first_uses(behind)
+    return LoopNames(frozenset(read & written), frozenset(read_behind & written))
+
+
+def _first_uses(instructions: Iterable[dis.Instruction]) -> tuple[set[str], set[str]]:
+    """The names that are read before they are written, and those that are written."""
+    read: set[str] = set()
+    written: set[str] = set()
+    for each in instructions:
+        if not _VARIABLE.search(each.opname):
+            continue
+        names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+        for name, what in zip(names, _ACCESS.findall(each.opname), strict=False):
+            if what == "STORE":
+                written.add(name)
+            elif name not in written:
+                read.add(name)
+    return read, written
+
+
+def consumers(frame: FrameType) -> list[Any]:
+    """What asks this generator for its items: objects of Python's own that keep a count.
+
+    Args:
+        frame: of the generator, which has just been asked for its first item.
+    """
+    chain = {id(each) for each in _generators(frame)}
+
+    def is_one(thing: Any) -> bool:
+        return any(
+            isinstance(each, GeneratorType) and id(each.gi_frame) in chain
+            for each in gc.get_referents(thing)
+        )
+
+    kinds = {enumerate, *_PAIRING}
+    may_be_old = any("enumerate" in each.f_code.co_names for each in _outside(frame))
+    found: list[Any] = []
+    for generation in range(_OLDEST + may_be_old):
+        if not found:  # no list may hold this one, which holds the generator: it would not end
+            objects = gc.get_objects(generation=generation)
+            found = [each for each in objects if type(each) in kinds and is_one(each)]
+            objects.clear()
+    return found
+
+
+def _generators(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame of a generator, and of the generators that ask it for items, as tqdm does."""
+    while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
+        yield frame
+        frame = frame.f_back
+
+
+def _outside(frame: FrameType) -> list[FrameType]:
+    return frames_of_script(frame.f_back)[:2]
+
+
+def advance(counter: enumerate[Any], by: int) -> bool:
+    """Let an ``enumerate`` count on as if it had handed out so many items before.
+
+    Python has no way to set its count, which it keeps as the first thing in the object. That is
+    checked before the count is written, and after.
+
+    Returns:
+        Whether it was possible.
+    """
+    count = _count(counter)
+    place = ctypes.c_ssize_t.from_address(id(counter) + object.__basicsize__)
+    if sys.implementation.name != "cpython" or place.value != count:
+        return False
+    place.value = count + by
+    return _count(counter) == count + by
+
+
+def _count(counter: enumerate[Any]) -> int:
+    parts: Any = counter.__reduce__()  # its type, and its iterator with the count
+    return int(parts[1][1])
