@@ -55,6 +55,7 @@ def test_under_plain_python_too(launcher: Launcher) -> None:
     [
         ("logged_late", "rank=1,step=7,phase=commit"),  # the schedule is behind a collective
         ("seldom", "rank=1,step=7,phase=commit"),  # what this step does besides is behind one
+        ("average_logged", "rank=1,step=7,phase=commit"),  # unseen, behind a collective
         ("gan", "rank=1,step=7,phase=commit"),  # one of two networks is updated
         ("swapped", "rank=2,step=5,phase=forward"),  # other weights stand in for a validation
         # gradients are evened out within the update, and the others are in theirs by its middle

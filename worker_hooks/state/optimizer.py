@@ -30,6 +30,14 @@ class Groups(NamedTuple):
     has_grads: bool  # the script keeps gradients from one step to the next, zeroed or stale
 
 
+class _Found(NamedTuple):
+    """The tensors of an optimizer's state, and what tells whether they are still all of it."""
+
+    tensors: dict[str, Tensor]
+    counts: list[int]  # of parameters in each group
+    flat: list[Any]  # the values of all parameters' states
+
+
 class OptimizerPiece:
     """An optimizer that keeps its state as torch's optimizers do.
 
@@ -46,14 +54,31 @@ class OptimizerPiece:
         self._optimizer = optimizer
         trained = (each for each in self._parameters() if each.requires_grad)
         self._first = next(trained, None)
+        self._found: _Found | None = None
         self._values: list[dict[str, Any]] = []  # of each group, as copied last
         self._seen: list[
             list[Any]
         ] = []  # the objects that were copied; empty: they may change in place
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state's tensors; there are none before the first update."""
-        return self._state()[1]
+        """The state's tensors; there are none before the first update.
+
+        It is the same object, not to be changed, until the state has other tensors.
+        """
+        held = list(self._optimizer.state.values())
+        try:
+            flat = list(chain.from_iterable(map(dict.values, held)))
+        except TypeError:  # the state of a parameter is no dict
+            return self._state()[1]
+        counts, before = [len(group["params"]) for group in self._optimizer.param_groups], self._found
+        is_same = before is not None and before.counts == counts and len(before.flat) == len(flat)
+        if before is not None and is_same and all(map(_is_same, flat, before.flat)):
+            return before.tensors
+        tensors = self._state()[1]
+        # containers inside may have other tensors any time
+        is_flat = all(isinstance(each, Tensor) or each.__class__ in FIXED for each in flat)
+        self._found = _Found(tensors, counts, flat) if is_flat else None
+        return tensors
 
     def snapshot(self) -> Groups:
         """The groups' values, and whether gradients are kept."""
@@ -152,6 +177,11 @@ class OptimizerPiece:
         of_json, tensors = state_json.encode(in_order, f"{self.name}.state")
         other_json, more = state_json.encode(other, f"{self.name}.other")
         return {"of": of_json, "other": other_json}, tensors | more
+
+
+def _is_same(new: Any, old: Any) -> bool:
+    """Whether it is the same object, or a plain value in place of another one."""
+    return new is old or (new.__class__ in FIXED and old.__class__ in FIXED)
 
 
 def _values(group: dict[str, Any]) -> dict[str, Any]:

@@ -138,6 +138,7 @@ class DataLoop:
                 self._set_meta(feed, loop, is_over=True)
                 self.tracker.enter(Phase.IDLE)
                 self._boundary(may_raise=may_raise)
+                self._committed.leave_loop()
 
     def end_step(self) -> None:
         """A loop that is not one over :meth:`batches` is at the end of a step."""
@@ -226,6 +227,8 @@ class DataLoop:
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
         if has_use and not self._committed.private.switch_to(feed):
             env = self._guard.env
+            if self._guard.is_on:
+                self._committed.changes.begin(env.audit)
             page = self._committed.open(env.rank, env.attempt, feed, self._position())
             self._guard.register(page, self._committed.step)
             os.close(page)
@@ -253,6 +256,7 @@ class DataLoop:
         self.reducers.learn()
         position = position or Position(self.epoch, self.batch, self._meta)
         self._gate.commit(partial(self._committed.commit, position))
+        self._committed.audit()
         self._committed.beat(*position[:2], self.tracker.phase)
         if self._feed is not None:
             self._feed.settle()

@@ -109,6 +109,7 @@ class StepTracker:
             self.enter(Phase.BACKWARD)
 
     def _update_begins(self, *_: Any) -> None:
+        self._committed.update_begins()
         self._gate.begin_update()
         self.enter(Phase.UPDATE)
 

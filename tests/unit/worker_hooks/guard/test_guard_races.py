@@ -168,8 +168,11 @@ class Complete:
     def is_complete(self):
         return True
 
-    def is_touched(self):
-        return False
+    def why_unknown(self):
+        return ""
+
+    def why_changed(self):
+        return ""
 
     def version(self):
         return 0
