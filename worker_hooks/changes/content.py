@@ -65,7 +65,6 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """All elements in one dimension, in the order of memory if nothing lies between them."""
-    if torch._prims_common.is_non_overlapping_and_dense(tensor):  # noqa: SLF001
-        return tensor.as_strided((tensor.numel(),), (1,))
-    return tensor.reshape(-1)
+    """All elements in one dimension, in the order of memory; a copy if something lies between."""
+    order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
+    return tensor.permute(order).reshape(-1)

@@ -71,8 +71,12 @@ class CommitCopies:
                     continue
             copies[name] = copy
             sources.append(source)
-        if sources:
-            torch._foreach_copy_(list(copies.values()), sources)  # noqa: SLF001  one call for all
+        try:
+            if sources:
+                torch._foreach_copy_(list(copies.values()), sources)  # noqa: SLF001  one call
+        except RuntimeError as error:
+            self._refuse(set(copies), f"they cannot be copied: {error}")
+            return {}
         self._spent.append(perf_counter() - began)
         return copies
 

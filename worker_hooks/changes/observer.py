@@ -7,10 +7,11 @@ copy is read. In the first steps nothing was seen yet: then everything is copied
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec
 
 from torch import Tensor
 
@@ -31,6 +32,27 @@ class CommittedTensors(NamedTuple):
 
     versions: Versions
     copies: Mapping[str, Tensor]  # of those that may change before the next update
+
+
+Parameters = ParamSpec("Parameters")
+
+
+def _stepping_aside(
+    observe: Callable[Concatenate[ChangeObserver, Parameters], None],
+) -> Callable[Concatenate[ChangeObserver, Parameters], None]:
+    """Let no failure into the training: it means that nothing is known of the state any more."""
+
+    @functools.wraps(observe)
+    def observing(
+        self: ChangeObserver, /, *args: Parameters.args, **options: Parameters.kwargs
+    ) -> None:
+        try:
+            observe(self, *args, **options)
+        except Exception as error:
+            self.give_up(f"looking for changes of the state failed: {error!r}")
+            log.exception("observing changes of the state")
+
+    return observing
 
 
 class ChangeObserver:
@@ -58,10 +80,8 @@ class ChangeObserver:
         self._expected: frozenset[str] = frozenset()  # known to change, from an earlier life
         self._uncounted: set[str] = set()
         self._said: set[str] = set()
-        self.has_unseen_updates = False
-        """Whether something changed uncounted between an update and its commit."""
-        self.blind_why = ""
-        """Why nothing of the state can be known, if so."""
+        self._has_unseen = False  # something changed uncounted between an update and its commit
+        self._blind_why = ""  # why nothing can be known of the state
 
     @property
     def is_auditing(self) -> bool:
@@ -69,9 +89,9 @@ class ChangeObserver:
         return self._audit.share > 0
 
     @property
-    def is_learning(self) -> bool:
-        """Whether too few steps were seen to know where the state changes."""
-        return self._audit.is_first
+    def sees_all(self) -> bool:
+        """Whether all that changes between an update and its commit is counted, as far as seen."""
+        return not (self._audit.is_first or self._has_unseen or self._blind_why)
 
     def begin(self, share: float) -> None:
         """From now on copy what changes elsewhere, and audit within this share of the time.
@@ -91,6 +111,12 @@ class ChangeObserver:
     def expect(self, names: Iterable[str]) -> None:
         """These were seen to change outside of updates, in an earlier life of this training."""
         self._expected = frozenset(names)
+
+    def give_up(self, why: str) -> None:
+        """Nothing of the state is known from now on; say so once."""
+        if not self._blind_why:
+            self._blind_why = why
+            log.warning("nothing of this training can be saved any more: %s", why)
 
     @property
     def changing(self) -> list[str]:
@@ -117,6 +143,7 @@ class ChangeObserver:
             self._say_refused()
         return CommittedTensors(versions, copies)
 
+    @_stepping_aside
     def committed(self, held: CommittedTensors) -> None:
         """Behind a commit: look at the content, if the step that begins is to be audited."""
         tensors, self._behind = held.versions.tensors, None
@@ -128,6 +155,7 @@ class ChangeObserver:
         elif places := self._audit.places(self._step_s, tensors):
             self._look(tensors, places)
 
+    @_stepping_aside
     def leave_loop(self, held: CommittedTensors) -> None:
         """A loop is over, at a commit: who knows what the script exchanges for its validation."""
         if self.is_auditing and self._is_open and self._baseline is None:
@@ -139,6 +167,7 @@ class ChangeObserver:
         self._baseline = Baseline(tensors, places)
         self._audit.note_cost(began, len(places))
 
+    @_stepping_aside
     def update_begins(self, held: CommittedTensors | None) -> None:
         """The first update of a step begins: what changed since the commit, changed elsewhere."""
         if not self._is_open or held is None:
@@ -155,6 +184,7 @@ class ChangeObserver:
             log.info("changed outside of updates, and copied at each commit: %s", _listed(new))
             self._say_refused()
 
+    @_stepping_aside
     def updated(self) -> None:
         """Behind an update: look at the content again, if this step is audited."""
         if self._baseline is None:
@@ -164,6 +194,7 @@ class ChangeObserver:
         self._behind = Baseline(tensors, places)
         self._behind_versions = read(tensors)
 
+    @_stepping_aside
     def step_ends(self, held: CommittedTensors | None, *, is_step: bool) -> None:
         """In front of a commit.
 
@@ -177,8 +208,8 @@ class ChangeObserver:
         behind, versions = self._behind, self._behind_versions
         if behind is not None and versions is not None:
             hidden = behind.differing(versions.tensors) - versions.moved()
-            if hidden and not self.has_unseen_updates:
-                self.has_unseen_updates = True
+            if hidden and not self._has_unseen:
+                self._has_unseen = True
                 log.info("changed behind updates without being counted: %s", _listed(hidden))
         self._baseline = self._behind = self._behind_versions = None
 
@@ -224,8 +255,8 @@ class ChangeObserver:
 
     def why_unknown(self, held: CommittedTensors) -> str:
         """Why live memory cannot be taken for the state of the commit; empty: it can."""
-        if self.blind_why:
-            return self.blind_why
+        if self._blind_why:
+            return self._blind_why
         if self._audit.is_first and len(held.copies) < len(held.versions.tensors):
             return "no whole step was audited yet"
         if hidden := self._uncounted - held.copies.keys():

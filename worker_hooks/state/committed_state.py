@@ -35,6 +35,8 @@ __all__ = ["Commit", "CommittedState", "Position"]
 
 log = logging.getLogger("msrun")
 
+CAPTURED = "an optimizer's update was captured in a CUDA graph, whose replays nobody can see"
+
 
 class UnreadableState(NamedTuple):
     """Placeholder for a piece whose state could not be read."""
@@ -175,6 +177,8 @@ class CommittedState:
 
     def update_begins(self) -> None:
         """An optimizer is about to begin an update."""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            self.changes.give_up(CAPTURED)
         self.changes.update_begins(self._committed_tensors)
 
     def updated(self, index: int) -> None:
@@ -268,7 +272,7 @@ class CommittedState:
         """
         if self.typical_changes is None or self._marks is None or self._commit is None:
             return False
-        if self.changes.is_learning or self.changes.has_unseen_updates:
+        if not self.changes.sees_all or self.private.has_drawn_late():
             return False
         changes = self._changes()
         return all(map(ge, changes, self.typical_changes)) and not self._is_in_doubt(changes)
