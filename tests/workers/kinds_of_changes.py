@@ -13,7 +13,7 @@ def deep():
     return alike(lambda: nn.Sequential(*layers, nn.Linear(8, 2)))
 
 
-def steps(job, net, before=None, after=None, loss=None, **objects):
+def steps(job, net, before=None, after=None, **objects):
     """Train; ``before`` is called at the top of a step, ``after`` behind its update."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     job.state(model=net, optimizer=optimizer, **objects)

@@ -68,9 +68,10 @@ class AuditSchedule:
         """Whether no full count of complete steps was audited yet."""
         return self.share > 0 and self._steps < FIRST_STEPS
 
-    def note_complete(self) -> None:
-        """A step was audited completely."""
+    def note_complete(self) -> bool:
+        """A step was audited completely; whether that was the last one."""
         self._steps += 1
+        return self._steps == FIRST_STEPS
 
     def note_cost(self, began: float, count: int) -> None:
         """So many tensors were looked at since ``began``."""

@@ -66,5 +66,6 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
 
 def _dense(tensor: Tensor) -> Tensor:
     """All elements in one dimension, in the order of memory; a copy if something lies between."""
-    order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
+    strides: tuple[int, ...] = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
     return tensor.permute(order).reshape(-1)

@@ -53,7 +53,9 @@ class CommitCopies:
         return new
 
     @torch.no_grad()
-    def take(self, step: int, tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    def take(
+        self, step: int, tensors: Mapping[str, Tensor], names: Iterable[str]
+    ) -> dict[str, Tensor]:
         """Copy these tensors as of this commit; the copies of the commit before stay."""
         began = perf_counter()
         slot = self._slots[step % 2]
@@ -73,7 +75,7 @@ class CommitCopies:
             sources.append(source)
         try:
             if sources:
-                torch._foreach_copy_(list(copies.values()), sources)  # noqa: SLF001  one call
+                torch._foreach_copy_(list(copies.values()), sources)  # one call
         except RuntimeError as error:
             self._refuse(set(copies), f"they cannot be copied: {error}")
             return {}

@@ -176,10 +176,8 @@ class ChangeObserver:
         versions = held.versions
         found = versions.moved() if versions.has_moved else set()
         found |= self._hidden(held) if self._baseline is not None else set()
-        if self._audit.is_first:
-            self._audit.note_complete()
-            if not self._audit.is_first:
-                self._copies.drop_others()
+        if self._audit.is_first and self._audit.note_complete():
+            self._copies.drop_others()
         if found and (new := self._copies.add(found, versions.tensors)):
             log.info("changed outside of updates, and copied at each commit: %s", _listed(new))
             self._say_refused()

@@ -26,7 +26,7 @@ class Versions(NamedTuple):
     @property
     def has_moved(self) -> bool:
         """Whether any of these tensors was changed: a counter never goes back."""
-        return sum(map(_VERSION, self.counted)) != self.total
+        return bool(sum(map(_VERSION, self.counted)) != self.total)
 
     def moved(self) -> set[str]:
         """The names of these tensors that were changed."""
@@ -38,7 +38,9 @@ class Versions(NamedTuple):
         if now is self.tensors:
             return set()
         return {
-            name for name in self.tensors.keys() | now if self.tensors.get(name) is not now.get(name)
+            name
+            for name in self.tensors.keys() | now
+            if self.tensors.get(name) is not now.get(name)
         }
 
 

@@ -177,7 +177,7 @@ class CommittedState:
 
     def update_begins(self) -> None:
         """An optimizer is about to begin an update."""
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             self.changes.give_up(CAPTURED)
         self.changes.update_begins(self._committed_tensors)
 
@@ -398,7 +398,7 @@ class CommittedState:
         facts: dict[str, Any],
         ready: Sequence[torch.Event],
     ) -> Replica:
-        tensors = {}
+        tensors: dict[str, torch.Tensor] = {}
         replicated, alike = {}, {}
         for piece, snapshot in zip(self.pieces, snapshots, strict=True):
             if isinstance(snapshot, UnreadableState):

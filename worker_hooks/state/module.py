@@ -88,13 +88,15 @@ class ModulePiece:
         inside = list(_walk(self.module, self.name))
         dicts = [held for _, each in inside for held in (each._parameters, each._modules)]  # noqa: SLF001
         slots = [(held, key, one) for held in dicts for key, one in held.items()]
-        tensors = {
+        tensors: dict[str, Tensor] = {
             f"{path}.{key}": parameter
             for path, each in inside
             for key, parameter in each._parameters.items()  # noqa: SLF001
             if parameter is not None
         }
-        holders, keys, held = (list(each) for each in zip(*slots, strict=True)) if slots else ([],) * 3
+        holders, keys, held = (
+            (list(each) for each in zip(*slots, strict=True)) if slots else ([],) * 3
+        )
         return _Found(tensors, dicts, holders, keys, held)
 
     def places(self) -> tuple[Place, ...]:

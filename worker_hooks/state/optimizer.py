@@ -70,7 +70,10 @@ class OptimizerPiece:
             flat = list(chain.from_iterable(map(dict.values, held)))
         except TypeError:  # the state of a parameter is no dict
             return self._state()[1]
-        counts, before = [len(group["params"]) for group in self._optimizer.param_groups], self._found
+        counts, before = (
+            [len(group["params"]) for group in self._optimizer.param_groups],
+            self._found,
+        )
         is_same = before is not None and before.counts == counts and len(before.flat) == len(flat)
         if before is not None and is_same and all(map(_is_same, flat, before.flat)):
             return before.tensors

@@ -246,7 +246,9 @@ class TrainState:
 
     def _resume_at(self, point: ResumePoint) -> None:
         """Continue where a checkpoint says; its replicated state is restored already."""
-        self._committed.resume_at(point.step, point.typical_changes, point.late_buffers, point.changing)
+        self._committed.resume_at(
+            point.step, point.typical_changes, point.late_buffers, point.changing
+        )
         self._loop.resume_at(point)
         env = self._guard.env
         context = self.checkpoint_context._replace(env=env)
