@@ -98,6 +98,11 @@ class LateDraws(NamedTuple):
         return LateDraws(*_LATE.unpack(octets))
 
 
+def late_draws(count: int) -> Callable[..., bytes]:
+    """What packs so many :class:`LateDraws`, given all their fields one after the other."""
+    return struct.Struct("<" + "I?" * count).pack
+
+
 class Heartbeat(NamedTuple):
     """The progress of a rank. ``at_ns`` is monotonic."""
 

@@ -211,10 +211,13 @@ class CommittedState:
 
     def _note(self, position: Position, marks: tuple[Any, ...] | None = None) -> None:
         snapshots = self._snapshots()  # first: they say which tensors of an object are large
+        before, tensors = self._committed_tensors, self.changes.commit(self.step)
+        if before is None or before.versions.tensors is not tensors.versions.tensors:
+            marks = None  # those that were read are of other tensors
         self._commit = Commit(
             self.step,
             snapshots,
-            self.changes.commit(self.step),
+            tensors,
             tuple([_recorded(device) for device in self._devices]) if self._devices else (),
         )
         self._marks, self._after = marks or self._read_marks(), None

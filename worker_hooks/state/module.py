@@ -114,8 +114,8 @@ class ModulePiece:
         return {path: copied(each.get_extra_state()) for path, each in self._extra}
 
     def marks(self) -> Any:
-        """How often its parameters were changed."""
-        found = self.tensors().values()
+        """How often the parameters were changed that :meth:`tensors` returned last."""
+        found = self._found.tensors.values()
         try:
             return sum(map(_VERSION, found))
         except RuntimeError:  # a parameter was made for inference

@@ -65,18 +65,14 @@ class OptimizerPiece:
 
         It is the same object, not to be changed, until the state has other tensors.
         """
-        held = list(self._optimizer.state.values())
+        groups = self._optimizer.param_groups
         try:
-            flat = list(chain.from_iterable(map(dict.values, held)))
+            flat = list(chain.from_iterable(map(dict.values, self._optimizer.state.values())))
         except TypeError:  # the state of a parameter is no dict
             return self._state()[1]
-        counts, before = (
-            [len(group["params"]) for group in self._optimizer.param_groups],
-            self._found,
-        )
-        is_same = before is not None and before.counts == counts and len(before.flat) == len(flat)
-        if before is not None and is_same and all(map(_is_same, flat, before.flat)):
-            return before.tensors
+        found, counts = self._found, [len(group["params"]) for group in groups]
+        if found is not None and found.counts == counts and _are_same(flat, found.flat):
+            return found.tensors
         tensors = self._state()[1]
         # containers inside may have other tensors any time
         is_flat = all(isinstance(each, Tensor) or each.__class__ in FIXED for each in flat)
@@ -182,9 +178,14 @@ class OptimizerPiece:
         return {"of": of_json, "other": other_json}, tensors | more
 
 
-def _is_same(new: Any, old: Any) -> bool:
-    """Whether it is the same object, or a plain value in place of another one."""
-    return new is old or (new.__class__ in FIXED and old.__class__ in FIXED)
+def _are_same(new: list[Any], old: list[Any]) -> bool:
+    """Whether these are the same objects, or plain values in place of others."""
+    if len(new) != len(old):
+        return False
+    return all(map(is_, new, old)) or all(
+        one is other or (one.__class__ in FIXED and other.__class__ in FIXED)
+        for one, other in zip(new, old, strict=True)
+    )
 
 
 def _values(group: dict[str, Any]) -> dict[str, Any]:

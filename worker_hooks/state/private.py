@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from worker_hooks.contract import status_page as pages
@@ -21,8 +23,8 @@ from worker_hooks.contract.status_page import (
     UNDER_WAY,
     CommitRecord,
     Entry,
-    LateDraws,
     Page,
+    late_draws,
 )
 from worker_hooks.rng.generators import copy
 from worker_hooks.rng.randomness import Randomness
@@ -93,7 +95,10 @@ class PrivateState:
         self._offset = 0  # of what the current source writes, after buffers and randomness
         self._slot = 0  # of the record that is written
         self._step = 0  # of the same
-        self._before = b""  # of each generator, :class:`LateDraws` of the step under way
+        self._crcs: list[int] = []  # of each generator's state as backward began
+        self._drawn_late: list[bool] = []  # whether it was drawn from between then and a commit
+        self._before = b""  # the same, as :class:`LateDraws` of each generator
+        self._packed: Callable[..., bytes] = struct.pack
         self._writers: dict[int, _RecordWriter] = {}  # by slot
         self._steps: dict[int, int] = {}  # by slot: the step that was written last
 
@@ -149,6 +154,7 @@ class PrivateState:
         self._place = self.place_of(source)
         self._sources[self._place] = source
         self._set_offset()
+        before = [entry.name for entry in self.randomness.entries][: len(self._drawn_late)]
         old, self.randomness = self.page, Randomness()  # of all generators in use by now
         self._join_epoch_start()
         entries = [*self.buffers.entries, *self.randomness.entries]
@@ -165,7 +171,10 @@ class PrivateState:
         self.buffers.forget()
         self._writers.clear()
         self._steps.clear()
-        self._before = LateDraws(0, False).pack() * len(luck)
+        self._crcs = [0] * len(luck)
+        known = dict(zip(before, self._drawn_late, strict=True))
+        self._drawn_late = [known.get(entry.name, False) for entry in luck]
+        self._packed = late_draws(len(luck))
         if old is not None and record is not None:
             self._copy_commit(page, record, old.entries)
         if old is not None:
@@ -262,36 +271,25 @@ class PrivateState:
 
     def _note_draws(self, writer: _RecordWriter, slot: int) -> None:
         """Note the generators' states as backward begins; at the commit, whether they moved on."""
-        if slot == UNDER_WAY:
-            late = zip(writer.states, self._draws(), strict=True)
-            self._before = b"".join(
-                LateDraws(zlib.crc32(state), each.was_late).pack() for state, each in late
-            )
-            return
         under_way = self._writers.get(UNDER_WAY)
-        if under_way is None or self._steps.get(UNDER_WAY) != self._step:
-            self._before = b"".join(each._replace(crc=0).pack() for each in self._draws())
+        if slot == UNDER_WAY:
+            self._crcs = list(map(zlib.crc32, writer.states))
+        elif under_way is None or self._steps.get(UNDER_WAY) != self._step:
+            self._crcs = [0] * len(writer.states)  # there was no backward in this step
         elif _memcmp(writer.randomness_at, under_way.randomness_at, self.randomness.nbytes):
-            pairs = zip(writer.states, under_way.states, self._draws(), strict=True)
-            self._before = b"".join(
-                LateDraws(each.crc, each.was_late or bytes(now) != bytes(then)).pack()
-                for now, then, each in pairs
-            )
-
-    def _draws(self) -> list[LateDraws]:
-        before = self._before
-        return [
-            LateDraws.unpack(before[at : at + LATE_BYTES])
-            for at in range(0, len(before), LATE_BYTES)
-        ]
+            pairs = zip(self._drawn_late, writer.states, under_way.states, strict=True)
+            self._drawn_late = [has or bytes(now) != bytes(then) for has, now, then in pairs]
+        else:
+            return
+        known = zip(self._crcs, self._drawn_late, strict=True)
+        self._before = self._packed(*chain.from_iterable(known))
 
     def has_drawn_late(self) -> bool:
         """Whether random numbers were drawn after backward began, now or in any step before."""
         under_way = self._writers.get(UNDER_WAY)
-        if any(each.was_late for each in self._draws()) or under_way is None:
+        if any(self._drawn_late) or under_way is None:
             return True
-        written = b"".join(map(bytes, under_way.states))
-        return self.randomness.capture() != written
+        return self.randomness.capture() != b"".join(map(bytes, under_way.states))
 
     def _find_late_buffers(self, step: int) -> None:
         """Find the buffers that changed after the record of this step under way was written."""

@@ -52,7 +52,9 @@ CHANGES = {
     "data": lambda t: t["second"].data.add_(1),
     "other data": lambda t: setattr(t["second"], "data", t["second"].data + 1),
     "numpy": lambda t: t["second"].numpy().__iadd__(1),
-    "a vector": lambda t: vector_to_parameters(torch.full((24,), 2.0 + t["first"][0]), [t["second"]]),
+    "a vector": lambda t: vector_to_parameters(
+        torch.full((24,), 2.0 + t["first"][0]), [t["second"]]
+    ),
     "one bit": lambda t: t["second"].numpy().T.view("uint8").__ixor__(1),
 }
 
@@ -176,7 +178,7 @@ def test_weights_that_are_exchanged_behind_a_loop_are_noticed():
     steps.tensors["large"].data.sub_(1)
 
 
-def test_a_failure_ends_no_training(caplog):
+def test_a_failure_ends_no_training():
     steps = Steps()
     steps.tensors = {**steps.tensors, "odd": SimpleNamespace()}
     steps.changes.updated()
