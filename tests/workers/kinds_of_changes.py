@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from toys import EPOCHS, alike, average, learn, split
+from toys import EPOCHS, alike, average, learn, network, split
 
 
 def deep():
@@ -139,6 +139,11 @@ def noise(job):
     steps(job, net, after=shake)
 
 
+def late_luck(job):
+    """Dropout, and each rank draws from a seed of its own behind the update, too."""
+    steps(job, network(nn.Dropout(0.3)), after=lambda _: torch.randn(3))
+
+
 def clip_vector(job):
     """All weights are cut to a length at the top of a step, by way of a vector."""
     net = deep()
@@ -159,6 +164,7 @@ KINDS = {
         average_logged,
         queue,
         noise,
+        late_luck,
         clip_vector,
     )
 }

@@ -69,7 +69,7 @@ class CommitCopies:
                 try:
                     copy = slot[name] = torch.empty_like(plain(source))
                 except (RuntimeError, MemoryError) as error:
-                    self._refuse({name}, f"no memory is left for a copy: {error}")
+                    self._refuse({name} & self.names, f"no memory is left for a copy: {error}")
                     continue
             copies[name] = copy
             sources.append(source)
@@ -77,7 +77,7 @@ class CommitCopies:
             if sources:
                 torch._foreach_copy_(list(copies.values()), sources)  # one call
         except RuntimeError as error:
-            self._refuse(set(copies), f"they cannot be copied: {error}")
+            self._refuse(copies.keys() & self.names, f"they cannot be copied: {error}")
             return {}
         self._spent.append(perf_counter() - began)
         return copies

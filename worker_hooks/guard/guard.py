@@ -53,9 +53,6 @@ class StateSource(saving.SaveSource, Protocol):
     def why_changed(self) -> str:
         """What is not as of the commit any more and cannot be saved; empty: all can."""
 
-    def why_unknown(self) -> str:
-        """Why the state of the commit is not known, whatever has changed; empty: it is."""
-
     def nbytes(self) -> tuple[int, int]:
         """About how large the replicated state is, and what part of it is in host memory."""
 

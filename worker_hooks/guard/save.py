@@ -44,6 +44,9 @@ class SaveSource(Protocol):
     def version(self) -> int:
         """A number that changes whenever a replicated tensor is changed."""
 
+    def why_unknown(self) -> str:
+        """Why the state of the newest commit is not known, whatever has changed; empty: it is."""
+
 
 class _Answer(TypedDict):
     """The fields that every answer to an order has."""
@@ -88,6 +91,8 @@ def save(
         shard = write(path, replica, order.part, order.parts, advance)
     if source.version() != version:
         raise RuntimeError("the state changed while it was read")
+    if frozen_version is None and (why := source.why_unknown()):  # by now
+        raise RuntimeError(why)
     if shard is None:
         return protocol.Digested(**_answer_to(order, env), digest=digested)
     return protocol.Written(
