@@ -453,7 +453,8 @@ def note_commit_failure(job: Job, event: ev.CommitFailed) -> Turn:
     """While committing: everything again in the next place, or the end of it."""
     dump = job.present_dump()._replace(is_ordered=False)
     if event.is_state:
-        return give_up(not_replacing(job, event.why), dump, event.why)
+        job = not_replacing(job, f"step {dump.step} cannot be saved")
+        return give_up(job, dump, event.why)
     if dump.place == do.MEMORY:
         return leave_memory(job, dump, event.why)
     is_in_memory = job.memory is not None

@@ -77,9 +77,7 @@ def test_half_a_step_is_never_saved(
     assert done.results(way) == torchrun.results(way, out=PLAIN)  # from the beginning
 
 
-def test_a_step_with_draws_that_nobody_knows_is_refused(
-    torchrun: Run, launcher: Launcher
-) -> None:
+def test_a_step_with_draws_that_nobody_knows_is_refused(torchrun: Run, launcher: Launcher) -> None:
     done = killed(launcher, "late_luck", "rank=1,step=7,phase=update")
     assert done.ended.code == 0, done.ended.out
     history = read(done.folder)
