@@ -365,12 +365,15 @@ class CommittedState:
         commit = self._commit
         if commit is None or step not in {commit.step, commit.step + 1}:
             raise RuntimeError(f"rank holds step {self.step}, not step {step}")
+        if step == commit.step and (why := self.why_changed()):
+            raise RuntimeError(why)
+        return self._as_of(commit, step)
+
+    def _as_of(self, commit: Commit, step: int) -> Replica:
         snapshots, ready, copies = commit.snapshots, commit.ready, commit.tensors.copies
         own = self.private.read(step)[
             : len(self.buffers.entries)
         ]  # the page begins with the buffers
-        if step == commit.step and (why := self.why_changed()):
-            raise RuntimeError(why)
         if step != commit.step:
             ready, copies = self._updated, {}
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
@@ -423,7 +426,8 @@ class CommittedState:
 
         The states of numpy and Python are left out: without a seed they differ between two runs.
         """
-        replicated = digest(self.replica(self.step), lambda _: None)
+        assert self._commit is not None  # whatever changed after it, which no step has seen
+        replicated = digest(self._as_of(self._commit, self.step), lambda _: None)
         own = hashlib.sha256()
         wanted = {TORCH, *(entry.name for entry in self.buffers.entries)}
         for entry, octets in self.private.read(self.step):
