@@ -286,6 +286,8 @@ class PrivateState:
 
     def has_drawn_late(self) -> bool:
         """Whether random numbers were drawn after backward began, now or in any step before."""
+        if self.page is None:
+            return False
         under_way = self._writers.get(UNDER_WAY)
         if any(self._drawn_late) or under_way is None:
             return True
