@@ -24,6 +24,12 @@ log = logging.getLogger("msrun")
 
 COPIED_AT_FIRST = 256 << 20  # bytes: up to this size all of the state is copied in the first steps
 
+STILL_STEPS = 64
+"""After so many steps without a counted change nothing is copied because of such changes.
+
+If there is one again, a death in that part of the step loses the step, and it is copied again.
+"""
+
 _SHOWN = 3  # names in a message
 
 
@@ -79,6 +85,7 @@ class ChangeObserver:
         self._step_s = 0.0
         self._expected: frozenset[str] = frozenset()  # known to change, from an earlier life
         self._uncounted: set[str] = set()
+        self._still = 0  # steps in a row without a counted change outside of updates
         self._said: set[str] = set()
         self._has_unseen = False  # something changed uncounted between an update and its commit
         self._blind_why = ""  # why nothing can be known of the state
@@ -129,7 +136,11 @@ class ChangeObserver:
         """A commit: read the versions, copy what has to be copied."""
         now = perf_counter()
         self._step_s, self._committed_at = now - self._committed_at, now
-        tensors = self._list.join(self._parts())
+        try:
+            tensors = self._list.join(self._parts())
+        except Exception as error:  # noqa: BLE001  the script's own code
+            self.give_up(f"its state cannot be read: {error!r}")
+            tensors = {}
         if self._expected and tensors.keys() >= self._expected:
             self._copies.add(self._expected, tensors)
             self._expected = frozenset()
@@ -175,9 +186,13 @@ class ChangeObserver:
         self._is_open = False
         versions = held.versions
         found = versions.moved() if versions.has_moved else set()
-        found |= self._hidden(held) if self._baseline is not None else set()
-        if self._audit.is_first and self._audit.note_complete():
-            self._copies.drop_others()
+        self._still = 0 if found else self._still + 1
+        if self._still == STILL_STEPS:  # what changed once or seldom, as in the first step
+            self._copies.names &= self._uncounted
+        if self._baseline is not None:
+            found |= self._hidden(held)
+            if self._audit.is_first and self._audit.note_complete():
+                self._copies.drop_others()
         if found and (new := self._copies.add(found, versions.tensors)):
             log.info("changed outside of updates, and copied at each commit: %s", _listed(new))
             self._say_refused()
@@ -243,6 +258,8 @@ class ChangeObserver:
 
     def changed(self, held: CommittedTensors) -> set[str]:
         """The names of what is not as of the commit any more and was not copied there."""
+        if self._blind_why:
+            return set()  # see :meth:`why_unknown`
         versions = held.versions
         now = {name: each for part in self._parts() for name, each in part.items()}
         found = versions.moved() | versions.replaced(now)

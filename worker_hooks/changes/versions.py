@@ -72,6 +72,7 @@ class TensorList:
 
     def join(self, parts: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """All of them; the same object as long as each part is the same object."""
+        parts = list(filter(None, parts))
         is_same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
         if not is_same:
             self._joined = {name: each for part in parts for name, each in part.items()}

@@ -107,6 +107,7 @@ class CommittedState:
         self._devices = tuple(device for device in devices if device.type != "cpu")
         if self.page is not None and self.page.record(self.step) is None:
             self._note(position)
+            self.audit()
         return fd
 
     def forget(self) -> None:

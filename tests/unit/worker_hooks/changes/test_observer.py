@@ -74,6 +74,20 @@ def test_what_changes_at_the_top_of_steps_is_copied_from_then_on(way):
     assert steps.changes.why_unknown(held) == ""
 
 
+def test_what_changed_once_is_not_copied_for_ever():
+    steps = Steps()
+    steps.train(CHANGES["in place"])
+    assert list(steps.train(count=audit.FIRST_STEPS).copies) == ["second"]
+    assert steps.train(count=observer.STILL_STEPS).copies == {}
+    assert list(steps.train(CHANGES["in place"]).copies) == ["second"]
+
+
+def test_what_changed_uncounted_is_copied_for_ever():
+    steps = Steps()
+    steps.train(CHANGES["data"])
+    assert list(steps.train(count=audit.FIRST_STEPS + observer.STILL_STEPS).copies) == ["second"]
+
+
 def test_of_what_changes_in_updates_alone_nothing_is_copied():
     steps = Steps()
     held = steps.train(count=audit.FIRST_STEPS)

@@ -277,6 +277,14 @@ def test_an_update_captured_in_a_graph_is_recognised_and_said(monkeypatch, caplo
     assert why in said[0]
 
 
+def test_the_list_of_all_tensors_is_made_once():
+    training, seen = Training(), []
+    held = training.committed.changes
+    steps_over(training, range(4), lambda _: (training.update(), seen.append(held._versions)))
+    assert seen[-1].tensors is seen[-2].tensors
+    assert len(seen[-1].tensors) == 4  # two parameters, two moments
+
+
 def test_what_changes_between_loops_belongs_to_no_step():
     training = Training()
 
