@@ -262,10 +262,15 @@ class ChangeObserver:
             return set()  # see :meth:`why_unknown`
         versions = held.versions
         now = {name: each for part in self._parts() for name, each in part.items()}
-        found = versions.moved() | versions.replaced(now)
+        then = versions.tensors
+        found = versions.moved() | {
+            name
+            for name in versions.replaced(now)
+            if name not in then or name not in now or not is_same(then[name], now[name])
+        }
         baseline = self._baseline
         if baseline is not None and self._is_open:
-            found |= baseline.differing(versions.tensors)
+            found |= baseline.differing(then)
         return found - held.copies.keys()
 
     def why_unknown(self, held: CommittedTensors) -> str:

@@ -278,17 +278,14 @@ class CommittedState:
             return False
         if not self.changes.sees_all or self.private.has_drawn_late():
             return False
-        changes = self._changes()
-        return all(map(ge, changes, self.typical_changes)) and not self._is_in_doubt(changes)
+        is_usual = all(map(ge, self._changes(), self.typical_changes))
+        return is_usual and not self._is_in_doubt(self._commit, self._marks)
 
-    def _is_in_doubt(self, changes: Sequence[int]) -> bool:
+    def _is_in_doubt(self, commit: Commit, marks: tuple[Any, ...]) -> bool:
         """Whether something has not changed in this step that may change seldom, behind this point.
 
         An average that is taken every tenth step, say: nobody knows before the tenth step.
         """
-        assert self._commit is not None
-        count = len(self.pieces)
-        updates, moves, snapshots = changes[:count], changes[count:], self._commit.snapshots
         trained = {
             id(parameter)
             for piece in self.pieces
@@ -296,17 +293,20 @@ class CommittedState:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        moved = self._commit.tensors.versions.moved()
+        moved, now = commit.tensors.versions.moved(), self._read_marks()
         for index, piece in enumerate(self.pieces):
             if piece.optimizers:
-                if not updates[index]:
-                    return True
+                is_still = not self.updates[index]
             elif self._live[index]:
-                still = (name for name, each in piece.tensors().items() if id(each) not in trained)
-                if not moved.issuperset(still):
-                    return True
-            elif not (moves[index] or self._changes_between[index]) and snapshots[index]:
-                return True  # else there is no doubt: it changes between loops, and there alone
+                found = piece.tensors().items()
+                is_still = any(
+                    id(each) not in trained and name not in moved for name, each in found
+                )
+            else:  # what was seen to change between loops, and there alone, does so
+                is_known = self._changes_between[index] or not commit.snapshots[index]
+                is_still = now[index] == marks[index] and not is_known
+            if is_still:
+                return True
         return False
 
     def is_touched(self) -> bool:
