@@ -404,7 +404,7 @@ class Guard:
         )
         is_updated = result is FreezeResult.UPDATED
         step = source.step + is_updated
-        self._frozen_version = source.version() if is_updated else None
+        self._frozen_version = source.version(step) if is_updated else None
         why = ""
         if result is FreezeResult.TORN and self.gate.is_torn:
             why = f"an optimizer began to update after step {step} and did not reach its commit"

@@ -332,10 +332,13 @@ class CommittedState:
         held = self._committed_tensors
         return held is not None and not (held.copies or self.why_changed() or self.why_unknown())
 
-    def version(self) -> int:
-        """A number that changes whenever a tensor is changed that is read in live memory."""
+    def version(self, step: int) -> int:
+        """A number that changes whenever a tensor changes that :meth:`replica` reads where it lies.
+
+        Of the newest commit some may be copied; of the complete step after it none is.
+        """
         held = self._committed_tensors
-        copies = {} if held is None else held.copies
+        copies = {} if held is None or step != self.step else held.copies
         live = live_tensors(self.pieces)
         changed = 0 if held is None else len(self.changes.changed(held))
         return changed + sum(version(each) for name, each in live.items() if name not in copies)

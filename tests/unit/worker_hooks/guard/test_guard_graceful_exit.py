@@ -79,7 +79,7 @@ class Source:
     def why_changed(self):
         return self.changed
 
-    def version(self):
+    def version(self, _step):
         return 0
 
     def nbytes(self):
