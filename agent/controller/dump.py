@@ -498,6 +498,9 @@ def note_commit(job: Job, event: ev.DumpCommitted) -> Job:
 def note_commit_failure(job: Job, event: ev.CommitFailed) -> Turn:
     """While committing: everything again in the next place, or the end of it."""
     dump = job.present_dump()._replace(is_ordered=False)
+    if event.is_state:
+        job = not_replacing(job, f"step {dump.step} cannot be saved")
+        return give_up(job, dump, event.why)
     if dump.place == do.MEMORY:
         return leave_memory(job, dump, event.why)
     # the checkpoint in memory may be that of a replacement which is not confirmed yet

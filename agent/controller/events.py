@@ -150,6 +150,7 @@ class CommitFailed:
     dump_id: int
     why: str
     is_place: bool
+    is_state: bool = False  # the state itself cannot be saved, wherever it is to go
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from agent.dump.late_randomness import UnknownRandomnessError, completed
 from agent.dump.target import AbandonedError, Advance, SavedDump, Target
 from agent.hooks.status_pages import record
 from agent.records.file_thread import side_by_side
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.protocol import Written
-from worker_hooks.contract.status_page import Page
+from worker_hooks.contract.status_page import CommitRecord, Page
 from worker_hooks.storage import commit, manifest
 from worker_hooks.storage.manifest import PRIVATE, Manifest, Shard
 
@@ -48,7 +49,7 @@ class DumpDraft:
         self._pages = pages
         self._private: list[Shard] = []
         self._stale: list[int] = []
-        self._failure: OSError | AbandonedError | None = None
+        self._failure: OSError | AbandonedError | UnknownRandomnessError | None = None
 
     def write_private(self, advance: Advance) -> None:
         """Write every rank's private state from its page, a dead rank's too.
@@ -56,21 +57,23 @@ class DumpDraft:
         The ranks write meanwhile. A failure here is raised by the commit.
         """
         try:
+            found = {rank: record(self._pages.get(rank), self.step) for rank in self._ranks}
+            there = {rank: one for rank, one in found.items() if one is not None}
+            entries = {rank: self._pages[rank].entries for rank in there}
+            records = completed(there, entries, self.step)
             if self._target.is_inline:
-                for rank in self._ranks:
-                    self._write_private(rank, advance)
+                for rank, one in records.items():
+                    self._write_private(rank, one, advance)
             else:
-                side_by_side(lambda rank: self._write_private(rank, advance), self._ranks)
-        except (OSError, AbandonedError) as error:
+                side_by_side(
+                    lambda rank: self._write_private(rank, records[rank], advance), list(records)
+                )
+        except (OSError, AbandonedError, UnknownRandomnessError) as error:
             self._failure = error.with_traceback(None)  # whose frames hold pages
 
-    def _write_private(self, rank: int, advance: Advance) -> None:
-        page = self._pages.get(rank)
-        found = record(page, self.step)
-        if page is None or found is None:
-            return
+    def _write_private(self, rank: int, found: CommitRecord, advance: Advance) -> None:
         try:
-            head = commit.private_head(page.entries, found)
+            head = commit.private_head(self._pages[rank].entries, found)
         except (ValueError, TypeError, KeyError):
             return  # a page that describes itself wrongly is as good as none
         shard = Shard(DumpLayout.private(rank), rank, PRIVATE, nbytes=0, sha256="")
@@ -84,6 +87,7 @@ class DumpDraft:
         Raises:
             OSError: the place cannot be written to, or lost what was written there.
             AbandonedError: the dump was abandoned.
+            UnknownRandomnessError: the state is not complete.
         """
         if self._failure is not None:
             raise self._failure

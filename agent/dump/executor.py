@@ -17,6 +17,7 @@ from agent.controller import events as ev
 from agent.dump.draft import DumpDraft, DumpOrder, private_nbytes
 from agent.dump.flush import MemoryFlush
 from agent.dump.folder import FolderTarget
+from agent.dump.late_randomness import UnknownRandomnessError
 from agent.dump.memory import MemoryTarget
 from agent.dump.replies import Answer, Replies
 from agent.dump.summary import dump_summary
@@ -324,7 +325,8 @@ class DumpExecutor:
         if isinstance(done, Exception):
             is_place = isinstance(done, OSError)
             self._place_trouble = _describe(done)
-            self._post(ev.CommitFailed(action.dump_id, _describe(done), is_place))
+            is_state = isinstance(done, UnknownRandomnessError)
+            self._post(ev.CommitFailed(action.dump_id, _describe(done), is_place, is_state))
             return
         if self._dump is dump:
             self._dump = None
@@ -383,4 +385,5 @@ def _place(action: do.SaveRanks) -> tuple[int, int, int]:
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError):
         return describe_os_error(error)
-    return str(error) if isinstance(error, AbandonedError) else repr(error)
+    is_sentence = isinstance(error, AbandonedError | UnknownRandomnessError)
+    return str(error) if is_sentence else repr(error)

@@ -11,6 +11,8 @@ from enum import Enum, IntFlag
 from pathlib import Path
 from typing import NamedTuple
 
+from worker_hooks.contract.env import AUDIT_SHARE
+
 
 class UsageError(Exception):
     """The request is wrong: one sentence that says what to do instead; exit code 2."""
@@ -88,6 +90,7 @@ class DumpSpec(NamedTuple):
     ``agent.spec.timeouts`` derives the times from what the user gave.
     """
 
+    audit: float = AUDIT_SHARE  # --audit: of the training's time
     update_grace_s: float = 10.0  # --update_grace: for an optimizer update in progress
     freeze_s: float = 5.0  # --freeze_timeout: until ranks outside an update report to be frozen
     stall_s: float = 20.0  # --dump_timeout: without a byte of progress

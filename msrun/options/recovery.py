@@ -85,6 +85,7 @@ def _rung(settings: Settings, dest: str) -> TimeoutRung | None:
 
 def _dump(settings: Settings, ladder: TimeoutLadder, environ: Mapping[str, str]) -> DumpSpec:
     return DumpSpec(
+        audit=_audit(settings.of("audit")),
         update_grace_s=ladder.update_grace_s,
         freeze_s=ladder.freeze_s,
         stall_s=ladder.stall_s,
@@ -94,6 +95,17 @@ def _dump(settings: Settings, ladder: TimeoutLadder, environ: Mapping[str, str])
         restarts_explicit="max_restarts" in settings.given,
         ttp=_ttp(environ),
     )
+
+
+def _audit(setting: Setting) -> float:
+    """A share of the time, from 0 to 1."""
+    try:
+        share = float(setting.text.strip().removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError(f"{setting.shown} must be a share of the time from 0 to 100, such as 0.5%")
+    return share
 
 
 def _fallback(setting: Setting) -> Path | None:

@@ -198,6 +198,10 @@ OPTIONS: tuple[Option, ...] = (
            "Seconds that a running optimizer update gets to finish before a dump.",
            unset="10, less with a short --shutdown-timeout", kind=_K.FLOAT, metavar="SECONDS",
            origin=_OUR),
+    Option("audit", _S.RECOVERY,
+           "Share of the training's time in which ranks look whether their state changes in ways "
+           "that torch does not count; 0 never looks.",
+           default="0.5%", metavar="PERCENT", origin=_OUR),
     Option("dump-timeout", _S.RECOVERY,
            "Seconds without a byte of progress after which msrun gives up a rank's part of a dump.",
            unset="20, less with a short --shutdown-timeout", kind=_K.FLOAT, metavar="SECONDS",

@@ -57,6 +57,12 @@ CASES = {
     "stream_worker": "rank=2,step=7,phase=data",
     "prepared": "rank=0,step=7,phase=backward",
     "stateful": "rank=1,step=7,phase=backward",
+    "decay": "rank=1,step=7,phase=backward",
+    "encoder": "rank=1,step=7,phase=backward",
+    "encoder_data": "rank=2,step=7,phase=forward",
+    "queue": "rank=1,step=7,phase=backward",
+    "noise": "rank=1,step=7,phase=update",
+    "clip_vector": "rank=1,step=7,phase=backward",
 }
 
 

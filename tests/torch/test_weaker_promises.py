@@ -55,6 +55,7 @@ def test_under_plain_python_too(launcher: Launcher) -> None:
     [
         ("logged_late", "rank=1,step=7,phase=commit"),  # the schedule is behind a collective
         ("seldom", "rank=1,step=7,phase=commit"),  # what this step does besides is behind one
+        ("average_logged", "rank=1,step=7,phase=commit"),  # unseen, behind a collective
         ("gan", "rank=1,step=7,phase=commit"),  # one of two networks is updated
         ("swapped", "rank=2,step=5,phase=forward"),  # other weights stand in for a validation
         # gradients are evened out within the update, and the others are in theirs by its middle
@@ -74,6 +75,17 @@ def test_half_a_step_is_never_saved(
     is_whole = may_be_whole and any(one["event"] == "ReplaceRanks" for one in history.events)
     assert ("did not reach its commit" in done.ended.out) != is_whole
     assert done.results(way) == torchrun.results(way, out=PLAIN)  # from the beginning
+
+
+def test_a_step_with_draws_that_nobody_knows_is_refused(torchrun: Run, launcher: Launcher) -> None:
+    done = killed(launcher, "late_luck", "rank=1,step=7,phase=update")
+    assert done.ended.code == 0, done.ended.out
+    history = read(done.folder)
+    assert len(history.strikes) == 1
+    # the others may have been stopped in front of their commit, and then nobody has drawn
+    is_replaced = any(one["event"] == "ReplaceRanks" for one in history.events)
+    assert ("what it would have drawn cannot be told" in done.ended.out) != is_replaced
+    assert done.results("late_luck") == torchrun.results("late_luck", out=PLAIN)
 
 
 def test_the_exception_that_ended_it_all_is_in_the_log_and_in_the_report(

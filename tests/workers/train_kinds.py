@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+import kinds_of_changes
 import kinds_of_data
 import kinds_of_loops
 import kinds_of_state
@@ -28,7 +29,7 @@ import torch.distributed as dist
 from worker_hooks import TrainState, run
 from worker_hooks.training import torch_hooks
 
-FILES = (kinds_of_state, kinds_of_updates, kinds_of_loops, kinds_of_data)
+FILES = (kinds_of_state, kinds_of_updates, kinds_of_loops, kinds_of_data, kinds_of_changes)
 KINDS = {name: kind for file in FILES for name, kind in file.KINDS.items()}
 RANK = int(os.environ.get("RANK", "0"))
 

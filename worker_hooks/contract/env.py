@@ -20,6 +20,11 @@ HOOKS = "MSRUN_HOOKS"
 DRILL = "MSRUN_DRILL"
 """JSON: the faults that a drill injects, and where ranks record what they computed."""
 
+AUDIT = "MSRUN_AUDIT"
+"""Share of the training's time in which ranks look whether tensors change unseen; 0: never."""
+
+AUDIT_SHARE = 0.005
+
 ENABLE_TFT = "MS_ENABLE_TFT"
 """MindSpore's switches of fault tolerance.
 
@@ -54,6 +59,7 @@ class JobEnv(NamedTuple):
     rank_table_file: str | None = None
     hooks: str = ""
     """Name of the agent's socket for hooks; empty: a dry run."""
+    audit: float = AUDIT_SHARE
 
     def environ(self, inherited: Mapping[str, str], record_id: str) -> dict[str, str]:
         """Variables that are the same on all ranks; ``inherited`` is the agent's environment."""
@@ -71,6 +77,7 @@ class JobEnv(NamedTuple):
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(self.signals),
             NCCL_ASYNC_ERRORS: inherited.get(NCCL_ASYNC_ERRORS, "1"),
+            AUDIT: f"{self.audit:g}",
             RUNS: ":".join(filter(None, (inherited.get(RUNS), record_id))),
             "MS_ROLE": "MS_WORKER",
             "MS_WORKER_NUM": str(self.world_size),
@@ -126,6 +133,7 @@ class RankEnv(NamedTuple):
     hooks: str  # the agent's socket; empty: nobody guards this process
     drill: str  # empty: no drill
     local_world_size: int = 1  # ranks on this host
+    audit: float = AUDIT_SHARE  # of the time
     save_to: str = ""  # a drill's folder; it replaces every folder that the script saves to
 
     def redirected(self, folder: str) -> str:
@@ -150,7 +158,16 @@ class RankEnv(NamedTuple):
             hooks=environ.get(HOOKS, ""),
             drill=environ.get(DRILL, ""),
             local_world_size=number("LOCAL_WORLD_SIZE", 1),
+            audit=_share(environ.get(AUDIT, "")),
         )
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        return AUDIT_SHARE
+    return share if 0 <= share <= 1 else AUDIT_SHARE
 
 
 def meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:

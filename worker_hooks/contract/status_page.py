@@ -42,7 +42,15 @@ _PACE = struct.Struct("<QQQQ")  # step, its ns, those of them spent waiting, tho
 _TEXT_AT = _PACES_AT + PACES * _PACE.size
 _RECORD = struct.Struct("<QQQIIQ")  # number, step, epoch, batch, meta bytes, monotonic ns
 _END = struct.Struct("<Q")
+_LATE = struct.Struct("<I?")
+LATE_BYTES = _LATE.size
 _RECORDS = 3
+RANDOMNESS = "rng."
+"""Prefix of the names of entries that hold the state of a process's random generator."""
+
+BEFORE = "before:"
+"""Prefix of the names of entries about randomness, see :class:`LateDraws`."""
+
 UNDER_WAY = 2
 """The slot of the record of the step in progress."""
 
@@ -68,6 +76,31 @@ class Entry(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+
+
+class LateDraws(NamedTuple):
+    """What a record knows of one random generator besides its state.
+
+    A rank that dies before its commit leaves the state that preceded its last backward. What it has
+    drawn since then can be known from its peers alone.
+    """
+
+    crc: int  # of the generator's state as backward began, in the step that the record is of
+    was_late: bool  # in some step the rank has drawn from it between backward and the commit
+
+    def pack(self) -> bytes:
+        """As an entry's bytes."""
+        return _LATE.pack(*self)
+
+    @staticmethod
+    def unpack(octets: bytes | memoryview) -> LateDraws:
+        """Of an entry's bytes."""
+        return LateDraws(*_LATE.unpack(octets))
+
+
+def late_draws(count: int) -> Callable[..., bytes]:
+    """What packs so many :class:`LateDraws`, given all their fields one after the other."""
+    return struct.Struct("<" + "I?" * count).pack
 
 
 class Heartbeat(NamedTuple):

@@ -50,8 +50,8 @@ class StateSource(saving.SaveSource, Protocol):
     def is_complete(self) -> bool:
         """Whether the update after the commit changed all that a step usually changes."""
 
-    def is_touched(self) -> bool:
-        """Whether live state was changed since the commit, by an optimizer or by the script."""
+    def why_changed(self) -> str:
+        """What is not as of the commit any more and cannot be saved; empty: all can."""
 
     def nbytes(self) -> tuple[int, int]:
         """About how large the replicated state is, and what part of it is in host memory."""
@@ -402,9 +402,7 @@ class Guard:
         """Let the main thread reach the step that all ranks agreed on; report when it is there."""
 
         def arrived() -> None:
-            why = self._unsafe_why
-            if not why and self.source.is_touched():
-                why = f"the script itself changed the state after step {order.step}"
+            why = self._unsafe_why or self.source.why_changed()
             frozen = protocol.Frozen(
                 **self._sender, dump_id=order.dump_id, step=order.step, is_whole=not why, why=why
             )
@@ -428,14 +426,20 @@ class Guard:
             The step that the state is whole as of, whether it is whole, and why it is not.
         """
         source = self.source
-        result = self.gate.close(grace_s, source.is_complete, source.is_touched, newest)
+        result = self.gate.close(
+            grace_s, source.is_complete, lambda: bool(source.why_changed()), newest
+        )
         is_updated = result is FreezeResult.UPDATED
         step = source.step + is_updated
-        self._frozen_version = source.version() if is_updated else None
+        self._frozen_version = source.version(step) if is_updated else None
         why = self._unsafe_why
         if not why and result is FreezeResult.TORN:
-            who = "an optimizer" if self.gate.is_torn else "the script itself"
-            why = f"{who} began to update after step {step} and did not reach its commit"
+            changed = source.why_changed() or "the script itself began to update"
+            if self.gate.is_torn:
+                changed = f"an optimizer began to update after step {step}"
+            why = f"{changed} and did not reach its commit"
+        elif not why and result is FreezeResult.WHOLE:
+            why = source.why_unknown()
         return step, not why, why
 
     def _freeze(self, order: protocol.Freeze) -> None:

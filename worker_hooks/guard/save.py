@@ -41,8 +41,11 @@ class SaveSource(Protocol):
     def position(self, step: int) -> tuple[int, int]:
         """Epoch and batch of that step, as file names count them."""
 
-    def version(self) -> int:
-        """A number that changes whenever a replicated tensor is changed."""
+    def version(self, step: int) -> int:
+        """A number that changes whenever a tensor is changed that is read for this step."""
+
+    def why_unknown(self) -> str:
+        """Why the state of the newest commit is not known, whatever has changed; empty: it is."""
 
 
 class _Answer(TypedDict):
@@ -75,7 +78,7 @@ def save(
         RuntimeError: the state changed meanwhile.
     """
     replica = source.replica(order.step)  # may still copy what is small
-    version = source.version() if frozen_version is None else frozen_version
+    version = source.version(order.step) if frozen_version is None else frozen_version
     file, shard = "", None
     if order.parts == 0:
         digested = (quick_digest if order.is_quick else digest)(replica, advance)
@@ -86,8 +89,10 @@ def save(
         path = Path(order.folder, file)
         path.parent.mkdir(exist_ok=True)
         shard = write(path, replica, order.part, order.parts, advance)
-    if source.version() != version:
+    if source.version(order.step) != version:
         raise RuntimeError("the state changed while it was read")
+    if frozen_version is None and (why := source.why_unknown()):  # by now
+        raise RuntimeError(why)
     if shard is None:
         return protocol.Digested(**_answer_to(order, env), digest=digested)
     return protocol.Written(

@@ -83,6 +83,7 @@ class ResumePoint(NamedTuple):
     is_own: bool  # the private state is this rank's
     typical_changes: tuple[Any, ...] | None
     late_buffers: frozenset[str]
+    changing: frozenset[str]  # tensors that are not as of a commit until the next update
     ready_orders: Sequence[list[int] | None]
     saved: load.LoadedState
     quick_digest: str  # of the replicated state if it is in memory, else empty
@@ -159,6 +160,7 @@ def restore_replicated(
         is_own=own is not None,
         typical_changes=None if typical_changes is None else tuple(typical_changes),
         late_buffers=late_buffers,
+        changing=frozenset(facts.get("changing", ())),
         ready_orders=facts.get("ready_orders", ()),
         saved=saved,
         quick_digest=manifest.digest if manifest.kind == manifests.MEMORY_KIND else "",

@@ -1,6 +1,7 @@
 """The state of one rank as of its newest commit, ready to be saved.
 
-Large replicated state is not copied: it is live memory. Small replicated state (a scheduler's
+Large replicated state is not copied: it is live memory, except for what changes there between a
+commit and the next update. Small replicated state (a scheduler's
 counters, an optimizer's learning rate) is copied at each commit because the script may change it
 before the next update. Private state is written to the status page.
 """
@@ -10,18 +11,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import ge
 from typing import Any, NamedTuple
 
 import torch
 
+from worker_hooks.changes.observer import ChangeObserver, CommittedTensors
 from worker_hooks.contract.status_page import Entry, Page, Phase
 from worker_hooks.rng.randomness import TORCH
 from worker_hooks.state.buffers import Buffers
+from worker_hooks.state.mismatch import listed
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.private import Position, PrivateSource, PrivateState
-from worker_hooks.state.registry import Piece
+from worker_hooks.state.registry import Piece, live_tensors
 from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors.reader import Reader
@@ -31,6 +34,8 @@ from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
 __all__ = ["Commit", "CommittedState", "Position"]
 
 log = logging.getLogger("msrun")
+
+CAPTURED = "an optimizer's update was captured in a CUDA graph, whose replays nobody can see"
 
 
 class UnreadableState(NamedTuple):
@@ -44,6 +49,7 @@ class Commit(NamedTuple):
 
     step: int
     snapshots: tuple[Any, ...]
+    tensors: CommittedTensors  # those in live memory, and copies of some
     ready: tuple[torch.Event, ...]  # on each accelerator: what precedes it is the commit
 
 
@@ -64,6 +70,7 @@ class CommittedState:
         self.typical_changes: tuple[Any, ...] | None = (
             None  # the most that any step has changed so far
         )
+        self.changes = ChangeObserver(lambda: [piece.tensors() for piece in self.pieces])
         self._extra_facts = extra_facts
         self._commit: Commit | None = None
         self._marks: tuple[Any, ...] | None = (
@@ -72,6 +79,7 @@ class CommittedState:
         self._after: tuple[Any, ...] | None = None  # the same, as of the last update of the step
         self._warned: set[str] = set()
         self._last_changes: tuple[int, ...] = ()  # of the last step
+        self._changes_between = [False] * len(self.pieces)  # seen to change between loops
         self._live = [isinstance(piece, ModulePiece | TensorPiece) for piece in self.pieces]
         self._devices: tuple[torch.device, ...] = ()  # the accelerators that hold some of the state
         self._updated: tuple[torch.Event, ...] = ()  # on each accelerator, after the last update
@@ -99,6 +107,7 @@ class CommittedState:
         self._devices = tuple(device for device in devices if device.type != "cpu")
         if self.page is not None and self.page.record(self.step) is None:
             self._note(position)
+            self.audit()
         return fd
 
     def forget(self) -> None:
@@ -110,11 +119,16 @@ class CommittedState:
         return [module for piece in self.pieces for module in piece.modules]
 
     def resume_at(
-        self, step: int, typical_changes: tuple[Any, ...] | None, late_buffers: frozenset[str]
+        self,
+        step: int,
+        typical_changes: tuple[Any, ...] | None,
+        late_buffers: frozenset[str],
+        changing: frozenset[str] = frozenset(),
     ) -> None:
         """Training continues from this step, with what was known of it when it was saved."""
         self.step, self.typical_changes = step, typical_changes
         self.private.late_buffers |= late_buffers
+        self.changes.expect(changing)
 
     def begin_again(self, step: int) -> None:
         """Training continues from a checkpoint of this step, in the same process as before."""
@@ -122,6 +136,7 @@ class CommittedState:
         self.step = step
         self.updates = [0] * len(self.pieces)
         self._commit = self._marks = self._after = None
+        self.changes.forget()
         self._updated = ()
 
     def begin_loop(self, epoch: int, batch: int) -> None:
@@ -130,12 +145,15 @@ class CommittedState:
         Live state that was changed still counts as touched: the commit had another one.
         """
         new = self._read_marks()
-        trios = zip(new, self._marks or new, self._live, strict=True)
+        trios = list(zip(new, self._marks or new, self._live, strict=True))
+        for index, (now, old, _) in enumerate(trios):
+            self._changes_between[index] |= now != old
         self._marks = tuple(old if is_live else now for now, old, is_live in trios)
         self.beat(epoch, batch, Phase.IDLE)
 
     def commit(self, position: Position) -> None:
         """The step is complete: the state is whole again."""
+        self.changes.step_ends(self._committed_tensors, is_step=bool(position.batch))
         marks = self._read_marks()
         if position.batch:  # else the changes are not those of a batch's step
             changed = self._changes(marks)
@@ -148,10 +166,27 @@ class CommittedState:
         self.step += 1
         self._note(position, marks)
 
+    def audit(self) -> None:
+        """Behind a commit: look at the content of tensors, if the next step is audited."""
+        if self._commit is not None:
+            self.changes.committed(self._commit.tensors)
+
+    def leave_loop(self) -> None:
+        """A loop is over; its last step is committed."""
+        if self._commit is not None:
+            self.changes.leave_loop(self._commit.tensors)
+
+    def update_begins(self) -> None:
+        """An optimizer is about to begin an update."""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            self.changes.give_up(CAPTURED)
+        self.changes.update_begins(self._committed_tensors)
+
     def updated(self, index: int) -> None:
         """The optimizer of a piece has made an update."""
         self.updates[index] += 1
         self._after = self._read_marks()
+        self.changes.updated()
         if self._devices:
             self._updated = tuple([_recorded(device) for device in self._devices])
 
@@ -171,10 +206,19 @@ class CommittedState:
         if page is not None:
             page.enter(phase)
 
+    @property
+    def _committed_tensors(self) -> CommittedTensors | None:
+        return None if self._commit is None else self._commit.tensors
+
     def _note(self, position: Position, marks: tuple[Any, ...] | None = None) -> None:
+        snapshots = self._snapshots()  # first: they say which tensors of an object are large
+        before, tensors = self._committed_tensors, self.changes.commit(self.step)
+        if before is None or before.versions.tensors is not tensors.versions.tensors:
+            marks = None  # those that were read are of other tensors
         self._commit = Commit(
             self.step,
-            self._snapshots(),
+            snapshots,
+            tensors,
             tuple([_recorded(device) for device in self._devices]) if self._devices else (),
         )
         self._marks, self._after = marks or self._read_marks(), None
@@ -230,20 +274,74 @@ class CommittedState:
         Between its update and its commit the script may be blocked in a collective that a dead rank
         never joins, such as an all_reduce of the loss for the log. The state is complete then.
         """
-        if self.typical_changes is None or self._marks is None:
+        if self.typical_changes is None or self._marks is None or self._commit is None:
             return False
-        return all(map(ge, self._changes(), self.typical_changes))
+        if not self.changes.sees_all or self.private.has_drawn_late():
+            return False
+        is_usual = all(map(ge, self._changes(), self.typical_changes))
+        return is_usual and not self._is_in_doubt(self._commit, self._marks)
+
+    def _is_in_doubt(self, commit: Commit, marks: tuple[Any, ...]) -> bool:
+        """Whether something has not changed in this step that may change seldom, behind this point.
+
+        An average that is taken every tenth step, say: nobody knows before the tenth step.
+        """
+        trained = {
+            id(parameter)
+            for piece in self.pieces
+            for optimizer in piece.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        moved, now = commit.tensors.versions.moved(), self._read_marks()
+        for index, piece in enumerate(self.pieces):
+            if piece.optimizers:
+                is_still = not self.updates[index]
+            elif self._live[index]:
+                found = piece.tensors().items()
+                is_still = any(
+                    id(each) not in trained and name not in moved for name, each in found
+                )
+            else:  # what was seen to change between loops, and there alone, does so
+                is_known = self._changes_between[index] or not commit.snapshots[index]
+                is_still = now[index] == marks[index] and not is_known
+            if is_still:
+                return True
+        return False
 
     def is_touched(self) -> bool:
-        """Whether live state was changed since the commit, by an optimizer or by the script."""
+        """Whether weights were changed since the commit, by an optimizer or by the script."""
         if self._marks is None:
             return False
         pairs = zip(self.pieces, self._marks, self._live, strict=True)
         return any(is_live and piece.marks() != old for piece, old, is_live in pairs)
 
-    def version(self) -> int:
-        """A number that changes whenever a replicated tensor is changed."""
-        return sum(version(tensor) for piece in self.pieces for tensor in piece.tensors().values())
+    def why_changed(self) -> str:
+        """What is not as of the commit any more, and has no copy, as text; empty: all is."""
+        tensors = self._committed_tensors
+        changed = set() if tensors is None else self.changes.changed(tensors)
+        return f"{listed(changed)} changed after step {self.step}" if changed else ""
+
+    def why_unknown(self) -> str:
+        """Why the state of the newest commit is not known although nothing seems to be wrong."""
+        tensors = self._committed_tensors
+        return "" if tensors is None else self.changes.why_unknown(tensors)
+
+    def is_as_committed(self) -> bool:
+        """Whether all of the state in live memory is known to be that of the newest commit."""
+        held = self._committed_tensors
+        return held is not None and not (held.copies or self.why_changed() or self.why_unknown())
+
+    def version(self, step: int) -> int:
+        """A number that changes whenever a tensor changes that :meth:`replica` reads where it lies.
+
+        Of the newest commit some may be copied; of the complete step after it none is.
+        """
+        held = self._committed_tensors
+        copies = {} if held is None or step != self.step else held.copies
+        live = live_tensors(self.pieces)
+        changed = 0 if held is None else len(self.changes.changed(held))
+        return changed + sum(version(each) for name, each in live.items() if name not in copies)
 
     def nbytes(self) -> tuple[int, int]:
         """About how large live state is, and what part of it is in host memory. Never raises."""
@@ -271,19 +369,28 @@ class CommittedState:
         commit = self._commit
         if commit is None or step not in {commit.step, commit.step + 1}:
             raise RuntimeError(f"rank holds step {self.step}, not step {step}")
-        snapshots, ready = commit.snapshots, commit.ready
+        if step == commit.step and (why := self.why_changed()):
+            raise RuntimeError(why)
+        return self._as_of(commit, step)
+
+    def _as_of(self, commit: Commit, step: int) -> Replica:
+        snapshots, ready, copies = commit.snapshots, commit.ready, commit.tensors.copies
         own = self.private.read(step)[
             : len(self.buffers.entries)
         ]  # the page begins with the buffers
-        if step == commit.step and self.is_touched():
-            raise RuntimeError(f"the script has changed the state after step {step}")
         if step != commit.step:
-            ready = self._updated
+            ready, copies = self._updated, {}
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
             snapshots = self._snapshots()
         late = sorted(self.private.late_buffers)
-        facts = {"step": step, "usual": self.typical_changes, "late": late, **self._extra_facts()}
-        return self._replica(snapshots, own, facts, ready)
+        facts = {
+            "step": step,
+            "usual": self.typical_changes,
+            "late": late,
+            "changing": self.changes.changing,
+            **self._extra_facts(),
+        }
+        return self._replica(snapshots, copies, own, facts, ready)
 
     def present(self) -> Replica:
         """The registered state as it is now, for its digest. For the main thread.
@@ -291,21 +398,22 @@ class CommittedState:
         Raises:
             RuntimeError: the state of a piece cannot be read.
         """
-        return self._replica(self._snapshots(), [], {}, ())
+        return self._replica(self._snapshots(), {}, [], {}, ())
 
     def _replica(
         self,
         snapshots: Sequence[Any],
+        copies: Mapping[str, torch.Tensor],
         own: list[tuple[Entry, memoryview]],
         facts: dict[str, Any],
         ready: Sequence[torch.Event],
     ) -> Replica:
-        tensors = {}
+        tensors: dict[str, torch.Tensor] = {}
         replicated, alike = {}, {}
         for piece, snapshot in zip(self.pieces, snapshots, strict=True):
             if isinstance(snapshot, UnreadableState):
                 raise RuntimeError(f"{piece.name} cannot be saved: {snapshot.error}")  # noqa: TRY004
-            tensors.update(piece.tensors())
+            tensors.update((name, copies.get(name, each)) for name, each in piece.tensors().items())
             value, small = piece.encode(snapshot)
             if piece.is_compared:
                 tensors.update(small)
@@ -322,7 +430,8 @@ class CommittedState:
 
         The states of numpy and Python are left out: without a seed they differ between two runs.
         """
-        replicated = digest(self.replica(self.step), lambda _: None)
+        assert self._commit is not None  # whatever changed after it, which no step has seen
+        replicated = digest(self._as_of(self._commit, self.step), lambda _: None)
         own = hashlib.sha256()
         wanted = {TORCH, *(entry.name for entry in self.buffers.entries)}
         for entry, octets in self.private.read(self.step):

@@ -30,6 +30,14 @@ class Groups(NamedTuple):
     has_grads: bool  # the script keeps gradients from one step to the next, zeroed or stale
 
 
+class _Found(NamedTuple):
+    """The tensors of an optimizer's state, and what tells whether they are still all of it."""
+
+    tensors: dict[str, Tensor]
+    counts: list[int]  # of parameters in each group
+    flat: list[Any]  # the values of all parameters' states
+
+
 class OptimizerPiece:
     """An optimizer that keeps its state as torch's optimizers do.
 
@@ -46,14 +54,30 @@ class OptimizerPiece:
         self._optimizer = optimizer
         trained = (each for each in self._parameters() if each.requires_grad)
         self._first = next(trained, None)
+        self._found: _Found | None = None
         self._values: list[dict[str, Any]] = []  # of each group, as copied last
         self._seen: list[
             list[Any]
         ] = []  # the objects that were copied; empty: they may change in place
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state's tensors; there are none before the first update."""
-        return self._state()[1]
+        """The state's tensors; there are none before the first update.
+
+        It is the same object, not to be changed, until the state has other tensors.
+        """
+        groups = self._optimizer.param_groups
+        try:
+            flat = list(chain.from_iterable(map(dict.values, self._optimizer.state.values())))
+        except TypeError:  # the state of a parameter is no dict
+            return self._state()[1]
+        found, counts = self._found, [len(group["params"]) for group in groups]
+        if found is not None and found.counts == counts and _are_same(flat, found.flat):
+            return found.tensors
+        tensors = self._state()[1]
+        # containers inside may have other tensors any time
+        is_flat = all(isinstance(each, Tensor) or each.__class__ in FIXED for each in flat)
+        self._found = _Found(tensors, counts, flat) if is_flat else None
+        return tensors
 
     def snapshot(self) -> Groups:
         """The groups' values, and whether gradients are kept."""
@@ -152,6 +176,16 @@ class OptimizerPiece:
         of_json, tensors = state_json.encode(in_order, f"{self.name}.state")
         other_json, more = state_json.encode(other, f"{self.name}.other")
         return {"of": of_json, "other": other_json}, tensors | more
+
+
+def _are_same(new: list[Any], old: list[Any]) -> bool:
+    """Whether these are the same objects, or plain values in place of others."""
+    if len(new) != len(old):
+        return False
+    return all(map(is_, new, old)) or all(
+        one is other or (one.__class__ in FIXED and other.__class__ in FIXED)
+        for one, other in zip(new, old, strict=True)
+    )
 
 
 def _values(group: dict[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,23 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Sequence
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from worker_hooks.contract import status_page as pages
-from worker_hooks.contract.status_page import META_BYTES, UNDER_WAY, CommitRecord, Entry, Page
+from worker_hooks.contract.status_page import (
+    BEFORE,
+    LATE_BYTES,
+    META_BYTES,
+    UNDER_WAY,
+    CommitRecord,
+    Entry,
+    Page,
+    late_draws,
+)
 from worker_hooks.rng.generators import copy
 from worker_hooks.rng.randomness import Randomness
 from worker_hooks.state.buffers import Buffers
@@ -56,7 +68,9 @@ class _RecordWriter(NamedTuple):
     """What writes one record of the page again and again."""
 
     address: int
+    randomness_at: int
     randomness: tuple[Callable[[], None], ...]
+    states: tuple[ctypes.Array[ctypes.c_ubyte], ...]  # of each generator, as written
     epoch_start: list[bytes]  # the only item: what is written there at present
     epoch_start_at: int
     known: tuple[dict[str, bytes], ...]  # what each source has written
@@ -80,6 +94,11 @@ class PrivateState:
         self._committed = 0  # of the source in whose loop the newest commit was made
         self._offset = 0  # of what the current source writes, after buffers and randomness
         self._slot = 0  # of the record that is written
+        self._step = 0  # of the same
+        self._crcs: list[int] = []  # of each generator's state as backward began
+        self._drawn_late: list[bool] = []  # whether it was drawn from between then and a commit
+        self._before = b""  # the same, as :class:`LateDraws` of each generator
+        self._packed: Callable[..., bytes] = struct.pack
         self._writers: dict[int, _RecordWriter] = {}  # by slot
         self._steps: dict[int, int] = {}  # by slot: the step that was written last
 
@@ -135,10 +154,13 @@ class PrivateState:
         self._place = self.place_of(source)
         self._sources[self._place] = source
         self._set_offset()
+        before = [entry.name for entry in self.randomness.entries][: len(self._drawn_late)]
         old, self.randomness = self.page, Randomness()  # of all generators in use by now
         self._join_epoch_start()
         entries = [*self.buffers.entries, *self.randomness.entries]
-        entries += [entry._replace(name=EPOCH + entry.name) for entry in self.randomness.entries]
+        luck = self.randomness.entries
+        entries += [entry._replace(name=EPOCH + entry.name) for entry in luck]
+        entries += [Entry(BEFORE + entry.name, "U8", (LATE_BYTES,), LATE_BYTES) for entry in luck]
         for prefix, each in zip(PREFIXES, self._sources, strict=True):
             sources = () if each is None else each.entries
             entries += [entry._replace(name=prefix + entry.name) for entry in sources]
@@ -149,6 +171,10 @@ class PrivateState:
         self.buffers.forget()
         self._writers.clear()
         self._steps.clear()
+        self._crcs = [0] * len(luck)
+        known = dict(zip(before, self._drawn_late, strict=True))
+        self._drawn_late = [known.get(entry.name, False) for entry in luck]
+        self._packed = late_draws(len(luck))
         if old is not None and record is not None:
             self._copy_commit(page, record, old.entries)
         if old is not None:
@@ -162,6 +188,7 @@ class PrivateState:
         if page is None:
             return
         slot = self._slot = step % 2 if is_commit else UNDER_WAY
+        self._step = step
         try:
             page.write(step, *position, self._fill, is_commit=is_commit)
         except ValueError as error:
@@ -188,20 +215,23 @@ class PrivateState:
             self.buffers.fill(address, slot)
         for write in writer.randomness:
             write()
+        self._note_draws(writer, slot)
         start = self._epoch_start_bytes
         if writer.epoch_start[0] is not start:  # it changes once an epoch
             copy(writer.epoch_start_at, start, len(start))
             writer.epoch_start[0] = start
+        before_at, before = writer.epoch_start_at + len(start), self._before
+        copy(before_at, before, len(before))
         source = self._sources[self._place]
         if source is not None:
-            source.fill(
-                writer.epoch_start_at + len(start) + self._offset, writer.known[self._place]
-            )
+            source.fill(before_at + len(before) + self._offset, writer.known[self._place])
 
     def _writer(self, address: int, slot: int) -> _RecordWriter:
         randomness_at = address + self.buffers.nbytes
         writer = self._writers[slot] = _RecordWriter(
             address=address,
+            randomness_at=randomness_at,
+            states=tuple(_states(randomness_at, self.randomness.entries)),
             randomness=self.randomness.writers(randomness_at),
             epoch_start=[b""],
             epoch_start_at=randomness_at + self.randomness.nbytes,
@@ -239,6 +269,30 @@ class PrivateState:
         self.buffers.forget()  # the copied record may differ from the present state
         self._writers.clear()
 
+    def _note_draws(self, writer: _RecordWriter, slot: int) -> None:
+        """Note the generators' states as backward begins; at the commit, whether they moved on."""
+        under_way = self._writers.get(UNDER_WAY)
+        if slot == UNDER_WAY:
+            self._crcs = list(map(zlib.crc32, writer.states))
+        elif under_way is None or self._steps.get(UNDER_WAY) != self._step:
+            self._crcs = [0] * len(writer.states)  # there was no backward in this step
+        elif _memcmp(writer.randomness_at, under_way.randomness_at, self.randomness.nbytes):
+            pairs = zip(self._drawn_late, writer.states, under_way.states, strict=True)
+            self._drawn_late = [has or bytes(now) != bytes(then) for has, now, then in pairs]
+        else:
+            return
+        known = zip(self._crcs, self._drawn_late, strict=True)
+        self._before = self._packed(*chain.from_iterable(known))
+
+    def has_drawn_late(self) -> bool:
+        """Whether random numbers were drawn after backward began, now or in any step before."""
+        if self.page is None:
+            return False
+        under_way = self._writers.get(UNDER_WAY)
+        if any(self._drawn_late) or under_way is None:
+            return True
+        return self.randomness.capture() != b"".join(map(bytes, under_way.states))
+
     def _find_late_buffers(self, step: int) -> None:
         """Find the buffers that changed after the record of this step under way was written."""
         if self._steps.get(UNDER_WAY) != step:
@@ -254,6 +308,13 @@ class PrivateState:
             if _memcmp(commit + at, under_way + at, entry.nbytes):
                 self.late_buffers.add(entry.name)
             at += entry.nbytes
+
+
+def _states(at: int, entries: Sequence[Entry]) -> Iterator[ctypes.Array[ctypes.c_ubyte]]:
+    """The memory of these entries, which begin at an address."""
+    for entry in entries:
+        yield (ctypes.c_ubyte * entry.nbytes).from_address(at)
+        at += entry.nbytes
 
 
 def placed(octets: dict[str, bytes], place: int) -> dict[str, bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -75,6 +75,15 @@ def pieces_of(objects: Mapping[str, object]) -> tuple[Piece, ...]:
             raise ValueError(f"two registered objects would both be saved as {min(shared)}")
         seen |= names
     return pieces
+
+
+def live_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
+    """All registered tensors in live memory by name, in a fixed order.
+
+    Parameters, tensors of optimizers' states (none before the first update), registered tensors,
+    and the tensors of large registered objects. Not modules' buffers, which are the rank's own.
+    """
+    return {name: each for piece in pieces for name, each in piece.tensors().items()}
 
 
 def _pieces(name: str, thing: object) -> Iterator[Piece]:

@@ -18,6 +18,9 @@ SMALL_BYTES = 64 << 10
 """A state with at most this size of tensors is copied at each commit."""
 
 
+_NONE: dict[str, Tensor] = {}
+
+
 class HeldTensor(NamedTuple):
     """The state of an object at a commit; a large one with the object's own tensors."""
 
@@ -40,18 +43,23 @@ class ObjectPiece:
         self.is_compared = isinstance(thing, Optimizer)
         self.optimizers = _optimizers_of(thing)
         self._held: HeldTensor | None = None
+        self._tensors: dict[str, Tensor] | None = None  # of what is held, if it is large
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a large state, as the object returned them at the commit."""
         held = self._held if self._held is not None else self.snapshot()
-        return state_json.encode(held.state, self.name)[1] if held.is_large else {}
+        if not held.is_large:
+            return _NONE
+        if self._tensors is None:
+            self._tensors = state_json.encode(held.state, self.name)[1]
+        return self._tensors
 
     def snapshot(self) -> HeldTensor:
         """A copy of the state; the tensors of a large one are not copied."""
         state = self._thing.state_dict()
         nbytes = sum(tensor.nbytes for tensor in tensors_in(state))
         is_large = nbytes > SMALL_BYTES
-        self._held = HeldTensor(copied(state, clone=not is_large), is_large)
+        self._held, self._tensors = HeldTensor(copied(state, clone=not is_large), is_large), None
         return self._held
 
     def marks(self) -> Any:
@@ -74,7 +82,7 @@ class ObjectPiece:
 
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
         """Put the state back with ``load_state_dict``."""
-        self._held = None
+        self._held = self._tensors = None
         self._thing.load_state_dict(state_json.decode(value, tensors))
 
 

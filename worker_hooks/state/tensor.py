@@ -30,10 +30,11 @@ class TensorPiece:
         entry_of(name, tensor)
         self.name = name
         self._tensor = tensor
+        self._tensors = {name: tensor}
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensor."""
-        return {self.name: self._tensor}
+        return self._tensors
 
     def snapshot(self) -> Any:
         """Nothing: all of it is live state."""

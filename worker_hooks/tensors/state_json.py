@@ -153,7 +153,9 @@ class _Encoder:
         while name in self.tensors:  # keys 1 and "1", or "a.b" beside "a" with "b" in it
             number += 1
             name = f"{path}#{number}"
-        self.tensors[name] = tensor = tensor.detach().resolve_conj().resolve_neg()
+        if tensor.requires_grad:  # else the same object: who changes its data changes it here
+            tensor = tensor.detach()
+        self.tensors[name] = tensor = tensor.resolve_conj().resolve_neg()
         encoded: dict[str, Json] = {_KIND: "tensor", "v": name}
         if tensor.device.type != "cpu":
             encoded["device"] = tensor.device.type  # not its index, which differs between ranks

@@ -172,6 +172,7 @@ class DataLoop:
                 self._set_meta(feed, loop, is_over=True)
                 self.tracker.enter(Phase.IDLE)
                 self._boundary(may_raise=may_raise)
+                self._committed.leave_loop()
             if self._current is mine:
                 self._variables.leave(loop)
 
@@ -296,6 +297,8 @@ class DataLoop:
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
         if has_use and not self._committed.private.switch_to(feed):
             env = self._guard.env
+            if self._guard.is_on:
+                self._committed.changes.begin(env.audit)
             page = self._committed.open(env.rank, env.attempt, feed, self._position())
             self._guard.register(page, self._committed.step)
             os.close(page)
@@ -335,6 +338,7 @@ class DataLoop:
                 self.tracker.say(remark)
         position = position or self._position()
         self._gate.commit(partial(self._committed.commit, position))
+        self._committed.audit()
         if self._guard.is_on:
             self._replication.committed(self._committed.step, compares=self._guard.compares)
         self._committed.beat(*position[:2], self.tracker.phase)

@@ -97,6 +97,8 @@ def _warn_unguarded(guard: Guard, *, is_wanted: bool) -> None:
         log.warning("TrainState: nothing guards this run; under msrun a dead rank loses nothing")
     elif guard.welcome is None:
         log.warning("TrainState: nothing guards this state: its rank has another one")
+    elif guard.is_on and not guard.env.audit:
+        log.warning("TrainState: --audit=0: changes that torch does not count are not noticed")
     elif not guard.options.ckpt_save_path:
         log.warning("TrainState: no ckpt_save_path: what is saved goes to the run's log folder")
 

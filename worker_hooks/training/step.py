@@ -116,6 +116,7 @@ class StepTracker:
 
     def update_begins(self) -> None:
         """An optimizer is about to change weights."""
+        self._committed.update_begins()
         self._gate.begin_update()
         self.enter(Phase.UPDATE)
 

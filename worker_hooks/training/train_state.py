@@ -229,7 +229,7 @@ class TrainState:
         for observer in self._observers:
             observer.attempt_begins(order.attempt)
         self._loop.tracker.abandon()
-        is_whole = not was_torn and not self._committed.is_touched()
+        is_whole = not was_torn and self._committed.is_as_committed()
         live = (self.step, self._guard.digest) if is_whole else None
         env = self._guard.env
         point = resume.restore_replicated(self._committed.pieces, Path(order.path), env, live)
@@ -246,7 +246,9 @@ class TrainState:
 
     def _resume_at(self, point: ResumePoint) -> None:
         """Continue where a checkpoint says; its replicated state is restored already."""
-        self._committed.resume_at(point.step, point.typical_changes, point.late_buffers)
+        self._committed.resume_at(
+            point.step, point.typical_changes, point.late_buffers, point.changing
+        )
         self._loop.resume_at(point)
         env = self._guard.env
         context = self.checkpoint_context._replace(env=env)

@@ -5,6 +5,7 @@ Rows as in `replacements.py`.
 
 from signal import SIGINT, SIGTERM
 
+from agent.controller import events as ev
 from support.histories.dumps import (
     cut,
     done,
@@ -159,6 +160,8 @@ HISTORIES = [
         *ORDERED, (wrote(0), "dumping", PROGRESS), (holds(2, "b"), "dumping", f"save 5 by 2 memory; {PROGRESS}", "rank 2 said"), (wrote(2, "b", 1), "dumping", f"save 5 by 0 digest 2; {PROGRESS}", "the replicas differ without a majority")]),
     ("its commit fails: the disk", THREE, [
         *COMMITTING, (undone(), "dumping", f"save 5 by 0 digest 2; {PROGRESS}", "no checkpoint in memory (no descriptors)")]),
+    ("the state itself is not known: no other place is tried", THREE, [
+        *COMMITTING, (ev.CommitFailed(1, "rank 1 has drawn", is_place=False, is_state=True), "stopping", f"abandon; TERM 0,2; {STOP}", "step 5 is not saved: rank 1 has drawn; not replaced: step 5 cannot be saved")]),
     ("its commit fails, and nobody is left", THREE, [
         *COMMITTING, (gone(0, -9), "committing"), (gone(2, -9), "committing"),
         (undone(), "starting", "forget; abandon; sweep; start 1; deadline starting 600", "step 5 is not saved: no checkpoint in memory (no descriptors); no rank is left to write")]),

@@ -160,6 +160,8 @@ WRONG = [
     ("--shutdown-timeout -1", "must be at least 0"),
     ("--freeze_timeout 0", "--freeze_timeout=0 must be above 0"),
     ("--update_grace nan", "--update_grace=nan must be above 0"),
+    ("--audit x", "--audit=x must be a share of the time from 0 to 100, such as 0.5%"),
+    ("--audit 101", "--audit=101 must be a share"),
     ("--dump_timeout inf", "--dump_timeout=inf must be above 0"),
     ("--scheduler_grace x", "--scheduler_grace=x is not a number"),
     ("--dump_fallback plain/x", "--dump_fallback=plain/x is not a folder"),

@@ -240,6 +240,8 @@ def test_grace_comes_from_flag_then_variable(environ, line, grace_s):
         ("", {}, "", DumpSpec()),
         ("--freeze_timeout 1.5", {}, "freeze_s", 1.5),
         ("--update-grace 12", {}, "update_grace_s", 12),
+        ("--audit 2%", {}, "audit", 0.02),
+        ("--audit=0", {}, "audit", 0.0),
         ("--dump_timeout 25", {}, "stall_s", 25),
         ("--shutdown-timeout 15", {}, "stall_s", 10),
         ("--shutdown-timeout 1", {}, "stall_s", 10),

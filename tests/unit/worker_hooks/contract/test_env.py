@@ -27,6 +27,7 @@ WORKER = WorkerEnv(rank=5, local_rank=1, restart_count=2, error_file="/logs/1.js
 
 def test_all_workers_of_a_job_are_told_alike():
     assert JOB.environ({}, "rec1") == {
+        "MSRUN_AUDIT": "0.005",
         "GROUP_RANK": "1",
         "GROUP_WORLD_SIZE": "2",
         "ROLE_NAME": "trainer",

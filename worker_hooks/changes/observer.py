@@ -1,0 +1,290 @@
+"""Observes where the registered tensors change, so that nobody reads them where they may be wrong.
+
+Between a commit and the next update live memory may be read as the state of that commit only if it
+does not change there. What was seen to change there is copied at each commit from then on, and the
+copy is read. In the first steps nothing was seen yet: then everything is copied, if it is small.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from time import perf_counter
+from typing import Concatenate, NamedTuple, ParamSpec
+
+from torch import Tensor
+
+from worker_hooks.changes.audit import AuditSchedule, Baseline
+from worker_hooks.changes.content import is_same, nbytes
+from worker_hooks.changes.copies import CommitCopies
+from worker_hooks.changes.versions import TensorList, Versions, read
+
+log = logging.getLogger("msrun")
+
+COPIED_AT_FIRST = 256 << 20  # bytes: up to this size all of the state is copied in the first steps
+
+STILL_STEPS = 64
+"""After so many steps without a counted change nothing is copied because of such changes.
+
+If there is one again, a death in that part of the step loses the step, and it is copied again.
+"""
+
+_SHOWN = 3  # names in a message
+
+
+class CommittedTensors(NamedTuple):
+    """The registered tensors as of a commit."""
+
+    versions: Versions
+    copies: Mapping[str, Tensor]  # of those that may change before the next update
+
+
+Parameters = ParamSpec("Parameters")
+
+
+def _stepping_aside(
+    observe: Callable[Concatenate[ChangeObserver, Parameters], None],
+) -> Callable[Concatenate[ChangeObserver, Parameters], None]:
+    """Let no failure into the training: it means that nothing is known of the state any more."""
+
+    @functools.wraps(observe)
+    def observing(
+        self: ChangeObserver, /, *args: Parameters.args, **options: Parameters.kwargs
+    ) -> None:
+        try:
+            observe(self, *args, **options)
+        except Exception as error:
+            self.give_up(f"looking for changes of the state failed: {error!r}")
+            log.exception("observing changes of the state")
+
+    return observing
+
+
+class ChangeObserver:
+    """Called by the main thread; the listener calls only what says so."""
+
+    def __init__(self, parts: Callable[[], list[Mapping[str, Tensor]]]) -> None:
+        """Observe nothing but versions before :meth:`begin`.
+
+        Args:
+            parts: returns the registered tensors by name, in parts: the same objects as before as
+                long as they hold the same tensors.
+        """
+        self._parts = parts
+        self._list = TensorList()
+        self._copies = CommitCopies()
+        self._audit = AuditSchedule(0)
+        self._versions: Versions | None = None
+        self._is_begun = False
+        self._is_open = False  # since the commit no update has begun
+        self._baseline: Baseline | None = None  # as of the commit, while that is so
+        self._behind: Baseline | None = None  # as of the last update, in a step that is audited
+        self._behind_versions: Versions | None = None
+        self._committed_at = 0.0
+        self._step_s = 0.0
+        self._expected: frozenset[str] = frozenset()  # known to change, from an earlier life
+        self._uncounted: set[str] = set()
+        self._still = 0  # steps in a row without a counted change outside of updates
+        self._said: set[str] = set()
+        self._has_unseen = False  # something changed uncounted between an update and its commit
+        self._blind_why = ""  # why nothing can be known of the state
+
+    @property
+    def is_auditing(self) -> bool:
+        """Whether content is looked at."""
+        return self._audit.share > 0
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether all that changes between an update and its commit is counted, as far as seen."""
+        return not (self._audit.is_first or self._has_unseen or self._blind_why)
+
+    def begin(self, share: float) -> None:
+        """From now on copy what changes elsewhere, and audit within this share of the time.
+
+        Args:
+            share: 0: no audit; what versions do not show is not noticed.
+        """
+        if not self._is_begun:
+            self._is_begun, self._audit = True, AuditSchedule(share)
+            self._committed_at = perf_counter()
+
+    def forget(self) -> None:
+        """There is no commit any more: the state was replaced."""
+        self._versions = self._baseline = self._behind = None
+        self._is_open = False
+
+    def expect(self, names: Iterable[str]) -> None:
+        """These were seen to change outside of updates, in an earlier life of this training."""
+        self._expected = frozenset(names)
+
+    def give_up(self, why: str) -> None:
+        """Nothing of the state is known from now on; say so once."""
+        if not self._blind_why:
+            self._blind_why = why
+            log.warning("nothing of this training can be saved any more: %s", why)
+
+    @property
+    def changing(self) -> list[str]:
+        """The names of what was seen to change outside of updates."""
+        return sorted({*self._copies.names, *self._copies.refused})
+
+    # --- a step, as the main thread goes through it -----------------------------------------------
+
+    def commit(self, step: int) -> CommittedTensors:
+        """A commit: read the versions, copy what has to be copied."""
+        now = perf_counter()
+        self._step_s, self._committed_at = now - self._committed_at, now
+        try:
+            tensors = self._list.join(self._parts())
+        except Exception as error:  # noqa: BLE001  the script's own code
+            self.give_up(f"its state cannot be read: {error!r}")
+            tensors = {}
+        if self._expected and tensors.keys() >= self._expected:
+            self._copies.add(self._expected, tensors)
+            self._expected = frozenset()
+        is_all = self._audit.is_first and nbytes(tensors.values()) <= COPIED_AT_FIRST
+        names = tensors.keys() if is_all else self._copies.names
+        copies = self._copies.take(step, tensors, names) if names else {}
+        self._versions = versions = read(tensors, self._versions)
+        self._is_open, self._baseline = self._is_begun, None
+        if copies and not is_all:
+            self._copies.keep_to_budget(self._step_s, tensors)
+            self._say_refused()
+        return CommittedTensors(versions, copies)
+
+    @_stepping_aside
+    def committed(self, held: CommittedTensors) -> None:
+        """Behind a commit: look at the content, if the step that begins is to be audited."""
+        tensors, self._behind = held.versions.tensors, None
+        if not self._is_open or not self.is_auditing:
+            return
+        if self._audit.is_first:
+            left = {name: each for name, each in tensors.items() if name not in held.copies}
+            self._baseline = Baseline(left, None)
+        elif places := self._audit.places(self._step_s, tensors):
+            self._look(tensors, places)
+
+    @_stepping_aside
+    def leave_loop(self, held: CommittedTensors) -> None:
+        """A loop is over, at a commit: who knows what the script exchanges for its validation."""
+        if self.is_auditing and self._is_open and self._baseline is None:
+            names = held.versions.tensors.keys() - held.copies.keys()
+            self._look(held.versions.tensors, self._audit.some_places(names))
+
+    def _look(self, tensors: Mapping[str, Tensor], places: Mapping[str, float]) -> None:
+        began = perf_counter()
+        self._baseline = Baseline(tensors, places)
+        self._audit.note_cost(began, len(places))
+
+    @_stepping_aside
+    def update_begins(self, held: CommittedTensors | None) -> None:
+        """The first update of a step begins: what changed since the commit, changed elsewhere."""
+        if not self._is_open or held is None:
+            return
+        self._is_open = False
+        versions = held.versions
+        found = versions.moved() if versions.has_moved else set()
+        self._still = 0 if found else self._still + 1
+        if self._still == STILL_STEPS:  # what changed once or seldom, as in the first step
+            self._copies.names &= self._uncounted
+        if self._baseline is not None:
+            found |= self._hidden(held)
+            if self._audit.is_first and self._audit.note_complete():
+                self._copies.drop_others()
+        if found and (new := self._copies.add(found, versions.tensors)):
+            log.info("changed outside of updates, and copied at each commit: %s", _listed(new))
+            self._say_refused()
+
+    @_stepping_aside
+    def updated(self) -> None:
+        """Behind an update: look at the content again, if this step is audited."""
+        if self._baseline is None:
+            return
+        tensors = self._list.join(self._parts())
+        places = self._baseline.places
+        self._behind = Baseline(tensors, places)
+        self._behind_versions = read(tensors)
+
+    @_stepping_aside
+    def step_ends(self, held: CommittedTensors | None, *, is_step: bool) -> None:
+        """In front of a commit.
+
+        Args:
+            held: of the commit before.
+            is_step: not changes between two loops, such as weights that an epoch ends with.
+        """
+        if is_step:
+            self.update_begins(held)  # if there was none, the whole step is outside of updates
+        self._is_open = False
+        behind, versions = self._behind, self._behind_versions
+        if behind is not None and versions is not None:
+            hidden = behind.differing(versions.tensors) - versions.moved()
+            if hidden and not self._has_unseen:
+                self._has_unseen = True
+                log.info("changed behind updates without being counted: %s", _listed(hidden))
+        self._baseline = self._behind = self._behind_versions = None
+
+    def _hidden(self, held: CommittedTensors) -> set[str]:
+        """What has other content than at the commit, counted or not."""
+        assert self._baseline is not None
+        tensors = held.versions.tensors
+        found = self._baseline.differing(tensors)
+        if self._audit.is_first:
+            found |= {n for n, copy in held.copies.items() if not is_same(copy, tensors[n])}
+        self._uncounted |= found - held.versions.moved()
+        return found
+
+    def _say_refused(self) -> None:
+        refused = self._copies.refused
+        new = refused.keys() - self._said
+        self._said |= new
+        if hidden := new & self._uncounted:
+            log.warning(
+                "nothing of this training can be saved any more: %s changes outside of updates, "
+                "torch does not count how, and %s",
+                _listed(hidden),
+                refused[min(hidden)],
+            )
+        elif new:
+            log.warning(
+                "a death in the part of a step in which %s changes loses that step: %s",
+                _listed(new),
+                refused[min(new)],
+            )
+
+    # --- for the listener, while the gate is closed -----------------------------------------------
+
+    def changed(self, held: CommittedTensors) -> set[str]:
+        """The names of what is not as of the commit any more and was not copied there."""
+        if self._blind_why:
+            return set()  # see :meth:`why_unknown`
+        versions = held.versions
+        now = {name: each for part in self._parts() for name, each in part.items()}
+        then = versions.tensors
+        found = versions.moved() | {
+            name
+            for name in versions.replaced(now)
+            if name not in then or name not in now or not is_same(then[name], now[name])
+        }
+        baseline = self._baseline
+        if baseline is not None and self._is_open:
+            found |= baseline.differing(then)
+        return found - held.copies.keys()
+
+    def why_unknown(self, held: CommittedTensors) -> str:
+        """Why live memory cannot be taken for the state of the commit; empty: it can."""
+        if self._blind_why:
+            return self._blind_why
+        if self._audit.is_first and len(held.copies) < len(held.versions.tensors):
+            return "no whole step was audited yet"
+        if hidden := self._uncounted - held.copies.keys():
+            return f"torch does not count how {_listed(hidden)} changes outside of updates"
+        return ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    named = sorted(names)
+    more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+    return ", ".join(named[:_SHOWN]) + more
