@@ -13,13 +13,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
-    "worker_hooks": "contract storage rng distributed drill tensors state data guard recovery checkpoint callbacks training adapters",
+    "worker_hooks": "contract storage rng distributed drill tensors script state data guard recovery checkpoint callbacks training adapters",
     "agent": "forkserver text spec machine controller records workers hooks launch health dump failure supervisor",
     "msrun": "options terminal runs checkpoints launch top drill",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
     "worker_hooks.distributed": "abort ddp_reducers process_group stacks",
+    "worker_hooks.script": "kept own values",
     "worker_hooks.state": "committed_state mismatch module private registry scaler snapshot",
     "worker_hooks.data": "feed feed_cache",
     "worker_hooks.guard": "exit_hooks gate guard liveness_socket signal_wakeup",

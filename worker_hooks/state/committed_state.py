@@ -7,6 +7,7 @@ before the next update. Private state is written to the status page.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -94,7 +95,7 @@ class CommittedState:
         Raises:
             OSError: there is no memory.
         """
-        fd = self.private.open(rank, attempt, source, self.step, position.meta)
+        fd = self.private.open(rank, attempt, source, position.meta)
         devices = {tensor.device for piece in self.pieces for tensor in piece.tensors().values()}
         self._devices = tuple(device for device in devices if device.type != "cpu")
         if self.page is not None and self.page.record(self.step) is None:
@@ -157,6 +158,8 @@ class CommittedState:
 
     def under_way(self, position: Position) -> None:
         """Backward begins: write the private state that this rank will have at the next commit."""
+        with contextlib.suppress(TypeError):  # the commit will say what cannot be saved
+            self.private.look(is_commit=False)
         self.private.write(self.step + 1, position, is_commit=False)
 
     def beat(self, epoch: int, batch: int, phase: Phase) -> None:
@@ -232,7 +235,7 @@ class CommittedState:
         """
         if self.typical_changes is None or self._marks is None:
             return False
-        return all(map(ge, self._changes(), self.typical_changes))
+        return all(map(ge, self._changes(), self.typical_changes)) and self.private.settle()
 
     def is_touched(self) -> bool:
         """Whether live state was changed since the commit, by an optimizer or by the script."""

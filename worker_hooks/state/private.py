@@ -16,6 +16,7 @@ from worker_hooks.contract import status_page as pages
 from worker_hooks.contract.status_page import META_BYTES, UNDER_WAY, CommitRecord, Entry, Page
 from worker_hooks.rng.generators import copy
 from worker_hooks.rng.randomness import Randomness
+from worker_hooks.script.kept import ENTRY, ScriptValues
 from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.registry import Piece
 
@@ -26,6 +27,8 @@ PREFIXES = ("", "1:")
 
 EPOCH = "epoch:"
 """Prefix of the names of the randomness that the epoch began with."""
+
+_SCRIPT_BYTES = 16 << 10  # room for the script's own values at first
 
 _LATE_BYTES = 64 << 10  # of buffers, compared once a step
 
@@ -60,6 +63,7 @@ class _RecordWriter(NamedTuple):
     epoch_start: list[bytes]  # the only item: what is written there at present
     epoch_start_at: int
     known: tuple[dict[str, bytes], ...]  # what each source has written
+    script: list[bytes]  # the only item: what is written there at present
 
 
 class PrivateState:
@@ -68,6 +72,7 @@ class PrivateState:
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.buffers = Buffers(pieces)
         self.randomness = Randomness()
+        self.script = ScriptValues()
         self.page: Page | None = None
         self.late_buffers: set[str] = set()
         """Buffers that have changed between the last backward of a step and its commit."""
@@ -79,6 +84,8 @@ class PrivateState:
         self._place = 0  # of the current source
         self._committed = 0  # of the source in whose loop the newest commit was made
         self._offset = 0  # of what the current source writes, after buffers and randomness
+        self._script_at = 0  # of the script's values, the last entry
+        self._script_bytes = 0  # room for them
         self._slot = 0  # of the record that is written
         self._writers: dict[int, _RecordWriter] = {}  # by slot
         self._steps: dict[int, int] = {}  # by slot: the step that was written last
@@ -116,14 +123,13 @@ class PrivateState:
             self._set_offset()
         return is_there
 
-    def open(self, rank: int, attempt: int, source: PrivateSource, step: int, meta: bytes) -> int:
-        """Make a page with room for this source, and copy the commit from the previous page.
+    def open(self, rank: int, attempt: int, source: PrivateSource, meta: bytes) -> int:
+        """Make a page with room for this source, and copy what the previous page has.
 
         Args:
             rank: whose page it is.
             attempt: the rank's present attempt.
             source: the loader that is read now.
-            step: the newest commit.
             meta: JSON of the size to expect.
 
         Returns:
@@ -142,19 +148,46 @@ class PrivateState:
         for prefix, each in zip(PREFIXES, self._sources, strict=True):
             sources = () if each is None else each.entries
             entries += [entry._replace(name=prefix + entry.name) for entry in sources]
-        record = None if old is None else old.record(step)
-        size = len(meta if record is None else record.meta)
+        self._script_at = sum(entry.nbytes for entry in entries)
+        room = self._script_bytes = max(_SCRIPT_BYTES, 2 * len(self.script.content))
+        entries.append(Entry(ENTRY, "U8", (room,), room))
+        records = [] if old is None else old.records()
+        size = max([len(meta), *[len(record.meta) for record in records]])
         fd = pages.create(rank, attempt, entries, max(META_BYTES, 4 * size))
         page = Page(fd)
         self.buffers.forget()
         self._writers.clear()
         self._steps.clear()
-        if old is not None and record is not None:
-            self._copy_commit(page, record, old.entries)
+        if old is not None:
+            for record in records:
+                self._copy(page, record, old.entries)
         if old is not None:
             page.continue_from(old)
         self.page = page
         return fd
+
+    def look(self, *, is_commit: bool) -> bool:
+        """Look what the script has changed; whether the page has room for it.
+
+        Raises:
+            TypeError: a value cannot be saved; the message names it.
+        """
+        self.script.look(is_commit=is_commit)
+        return self.page is None or len(self.script.content) <= self._script_bytes * 3 // 4
+
+    def settle(self) -> bool:
+        """Only the commit is missing: write the script's values as they will be then.
+
+        Returns:
+            Whether they are so already.
+        """
+        script, writer = self.script, self._writers.get(UNDER_WAY)
+        if not script.late:
+            return True
+        if writer is None or not script.settle() or len(script.content) > self._script_bytes:
+            return False
+        copy(writer.address + self._script_at, script.content, len(script.content))
+        return True
 
     def write(self, step: int, position: Position, *, is_commit: bool) -> None:
         """Write the state as of a commit, or of the step under way."""
@@ -197,6 +230,10 @@ class PrivateState:
             source.fill(
                 writer.epoch_start_at + len(start) + self._offset, writer.known[self._place]
             )
+        script = self.script.content
+        if writer.script[0] is not script and len(script) <= self._script_bytes:
+            copy(address + self._script_at, script, len(script))
+            writer.script[0] = script
 
     def _writer(self, address: int, slot: int) -> _RecordWriter:
         randomness_at = address + self.buffers.nbytes
@@ -206,6 +243,7 @@ class PrivateState:
             epoch_start=[b""],
             epoch_start_at=randomness_at + self.randomness.nbytes,
             known=tuple({} for _ in self._sources),
+            script=[b""],
         )
         return writer
 
@@ -223,19 +261,21 @@ class PrivateState:
             entry.nbytes for each in before if each is not None for entry in each.entries
         )
 
-    def _copy_commit(self, page: Page, record: CommitRecord, entries: Sequence[Entry]) -> None:
-        """Copy another page's commit to this page; what it lacks is written as it is at present."""
-        there = dict(_parts(entries, record.payload))
+    def _copy(self, page: Page, record: CommitRecord, entries: Sequence[Entry]) -> None:
+        """Copy another page's record to this page; what it lacks is written as it is at present."""
+        there = {entry.name: (entry, octets) for entry, octets in _parts(entries, record.payload)}
 
         def fill(address: int) -> None:
-            self._slot = record.step % 2
+            self._slot = record.step % 2 if record.is_commit else UNDER_WAY
             self._fill(address)
             for entry in page.entries:
-                if entry in there:
-                    ctypes.memmove(address, bytes(there[entry]), entry.nbytes)
+                old, octets = there.get(entry.name, (None, b""))
+                if old == entry or (old is not None and entry.name == ENTRY):
+                    ctypes.memmove(address, bytes(octets), min(entry.nbytes, len(octets)))
                 address += entry.nbytes
 
-        page.write(record.step, record.epoch, record.batch, record.meta, fill, is_commit=True)
+        is_commit = record.is_commit
+        page.write(record.step, record.epoch, record.batch, record.meta, fill, is_commit=is_commit)
         self.buffers.forget()  # the copied record may differ from the present state
         self._writers.clear()
 

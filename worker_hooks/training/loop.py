@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -65,6 +65,7 @@ class DataLoop:
         self._current: object = None  # stands for that loop; None: no loop in this attempt
         self._meta = b"{}"  # what a resume must know of the place, as JSON
         self._is_armed = False
+        self._armed_feed = Feed(())  # of the loop that was begun last, or none's
         self._resume_point: ResumePoint | None = None  # until training is there
 
     # --- for TrainState ---------------------------------------------------------------------------
@@ -77,6 +78,12 @@ class DataLoop:
     def facts(self) -> dict[str, Any]:
         """What is saved beside the replicated state; the same on all replicas."""
         return {"loop": self._loops - 1, "ready_orders": self.reducers.orders()}
+
+    def begin_run(self, train: Callable[..., Any]) -> None:
+        """The training function is about to be entered."""
+        self._committed.private.script.find(train)
+        if self._resume_point is not None:
+            resume.restore_script(self._resume_point, self._committed)
 
     def resume_at(self, point: ResumePoint) -> None:
         """Continue from here; the replicated state is restored already."""
@@ -93,8 +100,10 @@ class DataLoop:
         """The script begins this epoch, and leaves it to us to count."""
         self._counts_epochs = True
         self.epoch, self._loops, self.batch = epoch, 0, 0
+        self._committed.private.script.find()
         if self._resume_point is not None:
             resume.begin_epoch(self._resume_point)
+            resume.restore_script(self._resume_point, self._committed)
         self._committed.private.begin_epoch()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -107,6 +116,7 @@ class DataLoop:
         self._resume_point = None
         mine = self._current = object()
         feed = self._feed = self._feeds.of(loader)
+        self._find_script(feed)
         batches = self._open(feed, loop, point)
         first_batch = self.batch
         is_over, may_raise = point is not None and point.is_over, True
@@ -219,20 +229,30 @@ class DataLoop:
     def _position(self) -> Position:
         return Position(self.epoch, self.batch, self._meta)
 
+    def _find_script(self, feed: Feed) -> None:
+        script = self._committed.private.script
+        script.find()
+        feed.owners = script.owners
+
     def _arm(self, feed: Feed) -> None:
         """Watch the state and let it be saved: everything that belongs to it exists by now."""
         self.tracker.watch()
         self._is_armed = True
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
+        self._armed_feed = feed
         if has_use and not self._committed.private.switch_to(feed):
-            env = self._guard.env
-            page = self._committed.open(env.rank, env.attempt, feed, self._position())
-            self._guard.register(page, self._committed.step)
-            os.close(page)
+            self._make_page(feed)
         self._callbacks.tell("armed", self._training)
+
+    def _make_page(self, feed: Feed) -> None:
+        env = self._guard.env
+        page = self._committed.open(env.rank, env.attempt, feed, self._position())
+        self._guard.register(page, self._committed.step)
+        os.close(page)
 
     def _arm_without_loader(self) -> None:
         feed = Feed(())
+        self._find_script(feed)
         feed.begin(None)
         self._set_meta(feed, 0, is_over=False)
         if self._resume_point is not None:  # it stays: a loop over batches() may still follow
@@ -252,6 +272,8 @@ class DataLoop:
         self.tracker.has_updated = False
         self.reducers.learn()
         position = position or Position(self.epoch, self.batch, self._meta)
+        if not self._committed.private.look(is_commit=True):
+            self._make_page(self._armed_feed)
         self._gate.commit(partial(self._committed.commit, position))
         self._committed.beat(*position[:2], self.tracker.phase)
         if self._feed is not None:
