@@ -26,6 +26,7 @@ _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 Said = (
     protocol.Hello
     | protocol.Registered
+    | protocol.Unprotected
     | protocol.Raised
     | protocol.Leaving
     | protocol.ExitRequested

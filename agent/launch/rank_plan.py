@@ -64,6 +64,7 @@ def job_env(spec: JobSpec, port: int, hooks: str = "") -> JobEnv:
         signals=spec.signals,
         rank_table_file=spec.rank_table_file,
         hooks=hooks,
+        is_strict=spec.dump.is_strict,
     )
 
 

@@ -265,12 +265,15 @@ class HooksBridge:
 
     # --- what ranks say -------------------------------------------------------------------------
 
-    def _on_message(self, message: Said, fds: list[int]) -> None:
+    def _on_message(self, message: Said, fds: list[int]) -> None:  # noqa: C901  flat
         if isinstance(message, protocol.Registered):
             self._register(message, fds)
             return
         for fd in fds:
             os.close(fd)
+        if isinstance(message, protocol.Unprotected):
+            self._warn(message)
+            return
         match message:
             case protocol.Hello():
                 if message.exit_file:
@@ -295,6 +298,13 @@ class HooksBridge:
                 self._load().health.hear(message)
             case _:
                 self._load().dumps.hear(message)
+
+    def _warn(self, message: protocol.Unprotected) -> None:
+        text = encodable(message.text)
+        if message.is_refused:
+            self._agent.post(ev.StartRefused(message.attempt, text, ()))
+        else:
+            self._say(text)
 
     def _register(self, message: protocol.Registered, fds: list[int]) -> None:
         rank = message.rank

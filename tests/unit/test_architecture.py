@@ -20,7 +20,7 @@ STAIRS = {  # a package may import those before it in its folder, and those of t
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
     "worker_hooks.distributed": "abort ddp_reducers process_group stacks",
-    "worker_hooks.script": "kept own values",
+    "worker_hooks.script": "kept notice own source values",
     "worker_hooks.state": "committed_state mismatch module private registry scaler snapshot",
     "worker_hooks.data": "feed feed_cache",
     "worker_hooks.guard": "exit_hooks gate guard liveness_socket signal_wakeup",

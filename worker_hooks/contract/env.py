@@ -20,6 +20,9 @@ HOOKS = "MSRUN_HOOKS"
 DRILL = "MSRUN_DRILL"
 """JSON: the faults that a drill injects, and where ranks record what they computed."""
 
+STRICT = "MSRUN_STRICT"
+"""``1``: a script does not train if some of its variables cannot be restored."""
+
 ENABLE_TFT = "MS_ENABLE_TFT"
 """MindSpore's switches of fault tolerance.
 
@@ -54,6 +57,7 @@ class JobEnv(NamedTuple):
     rank_table_file: str | None = None
     hooks: str = ""
     """Name of the agent's socket for hooks; empty: a dry run."""
+    is_strict: bool = False
 
     def environ(self, inherited: Mapping[str, str], record_id: str) -> dict[str, str]:
         """Variables that are the same on all ranks; ``inherited`` is the agent's environment."""
@@ -81,6 +85,8 @@ class JobEnv(NamedTuple):
         }
         if self.hooks:
             environ[HOOKS] = self.hooks
+        if self.is_strict:
+            environ[STRICT] = "1"
         if self.rank_table_file is not None:
             environ["RANK_TABLE_FILE"] = self.rank_table_file
         if sets_omp_threads(self.local_world_size, inherited):
@@ -126,6 +132,7 @@ class RankEnv(NamedTuple):
     hooks: str  # the agent's socket; empty: nobody guards this process
     drill: str  # empty: no drill
     local_world_size: int = 1  # ranks on this host
+    is_strict: bool = False  # refuse to train with variables that cannot be restored
     save_to: str = ""  # a drill's folder; it replaces every folder that the script saves to
 
     def redirected(self, folder: str) -> str:
@@ -150,6 +157,7 @@ class RankEnv(NamedTuple):
             hooks=environ.get(HOOKS, ""),
             drill=environ.get(DRILL, ""),
             local_world_size=number("LOCAL_WORLD_SIZE", 1),
+            is_strict=environ.get(STRICT) == "1",
         )
 
 

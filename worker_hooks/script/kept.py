@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from worker_hooks.script import values
+from worker_hooks.script import source, values
 from worker_hooks.script.own import OwnValues
+from worker_hooks.script.source import Named
 from worker_hooks.script.values import LargeValueError, Script
 from worker_hooks.script.watch import Cells, Group, Variable, groups_of
 
@@ -34,7 +35,9 @@ class ScriptValues:
         self._registered: list[object] = []  # alive, so that their ids stay theirs
         self._excluded: set[int] = set()
         self._groups = [Group(OWN, vars(self.own)), Group(SHARED, vars(self.shared))]
-        self._is_found = False
+        self.is_found = False
+        self.named: list[Named] = []
+        """Local variables of the training function, which cannot be put back."""
         self._is_under_way = False  # a look was taken since the commit
         self._is_settled = False  # and the step is complete but for its commit
         self._is_stale = False  # the content says what does not hold any more
@@ -56,15 +59,20 @@ class ScriptValues:
             elif isinstance(each, torch.nn.Module):
                 waiting += [*each.parameters(), *each.buffers()]
 
-    def find(self, train: Callable[..., Any] | None = None) -> None:
-        """Find the script's variables; from now on those that change are kept."""
-        if self._is_found:
-            return
-        self._is_found = True
-        self._groups += groups_of(train)
+    def find(self, entry: Callable[..., Any] | FrameType | None) -> None:
+        """Find the script's variables; from now on those that change are kept.
+
+        Args:
+            entry: the training function, or the frame in which the script trains.
+        """
+        self.is_found = True
+        named, temporary = source.look_at(entry)
+        self.named = [each for each in named if each.name not in self.skipped]
+        self.skipped |= temporary
+        self._groups += groups_of(entry)
         for group in self._groups[2:]:
             for variable in group.scan(self.skipped):
-                self._look(variable)  # as it is now counts as unchanged
+                variable.begin(self._excluded)
 
     def owners(self) -> dict[str, object]:
         """Objects whose attributes are the script's, random number generators among them."""
@@ -93,6 +101,15 @@ class ScriptValues:
                 variable.was = variable.checksum
             self._is_stale = bool(self._recent)
             self._recent = []
+
+    def rewind(self) -> None:
+        """Undo all changes, as in a new process; what was saved is restored afterwards."""
+        for group in self._groups:
+            for variable in list(group.variables.values()):
+                if variable.checksum:
+                    variable.rewind()
+                    self._look(variable)
+        self._recent, self._is_under_way, self._is_stale = [], False, True
 
     def settle(self) -> bool:
         """The main thread is blocked behind the step's update: take up what has changed until then.
@@ -154,16 +171,16 @@ class ScriptValues:
                 found[name] = (peer, peer.values[name])
             else:
                 log.warning(LACKS_CHANGE, name)
-        for name, (source, text) in found.items():
-            self._put(name, text, source)
+        for name, (saved, text) in found.items():
+            self._put(name, text, saved)
 
-    def _put(self, name: str, text: Any, source: Script) -> None:
+    def _put(self, name: str, text: Any, saved: Script) -> None:
         place = self._variable(name)
         if place is None:
             return
         try:
             now = place.holder.get(place.key, None)
-            place.holder[place.key] = values.unpack(text, source.tensors, now)
+            place.holder[place.key] = values.unpack(text, saved.tensors, now)
         except ValueError as error:
             log.warning("%s is not restored: %s", name, error)
         self._look(place)

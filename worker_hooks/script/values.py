@@ -8,7 +8,7 @@ import struct
 import sys
 from array import array
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,10 @@ class Packed(NamedTuple):
     def nbytes(self) -> int:
         """Its size, about."""
         return len(self.text) + len(self.content)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The bytes by the entries' names."""
+        return _tensors(self.entries, self.content)
 
 
 def mark(value: Any) -> Any:
@@ -201,6 +205,14 @@ def _packed_floats(value: list[float] | deque[float], name: str) -> Packed:
     return Packed(json.dumps(found), (Entry(name, "F64", (len(value),), len(content)),), content)
 
 
+def _tensors(entries: Iterable[Entry], content: bytes) -> dict[str, Tensor]:
+    found, at = {}, 0
+    for entry in entries:
+        found[entry.name] = from_bytes(entry, content[at : at + entry.nbytes])
+        at += entry.nbytes
+    return found
+
+
 def _tensor_bytes(tensor: Tensor) -> bytes:
     """What version counters do not see is seen in a small tensor of host memory."""
     if tensor.nbytes > LARGE_BYTES:
@@ -228,12 +240,8 @@ class Script(NamedTuple):
             return Script({}, {}, {}, frozenset())
         size, at = _COUNT.unpack_from(octets, _COUNT.size)[0], 2 * _COUNT.size
         head = json.loads(octets[at : at + size])
-        at += size
-        tensors = {}
-        for name, dtype, shape, nbytes in head["entries"]:
-            entry = Entry(name, dtype, tuple(shape), nbytes)
-            tensors[name] = from_bytes(entry, octets[at : at + nbytes])
-            at += nbytes
+        entries = [Entry(n, dtype, tuple(shape), b) for n, dtype, shape, b in head["entries"]]
+        tensors = _tensors(entries, octets[at + size :])
         late = frozenset(head["late"])
         return Script(head["values"], tensors, head["was"], late, head["is_settled"])
 

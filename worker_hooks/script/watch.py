@@ -5,6 +5,8 @@ Only what changes while training is saved: a setting that stays may be given ane
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 from argparse import Namespace
@@ -13,6 +15,7 @@ from functools import partial
 from types import (
     BuiltinFunctionType,
     CellType,
+    FrameType,
     FunctionType,
     MethodType,
     ModuleType,
@@ -75,6 +78,7 @@ class Variable:
     __slots__ = (
         "checksum",
         "holder",
+        "initial",
         "is_fixed",
         "is_large",
         "key",
@@ -94,6 +98,7 @@ class Variable:
         self.packed: Packed | None = None
         self.checksum = 0  # of that
         self.was = 0  # the same as of the newest commit
+        self.initial: Packed | None = None  # before training
 
     def look(self, excluded: Collection[int] = ()) -> bool:
         """Whether it has changed since it was seen last.
@@ -121,6 +126,23 @@ class Variable:
             self.mark, self.is_large = _outline(value), True
         self.is_fixed = type(value) in values.FIXED
         return bool(self.mark != old or self.is_large != was_large)
+
+    def begin(self, excluded: Collection[int] = ()) -> None:
+        """The present value is the initial one, which need not be saved."""
+        with contextlib.suppress(TypeError, ValueError):
+            self.look(excluded)
+            if self.mark is not None and not self.is_large:
+                self.initial = values.pack(self.value, self.name)
+
+    def rewind(self) -> None:
+        """Assign the initial value again."""
+        self.packed, self.checksum, self.was = None, 0, 0
+        if self.initial is not None:
+            now = self.holder.get(self.key, None)
+            text, tensors = json.loads(self.initial.text), self.initial.tensors()
+            self.holder[self.key] = values.unpack(text, tensors, now)
+        elif isinstance(self.holder, dict):
+            self.holder.pop(self.key, None)
 
     def pack(self) -> None:
         """Take the present value apart.
@@ -158,16 +180,16 @@ class Group:
         return found
 
 
-def groups_of(train: Callable[..., Any] | None) -> list[Group]:
+def groups_of(entry: Callable[..., Any] | FrameType | None) -> list[Group]:
     """Where the script keeps values: its modules' globals, closures of its functions, its objects.
 
     Args:
-        train: the training function; ``None``: the script calls none of ours.
+        entry: the training function, or the frame in which the script trains.
     """
     modules = local_modules()
     names = {module.__name__ for module in modules}
     found = [Group("" if m.__name__ == "__main__" else f"{m.__name__}.", vars(m)) for m in modules]
-    waiting: list[tuple[str, Any, int]] = [("", train, 0)]
+    waiting: list[tuple[str, Any, int]] = [("", entry, 0)]
     for group in list(found):
         waiting += [(group.prefix + key, each, 1) for key, each in list(group.holder.items())]  # type: ignore[attr-defined]
     seen: set[int] = set()

@@ -24,6 +24,7 @@ from worker_hooks.drill.observer import StepObserver
 from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery import resume
 from worker_hooks.recovery.resume import ResumePoint
+from worker_hooks.script import notice, source
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.training.step import StepTracker
 from worker_hooks.training.torch_hooks import is_left_regularly
@@ -81,7 +82,7 @@ class DataLoop:
 
     def begin_run(self, train: Callable[..., Any]) -> None:
         """The training function is about to be entered."""
-        self._committed.private.script.find(train)
+        self._find_script(train)
         if self._resume_point is not None:
             resume.restore_script(self._resume_point, self._committed)
 
@@ -100,7 +101,7 @@ class DataLoop:
         """The script begins this epoch, and leaves it to us to count."""
         self._counts_epochs = True
         self.epoch, self._loops, self.batch = epoch, 0, 0
-        self._committed.private.script.find()
+        self._find_script()
         if self._resume_point is not None:
             resume.begin_epoch(self._resume_point)
             resume.restore_script(self._resume_point, self._committed)
@@ -116,7 +117,8 @@ class DataLoop:
         self._resume_point = None
         mine = self._current = object()
         feed = self._feed = self._feeds.of(loader)
-        self._find_script(feed)
+        self._find_script()
+        feed.owners = self._committed.private.script.owners
         batches = self._open(feed, loop, point)
         first_batch = self.batch
         is_over, may_raise = point is not None and point.is_over, True
@@ -229,10 +231,16 @@ class DataLoop:
     def _position(self) -> Position:
         return Position(self.epoch, self.batch, self._meta)
 
-    def _find_script(self, feed: Feed) -> None:
+    def _find_script(self, train: Callable[..., Any] | None = None) -> None:
+        """Find what the script keeps for itself, and say once a run what cannot be restored."""
         script = self._committed.private.script
-        script.find()
-        feed.owners = script.owners
+        if script.is_found:
+            return
+        script.find(train or source.caller(sys._getframe(1)))  # noqa: SLF001
+        env = self._guard.env
+        if env.rank == 0 and env.attempt == 0 and self._guard.is_on:
+            for text, is_refused in notice.sentences(script.named, is_strict=env.is_strict):
+                self._guard.say_unprotected(text, is_refused=is_refused)
 
     def _arm(self, feed: Feed) -> None:
         """Watch the state and let it be saved: everything that belongs to it exists by now."""
@@ -241,6 +249,7 @@ class DataLoop:
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
         self._armed_feed = feed
         if has_use and not self._committed.private.switch_to(feed):
+            self._committed.private.look(is_commit=True)  # the first page is a commit
             self._make_page(feed)
         self._callbacks.tell("armed", self._training)
 
@@ -252,7 +261,8 @@ class DataLoop:
 
     def _arm_without_loader(self) -> None:
         feed = Feed(())
-        self._find_script(feed)
+        self._find_script()
+        feed.owners = self._committed.private.script.owners
         feed.begin(None)
         self._set_meta(feed, 0, is_over=False)
         if self._resume_point is not None:  # it stays: a loop over batches() may still follow

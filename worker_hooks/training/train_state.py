@@ -259,6 +259,7 @@ class TrainState:
         point = resume.restore_replicated(self._committed.pieces, Path(order.path), env, live)
         self._committed.begin_again(point.step)
         self._loop.restart()
+        self._committed.private.script.rewind()
         self._is_done = False
         self._resume_at(point)
         self.exit.rejoined()
