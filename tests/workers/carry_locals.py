@@ -11,7 +11,7 @@ net = torch.nn.Linear(4, 1)
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 state = TrainState(model=net, optimizer=opt, ckpt_save_path="checkpoints")
 if "--quiet" in sys.argv:
-    state.ignore("X", "best")
+    state.ignore("batch", "best")
 
 
 def get_batch():
@@ -19,11 +19,11 @@ def get_batch():
 
 
 def train(state):
-    X = get_batch()  # the very first one
+    batch = get_batch()  # the very first one
     best, total = 1e9, 0.0
     while not state.should_exit and state.step < 3:
-        loss = net(X).square().mean()
-        X = get_batch()
+        loss = net(batch).square().mean()
+        batch = get_batch()
         loss.backward()
         opt.step()
         opt.zero_grad()

@@ -46,7 +46,7 @@ class Carried(NamedTuple):
     is_only_printed: bool  # it flows into nothing but output
 
 
-class Findings(NamedTuple):
+class LoopFindings(NamedTuple):
     """What the loops of one function, or of a script's top level, do to its variables."""
 
     carried: tuple[Carried, ...]
@@ -56,7 +56,7 @@ class Findings(NamedTuple):
 
 def analyse(
     scope: _Scope, commits: Collection[str] = (), classes: Collection[str] = ()
-) -> Findings:
+) -> LoopFindings:
     """Look at one function or at a script's top level.
 
     Args:
@@ -77,8 +77,10 @@ class _Analysis:
         self._scope = scope
         self._commits = commits
         self._inner: dict[str, set[str]] = {}  # inner functions, and what they read from outside
+        self._inner_writes: dict[str, set[str]] = {}  # and what they assign outside
         self._found: dict[str, int] = {}
         self._written: set[str] = set()
+        self._validations = 0  # blocks around, in which no step is made
         self._locals = _stored(scope.body)
         if not isinstance(scope, ast.Module):
             self._locals |= {each.arg for each in _arguments(scope)}
@@ -87,14 +89,16 @@ class _Analysis:
                     self._locals -= set(node.names)
         for node in _walk(scope.body):
             if isinstance(node, _Function):
-                self._inner[node.name] = _loads(node.body) - {a.arg for a in _arguments(node)}
+                self._inner[node.name] = _read_outside(node)
+                self._inner_writes[node.name] = _outer(node) & _stored(node.body)
             elif isinstance(node, ast.ClassDef):
                 self._inner[node.name] = _loads(node.body)
         self._changeable = _changeable(scope.body, {*_CONTAINERS, *classes})
 
-    def findings(self) -> Findings:
-        self._block(self._scope.body, frozenset(), _Exits(frozenset(), frozenset()))
-        steering = _steering(self._scope.body)
+    def findings(self) -> LoopFindings:
+        if not _without_gradients(getattr(self._scope, "decorator_list", ())):
+            self._block(self._scope.body, frozenset(), _Exits(frozenset(), frozenset()))
+        steering = _steering(self._scope.body, self._changeable)
         carried = tuple(
             Carried(name, line, name not in steering)
             for name, line in sorted(self._found.items(), key=itemgetter(1, 0))
@@ -102,7 +106,7 @@ class _Analysis:
         temporary = frozenset(self._written - self._found.keys()) - frozenset(
             *[set().union(*self._inner.values())]
         )
-        return Findings(carried, temporary, frozenset(calls(self._scope.body)))
+        return LoopFindings(carried, temporary, frozenset(calls(self._scope.body)))
 
     # --- liveness: what is read later before it is written, from the end to the begin -------------
 
@@ -124,7 +128,10 @@ class _Analysis:
                 through = self._block([*node.body, *node.orelse], after, to)
                 return through.union(*caught)
             case ast.With() | ast.AsyncWith():
+                is_validation = _without_gradients(node.items)
+                self._validations += is_validation
                 inside = self._block(node.body, live, to)
+                self._validations -= is_validation
                 return (inside - _stored(node.items)) | self._reads(node.items)
             case ast.Match():
                 cases = [self._block(each.body, live, to) for each in node.cases]
@@ -149,7 +156,7 @@ class _Analysis:
             begin = self._block(node.body, known, _Exits(live, known)) | self._reads(head)
             again = after | (begin - targets)
         begin -= targets
-        if _is_commit(node, self._commits):
+        if _is_commit(node, self._commits) and not self._validations:
             self._note(node, begin)
         # a loop is taken to run at least once: what it always sets is there behind it
         return begin if isinstance(node, ast.While) else begin | self._reads([node.iter])
@@ -158,7 +165,12 @@ class _Analysis:
         written = _places(loop.body, self._changeable)
         if isinstance(loop, ast.While):
             written |= _places([loop.test], {})
-        self._written |= written.keys() & self._locals
+        for node in _walk(loop.body):
+            if isinstance(node, ast.Name):
+                for name in self._inner_writes.get(node.id, ()):
+                    written.setdefault(name, node.lineno)
+        targets = set() if isinstance(loop, ast.While) else _stored([loop.target])
+        self._written |= (written.keys() | targets) & self._locals
         for name in written.keys() & begin & self._locals:
             self._found.setdefault(name, written[name])
 
@@ -188,6 +200,27 @@ def _is_commit(node: ast.AST, commits: Collection[str]) -> bool:
             if name in commits or (isinstance(each.func, ast.Attribute) and name in LOOPS):
                 return True
     return False
+
+
+def _without_gradients(nodes: Iterable[ast.AST]) -> bool:
+    names = {_called(each) for each in _walk(nodes) if isinstance(each, ast.Call)}
+    return not names.isdisjoint({"no_grad", "inference_mode"})
+
+
+def _read_outside(function: _Function) -> set[str]:
+    """The variables of the outer function that an inner one reads."""
+    mine = _stored(function.body) | {each.arg for each in _arguments(function)}
+    return _loads(function.body) - (mine - _outer(function))
+
+
+def _outer(function: _Function) -> set[str]:
+    """The variables that a function declares to be from outside."""
+    return {
+        name
+        for node in _walk(function.body)
+        if isinstance(node, ast.Global | ast.Nonlocal)
+        for name in node.names
+    }
 
 
 def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
@@ -273,16 +306,27 @@ def _places(nodes: Iterable[ast.AST], changeable: Collection[str]) -> dict[str, 
 
 def _changeable(nodes: Iterable[ast.AST], makers: Collection[str]) -> set[str]:
     """The names that are given a container, or an object that the script's own class makes."""
+    literals = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp)
     found = set()
     for node in _walk(nodes):
-        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
-            continue
-        value = node.value
-        literals = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
-        is_made = isinstance(value, ast.Call) and _called(value) in makers
-        if is_made or isinstance(value, (*literals, ast.BinOp)):
-            found |= _stored([node])
+        for target, value in _assigned(node):
+            is_made = isinstance(value, ast.Call) and _called(value) in makers
+            if is_made or isinstance(value, literals):
+                found |= _stored([target])
     return found
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What is assigned to what, tuples one by one."""
+    match node:
+        case ast.AnnAssign(target=target, value=ast.expr() as value):
+            yield target, value
+        case ast.Assign(targets=targets, value=value):
+            for each in targets:
+                if isinstance(each, ast.Tuple) and isinstance(value, ast.Tuple):
+                    yield from zip(each.elts, value.elts, strict=False)
+                else:
+                    yield each, value
 
 
 def _base(node: ast.AST) -> str:
@@ -319,9 +363,9 @@ def _arguments(node: _Function | ast.Lambda) -> list[ast.arg]:
 # --- what a variable steers ---------------------------------------------------------------------
 
 
-def _steering(body: Iterable[ast.stmt]) -> set[str]:
-    """The names that flow into more than what is printed."""
-    used, flows = _Uses(), True
+def _steering(body: Iterable[ast.stmt], containers: Collection[str]) -> set[str]:
+    """The names that flow into more than what is printed; ``containers`` are made in here."""
+    used, flows = _Uses(containers), True
     used.block(body)
     while flows:
         more = {source for source, target in used.flows if target in used.steering}
@@ -333,7 +377,8 @@ def _steering(body: Iterable[ast.stmt]) -> set[str]:
 class _Uses:
     """Where the names of a function flow to."""
 
-    def __init__(self) -> None:
+    def __init__(self, containers: Collection[str]) -> None:
+        self._containers = containers
         self.steering: set[str] = set()
         self.flows: set[tuple[str, str]] = set()
 
@@ -395,8 +440,8 @@ class _Uses:
         for target in targets:
             for each in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
                 name = _base(each.value if isinstance(each, ast.Starred) else each)
-                if isinstance(each, ast.Attribute) or not name:
-                    self.steering |= read  # an object's attribute may be used anywhere
+                if not isinstance(each, ast.Name) and name not in self._containers:
+                    self.steering |= read  # an object that may be used anywhere
                 else:
                     self.flows |= {(source, name) for source in read}
         return True

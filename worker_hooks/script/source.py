@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from worker_hooks.script import analysis
-from worker_hooks.script.analysis import Findings
+from worker_hooks.script.analysis import LoopFindings
 from worker_hooks.script.watch import local_modules
 
 _OURS = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}"
@@ -88,7 +88,7 @@ def _looked_at(entry: Any) -> tuple[list[Named], frozenset[str]]:
 
 def _with_commits(parts: list[_Part]) -> set[str]:
     found = {_name(part) for part in parts if analysis.has_commits(part.tree)}
-    known: dict[str, Findings] = {_name(part): analysis.analyse(part.tree) for part in parts}
+    known: dict[str, LoopFindings] = {_name(part): analysis.analyse(part.tree) for part in parts}
     size = -1
     while size != len(found):
         size = len(found)

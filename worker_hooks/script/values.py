@@ -111,8 +111,8 @@ def check_own(value: Any, name: str) -> None:
         return
     try:
         check(value)
-        mark(value)
         pack(value, name)
+        mark(value)
     except LargeValueError as error:
         raise ValueError(f"{name} has {error}: at most {LARGE_BYTES >> 10} KiB are saved") from None
 
