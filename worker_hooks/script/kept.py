@@ -69,8 +69,13 @@ class ScriptValues:
         named, temporary = source.look_at(entry)
         self.named = [each for each in named if each.name not in self.skipped]
         self.skipped |= temporary
-        self._groups += groups_of(entry)
-        for group in self._groups[2:]:
+        try:
+            found = groups_of(entry)
+        except Exception as error:  # noqa: BLE001  modules and objects of any kind
+            log.warning("the script's own variables are not saved: %r", error)
+            return
+        self._groups += found
+        for group in found:
             for variable in group.scan(self.skipped):
                 variable.begin(self._excluded)
 

@@ -129,7 +129,7 @@ class Variable:
 
     def begin(self, excluded: Collection[int] = ()) -> None:
         """The present value is the initial one, which need not be saved."""
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(Exception):  # an object of any kind
             self.look(excluded)
             if self.mark is not None and not self.is_large:
                 self.initial = values.pack(self.value, self.name)
