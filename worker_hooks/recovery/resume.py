@@ -243,13 +243,13 @@ def restore_for_loop(point: ResumePoint, committed: CommittedState, rank: int) -
     unsaved = private.meta.get("unsaved", ())  # their size changed after the page was made
     kept = {name: each for name, each in private.tensors.items() if name not in unsaved}
     committed.buffers.restore(kept)
-    restore_script(point, committed)
+    restore_script(point, committed, is_last=True)
     missed = Randomness().restore(_own_bytes(point, rank))
     if missed:
         log.warning("randomness that was not saved begins anew: %s", ", ".join(missed))
 
 
-def restore_script(point: ResumePoint, committed: CommittedState) -> None:
+def restore_script(point: ResumePoint, committed: CommittedState, *, is_last: bool = False) -> None:
     """Restore the values that the script keeps for itself.
 
     This is done when training begins, because the script uses them before its loop, and again when
@@ -258,7 +258,8 @@ def restore_script(point: ResumePoint, committed: CommittedState) -> None:
     if point.private is not None:
         peer = None if point.peer is None or _is_settled(point.private) else _script(point.peer)
         script = _script(point.private)
-        committed.private.script.restore(script, peer, is_own=point.is_own)
+        kept = committed.private.script
+        kept.restore(script, peer, is_own=point.is_own, is_last=is_last)
 
 
 def _is_settled(private: LoadedPrivate) -> bool:

@@ -29,13 +29,15 @@ class ScriptValues:
     def __init__(self) -> None:
         """Before :meth:`find` only ``state.own`` and ``state.shared`` are known."""
         self.own, self.shared = OwnValues(OWN[:-1]), OwnValues(SHARED[:-1])
-        self.skipped: set[str] = set()  # names that are left alone
+        self.ignored: set[str] = set()  # names that are left alone
         self.content = values.join({}, {})  # what to write to the page
+        self._from_peer: set[str] = set()  # values that are restored from another rank's
         self.late: set[str] = set()  # what has changed between a step's backward and its commit
         self._registered: list[object] = []  # alive, so that their ids stay theirs
         self._excluded: set[int] = set()
         self._groups = [Group(OWN, vars(self.own)), Group(SHARED, vars(self.shared))]
         self.is_found = False
+        self._temporary: frozenset[str] = frozenset()  # of the script's top level
         self.named: list[Named] = []
         """Local variables of the training function, which cannot be put back."""
         self._is_under_way = False  # a look was taken since the commit
@@ -67,8 +69,8 @@ class ScriptValues:
         """
         self.is_found = True
         named, temporary = source.look_at(entry)
-        self.named = [each for each in named if each.name not in self.skipped]
-        self.skipped |= temporary
+        self.named = [each for each in named if each.name not in self.ignored]
+        self._temporary = temporary
         try:
             found = groups_of(entry)
         except Exception as error:  # noqa: BLE001  modules and objects of any kind
@@ -76,12 +78,28 @@ class ScriptValues:
             return
         self._groups += found
         for group in found:
-            for variable in group.scan(self.skipped):
+            for variable in group.scan(self._is_skipped):
                 variable.begin(self._excluded)
 
     def owners(self) -> dict[str, object]:
         """Objects whose attributes are the script's, random number generators among them."""
         return {f"{ENTRY}.{group.prefix}": _as_object(group) for group in self._groups}
+
+    def begin(self) -> None:
+        """The first loop begins: what was assigned since :meth:`find` is assigned so every time.
+
+        Such a variable is saved only if it changes again. It may depend on the count of ranks.
+
+        Raises:
+            TypeError: as :meth:`look`.
+        """
+        for variable in self._find_changed():
+            is_kept = variable.packed is not None or variable.name.startswith((OWN, SHARED))
+            self._take(variable)
+            variable.was = variable.checksum
+            if not is_kept:
+                variable.packed = None
+        self._join()
 
     def look(self, *, is_commit: bool) -> None:
         """Take up what has changed.
@@ -109,6 +127,7 @@ class ScriptValues:
 
     def rewind(self) -> None:
         """Undo all changes, as in a new process; what was saved is restored afterwards."""
+        self._from_peer.clear()
         for group in self._groups:
             for variable in list(group.variables.values()):
                 if variable.checksum:
@@ -137,7 +156,7 @@ class ScriptValues:
         for group in self._groups:
             holder = group.holder
             if len(holder) != group.size:
-                group.scan(self.skipped)
+                group.scan(self._is_skipped)
             get = holder.get
             for variable in group.variables.values():
                 is_same = get(variable.key, variable) is variable.value
@@ -156,7 +175,14 @@ class ScriptValues:
         self.content = values.join(kept, was, self.late, is_settled=self._is_settled)
         self._is_stale = False
 
-    def restore(self, script: Script, peer: Script | None = None, *, is_own: bool = True) -> None:
+    def restore(
+        self,
+        script: Script,
+        peer: Script | None = None,
+        *,
+        is_own: bool = True,
+        is_last: bool = True,
+    ) -> None:
         """Put values back; what is unknown here is left out.
 
         Args:
@@ -164,6 +190,7 @@ class ScriptValues:
             peer: in the latter case those that another rank had committed. A value that changes
                 later in a step is taken from it, if both had the same at the commit before.
             is_own: the values are this rank's; else those of ``state.own`` are another's.
+            is_last: training begins; else they will be restored once more.
         """
         found = {
             name: (script, each)
@@ -172,12 +199,25 @@ class ScriptValues:
         }
         for name in script.late | peer.late if peer is not None else ():
             assert peer is not None
-            if script.was.get(name) == peer.was.get(name) and name in peer.values:
+            is_same = name in self._from_peer or self._had(name, script) == peer.was.get(name)
+            if is_same and name in peer.values:
+                self._from_peer.add(name)
                 found[name] = (peer, peer.values[name])
-            else:
+            elif is_last:
                 log.warning(LACKS_CHANGE, name)
         for name, (saved, text) in found.items():
             self._put(name, text, saved)
+
+    def _had(self, name: str, script: Script) -> int | None:
+        """The checksum that the rank had at the commit before; unsaved values are as they began."""
+        if name in script.was:
+            return script.was[name]
+        place = self._variable(name)
+        if place is None or place.holder.get(place.key, place) is place:
+            return None
+        with contextlib.suppress(TypeError, LargeValueError):
+            return values.pack(place.holder.get(place.key, None), name).checksum
+        return None
 
     def _put(self, name: str, text: Any, saved: Script) -> None:
         place = self._variable(name)
@@ -196,7 +236,7 @@ class ScriptValues:
     def _variable(self, name: str) -> Variable | None:
         for group in self._groups:
             key = name.removeprefix(group.prefix)
-            if not name.startswith(group.prefix) or "." in key or name in self.skipped:
+            if not name.startswith(group.prefix) or "." in key or self._is_skipped(name):
                 continue
             if key not in group.variables:
                 if isinstance(group.holder, Cells):
@@ -204,6 +244,10 @@ class ScriptValues:
                 group.variables[key] = Variable(name, group.holder, key)
             return group.variables[key]
         return None
+
+    def _is_skipped(self, name: str) -> bool:
+        is_ignored = name in self.ignored or name.rpartition(".")[2] in self.ignored
+        return is_ignored or name in self._temporary
 
     def _look(self, variable: Variable) -> bool:
         try:

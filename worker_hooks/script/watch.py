@@ -22,7 +22,6 @@ from types import (
     SimpleNamespace,
 )
 from typing import Any, Protocol
-from zlib import crc32
 
 import torch
 
@@ -31,6 +30,9 @@ from worker_hooks.script.values import LargeValueError, Packed
 
 _OURS = {"worker_hooks", "msrun", "agent"}
 _DEPTH = 3  # objects within objects
+TOUCHED = 1
+"""The checksum of a value that has changed and is not saved; 0: it has not."""
+
 _NONE: Any = object()  # no value
 _OUTLINED = 1000  # items of a large dict that are looked at
 _CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, torch.nn.Module)
@@ -133,11 +135,13 @@ class Variable:
             self.look(excluded)
             if self.mark is not None and not self.is_large:
                 self.initial = values.pack(self.value, self.name)
+                self.was = self.initial.checksum
 
     def rewind(self) -> None:
         """Assign the initial value again."""
         self.packed, self.checksum, self.was = None, 0, 0
         if self.initial is not None:
+            self.was = self.initial.checksum
             now = self.holder.get(self.key, None)
             text, tensors = json.loads(self.initial.text), self.initial.tensors()
             self.holder[self.key] = values.unpack(text, tensors, now)
@@ -151,10 +155,10 @@ class Variable:
             TypeError: it cannot be saved.
             LargeValueError: it is too large.
         """
-        self.packed, self.checksum = None, 1  # differs from that of an unchanged value
+        self.packed, self.checksum = None, TOUCHED
         if self.value is not _NONE:
-            self.packed = packed = values.pack(self.value, self.name)
-            self.checksum = crc32(packed.content, crc32(packed.text.encode()))
+            self.packed = values.pack(self.value, self.name)
+            self.checksum = self.packed.checksum
 
 
 class Group:
@@ -165,13 +169,13 @@ class Group:
         self.variables: dict[str, Variable] = {}
         self.size = 0
 
-    def scan(self, skipped: Collection[str]) -> list[Variable]:
+    def scan(self, is_skipped: Callable[[str], bool]) -> list[Variable]:
         """Take in names that are new; return their variables."""
         self.size = len(self.holder)
         found = []
         for key in list(self.holder):
             name = self.prefix + key
-            if key in self.variables or key.startswith("__") or name in skipped:
+            if key in self.variables or key.startswith("__") or is_skipped(name):
                 continue
             if isinstance(self.holder.get(key, None), _CODE):
                 continue

@@ -249,7 +249,8 @@ class DataLoop:
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
         self._armed_feed = feed
         if has_use and not self._committed.private.switch_to(feed):
-            self._committed.private.look(is_commit=True)  # the first page is a commit
+            if self._committed.page is None:
+                self._committed.private.script.begin()
             self._make_page(feed)
         self._callbacks.tell("armed", self._training)
 

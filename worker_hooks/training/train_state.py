@@ -154,7 +154,7 @@ class TrainState:
 
     def ignore(self, *names: str) -> None:
         """Leave these variables of the script alone: they are neither saved nor named."""
-        self._committed.private.script.skipped.update(names)
+        self._committed.private.script.ignored.update(names)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are still to be trained, of ``count`` in all.

@@ -55,6 +55,16 @@ def test_only_what_changes_is_saved(rank):
     assert other.history is kept
 
 
+def test_what_the_begin_of_training_assigns_is_assigned_again_and_not_saved(rank):
+    one = rank(ranks=0, best=0.0)
+    vars(one.main).update(ranks=3, best=1.0)
+    one.values.begin()
+    assert one.saved().values == {}
+    assert one.commit(best=2.0).values == {"best": 2.0}
+    one.values.rewind()
+    assert (one.ranks, one.best) == (0, 0.0)
+
+
 def test_nothing_is_written_anew_if_nothing_has_changed(rank):
     one = rank(n=0)
     one.commit(n=1)
@@ -92,6 +102,14 @@ def test_a_change_after_backward_is_taken_from_a_peer_that_had_the_same(rank):
     assert (again.n, again.mine) == (2, 21)  # what differs between ranks nobody else knows
 
 
+def test_the_first_change_of_all_is_taken_from_a_peer_that_began_alike(rank):
+    peer, dead, again = rank(n=0, mine=1), rank(n=0, mine=2), rank(n=0, mine=2)
+    before = dead.under_way()
+    peer.under_way()
+    again.values.restore(before, peer.commit(n=1, mine=5))
+    assert (again.n, again.mine) == (1, 2)
+
+
 def test_that_a_rank_lacks_a_change_is_said(rank, caplog):
     peer, dead = rank(mine=1), rank(mine=2)
     for one in (peer, dead):
@@ -121,6 +139,12 @@ def test_what_changes_and_is_large_is_said_once(rank, caplog):
         one.shadow.add_(1)
         assert one.commit().values == {}
     assert caplog.text.count("shadow changes while training and is larger than 64 KiB") == 1
+
+
+def test_a_name_that_is_ignored_is_left_alone(rank):
+    one = rank()
+    one.values.ignored.add("n")
+    assert one.commit(n=1, m=1).values == {"m": 1}
 
 
 def test_registered_objects_and_containers_of_them_are_left_alone(rank):
