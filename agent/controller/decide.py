@@ -121,7 +121,7 @@ def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901  a row for each 
         case ev.CheckpointFound():  # what was saved meanwhile, or is about to be, is newer
             is_older = job.resume is not None and event.step <= job.saved_step
             return is_older or job.state in {*DRAINING, JobState.REPLACING}
-        case ev.ResumeRefused():
+        case ev.StartRefused():
             return job.state not in {JobState.STARTING, JobState.RUNNING}
 
 
@@ -150,8 +150,8 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
             return Decision(job._replace(replaced=max(job.replaced - 1, 0)))
         case ev.CheckpointFound():
             return Decision(job.resuming(event.path, event.step))
-        case ev.ResumeRefused():
-            return _resume_refused(job, event)
+        case ev.StartRefused():
+            return _start_refused(job, event)
         case ev.RankHung():
             return _rank_hung(job, event)
         case ev.RankUnreachable():
@@ -327,7 +327,7 @@ def _rank_hung(job: Job, event: ev.RankHung) -> Decision:
     return Decision(after.job, killed + after.actions)
 
 
-def _resume_refused(job: Job, event: ev.ResumeRefused) -> Decision:
+def _start_refused(job: Job, event: ev.StartRefused) -> Decision:
     """Refuse the ranks that asked, stop the others; a restart would meet the same."""
     for rank in event.ranks:
         if job.ranks[rank].is_alive:

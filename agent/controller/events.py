@@ -103,10 +103,10 @@ class CheckpointFound:
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeRefused:
-    """A script asked to resume, and no checkpoint that exists can be trusted.
+class StartRefused:
+    """The job must not train: no checkpoint can be trusted, or it would be unprotected.
 
-    ``ranks``: those that asked; they wait for the answer.
+    ``ranks``: those that asked to resume; they wait for the answer.
     """
 
     attempt: int
@@ -186,7 +186,7 @@ RankMessage = (
 # fmt: off
 AgentEvent = (
     LaunchRequested | WorkerStarted | StartFailed | WorkerExited | StopRequested
-    | ExitRequestedByFile | SignalReceived | DeadlinePassed | CheckpointFound | ResumeRefused
+    | ExitRequestedByFile | SignalReceived | DeadlinePassed | CheckpointFound | StartRefused
     | RankUnreachable | DumpProgressed | DumpCommitted | CommitFailed | RankHung | ReplacementAged
 )
 # fmt: on

@@ -149,7 +149,7 @@ class Handshake:
         is_new = found.path != self._resume
         self._resume, self._refusal, self._is_searched = found.path, found.refusal, True
         if found.refusal:
-            self._services.post(ev.ResumeRefused(attempt, found.refusal, waiting))
+            self._services.post(ev.StartRefused(attempt, found.refusal, waiting))
             return
         for rank in waiting:
             self._welcome(rank, found.path)

@@ -27,6 +27,7 @@ Said = (
     protocol.Hello
     | protocol.Registered
     | protocol.Fingerprinted
+    | protocol.Unprotected
     | protocol.Raised
     | protocol.Leaving
     | protocol.ExitRequested

@@ -65,6 +65,7 @@ def job_env(spec: JobSpec, port: int, hooks: str = "") -> JobEnv:
         rank_table_file=spec.rank_table_file,
         hooks=hooks,
         audit=spec.dump.audit,
+        is_strict=spec.dump.is_strict,
     )
 
 

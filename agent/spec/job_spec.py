@@ -100,6 +100,7 @@ class DumpSpec(NamedTuple):
     resume_step: int = 0  # what it holds
     lineage: tuple[str, ...] = ()  # record ids of the runs that this one resumes, newest first
     recover_arg: str | None = None  # appended at a resume; empty: nothing; None: not decided yet
+    is_strict: bool = False  # --strict: refuse a script with variables that cannot be restored
     restarts_explicit: bool = False  # whether --max-restarts was given, in whatever way
     after_failure: bool = True  # --on_failure allows a dump; a graceful exit is saved in any case
     ttp: bool = True  # MS_ENABLE_TFT='{TTP:0}' switches the feature off

@@ -271,6 +271,9 @@ class HooksBridge:
             return
         for fd in fds:
             os.close(fd)
+        if isinstance(message, protocol.Unprotected):
+            self._warn(message)
+            return
         match message:
             case protocol.Hello():
                 if message.exit_file:
@@ -299,6 +302,13 @@ class HooksBridge:
                 self._load().health.hear(message)
             case _:
                 self._load().dumps.hear(message)
+
+    def _warn(self, message: protocol.Unprotected) -> None:
+        text = encodable(message.text)
+        if message.is_refused:
+            self._agent.post(ev.StartRefused(message.attempt, text, ()))
+        else:
+            self._say(text)
 
     def _register(self, message: protocol.Registered, fds: list[int]) -> None:
         rank = message.rank

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
-    "worker_hooks": "contract storage rng distributed drill tensors changes state data guard recovery checkpoint callbacks training adapters",
+    "worker_hooks": "contract storage rng distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
     "agent": "forkserver text spec machine controller records workers hooks launch health dump failure supervisor",
     "msrun": "options terminal runs checkpoints launch top drill",
 }
@@ -22,6 +22,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.distributed": "abort ddp_reducers ddp_release process_group stacks",
     "worker_hooks.state": "committed_state mismatch module private registry replication scaler snapshot",
     "worker_hooks.changes": "observer",
+    "worker_hooks.script": "kept notice own source values",
     "worker_hooks.data": "feed feed_cache",
     "worker_hooks.guard": "exit_hooks gate guard liveness_socket signal_wakeup",
     "worker_hooks.recovery": "agent_lost rejoin resume",

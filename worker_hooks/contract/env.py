@@ -24,6 +24,8 @@ AUDIT = "MSRUN_AUDIT"
 """Share of the training's time in which ranks look whether tensors change unseen; 0: never."""
 
 AUDIT_SHARE = 0.005
+STRICT = "MSRUN_STRICT"
+"""``1``: a script does not train if some of its variables cannot be restored."""
 
 ENABLE_TFT = "MS_ENABLE_TFT"
 """MindSpore's switches of fault tolerance.
@@ -60,6 +62,7 @@ class JobEnv(NamedTuple):
     hooks: str = ""
     """Name of the agent's socket for hooks; empty: a dry run."""
     audit: float = AUDIT_SHARE
+    is_strict: bool = False
 
     def environ(self, inherited: Mapping[str, str], record_id: str) -> dict[str, str]:
         """Variables that are the same on all ranks; ``inherited`` is the agent's environment."""
@@ -88,6 +91,8 @@ class JobEnv(NamedTuple):
         }
         if self.hooks:
             environ[HOOKS] = self.hooks
+        if self.is_strict:
+            environ[STRICT] = "1"
         if self.rank_table_file is not None:
             environ["RANK_TABLE_FILE"] = self.rank_table_file
         if sets_omp_threads(self.local_world_size, inherited):
@@ -134,6 +139,7 @@ class RankEnv(NamedTuple):
     drill: str  # empty: no drill
     local_world_size: int = 1  # ranks on this host
     audit: float = AUDIT_SHARE  # of the time
+    is_strict: bool = False  # refuse to train with variables that cannot be restored
     save_to: str = ""  # a drill's folder; it replaces every folder that the script saves to
 
     def redirected(self, folder: str) -> str:
@@ -159,6 +165,7 @@ class RankEnv(NamedTuple):
             drill=environ.get(DRILL, ""),
             local_world_size=number("LOCAL_WORLD_SIZE", 1),
             audit=_share(environ.get(AUDIT, "")),
+            is_strict=environ.get(STRICT) == "1",
         )
 
 

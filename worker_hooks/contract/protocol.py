@@ -5,8 +5,8 @@ that import a forkserver is ready 20 ms earlier.
 
     agent -> forkserver    StartWorkers, StartStore, Preload, Protect
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
-    hooks -> agent         Hello, Registered, Fingerprinted, Raised, Leaving, ExitRequested,
-                           Standing, Frozen, Written, Digested, SaveFailed, Progress,
+    hooks -> agent         Hello, Registered, Fingerprinted, Unprotected, Raised, Leaving,
+                           ExitRequested, Standing, Frozen, Written, Digested, SaveFailed, Progress,
                            Rejoining, Stack
     agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
                            GoOn, Inspect
@@ -138,6 +138,15 @@ class Raised(NamedTuple):
     rank: int
     attempt: int
     error: str  # its last line
+
+
+class Unprotected(NamedTuple):
+    """Something of the script's cannot be restored; said before training begins."""
+
+    rank: int
+    attempt: int
+    text: str  # one sentence, for people
+    is_refused: bool = False  # so it does not train: ``--strict``
 
 
 class Leaving(NamedTuple):
@@ -333,6 +342,7 @@ Message = (
     | Welcome
     | Registered
     | Fingerprinted
+    | Unprotected
     | Raised
     | Leaving
     | ExitRequested

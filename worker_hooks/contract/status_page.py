@@ -296,6 +296,10 @@ class Page:
         found = [record for slot in (0, 1) if (record := self._read(slot)) is not None]
         return max(found, key=lambda record: record.step, default=None)
 
+    def records(self) -> list[CommitRecord]:
+        """All that is valid: two commits, and the step in progress."""
+        return [found for slot in range(_RECORDS) if (found := self._read(slot)) is not None]
+
     def _head(self, slot: int) -> tuple[int, int, int, int, int, int] | None:
         """Number, step, epoch, batch, meta bytes and time of a valid record."""
         at = self._records_at + slot * self._record_bytes

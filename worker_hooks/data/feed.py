@@ -84,6 +84,8 @@ class Feed:
         self.consumed = 0  # batches of this epoch that were handed out
         self.is_kept = False  # batches are kept: an exception may leave the loop, to enter it again
         self.place: tuple[int, int] | None = None  # epoch and loop that :attr:`consumed` is of
+        self.owners: Callable[[], Mapping[str, object]] = dict
+        """What else has random number generators, which the data may use: the script's own."""
         self._replay: BatchReplay | None = None
         self._loader: Any = loader
         self._skip_method = skip_method(loader)
@@ -245,6 +247,15 @@ class Feed:
         self.consumed = consumed
         return Batches(self, replay.after(consumed, self._rewind))
 
+    def restore_script(self, saved: Mapping[str, bytes]) -> None:
+        """Restore the script's own generators: of the step that was left, not of the data.
+
+        Where a batch is handed out again, they are set to what they were when it was drawn.
+        """
+        self._script.restore(
+            {entry.name: saved.get(NOW + entry.name, b"") for entry in self._script.entries}
+        )
+
     def release(self) -> None:
         """The loop is over: drop its iterator, as a plain loop does."""
         self._replay = None
@@ -255,7 +266,11 @@ class Feed:
         self._is_ready = True
         loader = self._loader
         parts = parts_of(loader)
-        private = private_streams(parts | dataset_owners(parts.get("dataset")))
+        script = self.owners()
+        private = private_streams({**parts, **dataset_owners(parts.get("dataset")), **script})
+        self._script = Randomness(
+            {name: each for name, each in private.items() if name.startswith(tuple(script) or "\n")}
+        )
         self._private = Randomness(private)
         self._streams = Randomness(process_streams() | private)
         has_workers = self._is_plain and loader.num_workers > 0

@@ -254,6 +254,16 @@ class Guard:
         else:
             self.gate.hold_at(self.source.step + 1, self.gate.exit)
 
+    def say_unprotected(self, text: str, *, is_refused: bool) -> None:
+        """Have msrun say what cannot be restored.
+
+        Raises:
+            SystemExit: the script is not to train so, exit code 2.
+        """
+        self._send(protocol.Unprotected(**self._sender, text=text, is_refused=is_refused))
+        if is_refused:
+            raise SystemExit(2)
+
     # --- the main thread ------------------------------------------------------------------------
 
     def hold_exception(self, error: str) -> bool:

@@ -19,6 +19,8 @@ from worker_hooks.contract.env import RankEnv
 from worker_hooks.data.feed import Batches, Feed
 from worker_hooks.recovery import load
 from worker_hooks.rng.randomness import Randomness, derive
+from worker_hooks.script.kept import ENTRY
+from worker_hooks.script.values import Script
 from worker_hooks.state.committed_state import CommittedState
 from worker_hooks.state.private import EPOCH, placed
 from worker_hooks.state.registry import Piece
@@ -88,6 +90,7 @@ class ResumePoint(NamedTuple):
     saved: load.LoadedState
     quick_digest: str  # of the replicated state if it is in memory, else empty
     fingerprints: tuple[Any, ...]  # of the pieces, after the state had been restored
+    peer: LoadedPrivate | None = None  # of a rank that had committed, if this one had not
 
     @property
     def is_in_memory(self) -> bool:
@@ -165,6 +168,7 @@ def restore_replicated(
         saved=saved,
         quick_digest=manifest.digest if manifest.kind == manifests.MEMORY_KIND else "",
         fingerprints=tuple(map(_fingerprint, pieces)),
+        peer=next((one for one in peers if one.step == step and _is_settled(one)), None),
     )
 
 
@@ -234,7 +238,9 @@ def open_data(
         feed.begin(epoch)
         return feed.open()
     batches = feed.open_again((point.epoch, point.loop), point.batch)
-    if batches is None:
+    if batches is not None:
+        feed.restore_script(_own_bytes(point, rank))
+    else:
         feed.begin(epoch)
         batches = feed.open(_consumed(point, feed, rank), point.feed, _own_bytes(point, rank))
     restore_for_loop(point, committed, rank)
@@ -264,9 +270,33 @@ def restore_for_loop(point: ResumePoint, committed: CommittedState, rank: int) -
     unsaved = private.meta.get("unsaved", ())  # their size changed after the page was made
     kept = {name: each for name, each in private.tensors.items() if name not in unsaved}
     committed.buffers.restore(kept)
+    restore_script(point, committed, is_last=True)
     missed = Randomness().restore(_own_bytes(point, rank))
     if missed:
         log.warning("randomness that was not saved begins anew: %s", ", ".join(missed))
+
+
+def restore_script(point: ResumePoint, committed: CommittedState, *, is_last: bool = False) -> None:
+    """Restore the values that the script keeps for itself.
+
+    This is done when training begins, because the script uses them before its loop, and again when
+    the loop is there, because the script has assigned some anew.
+    """
+    if point.private is not None:
+        peer = None if point.peer is None or _is_settled(point.private) else _script(point.peer)
+        script = _script(point.private)
+        kept = committed.private.script
+        kept.restore(script, peer, is_own=point.is_own, is_last=is_last)
+
+
+def _is_settled(private: LoadedPrivate) -> bool:
+    """Whether the script's values are those of a commit."""
+    return private.is_commit or _script(private).is_settled
+
+
+def _script(private: LoadedPrivate) -> Script:
+    octets = private.tensors.get(ENTRY)
+    return Script.split(b"" if octets is None else bytes(to_bytes(octets)))
 
 
 def _is_unchanged(point: ResumePoint, committed: CommittedState) -> bool:

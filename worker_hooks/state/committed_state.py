@@ -8,6 +8,7 @@ before the next update. Private state is written to the status page.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -102,7 +103,7 @@ class CommittedState:
         Raises:
             OSError: there is no memory.
         """
-        fd = self.private.open(rank, attempt, source, self.step, position.meta)
+        fd = self.private.open(rank, attempt, source, position.meta)
         devices = {tensor.device for piece in self.pieces for tensor in piece.tensors().values()}
         self._devices = tuple(device for device in devices if device.type != "cpu")
         if self.page is not None and self.page.record(self.step) is None:
@@ -192,6 +193,8 @@ class CommittedState:
 
     def under_way(self, position: Position) -> None:
         """Backward begins: write the private state that this rank will have at the next commit."""
+        with contextlib.suppress(TypeError):  # the commit will say what cannot be saved
+            self.private.look(is_commit=False)
         self.private.write(self.step + 1, position, is_commit=False)
 
     def beat(self, epoch: int, batch: int, phase: Phase) -> None:
@@ -279,7 +282,8 @@ class CommittedState:
         if not self.changes.sees_all or self.private.has_drawn_late():
             return False
         is_usual = all(map(ge, self._changes(), self.typical_changes))
-        return is_usual and not self._is_in_doubt(self._commit, self._marks)
+        is_doubtful = self._is_in_doubt(self._commit, self._marks)
+        return is_usual and not is_doubtful and self.private.settle()
 
     def _is_in_doubt(self, commit: Commit, marks: tuple[Any, ...]) -> bool:
         """Whether something has not changed in this step that may change seldom, behind this point.

@@ -28,6 +28,7 @@ from worker_hooks.contract.status_page import (
 )
 from worker_hooks.rng.generators import copy
 from worker_hooks.rng.randomness import Randomness
+from worker_hooks.script.kept import ENTRY, ScriptValues
 from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.registry import Piece
 
@@ -38,6 +39,8 @@ PREFIXES = ("", "1:")
 
 EPOCH = "epoch:"
 """Prefix of the names of the randomness that the epoch began with."""
+
+_SCRIPT_BYTES = 16 << 10  # room for the script's own values at first
 
 _LATE_BYTES = 64 << 10  # of buffers, compared once a step
 
@@ -74,6 +77,7 @@ class _RecordWriter(NamedTuple):
     epoch_start: list[bytes]  # the only item: what is written there at present
     epoch_start_at: int
     known: tuple[dict[str, bytes], ...]  # what each source has written
+    script: list[bytes]  # the only item: what is written there at present
 
 
 class PrivateState:
@@ -82,6 +86,7 @@ class PrivateState:
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.buffers = Buffers(pieces)
         self.randomness = Randomness()
+        self.script = ScriptValues()
         self.page: Page | None = None
         self.late_buffers: set[str] = set()
         """Buffers that have changed between the last backward of a step and its commit."""
@@ -93,6 +98,8 @@ class PrivateState:
         self._place = 0  # of the current source
         self._committed = 0  # of the source in whose loop the newest commit was made
         self._offset = 0  # of what the current source writes, after buffers and randomness
+        self._script_at = 0  # of the script's values, the last entry
+        self._script_bytes = 0  # room for them
         self._slot = 0  # of the record that is written
         self._step = 0  # of the same
         self._crcs: list[int] = []  # of each generator's state as backward began
@@ -135,14 +142,13 @@ class PrivateState:
             self._set_offset()
         return is_there
 
-    def open(self, rank: int, attempt: int, source: PrivateSource, step: int, meta: bytes) -> int:
-        """Make a page with room for this source, and copy the commit from the previous page.
+    def open(self, rank: int, attempt: int, source: PrivateSource, meta: bytes) -> int:
+        """Make a page with room for this source, and copy what the previous page has.
 
         Args:
             rank: whose page it is.
             attempt: the rank's present attempt.
             source: the loader that is read now.
-            step: the newest commit.
             meta: JSON of the size to expect.
 
         Returns:
@@ -164,8 +170,11 @@ class PrivateState:
         for prefix, each in zip(PREFIXES, self._sources, strict=True):
             sources = () if each is None else each.entries
             entries += [entry._replace(name=prefix + entry.name) for entry in sources]
-        record = None if old is None else old.record(step)
-        size = len(meta if record is None else record.meta)
+        self._script_at = sum(entry.nbytes for entry in entries)
+        room = self._script_bytes = max(_SCRIPT_BYTES, 2 * len(self.script.content))
+        entries.append(Entry(ENTRY, "U8", (room,), room))
+        records = [] if old is None else old.records()
+        size = max([len(meta), *[len(record.meta) for record in records]])
         fd = pages.create(rank, attempt, entries, max(META_BYTES, 4 * size))
         page = Page(fd)
         self.buffers.forget()
@@ -175,12 +184,36 @@ class PrivateState:
         known = dict(zip(before, self._drawn_late, strict=True))
         self._drawn_late = [known.get(entry.name, False) for entry in luck]
         self._packed = late_draws(len(luck))
-        if old is not None and record is not None:
-            self._copy_commit(page, record, old.entries)
+        if old is not None:
+            for record in records:
+                self._copy(page, record, old.entries)
         if old is not None:
             page.continue_from(old)
         self.page = page
         return fd
+
+    def look(self, *, is_commit: bool) -> bool:
+        """Look what the script has changed; whether the page has room for it.
+
+        Raises:
+            TypeError: a value cannot be saved; the message names it.
+        """
+        self.script.look(is_commit=is_commit)
+        return self.page is None or len(self.script.content) <= self._script_bytes * 3 // 4
+
+    def settle(self) -> bool:
+        """Only the commit is missing: write the script's values as they will be then.
+
+        Returns:
+            Whether they are so already.
+        """
+        script, writer = self.script, self._writers.get(UNDER_WAY)
+        if not script.late:
+            return True
+        if writer is None or not script.settle() or len(script.content) > self._script_bytes:
+            return False
+        copy(writer.address + self._script_at, script.content, len(script.content))
+        return True
 
     def write(self, step: int, position: Position, *, is_commit: bool) -> None:
         """Write the state as of a commit, or of the step under way."""
@@ -225,6 +258,10 @@ class PrivateState:
         source = self._sources[self._place]
         if source is not None:
             source.fill(before_at + len(before) + self._offset, writer.known[self._place])
+        script = self.script.content
+        if writer.script[0] is not script and len(script) <= self._script_bytes:
+            copy(address + self._script_at, script, len(script))
+            writer.script[0] = script
 
     def _writer(self, address: int, slot: int) -> _RecordWriter:
         randomness_at = address + self.buffers.nbytes
@@ -236,6 +273,7 @@ class PrivateState:
             epoch_start=[b""],
             epoch_start_at=randomness_at + self.randomness.nbytes,
             known=tuple({} for _ in self._sources),
+            script=[b""],
         )
         return writer
 
@@ -253,19 +291,21 @@ class PrivateState:
             entry.nbytes for each in before if each is not None for entry in each.entries
         )
 
-    def _copy_commit(self, page: Page, record: CommitRecord, entries: Sequence[Entry]) -> None:
-        """Copy another page's commit to this page; what it lacks is written as it is at present."""
-        there = dict(_parts(entries, record.payload))
+    def _copy(self, page: Page, record: CommitRecord, entries: Sequence[Entry]) -> None:
+        """Copy another page's record to this page; what it lacks is written as it is at present."""
+        there = {entry.name: (entry, octets) for entry, octets in _parts(entries, record.payload)}
 
         def fill(address: int) -> None:
-            self._slot = record.step % 2
+            self._slot = record.step % 2 if record.is_commit else UNDER_WAY
             self._fill(address)
             for entry in page.entries:
-                if entry in there:
-                    ctypes.memmove(address, bytes(there[entry]), entry.nbytes)
+                old, octets = there.get(entry.name, (None, b""))
+                if old == entry or (old is not None and entry.name == ENTRY):
+                    ctypes.memmove(address, bytes(octets), min(entry.nbytes, len(octets)))
                 address += entry.nbytes
 
-        page.write(record.step, record.epoch, record.batch, record.meta, fill, is_commit=True)
+        is_commit = record.is_commit
+        page.write(record.step, record.epoch, record.batch, record.meta, fill, is_commit=is_commit)
         self.buffers.forget()  # the copied record may differ from the present state
         self._writers.clear()
 

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from worker_hooks.drill.observer import StepObserver
 from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery import resume
 from worker_hooks.recovery.resume import ResumePoint
+from worker_hooks.script import notice, source
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.replication import Replication
 from worker_hooks.training.loop_variables import LoopVariables
@@ -87,6 +88,7 @@ class DataLoop:
         self._meta = b"{}"  # what a resume must know of the place, as JSON
         self._is_armed = False
         self._is_leaving = False  # the script leaves the loop at will
+        self._armed_feed = Feed(())  # of the loop that was begun last, or none's
         self._resume_point: ResumePoint | None = None  # until training is there
 
     # --- for TrainState ---------------------------------------------------------------------------
@@ -99,6 +101,12 @@ class DataLoop:
     def facts(self) -> dict[str, Any]:
         """What is saved beside the replicated state; the same on all replicas."""
         return {"loop": self._loops - 1, "ready_orders": self.reducers.orders()}
+
+    def begin_run(self, train: Callable[..., Any]) -> None:
+        """The training function is about to be entered."""
+        self._find_script(train)
+        if self._resume_point is not None:
+            resume.restore_script(self._resume_point, self._committed)
 
     def resume_at(self, point: ResumePoint) -> None:
         """Continue from here; the replicated state is restored already."""
@@ -118,8 +126,10 @@ class DataLoop:
         """The script begins this epoch, and leaves it to us to count."""
         self._counts_epochs = True
         self.epoch, self._loops, self.batch = epoch, 0, 0
+        self._find_script()
         if self._resume_point is not None:
             resume.begin_epoch(self._resume_point)
+            resume.restore_script(self._resume_point, self._committed)
         self._variables.begin_epoch()
         self._committed.private.begin_epoch()
 
@@ -137,6 +147,8 @@ class DataLoop:
         mine = self._current = object()
         self._is_leaving = False
         feed = self._feed = self._feeds.of(loader)
+        self._find_script()
+        feed.owners = self._committed.private.script.owners
         batches = self._open(feed, loop, point)
         first_batch = self.batch
         self._enter_script(sys._getframe(1), asked_by, point)  # noqa: SLF001
@@ -290,24 +302,43 @@ class DataLoop:
                 log.warning(COUNTS_ANEW, self.batch)
         self._variables.capture(is_last=True)
 
+    def _find_script(self, train: Callable[..., Any] | None = None) -> None:
+        """Find what the script keeps for itself, and say once a run what cannot be restored."""
+        script = self._committed.private.script
+        if script.is_found:
+            return
+        script.find(train or source.caller(sys._getframe(1)))  # noqa: SLF001
+        env = self._guard.env
+        if env.rank == 0 and env.attempt == 0 and self._guard.is_on:
+            for text, is_refused in notice.sentences(script.named, is_strict=env.is_strict):
+                self._guard.say_unprotected(text, is_refused=is_refused)
+
     def _arm(self, feed: Feed) -> None:
         """Watch the state and let it be saved: everything that belongs to it exists by now."""
         self.tracker.watch()
         self._is_armed = True
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
+        self._armed_feed = feed
         if has_use and not self._committed.private.switch_to(feed):
-            env = self._guard.env
+            if self._committed.page is None:
+                self._committed.private.script.begin()
             if self._guard.is_on:
-                self._committed.changes.begin(env.audit)
-            page = self._committed.open(env.rank, env.attempt, feed, self._position())
-            self._guard.register(page, self._committed.step)
-            os.close(page)
+                self._committed.changes.begin(self._guard.env.audit)
+            self._make_page(feed)
             if self._guard.compares:
                 self._replication.training_begins(self._committed.step)
         self._callbacks.tell("armed", self._training)
 
+    def _make_page(self, feed: Feed) -> None:
+        env = self._guard.env
+        page = self._committed.open(env.rank, env.attempt, feed, self._position())
+        self._guard.register(page, self._committed.step)
+        os.close(page)
+
     def _arm_without_loader(self) -> None:
         feed = Feed(())
+        self._find_script()
+        feed.owners = self._committed.private.script.owners
         feed.begin(None)
         self._set_meta(feed, 0, is_over=False)
         if self._resume_point is not None:  # it stays: a loop over batches() may still follow
@@ -337,6 +368,8 @@ class DataLoop:
             if remark := self._variables.remark():
                 self.tracker.say(remark)
         position = position or self._position()
+        if not self._committed.private.look(is_commit=True):
+            self._make_page(self._armed_feed)
         self._gate.commit(partial(self._committed.commit, position))
         self._committed.audit()
         if self._guard.is_on:

@@ -28,7 +28,7 @@ def run(train: Callable[[TrainState], Result], state: TrainState) -> Result:
     """
     if not callable(train) or not isinstance(state, TrainState):
         raise TypeError("run(train, state) takes your training function and its TrainState")
-    state.begin_run()
+    state.begin_run(train)
     is_again = False
     while True:
         try:

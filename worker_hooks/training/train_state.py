@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from worker_hooks.checkpoint.context import CheckpointContext
 from worker_hooks.recovery import resume
 from worker_hooks.recovery.rejoin import Membership
 from worker_hooks.recovery.resume import ResumePoint
+from worker_hooks.script.own import OwnValues
 from worker_hooks.state.committed_state import CommittedState
 from worker_hooks.state.registry import pieces_of
 from worker_hooks.training import startup
@@ -76,6 +77,7 @@ class TrainState:
         env, self._observers = startup.read_env(os.environ)
         self.rank, self.world_size = env.rank, env.world_size
         self._committed = CommittedState(pieces_of(given), self._facts)
+        self._committed.private.script.exclude([self, *given.values()])
         self._guard, folder = startup.connect(
             startup.options_of(self._callbacks, ckpt_save_path, env),
             env,
@@ -132,6 +134,27 @@ class TrainState:
     @loss.setter
     def loss(self, value: torch.Tensor | float) -> None:
         self._loop.tracker.loss = value
+
+    @property
+    def own(self) -> OwnValues:
+        """Values of this rank that the script assigns, saved at each commit.
+
+            state.own.setdefault(best=0.0)         # at the begin of train
+            state.own.best = max(state.own.best, accuracy)
+
+        Numbers, texts, tensors, arrays, random number generators, and containers of these, up to
+        64 KiB each. They are there again after a replacement, a restart and a resume.
+        """
+        return self._committed.private.script.own
+
+    @property
+    def shared(self) -> OwnValues:
+        """As :attr:`own`, of values that all ranks hold alike: a new rank is given them, too."""
+        return self._committed.private.script.shared
+
+    def ignore(self, *names: str) -> None:
+        """Leave these variables of the script alone: they are neither saved nor named."""
+        self._committed.private.script.ignored.update(names)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are still to be trained, of ``count`` in all.
@@ -215,9 +238,10 @@ class TrainState:
 
     # --- for run() --------------------------------------------------------------------------------
 
-    def begin_run(self) -> None:
+    def begin_run(self, train: Callable[..., Any]) -> None:
         """The training function is about to be entered for the first time."""
         self._membership.begin()
+        self._loop.begin_run(train)
 
     def hold(self, error: str) -> bool:
         """After a failure, wait while the state is saved; whether to :meth:`rejoin`."""
@@ -235,6 +259,7 @@ class TrainState:
         point = resume.restore_replicated(self._committed.pieces, Path(order.path), env, live)
         self._committed.begin_again(point.step)
         self._loop.restart()
+        self._committed.private.script.rewind()
         self._is_done = False
         self._resume_at(point)
         self.exit.rejoined()
@@ -246,6 +271,7 @@ class TrainState:
 
     def _resume_at(self, point: ResumePoint) -> None:
         """Continue where a checkpoint says; its replicated state is restored already."""
+        resume.restore_script(point, self._committed)
         self._committed.resume_at(
             point.step, point.typical_changes, point.late_buffers, point.changing
         )

@@ -51,7 +51,7 @@ def found(attempt=0, path="/old", step=7):
 
 
 def refused(*ranks, attempt=0):
-    return ev.ResumeRefused(attempt, "no checkpoint can be trusted", ranks)
+    return ev.StartRefused(attempt, "no checkpoint can be trusted", ranks)
 
 
 ASKED = [

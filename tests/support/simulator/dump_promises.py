@@ -87,7 +87,7 @@ class DumpWatch:
         match event:
             case ev.WorkerExited():
                 self.reached(event.step)
-            case ev.CheckpointFound() | ev.ResumeRefused() if self.is_now(event):
+            case ev.CheckpointFound() | ev.StartRefused() if self.is_now(event):
                 self.searched(before, event)
             case protocol.Registered() if self.is_alive(event):
                 self.registered.add(event.rank)
@@ -110,8 +110,8 @@ class DumpWatch:
         """Whether ranks may say what they hold."""
         return self.open or self.node.job.state is JobState.HOLDING or self.is_held
 
-    def searched(self, before: Job, event: ev.CheckpointFound | ev.ResumeRefused) -> None:
-        if isinstance(event, ev.ResumeRefused):
+    def searched(self, before: Job, event: ev.CheckpointFound | ev.StartRefused) -> None:
+        if isinstance(event, ev.StartRefused):
             self.is_refused = self.is_refused or before.state in BEGUN
             return
         if self.path is not None and event.step <= self.saved:

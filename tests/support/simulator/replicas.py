@@ -135,7 +135,7 @@ class Replicas:
         asked = [each for each in self.asking if each.announced_at <= node.now]
         if self.climate.old == "damage":
             ranks = tuple(each.rank for each in asked)
-            node.tell(ev.ResumeRefused(attempt, "nothing can be trusted", ranks), node.now)
+            node.tell(ev.StartRefused(attempt, "nothing can be trusted", ranks), node.now)
             return
         self.is_searched, self.training.base = True, OLD_STEP
         node.tell(ev.CheckpointFound(attempt, OLD_PATH, OLD_STEP), node.now)

@@ -50,7 +50,7 @@ SEEN = {
     50: ("gracefully",),
     150: ("Leave", "Dismiss"),
     600: ("to memory", "ForgetMemory"),
-    80: ("ResumeRefused", "RefuseRanks", "CheckpointFound"),
+    80: ("StartRefused", "RefuseRanks", "CheckpointFound"),
     800: ("succeeded", "failed", "stopped", "restarted", "Raised", "AbandonDump"),
     1_000: ("FreezeRanks", "SaveRanks", "CommitDump", "DumpCommitted", "Release"),
 }

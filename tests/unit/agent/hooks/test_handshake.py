@@ -125,7 +125,7 @@ def test_when_none_can_be_trusted_that_is_decided_on_before_anybody_is_told(desk
         desk.hello(rank, tmp_path, wants_resume=True)
     desk.files.work()
     (refused,) = desk.posted
-    assert refused == ev.ResumeRefused(0, refused.why, (1, 0))
+    assert refused == ev.StartRefused(0, refused.why, (1, 0))
     assert "can be trusted" in refused.why
     assert desk.links.said == {}
     assert all("is skipped" in sentence for sentence in desk.told)  # the refusal comes last

@@ -1,0 +1,72 @@
+"""What a script keeps for itself is as it would have been, whatever dies."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from support.jobs import WORKERS, Launcher
+from support.training_kinds import RANKS, msrun_of, run
+
+from msrun.drill.fault_options import read_words
+from msrun.drill.history import read
+from worker_hooks.drill.plan import DrillPlan
+
+pytestmark = pytest.mark.torch
+SCRIPT = WORKERS / "train_and_keep.py"
+LOOP = WORKERS / "carry_locals.py"
+
+REPLACED = "rank=0,step=3,phase=update"  # its peers commit the step, with values changed after it
+RESTARTED = "rank=1,step=6,phase=commit"
+STOPPED = "rank=2,step=9,phase=forward"
+RESUME = f"exec {sys.executable} -m msrun --resume"
+
+
+def values(folder: Path) -> list[dict]:
+    return [json.loads((folder / "out" / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def test_values_outside_of_the_state_survive_replacement_restart_and_resume(
+    launcher: Launcher,
+) -> None:
+    words = msrun_of(f"--worker_num={RANKS}", "--max-restarts=1", "--max_replacements=1")
+    plain = run(launcher, launcher.tmp / "plain", *words, SCRIPT, "out")
+    assert plain.ended.code == 0, plain.ended.out
+
+    folder = launcher.tmp / "killed"
+    faults = read_words(f"{REPLACED}+{RESTARTED}+{STOPPED}", "kill").faults
+    plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), faults)
+    script = f"mkdir traces ckpt; env MSRUN_DRILL='{plan.encode()}' \"$@\"; {RESUME}"
+    killed = run(
+        launcher,
+        folder,
+        *("sh", "-c", script, "sh", *words, SCRIPT, "out"),
+    )
+    assert killed.ended.code == 0, killed.ended.out
+    history = read(folder)
+    assert [each.step for each in history.strikes] == [3, 6, 9]
+    assert [each["step"] for each in history.events if each["event"] == "ReplaceRanks"] == [3]
+    assert "differs between ranks" not in killed.ended.out
+    assert values(folder) == values(plain.folder)
+
+
+def test_a_variable_of_the_loop_that_cannot_be_restored_is_named_before_training(
+    launcher: Launcher,
+) -> None:
+    words = msrun_of("--worker_num=1", "--max-restarts=1")
+    named = run(launcher, launcher.tmp / "named", *words, LOOP)
+    assert named.ended.code == 0, named.ended.out
+    assert named.ended.out.count("msrun: ") == 2
+    assert "carry_locals.py:30 `total`: after a replacement or resume printed" in named.ended.out
+    assert "carry_locals.py:26 `batch`, carry_locals.py:32 `best` begin anew" in named.ended.out
+
+    strict = run(launcher, launcher.tmp / "strict", *words, "--strict", LOOP)
+    assert strict.ended.code == 2, strict.ended.out
+    assert "refused, because of --strict" in strict.ended.out
+    assert "trained" not in strict.ended.out
+
+    quiet = run(launcher, launcher.tmp / "quiet", *words, "--strict", LOOP, "--quiet")
+    assert quiet.ended.code == 0, quiet.ended.out
+    assert "anew" not in quiet.ended.out

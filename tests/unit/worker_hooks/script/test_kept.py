@@ -1,0 +1,205 @@
+"""What is saved of a script's values, and what comes back in the process and in another one."""
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from worker_hooks.script.kept import ScriptValues
+from worker_hooks.script.values import Script
+
+
+class Rank:
+    """A process with a script as its ``__main__``; its values are globals."""
+
+    def __init__(self, monkeypatch, tmp_path, **values):
+        self.main = ModuleType("__main__")
+        self.main.__file__ = str(tmp_path / "train.py")
+        vars(self.main).update(values)
+        monkeypatch.setitem(sys.modules, "__main__", self.main)
+        self.values = ScriptValues()
+        self.values.find(None)
+
+    def __getattr__(self, name):
+        return getattr(self.main, name)
+
+    def under_way(self, **changes):
+        vars(self.main).update(changes)
+        self.values.look(is_commit=False)
+        return self.saved()
+
+    def commit(self, **changes):
+        vars(self.main).update(changes)
+        self.values.look(is_commit=True)
+        return self.saved()
+
+    def saved(self):
+        return Script.split(self.values.content)
+
+
+@pytest.fixture
+def rank(monkeypatch, tmp_path):
+    return lambda **values: Rank(monkeypatch, tmp_path, **values)
+
+
+def test_only_what_changes_is_saved(rank):
+    one = rank(n=0, epochs=3, net=torch.nn.Linear(1, 1), history=[])
+    assert one.commit(n=1).values == {"n": 1}
+    one.history.append(2.5)
+    assert set(one.commit().values) == {"n", "history"}
+    other = rank(n=0, epochs=5, history=[])  # another setting is given at the resume
+    kept = other.history
+    other.values.restore(one.saved())
+    assert (other.n, other.epochs, other.history) == (1, 5, [2.5])
+    assert other.history is kept
+
+
+def test_what_the_begin_of_training_assigns_is_assigned_again_and_not_saved(rank):
+    one = rank(ranks=0, best=0.0)
+    vars(one.main).update(ranks=3, best=1.0)
+    one.values.begin()
+    assert one.saved().values == {}
+    assert one.commit(best=2.0).values == {"best": 2.0}
+    one.values.rewind()
+    assert (one.ranks, one.best) == (0, 0.0)
+
+
+def test_nothing_is_written_anew_if_nothing_has_changed(rank):
+    one = rank(n=0)
+    one.commit(n=1)
+    one.under_way()
+    content = one.values.content
+    one.commit()
+    one.under_way()
+    assert one.values.content is content
+
+
+def test_a_survivor_undoes_what_the_interrupted_step_has_changed(rank):
+    one = rank(n=0, first=[0])
+    saved = one.commit(n=1)
+    one.first.append(1)  # its first change of all
+    one.under_way(n=2, made_now=True)
+    one.values.own.mine = 1
+    one.values.look(is_commit=False)
+    one.values.rewind()
+    one.values.restore(saved)
+    assert (one.n, one.first) == (1, [0])
+    assert not hasattr(one.main, "made_now")
+    assert not hasattr(one.values.own, "mine")
+
+
+def test_a_change_after_backward_is_taken_from_a_peer_that_had_the_same(rank):
+    peer, dead = rank(n=0, mine=10), rank(n=0, mine=20)
+    for one in (peer, dead):
+        one.under_way()
+        one.commit(n=1, mine=one.mine + 1)
+        one.under_way()
+    before = dead.saved()
+    after = peer.commit(n=2, mine=12)
+    again = rank(n=0, mine=20)
+    again.values.restore(before, after)
+    assert (again.n, again.mine) == (2, 21)  # what differs between ranks nobody else knows
+
+
+def test_the_first_change_of_all_is_taken_from_a_peer_that_began_alike(rank):
+    peer, dead, again = rank(n=0, mine=1), rank(n=0, mine=2), rank(n=0, mine=2)
+    before = dead.under_way()
+    peer.under_way()
+    again.values.restore(before, peer.commit(n=1, mine=5))
+    assert (again.n, again.mine) == (1, 2)
+
+
+def test_that_a_rank_lacks_a_change_is_said(rank, caplog):
+    peer, dead = rank(mine=1), rank(mine=2)
+    for one in (peer, dead):
+        one.under_way()
+        one.commit(mine=one.mine + 2)
+        one.under_way()
+    rank(mine=2).values.restore(dead.saved(), peer.commit(mine=5))
+    assert "mine differs between ranks, and this rank died between its update" in caplog.text
+
+
+def test_a_step_is_complete_when_all_has_changed_that_usually_does_after_backward(rank):
+    one = rank(n=0)
+    one.under_way()
+    one.commit(n=1)
+    one.under_way()
+    assert not one.values.settle()
+    one.main.n = 2
+    assert one.values.settle()
+    assert (one.saved().values, one.saved().is_settled) == ({"n": 2}, True)
+    one.commit()
+    assert not one.under_way().is_settled
+
+
+def test_what_changes_and_is_large_is_said_once(rank, caplog):
+    one = rank(shadow=torch.zeros(20_000))
+    for _ in range(3):
+        one.shadow.add_(1)
+        assert one.commit().values == {}
+    assert caplog.text.count("shadow changes while training and is larger than 64 KiB") == 1
+
+
+def test_a_name_that_is_ignored_is_left_alone(rank):
+    one = rank()
+    one.values.ignored.add("n")
+    assert one.commit(n=1, m=1).values == {"m": 1}
+
+
+def test_registered_objects_and_containers_of_them_are_left_alone(rank):
+    weight = torch.zeros(2)
+    one = rank()
+    one.values.exclude([{"w": [weight]}])
+    vars(one.main).update(w=weight, all_of_them=[weight])
+    weight.add_(1)
+    assert one.commit().values == {}
+
+
+def test_objects_and_closures_are_looked_into(rank):
+    class Meter:
+        def __init__(self):
+            self.total = 0.0
+
+    Meter.__module__ = "__main__"
+    one = rank()
+    best = 1
+
+    def train():
+        nonlocal best
+        best += 1
+
+    train.__module__ = "__main__"
+    one.main.meter = Meter()
+    one.values = ScriptValues()
+    one.values.find(train)
+    train()
+    one.main.meter.total = 2.0
+    saved = one.commit().values
+    assert [name.rpartition(".")[2] for name in saved] == ["best", "total"]
+    assert list(saved.values()) == [2, 2.0]
+
+
+def test_own_values():
+    kept = ScriptValues()
+    with pytest.raises(AttributeError, match=r"state\.own\.best has no value yet"):
+        kept.own.best  # noqa: B018
+    kept.own.best = 0.5
+    kept.own.setdefault(best=0.0, count=3)
+    kept.shared.steps = [1]
+    kept.look(is_commit=True)
+    again = ScriptValues()
+    again.own.setdefault(best=0.0)
+    again.restore(Script.split(kept.content))
+    assert (again.own.best, again.own.count, again.shared.steps) == (0.5, 3, [1])
+    new = ScriptValues()
+    new.restore(Script.split(kept.content), is_own=False)  # a rank that was not there
+    assert (getattr(new.own, "best", None), new.shared.steps) == (None, [1])
+
+
+def test_what_cannot_be_saved_any_more_raises_at_the_commit():
+    kept = ScriptValues()
+    kept.own.items = [1]
+    kept.own.items.append(object())
+    with pytest.raises(TypeError, match=r"state\.own\.items cannot be saved"):
+        kept.look(is_commit=True)

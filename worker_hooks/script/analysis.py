@@ -1,0 +1,447 @@
+"""Finds the local variables that a training loop carries from one step to the next.
+
+After a replacement or a resume the training function is entered again, and its locals begin anew. A
+variable is *carried* if it is written in a loop with commits, and an iteration reads, or what
+follows the loop reads, what an earlier iteration wrote. Pure: syntax trees in, findings out. What
+it does not understand it takes for harmless, so it never stands in the way of a training.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterable, Iterator
+from operator import itemgetter
+from typing import NamedTuple
+
+LOOPS = frozenset({"batches", "epochs"})
+EXIT = "should_exit"
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Scope = _Function | ast.Module
+_Loop = ast.For | ast.AsyncFor | ast.While
+_Quiet = ast.Pass | ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal
+_INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_CONTAINERS = {
+    *("list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict", "bytearray"),
+    *("zeros", "ones", "full", "empty", "tensor", "array"),
+    *("zeros_like", "ones_like", "full_like", "empty_like"),
+}
+_MUTATORS = {
+    *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault"),
+    *("pop", "popleft", "popitem", "remove", "discard", "clear", "subtract", "sort", "reverse"),
+}
+_PRINTERS = {
+    *("print", "pprint", "write", "info", "warning", "debug", "error"),
+    *("log", "log_metrics", "log_metric", "add_scalar", "add_scalars", "add_histogram"),
+    *("set_postfix", "set_postfix_str", "set_description"),
+}
+_LOGGERS = {"logging", "logger", "wandb", "mlflow", "writer", "tensorboard", "pbar", "tqdm"}
+
+
+class Carried(NamedTuple):
+    """A variable that a loop carries."""
+
+    name: str
+    line: int  # where the loop writes it
+    is_only_printed: bool  # it flows into nothing but output
+
+
+class LoopFindings(NamedTuple):
+    """What the loops of one function, or of a script's top level, do to its variables."""
+
+    carried: tuple[Carried, ...]
+    temporary: frozenset[str]  # written in each iteration before they are read
+    calls: frozenset[str]  # functions, and methods of ``self``, that are called in it
+
+
+def analyse(
+    scope: _Scope, commits: Collection[str] = (), classes: Collection[str] = ()
+) -> LoopFindings:
+    """Look at one function or at a script's top level.
+
+    Args:
+        scope: its syntax tree.
+        commits: names of functions with a loop of commits in them.
+        classes: names of the script's own classes, whose objects have methods that change them.
+    """
+    return _Analysis(scope, commits, classes).findings()
+
+
+def has_commits(scope: _Scope) -> bool:
+    """Whether the loop over the training's data, or one that asks whether to exit, is in it."""
+    return any(_is_commit(node, ()) for node in _walk(scope.body))
+
+
+class _Analysis:
+    def __init__(self, scope: _Scope, commits: Collection[str], classes: Collection[str]) -> None:
+        self._scope = scope
+        self._commits = commits
+        self._inner: dict[str, set[str]] = {}  # inner functions, and what they read from outside
+        self._inner_writes: dict[str, set[str]] = {}  # and what they assign outside
+        self._found: dict[str, int] = {}
+        self._written: set[str] = set()
+        self._validations = 0  # blocks around, in which no step is made
+        self._locals = _stored(scope.body)
+        if not isinstance(scope, ast.Module):
+            self._locals |= {each.arg for each in _arguments(scope)}
+            for node in _walk(scope.body):
+                if isinstance(node, ast.Global | ast.Nonlocal):
+                    self._locals -= set(node.names)
+        for node in _walk(scope.body):
+            if isinstance(node, _Function):
+                self._inner[node.name] = _read_outside(node)
+                self._inner_writes[node.name] = _outer(node) & _stored(node.body)
+            elif isinstance(node, ast.ClassDef):
+                self._inner[node.name] = _loads(node.body)
+        self._changeable = _changeable(scope.body, {*_CONTAINERS, *classes})
+
+    def findings(self) -> LoopFindings:
+        if not _without_gradients(getattr(self._scope, "decorator_list", ())):
+            self._block(self._scope.body, frozenset(), _Exits(frozenset(), frozenset()))
+        steering = _steering(self._scope.body, self._changeable)
+        carried = tuple(
+            Carried(name, line, name not in steering)
+            for name, line in sorted(self._found.items(), key=itemgetter(1, 0))
+        )
+        temporary = frozenset(self._written - self._found.keys()) - frozenset(
+            *[set().union(*self._inner.values())]
+        )
+        return LoopFindings(carried, temporary, frozenset(calls(self._scope.body)))
+
+    # --- liveness: what is read later before it is written, from the end to the begin -------------
+
+    def _block(self, body: Iterable[ast.stmt], live: frozenset[str], to: _Exits) -> frozenset[str]:
+        for statement in reversed(list(body)):
+            live = self._statement(statement, live, to)
+        return live
+
+    def _statement(self, node: ast.stmt, live: frozenset[str], to: _Exits) -> frozenset[str]:
+        match node:
+            case ast.For() | ast.AsyncFor() | ast.While():
+                return self._loop(node, live, to)
+            case ast.If():
+                either = self._block(node.body, live, to) | self._block(node.orelse, live, to)
+                return either | self._reads([node.test])
+            case ast.Try() | ast.TryStar():
+                after = self._block(node.finalbody, live, to)
+                caught = [self._block(each.body, after, to) for each in node.handlers]
+                through = self._block([*node.body, *node.orelse], after, to)
+                return through.union(*caught)
+            case ast.With() | ast.AsyncWith():
+                is_validation = _without_gradients(node.items)
+                self._validations += is_validation
+                inside = self._block(node.body, live, to)
+                self._validations -= is_validation
+                return (inside - _stored(node.items)) | self._reads(node.items)
+            case ast.Match():
+                cases = [self._block(each.body, live, to) for each in node.cases]
+                return live.union(*cases) | self._reads([node.subject])
+            case ast.Break():
+                return to.after
+            case ast.Continue():
+                return to.again
+            case ast.Return() | ast.Raise():
+                return self._reads([node])
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                return live - {node.name}
+        return (live - _stored([node])) | self._reads([node])
+
+    def _loop(self, node: _Loop, live: frozenset[str], to: _Exits) -> frozenset[str]:
+        after = self._block(node.orelse, live, to)
+        head = [node.test] if isinstance(node, ast.While) else []
+        targets = frozenset() if isinstance(node, ast.While) else _stored([node.target])
+        again, known = after, None
+        while again != known:
+            known = again
+            begin = self._block(node.body, known, _Exits(live, known)) | self._reads(head)
+            again = after | (begin - targets)
+        begin -= targets
+        if _is_commit(node, self._commits) and not self._validations:
+            self._note(node, begin)
+        # a loop is taken to run at least once: what it always sets is there behind it
+        return begin if isinstance(node, ast.While) else begin | self._reads([node.iter])
+
+    def _note(self, loop: _Loop, begin: frozenset[str]) -> None:
+        written = _places(loop.body, self._changeable)
+        if isinstance(loop, ast.While):
+            written |= _places([loop.test], {})
+        for node in _walk(loop.body):
+            if isinstance(node, ast.Name):
+                for name in self._inner_writes.get(node.id, ()):
+                    written.setdefault(name, node.lineno)
+        targets = set() if isinstance(loop, ast.While) else _stored([loop.target])
+        self._written |= (written.keys() | targets) & self._locals
+        for name in written.keys() & begin & self._locals:
+            self._found.setdefault(name, written[name])
+
+    def _reads(self, nodes: Iterable[ast.AST]) -> frozenset[str]:
+        found = _loads(nodes)
+        for name in found & self._inner.keys():
+            found |= self._inner[name]
+        return frozenset(found)
+
+
+class _Exits(NamedTuple):
+    """What is read later where a statement leaves its block."""
+
+    after: frozenset[str]  # behind the loop
+    again: frozenset[str]  # in its next iteration
+
+
+def _is_commit(node: ast.AST, commits: Collection[str]) -> bool:
+    """Whether this is a loop in which steps are committed."""
+    if not isinstance(node, _Loop):
+        return False
+    for each in _walk([node]):
+        if isinstance(each, ast.Attribute) and each.attr == EXIT:
+            return True
+        if isinstance(each, ast.Call):
+            name = _called(each)
+            if name in commits or (isinstance(each.func, ast.Attribute) and name in LOOPS):
+                return True
+    return False
+
+
+def _without_gradients(nodes: Iterable[ast.AST]) -> bool:
+    names = {_called(each) for each in _walk(nodes) if isinstance(each, ast.Call)}
+    return not names.isdisjoint({"no_grad", "inference_mode"})
+
+
+def _read_outside(function: _Function) -> set[str]:
+    """The variables of the outer function that an inner one reads."""
+    mine = _stored(function.body) | {each.arg for each in _arguments(function)}
+    return _loads(function.body) - (mine - _outer(function))
+
+
+def _outer(function: _Function) -> set[str]:
+    """The variables that a function declares to be from outside."""
+    return {
+        name
+        for node in _walk(function.body)
+        if isinstance(node, ast.Global | ast.Nonlocal)
+        for name in node.names
+    }
+
+
+def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All nodes, in order, without the bodies of inner functions."""
+    for node in nodes:
+        yield node
+        if not isinstance(node, _INNER):
+            yield from _walk(ast.iter_child_nodes(node))
+
+
+def _loads(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that are read, also in comprehensions and lambdas, without their own variables."""
+    found: set[str] = set()
+    for node in nodes:
+        mine: set[str] = set()
+        match node:
+            case ast.Name(ctx=ast.Load()):
+                found.add(node.id)
+            case ast.AugAssign(target=ast.Name(id=name)):
+                found.add(name)
+            case ast.Lambda():
+                mine = {each.arg for each in _arguments(node)}
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                mine = set().union(*(_stored([each.target]) for each in node.generators))
+        found |= _loads(ast.iter_child_nodes(node)) - mine
+    return found
+
+
+def _stored(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that are assigned, in any way, in this scope."""
+    found: set[str] = set()
+    for node in _walk(nodes):
+        match node:
+            case ast.Name(ctx=ast.Store() | ast.Del()):
+                found.add(node.id)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found.add(node.name)
+            case ast.alias():
+                found.add((node.asname or node.name).partition(".")[0])
+            case ast.ExceptHandler(name=str(name)):
+                found.add(name)
+    comprehensions = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    theirs = [n for n in _walk(nodes) if isinstance(n, comprehensions)] if found else []
+    inside = {name for each in theirs for g in each.generators for name in _targets(g.target)}
+    outside = {
+        each.id
+        for each in _outside(nodes, comprehensions)
+        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)
+    }
+    return found - (inside - outside)
+
+
+def _outside(nodes: Iterable[ast.AST], kinds: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
+    for node in nodes:
+        yield node
+        if not isinstance(node, (*_INNER, *kinds)):
+            yield from _outside(ast.iter_child_nodes(node), kinds)
+
+
+def _targets(target: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
+
+
+def _places(nodes: Iterable[ast.AST], changeable: Collection[str]) -> dict[str, int]:
+    """The names that are written, and those in ``changeable`` that are changed, with a line."""
+    nodes, found = list(nodes), dict[str, int]()
+    names = _stored(nodes)
+    for node in _walk(nodes):
+        name = ""
+        match node:
+            case ast.Name(ctx=ast.Store() | ast.Del()) if node.id in names:
+                name = node.id
+            case ast.Subscript(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store()):
+                name = _base(node)
+            case ast.Call(func=ast.Attribute(attr=attr, value=owner)):
+                is_change = attr in _MUTATORS or (attr.endswith("_") and attr[:1] != "_")
+                name = _base(owner) if is_change else ""
+        line = getattr(node, "lineno", 0)
+        if name and (name in names or name in changeable):
+            found.setdefault(name, line)
+    return found
+
+
+def _changeable(nodes: Iterable[ast.AST], makers: Collection[str]) -> set[str]:
+    """The names that are given a container, or an object that the script's own class makes."""
+    literals = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp)
+    found = set()
+    for node in _walk(nodes):
+        for target, value in _assigned(node):
+            is_made = isinstance(value, ast.Call) and _called(value) in makers
+            if is_made or isinstance(value, literals):
+                found |= _stored([target])
+    return found
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What is assigned to what, tuples one by one."""
+    match node:
+        case ast.AnnAssign(target=target, value=ast.expr() as value):
+            yield target, value
+        case ast.Assign(targets=targets, value=value):
+            for each in targets:
+                if isinstance(each, ast.Tuple) and isinstance(value, ast.Tuple):
+                    yield from zip(each.elts, value.elts, strict=False)
+                else:
+                    yield each, value
+
+
+def _base(node: ast.AST) -> str:
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _called(node: ast.Call) -> str:
+    match node.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def calls(nodes: Iterable[ast.AST]) -> set[str]:
+    """Functions that are called by their plain names, and methods of the first argument."""
+    found = set()
+    for node in _walk(nodes):
+        match node:
+            case ast.Call(func=ast.Name(id=name)):
+                found.add(name)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name)):
+                found.add(f"self.{name}")
+    return found
+
+
+def _arguments(node: _Function | ast.Lambda) -> list[ast.arg]:
+    told = node.args
+    rest = [each for each in (told.vararg, told.kwarg) if each is not None]
+    return [*told.posonlyargs, *told.args, *told.kwonlyargs, *rest]
+
+
+# --- what a variable steers ---------------------------------------------------------------------
+
+
+def _steering(body: Iterable[ast.stmt], containers: Collection[str]) -> set[str]:
+    """The names that flow into more than what is printed; ``containers`` are made in here."""
+    used, flows = _Uses(containers), True
+    used.block(body)
+    while flows:
+        more = {source for source, target in used.flows if target in used.steering}
+        flows = not more <= used.steering
+        used.steering |= more
+    return used.steering
+
+
+class _Uses:
+    """Where the names of a function flow to."""
+
+    def __init__(self, containers: Collection[str]) -> None:
+        self._containers = containers
+        self.steering: set[str] = set()
+        self.flows: set[tuple[str, str]] = set()
+
+    def block(self, body: Iterable[ast.stmt], tests: frozenset[str] = frozenset()) -> bool:
+        """Note all uses; whether the block does no more than to print and to assign.
+
+        Args:
+            body: the statements.
+            tests: what decides whether they are executed.
+        """
+        quiet = [self._statement(each, tests) for each in body]
+        return all(quiet)
+
+    def _statement(self, node: ast.stmt, tests: frozenset[str]) -> bool:
+        if isinstance(node, _Quiet):
+            return True
+        match node:
+            case ast.Expr(value=ast.Constant()):
+                return True
+            case ast.Expr(value=ast.Call() as call):
+                return self._call(call, tests)
+            case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
+                return self._assign(node, tests)
+            case ast.If():
+                mine = frozenset(_loads([node.test]))
+                is_quiet = self.block([*node.body, *node.orelse], tests | mine)
+                if not is_quiet:
+                    self.steering |= mine
+                return is_quiet
+            case ast.For() | ast.AsyncFor() | ast.While():
+                self.steering |= _loads([node.test if isinstance(node, ast.While) else node.iter])
+                self.block([*node.body, *node.orelse], tests)
+                return False
+            case ast.With() | ast.AsyncWith():
+                self.steering |= _loads(node.items)
+                return self.block(node.body, tests)
+            case ast.Try() | ast.TryStar():
+                caught = [each for handler in node.handlers for each in handler.body]
+                return self.block([*node.body, *node.orelse, *node.finalbody, *caught], tests)
+        self.steering |= _loads([node]) | tests
+        return False
+
+    def _call(self, call: ast.Call, tests: frozenset[str]) -> bool:
+        name, owner = _called(call), _base(call.func)
+        if name in _PRINTERS or owner in _LOGGERS:
+            return True
+        read = _loads([*call.args, *call.keywords]) | tests
+        if name in _MUTATORS and owner:
+            self.flows |= {(each, owner) for each in read}
+            return True
+        self.steering |= read | _loads([call.func])
+        return False
+
+    def _assign(
+        self, node: ast.Assign | ast.AnnAssign | ast.AugAssign, tests: frozenset[str]
+    ) -> bool:
+        read = (_loads([node.value]) if node.value is not None else set()) | tests
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            for each in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
+                name = _base(each.value if isinstance(each, ast.Starred) else each)
+                if not isinstance(each, ast.Name) and name not in self._containers:
+                    self.steering |= read  # an object that may be used anywhere
+                else:
+                    self.flows |= {(source, name) for source in read}
+        return True

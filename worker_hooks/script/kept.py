@@ -1,0 +1,285 @@
+"""What is saved of the script's own values: all of ``state.own``, and elsewhere what changes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from worker_hooks.script import source, values
+from worker_hooks.script.own import OwnValues
+from worker_hooks.script.source import Named
+from worker_hooks.script.values import LargeValueError, Script
+from worker_hooks.script.watch import Cells, Group, Variable, groups_of
+
+log = logging.getLogger("msrun")
+
+OWN, SHARED = "state.own.", "state.shared."
+ENTRY = "script"
+"""The name of the values among a rank's private state."""
+
+
+class ScriptValues:
+    """The values of one rank. They are looked at when backward begins and at each commit."""
+
+    def __init__(self) -> None:
+        """Before :meth:`find` only ``state.own`` and ``state.shared`` are known."""
+        self.own, self.shared = OwnValues(OWN[:-1]), OwnValues(SHARED[:-1])
+        self.ignored: set[str] = set()  # names that are left alone
+        self.content = values.join({}, {})  # what to write to the page
+        self._from_peer: set[str] = set()  # values that are restored from another rank's
+        self.late: set[str] = set()  # what has changed between a step's backward and its commit
+        self._registered: list[object] = []  # alive, so that their ids stay theirs
+        self._excluded: set[int] = set()
+        self._groups = [Group(OWN, vars(self.own)), Group(SHARED, vars(self.shared))]
+        self.is_found = False
+        self._temporary: frozenset[str] = frozenset()  # of the script's top level
+        self.named: list[Named] = []
+        """Local variables of the training function, which cannot be put back."""
+        self._is_under_way = False  # a look was taken since the commit
+        self._is_settled = False  # and the step is complete but for its commit
+        self._is_stale = False  # the content says what does not hold any more
+        self._changed: set[str] = set()  # at that look
+        self._recent: list[Variable] = []  # changed since the newest commit
+        self.large: set[str] = set()  # what changes and is too large to be saved
+
+    def exclude(self, objects: Iterable[object]) -> None:
+        """Leave alone what is saved otherwise: these objects, and those in containers of them."""
+        waiting = list(objects)
+        while waiting:
+            each = waiting.pop()
+            self._registered.append(each)
+            self._excluded.add(id(each))
+            if isinstance(each, dict):
+                waiting += each.values()
+            elif isinstance(each, list | tuple):
+                waiting += each
+            elif isinstance(each, torch.nn.Module):
+                waiting += [*each.parameters(), *each.buffers()]
+
+    def find(self, entry: Callable[..., Any] | FrameType | None) -> None:
+        """Find the script's variables; from now on those that change are kept.
+
+        Args:
+            entry: the training function, or the frame in which the script trains.
+        """
+        self.is_found = True
+        named, temporary = source.look_at(entry)
+        self.named = [each for each in named if each.name not in self.ignored]
+        self._temporary = temporary
+        try:
+            found = groups_of(entry)
+        except Exception as error:  # noqa: BLE001  modules and objects of any kind
+            log.warning("the script's own variables are not saved: %r", error)
+            return
+        self._groups += found
+        for group in found:
+            for variable in group.scan(self._is_skipped):
+                variable.begin(self._excluded)
+
+    def owners(self) -> dict[str, object]:
+        """Objects whose attributes are the script's, random number generators among them."""
+        return {f"{ENTRY}.{group.prefix}": _as_object(group) for group in self._groups}
+
+    def begin(self) -> None:
+        """The first loop begins: what was assigned since :meth:`find` is assigned so every time.
+
+        Such a variable is saved only if it changes again. It may depend on the count of ranks.
+
+        Raises:
+            TypeError: as :meth:`look`.
+        """
+        for variable in self._find_changed():
+            is_kept = variable.packed is not None or variable.name.startswith((OWN, SHARED))
+            self._take(variable)
+            variable.was = variable.checksum
+            if not is_kept:
+                variable.packed = None
+        self._join()
+
+    def look(self, *, is_commit: bool) -> None:
+        """Take up what has changed.
+
+        Raises:
+            TypeError: ``state.own`` or ``state.shared`` has what cannot be saved.
+        """
+        changed = self._find_changed()
+        for variable in changed:
+            self._take(variable)
+        self._recent += changed
+        names = {each.name for each in changed}
+        if is_commit and self._is_under_way:
+            self.late |= names
+        if not is_commit and self._is_settled:
+            self._is_settled, self._is_stale = False, True
+        self._is_under_way, self._changed = not is_commit, names
+        if changed or self._is_stale:
+            self._join()
+        if is_commit:
+            for variable in self._recent:
+                variable.was = variable.checksum
+            self._is_stale = bool(self._recent)
+            self._recent = []
+
+    def rewind(self) -> None:
+        """Undo all changes, as in a new process; what was saved is restored afterwards."""
+        self._from_peer.clear()
+        for group in self._groups:
+            for variable in list(group.variables.values()):
+                if variable.checksum:
+                    variable.rewind()
+                    self._look(variable)
+        self._recent, self._is_under_way, self._is_stale = [], False, True
+
+    def settle(self) -> bool:
+        """The main thread is blocked behind the step's update: take up what has changed until then.
+
+        Returns:
+            Whether that is all: no value has yet to change that usually does before the commit.
+        """
+        if self.late and self._is_under_way:
+            seen = self._changed
+            self.look(is_commit=False)
+            self._changed |= seen
+            if not self.late <= self._changed:
+                return False
+            self._is_settled = True
+            self._join()
+        return True
+
+    def _find_changed(self) -> list[Variable]:
+        changed = []
+        for group in self._groups:
+            holder = group.holder
+            if len(holder) != group.size:
+                group.scan(self._is_skipped)
+            get = holder.get
+            for variable in group.variables.values():
+                is_same = get(variable.key, variable) is variable.value
+                if not (is_same and variable.is_fixed) and self._look(variable):
+                    changed.append(variable)
+        return changed
+
+    def _join(self) -> None:
+        kept, was = {}, {}
+        for group in self._groups:
+            for variable in group.variables.values():
+                if variable.packed is not None:
+                    kept[variable.name] = variable.packed
+                    if variable.was:
+                        was[variable.name] = variable.was
+        self.content = values.join(kept, was, self.late, is_settled=self._is_settled)
+        self._is_stale = False
+
+    def restore(
+        self,
+        script: Script,
+        peer: Script | None = None,
+        *,
+        is_own: bool = True,
+        is_last: bool = True,
+    ) -> None:
+        """Put values back; what is unknown here is left out.
+
+        Args:
+            script: the rank's own values, of the commit or of the begin of the last backward.
+            peer: in the latter case those that another rank had committed. A value that changes
+                later in a step is taken from it, if both had the same at the commit before.
+            is_own: the values are this rank's; else those of ``state.own`` are another's.
+            is_last: training begins; else they will be restored once more.
+        """
+        found = {
+            name: (script, each)
+            for name, each in script.values.items()
+            if is_own or not name.startswith(OWN)
+        }
+        for name in script.late | peer.late if peer is not None else ():
+            assert peer is not None
+            is_same = name in self._from_peer or self._had(name, script) == peer.was.get(name)
+            if is_same and name in peer.values:
+                self._from_peer.add(name)
+                found[name] = (peer, peer.values[name])
+            elif is_last:
+                log.warning(LACKS_CHANGE, name)
+        for name, (saved, text) in found.items():
+            self._put(name, text, saved)
+
+    def _had(self, name: str, script: Script) -> int | None:
+        """The checksum that the rank had at the commit before; unsaved values are as they began."""
+        if name in script.was:
+            return script.was[name]
+        place = self._variable(name)
+        if place is None or place.holder.get(place.key, place) is place:
+            return None
+        with contextlib.suppress(TypeError, LargeValueError):
+            return values.pack(place.holder.get(place.key, None), name).checksum
+        return None
+
+    def _put(self, name: str, text: Any, saved: Script) -> None:
+        place = self._variable(name)
+        if place is None:
+            return
+        try:
+            now = place.holder.get(place.key, None)
+            place.holder[place.key] = values.unpack(text, saved.tensors, now)
+        except ValueError as error:
+            log.warning("%s is not restored: %s", name, error)
+        self._look(place)
+        self._take(place)
+        place.was = place.checksum
+        self._is_stale = True
+
+    def _variable(self, name: str) -> Variable | None:
+        for group in self._groups:
+            key = name.removeprefix(group.prefix)
+            if not name.startswith(group.prefix) or "." in key or self._is_skipped(name):
+                continue
+            if key not in group.variables:
+                if isinstance(group.holder, Cells):
+                    continue
+                group.variables[key] = Variable(name, group.holder, key)
+            return group.variables[key]
+        return None
+
+    def _is_skipped(self, name: str) -> bool:
+        is_ignored = name in self.ignored or name.rpartition(".")[2] in self.ignored
+        return is_ignored or name in self._temporary
+
+    def _look(self, variable: Variable) -> bool:
+        try:
+            return variable.look(self._excluded)
+        except Exception as error:
+            if variable.name.startswith((OWN, SHARED)) and not values.is_generator(variable.value):
+                raise TypeError(f"{variable.name} cannot be saved: {error}") from error
+            variable.packed = None
+            return False
+
+    def _take(self, variable: Variable) -> None:
+        """Keep a value that has changed."""
+        variable.packed = None
+        with contextlib.suppress(TypeError, LargeValueError):
+            variable.pack()
+        if variable.is_large and variable.name not in self.large:
+            self.large.add(variable.name)
+            log.warning(TOO_LARGE, variable.name, values.LARGE_BYTES >> 10)
+
+
+LACKS_CHANGE = (
+    "%s differs between ranks, and this rank died between its update and its commit: the value is "
+    "that of the step's last backward; change it before backward"
+)
+TOO_LARGE = (
+    "%s changes while training and is larger than %d KiB: it begins anew after a replacement or "
+    "resume; give it to TrainState(...) as a tensor or with state_dict and load_state_dict"
+)
+
+
+def _as_object(group: Group) -> object:
+    holder = group.holder
+    if isinstance(holder, Cells):
+        return SimpleNamespace(**{key: holder.get(key, None) for key in holder})
+    return SimpleNamespace(**holder)  # type: ignore[arg-type]

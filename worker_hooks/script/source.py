@@ -1,0 +1,164 @@
+"""Reads the source of a training function, and of what it calls, for the analysis of its loops."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import torch
+
+from worker_hooks.script import analysis
+from worker_hooks.script.analysis import LoopFindings
+from worker_hooks.script.watch import local_modules
+
+_OURS = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}"
+
+
+class Named(NamedTuple):
+    """A local variable that begins anew when the training function is entered again."""
+
+    name: str
+    file: str
+    line: int
+    is_only_printed: bool
+
+    @property
+    def place(self) -> str:
+        """``train.py:41``."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+
+class _Part(NamedTuple):
+    """A function that training consists of, or the script's top level."""
+
+    file: str
+    tree: Any
+    names: dict[str, Any]  # what its calls may mean
+    owner: Any  # of a method
+
+
+def look_at(entry: Callable[..., Any] | FrameType | None) -> tuple[list[Named], frozenset[str]]:
+    """Find what loops carry, in the training function and in what it calls.
+
+    Args:
+        entry: the training function, or the frame in which the script trains.
+
+    Returns:
+        Local variables that a loop carries; and global ones that hold nothing from one step to the
+        next. Both are empty if the source cannot be read.
+    """
+    try:
+        return _looked_at(entry)
+    except (OSError, SyntaxError, ValueError, TypeError, AttributeError, RecursionError):
+        return [], frozenset()
+
+
+def caller(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame that is the script's."""
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame
+
+
+def _looked_at(entry: Any) -> tuple[list[Named], frozenset[str]]:
+    parts = list(_parts(entry))
+    classes = {
+        name
+        for module in local_modules()
+        for name, each in vars(module).items()
+        if isinstance(each, type) and not issubclass(each, torch.nn.Module | torch.optim.Optimizer)
+    }
+    commits = _with_commits(parts)
+    named, temporary = dict[tuple[str, str, int], Named](), frozenset[str]()
+    for part in parts:
+        found = analysis.analyse(part.tree, commits, classes)
+        if isinstance(part.tree, ast.Module):
+            temporary |= found.temporary
+            continue
+        for name, line, is_only_printed in found.carried:
+            named[part.file, name, line] = Named(name, part.file, line, is_only_printed)
+    return list(named.values()), temporary
+
+
+def _with_commits(parts: list[_Part]) -> set[str]:
+    found = {_name(part) for part in parts if analysis.has_commits(part.tree)}
+    known: dict[str, LoopFindings] = {_name(part): analysis.analyse(part.tree) for part in parts}
+    size = -1
+    while size != len(found):
+        size = len(found)
+        found |= {
+            name
+            for name, each in known.items()
+            if found & {call.removeprefix("self.") for call in each.calls}
+        }
+    return found
+
+
+def _name(part: _Part) -> str:
+    return getattr(part.tree, "name", "")
+
+
+def _parts(entry: Any) -> Iterator[_Part]:
+    names = {module.__name__ for module in local_modules()}
+    owner = entry.f_locals.get("self") if isinstance(entry, FrameType) else None
+    waiting: list[tuple[Any, Any]] = [(entry, owner)]
+    seen: set[CodeType] = set()
+    for thing, owner in waiting:  # which grows
+        if isinstance(thing, partial):
+            waiting.append((thing.func, owner))
+        elif isinstance(thing, MethodType):
+            waiting.append((thing.__func__, thing.__self__))
+        is_outside = isinstance(thing, FunctionType) and thing.__module__ not in names
+        code, scope = _code_of(thing)
+        tree = None if code is None or code in seen else _tree_of(code)
+        if code is None or tree is None or (is_outside and thing is not entry):
+            continue
+        seen.add(code)
+        for each in _with_inner(tree, is_deep=code.co_name != "<module>"):
+            yield _Part(code.co_filename, each, scope, owner)
+        for name in analysis.calls(tree.body):
+            method = name.removeprefix("self.")
+            if method == name:
+                waiting.append((scope.get(name), None))
+            elif owner is not None:
+                waiting.append((getattr(type(owner), method, None), owner))
+
+
+def _with_inner(tree: Any, *, is_deep: bool) -> Iterator[Any]:
+    yield tree
+    if is_deep:
+        for node in ast.walk(tree):
+            if node is not tree and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield node
+
+
+def _code_of(thing: Any) -> tuple[CodeType | None, dict[str, Any]]:
+    """A function's code, or a frame's, and the names that it knows."""
+    if isinstance(thing, FunctionType):
+        return thing.__code__, {**thing.__globals__, **_closure(thing)}
+    if isinstance(thing, FrameType):
+        return thing.f_code, {**thing.f_globals, **thing.f_locals}
+    return None, {}
+
+
+def _closure(function: FunctionType) -> dict[str, Any]:
+    return dict(inspect.getclosurevars(function).nonlocals) if function.__closure__ else {}
+
+
+def _tree_of(code: CodeType) -> Any:
+    """The syntax tree of a function, or of the script's top level; ``None``: not found."""
+    whole = ast.parse("".join(linecache.getlines(code.co_filename)))
+    if code.co_name == "<module>":
+        return whole
+    for node in ast.walk(whole):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
+            begin = min([node.lineno, *[each.lineno for each in node.decorator_list]])
+            if code.co_firstlineno in {begin, node.lineno}:
+                return node
+    return None

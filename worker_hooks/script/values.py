@@ -1,0 +1,269 @@
+"""Small values of a script: compared in microseconds, packed without pickle, put back in place."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import marshal
+import struct
+import sys
+from array import array
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from worker_hooks.contract.status_page import Entry
+from worker_hooks.rng.generators import stream_of
+from worker_hooks.tensors import state_json
+from worker_hooks.tensors.tensor_bytes import entry_of, from_bytes, to_bytes
+
+FIXED = frozenset({float, int, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
+"""Types whose values never change in place."""
+
+LARGE_BYTES = 64 << 10  # a value is not looked into beyond this size
+_LARGE_ITEMS = 8192
+_PLAIN = 2  # marshal's format in which the bytes do not depend on who else refers to the value
+_COUNT = struct.Struct("<Q")
+_KIND = "$"  # beside state_json's kinds: values that are only bytes
+
+
+class LargeValueError(ValueError):
+    """The value is too large to be saved at each commit."""
+
+
+class Packed(NamedTuple):
+    """A value as JSON and bytes."""
+
+    text: str
+    entries: tuple[Entry, ...]
+    content: bytes
+
+    @property
+    def checksum(self) -> int:
+        """A number that differs for different values."""
+        return crc32(self.content, crc32(self.text.encode()))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The bytes by the entries' names."""
+        return _tensors(self.entries, self.content)
+
+
+def mark(value: Any) -> Any:
+    """What differs after the value was changed, in place or not; cheap.
+
+    Raises:
+        TypeError: the value is of no kind that can be saved.
+        LargeValueError: it is too large to be compared.
+    """
+    kind = type(value)
+    if kind in FIXED:
+        return kind, value if kind is not float else value.hex()
+    if isinstance(value, Tensor):
+        return id(value), value._version, _tensor_bytes(value)  # noqa: SLF001  as snapshot.version
+    if kind in {list, tuple, dict, set, frozenset, deque, bytearray}:
+        if len(value) > _LARGE_ITEMS:
+            raise LargeValueError(f"{len(value)} items")
+        try:
+            content = marshal.dumps(list(value) if kind is deque else value, _PLAIN)
+        except ValueError:  # something in it is no plain value, a tensor for example
+            return kind, pack(value, "value")
+        if len(content) > LARGE_BYTES:
+            raise LargeValueError(f"{len(content)} bytes")
+        return kind, content
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype != object:
+        if value.nbytes > LARGE_BYTES:
+            raise LargeValueError(f"{value.nbytes} bytes")
+        return kind, value.dtype.str, value.shape, value.tobytes()
+    return kind, pack(value, "value")
+
+
+def check(value: Any, excluded: Collection[int] = ()) -> None:
+    """Look into a value before it is compared for the first time.
+
+    Raises:
+        TypeError: it refers to parameters, or to what is saved otherwise.
+        LargeValueError: it has very many items.
+    """
+    waiting, count = [value], 0
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Tensor):
+            if id(each) in excluded or (each.requires_grad and each.is_leaf):
+                raise TypeError("it refers to parameters")
+        elif isinstance(each, list | tuple | dict | set | frozenset | deque):
+            count += len(each)
+            if count > _LARGE_ITEMS:
+                raise LargeValueError(f"more than {_LARGE_ITEMS} items")
+            waiting += each.values() if isinstance(each, dict) else each
+
+
+def check_own(value: Any, name: str) -> None:
+    """Refuse what cannot be saved as a script's own value.
+
+    Raises:
+        TypeError: it is of another kind.
+        ValueError: it is too large.
+    """
+    if is_generator(value):
+        return
+    try:
+        check(value)
+        pack(value, name)
+        mark(value)
+    except LargeValueError as error:
+        raise ValueError(f"{name} has {error}: at most {LARGE_BYTES >> 10} KiB are saved") from None
+
+
+def is_generator(value: Any) -> bool:
+    """Whether this is a random number generator, which is saved with the loader's."""
+    return stream_of(value) is not None
+
+
+def pack(value: Any, name: str) -> Packed:
+    """A value as JSON and bytes.
+
+    Raises:
+        TypeError: it cannot be saved; the message names it.
+        LargeValueError: it is too large.
+    """
+    kind = type(value)
+    if kind in FIXED and kind is not bytes:
+        return Packed(state_json.dumps(state_json.encode(value, name)[0]), (), b"")
+    if kind in {list, deque} and value and set(map(type, value)) == {float}:
+        return _packed_floats(value, name)
+    if isinstance(value, Tensor):
+        _tensor_bytes(value)  # raises if it is large
+    found, tensors = state_json.encode(value, name)
+    if sum(tensor.nbytes for tensor in tensors.values()) > LARGE_BYTES:
+        raise LargeValueError(f"{name} has large tensors")
+    entries = tuple(entry_of(each, tensor) for each, tensor in tensors.items())
+    return Packed(
+        state_json.dumps(found), entries, b"".join(bytes(to_bytes(t)) for t in tensors.values())
+    )
+
+
+def unpack(text: Any, tensors: Mapping[str, Tensor], now: Any) -> Any:
+    """The value that :func:`pack` took apart, in the present object where it can be changed.
+
+    Args:
+        text: the JSON of it, parsed.
+        tensors: the bytes, by the entries' names.
+        now: the present value.
+
+    Raises:
+        ValueError: this is no packed value.
+    """
+    if isinstance(text, dict) and text.get(_KIND) == "floats":
+        floats = tensors[text["v"]].tolist()
+        return _in_place(deque(floats, text["maxlen"]) if text["of"] == "deque" else floats, now)
+    return _in_place(state_json.decode(text, tensors), now)
+
+
+def _in_place(new: Any, now: Any) -> Any:
+    """Other names may refer to the present object, so it is changed rather than replaced."""
+    kind = type(new)
+    if kind is not type(now):
+        return new
+    if isinstance(now, Tensor):
+        if (now.shape, now.dtype) != (new.shape, new.dtype) or now.is_inference():
+            return new
+        if now.requires_grad and not now.is_leaf:
+            return new
+        with torch.no_grad():
+            now.copy_(new)
+        return now
+    if kind is list or kind is bytearray:
+        now[:] = new
+        return now
+    if kind is deque and now.maxlen == new.maxlen:
+        now.clear()
+        now.extend(new)
+        return now
+    if hasattr(kind, "clear") and hasattr(kind, "update"):  # dicts and sets
+        now.clear()
+        now.update(new)
+        return now
+    numpy = sys.modules.get("numpy")
+    is_array = numpy is not None and kind is numpy.ndarray and now.flags.writeable
+    if is_array and (now.shape, now.dtype) == (new.shape, new.dtype):
+        now[...] = new
+        return now
+    return new
+
+
+def _packed_floats(value: list[float] | deque[float], name: str) -> Packed:
+    content = array("d", value).tobytes()
+    found = {
+        _KIND: "floats",
+        "v": name,
+        "of": type(value).__name__,
+        "maxlen": value.maxlen if isinstance(value, deque) else None,
+    }
+    return Packed(json.dumps(found), (Entry(name, "F64", (len(value),), len(content)),), content)
+
+
+def _tensors(entries: Iterable[Entry], content: bytes) -> dict[str, Tensor]:
+    found, at = {}, 0
+    for entry in entries:
+        found[entry.name] = from_bytes(entry, content[at : at + entry.nbytes])
+        at += entry.nbytes
+    return found
+
+
+def _tensor_bytes(tensor: Tensor) -> bytes:
+    """What version counters do not see is seen in a small tensor of host memory."""
+    if tensor.nbytes > LARGE_BYTES:
+        raise LargeValueError(f"{tensor.nbytes} bytes")
+    if not tensor.is_cpu:
+        return b""
+    if type(tensor) is Tensor and tensor.is_contiguous() and not tensor.is_neg():  # faster
+        return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+    return bytes(to_bytes(tensor))
+
+
+class Script(NamedTuple):
+    """A script's values as they were saved."""
+
+    values: dict[str, Any]  # by name, :class:`Packed`'s JSON
+    tensors: dict[str, Tensor]
+    was: dict[str, int]  # checksums of values as of the commit before; none: unchanged until then
+    late: frozenset[str]  # values that have ever changed between a backward and its commit
+    is_settled: bool = False  # no commit, but nothing changes between this and the commit
+
+    @staticmethod
+    def split(octets: bytes) -> Script:
+        """What :func:`join` joined.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if len(octets) < 2 * _COUNT.size or not _COUNT.unpack_from(octets)[0]:
+            return Script({}, {}, {}, frozenset())
+        size, at = _COUNT.unpack_from(octets, _COUNT.size)[0], 2 * _COUNT.size
+        head = json.loads(octets[at : at + size])
+        entries = [Entry(n, dtype, tuple(shape), b) for n, dtype, shape, b in head["entries"]]
+        tensors = _tensors(entries, octets[at + size :])
+        late = frozenset(head["late"])
+        return Script(head["values"], tensors, head["was"], late, head["is_settled"])
+
+
+def join(
+    packed: Mapping[str, Packed],
+    was: Mapping[str, int],
+    late: Collection[str] = (),
+    *,
+    is_settled: bool = False,
+) -> bytes:
+    """Values as one piece of bytes, that says its own length."""
+    values = ",".join(f"{json.dumps(name)}:{each.text}" for name, each in packed.items())
+    entries = [entry for each in packed.values() for entry in each.entries]
+    head = f'{{"values":{{{values}}},"was":{json.dumps(was)},"entries":{json.dumps(entries)},'
+    head += f'"late":{json.dumps(sorted(late))},"is_settled":{json.dumps(is_settled)}}}'
+    text = head.encode()
+    content = b"".join([each.content for each in packed.values()])
+    return b"".join((_COUNT.pack(len(text) + len(content)), _COUNT.pack(len(text)), text, content))

@@ -1,0 +1,268 @@
+"""Finds the values that a script keeps in its globals, closures and objects, and what changes.
+
+Only what changes while training is saved: a setting that stays may be given anew at a resume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FrameType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any, Protocol
+
+import torch
+
+from worker_hooks.script import values
+from worker_hooks.script.values import LargeValueError, Packed
+
+_OURS = {"worker_hooks", "msrun", "agent"}
+_DEPTH = 3  # objects within objects
+TOUCHED = 1
+"""The checksum of a value that has changed and is not saved; 0: it has not."""
+
+_NONE: Any = object()  # no value
+_OUTLINED = 1000  # items of a large dict that are looked at
+_CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, torch.nn.Module)
+
+
+class Holder(Protocol):
+    """Where values are, by key: a module's globals, an object's attributes, a closure."""
+
+    def get(self, key: str, default: Any) -> Any:
+        """The value."""
+
+    def __setitem__(self, key: str, value: Any) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+
+class Cells:
+    """The variables of a function's closure, as a mapping."""
+
+    def __init__(self, cells: dict[str, CellType]) -> None:
+        self._cells = cells
+
+    def get(self, key: str, default: Any) -> Any:
+        """The value; ``default``: it has none yet."""
+        try:
+            return self._cells[key].cell_contents
+        except ValueError:
+            return default
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._cells[key].cell_contents = value
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+
+class Variable:
+    """One value, and how it was when it was seen last."""
+
+    __slots__ = (
+        "checksum",
+        "holder",
+        "initial",
+        "is_fixed",
+        "is_large",
+        "key",
+        "mark",
+        "name",
+        "packed",
+        "value",
+        "was",
+    )
+
+    def __init__(self, name: str, holder: Holder, key: str) -> None:
+        self.name, self.holder, self.key = name, holder, key
+        self.value: Any = _NONE
+        self.mark: Any = None  # None: not a value that can be saved
+        self.is_fixed = True  # no change without another object
+        self.is_large = False
+        self.packed: Packed | None = None
+        self.checksum = 0  # of that
+        self.was = 0  # the same as of the newest commit
+        self.initial: Packed | None = None  # before training
+
+    def look(self, excluded: Collection[int] = ()) -> bool:
+        """Whether it has changed since it was seen last.
+
+        Args:
+            excluded: the ids of objects that are saved otherwise.
+
+        Raises:
+            TypeError: it cannot be saved.
+            LargeValueError: it is too large.
+        """
+        value = self.holder.get(self.key, _NONE)
+        is_same = value is self.value
+        if is_same and self.is_fixed:
+            return False
+        old, was_large = self.mark, self.is_large
+        self.value, self.mark, self.is_fixed, self.is_large = value, None, True, False
+        if value is _NONE or id(value) in excluded:
+            return False
+        try:
+            if not is_same:
+                values.check(value, excluded)
+            self.mark = values.mark(value)
+        except LargeValueError:
+            self.mark, self.is_large = _outline(value), True
+        self.is_fixed = type(value) in values.FIXED
+        return bool(self.mark != old or self.is_large != was_large)
+
+    def begin(self, excluded: Collection[int] = ()) -> None:
+        """The present value is the initial one, which need not be saved."""
+        with contextlib.suppress(Exception):  # an object of any kind
+            self.look(excluded)
+            if self.mark is not None and not self.is_large:
+                self.initial = values.pack(self.value, self.name)
+                self.was = self.initial.checksum
+
+    def rewind(self) -> None:
+        """Assign the initial value again."""
+        self.packed, self.checksum, self.was = None, 0, 0
+        if self.initial is not None:
+            self.was = self.initial.checksum
+            now = self.holder.get(self.key, None)
+            text, tensors = json.loads(self.initial.text), self.initial.tensors()
+            self.holder[self.key] = values.unpack(text, tensors, now)
+        elif isinstance(self.holder, dict):
+            self.holder.pop(self.key, None)
+
+    def pack(self) -> None:
+        """Take the present value apart.
+
+        Raises:
+            TypeError: it cannot be saved.
+            LargeValueError: it is too large.
+        """
+        self.packed, self.checksum = None, TOUCHED
+        if self.value is not _NONE:
+            self.packed = values.pack(self.value, self.name)
+            self.checksum = self.packed.checksum
+
+
+class Group:
+    """The variables of one holder."""
+
+    def __init__(self, prefix: str, holder: Holder) -> None:
+        self.prefix, self.holder = prefix, holder
+        self.variables: dict[str, Variable] = {}
+        self.size = 0
+
+    def scan(self, is_skipped: Callable[[str], bool]) -> list[Variable]:
+        """Take in names that are new; return their variables."""
+        self.size = len(self.holder)
+        found = []
+        for key in list(self.holder):
+            name = self.prefix + key
+            if key in self.variables or key.startswith("__") or is_skipped(name):
+                continue
+            if isinstance(self.holder.get(key, None), _CODE):
+                continue
+            found.append(Variable(name, self.holder, key))
+            self.variables[key] = found[-1]
+        return found
+
+
+def groups_of(entry: Callable[..., Any] | FrameType | None) -> list[Group]:
+    """Where the script keeps values: its modules' globals, closures of its functions, its objects.
+
+    Args:
+        entry: the training function, or the frame in which the script trains.
+    """
+    modules = local_modules()
+    names = {module.__name__ for module in modules}
+    found = [Group("" if m.__name__ == "__main__" else f"{m.__name__}.", vars(m)) for m in modules]
+    waiting: list[tuple[str, Any, int]] = [("", entry, 0)]
+    for group in list(found):
+        waiting += [(group.prefix + key, each, 1) for key, each in list(group.holder.items())]  # type: ignore[attr-defined]
+    seen: set[int] = set()
+    for name, thing, depth in waiting:  # which grows
+        if id(thing) in seen or depth > _DEPTH:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, partial):
+            waiting += [("", each, depth) for each in (thing.func, *thing.args)]
+        elif isinstance(thing, MethodType):
+            waiting += [("self", thing.__self__, depth), ("", thing.__func__, depth)]
+        elif isinstance(thing, FunctionType):
+            if thing.__module__ not in names and depth != 0:
+                continue
+            fresh = {
+                key: cell
+                for key, cell in zip(
+                    thing.__code__.co_freevars, thing.__closure__ or (), strict=True
+                )
+                if id(cell) not in seen
+            }
+            seen.update(map(id, fresh.values()))
+            if fresh:
+                prefix = thing.__qualname__.rpartition(".<locals>.")[0] + "."
+                cells = Cells(fresh)
+                found.append(Group(prefix, cells))
+                waiting += [(prefix + key, cells.get(key, None), depth + 1) for key in fresh]
+        elif is_object(thing, names):
+            found.append(Group(f"{name}.", vars(thing)))
+            waiting += [(f"{name}.{key}", each, depth + 1) for key, each in vars(thing).items()]
+    return found
+
+
+def is_object(thing: Any, modules: Collection[str]) -> bool:
+    """Whether this is an object of the script's own, with values as attributes.
+
+    What is iterated over is data, whose place is kept otherwise.
+    """
+    kind = type(thing)
+    if kind in {Namespace, SimpleNamespace}:
+        return True
+    if kind.__module__ not in modules or not hasattr(thing, "__dict__"):
+        return False
+    if isinstance(thing, torch.nn.Module | torch.optim.Optimizer | type):
+        return False
+    return not any(hasattr(kind, name) for name in ("__iter__", "__next__", "__getitem__"))
+
+
+def local_modules() -> list[ModuleType]:
+    """The script, and the modules beside it."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if main is None or path is None:
+        return []
+    folder = os.path.join(os.path.dirname(os.path.abspath(path)), "")
+    found = [main]
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if module is main or not isinstance(file, str) or name.partition(".")[0] in _OURS:
+            continue
+        if file.startswith(folder) and "site-packages" not in file:
+            found.append(module)
+    return found
+
+
+def _outline(value: Any) -> Any:
+    """What shows most changes of a large value without a look at all of it."""
+    if isinstance(value, torch.Tensor):
+        return id(value), 0 if value.is_inference() else value._version  # noqa: SLF001
+    if isinstance(value, dict) and len(value) < _OUTLINED:
+        return len(value), tuple(map(_outline, value.values()))
+    return (id(value), len(value)) if hasattr(value, "__len__") else id(value)
