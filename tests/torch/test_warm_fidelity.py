@@ -103,7 +103,13 @@ def both(msrun, tmp_path):
         assert f"workers start {mode}" in (job.folder / "scheduler.log").read_text()
         reports = sorted((tmp_path / mode / "out").glob("*.json"))
         texts = [path.read_text().replace(str(tmp_path / mode), "FOLDER") for path in reports]
-        return [*map(json.loads, texts), {name: masked(log) for name, log in job.logs().items()}]
+        told = [json.loads(text) for text in texts]
+        for each in (
+            told if mode == "cold" else ()
+        ):  # it waits there for torch's DDP, until it comes
+            with contextlib.suppress(ValueError):
+                each["interpreter"]["meta_path"].remove("_Finder")
+        return [*told, {name: masked(log) for name, log in job.logs().items()}]
 
     def run(*args, **environ):
         jobs = [(mode, start(mode, *args, **environ)) for mode in MODES]
