@@ -39,6 +39,7 @@ MESSAGES = [
     protocol.Welcome("/ckpt/step_5"),
     protocol.Welcome("", "no checkpoint", "/logs/dumps", 10, 20.5),
     protocol.Registered(3, 1, 5),
+    protocol.Unprotected(0, 1, "train.py:41 `best` begins anew", True),
     protocol.Raised(3, 1, "ValueError: \ud800"),
     protocol.Hello(3, 1, 4714, "", False, "/somewhere/graceful_exit.json", "/checkpoints", "Net"),
     protocol.Leaving(3, 1),
