@@ -40,6 +40,7 @@ MESSAGES = [
     protocol.Welcome("", "no checkpoint", "/logs/dumps", 10, 20.5),
     protocol.Registered(3, 1, 5),
     protocol.Fingerprinted(3, 1, 6, {"model.weight": "0a1b", "lr": "=0.1"}, True, "why"),
+    protocol.Unprotected(0, 1, "train.py:41 `best` begins anew", True),
     protocol.Raised(3, 1, "ValueError: \ud800"),
     protocol.Hello(3, 1, 4714, "", False, "/somewhere/graceful_exit.json", "/checkpoints", "Net"),
     protocol.Leaving(3, 1),
