@@ -26,11 +26,14 @@ def drilled(launcher: Launcher, *words: object) -> tuple[int, list[dict]]:
 def test_a_script_of_the_catalogue_dies_in_each_phase_on_both_rungs(msrun: Launcher) -> None:
     """All in two jobs, as nothing is amiss."""
     code, drills = drilled(msrun, "--patterns=should_exit_loop")
-    assert {(each["pattern"], each["verdict"]) for each in drills} == {
-        ("should_exit_loop", "equal")
+    assert {each["pattern"] for each in drills} == {"should_exit_loop"}
+    verdicts = {(each["rung"], each["deaths"]): each["verdict"] for each in drills}
+    assert verdicts.keys() == {
+        (rung, each) for rung in ("replacement", "restart") for each in PHASES
     }
-    places = [(each["rung"], each["deaths"]) for each in drills]
-    assert sorted(places) == sorted((r, d) for r in ("replacement", "restart") for d in PHASES)
+    untold = {"forward", "data"}  # a loop of the script's own does not tell when these begin
+    assert {verdicts[place] for place in verdicts if place[1] not in untold} == {"equal"}, verdicts
+    assert set(verdicts.values()) == {"equal", "-"}, verdicts
     assert sum(each["took_s"] > 0 for each in drills) == 2
     assert code == 0
 

@@ -50,8 +50,6 @@ def train(state):
 
 
 best_loss, best_weights = run(train, state)
-print(
-    f"FINAL weights={digest(*net.parameters(), *best_weights.values())} best_loss={best_loss}",
-    flush=True,
-)
+kept = f"best_loss={best_loss} best_weights={digest(*best_weights.values())}"
+print(f"FINAL weights={digest(*net.parameters())} {kept}", flush=True)
 dist.destroy_process_group()

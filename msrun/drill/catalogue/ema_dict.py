@@ -45,5 +45,5 @@ def train(state):
 
 
 run(train, state)
-print(f"FINAL weights={digest(*net.parameters(), *shadow.values())}", flush=True)
+print(f"FINAL weights={digest(*net.parameters())} shadow={digest(*shadow.values())}", flush=True)
 dist.destroy_process_group()
