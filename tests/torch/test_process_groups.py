@@ -83,6 +83,7 @@ class Cycle:
 class Ordered:
     """A guard, as far as it matters to whoever leaves."""
 
+    is_on = False
     not_replaceable_why = ""
 
     def rejoin(self):
