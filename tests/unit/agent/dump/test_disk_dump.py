@@ -262,7 +262,7 @@ def test_silent_corruption_is_loud():
     disputed = replace(disputed, holders=((0,), (3,)), is_disputed=True)
     torn = dump_summary(disputed, SavedDump("/x", 1, (), ()), 1)
     assert "no majority" in torn[0]
-    assert "rank 0 and rank 3 are all kept" in torn[0]
+    assert "(rank 0 against rank 3): what rank 0 and rank 3 wrote is kept" in torn[0]
     assert "either the script does not train the same state on all ranks, or memory" in torn[0]
 
 

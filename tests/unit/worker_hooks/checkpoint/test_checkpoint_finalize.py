@@ -64,6 +64,7 @@ class Rank:
             record_id="r",
             ancestor="before",
             reason="a test",
+            is_own=False,
             share=share,
             own=own,
             rules=rules,

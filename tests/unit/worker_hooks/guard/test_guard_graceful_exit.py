@@ -122,7 +122,7 @@ def _guard(agent, monkeypatch):
     guard.greet(wants_resume=False)
     with open("/dev/null", "rb") as page:
         guard.register(page.fileno(), 0)
-    assert agent.hear() == protocol.Registered(*WHO, 0)
+    assert agent.hear() == protocol.Registered(*WHO, 0, compares=True)
     yield guard
     guard._wakeup.restore()
     agent.link.shutdown(socket.SHUT_RDWR)
