@@ -36,6 +36,7 @@ torch.manual_seed(3)
 net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 state = TrainState(model=net, optimizer=optimizer, ckpt_save_path="checkpoints")
+state.ignore("entries", "handed", "workers")  # notes of what happened, no state of the training
 dist.init_process_group("gloo")
 sampler = DistributedSampler(Noted(), shuffle=True, seed=5)
 loader = DataLoader(sampler.dataset, BATCH, sampler=sampler, num_workers=2, persistent_workers=True)

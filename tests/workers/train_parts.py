@@ -2,12 +2,13 @@
 
 `train_parts.py KIND STEPS`: `tensor_parallel`, each rank has a slice of the weight; `copies`, two copies of two
 slices; `fsdp1`, torch's FullyShardedDataParallel; `sharded_inside`, the model becomes DTensors within `train`;
-`rate_by_hand`, the learning rate follows a counter outside of the state; `drifts`, equal until a step.
+`rate_by_hand`, the learning rate follows a counter where msrun does not look; `drifts`, equal until a step.
 Each rank writes its weights to `{KIND}.{rank}.sha`, as their digest, at the end.
 """
 
 import argparse
 import hashlib
+import os
 import time
 
 import torch
@@ -47,7 +48,6 @@ if options.every:
 state = TrainState(
     model=net, optimizer=optimizer, ckpt_save_path="checkpoints", callbacks=checkpoints
 )
-calls = [0]  # what a script counts for itself
 
 
 class Steps:
@@ -77,9 +77,10 @@ def train(state):  # noqa: C901  a few lines for each kind
         trained = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     for x in state.batches(Steps()):
         if options.kind == "rate_by_hand":
+            count = int(os.environ.get("COUNT", "0"))
             for group in optimizer.param_groups:
-                group["lr"] = 0.1 / (1 + calls[0])
-            calls[0] += 1
+                group["lr"] = 0.1 / (1 + count)
+            os.environ["COUNT"] = str(count + 1)
         out = model(x)
         if is_sliced:  # the sum of what all slices make of it
             total = out.detach().clone()
