@@ -183,6 +183,11 @@ class LoopVariables:
             first = 0 if code.co_name == "<module>" else code.co_firstlineno
             for name in self._handed_on:
                 named[name] = Named(name, code.co_filename, frame.f_lineno, False, first)
+        mine = {*code.co_varnames, *code.co_cellvars} if _is_function(frame) else set()
+        for name in mine & (self._loop.given if place == 0 else mine if place < 0 else set()):
+            if own_values.is_generator(frame.f_locals.get(name)):  # each draw changes it
+                line = code.co_firstlineno
+                named[name] = Named(name, code.co_filename, frame.f_lineno, False, line)
         return named
 
     def _note_lost(self, named: Named, value: Any) -> None:

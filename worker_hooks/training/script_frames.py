@@ -55,6 +55,7 @@ class LoopNames(NamedTuple):
 
     carried: frozenset[str] = frozenset()  # read in the loop before they are set there
     after: frozenset[str] = frozenset()  # set in the loop, and read behind it
+    given: frozenset[str] = frozenset()  # read in the loop, and not set there
 
 
 def names_of_loop(frame: FrameType) -> LoopNames:
@@ -72,7 +73,8 @@ def _names_of_loop(code: CodeType, at: int) -> LoopNames:
     behind = [each for each in instructions if each.offset >= begin.argval]
     read, written = _first_uses(inside)
     read_behind, _ = _first_uses(behind)
-    return LoopNames(frozenset(read & written), frozenset(read_behind & written))
+    carried, after, given = read & written, read_behind & written, read - written
+    return LoopNames(frozenset(carried), frozenset(after), frozenset(given))
 
 
 def _first_uses(instructions: Iterable[dis.Instruction]) -> tuple[set[str], set[str]]:

@@ -204,6 +204,21 @@ def test_what_a_loop_carries_is_named_as_soon_as_nothing_keeps_it():
     assert told[1:] == [[], [("chosen", "dict")]]
 
 
+def test_a_random_generator_in_a_variable_is_named_where_the_loop_draws_from_it():
+    outer = torch.Generator()
+
+    def train(variables):
+        mine, loaders = torch.Generator(), torch.Generator()
+        for _ in around(variables):
+            torch.rand(1, generator=mine)
+            torch.rand(1, generator=outer)
+        return loaders
+
+    variables = LoopVariables(nothing_registered)
+    train(variables)
+    assert lost_in(variables) == [("mine", "")]
+
+
 def test_of_a_loop_without_batches_all_that_is_carried_is_named():
     def steps(variables):
         variables.has_no_loop(sys._getframe(1))
