@@ -25,10 +25,10 @@ def sentences(named: Sequence[Named]) -> Iterator[tuple[str, bool]]:
 
 
 def _sentence(named: list[Named]) -> str:
-    verb, them = ("begin", "them") if len(named) > 1 else ("begins", "it")
+    verb, they, them = ("begin", "they", "them") if len(named) > 1 else ("begins", "it", "it")
     own = ", ".join(f"state.own.{name}" for name in dict.fromkeys(e.name for e in named[:MOST]))
     what = (
-        f"make {them} in the step, as they cannot be kept"
+        f"make {them} in the step, as {they} cannot be kept"
         if named[0].kind
         else f"keep {them} as {own}"
     )

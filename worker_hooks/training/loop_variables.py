@@ -71,7 +71,7 @@ class LoopVariables:
         self._newest = "[]"
         self._has_arrays = False  # in the value that was weighed last
         self._carried: dict[tuple[int, str], dict[str, Named]] = {}  # what matters, by frame
-        self._handed_on: frozenset[str] = frozenset()  # of that only to what follows the loop
+        self._always: dict[tuple[int, str], frozenset[str]] = {}  # what is read at each commit
         self._elsewhere: dict[tuple[int, str], frozenset[str]] = {}  # saved by others, or ignored
         self._held: frozenset[str] | None = None  # those are up to date with it
         self._without_loop: set[CodeType] = set()
@@ -87,7 +87,9 @@ class LoopVariables:
         self._loop = names_of_loop(self._frames[0]) if self._frames else LoopNames()
         self._addresses = {_address(tensor) for tensor in self._registered()}
         self._held = None
-        self._carried = {key: self._carried_in(key[0], each) for key, each in self._keyed()}
+        for key, each in self._keyed():
+            named = self._carried[key] = self._carried_in(key[0], each)
+            self._always[key] = self._loop.carried | (named.keys() - self._loop.after)
         for key, each in self._keyed():
             if key not in self._first:
                 found = self._read(key, each, is_last=True)
@@ -179,9 +181,8 @@ class LoopVariables:
         code = frame.f_code
         named = {e.name: e for e in self._script.findings.carried if e.is_in(code)}
         if place == 0:
-            self._handed_on = self._loop.after - named.keys()
             first = 0 if code.co_name == "<module>" else code.co_firstlineno
-            for name in self._handed_on:
+            for name in self._loop.after - named.keys():
                 named[name] = Named(name, code.co_filename, frame.f_lineno, False, first)
         mine = {*code.co_varnames, *code.co_cellvars} if _is_function(frame) else set()
         for name in mine & (self._loop.given if place == 0 else mine if place < 0 else set()):
@@ -200,7 +201,9 @@ class LoopVariables:
             own_values.check_own(value, named.name)
         except Exception:  # noqa: BLE001  values of any kind
             kind = type(value).__name__
-        if named.function == 0:  # a global, which others keep, or have named
+        is_global = named.function == 0
+        if is_global and named.name not in self._script.findings.temporary:
+            # others keep it, or have named it
             if not kind or _is_of_script(type(value)) or named.name in self._script.large:
                 return
             self._script.large.add(named.name)
@@ -230,8 +233,7 @@ class LoopVariables:
         if self._held is not self._script.held:
             self._find_elsewhere()
         known, values, elsewhere = self._known.get(key, {}), frame.f_locals, self._elsewhere[key]
-        carried = self._carried[key]
-        always = self._loop.carried | (carried.keys() - self._handed_on)
+        carried, always = self._carried[key], self._always[key]
         found: dict[str, _Kept] = {}
         heavy, later = [], set()
         for name, value in values.items():
@@ -243,8 +245,9 @@ class LoopVariables:
             kept = None if name in elsewhere else self._keep(name, value, known.get(name))
             if kept is not None:
                 found[name] = kept
-        for name in (carried.keys() & values.keys()) - found.keys() - elsewhere - later:
-            self._note_lost(carried[name], values[name])
+        if not carried.keys() <= found.keys():
+            for name in (carried.keys() & values.keys()) - found.keys() - elsewhere - later:
+                self._note_lost(carried[name], values[name])
         if _IS_COPY and _is_function(frame):
             for name in heavy:  # else the copy would keep their memory for a step more
                 del values[name]

@@ -15,7 +15,7 @@ import torch
 from support.one_rank import Training
 
 from worker_hooks.recovery.resume import SavedVariables
-from worker_hooks.script import source
+from worker_hooks.script import notice, source
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.training.loop_variables import LoopVariables
 from worker_hooks.training.script_frames import advance, consumers, names_of_loop
@@ -344,3 +344,15 @@ def test_the_names_of_a_loop():
     assert names.carried == {"total"}
     assert names.after == {"last", "total"}
     assert next(iter(script([1]))).after == frozenset()
+
+
+def test_one_sentence_for_what_own_can_hold_and_one_for_the_rest():
+    where = ("/there/train.py", 7, False, 1)
+    best, batch = source.Named("best", *where), source.Named("batch", *where, kind="Tensor")
+    total = source.Named("total", "/there/train.py", 9, is_only_printed=True)
+    anew = "begins anew after a replacement or resume"
+    assert list(notice.sentences([best, batch, total])) == [
+        ("train.py:9 `total`: after a replacement or resume printed values may differ", False),
+        (f"train.py:7 `best` {anew}: keep it as state.own.best", True),
+        (f"train.py:7 `batch` (Tensor) {anew}: make it in the step, as it cannot be kept", True),
+    ]
