@@ -308,7 +308,8 @@ class LoopVariables:
             and tensor.nbytes <= _VALUE_BYTES
             and not (tensor.requires_grad and tensor.is_leaf)
             and tensor.layout is torch.strided
-            and tensor.untyped_storage().nbytes() == tensor.nbytes  # no view of another one
+            # no view of another one; what a reduction returns may have some room more
+            and (tensor.untyped_storage().nbytes() == tensor.nbytes or not _is_view(tensor))
             and _address(tensor) not in self._addresses
         )
 
@@ -377,6 +378,10 @@ def _is_of_script(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     return file is not None and not is_library(file) and kind.__dictoffset__ != 0
+
+
+def _is_view(tensor: Tensor) -> bool:
+    return tensor._is_view()  # noqa: SLF001  torch has no public one
 
 
 def _address(tensor: Tensor) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.one_rank import Training
+from torch.nn.functional import mse_loss
 
 from worker_hooks.recovery.resume import SavedVariables
 from worker_hooks.script import notice, source
@@ -50,6 +51,7 @@ def everything(variables, saved=None):
     alias = losses
     for number in around(variables, saved=saved):
         loss = torch.tensor(number + 0.1, requires_grad=True) * 2
+        error = mse_loss(torch.full((4, 1), float(number)), torch.zeros(4, 1))
         total += loss.item()
         count, nothing, name, big = count + 1, None, f"batch {number}", 1 << 80
         losses.append(loss.item())
@@ -66,7 +68,7 @@ def everything(variables, saved=None):
     assert math.copysign(1, zero) == -1
     assert type(mean) is np.float32
     plain = (total, count, name, big, losses, list(last), last.maxlen, sorted(seen), mean)
-    rest = (loss.item(), meter.total, meter.newest, frequent, repr(table), number)
+    rest = (loss.item(), error.item(), meter.total, meter.newest, frequent, repr(table), number)
     return *plain, *rest
 
 
