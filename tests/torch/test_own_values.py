@@ -52,21 +52,29 @@ def test_values_outside_of_the_state_survive_replacement_restart_and_resume(
     assert values(folder) == values(plain.folder)
 
 
-def test_a_variable_of_the_loop_that_cannot_be_restored_is_named_before_training(
+def test_a_variable_of_the_loop_that_nothing_keeps_is_named_before_a_step_depends_on_it(
     launcher: Launcher,
 ) -> None:
     words = msrun_of("--worker_num=1", "--max-restarts=1")
-    named = run(launcher, launcher.tmp / "named", *words, LOOP)
+    named = run(launcher, launcher.tmp / "named", *words, LOOP, "own")
     assert named.ended.code == 0, named.ended.out
-    assert named.ended.out.count("msrun: ") == 2
-    assert "carry_locals.py:30 `total`: after a replacement or resume printed" in named.ended.out
-    assert "carry_locals.py:26 `batch`, carry_locals.py:32 `best` begin anew" in named.ended.out
+    assert named.ended.out.count("msrun: ") == 3
+    assert "carry_locals.py:36 `total`: after a replacement or resume printed" in named.ended.out
+    assert "carry_locals.py:38 `best` begins anew after a replacement" in named.ended.out
+    assert "carry_locals.py:32 `batch` (Tensor) begins anew" in named.ended.out
 
-    strict = run(launcher, launcher.tmp / "strict", *words, "--strict", LOOP)
+    kept = run(launcher, launcher.tmp / "kept", *words, LOOP, "batches")
+    assert kept.ended.code == 0, kept.ended.out
+    assert kept.ended.out.count("msrun: ") == 1
+    assert "carry_locals.py:48 `batch` (Tensor) begins anew after a replacement" in kept.ended.out
+
+    strict = run(launcher, launcher.tmp / "strict", *words, "--strict", LOOP, "batches")
     assert strict.ended.code == 2, strict.ended.out
+    assert "`batch` (Tensor) begins anew" in strict.ended.out
     assert "refused, because of --strict" in strict.ended.out
-    assert "trained" not in strict.ended.out
+    assert "`best`" not in strict.ended.out
+    assert "average" not in strict.ended.out
 
-    quiet = run(launcher, launcher.tmp / "quiet", *words, "--strict", LOOP, "--quiet")
+    quiet = run(launcher, launcher.tmp / "quiet", *words, "--strict", LOOP, "own", "--quiet")
     assert quiet.ended.code == 0, quiet.ended.out
     assert "anew" not in quiet.ended.out

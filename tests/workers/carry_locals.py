@@ -1,4 +1,10 @@
-"""Trains with local variables that live from one step to the next, as in nanoGPT."""
+"""Trains with local variables that live from one step to the next, as in nanoGPT.
+
+    carry_locals.py own|batches [--quiet]
+
+In a loop of its own nothing keeps them; in one over `state.batches` all but the batch that is
+fetched ahead, which is too large for that.
+"""
 
 import sys
 
@@ -7,18 +13,18 @@ import torch
 from worker_hooks import TrainState, run
 
 torch.manual_seed(1)
-net = torch.nn.Linear(4, 1)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
+net = torch.nn.Linear(256, 1)
+opt = torch.optim.SGD(net.parameters(), lr=1e-3)
 state = TrainState(model=net, optimizer=opt, ckpt_save_path="checkpoints")
 if "--quiet" in sys.argv:
     state.ignore("batch", "best")
 
 
 def get_batch():
-    return torch.randn(8, 4)
+    return torch.randn(80, 256)
 
 
-def train(state):
+def own(state):
     batch = get_batch()  # the very first one
     best, total = 1e9, 0.0
     while not state.should_exit and state.step < 3:
@@ -34,5 +40,22 @@ def train(state):
         print(f"average {total / (state.step + 1)}")
 
 
-run(train, state)
+def batches(state):
+    batch = get_batch()
+    best, total = 1e9, 0.0
+    for _ in state.batches(range(3)):
+        loss = net(batch).square().mean()
+        batch = get_batch()
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        total += loss.item()
+        if loss.item() < best:
+            best = loss.item()
+            torch.save(net.state_dict(), "best.pt")
+        print(f"average {total / (state.step + 1)}")
+    print(f"last loss {loss.item()} of {len(batch)}")
+
+
+run(batches if "batches" in sys.argv else own, state)
 print("trained", flush=True)

@@ -1,9 +1,10 @@
 """Finds the local variables that a training loop carries from one step to the next.
 
-After a replacement or a resume the training function is entered again, and its locals begin anew. A
-variable is *carried* if it is written in a loop with commits, and an iteration reads, or what
-follows the loop reads, what an earlier iteration wrote. Pure: syntax trees in, findings out. What
-it does not understand it takes for harmless, so it never stands in the way of a training.
+After a replacement or a resume the training function is entered again, and its locals begin anew if
+nothing keeps them. A variable is *carried* if it is written in a loop with commits, and an
+iteration reads, or what follows the loop reads, what an earlier iteration wrote. Pure: syntax trees
+in, findings out. What it does not understand it takes for harmless, so it never stands in the way
+of a training.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Collection, Iterable, Iterator
 from operator import itemgetter
 from typing import NamedTuple
 
-LOOPS = frozenset({"batches", "epochs"})
+BATCHES = "batches"
+LOOPS = frozenset({BATCHES, "epochs"})
 EXIT = "should_exit"
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -65,6 +67,11 @@ def analyse(
         classes: names of the script's own classes, whose objects have methods that change them.
     """
     return _Analysis(scope, commits, classes).findings()
+
+
+def asks_for_batches(tree: ast.AST) -> bool:
+    """Whether ``batches()`` is called in it: around that loop variables are kept."""
+    return any(isinstance(each, ast.Attribute) and each.attr == BATCHES for each in ast.walk(tree))
 
 
 def has_commits(scope: _Scope) -> bool:
@@ -295,6 +302,8 @@ def _places(nodes: Iterable[ast.AST], changeable: Collection[str]) -> dict[str, 
                 name = node.id
             case ast.Subscript(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store()):
                 name = _base(node)
+            case ast.Call(func=ast.Name(id="next"), args=[ast.Name(id=iterator), *_]):
+                name = iterator
             case ast.Call(func=ast.Attribute(attr=attr, value=owner)):
                 is_change = attr in _MUTATORS or (attr.endswith("_") and attr[:1] != "_")
                 name = _base(owner) if is_change else ""
@@ -305,15 +314,22 @@ def _places(nodes: Iterable[ast.AST], changeable: Collection[str]) -> dict[str, 
 
 
 def _changeable(nodes: Iterable[ast.AST], makers: Collection[str]) -> set[str]:
-    """The names that are given a container, or an object that the script's own class makes."""
+    """The names that are given a container, an object of the script's own, or an iterator."""
     literals = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp)
-    found = set()
+    found, iterators = set(), set()
     for node in _walk(nodes):
         for target, value in _assigned(node):
             is_made = isinstance(value, ast.Call) and _called(value) in makers
             if is_made or isinstance(value, literals):
                 found |= _stored([target])
-    return found
+            elif isinstance(value, ast.Call) and not asks_for_batches(value):
+                iterators |= _stored([target])
+    drawn = {
+        _base(node.args[0])
+        for node in _walk(nodes)
+        if isinstance(node, ast.Call) and _called(node) == "next" and node.args
+    }
+    return found | (iterators & drawn)
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -12,7 +12,7 @@ import torch
 
 from worker_hooks.script import source, values
 from worker_hooks.script.own import OwnValues
-from worker_hooks.script.source import Named
+from worker_hooks.script.source import SourceFindings
 from worker_hooks.script.values import LargeValueError, Script
 from worker_hooks.script.watch import Cells, Group, Variable, groups_of
 
@@ -37,13 +37,14 @@ class ScriptValues:
         self._excluded: set[int] = set()
         self._groups = [Group(OWN, vars(self.own)), Group(SHARED, vars(self.shared))]
         self.is_found = False
-        self._temporary: frozenset[str] = frozenset()  # of the script's top level
-        self.named: list[Named] = []
-        """Local variables of the training function, which cannot be put back."""
+        self.findings = SourceFindings()  # in the script's source
+        self.held: frozenset[str] = frozenset()
+        """The full names of what is saved here, and of the objects that it is in."""
         self._is_under_way = False  # a look was taken since the commit
         self._is_settled = False  # and the step is complete but for its commit
         self._is_stale = False  # the content says what does not hold any more
         self._changed: set[str] = set()  # at that look
+        self._count = 0  # of values that are saved
         self._recent: list[Variable] = []  # changed since the newest commit
         self.large: set[str] = set()  # what changes and is too large to be saved
 
@@ -61,6 +62,10 @@ class ScriptValues:
             elif isinstance(each, torch.nn.Module):
                 waiting += [*each.parameters(), *each.buffers()]
 
+    def is_registered(self, thing: object) -> bool:
+        """Whether this object is saved otherwise."""
+        return id(thing) in self._excluded
+
     def find(self, entry: Callable[..., Any] | FrameType | None) -> None:
         """Find the script's variables; from now on those that change are kept.
 
@@ -68,9 +73,7 @@ class ScriptValues:
             entry: the training function, or the frame in which the script trains.
         """
         self.is_found = True
-        named, temporary = source.look_at(entry)
-        self.named = [each for each in named if each.name not in self.ignored]
-        self._temporary = temporary
+        self.findings = source.look_at(entry)
         try:
             found = groups_of(entry)
         except Exception as error:  # noqa: BLE001  modules and objects of any kind
@@ -172,6 +175,8 @@ class ScriptValues:
                     kept[variable.name] = variable.packed
                     if variable.was:
                         was[variable.name] = variable.was
+        if len(kept) != self._count or not self.held.issuperset(kept):
+            self.held, self._count = _with_owners(kept), len(kept)
         self.content = values.join(kept, was, self.late, is_settled=self._is_settled)
         self._is_stale = False
 
@@ -247,7 +252,7 @@ class ScriptValues:
 
     def _is_skipped(self, name: str) -> bool:
         is_ignored = name in self.ignored or name.rpartition(".")[2] in self.ignored
-        return is_ignored or name in self._temporary
+        return is_ignored or name in self.findings.temporary
 
     def _look(self, variable: Variable) -> bool:
         try:
@@ -276,6 +281,12 @@ TOO_LARGE = (
     "%s changes while training and is larger than %d KiB: it begins anew after a replacement or "
     "resume; give it to TrainState(...) as a tensor or with state_dict and load_state_dict"
 )
+
+
+def _with_owners(names: Iterable[str]) -> frozenset[str]:
+    """``main.meter.total``, ``main.meter`` and ``main``."""
+    parts = [name.split(".") for name in names]
+    return frozenset(".".join(each[:count]) for each in parts for count in range(1, len(each) + 1))
 
 
 def _as_object(group: Group) -> object:

@@ -21,17 +21,32 @@ _OURS = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}"
 
 
 class Named(NamedTuple):
-    """A local variable that begins anew when the training function is entered again."""
+    """A local variable that the training loop carries."""
 
     name: str
     file: str
     line: int
     is_only_printed: bool
+    function: int = 0  # the first line of its function; 0: of a script's top level
+    kind: str = ""  # its type, if that is none for ``state.own``
 
     @property
     def place(self) -> str:
         """``train.py:41``."""
         return f"{os.path.basename(self.file)}:{self.line}"
+
+    def is_in(self, code: CodeType) -> bool:
+        """Whether it is a variable of this function, or of this top level."""
+        first = 0 if code.co_name == "<module>" else code.co_firstlineno
+        return (self.file, self.function) == (code.co_filename, first)
+
+
+class SourceFindings(NamedTuple):
+    """What the script's source says of its variables."""
+
+    carried: tuple[Named, ...] = ()
+    temporary: frozenset[str] = frozenset()  # global, and hold nothing from one step to the next
+    has_batches: bool = False  # it loops over ``state.batches``
 
 
 class _Part(NamedTuple):
@@ -43,20 +58,19 @@ class _Part(NamedTuple):
     owner: Any  # of a method
 
 
-def look_at(entry: Callable[..., Any] | FrameType | None) -> tuple[list[Named], frozenset[str]]:
+def look_at(entry: Callable[..., Any] | FrameType | None) -> SourceFindings:
     """Find what loops carry, in the training function and in what it calls.
 
     Args:
         entry: the training function, or the frame in which the script trains.
 
     Returns:
-        Local variables that a loop carries; and global ones that hold nothing from one step to the
-        next. Both are empty if the source cannot be read.
+        Nothing if the source cannot be read.
     """
     try:
         return _looked_at(entry)
     except (OSError, SyntaxError, ValueError, TypeError, AttributeError, RecursionError):
-        return [], frozenset()
+        return SourceFindings()
 
 
 def caller(frame: FrameType | None) -> FrameType | None:
@@ -66,7 +80,7 @@ def caller(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _looked_at(entry: Any) -> tuple[list[Named], frozenset[str]]:
+def _looked_at(entry: Any) -> SourceFindings:
     parts = list(_parts(entry))
     classes = {
         name
@@ -80,10 +94,11 @@ def _looked_at(entry: Any) -> tuple[list[Named], frozenset[str]]:
         found = analysis.analyse(part.tree, commits, classes)
         if isinstance(part.tree, ast.Module):
             temporary |= found.temporary
-            continue
+        first = _first_line(part.tree)
         for name, line, is_only_printed in found.carried:
-            named[part.file, name, line] = Named(name, part.file, line, is_only_printed)
-    return list(named.values()), temporary
+            named[part.file, name, line] = Named(name, part.file, line, is_only_printed, first)
+    has_batches = any(analysis.asks_for_batches(part.tree) for part in parts)
+    return SourceFindings(tuple(named.values()), temporary, has_batches)
 
 
 def _with_commits(parts: list[_Part]) -> set[str]:
@@ -157,8 +172,14 @@ def _tree_of(code: CodeType) -> Any:
     if code.co_name == "<module>":
         return whole
     for node in ast.walk(whole):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
-            begin = min([node.lineno, *[each.lineno for each in node.decorator_list]])
-            if code.co_firstlineno in {begin, node.lineno}:
-                return node
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        is_named = is_function and getattr(node, "name", "") == code.co_name
+        if is_named and code.co_firstlineno in {_first_line(node), getattr(node, "lineno", 0)}:
+            return node
     return None
+
+
+def _first_line(tree: Any) -> int:
+    """As ``co_firstlineno`` of its code; 0: a script's top level."""
+    lines: list[int] = [each.lineno for each in getattr(tree, "decorator_list", ())]
+    return min([getattr(tree, "lineno", 0), *lines])

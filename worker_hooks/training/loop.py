@@ -28,6 +28,7 @@ from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery import resume
 from worker_hooks.recovery.resume import ResumePoint
 from worker_hooks.script import notice, source
+from worker_hooks.script.source import Named
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.replication import Replication
 from worker_hooks.training.loop_variables import LoopVariables
@@ -80,7 +81,8 @@ class DataLoop:
         self.batch = 0  # handed out in the current loop
         self.batches_per_epoch: int | None = None
         self._counts_epochs = False  # begin_epoch() is in use
-        self._variables = LoopVariables(self._registered)
+        self._variables = LoopVariables(self._registered, committed.private.script)
+        self._has_committed = False  # a step of this run
         self._loops = 0  # calls of batches() in this epoch
         self._feeds = FeedCache()
         self._feed: Feed | None = None  # of the loop that was begun last
@@ -141,6 +143,7 @@ class DataLoop:
         point = self._resume_point
         if point is not None and loop < point.loop:
             # this loop was over when the state was saved
+            resume.restore_script(point, self._committed)
             self._variables.put_back(point.variables, sys._getframe(1), loop)  # noqa: SLF001
             return
         self._resume_point = None
@@ -192,7 +195,11 @@ class DataLoop:
         """A loop that is not one over :meth:`batches` is at the end of a step."""
         if not self._is_armed:
             self._arm_without_loader()
-        if self.tracker.is_due():
+        is_due, found = self.tracker.is_due(), self._committed.private.script.findings
+        if self._current is None and (is_due or not found.has_batches):
+            self._variables.has_no_loop(sys._getframe(1))  # noqa: SLF001
+            self._say_lost(self._variables.lost())
+        if is_due:
             if self._current is None:
                 self._resume_point = None
                 self.batch += 1
@@ -297,21 +304,44 @@ class DataLoop:
                 log.warning(OF_A_PEER, self._training.rank, names)
         for each in asked_by:
             if not isinstance(each, enumerate):
-                self.tracker.say(PAIRED.format(type(each).__name__))
+                self._say_unprotected([(PAIRED.format(type(each).__name__), True)])
             elif self.batch and not advance(each, self.batch):
                 log.warning(COUNTS_ANEW, self.batch)
         self._variables.capture(is_last=True)
+        self._say_lost(self._variables.lost())
 
     def _find_script(self, train: Callable[..., Any] | None = None) -> None:
-        """Find what the script keeps for itself, and say once a run what cannot be restored."""
+        """Find what the script keeps for itself."""
         script = self._committed.private.script
-        if script.is_found:
-            return
-        script.find(train or source.caller(sys._getframe(1)))  # noqa: SLF001
+        if not script.is_found:
+            script.find(train or source.caller(sys._getframe(1)))  # noqa: SLF001
+
+    def _say_lost(self, named: Sequence[Named]) -> None:
+        """Say what nothing keeps."""
+        if named:
+            self._say_unprotected(notice.sentences(named))
+
+    def _say_unprotected(self, sentences: Iterable[tuple[str, bool]]) -> None:
+        """Have msrun say what cannot be restored.
+
+        Args:
+            sentences: and whether weights may depend on it.
+
+        Raises:
+            SystemExit: the script is refused, because of --strict; not after the first commit.
+        """
         env = self._guard.env
-        if env.rank == 0 and env.attempt == 0 and self._guard.is_on:
-            for text, is_refused in notice.sentences(script.named, is_strict=env.is_strict):
-                self._guard.say_unprotected(text, is_refused=is_refused)
+        if env.rank or env.attempt or not self._guard.is_on:
+            return
+        is_strict, refused = env.is_strict and not self._has_committed, []
+        for text, is_steering in sentences:
+            if is_steering and is_strict:
+                refused.append(text)
+            else:
+                self._guard.say_unprotected(text, is_refused=False)
+        if refused:
+            text = f"{'; '.join(refused)}: refused, because of --strict"
+            self._guard.say_unprotected(text, is_refused=True)
 
     def _arm(self, feed: Feed) -> None:
         """Watch the state and let it be saved: everything that belongs to it exists by now."""
@@ -362,13 +392,14 @@ class DataLoop:
         self.tracker.has_updated = False
         self.reducers.learn()
         length = self.batches_per_epoch
+        has_room = self._committed.private.look(is_commit=True)
         if self._committed.page is not None:
-            is_last = length is None or self.batch >= length or self._is_leaving
-            self._variables.capture(is_last=is_last)
-            if remark := self._variables.remark():
-                self.tracker.say(remark)
+            at_end = length is None or self.batch >= length or self._is_leaving
+            self._variables.capture(is_last=at_end or not self._has_committed)
+            self._say_lost(self._variables.lost())
+        self._has_committed = True
         position = position or self._position()
-        if not self._committed.private.look(is_commit=True):
+        if not has_room:
             self._make_page(self._armed_feed)
         self._gate.commit(partial(self._committed.commit, position))
         self._committed.audit()

@@ -4,7 +4,8 @@ Every entry into the training function begins with new variables: on a survivor 
 a new rank and after a restart alike. Those that hold plain values (numbers, texts, small tensors,
 containers of them, objects of the script's own classes) are saved with a rank's place in its data
 and put back where its loop continues: a running mean, a counter, the ``loss`` that is printed
-behind the loop. Where such a variable cannot be kept, that is said before the first death.
+behind the loop. Globals and closures are saved by :class:`ScriptValues`, and not here once more. A
+variable that matters and is kept in neither place is named before the first death.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from __future__ import annotations
 import ctypes
 import inspect
 import json
-import logging
-import os
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from worker_hooks.recovery.resume import SavedVariables
+from worker_hooks.script import values as own_values
+from worker_hooks.script.kept import ScriptValues
+from worker_hooks.script.source import Named
 from worker_hooks.state.snapshot import FIXED, copied
 from worker_hooks.tensors import state_json
 from worker_hooks.training.script_frames import (
@@ -32,8 +34,6 @@ from worker_hooks.training.script_frames import (
     is_library,
     names_of_loop,
 )
-
-log = logging.getLogger("msrun")
 
 ROOM = 60 << 10  # characters for all variables of a commit
 _VALUE_BYTES = 1024  # of a text, of a tensor
@@ -55,10 +55,13 @@ class _Kept(NamedTuple):
 class LoopVariables:
     """What one rank's script keeps in variables. Only the main thread uses it."""
 
-    def __init__(self, registered: Callable[[], Iterable[Tensor]]) -> None:
-        """``registered`` returns the tensors that are saved anyway."""
+    def __init__(
+        self, registered: Callable[[], Iterable[Tensor]], script: ScriptValues | None = None
+    ) -> None:
+        """``registered`` returns the tensors that are saved anyway, ``script`` keeps the rest."""
         self.text = b""  # of the newest commit: fields of a JSON object, a comma in front
         self._registered = registered
+        self._script = ScriptValues() if script is None else script
         self._frames: list[FrameType] = []
         self._loop = LoopNames()
         self._addresses: set[int] = set()  # of registered memory
@@ -67,7 +70,12 @@ class LoopVariables:
         self._before: dict[int, str] = {}  # by loop of the epoch, as of its end
         self._newest = "[]"
         self._has_arrays = False  # in the value that was weighed last
-        self._is_checked = False  # :meth:`remark` was asked for
+        self._carried: dict[tuple[int, str], dict[str, Named]] = {}  # what matters, by frame
+        self._always: dict[tuple[int, str], frozenset[str]] = {}  # what is read at each commit
+        self._elsewhere: dict[tuple[int, str], frozenset[str]] = {}  # saved by others, or ignored
+        self._held: frozenset[str] | None = None  # those are up to date with it
+        self._without_loop: set[CodeType] = set()
+        self._lost: dict[tuple[str, str, int], Named | None] = {}  # ``None``: it was told
 
     def begin_epoch(self) -> None:
         """Loops are counted anew."""
@@ -78,6 +86,10 @@ class LoopVariables:
         self._frames = frames_of_script(frame)
         self._loop = names_of_loop(self._frames[0]) if self._frames else LoopNames()
         self._addresses = {_address(tensor) for tensor in self._registered()}
+        self._held = None
+        for key, each in self._keyed():
+            named = self._carried[key] = self._carried_in(key[0], each)
+            self._always[key] = self._loop.carried | (named.keys() - self._loop.after)
         for key, each in self._keyed():
             if key not in self._first:
                 found = self._read(key, each, is_last=True)
@@ -112,28 +124,30 @@ class LoopVariables:
                 room -= len(kept.text) + len(name) + 4
                 if room > 0:
                     parts[first.get(name) == kept.text].append(f'"{name}":{kept.text}')
+                elif name in self._carried[key]:
+                    self._note_lost(self._carried[key][name], None)
             changed, others = (",".join(part) for part in parts)
             texts.append(f'["{key[1]}",{{{changed}}},{{{others}}}]')
         self._newest = f"[{','.join(texts)}]"
         before = ",".join(f'"{loop}":{text}' for loop, text in self._before.items())
         self.text = f', "frames": {self._newest}, "before": {{{before}}}'.encode()
 
-    def remark(self) -> str:
-        """What the loop sets and its end uses, and cannot be kept; said once, before any death."""
-        if self._is_checked or not self._frames:
-            return ""
-        self._is_checked = True
-        key, frame = next(iter(self._keyed()))
-        values, known = frame.f_locals, self._known.get(key, {})
-        lost = [name for name in sorted(self._loop.after) if name in values and name not in known]
-        if not lost:
-            return ""
-        listed = ", ".join(f"{name} ({type(values[name]).__name__})" for name in lost)
-        return (
-            f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}: {listed}, which "
-            "the loop sets and what follows it uses, cannot be kept: after a death at an epoch's "
-            "end it does not exist there; use a number or a small tensor"
-        )
+    def lost(self) -> list[Named]:
+        """What the loop carries, or what follows it uses, and nothing keeps; each is told once."""
+        if not self._lost:
+            return []
+        found = [each for each in self._lost.values() if each is not None]
+        self._lost = dict.fromkeys(self._lost)
+        return found
+
+    def has_no_loop(self, frame: FrameType) -> None:
+        """A step is made in these frames without a loop over batches: none of them is kept."""
+        for each in frames_of_script(frame):
+            if each.f_code in self._without_loop:
+                return
+            self._without_loop.add(each.f_code)
+            for name, named in self._carried_in(-1, each).items():
+                self._note_lost(named, each.f_locals.get(name))
 
     def put_back(
         self, saved: SavedVariables, frame: FrameType | None, loop: int | None = None
@@ -155,9 +169,59 @@ class LoopVariables:
         for present, (name, changed, others) in zip(present_ones, reversed(frames), strict=False):
             if present.f_code.co_qualname != name:
                 break
-            _put(present, {**others, **changed}, changed if is_exact else ())
-            found += changed
+            ignored = self._script.ignored
+            both = {**others, **changed}
+            every = {each: both[each] for each in both if each not in ignored}
+            _put(present, every, changed if is_exact else ())
+            found += [each for each in changed if each in every]
         return found
+
+    def _carried_in(self, place: int, frame: FrameType) -> dict[str, Named]:
+        """Variables of a frame without which training would continue in another way, by name."""
+        code = frame.f_code
+        named = {e.name: e for e in self._script.findings.carried if e.is_in(code)}
+        if place == 0:
+            first = 0 if code.co_name == "<module>" else code.co_firstlineno
+            for name in self._loop.after - named.keys():
+                named[name] = Named(name, code.co_filename, frame.f_lineno, False, first)
+        mine = {*code.co_varnames, *code.co_cellvars} if _is_function(frame) else set()
+        for name in mine & (self._loop.given if place == 0 else mine if place < 0 else set()):
+            if own_values.is_generator(frame.f_locals.get(name)):  # each draw changes it
+                line = code.co_firstlineno
+                named[name] = Named(name, code.co_filename, frame.f_lineno, False, line)
+        return named
+
+    def _note_lost(self, named: Named, value: Any) -> None:
+        """It is not kept here; ``None``: for want of room."""
+        key, kind = (named.name, named.file, named.line), ""
+        is_left = named.name in self._script.ignored or self._script.is_registered(value)
+        if key in self._lost or is_left:
+            return
+        try:
+            own_values.check_own(value, named.name)
+        except Exception:  # noqa: BLE001  values of any kind
+            kind = type(value).__name__
+        is_global = named.function == 0
+        if is_global and named.name not in self._script.findings.temporary:
+            # others keep it, or have named it
+            if not kind or _is_of_script(type(value)) or named.name in self._script.large:
+                return
+            self._script.large.add(named.name)
+        self._lost[key] = named._replace(kind=kind)
+
+    def _find_elsewhere(self) -> None:
+        """Find the names in each frame that are left to others."""
+        self._held = held = self._script.held
+        for key, frame in self._keyed():
+            code, names = frame.f_code, set(self._script.ignored)
+            if code.co_name == "<module>":
+                module = frame.f_globals.get("__name__")
+                prefix = "" if module == "__main__" else f"{module}."
+                names |= {each.removeprefix(prefix) for each in held if each.startswith(prefix)}
+            elif code.co_freevars:
+                prefix = code.co_qualname.rpartition(".<locals>.")[0]
+                names |= {each for each in code.co_freevars if f"{prefix}.{each}" in held}
+            self._elsewhere[key] = frozenset(names)
 
     def _keyed(self) -> Iterable[tuple[tuple[int, str], FrameType]]:
         for place, frame in enumerate(self._frames):
@@ -166,17 +230,24 @@ class LoopVariables:
     def _read(
         self, key: tuple[int, str], frame: FrameType, *, is_last: bool
     ) -> Iterable[tuple[str, _Kept]]:
-        known, values = self._known.get(key, {}), frame.f_locals
+        if self._held is not self._script.held:
+            self._find_elsewhere()
+        known, values, elsewhere = self._known.get(key, {}), frame.f_locals, self._elsewhere[key]
+        carried, always = self._carried[key], self._always[key]
         found: dict[str, _Kept] = {}
-        heavy = []
+        heavy, later = [], set()
         for name, value in values.items():
             if type(value) not in FIXED and isinstance(value, Tensor):
                 heavy.append(name)
-                if not (is_last or value.device.type == "cpu" or name in self._loop.carried):
+                if not (is_last or value.device.type == "cpu" or name in always):
+                    later.add(name)
                     continue
-            kept = self._keep(name, value, known.get(name))
+            kept = None if name in elsewhere else self._keep(name, value, known.get(name))
             if kept is not None:
                 found[name] = kept
+        if not carried.keys() <= found.keys():
+            for name in (carried.keys() & values.keys()) - found.keys() - elsewhere - later:
+                self._note_lost(carried[name], values[name])
         if _IS_COPY and _is_function(frame):
             for name in heavy:  # else the copy would keep their memory for a step more
                 del values[name]
@@ -237,7 +308,8 @@ class LoopVariables:
             and tensor.nbytes <= _VALUE_BYTES
             and not (tensor.requires_grad and tensor.is_leaf)
             and tensor.layout is torch.strided
-            and tensor.untyped_storage().nbytes() == tensor.nbytes  # no view of another one
+            # no view of another one; what a reduction returns may have some room more
+            and (tensor.untyped_storage().nbytes() == tensor.nbytes or not _is_view(tensor))
             and _address(tensor) not in self._addresses
         )
 
@@ -306,6 +378,10 @@ def _is_of_script(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     return file is not None and not is_library(file) and kind.__dictoffset__ != 0
+
+
+def _is_view(tensor: Tensor) -> bool:
+    return tensor._is_view()  # noqa: SLF001  torch has no public one
 
 
 def _address(tensor: Tensor) -> int:

@@ -55,6 +55,7 @@ class LoopNames(NamedTuple):
 
     carried: frozenset[str] = frozenset()  # read in the loop before they are set there
     after: frozenset[str] = frozenset()  # set in the loop, and read behind it
+    given: frozenset[str] = frozenset()  # read in the loop, and not set there
 
 
 def names_of_loop(frame: FrameType) -> LoopNames:
@@ -72,7 +73,8 @@ def _names_of_loop(code: CodeType, at: int) -> LoopNames:
     behind = [each for each in instructions if each.offset >= begin.argval]
     read, written = _first_uses(inside)
     read_behind, _ = _first_uses(behind)
-    return LoopNames(frozenset(read & written), frozenset(read_behind & written))
+    carried, after, given = read & written, read_behind & written, read - written
+    return LoopNames(frozenset(carried), frozenset(after), frozenset(given))
 
 
 def _first_uses(instructions: Iterable[dis.Instruction]) -> tuple[set[str], set[str]]:
@@ -100,9 +102,11 @@ def consumers(frame: FrameType) -> list[Any]:
     chain = {id(each) for each in _generators(frame)}
 
     def is_one(thing: Any) -> bool:
+        inner = gc.get_referents(thing)  # zip and map have their iterators in a tuple
+        inner += [each for some in inner if type(some) is tuple for each in some]
         return any(
-            isinstance(each, GeneratorType) and id(each.gi_frame) in chain
-            for each in gc.get_referents(thing)
+            id(each.gi_frame if isinstance(each, GeneratorType) else each) in chain
+            for each in inner
         )
 
     kinds = {enumerate, *_PAIRING}
@@ -111,9 +115,20 @@ def consumers(frame: FrameType) -> list[Any]:
     for generation in range(_OLDEST + may_be_old):
         if not found:  # no list may hold this one, which holds the generator: it would not end
             objects = gc.get_objects(generation=generation)
-            found = [each for each in objects if type(each) in kinds and is_one(each)]
+            candidates = [each for each in objects if type(each) in kinds]
             objects.clear()
-    return found
+            while news := [each for each in candidates if id(each) not in chain and is_one(each)]:
+                found += news
+                chain |= set(map(id, news))  # one may be around another one
+    return [each for each in found if not _is_alone(each)]
+
+
+def _is_alone(thing: Any) -> bool:
+    """Whether this hands batches on, and pairs them with nothing."""
+    if not isinstance(thing, zip | map):
+        return False
+    arguments: Any = thing.__reduce__()[1]
+    return len(arguments) - isinstance(thing, map) == 1
 
 
 def _generators(frame: FrameType | None) -> Iterator[FrameType]:

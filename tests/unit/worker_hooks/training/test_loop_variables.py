@@ -6,13 +6,18 @@ import json
 import math
 import sys
 from collections import Counter, deque
+from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from support.one_rank import Training
+from torch.nn.functional import mse_loss
 
 from worker_hooks.recovery.resume import SavedVariables
+from worker_hooks.script import notice, source
+from worker_hooks.script.kept import ScriptValues
 from worker_hooks.training.loop_variables import LoopVariables
 from worker_hooks.training.script_frames import advance, consumers, names_of_loop
 
@@ -46,6 +51,7 @@ def everything(variables, saved=None):
     alias = losses
     for number in around(variables, saved=saved):
         loss = torch.tensor(number + 0.1, requires_grad=True) * 2
+        error = mse_loss(torch.full((4, 1), float(number)), torch.zeros(4, 1))
         total += loss.item()
         count, nothing, name, big = count + 1, None, f"batch {number}", 1 << 80
         losses.append(loss.item())
@@ -62,7 +68,7 @@ def everything(variables, saved=None):
     assert math.copysign(1, zero) == -1
     assert type(mean) is np.float32
     plain = (total, count, name, big, losses, list(last), last.maxlen, sorted(seen), mean)
-    rest = (loss.item(), meter.total, meter.newest, frequent, repr(table), number)
+    rest = (loss.item(), error.item(), meter.total, meter.newest, frequent, repr(table), number)
     return *plain, *rest
 
 
@@ -153,22 +159,137 @@ def test_a_long_list_is_kept_and_what_has_no_room_is_left_out():
     assert len(variables.text) < 64 << 10
 
 
-def test_what_a_loop_hands_to_its_end_is_seen_and_said_if_it_cannot_be_kept():
+def lost_in(variables):
+    return [(each.name, each.kind) for each in variables.lost()]
+
+
+def test_what_a_loop_hands_to_its_end_is_named_if_it_cannot_be_kept():
     class Opaque:
         __slots__ = ()
 
     def train(variables):
         for _ in around(variables):
             found, unused = Opaque(), Opaque()
-            fresh = 1
-            yield variables.remark()
+            fresh = 1 if unused else 0
+            yield lost_in(variables)
         fresh = found
-        return fresh, unused if fresh is None else None
+        return fresh
 
-    (remark, *others) = train(LoopVariables(nothing_registered))
-    assert "found (Opaque)" in remark
-    assert "fresh" not in remark
-    assert set(others) == {""}
+    assert list(train(LoopVariables(nothing_registered)))[1:] == [[("found", "Opaque")], []]
+
+
+def looked_at(entry):
+    script = ScriptValues()
+    script.findings = source.look_at(entry)
+    return script
+
+
+def carrying(variables, batches):
+    """What a loop carries: kept, too large to be kept, and of another kind from its third step."""
+    best, ahead, chosen, drawn = 0.0, torch.zeros(8, 300), None, iter([1, 2, 3])
+    told = []
+    for number in SimpleNamespace(batches=batches).batches(variables):
+        best = max(best, float(number) + ahead.sum().item() + next(drawn))
+        ahead = ahead + 1
+        if number == 1:
+            chosen = {"weight": torch.zeros(40_000)}
+        told.append(lost_in(variables))
+    return told, best, chosen
+
+
+def test_what_a_loop_carries_is_named_as_soon_as_nothing_keeps_it():
+    script = looked_at(carrying)
+    names = {each.name for each in script.findings.carried}
+    assert names >= {"best", "ahead", "drawn", "chosen"}
+    told, *_ = carrying(LoopVariables(nothing_registered, script), around)
+    assert sorted(told[0]) == [("ahead", ""), ("drawn", "list_iterator")]
+    assert told[1:] == [[], [("chosen", "dict")]]
+
+
+def test_a_random_generator_in_a_variable_is_named_where_the_loop_draws_from_it():
+    outer = torch.Generator()
+
+    def train(variables):
+        mine, loaders = torch.Generator(), torch.Generator()
+        for _ in around(variables):
+            torch.rand(1, generator=mine)
+            torch.rand(1, generator=outer)
+        return loaders
+
+    variables = LoopVariables(nothing_registered)
+    train(variables)
+    assert lost_in(variables) == [("mine", "")]
+
+
+def test_of_a_loop_without_batches_all_that_is_carried_is_named():
+    def steps(variables):
+        variables.has_no_loop(sys._getframe(1))
+        variables.has_no_loop(sys._getframe(1))
+        yield from range(2)
+
+    told, *_ = carrying(LoopVariables(nothing_registered, looked_at(carrying)), steps)
+    assert {name for name, _ in told[0]} >= {"best", "ahead", "drawn", "chosen"}
+    assert told[1] == []
+
+
+def test_what_is_ignored_is_neither_kept_nor_put_back_nor_named():
+    def train(variables, saved=None):
+        mine, other, big = 0, 0, torch.zeros(9000)
+        for number in SimpleNamespace(batches=around).batches(variables, saved=saved):
+            mine, other = number, number
+            big = big + 1
+        return mine, other, big is None
+
+    script = looked_at(train)
+    script.ignored |= {"mine", "big"}
+    variables = LoopVariables(nothing_registered)
+    train(variables)
+    assert train(LoopVariables(nothing_registered, script), saved_of(variables))[:2] == (0, 2)
+    assert "big" in {each.name for each in script.findings.carried}
+    variables = LoopVariables(nothing_registered, script)
+    train(variables)
+    (_, changed, others), *_ = saved_of(variables).frames
+    assert "mine" not in {*changed, *others}
+    assert "other" in changed
+    assert "big" not in [each.name for each in variables.lost()]
+
+
+def test_what_is_saved_with_the_closure_is_not_saved_with_the_frame():
+    decay, unknown = 1.0, 1.0
+
+    def train(variables):
+        nonlocal decay, unknown
+        for _ in around(variables):
+            decay, unknown = decay / 2, unknown / 2
+            script.look(is_commit=True)
+
+    script = ScriptValues()
+    script.find(train)
+    script.ignored.add("unknown")
+    script.look(is_commit=True)
+    script.ignored.clear()
+    variables = LoopVariables(nothing_registered, script)
+    train(variables)
+    (_, changed, others), *_ = saved_of(variables).frames
+    assert "decay" not in {*changed, *others}
+    assert decay == 0.125
+
+
+def test_what_pairs_batches_is_found_also_within_enumerate():
+    def kinds_around(wrap):
+        found = []
+
+        def batches():
+            found.extend(type(each) for each in consumers(sys._getframe()))
+            yield 1
+
+        list(wrap(batches()))
+        return set(found)
+
+    assert kinds_around(lambda it: zip(range(3), it, strict=False)) == {zip}
+    assert kinds_around(lambda it: map(max, it, range(3))) == {map}
+    assert kinds_around(lambda it: enumerate(islice(it, 2))) == {enumerate, islice}
+    assert kinds_around(lambda it: map(str, it)) == set()
 
 
 def test_a_loop_left_at_will_is_a_commit_at_once_whoever_counts():
@@ -225,3 +346,15 @@ def test_the_names_of_a_loop():
     assert names.carried == {"total"}
     assert names.after == {"last", "total"}
     assert next(iter(script([1]))).after == frozenset()
+
+
+def test_one_sentence_for_what_own_can_hold_and_one_for_the_rest():
+    where = ("/there/train.py", 7, False, 1)
+    best, batch = source.Named("best", *where), source.Named("batch", *where, kind="Tensor")
+    total = source.Named("total", "/there/train.py", 9, is_only_printed=True)
+    anew = "begins anew after a replacement or resume"
+    assert list(notice.sentences([best, batch, total])) == [
+        ("train.py:9 `total`: after a replacement or resume printed values may differ", False),
+        (f"train.py:7 `best` {anew}: keep it as state.own.best", True),
+        (f"train.py:7 `batch` (Tensor) {anew}: make it in the step, as it cannot be kept", True),
+    ]
