@@ -75,7 +75,7 @@ class ScriptValues:
         self.is_found = True
         self.findings = source.look_at(entry)
         try:
-            found = groups_of(entry)
+            found = groups_of(entry, self._excluded)
         except Exception as error:  # noqa: BLE001  modules and objects of any kind
             log.warning("the script's own variables are not saved: %r", error)
             return

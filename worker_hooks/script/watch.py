@@ -184,11 +184,14 @@ class Group:
         return found
 
 
-def groups_of(entry: Callable[..., Any] | FrameType | None) -> list[Group]:
+def groups_of(
+    entry: Callable[..., Any] | FrameType | None, excluded: Collection[int] = ()
+) -> list[Group]:
     """Where the script keeps values: its modules' globals, closures of its functions, its objects.
 
     Args:
         entry: the training function, or the frame in which the script trains.
+        excluded: the ids of objects that are saved otherwise, with all their attributes.
     """
     modules = local_modules()
     names = {module.__name__ for module in modules}
@@ -198,7 +201,7 @@ def groups_of(entry: Callable[..., Any] | FrameType | None) -> list[Group]:
         waiting += [(group.prefix + key, each, 1) for key, each in list(group.holder.items())]  # type: ignore[attr-defined]
     seen: set[int] = set()
     for name, thing, depth in waiting:  # which grows
-        if id(thing) in seen or depth > _DEPTH:
+        if id(thing) in seen or id(thing) in excluded or depth > _DEPTH:
             continue
         seen.add(id(thing))
         if isinstance(thing, partial):
