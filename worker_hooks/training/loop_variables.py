@@ -260,6 +260,8 @@ class LoopVariables:
             if kept is not None and value is kept.value and value is not None:
                 return kept
             return None if name[:2] == "__" else _kept_fixed(value, kind)
+        if self._script.is_registered(value):
+            return None
         is_object = kind.__module__ not in _CONTAINERS_IN and _is_of_script(kind)
         if is_object:
             value, kind = vars(value), dict
