@@ -98,10 +98,10 @@ def test_a_preempted_job_that_leaves_in_time_is_not_killed(msrun: Launcher) -> N
 def test_a_preempted_job_that_stays_is_killed_with_all_its_ranks(
     msrun: Launcher, lose: int, what: str
 ) -> None:
-    play = f"steps=60 deaf=1 lose={lose}"
+    play = f"steps=200 deaf=1 lose={lose}"  # it does not end by itself while a busy machine is late
     (one,) = drilled(msrun, "--preempt", "step=4,grace=0.2", play=play)["drills"]
     assert f"{what} in time, killed after 0.2 s" in one["verdict"]
-    assert 0.2 <= one["left_s"] < 2 and one["runs"] == 2
+    assert 0.2 <= one["left_s"] < DEADLINE_S and one["runs"] == 2
     assert bool(one["steps_lost"]) == bool(lose) and one["weights_equal"]
     assert not msrun.marked()
 

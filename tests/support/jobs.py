@@ -117,7 +117,11 @@ class Job:
         poll(lambda: sum(log.count(text) for log in self.logs().values()) >= count, within_s)
 
     def logs(self) -> dict[str, str]:
-        return {path.name: path.read_text(errors="replace") for path in self.folder.glob("*_*.log")}
+        found = {}
+        for path in self.folder.glob("*_*.log"):
+            with contextlib.suppress(FileNotFoundError):  # moved away, as a new attempt begins
+                found[path.name] = path.read_text(errors="replace")
+        return found
 
     def events(self) -> list[dict]:
         """All that happened; of a line that is being written nothing."""
