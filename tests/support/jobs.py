@@ -112,6 +112,11 @@ class Job:
                     found.append(int(pid))
         return found
 
+    def forkserver(self) -> int:
+        """The pid of the only forkserver."""
+        (pid,) = self.forkservers()
+        return pid
+
     def await_lines(self, text: str, count: int = 1, within_s: float = DEADLINE_S) -> None:
         """Wait until ``text`` stands ``count`` times in the workers' present logs."""
         poll(lambda: sum(log.count(text) for log in self.logs().values()) >= count, within_s)

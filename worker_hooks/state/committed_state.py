@@ -61,14 +61,12 @@ class CommittedState:
         self.private = PrivateState(self.pieces)
         self.step = 0
         self.updates = [0] * len(self.pieces)  # since the commit
-        self.typical_changes: tuple[Any, ...] | None = (
-            None  # the most that any step has changed so far
-        )
+        # the most that any step has changed so far
+        self.typical_changes: tuple[Any, ...] | None = None
         self._extra_facts = extra_facts
         self._commit: Commit | None = None
-        self._marks: tuple[Any, ...] | None = (
-            None  # of the pieces: as of the commit, or of the loop's begin
-        )
+        # of the pieces: as of the commit, or of the loop's begin
+        self._marks: tuple[Any, ...] | None = None
         self._after: tuple[Any, ...] | None = None  # the same, as of the last update of the step
         self._warned: set[str] = set()
         self._last_changes: tuple[int, ...] = ()  # of the last step
@@ -142,9 +140,8 @@ class CommittedState:
             if changed != self._last_changes:
                 self._last_changes = changed
                 self.typical_changes = tuple(map(max, self.typical_changes or changed, changed))
-        self.updates = [0] * len(
-            self.pieces
-        )  # first: a commit that is interrupted must not look like a complete step
+        # first: a commit that is interrupted must not look like a complete step
+        self.updates = [0] * len(self.pieces)
         self.step += 1
         self._note(position, marks)
 
@@ -272,9 +269,8 @@ class CommittedState:
         if commit is None or step not in {commit.step, commit.step + 1}:
             raise RuntimeError(f"rank holds step {self.step}, not step {step}")
         snapshots, ready = commit.snapshots, commit.ready
-        own = self.private.read(step)[
-            : len(self.buffers.entries)
-        ]  # the page begins with the buffers
+        # the page begins with the buffers
+        own = self.private.read(step)[: len(self.buffers.entries)]
         if step == commit.step and self.is_touched():
             raise RuntimeError(f"the script has changed the state after step {step}")
         if step != commit.step:
