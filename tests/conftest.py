@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -12,7 +13,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import ROOT, Launcher, last_events
+from support.jobs import ROOT, Launcher, last_events, poll
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
@@ -95,7 +96,14 @@ def pytest_runtest_makereport(
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Threads and descriptors of the test process itself are back to what they were."""
-    threads, fds = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    threads, fds = threading.active_count(), open_fds()
     yield
+    with contextlib.suppress(AssertionError):  # a queue's thread ends soon after its queue
+        poll(lambda: threading.active_count() <= threads and open_fds() <= fds, within_s=10)
     assert threading.active_count() <= threads, threading.enumerate()
-    assert len(os.listdir("/proc/self/fd")) <= fds
+    assert open_fds() <= fds
+
+
+def open_fds() -> int:
+    """How many descriptors this process has open."""
+    return len(os.listdir("/proc/self/fd"))

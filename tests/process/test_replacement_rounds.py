@@ -11,6 +11,7 @@ from pathlib import Path
 
 from support.jobs import DEADLINE_S, WORKERS, Job, Launcher, poll
 
+from agent.spec.job_spec import Timeouts
 from worker_hooks.storage import manifest
 
 STEP_5 = "tft_saved_checkpoints-step_5"
@@ -137,7 +138,7 @@ def test_what_they_wrote_is_none_of_the_next_attempts(msrun: Launcher) -> None:
 
 def test_a_newcomer_that_was_not_even_forked_is_none_of_the_next_attempt(msrun: Launcher) -> None:
     job = start(msrun, 1, "0=fails", "1=fails", options=("--max-restarts=1",))
-    os.kill(job.forkservers()[0], signal.SIGSTOP)
+    os.kill(job.forkserver(), signal.SIGSTOP)
     kill(job, 2)
     await_seen(job, "PrepareRanks")
     (msrun.tmp / "ckpt.begun").write_text("0")
@@ -175,10 +176,10 @@ def test_a_survivor_that_is_lost_on_the_way_makes_another_round(msrun: Launcher)
 
 def test_a_dead_forkserver_is_replaced_first(msrun: Launcher) -> None:
     job = start(msrun, 1, ranks=2)
-    os.kill(job.forkservers()[0], signal.SIGSTOP)  # so that it dies with the order in its hands
+    os.kill(job.forkserver(), signal.SIGSTOP)  # so that it dies with the order in its hands
     kill(job, 1)
     await_seen(job, "ReplaceRanks")
-    os.kill(job.forkservers()[0], signal.SIGKILL)
+    os.kill(job.forkserver(), signal.SIGKILL)
     assert job.wait().code == 0
     assert len(seen(job, "ForkserverEnded")) == 1
     assert job.logs()["worker_0.log"].endswith("goes on in 1\n")
@@ -190,4 +191,4 @@ def test_when_msrun_dies_after_a_replacement_no_survivor_is_left(msrun: Launcher
     await_seen(job, "ForgetMemory")
     job.signal(signal.SIGKILL)
     job.process.wait()
-    poll(lambda: not msrun.marked())
+    poll(lambda: not msrun.marked(), within_s=Timeouts().grace_s)

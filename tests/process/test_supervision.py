@@ -185,7 +185,7 @@ def test_no_worker_outlives_a_kill_of_msrun(msrun: Launcher, also_forkserver: bo
     job.await_lines("ready" if also_forkserver else "family", 2)
     victims = [job.pid]
     if also_forkserver:
-        victims.append(job.forkservers()[0])
+        victims.append(job.forkserver())
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     poll(lambda: not msrun.marked(), within_s=Timeouts().grace_s)
@@ -193,12 +193,12 @@ def test_no_worker_outlives_a_kill_of_msrun(msrun: Launcher, also_forkserver: bo
 
 def test_a_killed_forkserver_is_replaced_and_restarts_still_work(msrun: Launcher) -> None:
     job = ready(msrun.start("--nproc-per-node=2", "--max-restarts=1", WORKERS / "wait.py"), 2)
-    old = job.forkservers()[0]
+    old = job.forkserver()
     os.kill(old, signal.SIGKILL)
     poll(lambda: any(event["event"] == "ForkserverStarted" for event in job.events()))
     os.kill(job.pids()[1], signal.SIGKILL)
     poll(lambda: job.status()["attempt"] == 1 and job.status()["state"] == "running")
-    assert job.forkservers()[0] != old
+    assert job.forkserver() != old
     job.signal(signal.SIGTERM)
     assert job.wait().code == 143
 

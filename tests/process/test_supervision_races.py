@@ -35,7 +35,7 @@ def test_a_stuck_forkserver_cannot_hold_up_a_stop(msrun: Launcher, end: str) -> 
     job = msrun.start("--nproc-per-node=2", "--max-restarts=1", grace, WORKERS / "wait.py")
     job.await_lines("ready", 2)
     job.await_state("running")
-    os.kill(job.forkservers()[0], signal.SIGSTOP)
+    os.kill(job.forkserver(), signal.SIGSTOP)
     os.kill(job.pids()[1], signal.SIGKILL)
     poll(lambda: job.status()["attempt"] == 1 and job.status()["state"] == "starting")
     began = time.monotonic()

@@ -112,12 +112,21 @@ class Job:
                     found.append(int(pid))
         return found
 
+    def forkserver(self) -> int:
+        """The pid of the only forkserver."""
+        (pid,) = self.forkservers()
+        return pid
+
     def await_lines(self, text: str, count: int = 1, within_s: float = DEADLINE_S) -> None:
         """Wait until ``text`` stands ``count`` times in the workers' present logs."""
         poll(lambda: sum(log.count(text) for log in self.logs().values()) >= count, within_s)
 
     def logs(self) -> dict[str, str]:
-        return {path.name: path.read_text(errors="replace") for path in self.folder.glob("*_*.log")}
+        found = {}
+        for path in self.folder.glob("*_*.log"):
+            with contextlib.suppress(FileNotFoundError):  # moved away, as a new attempt begins
+                found[path.name] = path.read_text(errors="replace")
+        return found
 
     def events(self) -> list[dict]:
         """All that happened; of a line that is being written nothing."""

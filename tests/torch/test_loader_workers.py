@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from support.data_loops import Owned, Rolls, Stream, check, hooked, plain, seed
+from support.jobs import poll
 from torch.utils.data import DataLoader, RandomSampler, get_worker_info
 from torch.utils.data._utils import signal_handling
 
@@ -302,4 +303,4 @@ def test_no_descriptor_stays_open():
     before = descriptors()
     for _ in range(3):
         hooked(make, at=(), epochs=1)
-    assert descriptors() <= before
+    poll(lambda: descriptors() <= before)  # a queue's thread closes its pipe when it has ended

@@ -54,8 +54,8 @@ def test_the_store_outlives_its_host_for_whoever_comes_later(msrun: Launcher) ->
     )
     job = msrun.start("--nproc-per-node=1", script)
     job.await_lines("first")
-    host = next(event["pid"] for event in job.events() if event["event"] == "StoreForked")
-    os.kill(host, signal.SIGKILL)
+    hosts = poll(lambda: [one["pid"] for one in job.events() if one["event"] == "StoreForked"])
+    os.kill(hosts[0], signal.SIGKILL)
     poll(lambda: any(event["event"] == "StoreHostExited" for event in job.events()))
     job.signal(signal.SIGUSR1)
     assert job.wait().code == 0

@@ -172,7 +172,7 @@ def test_a_stop_in_the_middle_of_it_saves_and_the_resume_goes_on(
 ) -> None:
     job, folder = trained(launcher, "stopped", *SLOW)
     job.await_lines("step 3\n", RANKS)
-    server = job.forkservers()[0]
+    server = job.forkserver()
     os.kill(server, signal.SIGSTOP)  # nobody comes
     os.kill(job.pids()[1], signal.SIGKILL)
     await_seen(job, "ReplaceRanks")
@@ -199,7 +199,7 @@ def test_a_dead_forkserver_changes_nothing_and_when_all_die_all_begin_anew(
 ) -> None:
     job, folder = trained(launcher, "all", "--max-restarts=1", *SLOW)
     job.await_lines("step 3\n", RANKS)
-    os.kill(job.forkservers()[0], signal.SIGKILL)
+    os.kill(job.forkserver(), signal.SIGKILL)
     os.kill(job.pids()[1], signal.SIGKILL)
     await_seen(job, "GoOn")
     assert [one["newcomers"] for one in job.events() if one["event"] == "ReplaceRanks"] == [[1]]

@@ -57,9 +57,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     found = [(entry_of(name, tensor), tensor) for name, tensor in tensors.items()]
     found.sort(key=lambda each: (-BITS[each[0].dtype], each[0].name))  # so that all are aligned
     head = safetensors_file.header([entry for entry, _ in found], {**metadata, "format": "pt"})
-    aside = (
-        path.parent / f".{path.name}_tmp"
-    )  # each rank has its own folder, so there is one writer
+    aside = path.parent / f".{path.name}_tmp"  # each rank has its own folder: one writer
     safetensors_file.write(aside, head, _pieces(tensor for _, tensor in found), lambda _: None)
     os.replace(aside, path)
     fsync_folder(path.parent)

@@ -156,9 +156,8 @@ class Buffers:
             if run.is_host:
                 torch.cat(run.octets, out=target)
             else:
-                target.copy_(
-                    torch.cat(run.octets)
-                )  # waits for the device: the bytes are needed now
+                # waits for the device: the bytes are needed now
+                target.copy_(torch.cat(run.octets))
         for constant in self._constants:
             constant.fill(address, slot)
         return self.nbytes

@@ -68,15 +68,13 @@ class CommittedState:
         self.private = PrivateState(self.pieces)
         self.step = 0
         self.updates = [0] * len(self.pieces)  # since the commit
-        self.typical_changes: tuple[Any, ...] | None = (
-            None  # the most that any step has changed so far
-        )
+        # the most that any step has changed so far
+        self.typical_changes: tuple[Any, ...] | None = None
         self.changes = ChangeObserver(lambda: [piece.tensors() for piece in self.pieces])
         self._extra_facts = extra_facts
         self._commit: Commit | None = None
-        self._marks: tuple[Any, ...] | None = (
-            None  # of the pieces: as of the commit, or of the loop's begin
-        )
+        # of the pieces: as of the commit, or of the loop's begin
+        self._marks: tuple[Any, ...] | None = None
         self._after: tuple[Any, ...] | None = None  # the same, as of the last update of the step
         self._warned: set[str] = set()
         self._last_changes: tuple[int, ...] = ()  # of the last step
@@ -161,9 +159,8 @@ class CommittedState:
             if changed != self._last_changes:
                 self._last_changes = changed
                 self.typical_changes = tuple(map(max, self.typical_changes or changed, changed))
-        self.updates = [0] * len(
-            self.pieces
-        )  # first: a commit that is interrupted must not look like a complete step
+        # first: a commit that is interrupted must not look like a complete step
+        self.updates = [0] * len(self.pieces)
         self.step += 1
         self._note(position, marks)
 
@@ -379,9 +376,8 @@ class CommittedState:
 
     def _as_of(self, commit: Commit, step: int) -> Replica:
         snapshots, ready, copies = commit.snapshots, commit.ready, commit.tensors.copies
-        own = self.private.read(step)[
-            : len(self.buffers.entries)
-        ]  # the page begins with the buffers
+        # the page begins with the buffers
+        own = self.private.read(step)[: len(self.buffers.entries)]
         if step != commit.step:
             ready, copies = self._updated, {}
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]

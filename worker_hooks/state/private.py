@@ -90,9 +90,8 @@ class PrivateState:
         self.page: Page | None = None
         self.late_buffers: set[str] = set()
         """Buffers that have changed between the last backward of a step and its commit."""
-        self._epoch_start: dict[
-            str, bytes
-        ] = {}  # by name, the randomness that the epoch began with
+        # by name, the randomness that the epoch began with
+        self._epoch_start: dict[str, bytes] = {}
         self._epoch_start_bytes = b""  # the same as it is written
         self._sources: list[PrivateSource | None] = [None] * len(PREFIXES)
         self._place = 0  # of the current source

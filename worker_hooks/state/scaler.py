@@ -24,9 +24,8 @@ class ScalerPiece:
 
     def __init__(self, name: str, scaler: GradScaler) -> None:
         self.name = name
-        self._scaler: Any = (
-            scaler  # its tensors are private, and state_dict() would wait for the device
-        )
+        # Any: its tensors are private, and state_dict() would wait for the device
+        self._scaler: Any = scaler
 
     def tensors(self) -> dict[str, Tensor]:
         """None is live state: the scaler changes them even when it skips an update."""

@@ -97,6 +97,7 @@ def new(
     """
     shards = tuple(shards)
     private = {shard.rank for shard in shards if shard.kind == PRIVATE}
+    ranks = range(world_size) if ranks is None else ranks
     return Manifest(
         kind=kind,
         step=step,
@@ -110,7 +111,7 @@ def new(
         shards=shards,
         digest=digest,
         odd=tuple(odd),
-        without_private=tuple(rank for rank in ranks or range(world_size) if rank not in private),
+        without_private=tuple(rank for rank in ranks if rank not in private),
         stale_private=tuple(stale_private),
         holders=tuple(map(tuple, holders)),
         is_disputed=is_disputed,
