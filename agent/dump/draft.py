@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from agent.dump.late_randomness import UnknownRandomnessError, completed
-from agent.dump.target import AbandonedError, Advance, SavedDump, Target
+from agent.dump import late_randomness, late_values
+from agent.dump.target import AbandonedError, Advance, SavedDump, Target, UnknownStateError
 from agent.hooks.status_pages import record
 from agent.records.file_thread import side_by_side
 from worker_hooks.contract.layout import DumpLayout
@@ -49,7 +49,7 @@ class DumpDraft:
         self._pages = pages
         self._private: list[Shard] = []
         self._stale: list[int] = []
-        self._failure: OSError | AbandonedError | UnknownRandomnessError | None = None
+        self._failure: OSError | AbandonedError | UnknownStateError | None = None
 
     def write_private(self, advance: Advance) -> None:
         """Write every rank's private state from its page, a dead rank's too.
@@ -60,7 +60,8 @@ class DumpDraft:
             found = {rank: record(self._pages.get(rank), self.step) for rank in self._ranks}
             there = {rank: one for rank, one in found.items() if one is not None}
             entries = {rank: self._pages[rank].entries for rank in there}
-            records = completed(there, entries, self.step)
+            records = late_randomness.completed(there, entries, self.step)
+            records = late_values.completed(records, self._committed_before, entries, self.step)
             if self._target.is_inline:
                 for rank, one in records.items():
                     self._write_private(rank, one, advance)
@@ -68,8 +69,13 @@ class DumpDraft:
                 side_by_side(
                     lambda rank: self._write_private(rank, records[rank], advance), list(records)
                 )
-        except (OSError, AbandonedError, UnknownRandomnessError) as error:
+        except (OSError, AbandonedError, UnknownStateError) as error:
             self._failure = error.with_traceback(None)  # whose frames hold pages
+
+    def _committed_before(self, rank: int) -> CommitRecord | None:
+        found = record(self._pages.get(rank), self.step - 1)
+        is_it = found is not None and found.is_commit and found.step == self.step - 1
+        return found if is_it else None
 
     def _write_private(self, rank: int, found: CommitRecord, advance: Advance) -> None:
         try:
@@ -87,7 +93,7 @@ class DumpDraft:
         Raises:
             OSError: the place cannot be written to, or lost what was written there.
             AbandonedError: the dump was abandoned.
-            UnknownRandomnessError: the state is not complete.
+            UnknownStateError: the state is not complete.
         """
         if self._failure is not None:
             raise self._failure

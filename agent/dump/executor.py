@@ -17,11 +17,10 @@ from agent.controller import events as ev
 from agent.dump.draft import DumpDraft, DumpOrder, private_nbytes
 from agent.dump.flush import MemoryFlush
 from agent.dump.folder import FolderTarget
-from agent.dump.late_randomness import UnknownRandomnessError
 from agent.dump.memory import MemoryTarget
 from agent.dump.replies import Answer, Replies
 from agent.dump.summary import dump_summary
-from agent.dump.target import AbandonedError, SavedDump, Target
+from agent.dump.target import AbandonedError, SavedDump, Target, UnknownStateError
 from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.services import Services
@@ -325,7 +324,7 @@ class DumpExecutor:
         if isinstance(done, Exception):
             is_place = isinstance(done, OSError)
             self._place_trouble = _describe(done)
-            is_state = isinstance(done, UnknownRandomnessError)
+            is_state = isinstance(done, UnknownStateError)
             self._post(ev.CommitFailed(action.dump_id, _describe(done), is_place, is_state))
             return
         if self._dump is dump:
@@ -385,5 +384,5 @@ def _place(action: do.SaveRanks) -> tuple[int, int, int]:
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError):
         return describe_os_error(error)
-    is_sentence = isinstance(error, AbandonedError | UnknownRandomnessError)
+    is_sentence = isinstance(error, AbandonedError | UnknownStateError)
     return str(error) if is_sentence else repr(error)

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from agent.dump.target import UnknownStateError
 from worker_hooks.contract.status_page import (
     BEFORE,
     LATE_BYTES,
@@ -20,10 +21,6 @@ from worker_hooks.contract.status_page import (
     Entry,
     LateDraws,
 )
-
-
-class UnknownRandomnessError(Exception):
-    """A rank's randomness at the step to save is not known."""
 
 
 class _Generator(NamedTuple):
@@ -50,7 +47,7 @@ def completed(
         step: those of another step stay as they are.
 
     Raises:
-        UnknownRandomnessError: some rank's cannot be known.
+        UnknownStateError: some rank's cannot be known.
     """
     present = {rank: one for rank, one in records.items() if one.step == step}
     behind = [rank for rank, one in present.items() if not one.is_commit]
@@ -68,7 +65,7 @@ def completed(
             ]
             state = _state(mine, peers)
             if state is None:
-                raise UnknownRandomnessError(
+                raise UnknownStateError(
                     f"rank {rank} died before its commit of step {step}, random numbers are drawn "
                     f"between backward and the commit ({name}), and what it would have drawn "
                     "cannot be told from the others: draw before backward, or from one seed"

@@ -20,6 +20,7 @@ _FINAL = re.compile(r"\[rank (\d+)\]: FINAL (.*)")
 _OURS = "msrun: "
 _DEATH = re.compile(rf"{_OURS}.*(was killed by|exited with code|raised )")
 _REFUSAL = re.compile(r"\b(not|no|cannot|never|nothing|anew|unprotected|refused)\b")
+_ANEW = re.compile("begins? anew after a replacement or resume")  # weights may depend on it
 _ACCUSATION = "corrupts data"  # no drill corrupts anything: whatever differs, the script does it
 _BENIGN = ("TrainState: no ckpt_save_path", "protected:")
 
@@ -29,7 +30,7 @@ class PatternVerdict(Enum):
 
     EQUAL = "equal"  # bitwise the undisturbed run, and no step was lost
     UNSTRUCK = "-"  # the script has no such moment
-    SAID = "said"  # something was lost, and msrun had said so before the death
+    SAID = "said"  # something was lost or began anew, and msrun had said so before the death
     LOST = "lost"  # nothing is wrong, but steps or the job were lost without a word before
     WRONG = "WRONG"  # exit code 0 with other results, or a claim that is not true
 
@@ -102,6 +103,10 @@ def judge(expected: Mapping[int, ScriptResult], run: PatternRun) -> PatternOutco
     """The verdict of a job; ``expected``: the results of the undisturbed one, by rank."""
     if run.exit_code == 0 and (wrong := _wrong(expected, run)):
         return PatternOutcome(PatternVerdict.WRONG, wrong)
+    if run.exit_code == 0 and (other := _other_weights(expected, run)):
+        named = next((line for line in run.said if _ANEW.search(line)), "")
+        verdict = PatternVerdict.SAID if named else PatternVerdict.WRONG
+        return PatternOutcome(verdict, f"{other}{f' ({named})' if named else ''}")
     if run.accusation:
         return PatternOutcome(PatternVerdict.WRONG, f"untrue: {run.accusation}")
     values = () if run.exit_code != 0 else tuple(_other_values(expected, run))
@@ -121,15 +126,18 @@ def _wrong(expected: Mapping[int, ScriptResult], run: PatternRun) -> str:
     """
     if silent := [rank for rank in expected if rank not in run.results]:
         return f"exit code 0, and no result of rank {format_ranges(tuple(silent))}"
-    other = [rank for rank in expected if run.results[rank].weights != expected[rank].weights]
-    if other:
-        return f"exit code 0, and other weights on rank {format_ranges(tuple(other))}"
     untold = [
         value
         for name, value in _changed(expected, run)
         if not any(re.search(rf"\b{re.escape(name)}\b", line) for line in run.said)
     ]
     return f"exit code 0, and {', '.join(untold)}" if untold else ""
+
+
+def _other_weights(expected: Mapping[int, ScriptResult], run: PatternRun) -> str:
+    """Which ranks have other weights; only a variable that msrun named before may be the reason."""
+    other = [rank for rank in expected if run.results[rank].weights != expected[rank].weights]
+    return f"exit code 0, and other weights on rank {format_ranges(tuple(other))}" if other else ""
 
 
 def _other_values(expected: Mapping[int, ScriptResult], run: PatternRun) -> Iterator[str]:

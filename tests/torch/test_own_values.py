@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ LOOP = WORKERS / "carry_locals.py"
 REPLACED = "rank=0,step=3,phase=update"  # its peers commit the step, with values changed after it
 RESTARTED = "rank=1,step=6,phase=commit"
 STOPPED = "rank=2,step=9,phase=forward"
-RESUME = f"exec {sys.executable} -m msrun --resume"
+RESUME = f"exec {shlex.quote(sys.executable)} -m msrun --resume"
 
 
 def values(folder: Path) -> list[dict]:
@@ -56,17 +57,17 @@ def test_a_variable_of_the_loop_that_nothing_keeps_is_named_before_a_step_depend
     launcher: Launcher,
 ) -> None:
     words = msrun_of("--worker_num=1", "--max-restarts=1")
-    named = run(launcher, launcher.tmp / "named", *words, LOOP, "own")
+    named = run(launcher, launcher.tmp / "named", *words, LOOP, "elsewhere")
     assert named.ended.code == 0, named.ended.out
     assert named.ended.out.count("msrun: ") == 3
-    assert "carry_locals.py:36 `total`: after a replacement or resume printed" in named.ended.out
-    assert "carry_locals.py:38 `best` begins anew after a replacement" in named.ended.out
-    assert "carry_locals.py:32 `batch` (Tensor) begins anew" in named.ended.out
+    for told in ("printed values may differ", "`best` begins anew", "`batch` (Tensor) begins anew"):
+        assert told in named.ended.out
 
-    kept = run(launcher, launcher.tmp / "kept", *words, LOOP, "batches")
-    assert kept.ended.code == 0, kept.ended.out
-    assert kept.ended.out.count("msrun: ") == 1
-    assert "carry_locals.py:48 `batch` (Tensor) begins anew after a replacement" in kept.ended.out
+    for loop in ("own", "batches"):
+        kept = run(launcher, launcher.tmp / loop, *words, LOOP, loop)
+        assert kept.ended.code == 0, kept.ended.out
+        assert kept.ended.out.count("msrun: ") == 1
+        assert "`batch` (Tensor) begins anew after a replacement" in kept.ended.out
 
     strict = run(launcher, launcher.tmp / "strict", *words, "--strict", LOOP, "batches")
     assert strict.ended.code == 2, strict.ended.out
@@ -75,6 +76,6 @@ def test_a_variable_of_the_loop_that_nothing_keeps_is_named_before_a_step_depend
     assert "`best`" not in strict.ended.out
     assert "average" not in strict.ended.out
 
-    quiet = run(launcher, launcher.tmp / "quiet", *words, "--strict", LOOP, "own", "--quiet")
+    quiet = run(launcher, launcher.tmp / "quiet", *words, "--strict", LOOP, "elsewhere", "--quiet")
     assert quiet.ended.code == 0, quiet.ended.out
     assert "anew" not in quiet.ended.out

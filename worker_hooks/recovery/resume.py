@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from worker_hooks.contract.env import RankEnv
+from worker_hooks.contract.script_record import SCRIPT
 from worker_hooks.data.feed import Batches, Feed
 from worker_hooks.recovery import load
 from worker_hooks.rng.randomness import Randomness, derive
-from worker_hooks.script.kept import ENTRY
 from worker_hooks.script.values import Script
 from worker_hooks.state.committed_state import CommittedState
 from worker_hooks.state.private import EPOCH, placed
@@ -66,7 +66,7 @@ class SavedVariables(NamedTuple):
 
     frames: Sequence[Any] = ()  # the loop's and those around it: name, changed and other variables
     before: Mapping[str, Sequence[Any]] = {}  # as of the ends of earlier loops of the epoch
-    is_own: bool = True  # of this rank; else of a peer, because this one died within the step
+    of_peers: Sequence[str] = ()  # a peer's, because this rank died within the step
     is_behind: bool = False  # as of the step before, because no rank came to its commit
 
 
@@ -176,13 +176,15 @@ def _variables(
     own: LoadedPrivate | None, known: Sequence[LoadedPrivate], nearest: LoadedPrivate | None
 ) -> SavedVariables:
     """The rank's own as of the step, or those of a peer that came to its commit."""
-    there = next((one for one in known if one.is_commit), None)
+    there = next((one for one in known if one.is_commit or one.meta.get("is_settled")), None)
     source = there or nearest
     if source is None:
         return SavedVariables()
     frames, before = source.meta.get("frames", ()), source.meta.get("before", {})
-    is_own = own is None or source is own
-    return SavedVariables(frames, before, is_own, is_behind=there is None)
+    of_peers = source.meta.get("of_peers", ())
+    if own is not None and source is not own:
+        of_peers = [name for _, changed, _ in frames for name in changed]
+    return SavedVariables(frames, before, of_peers, is_behind=there is None)
 
 
 def _without_damaged_models(folder: Path, manifest: Manifest) -> Manifest:
@@ -291,11 +293,11 @@ def restore_script(point: ResumePoint, committed: CommittedState, *, is_last: bo
 
 def _is_settled(private: LoadedPrivate) -> bool:
     """Whether the script's values are those of a commit."""
-    return private.is_commit or _script(private).is_settled
+    return private.is_commit or _script(private).record.is_settled
 
 
 def _script(private: LoadedPrivate) -> Script:
-    octets = private.tensors.get(ENTRY)
+    octets = private.tensors.get(SCRIPT)
     return Script.split(b"" if octets is None else bytes(to_bytes(octets)))
 
 

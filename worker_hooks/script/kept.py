@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from worker_hooks.contract.script_record import SCRIPT, ScriptRecord
 from worker_hooks.script import source, values
 from worker_hooks.script.own import OwnValues
 from worker_hooks.script.source import SourceFindings
@@ -19,8 +20,6 @@ from worker_hooks.script.watch import Cells, Group, Variable, groups_of
 log = logging.getLogger("msrun")
 
 OWN, SHARED = "state.own.", "state.shared."
-ENTRY = "script"
-"""The name of the values among a rank's private state."""
 
 
 class ScriptValues:
@@ -86,7 +85,7 @@ class ScriptValues:
 
     def owners(self) -> dict[str, object]:
         """Objects whose attributes are the script's, random number generators among them."""
-        return {f"{ENTRY}.{group.prefix}": _as_object(group) for group in self._groups}
+        return {f"{SCRIPT}.{group.prefix}": _as_object(group) for group in self._groups}
 
     def begin(self) -> None:
         """The first loop begins: what was assigned since :meth:`find` is assigned so every time.
@@ -177,8 +176,18 @@ class ScriptValues:
                         was[variable.name] = variable.was
         if len(kept) != self._count or not self.held.issuperset(kept):
             self.held, self._count = _with_owners(kept), len(kept)
-        self.content = values.join(kept, was, self.late, is_settled=self._is_settled)
+        self.content = values.join(
+            kept, was, self.late, printed=self._printed(), is_settled=self._is_settled
+        )
         self._is_stale = False
+
+    def _printed(self) -> set[str]:
+        """What changes behind a backward, and flows into nothing but output."""
+        if not self.late:
+            return self.late
+        named = [each for each in self.findings.carried if each.function == 0]
+        only = {e.name for e in named} - {e.name for e in named if not e.is_only_printed}
+        return self.late & only  # of the script itself, whose names have no prefix
 
     def restore(
         self,
@@ -199,24 +208,25 @@ class ScriptValues:
         """
         found = {
             name: (script, each)
-            for name, each in script.values.items()
+            for name, each in script.record.values.items()
             if is_own or not name.startswith(OWN)
         }
-        for name in script.late | peer.late if peer is not None else ():
+        for name in script.record.late | peer.record.late if peer is not None else ():
             assert peer is not None
-            is_same = name in self._from_peer or self._had(name, script) == peer.was.get(name)
-            if is_same and name in peer.values:
+            had, theirs = self._had(name, script.record), peer.record
+            is_same = name in self._from_peer or had == theirs.was.get(name)
+            if is_same and name in theirs.values:
                 self._from_peer.add(name)
-                found[name] = (peer, peer.values[name])
+                found[name] = (peer, theirs.values[name])
             elif is_last:
                 log.warning(LACKS_CHANGE, name)
         for name, (saved, text) in found.items():
             self._put(name, text, saved)
 
-    def _had(self, name: str, script: Script) -> int | None:
+    def _had(self, name: str, record: ScriptRecord) -> int | None:
         """The checksum that the rank had at the commit before; unsaved values are as they began."""
-        if name in script.was:
-            return script.was[name]
+        if name in record.was:
+            return record.was[name]
         place = self._variable(name)
         if place is None or place.holder.get(place.key, place) is place:
             return None

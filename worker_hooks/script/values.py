@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import marshal
-import struct
 import sys
 from array import array
 from collections import deque
@@ -16,6 +15,8 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from worker_hooks.contract import script_record
+from worker_hooks.contract.script_record import ScriptRecord
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.rng.generators import stream_of
 from worker_hooks.tensors import state_json
@@ -27,7 +28,6 @@ FIXED = frozenset({float, int, bool, str, bytes, complex, type(None), torch.dtyp
 LARGE_BYTES = 64 << 10  # a value is not looked into beyond this size
 _LARGE_ITEMS = 8192
 _PLAIN = 2  # marshal's format in which the bytes do not depend on who else refers to the value
-_COUNT = struct.Struct("<Q")
 _KIND = "$"  # beside state_json's kinds: values that are only bytes
 
 
@@ -227,29 +227,20 @@ def _tensor_bytes(tensor: Tensor) -> bytes:
 
 
 class Script(NamedTuple):
-    """A script's values as they were saved."""
+    """A script's values as they were saved, and their tensors by the entries' names."""
 
-    values: dict[str, Any]  # by name, :class:`Packed`'s JSON
+    record: ScriptRecord
     tensors: dict[str, Tensor]
-    was: dict[str, int]  # checksums of values as of the commit before; none: unchanged until then
-    late: frozenset[str]  # values that have ever changed between a backward and its commit
-    is_settled: bool = False  # no commit, but nothing changes between this and the commit
 
     @staticmethod
     def split(octets: bytes) -> Script:
         """What :func:`join` joined.
 
         Raises:
-            ValueError: it is something else.
+            ValueError, KeyError, TypeError: it is something else.
         """
-        if len(octets) < 2 * _COUNT.size or not _COUNT.unpack_from(octets)[0]:
-            return Script({}, {}, {}, frozenset())
-        size, at = _COUNT.unpack_from(octets, _COUNT.size)[0], 2 * _COUNT.size
-        head = json.loads(octets[at : at + size])
-        entries = [Entry(n, dtype, tuple(shape), b) for n, dtype, shape, b in head["entries"]]
-        tensors = _tensors(entries, octets[at + size :])
-        late = frozenset(head["late"])
-        return Script(head["values"], tensors, head["was"], late, head["is_settled"])
+        record = script_record.split(octets)
+        return Script(record, _tensors(record.entries, record.content))
 
 
 def join(
@@ -257,13 +248,17 @@ def join(
     was: Mapping[str, int],
     late: Collection[str] = (),
     *,
+    printed: Collection[str] = (),
     is_settled: bool = False,
 ) -> bytes:
-    """Values as one piece of bytes, that says its own length."""
-    values = ",".join(f"{json.dumps(name)}:{each.text}" for name, each in packed.items())
-    entries = [entry for each in packed.values() for entry in each.entries]
-    head = f'{{"values":{{{values}}},"was":{json.dumps(was)},"entries":{json.dumps(entries)},'
-    head += f'"late":{json.dumps(sorted(late))},"is_settled":{json.dumps(is_settled)}}}'
-    text = head.encode()
-    content = b"".join([each.content for each in packed.values()])
-    return b"".join((_COUNT.pack(len(text) + len(content)), _COUNT.pack(len(text)), text, content))
+    """Values as one piece of bytes; the arguments are as in :class:`ScriptRecord`."""
+    return script_record.join(
+        {name: each.text for name, each in packed.items()},
+        [entry for each in packed.values() for entry in each.entries],
+        b"".join([each.content for each in packed.values()]),
+        was=was,
+        now={name: packed[name].checksum for name in late if name in packed},
+        late=late,
+        printed=printed,
+        is_settled=is_settled,
+    )

@@ -71,6 +71,9 @@ class CommittedState:
         # the most that any step has changed so far
         self.typical_changes: tuple[Any, ...] | None = None
         self.changes = ChangeObserver(lambda: [piece.tensors() for piece in self.pieces])
+        self.settled_position: Callable[[], Position | None] | None = None
+        """Returns where in the data a blocked step will be committed; ``None``: something in the
+        script has yet to change."""
         self._extra_facts = extra_facts
         self._commit: Commit | None = None
         # of the pieces: as of the commit, or of the loop's begin
@@ -280,7 +283,12 @@ class CommittedState:
             return False
         is_usual = all(map(ge, self._changes(), self.typical_changes))
         is_doubtful = self._is_in_doubt(self._commit, self._marks)
-        return is_usual and not is_doubtful and self.private.settle()
+        if not is_usual or is_doubtful:
+            return False
+        if self.settled_position is None:
+            return self.private.script.settle()
+        position = self.settled_position()
+        return position is not None and self.private.settle(self.step + 1, position)
 
     def _is_in_doubt(self, commit: Commit, marks: tuple[Any, ...]) -> bool:
         """Whether something has not changed in this step that may change seldom, behind this point.

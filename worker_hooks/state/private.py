@@ -16,6 +16,7 @@ from itertools import chain
 from typing import NamedTuple, Protocol
 
 from worker_hooks.contract import status_page as pages
+from worker_hooks.contract.script_record import SCRIPT
 from worker_hooks.contract.status_page import (
     BEFORE,
     LATE_BYTES,
@@ -28,7 +29,7 @@ from worker_hooks.contract.status_page import (
 )
 from worker_hooks.rng.generators import copy
 from worker_hooks.rng.randomness import Randomness
-from worker_hooks.script.kept import ENTRY, ScriptValues
+from worker_hooks.script.kept import ScriptValues
 from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.registry import Piece
 
@@ -99,6 +100,7 @@ class PrivateState:
         self._offset = 0  # of what the current source writes, after buffers and randomness
         self._script_at = 0  # of the script's values, the last entry
         self._script_bytes = 0  # room for them
+        self._meta_bytes = 0  # room for the position's JSON
         self._slot = 0  # of the record that is written
         self._step = 0  # of the same
         self._crcs: list[int] = []  # of each generator's state as backward began
@@ -171,10 +173,11 @@ class PrivateState:
             entries += [entry._replace(name=prefix + entry.name) for entry in sources]
         self._script_at = sum(entry.nbytes for entry in entries)
         room = self._script_bytes = max(_SCRIPT_BYTES, 2 * len(self.script.content))
-        entries.append(Entry(ENTRY, "U8", (room,), room))
+        entries.append(Entry(SCRIPT, "U8", (room,), room))
         records = [] if old is None else old.records()
         size = max([len(meta), *[len(record.meta) for record in records]])
-        fd = pages.create(rank, attempt, entries, max(META_BYTES, 4 * size))
+        self._meta_bytes = max(META_BYTES, 4 * size)
+        fd = pages.create(rank, attempt, entries, self._meta_bytes)
         page = Page(fd)
         self.buffers.forget()
         self._writers.clear()
@@ -191,27 +194,33 @@ class PrivateState:
         self.page = page
         return fd
 
-    def look(self, *, is_commit: bool) -> bool:
-        """Look what the script has changed; whether the page has room for it.
+    def has_room(self, position: Position) -> bool:
+        """Whether the page has room for this, and for what the script keeps."""
+        is_short = len(position.meta) <= self._meta_bytes
+        is_small = len(self.script.content) <= self._script_bytes * 3 // 4
+        return self.page is None or (is_short and is_small)
+
+    def look(self, *, is_commit: bool) -> None:
+        """Look what the script has changed.
 
         Raises:
             TypeError: a value cannot be saved; the message names it.
         """
         self.script.look(is_commit=is_commit)
-        return self.page is None or len(self.script.content) <= self._script_bytes * 3 // 4
 
-    def settle(self) -> bool:
-        """Only the commit is missing: write the script's values as they will be then.
+    def settle(self, step: int, position: Position) -> bool:
+        """Only the commit is missing: write all as it will be then.
+
+        Args:
+            step: the one under way.
+            position: where in the data it will be committed.
 
         Returns:
-            Whether they are so already.
+            Whether it is so already.
         """
-        script, writer = self.script, self._writers.get(UNDER_WAY)
-        if not script.late:
-            return True
-        if writer is None or not script.settle() or len(script.content) > self._script_bytes:
+        if not self.script.settle() or len(self.script.content) > self._script_bytes:
             return False
-        copy(writer.address + self._script_at, script.content, len(script.content))
+        self.write(step, position, is_commit=False)
         return True
 
     def write(self, step: int, position: Position, *, is_commit: bool) -> None:
@@ -299,7 +308,7 @@ class PrivateState:
             self._fill(address)
             for entry in page.entries:
                 old, octets = there.get(entry.name, (None, b""))
-                if old == entry or (old is not None and entry.name == ENTRY):
+                if old == entry or (old is not None and entry.name == SCRIPT):
                     ctypes.memmove(address, bytes(octets), min(entry.nbytes, len(octets)))
                 address += entry.nbytes
 

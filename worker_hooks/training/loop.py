@@ -75,6 +75,7 @@ class DataLoop:
         self.tracker = StepTracker(
             committed, guard.gate, self._position, observers, guard.distrust, self._say
         )
+        committed.settled_position = self._settled
         self.reducers = Reducers(committed.modules)
         self._replication = Replication(committed.pieces, guard.report_fingerprint)
         self.epoch = 0  # as the script counts, from 0
@@ -193,11 +194,17 @@ class DataLoop:
 
     def end_step(self) -> None:
         """A loop that is not one over :meth:`batches` is at the end of a step."""
+        frame = sys._getframe(1)  # noqa: SLF001
+        self._find_script()
+        has_batches = self._committed.private.script.findings.has_batches
         if not self._is_armed:
-            self._arm_without_loader()
-        is_due, found = self.tracker.is_due(), self._committed.private.script.findings
-        if self._current is None and (is_due or not found.has_batches):
-            self._variables.has_no_loop(sys._getframe(1))  # noqa: SLF001
+            self._arm_without_loader(frame, is_loop=not has_batches)
+        is_due = self.tracker.is_due()
+        if is_due and self._current is None:
+            if has_batches:
+                self._variables.has_no_loop(frame)
+            else:
+                self._variables.asked(frame)
             self._say_lost(self._variables.lost())
         if is_due:
             if self._current is None:
@@ -274,7 +281,15 @@ class DataLoop:
         self._meta = json.dumps(meta).encode()
 
     def _position(self) -> Position:
-        return Position(self.epoch, self.batch, self._meta[:-1] + self._variables.text + b"}")
+        return self._place(self._variables.text)
+
+    def _place(self, variables: bytes) -> Position:
+        return Position(self.epoch, self.batch, self._meta[:-1] + variables + b"}")
+
+    def _settled(self) -> Position | None:
+        """The place as the commit will have it; ``None``: a variable has yet to change."""
+        text = self._variables.settled()
+        return None if text is None else self._place(text)
 
     def _registered(self) -> Iterator[torch.Tensor]:
         for piece in self._committed.pieces:
@@ -284,24 +299,31 @@ class DataLoop:
                 yield from module.buffers()
 
     def _enter_script(
-        self, frame: FrameType, asked_by: Sequence[Any], point: ResumePoint | None
+        self,
+        frame: FrameType,
+        asked_by: Sequence[Any],
+        point: ResumePoint | None,
+        *,
+        is_own: bool = False,
     ) -> None:
         """Let the script's variables and counts continue as its data do.
 
         Args:
-            frame: waits for the loop's first batch.
+            frame: waits for the loop's first batch, or asks whether to exit.
             asked_by: what counts or pairs the batches.
             point: where training continues, if this is where.
+            is_own: the loop is the script's own.
         """
-        self._variables.enter(frame)  # first: what changes is what is not as the script sets it
+        # first: what changes is what is not as the script sets it
+        self._variables.enter(frame, is_own=is_own)
         if point is not None:
             saved = point.variables
             names = ", ".join(self._variables.put_back(saved, frame))
             self._variables.continue_from(saved)
             if names and saved.is_behind:
                 log.warning(BEHIND, point.step, names)
-            elif names and not saved.is_own:
-                log.warning(OF_A_PEER, self._training.rank, names)
+            elif names and saved.of_peers:
+                log.warning(OF_A_PEER, self._training.rank, ", ".join(saved.of_peers))
         for each in asked_by:
             if not isinstance(each, enumerate):
                 self._say_unprotected([(PAIRED.format(type(each).__name__), True)])
@@ -365,15 +387,16 @@ class DataLoop:
         self._guard.register(page, self._committed.step)
         os.close(page)
 
-    def _arm_without_loader(self) -> None:
+    def _arm_without_loader(self, frame: FrameType, *, is_loop: bool) -> None:
         feed = Feed(())
-        self._find_script()
         feed.owners = self._committed.private.script.owners
         feed.begin(None)
         self._set_meta(feed, 0, is_over=False)
         if self._resume_point is not None:  # it stays: a loop over batches() may still follow
             self.batch = self._resume_point.batch
             resume.restore_for_loop(self._resume_point, self._committed, self._training.rank)
+        if is_loop:
+            self._enter_script(frame, (), self._resume_point, is_own=True)
         self._arm(feed)
         self._committed.begin_loop(self.epoch, self.batch)
 
@@ -392,14 +415,14 @@ class DataLoop:
         self.tracker.has_updated = False
         self.reducers.learn()
         length = self.batches_per_epoch
-        has_room = self._committed.private.look(is_commit=True)
+        self._committed.private.look(is_commit=True)
         if self._committed.page is not None:
             at_end = length is None or self.batch >= length or self._is_leaving
             self._variables.capture(is_last=at_end or not self._has_committed)
             self._say_lost(self._variables.lost())
         self._has_committed = True
         position = position or self._position()
-        if not has_room:
+        if not self._committed.private.has_room(position):
             self._make_page(self._armed_feed)
         self._gate.commit(partial(self._committed.commit, position))
         self._committed.audit()

@@ -36,7 +36,9 @@ from worker_hooks.training.script_frames import (
 )
 
 ROOM = 60 << 10  # characters for all variables of a commit
+CARRIED_ROOM = 600 << 10  # more for those that training depends on, such as a batch fetched ahead
 _VALUE_BYTES = 1024  # of a text, of a tensor
+_CARRIED_BYTES = 128 << 10  # of a tensor that training depends on
 _ITEMS = 8192  # of all containers in a value
 _LOOPS = 4  # ended ones of an epoch whose variables are kept
 _PLAIN_INT = 1 << 53  # beyond it JSON of others has no exact numbers
@@ -45,6 +47,9 @@ _MAPPINGS = {dict, OrderedDict, Counter, defaultdict}
 _CONTAINERS = {*_MAPPINGS, list, tuple, set, frozenset, deque}
 _CONTAINERS_IN = {"builtins", "collections", "numpy", "torch"}
 _IS_COPY = sys.version_info < (3, 13)  # ``f_locals`` of a function is a copy of its variables
+
+
+_UNSET = object()  # a variable without a value
 
 
 class _Kept(NamedTuple):
@@ -62,38 +67,74 @@ class LoopVariables:
         self.text = b""  # of the newest commit: fields of a JSON object, a comma in front
         self._registered = registered
         self._script = ScriptValues() if script is None else script
-        self._frames: list[FrameType] = []
+        self._frames: list[FrameType] = []  # the innermost first
         self._loop = LoopNames()
+        self._asked_at: list[tuple[CodeType, int]] | None = None  # a loop of the script's own
         self._addresses: set[int] = set()  # of registered memory
         self._first: dict[tuple[int, str], dict[str, str]] = {}  # texts when a frame was first seen
         self._known: dict[tuple[int, str], dict[str, _Kept]] = {}
         self._before: dict[int, str] = {}  # by loop of the epoch, as of its end
         self._newest = "[]"
         self._has_arrays = False  # in the value that was weighed last
+        self._most_bytes = _VALUE_BYTES  # of a tensor in the value that is weighed
         self._carried: dict[tuple[int, str], dict[str, Named]] = {}  # what matters, by frame
         self._always: dict[tuple[int, str], frozenset[str]] = {}  # what is read at each commit
         self._elsewhere: dict[tuple[int, str], frozenset[str]] = {}  # saved by others, or ignored
         self._held: frozenset[str] | None = None  # those are up to date with it
         self._without_loop: set[CodeType] = set()
         self._lost: dict[tuple[str, str, int], Named | None] = {}  # ``None``: it was told
+        self._steering: dict[tuple[int, str], frozenset[str]] = {}  # training depends on them
+        self._steering_text = "[]"
+        self._committed: dict[tuple[int, str], dict[str, str]] = {}  # of those, as of the commit
+        self._moving: set[tuple[tuple[int, str], str]] = set()  # of those, ever changed by a step
 
     def begin_epoch(self) -> None:
         """Loops are counted anew."""
         self._before.clear()
 
-    def enter(self, frame: FrameType | None) -> None:
-        """A loop begins; call it before :meth:`put_back`. ``frame`` waits for the first batch."""
+    def enter(self, frame: FrameType | None, *, is_own: bool = False) -> None:
+        """A loop begins; call it before :meth:`put_back`.
+
+        Args:
+            frame: waits for the first batch, or asks whether to exit.
+            is_own: the loop is the script's own, and calls :meth:`asked`.
+        """
         self._frames = frames_of_script(frame)
-        self._loop = names_of_loop(self._frames[0]) if self._frames else LoopNames()
+        self._asked_at = self._places() if is_own else None
+        is_loop = self._frames and not is_own
+        self._loop = names_of_loop(self._frames[0]) if is_loop else LoopNames()
         self._addresses = {_address(tensor) for tensor in self._registered()}
         self._held = None
+        self._committed.clear()
         for key, each in self._keyed():
-            named = self._carried[key] = self._carried_in(key[0], each)
+            named = self._carried[key] = self._carried_in(each)
             self._always[key] = self._loop.carried | (named.keys() - self._loop.after)
+            self._steering[key] = self._steering_in(each)
+        self._set_steering_text()
         for key, each in self._keyed():
             if key not in self._first:
                 found = self._read(key, each, is_last=True)
                 self._first[key] = {name: kept.text for name, kept in found}
+
+    def asked(self, frame: FrameType) -> None:
+        """The script's own loop is at the end of a step.
+
+        Its frames are those that it had as it asked first. The variables are put back where it asks
+        first, so they are kept only if it does so in the same place.
+        """
+        now, count = frames_of_script(frame), 0
+        if self._asked_at is None or not self._frames:
+            return
+        for one, other in zip(reversed(now), reversed(self._frames), strict=False):
+            if one is not other:
+                break
+            count += 1
+        if count < len(self._frames):
+            self._frames = self._frames[len(self._frames) - count :]
+            self._set_steering_text()
+        if not count or self._places() != self._asked_at[-count:]:
+            self._frames, self.text = [], b""
+            self.has_no_loop(frame)
 
     def continue_from(self, saved: SavedVariables) -> None:
         """Loops of the epoch had ended before."""
@@ -116,21 +157,52 @@ class LoopVariables:
         """
         if not self._frames:
             return
-        room = ROOM - sum(map(len, self._before.values()))
+        self._newest = self._encoded(is_last=is_last)
+        self.text = self._fields(self._newest)
+        for key, _ in self._keyed():
+            if steering := self._steering[key]:
+                found, was = self._known[key], self._committed.get(key, {})
+                now = {name: found[name].text for name in steering & found.keys()}
+                self._moving |= {(key, name) for name in was if was[name] != now.get(name)}
+                self._committed[key] = now
+
+    def settled(self) -> bytes | None:
+        """The main thread is blocked behind the step's update: what it has changed until then.
+
+        Returns:
+            As :attr:`text`; ``None``: what training depends on has yet to change, as it usually
+            does before the commit.
+        """
+        if not self._frames:
+            return self.text
+        newest = self._encoded(is_last=True)
+        for key, name in self._moving:
+            kept = self._known.get(key, {}).get(name)
+            if key in self._committed and self._committed[key].get(name) == (kept and kept.text):
+                return None
+        return self._fields(newest) + b', "is_settled": true'
+
+    def _encoded(self, *, is_last: bool) -> str:
+        rooms = [ROOM - sum(map(len, self._before.values())), CARRIED_ROOM]
         texts = []
         for key, frame in self._keyed():
             first, parts = self._first.get(key, {}), cast("tuple[list[str], list[str]]", ([], []))
+            steering = self._steering[key]
             for name, kept in self._read(key, frame, is_last=is_last):
-                room -= len(kept.text) + len(name) + 4
-                if room > 0:
+                which = name in steering
+                rooms[which] -= len(kept.text) + len(name) + 4
+                if rooms[which] > 0:
                     parts[first.get(name) == kept.text].append(f'"{name}":{kept.text}')
                 elif name in self._carried[key]:
                     self._note_lost(self._carried[key][name], None)
             changed, others = (",".join(part) for part in parts)
             texts.append(f'["{key[1]}",{{{changed}}},{{{others}}}]')
-        self._newest = f"[{','.join(texts)}]"
+        return f"[{','.join(texts)}]"
+
+    def _fields(self, frames: str) -> bytes:
         before = ",".join(f'"{loop}":{text}' for loop, text in self._before.items())
-        self.text = f', "frames": {self._newest}, "before": {{{before}}}'.encode()
+        steering = self._steering_text
+        return f', "frames": {frames}, "before": {{{before}}}, "steering": {steering}'.encode()
 
     def lost(self) -> list[Named]:
         """What the loop carries, or what follows it uses, and nothing keeps; each is told once."""
@@ -146,7 +218,7 @@ class LoopVariables:
             if each.f_code in self._without_loop:
                 return
             self._without_loop.add(each.f_code)
-            for name, named in self._carried_in(-1, each).items():
+            for name, named in self._carried_in(each).items():
                 self._note_lost(named, each.f_locals.get(name))
 
     def put_back(
@@ -176,23 +248,32 @@ class LoopVariables:
             found += [each for each in changed if each in every]
         return found
 
-    def _carried_in(self, place: int, frame: FrameType) -> dict[str, Named]:
+    def _carried_in(self, frame: FrameType) -> dict[str, Named]:
         """Variables of a frame without which training would continue in another way, by name."""
         code = frame.f_code
+        is_own = self._asked_at is not None or not self._frames
+        is_loop = not is_own and frame is self._frames[0]
         named = {e.name: e for e in self._script.findings.carried if e.is_in(code)}
-        if place == 0:
+        if is_loop:
             first = 0 if code.co_name == "<module>" else code.co_firstlineno
             for name in self._loop.after - named.keys():
                 named[name] = Named(name, code.co_filename, frame.f_lineno, False, first)
         mine = {*code.co_varnames, *code.co_cellvars} if _is_function(frame) else set()
-        for name in mine & (self._loop.given if place == 0 else mine if place < 0 else set()):
+        for name in mine & (self._loop.given if is_loop else mine if is_own else set()):
             if own_values.is_generator(frame.f_locals.get(name)):  # each draw changes it
                 line = code.co_firstlineno
                 named[name] = Named(name, code.co_filename, frame.f_lineno, False, line)
         return named
 
+    def _steering_in(self, frame: FrameType) -> frozenset[str]:
+        """Those that the loop carries, and that flow into more than output."""
+        found = [each for each in self._script.findings.carried if each.is_in(frame.f_code)]
+        return frozenset(e.name for e in found if not e.is_only_printed) - self._script.ignored
+
     def _note_lost(self, named: Named, value: Any) -> None:
         """It is not kept here; ``None``: for want of room."""
+        if value is _UNSET:
+            return
         key, kind = (named.name, named.file, named.line), ""
         is_left = named.name in self._script.ignored or self._script.is_registered(value)
         if key in self._lost or is_left:
@@ -224,8 +305,17 @@ class LoopVariables:
             self._elsewhere[key] = frozenset(names)
 
     def _keyed(self) -> Iterable[tuple[tuple[int, str], FrameType]]:
+        outermost = len(self._frames) - 1
         for place, frame in enumerate(self._frames):
-            yield (place, frame.f_code.co_qualname), frame
+            yield (outermost - place, frame.f_code.co_qualname), frame
+
+    def _places(self) -> list[tuple[CodeType, int]]:
+        # lines: the condition of a ``while`` is there twice in a function's code
+        return [(each.f_code, each.f_lineno) for each in self._frames]
+
+    def _set_steering_text(self) -> None:
+        steering = [sorted(self._steering[key]) for key, _ in self._keyed()]
+        self._steering_text = json.dumps(steering)
 
     def _read(
         self, key: tuple[int, str], frame: FrameType, *, is_last: bool
@@ -234,6 +324,7 @@ class LoopVariables:
             self._find_elsewhere()
         known, values, elsewhere = self._known.get(key, {}), frame.f_locals, self._elsewhere[key]
         carried, always = self._carried[key], self._always[key]
+        steering = self._steering[key]
         found: dict[str, _Kept] = {}
         heavy, later = [], set()
         for name, value in values.items():
@@ -242,12 +333,14 @@ class LoopVariables:
                 if not (is_last or value.device.type == "cpu" or name in always):
                     later.add(name)
                     continue
-            kept = None if name in elsewhere else self._keep(name, value, known.get(name))
+            if name in elsewhere:
+                continue
+            self._most_bytes = _CARRIED_BYTES if name in steering else _VALUE_BYTES
+            kept = self._keep(name, value, known.get(name))
             if kept is not None:
                 found[name] = kept
-        if not carried.keys() <= found.keys():
-            for name in (carried.keys() & values.keys()) - found.keys() - elsewhere - later:
-                self._note_lost(carried[name], values[name])
+        for name in carried.keys() - found.keys() - elsewhere - later:
+            self._note_lost(carried[name], values.get(name, _UNSET))
         if _IS_COPY and _is_function(frame):
             for name in heavy:  # else the copy would keep their memory for a step more
                 del values[name]
@@ -266,13 +359,12 @@ class LoopVariables:
         if is_object:
             value, kind = vars(value), dict
         if kept is not None and type(kept.value) is kind and kind in _CONTAINERS:
-            try:
-                if value == kept.value:
-                    return kept
-                if kind is list and (grown := _grown(value, kept)) is not None:
-                    return grown
-            except (RuntimeError, ValueError):  # there are arrays in it by now
-                pass
+            same = _unchanged(value, kept)
+            if same is not None:
+                return same
+        return self._pack(value, kind, is_object=is_object)
+
+    def _pack(self, value: Any, kind: type, *, is_object: bool) -> _Kept | None:
         self._has_arrays = kind not in _CONTAINERS
         if self._weight(value, _ITEMS) < 0:
             return None
@@ -301,13 +393,13 @@ class LoopVariables:
         if isinstance(value, Tensor):
             return room - 1 if self._is_own(value) else -1
         is_numpy = kind.__module__ == "numpy" and hasattr(value, "nbytes")
-        return room - 1 if is_numpy and value.nbytes <= _VALUE_BYTES else -1
+        return room - 1 if is_numpy and value.nbytes <= self._most_bytes else -1
 
     def _is_own(self, tensor: Tensor) -> bool:
         """Whether the tensor is small, and a copy can stand for it."""
         return (
             type(tensor) is Tensor
-            and tensor.nbytes <= _VALUE_BYTES
+            and tensor.nbytes <= self._most_bytes
             and not (tensor.requires_grad and tensor.is_leaf)
             and tensor.layout is torch.strided
             # no view of another one; what a reduction returns may have some room more
@@ -322,6 +414,16 @@ def _kept_fixed(value: Any, kind: type) -> _Kept | None:
     is_json = kind in {bool, type(None), str} or (kind is int and abs(value) < _PLAIN_INT)
     encoded = value if is_json else state_json.encode(value, "v")[0]
     return _Kept(value, f"[{json.dumps(encoded)},{{}}]")
+
+
+def _unchanged(value: Any, kept: _Kept) -> _Kept | None:
+    """What was kept of a container, if it holds the same, or the same and more."""
+    try:
+        if value == kept.value:
+            return kept
+        return _grown(value, kept) if type(value) is list else None
+    except (RuntimeError, ValueError):  # there are arrays in it by now
+        return None
 
 
 def _grown(value: list[Any], kept: _Kept) -> _Kept | None:

@@ -6,7 +6,8 @@ import zlib
 
 import pytest
 
-from agent.dump.late_randomness import UnknownRandomnessError, completed
+from agent.dump.late_randomness import completed
+from agent.dump.target import UnknownStateError
 from worker_hooks.contract.status_page import LATE_BYTES, CommitRecord, Entry, LateDraws
 
 STEP = 7
@@ -55,7 +56,7 @@ def test_where_all_were_equal_it_is_that_of_the_peers():
     ],
 )
 def test_otherwise_nobody_knows_it(records):
-    with pytest.raises(UnknownRandomnessError, match="died before its commit of step 7"):
+    with pytest.raises(UnknownStateError, match="died before its commit of step 7"):
         states(*records)
 
 

@@ -18,7 +18,7 @@ from msrun.drill.pattern_verdict import (
 EXPECTED = {rank: ScriptResult("41b5", {"best": "0.5"}) for rank in range(2)}
 OTHER_WEIGHTS = EXPECTED | {1: ScriptResult("77aa", {"best": "0.5"})}
 OTHER_VALUE = EXPECTED | {1: ScriptResult("41b5", {"best": "0.7"})}
-WARNED = ("train.py:41 `best` begins anew after a replacement",)
+WARNED = ("train.py:41 `best` begins anew after a replacement or resume: keep it",)
 
 
 def run(**changed):
@@ -35,7 +35,16 @@ def run(**changed):
         # weights
         (run(results=OTHER_WEIGHTS), PatternVerdict.WRONG, "other weights on rank 1"),
         (run(results=OTHER_WEIGHTS, struck=0), PatternVerdict.WRONG, "other weights"),
-        (run(results=OTHER_WEIGHTS, said=WARNED), PatternVerdict.WRONG, "other weights"),
+        (
+            run(results=OTHER_WEIGHTS, said=WARNED),
+            PatternVerdict.SAID,
+            "rank 1 (train.py:41 `best`",
+        ),
+        (
+            run(results=OTHER_WEIGHTS, said=("`best` differs",)),
+            PatternVerdict.WRONG,
+            "other weights",
+        ),
         (run(results=OTHER_WEIGHTS, steps_lost=3), PatternVerdict.WRONG, "other weights"),
         (run(results={0: EXPECTED[0]}), PatternVerdict.WRONG, "no result of rank 1"),
         (run(results={}, exit_code=1), PatternVerdict.LOST, "exit code 1"),

@@ -45,9 +45,9 @@ def rank(monkeypatch, tmp_path):
 
 def test_only_what_changes_is_saved(rank):
     one = rank(n=0, epochs=3, net=torch.nn.Linear(1, 1), history=[])
-    assert one.commit(n=1).values == {"n": 1}
+    assert one.commit(n=1).record.values == {"n": 1}
     one.history.append(2.5)
-    assert set(one.commit().values) == {"n", "history"}
+    assert set(one.commit().record.values) == {"n", "history"}
     other = rank(n=0, epochs=5, history=[])  # another setting is given at the resume
     kept = other.history
     other.values.restore(one.saved())
@@ -59,8 +59,8 @@ def test_what_the_begin_of_training_assigns_is_assigned_again_and_not_saved(rank
     one = rank(ranks=0, best=0.0)
     vars(one.main).update(ranks=3, best=1.0)
     one.values.begin()
-    assert one.saved().values == {}
-    assert one.commit(best=2.0).values == {"best": 2.0}
+    assert one.saved().record.values == {}
+    assert one.commit(best=2.0).record.values == {"best": 2.0}
     one.values.rewind()
     assert (one.ranks, one.best) == (0, 0.0)
 
@@ -128,23 +128,23 @@ def test_a_step_is_complete_when_all_has_changed_that_usually_does_after_backwar
     assert not one.values.settle()
     one.main.n = 2
     assert one.values.settle()
-    assert (one.saved().values, one.saved().is_settled) == ({"n": 2}, True)
+    assert (one.saved().record.values, one.saved().record.is_settled) == ({"n": 2}, True)
     one.commit()
-    assert not one.under_way().is_settled
+    assert not one.under_way().record.is_settled
 
 
 def test_what_changes_and_is_large_is_said_once(rank, caplog):
     one = rank(shadow=torch.zeros(20_000))
     for _ in range(3):
         one.shadow.add_(1)
-        assert one.commit().values == {}
+        assert one.commit().record.values == {}
     assert caplog.text.count("shadow changes while training and is larger than 64 KiB") == 1
 
 
 def test_a_name_that_is_ignored_is_left_alone(rank):
     one = rank()
     one.values.ignored.add("n")
-    assert one.commit(n=1, m=1).values == {"m": 1}
+    assert one.commit(n=1, m=1).record.values == {"m": 1}
 
 
 def test_registered_objects_and_containers_of_them_are_left_alone(rank):
@@ -153,7 +153,7 @@ def test_registered_objects_and_containers_of_them_are_left_alone(rank):
     one.values.exclude([{"w": [weight]}])
     vars(one.main).update(w=weight, all_of_them=[weight])
     weight.add_(1)
-    assert one.commit().values == {}
+    assert one.commit().record.values == {}
 
 
 def test_objects_and_closures_are_looked_into(rank):
@@ -175,7 +175,7 @@ def test_objects_and_closures_are_looked_into(rank):
     one.values.find(train)
     train()
     one.main.meter.total = 2.0
-    saved = one.commit().values
+    saved = one.commit().record.values
     assert [name.rpartition(".")[2] for name in saved] == ["best", "total"]
     assert list(saved.values()) == [2, 2.0]
 

@@ -37,8 +37,10 @@ def back(value, now=None):
     script = Script.split(
         values.join({"it": packed}, {"it": 7}, {"it"}, is_settled=True) + b"\0" * 9
     )
-    assert (script.was, script.late, script.is_settled) == ({"it": 7}, {"it"}, True)
-    return values.unpack(script.values["it"], script.tensors, now)
+    record = script.record
+    assert (record.was, record.late, record.is_settled) == ({"it": 7}, {"it"}, True)
+    assert record.now == {"it": packed.checksum}
+    return values.unpack(record.values["it"], script.tensors, now)
 
 
 @pytest.mark.parametrize("kind", SAMES)
@@ -101,6 +103,6 @@ def test_a_container_of_parameters_is_no_value():
 
 
 def test_no_values_are_few_bytes_that_say_so():
-    assert Script.split(values.join({}, {})).values == {}
-    assert Script.split(b"").values == {}
-    assert json.loads("{}") == Script.split(bytes(64)).values
+    assert Script.split(values.join({}, {})).record.values == {}
+    assert Script.split(b"").record.values == {}
+    assert json.loads("{}") == Script.split(bytes(64)).record.values

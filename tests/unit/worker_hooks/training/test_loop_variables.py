@@ -186,7 +186,7 @@ def looked_at(entry):
 
 def carrying(variables, batches):
     """What a loop carries: kept, too large to be kept, and of another kind from its third step."""
-    best, ahead, chosen, drawn = 0.0, torch.zeros(8, 300), None, iter([1, 2, 3])
+    best, ahead, chosen, drawn = 0.0, torch.zeros(200, 300), None, iter([1, 2, 3])
     told = []
     for number in SimpleNamespace(batches=batches).batches(variables):
         best = max(best, float(number) + ahead.sum().item() + next(drawn))
@@ -202,7 +202,7 @@ def test_what_a_loop_carries_is_named_as_soon_as_nothing_keeps_it():
     names = {each.name for each in script.findings.carried}
     assert names >= {"best", "ahead", "drawn", "chosen"}
     told, *_ = carrying(LoopVariables(nothing_registered, script), around)
-    assert sorted(told[0]) == [("ahead", ""), ("drawn", "list_iterator")]
+    assert sorted(told[0]) == [("ahead", "Tensor"), ("drawn", "list_iterator")]
     assert told[1:] == [[], [("chosen", "dict")]]
 
 
@@ -230,6 +230,103 @@ def test_of_a_loop_without_batches_all_that_is_carried_is_named():
     told, *_ = carrying(LoopVariables(nothing_registered, looked_at(carrying)), steps)
     assert {name for name, _ in told[0]} >= {"best", "ahead", "drawn", "chosen"}
     assert told[1] == []
+
+
+def test_a_batch_that_is_fetched_ahead_is_kept():
+    def train(variables, saved=None):
+        x, mean = torch.zeros(64, 300), 0.0
+        for number in SimpleNamespace(batches=around).batches(variables, saved=saved):
+            mean, x = x.mean().item(), torch.full((64, 300), float(number))
+        return mean, x.mean().item()
+
+    variables = LoopVariables(nothing_registered, looked_at(train))
+    assert train(variables) == (1.0, 2.0)
+    assert lost_in(variables) == []
+    again = LoopVariables(nothing_registered, looked_at(train))
+    assert train(again, saved_of(variables)) == (1.0, 2.0)
+
+
+class Asking:
+    """Does with the variables of a loop of the script's own what ``state.should_exit`` does."""
+
+    def __init__(self, script=None, saved=None):
+        self.variables = LoopVariables(nothing_registered, script)
+        self.saved, self.count = saved, 0
+
+    def ask(self, frame=None):
+        frame = frame or sys._getframe(1)
+        if not self.count:
+            self.variables.enter(frame, is_own=True)
+            if self.saved is not None:
+                self.variables.put_back(self.saved, frame)
+        else:
+            self.variables.asked(frame)
+        self.variables.capture(is_last=True)
+        self.count += 1
+        return self.count > 3
+
+    def ask_deeper(self):
+        return self.ask(sys._getframe(0))
+
+
+def of_its_own(asking, ask):
+    best, ahead, losses = 4.0, torch.zeros(2), []
+    while not ask():
+        best = min(best, float(3 - asking.count))
+        ahead = ahead + 1
+        losses.append(best)
+    return best, ahead.tolist(), losses
+
+
+@pytest.mark.parametrize("name", ["ask", "ask_deeper"])
+def test_a_loop_of_the_scripts_own_continues_with_its_variables(name):
+    first = Asking(looked_at(of_its_own))
+    ended = of_its_own(first, getattr(first, name))
+    assert ended == (0.0, [3.0, 3.0], [2.0, 1.0, 0.0])
+    assert first.variables.lost() == []
+    again = Asking(saved=saved_of(first.variables))
+    again.count = 0
+    more = of_its_own(again, getattr(again, name))
+    assert more == (0.0, [6.0, 6.0], [2.0, 1.0, 0.0, *[0.0] * 3])
+
+
+def test_where_it_asks_in_another_place_than_at_first_its_variables_are_named():
+    def train(asking):
+        best = 0.0
+        if asking.ask():
+            return
+        while not SimpleNamespace(should_exit=asking.ask()).should_exit:
+            best = best + 1 if best < 5 else 0
+
+    asking = Asking(looked_at(train))
+    train(asking)
+    assert [each.name for each in asking.variables.lost()] == ["best"]
+    assert asking.variables.text == b""
+
+
+def test_a_step_is_complete_when_what_steers_the_training_has_changed_as_it_usually_does():
+    states = []
+
+    def train(variables):
+        n, printed, seldom = 0, 0.0, 1.0
+        for number in SimpleNamespace(batches=around).batches(variables, count=4):
+            states.append(variables.settled() is not None)
+            printed += n
+            n = n + 1
+            states.append(variables.settled() is not None)
+            seldom = 0.5 if number == 5 else seldom
+            if n > 7 or seldom < 0:
+                break
+        print(printed)
+
+    script = looked_at(train)
+    assert {e.name for e in script.findings.carried if not e.is_only_printed} == {"n", "seldom"}
+    variables = LoopVariables(nothing_registered, script)
+    train(variables)
+    assert states == [True] * 4 + [False, True] * 2  # two commits show what is usual
+    fields = json.loads(b'{"loop": 0' + variables.text + b"}")
+    assert "is_settled" not in fields
+    assert sorted(fields["steering"][0]) == ["n", "seldom"]
 
 
 def test_what_is_ignored_is_neither_kept_nor_put_back_nor_named():

@@ -1,0 +1,146 @@
+"""The script's values of a rank that died before its commit: its own, its peers', or unknown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent.dump.late_values import completed
+from agent.dump.target import UnknownStateError
+from worker_hooks.contract import script_record
+from worker_hooks.contract.status_page import CommitRecord, Entry
+
+STEP = 7
+
+
+def record(step=STEP, *, is_commit=True, steering=(), script=b"", meta=None, **variables):
+    """One rank's: its loop's variables, those with a capital letter have never changed."""
+    changed = {name: value for name, value in variables.items() if name.islower()}
+    others = {name: value for name, value in variables.items() if not name.islower()}
+    frames = [["train", changed, others]]
+    about = {"frames": frames, "steering": [sorted(steering)], "batch": 3}
+    meta = json.dumps(about).encode() if meta is None else meta
+    return CommitRecord(step, 0, 3, 0, meta, script, is_commit)
+
+
+def after(dead, *peers):
+    """The dead rank's meta, when each peer is given by its records of the commit before and now."""
+    records = {0: dead, **{rank: now for rank, (_, now) in enumerate(peers, 1)}}
+    before = {rank: then for rank, (then, _) in enumerate(peers, 1)}
+    entries = {
+        rank: (Entry("script", "U8", (len(one.payload),), len(one.payload)),)
+        for rank, one in records.items()
+    }
+    found = completed(records, before.get, entries, STEP)
+    assert all(found[rank] == records[rank] for rank in before)
+    return json.loads(found[0].meta)
+
+
+def dead(**more):
+    return record(is_commit=False, **more)
+
+
+def peer(then, now, **more):
+    return record(STEP - 1, **more, **then), record(**more, **now)
+
+
+def test_where_all_had_the_same_and_have_the_same_so_would_it():
+    one = peer({"n": [6, {}]}, {"n": [7, {}]})
+    found = after(dead(n=[6, {}], Lr=[1, {}], steering=["n"]), one, one)
+    assert found["frames"] == [["train", {"n": [7, {}]}, {"Lr": [1, {}]}]]
+    assert (found["is_settled"], found["of_peers"], found["batch"]) == (True, [], 3)
+
+
+def test_what_no_peer_has_changed_stays_the_ranks_own():
+    peers = peer({"best": 0.5}, {"best": 0.5}), peer({"best": 0.25}, {"best": 0.25})
+    found = after(dead(best=0.75, steering=["best"]), *peers)
+    assert found["frames"] == [["train", {"best": 0.75}, {}]]
+    assert found["of_peers"] == []
+
+
+def test_a_variable_that_a_peer_alone_has_by_now_is_taken_where_all_have_it():
+    found = after(dead(), peer({}, {"loss": 1.5}), peer({}, {"loss": 1.5}))
+    assert found["frames"] == [["train", {"loss": 1.5}, {}]]
+    gone = after(dead(tmp=1), peer({"tmp": 1}, {}))
+    assert gone["frames"] == [["train", {}, {}]]
+
+
+@pytest.mark.parametrize(
+    ("mine", "peers"),
+    [
+        ({"best": 0.5}, [({"best": 0.25}, {"best": 0.125})]),  # it had another one
+        ({"best": 0.5}, [({"best": 0.5}, {"best": 0.1}), ({"best": 0.5}, {"best": 0.2})]),
+        ({"best": 0.5}, [({"best": 0.5}, {"best": 0.1}), ({"best": 0.5}, {"best": 0.5})]),
+        ({}, [({}, {"best": 0.1}), ({}, {"best": 0.2})]),
+    ],
+)
+def test_what_training_depends_on_is_refused_where_nobody_knows_it(mine, peers):
+    pairs = [peer(*pair) for pair in peers]
+    with pytest.raises(UnknownStateError, match=r"rank 0 died before its commit of step 7, best"):
+        after(dead(**mine, steering=["best"]), *pairs)
+    found = after(dead(**mine), *pairs)  # it is only printed
+    assert found["of_peers"] == ["best"]
+    assert found["frames"][0][1] == {"best": pairs[0][1] and peers[0][1]["best"]}
+
+
+def test_a_peer_without_the_commit_before_tells_nothing():
+    now = record(n=7)
+    with pytest.raises(UnknownStateError):
+        after(dead(n=6, steering=["n"]), (None, now))
+
+
+def test_other_functions_and_records_that_cannot_be_read_are_left_alone():
+    strange = record(STEP - 1, meta=b"{"), record(meta=b"{")
+    assert after(dead(n=6), strange)["frames"] == [["train", {"n": 6}, {}]]
+    other = json.dumps({"frames": [["other", {"n": 9}, {}]], "steering": [[]]}).encode()
+    found = after(dead(n=6), (record(STEP - 1, meta=other), record(meta=other)))
+    assert found["frames"] == [["train", {"n": 6}, {}]]
+    kept = dead(meta=b"{")
+    records = {0: kept, 1: record(n=1)}
+    assert completed(records, lambda _: None, {0: (), 1: ()}, STEP) == records
+
+
+def test_a_rank_that_was_blocked_at_the_end_of_its_step_counts_as_one_that_committed():
+    now = record(is_commit=False, n=7)
+    settled = now._replace(meta=json.dumps({**json.loads(now.meta), "is_settled": True}).encode())
+    found = after(dead(n=6, steering=["n"]), (record(STEP - 1, n=6), settled))
+    assert found["frames"] == [["train", {"n": 7}, {}]]
+
+
+def test_where_nobody_came_to_the_end_all_stay_as_they_are():
+    records = {0: dead(n=1), 1: dead(n=2), 2: record(STEP - 1, n=2)}
+    assert completed(records, lambda _: None, dict.fromkeys(records, ()), STEP) == records
+
+
+def script(was, now, late=("own.n",), printed=(), is_settled=False):
+    return script_record.join(
+        {}, [], b"", was=was, now=now, late=late, printed=printed, is_settled=is_settled
+    )
+
+
+def values_after(mine, *peers):
+    after(dead(script=mine, meta=b"{}"), *[(None, record(script=one, meta=b"{}")) for one in peers])
+
+
+def test_values_are_known_where_all_had_the_same_and_have_the_same():
+    values_after(script({"own.n": 1}, {}), script({"own.n": 1}, {"own.n": 2}))
+    values_after(script({}, {}, late=()), script({"own.n": 1}, {"own.n": 2}))  # it never changed
+    values_after(script({"own.n": 5}, {}), script({"own.n": 1}, {"own.n": 1}))  # no peer's did
+    values_after(script({"own.n": 5}, {}, is_settled=True), script({"own.n": 1}, {"own.n": 2}))
+
+
+@pytest.mark.parametrize(
+    ("mine", "peers"),
+    [
+        ({"own.n": 5}, [({"own.n": 1}, {"own.n": 2})]),
+        ({"own.n": 1}, [({"own.n": 1}, {"own.n": 2}), ({"own.n": 1}, {"own.n": 3})]),
+        ({"own.n": 1}, [({"own.n": 1}, {})]),  # it cannot be saved any more
+    ],
+)
+def test_values_that_nobody_knows_are_refused_unless_they_are_only_printed(mine, peers):
+    with pytest.raises(UnknownStateError, match=r'own\.n changes .*state\.ignore\("n"\)'):
+        values_after(script(mine, {}), *[script(*one) for one in peers])
+    values_after(
+        script(mine, {}, printed=["own.n"]), *[script(*one, printed=["own.n"]) for one in peers]
+    )
