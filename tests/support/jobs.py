@@ -113,7 +113,8 @@ class Job:
         return found
 
     def forkserver(self) -> int:
-        """The pid of the only forkserver."""
+        """The pid of the only forkserver; a worker that it has just forked still bears its name."""
+        poll(lambda: len(self.forkservers()) == 1)
         (pid,) = self.forkservers()
         return pid
 
