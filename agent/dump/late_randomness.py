@@ -31,9 +31,9 @@ class _Generator(NamedTuple):
     late: LateDraws
 
     @property
-    def has_moved(self) -> bool:
-        """Whether it was drawn from after backward began."""
-        return zlib.crc32(self.state) != self.late.crc
+    def before(self) -> int:
+        """A checksum of its state as backward began."""
+        return self.late.crc if self.late.has_moved else zlib.crc32(self.state)
 
 
 def completed(
@@ -77,10 +77,10 @@ def completed(
 
 def _state(mine: _Generator, peers: Sequence[_Generator]) -> bytes | None:
     """The state of a generator at the commit; ``None``: it cannot be known."""
-    if not any(peer.has_moved for peer in peers):
+    if not any(peer.late.has_moved for peer in peers):
         is_alone = mine.late.was_late and not any(peer.late.was_late for peer in peers)
         return None if is_alone else mine.state
-    befores = {mine.late.crc, *(peer.late.crc for peer in peers)}
+    befores = {mine.before, *(peer.before for peer in peers)}
     states = {peer.state for peer in peers}
     is_known = len(befores) == len(states) == 1 and len(peers[0].state) == len(mine.state)
     return peers[0].state if is_known else None

@@ -103,6 +103,19 @@ def arguments() -> argparse.Namespace:
     return options
 
 
+class _Many:
+    """Many batches."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __iter__(self) -> Iterator[Batch]:
+        return cycle(self._batches)
+
+
 class Training:
     """One model, trained with or without the hooks."""
 
@@ -121,8 +134,10 @@ class Training:
     def arm(self) -> None:
         """Let the hooks watch the next turns that are guarded."""
         state = TrainState(**self.pieces())
-        loop = (batch for _ in cycle([0]) for batch in state.batches(self._batches))
-        self._train(loop)
+        self._changes = state._committed.changes  # noqa: SLF001
+        state.ignore("rows", "at")  # of this measurement, not of a training
+        loop = iter(state.batches(_Many(self._batches)))
+        self._train(loop, 1)
         before, after = (
             dict(self.optimizer._optimizer_step_pre_hooks),  # noqa: SLF001  torch's own dicts
             dict(self.optimizer._optimizer_step_post_hooks),  # noqa: SLF001
@@ -132,6 +147,8 @@ class Training:
     def turn(self, steps: int, *, is_guarded: bool = False) -> None:
         """Train some steps; the first do not count."""
         loop, backward, before, after = self._guarded if is_guarded else self._plain
+        if is_guarded:  # the turn without hooks has changed weights behind its back
+            self._changes.forget()
         torch.autograd.backward = backward
         for hooks, mine in (
             (self.optimizer._optimizer_step_pre_hooks, before),  # noqa: SLF001
@@ -139,23 +156,29 @@ class Training:
         ):
             hooks.clear()
             hooks.update(mine)
-        self.times[is_guarded] += [self._train(loop) for _ in range(steps)][FIRST:]
+        self.times[is_guarded] += self._train(loop, steps)[FIRST:]
 
-    def _train(self, loop: Iterator[Batch]) -> list[float]:
+    def _train(self, loop: Iterator[Batch], steps: int) -> list[list[float]]:
+        """Seconds of each line of so many steps."""
+        rows = []
         at = [time.perf_counter()]
-        inputs, labels = next(loop)
-        at.append(time.perf_counter())
-        loss = nn.functional.cross_entropy(self.net(inputs), labels)
-        at.append(time.perf_counter())
-        loss.backward()
-        at.append(time.perf_counter())
-        self.optimizer.step()
-        at.append(time.perf_counter())
-        self.scheduler.step()
-        at.append(time.perf_counter())
-        self.optimizer.zero_grad()
-        at.append(time.perf_counter())
-        return [after - before for before, after in pairwise(at)]
+        for inputs, labels in loop:
+            at.append(time.perf_counter())
+            loss = nn.functional.cross_entropy(self.net(inputs), labels)
+            at.append(time.perf_counter())
+            loss.backward()
+            at.append(time.perf_counter())
+            self.optimizer.step()
+            at.append(time.perf_counter())
+            self.scheduler.step()
+            at.append(time.perf_counter())
+            self.optimizer.zero_grad()
+            at.append(time.perf_counter())
+            rows.append([after - before for before, after in pairwise(at)])
+            if len(rows) == steps:
+                break
+            at = [time.perf_counter()]
+        return rows
 
     def pieces(self) -> dict[str, object]:
         """What TrainState is given."""

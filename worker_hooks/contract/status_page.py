@@ -42,7 +42,7 @@ _PACE = struct.Struct("<QQQQ")  # step, its ns, those of them spent waiting, tho
 _TEXT_AT = _PACES_AT + PACES * _PACE.size
 _RECORD = struct.Struct("<QQQIIQ")  # number, step, epoch, batch, meta bytes, monotonic ns
 _END = struct.Struct("<Q")
-_LATE = struct.Struct("<I?")
+_LATE = struct.Struct("<I??")
 LATE_BYTES = _LATE.size
 _RECORDS = 3
 RANDOMNESS = "rng."
@@ -85,8 +85,9 @@ class LateDraws(NamedTuple):
     drawn since then can be known from its peers alone.
     """
 
-    crc: int  # of the generator's state as backward began, in the step that the record is of
-    was_late: bool  # in some step the rank has drawn from it between backward and the commit
+    crc: int  # of the generator's state as backward began, if it has moved
+    has_moved: bool  # between backward and the commit, in the step that the record is of
+    was_late: bool  # the same in any step
 
     def pack(self) -> bytes:
         """As an entry's bytes."""
@@ -100,7 +101,7 @@ class LateDraws(NamedTuple):
 
 def late_draws(count: int) -> Callable[..., bytes]:
     """What packs so many :class:`LateDraws`, given all their fields one after the other."""
-    return struct.Struct("<" + "I?" * count).pack
+    return struct.Struct("<" + "I??" * count).pack
 
 
 class Heartbeat(NamedTuple):

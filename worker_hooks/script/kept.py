@@ -156,14 +156,9 @@ class ScriptValues:
     def _find_changed(self) -> list[Variable]:
         changed = []
         for group in self._groups:
-            holder = group.holder
-            if len(holder) != group.size:
+            if len(group.holder) != group.size:
                 group.scan(self._is_skipped)
-            get = holder.get
-            for variable in group.variables.values():
-                is_same = get(variable.key, variable) is variable.value
-                if not (is_same and variable.is_fixed) and self._look(variable):
-                    changed.append(variable)
+            changed += group.find_changed(self._look)
         return changed
 
     def _join(self) -> None:

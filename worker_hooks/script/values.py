@@ -70,7 +70,7 @@ def mark(value: Any) -> Any:
         try:
             content = marshal.dumps(list(value) if kind is deque else value, _PLAIN)
         except ValueError:  # something in it is no plain value, a tensor for example
-            return kind, pack(value, "value")
+            return _mark_of_items(value)
         if len(content) > LARGE_BYTES:
             raise LargeValueError(f"{len(content)} bytes")
         return kind, content
@@ -80,6 +80,29 @@ def mark(value: Any) -> Any:
             raise LargeValueError(f"{value.nbytes} bytes")
         return kind, value.dtype.str, value.shape, value.tobytes()
     return kind, pack(value, "value")
+
+
+def _mark_of_items(value: Any) -> Any:
+    """As :func:`mark`, of a container that holds more than plain values."""
+    size, found, waiting = 0, list[Any](), [value]
+    while waiting:
+        each = waiting.pop()
+        kind = type(each)
+        if kind in {list, tuple, set, frozenset, deque}:
+            found += kind, len(each)
+            waiting += each
+        elif kind is dict:
+            if not FIXED.issuperset(map(type, each)):
+                return type(value), pack(value, "value")
+            found += kind, *each
+            waiting += each.values()
+        else:
+            found.append(mark(each))
+            if isinstance(each, Tensor):
+                size += each.nbytes
+                if size > LARGE_BYTES:
+                    raise LargeValueError(f"{size} bytes and more")
+    return found
 
 
 def check(value: Any, excluded: Collection[int] = ()) -> None:

@@ -6,6 +6,7 @@ Only what changes while training is saved: a setting that stays may be given ane
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import sys
@@ -117,6 +118,9 @@ class Variable:
         if is_same and self.is_fixed:
             return False
         old, was_large = self.mark, self.is_large
+        if is_same and was_large:  # it stays so, as to look into it takes long
+            self.mark = _outline(value)
+            return bool(self.mark != old)
         self.value, self.mark, self.is_fixed, self.is_large = value, None, True, False
         if value is _NONE or id(value) in excluded:
             return False
@@ -161,6 +165,36 @@ class Variable:
             self.checksum = self.packed.checksum
 
 
+def _has_versions() -> bool:
+    """Whether Python keeps a number in each dict that is another one after every change (PEP 509).
+
+    No other dict ever has the same. Python 3.11 and 3.12 have it, with no way to ask for it.
+    """
+    if sys.implementation.name != "cpython":
+        return False
+    probe: dict[str, Any] = {"a": 0.5}
+    found = []
+    values: tuple[Any, ...] = (1.5, [], 1.5)
+    for value in values:
+        found.append(_VERSION_TAG.from_address(id(probe) + _TAG_AT).value)
+        probe["a"] = value
+    found.append(_VERSION_TAG.from_address(id(probe) + _TAG_AT).value)
+    same = _VERSION_TAG.from_address(id(probe) + _TAG_AT).value
+    return len(set(found)) == len(found) and found[-1] == same and probe["a"] == probe.get("a")
+
+
+_VERSION_TAG = ctypes.c_uint64
+_TAG_AT = object.__basicsize__ + 8  # behind the count of items
+_HAS_VERSIONS = sys.version_info < (3, 13) and _has_versions()
+
+
+def _dict_version(holder: object) -> int:
+    """A number that is another one after each change of this dict; 0: not known."""
+    if type(holder) is not dict or not _HAS_VERSIONS:
+        return 0
+    return _VERSION_TAG.from_address(id(holder) + _TAG_AT).value
+
+
 class Group:
     """The variables of one holder."""
 
@@ -168,6 +202,23 @@ class Group:
         self.prefix, self.holder = prefix, holder
         self.variables: dict[str, Variable] = {}
         self.size = 0
+        self._tag = 0  # of the holder when all variables were looked at last
+        self._changeable: list[Variable] = []  # those that can change without another object
+
+    def find_changed(self, look: Callable[[Variable], bool]) -> list[Variable]:
+        """Look at each variable that may have changed; those that have."""
+        holder, variables = self.holder, self.variables.values()
+        tag = _dict_version(holder)
+        if tag and tag == self._tag:
+            return [each for each in self._changeable if look(each)] if self._changeable else []
+        found = []
+        for each in variables:
+            is_same = holder.get(each.key, each) is each.value
+            if not (is_same and each.is_fixed) and look(each):
+                found.append(each)
+        self._tag = tag
+        self._changeable = [each for each in variables if not each.is_fixed]
+        return found
 
     def scan(self, is_skipped: Callable[[str], bool]) -> list[Variable]:
         """Take in names that are new; return their variables."""

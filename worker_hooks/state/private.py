@@ -103,9 +103,9 @@ class PrivateState:
         self._meta_bytes = 0  # room for the position's JSON
         self._slot = 0  # of the record that is written
         self._step = 0  # of the same
-        self._crcs: list[int] = []  # of each generator's state as backward began
-        self._drawn_late: list[bool] = []  # whether it was drawn from between then and a commit
-        self._before = b""  # the same, as :class:`LateDraws` of each generator
+        # of each generator: whether it was ever drawn from between a backward and its commit
+        self._drawn_late: list[bool] = []
+        self._unmoved = b""  # the same, as :class:`LateDraws` where that is not so in this step
         self._packed: Callable[..., bytes] = struct.pack
         self._writers: dict[int, _RecordWriter] = {}  # by slot
         self._steps: dict[int, int] = {}  # by slot: the step that was written last
@@ -182,10 +182,10 @@ class PrivateState:
         self.buffers.forget()
         self._writers.clear()
         self._steps.clear()
-        self._crcs = [0] * len(luck)
         known = dict(zip(before, self._drawn_late, strict=True))
         self._drawn_late = [known.get(entry.name, False) for entry in luck]
         self._packed = late_draws(len(luck))
+        self._unmoved = self._draws([(0, False)] * len(luck))
         if old is not None:
             for record in records:
                 self._copy(page, record, old.entries)
@@ -256,12 +256,12 @@ class PrivateState:
             self.buffers.fill(address, slot)
         for write in writer.randomness:
             write()
-        self._note_draws(writer, slot)
+        before = self._late_draws(writer, slot)
         start = self._epoch_start_bytes
         if writer.epoch_start[0] is not start:  # it changes once an epoch
             copy(writer.epoch_start_at, start, len(start))
             writer.epoch_start[0] = start
-        before_at, before = writer.epoch_start_at + len(start), self._before
+        before_at = writer.epoch_start_at + len(start)
         copy(before_at, before, len(before))
         source = self._sources[self._place]
         if source is not None:
@@ -317,20 +317,24 @@ class PrivateState:
         self.buffers.forget()  # the copied record may differ from the present state
         self._writers.clear()
 
-    def _note_draws(self, writer: _RecordWriter, slot: int) -> None:
-        """Note the generators' states as backward begins; at the commit, whether they moved on."""
-        under_way = self._writers.get(UNDER_WAY)
+    def _late_draws(self, writer: _RecordWriter, slot: int) -> bytes:
+        """What the record says of its generators; at a commit, whether they have moved on."""
         if slot == UNDER_WAY:
-            self._crcs = list(map(zlib.crc32, writer.states))
-        elif under_way is None or self._steps.get(UNDER_WAY) != self._step:
-            self._crcs = [0] * len(writer.states)  # there was no backward in this step
-        elif _memcmp(writer.randomness_at, under_way.randomness_at, self.randomness.nbytes):
-            pairs = zip(self._drawn_late, writer.states, under_way.states, strict=True)
-            self._drawn_late = [has or bytes(now) != bytes(then) for has, now, then in pairs]
-        else:
-            return
-        known = zip(self._crcs, self._drawn_late, strict=True)
-        self._before = self._packed(*chain.from_iterable(known))
+            return self._unmoved
+        under_way, count = self._writers.get(UNDER_WAY), len(writer.states)
+        if under_way is None or self._steps.get(UNDER_WAY) != self._step:
+            return self._draws([(0, True)] * count)  # there was no backward in this step
+        if not _memcmp(writer.randomness_at, under_way.randomness_at, self.randomness.nbytes):
+            return self._unmoved
+        pairs = zip(writer.states, under_way.states, strict=True)
+        moved = [bytes(now) != bytes(then) for now, then in pairs]
+        self._drawn_late = [has or late for has, late in zip(moved, self._drawn_late, strict=True)]
+        self._unmoved = self._draws([(0, False)] * count)
+        return self._draws(list(zip(map(zlib.crc32, under_way.states), moved, strict=True)))
+
+    def _draws(self, crcs: Sequence[tuple[int, bool]]) -> bytes:
+        known = zip(crcs, self._drawn_late, strict=True)
+        return self._packed(*chain.from_iterable((*pair, late) for pair, late in known))
 
     def has_drawn_late(self) -> bool:
         """Whether random numbers were drawn after backward began, now or in any step before."""

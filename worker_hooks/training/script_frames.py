@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 _RUN = "worker_hooks.training.run"  # calls the training function
 _OLDEST = 2  # the generation of Python's garbage collector
 _VARIABLE = re.compile("_(FAST|NAME|DEREF)")
-_ACCESS = re.compile("LOAD|STORE")  # one instruction may do two
+_ACCESS = re.compile("LOAD|STORE|DELETE")  # one instruction may do two
 _PAIRING = (zip, map, itertools.islice)  # they count or pair batches, and their count cannot be set
 
 
@@ -50,12 +50,20 @@ def is_library(file: str) -> bool:
     return file.startswith(("<frozen", *(f"{root}{os.sep}" for root in roots)))
 
 
+def suspended(frame: FrameType | None) -> set[FrameType]:
+    """Of :func:`frames_of_script` those that no batch wakes: they wait for a function to return."""
+    while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
+        frame = frame.f_back
+    return set() if frame is None else {*frames_of_script(frame.f_back)}
+
+
 class LoopNames(NamedTuple):
     """The variables of a loop, as far as the order of its code tells."""
 
     carried: frozenset[str] = frozenset()  # read in the loop before they are set there
     after: frozenset[str] = frozenset()  # set in the loop, and read behind it
     given: frozenset[str] = frozenset()  # read in the loop, and not set there
+    written: frozenset[str] | None = None  # set anywhere from its begin on; ``None``: not known
 
 
 def names_of_loop(frame: FrameType) -> LoopNames:
@@ -74,7 +82,8 @@ def _names_of_loop(code: CodeType, at: int) -> LoopNames:
     read, written = _first_uses(inside)
     read_behind, _ = _first_uses(behind)
     carried, after, given = read & written, read_behind & written, read - written
-    return LoopNames(frozenset(carried), frozenset(after), frozenset(given))
+    _, every = _first_uses(each for each in instructions if each.offset > at)  # handlers are last
+    return LoopNames(*map(frozenset, (carried, after, given, every)))
 
 
 def _first_uses(instructions: Iterable[dis.Instruction]) -> tuple[set[str], set[str]]:
@@ -86,7 +95,7 @@ def _first_uses(instructions: Iterable[dis.Instruction]) -> tuple[set[str], set[
             continue
         names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
         for name, what in zip(names, _ACCESS.findall(each.opname), strict=False):
-            if what == "STORE":
+            if what != "LOAD":
                 written.add(name)
             elif name not in written:
                 read.add(name)

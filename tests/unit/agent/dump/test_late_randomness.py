@@ -19,7 +19,7 @@ ENTRIES = (
 
 
 def record(before: bytes, now: bytes, *, is_commit=True, was_late=False, step=STEP):
-    payload = b"mean" + now + LateDraws(zlib.crc32(before), was_late).pack()
+    payload = b"mean" + now + LateDraws(zlib.crc32(before), before != now, was_late).pack()
     return CommitRecord(step, 0, 3, 0, b"{}", payload, is_commit)
 
 

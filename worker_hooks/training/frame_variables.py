@@ -1,0 +1,344 @@
+"""The variables of one of the script's frames, as text: what is kept of them at each commit.
+
+Most cannot change while a loop runs: numbers and texts in frames that wait for a function to
+return, and those that the loop does not set. They are read once a loop.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from worker_hooks.script.kept import ScriptValues
+from worker_hooks.script.source import Named
+from worker_hooks.state.snapshot import FIXED, copied
+from worker_hooks.tensors import state_json
+from worker_hooks.training.script_frames import is_library
+
+IS_COPY = sys.version_info < (3, 13)  # ``f_locals`` of a function is a copy of its variables
+MAPPINGS = {dict, OrderedDict, Counter, defaultdict}
+STILL_ROOM = 30 << 10  # characters for what cannot change in the loop
+_VALUE_BYTES = 1024  # of a text, of a tensor
+_CARRIED_BYTES = 128 << 10  # of a tensor that training depends on
+_ITEMS = 8192  # of all containers in a value
+_PLAIN_INT = 1 << 53  # beyond it JSON of others has no exact numbers
+_ENDS = "],{}]"  # of the text of a list without tensors
+_CONTAINERS = {*MAPPINGS, list, tuple, set, frozenset, deque}
+_CONTAINERS_IN = {"builtins", "collections", "numpy", "torch"}
+_UNSET = object()  # a variable without a value
+
+
+class Kept(NamedTuple):
+    """A value, and what is saved of it."""
+
+    value: Any  # a copy, if it may change in place; ``None`` for what is always read anew
+    text: str  # JSON: the encoded value, and its tensors by name
+
+
+class FrameRole(NamedTuple):
+    """What a loop tells of one frame's variables."""
+
+    carried: Mapping[str, Named]  # without which training would continue in another way
+    always: frozenset[str]  # carried from one batch to the next: read at each commit
+    steering: frozenset[str]  # training depends on them
+    written: frozenset[str] | None  # what the loop may set; ``None``: anything
+    addresses: frozenset[int]  # of registered memory
+
+
+class FrameVariables:
+    """Reads one frame. Only the main thread uses it, or another one while that is blocked."""
+
+    def __init__(self, frame: FrameType, script: ScriptValues) -> None:
+        """Nothing is read before :meth:`enter`."""
+        self.frame = frame
+        self.name = frame.f_code.co_qualname
+        self.kept: dict[str, Kept] = {}
+        self.first: Mapping[str, str] = {}  # texts when such a frame was first seen
+        self.role = FrameRole({}, frozenset(), frozenset(), None, frozenset())
+        self._script = script
+        self._refused: dict[str, int] = {}  # ids of what cannot be kept, and takes long to weigh
+        self._elsewhere: frozenset[str] = frozenset()  # saved by others, or ignored
+        self._held: frozenset[str] | None = None  # that is up to date with it
+        self._watched: tuple[str, ...] | None = None  # what may change in the loop; all
+        self._still = ("", "")  # the others, as text: those that have changed, and the rest
+        self.still_text = ""  # as :meth:`text`, if nothing in the frame may change
+        self._has_arrays = False  # in the value that was weighed last
+        self._most_bytes = _VALUE_BYTES  # of a tensor in the value that is weighed
+
+    @property
+    def is_function(self) -> bool:
+        """Whether its variables are a function's, not a module's."""
+        return is_function(self.frame)
+
+    @property
+    def is_still(self) -> bool:
+        """Whether nothing in it may change before the loop is over."""
+        return self._watched == () and self._held is self._script.held
+
+    def enter(
+        self,
+        role: FrameRole,
+        first: Mapping[str, str] | None,
+        note_lost: Callable[[Named, Any], None],
+    ) -> None:
+        """A loop begins.
+
+        Args:
+            role: what the loop tells of the frame.
+            first: texts when such a frame was first seen; ``None``: this is the first.
+            note_lost: called with what nothing keeps.
+        """
+        self.role = role
+        if first is None:
+            self.read(note_lost, is_last=True)
+            first = {name: kept.text for name, kept in self.kept.items()}
+            self.forget()
+        self.first = first
+
+    def forget(self) -> None:
+        """Variables were set from outside."""
+        self._watched = None
+
+    def text(self, rooms: list[int], no_room: Callable[[Named, Any], None]) -> str:
+        """As JSON: the name, variables that have changed since it was first seen, and the others.
+
+        Args:
+            rooms: characters that are left for a variable, and for one that training depends on.
+            no_room: called with what has no room, and ``None``.
+        """
+        first, steering = self.first, self.role.steering
+        parts: tuple[list[str], list[str]] = ([], [])
+        moving: Iterable[str] = self.kept
+        if self._watched is not None:
+            changed, others = self._still
+            rooms[0] -= len(changed) + len(others)
+            parts = ([changed] * bool(changed), [others] * bool(others))
+            moving = self._watched
+        for name in moving:
+            kept = self.kept.get(name)
+            if kept is None:
+                continue
+            which = name in steering
+            rooms[which] -= len(kept.text) + len(name) + 4
+            if rooms[which] > 0:
+                parts[first.get(name) == kept.text].append(f'"{name}":{kept.text}')
+            elif name in self.role.carried:
+                no_room(self.role.carried[name], None)
+        return f'["{self.name}",{{{",".join(parts[0])}}},{{{",".join(parts[1])}}}]'
+
+    def read(self, note_lost: Callable[[Named, Any], None], *, is_last: bool) -> None:
+        """Bring :attr:`kept` up to date.
+
+        Args:
+            note_lost: called with what nothing keeps.
+            is_last: perhaps the loop's last commit: read what each batch makes anew, too, and what
+                is on a device, although to read it is to wait for it.
+        """
+        if self._held is not self._script.held:
+            self._find_elsewhere()
+        watched = self._watched
+        values = self.frame.f_locals
+        for name in {**values, **self.kept} if watched is None else watched:
+            value = values.get(name, _UNSET)
+            if type(value) not in FIXED and not (is_last or self._is_due(name, value)):
+                kept = None
+            else:
+                kept = self._keep(name, value)
+                if kept is None and name in self.role.carried:
+                    self._note_lost(name, value, note_lost)
+            if kept is not None:
+                self.kept[name] = kept
+            else:
+                self.kept.pop(name, None)
+            if isinstance(value, Tensor) and IS_COPY and self.is_function:
+                del values[name]  # else the copy would keep its memory for a step more
+        if watched is None:
+            self._find_watched()
+
+    def _is_due(self, name: str, value: Any) -> bool:
+        """Whether to read it within the loop: not what is made anew for each batch.
+
+        A tensor on a device is waited for.
+        """
+        written = self.role.written
+        is_new = written is not None and name in written
+        is_there = not isinstance(value, Tensor) or value.is_cpu
+        return name in self.role.always or (is_there and not is_new)
+
+    def _note_lost(self, name: str, value: Any, note_lost: Callable[[Named, Any], None]) -> None:
+        if name not in self._elsewhere and value is not _UNSET:
+            note_lost(self.role.carried[name], value)
+
+    def _find_watched(self) -> None:
+        """What may change before the loop is over: what it sets, and what changes in place.
+
+        Globals that functions set are found, and saved, as the script's own values.
+        """
+        code, written = self.frame.f_code, self.role.written
+        if written is None:
+            return
+        changeable = {
+            name
+            for name, (value, _) in self.kept.items()
+            if value is None or type(value) not in FIXED
+        }
+        watched = written | changeable | self.role.always | {*code.co_cellvars, *code.co_freevars}
+        self._watched = tuple(watched - self._elsewhere)
+        first, room = self.first, STILL_ROOM
+        parts: tuple[list[str], list[str]] = ([], [])
+        for name in self.kept.keys() - watched:
+            text = self.kept[name].text
+            room -= len(text) + len(name)
+            if room > 0:
+                parts[first.get(name) == text].append(f'"{name}":{text}')
+        self._still = changed, others = ",".join(parts[0]), ",".join(parts[1])
+        self.still_text = f'["{self.name}",{{{changed}}},{{{others}}}]'
+
+    def _find_elsewhere(self) -> None:
+        """Find the names that are left to others."""
+        self._held = held = self._script.held
+        code, names = self.frame.f_code, set(self._script.ignored)
+        if code.co_name == "<module>":
+            module = self.frame.f_globals.get("__name__")
+            prefix = "" if module == "__main__" else f"{module}."
+            names |= {each.removeprefix(prefix) for each in held if each.startswith(prefix)}
+        elif code.co_freevars:
+            prefix = code.co_qualname.rpartition(".<locals>.")[0]
+            names |= {each for each in code.co_freevars if f"{prefix}.{each}" in held}
+        self._elsewhere = frozenset(names)
+        self.forget()
+
+    def _keep(self, name: str, value: Any) -> Kept | None:
+        if name in self._elsewhere or value is _UNSET:
+            return None
+        kind, kept = type(value), self.kept.get(name)
+        if kind in FIXED:
+            if kept is not None and value is kept.value and value is not None:
+                return kept
+            return None if name[:2] == "__" else _kept_fixed(value, kind)
+        if self._refused.get(name) == id(value) or self._script.is_registered(value):
+            return None
+        is_object = kind.__module__ not in _CONTAINERS_IN and is_of_script(kind)
+        if is_object:
+            content, kind = vars(value), dict
+        else:
+            content = value
+        if kept is not None and type(kept.value) is kind and kind in _CONTAINERS:
+            same = _unchanged(content, kept)
+            if same is not None:
+                return same
+        self._most_bytes = _CARRIED_BYTES if name in self.role.steering else _VALUE_BYTES
+        found = self._pack(content, kind, is_object=is_object)
+        if found is None and not isinstance(value, Tensor):
+            self._refused[name] = id(value)
+        return found
+
+    def _pack(self, value: Any, kind: type, *, is_object: bool) -> Kept | None:
+        self._has_arrays = kind not in _CONTAINERS
+        if self._weight(value, _ITEMS) < 0:
+            return None
+        try:
+            encoded, tensors = state_json.encode(value, "v")
+            packed = {each: state_json.pack(tensor) for each, tensor in tensors.items()}
+            text = state_json.dumps([encoded, packed, *["object"] * is_object])
+        except (TypeError, ValueError, RuntimeError):
+            return None
+        return Kept(None if self._has_arrays else copied(value), text)
+
+    def _weight(self, value: Any, room: int) -> int:
+        """The room that is left beside this value; negative: too large, or nothing plain."""
+        kind = type(value)
+        if kind in FIXED:
+            return room - 1 if kind not in {str, bytes} or len(value) <= _VALUE_BYTES else -1
+        if kind in _CONTAINERS:
+            if len(value) > room:
+                return -1
+            for each in value.values() if kind in MAPPINGS else value:
+                room = self._weight(each, room)
+                if room < 0:
+                    break
+            return room
+        self._has_arrays = True
+        if isinstance(value, Tensor):
+            return room - 1 if self._is_own(value) else -1
+        is_numpy = kind.__module__ == "numpy" and hasattr(value, "nbytes")
+        return room - 1 if is_numpy and value.nbytes <= self._most_bytes else -1
+
+    def _is_own(self, tensor: Tensor) -> bool:
+        """Whether the tensor is small, and a copy can stand for it."""
+        return (
+            type(tensor) is Tensor
+            and tensor.nbytes <= self._most_bytes
+            and not (tensor.requires_grad and tensor.is_leaf)
+            and tensor.layout is torch.strided
+            # no view of another one; what a reduction returns may have some room more
+            and (tensor.untyped_storage().nbytes() == tensor.nbytes or not _is_view(tensor))
+            and address(tensor) not in self.role.addresses
+        )
+
+
+def _kept_fixed(value: Any, kind: type) -> Kept | None:
+    if kind in {str, bytes} and len(value) > _VALUE_BYTES:
+        return None
+    if (kind is int and abs(value) < _PLAIN_INT) or (kind is float and isfinite(value)):
+        return Kept(value, f"[{value!r},{{}}]")
+    is_json = kind in {bool, type(None), str}
+    encoded = value if is_json else state_json.encode(value, "v")[0]
+    return Kept(value, f"[{json.dumps(encoded)},{{}}]")
+
+
+def _unchanged(value: Any, kept: Kept) -> Kept | None:
+    """What was kept of a container, if it holds the same, or the same and more."""
+    try:
+        if value == kept.value:
+            return kept
+        return _grown(value, kept) if type(value) is list else None
+    except (RuntimeError, ValueError):  # there are arrays in it by now
+        return None
+
+
+def _grown(value: list[Any], kept: Kept) -> Kept | None:
+    """A list that was only appended to, as one of losses: what was there is not encoded again."""
+    count = len(kept.value)
+    news = (
+        []
+        if value[:count] != kept.value
+        else [_kept_fixed(v, type(v)) for v in value[count:] if type(v) in FIXED]
+    )
+    if not count or not news or len(news) != len(value) - count or None in news:
+        return None
+    texts = ",".join(one.text.removeprefix("[").removesuffix(",{}]") for one in news if one)
+    return Kept(value[:], f"{kept.text.removesuffix(_ENDS)},{texts}{_ENDS}")
+
+
+def is_function(frame: FrameType) -> bool:
+    """Whether this is a function's frame: its variables are set through a copy of them."""
+    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def is_of_script(kind: type) -> bool:
+    """Whether objects of this type are plain ones of the script's: an average meter, say."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return file is not None and not is_library(file) and kind.__dictoffset__ != 0
+
+
+def _is_view(tensor: Tensor) -> bool:
+    return tensor._is_view()  # noqa: SLF001  torch has no public one
+
+
+def address(tensor: Tensor) -> int:
+    """Of the memory that it is in; 0: it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # of a kind without memory of its own
+        return 0
