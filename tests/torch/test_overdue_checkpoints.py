@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from safetensors import safe_open
 from support.jobs import WORKERS, Launcher
 
 from worker_hooks.storage.find import candidates
@@ -43,6 +44,7 @@ class Saved(NamedTuple):
     ends: tuple[str, ...]
     names: list[str]
     found: dict[int, Manifest]
+    places: dict[int, Path]
 
 
 def train(launcher: Launcher, folder: str, way: str, falls: tuple[object, ...]) -> Saved:
@@ -61,7 +63,10 @@ def train(launcher: Launcher, folder: str, way: str, falls: tuple[object, ...]) 
     assert len({one.step for _, one in found}) == len(found)
     ends = tuple(Path(cwd / f"end.{rank}").read_text() for rank in range(RANKS))
     return Saved(
-        ends, sorted(path.name for path in saved.iterdir()), {one.step: one for _, one in found}
+        ends,
+        sorted(path.name for path in saved.iterdir()),
+        {one.step: one for _, one in found},
+        {one.step: path for path, one in found},
     )
 
 
@@ -83,12 +88,20 @@ def test_what_was_due_when_a_rank_died_is_saved(launcher: Launcher, whole: Saved
         assert {*cut.found} == steps - {18} | {19}
     assert len(cut.names) == len(cut.found)  # none is torn
     for step in {*cut.found} & steps:  # what is made up for is what it would have been
-        mine, other = (private(saved.found[step]) for saved in (cut, whole))
+        mine, other = (private(saved.places[step], saved.found[step]) for saved in (cut, whole))
         assert mine == other
         assert cut.found[step].digest == whole.found[step].digest
 
 
-def private(manifest: Manifest) -> dict[str, str]:
-    """What each rank had for itself: buffers, randomness, its place in the data."""
-    shards = (shard for shard in manifest.shards if shard.kind == PRIVATE)
-    return {shard.file: shard.sha256 for shard in shards}
+def private(folder: Path, manifest: Manifest) -> dict[str, tuple[object, ...]]:
+    """What each rank had for itself: buffers, randomness, its place in the data, its variables."""
+    found = {}
+    for shard in manifest.shards:
+        if shard.kind == PRIVATE:
+            with safe_open(folder / shard.file, "np") as file:
+                record = json.loads(file.metadata()["record"])
+                # which variables have changed since a frame was first seen differs by process
+                record["frames"] = [[name, a | b] for name, a, b in record["frames"]]
+                tensors = {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
+            found[shard.file] = record, tensors
+    return found

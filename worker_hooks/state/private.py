@@ -319,10 +319,10 @@ class PrivateState:
 
     def _late_draws(self, writer: _RecordWriter, slot: int) -> bytes:
         """What the record says of its generators; at a commit, whether they have moved on."""
-        if slot == UNDER_WAY:
-            return self._unmoved
         under_way, count = self._writers.get(UNDER_WAY), len(writer.states)
-        if under_way is None or self._steps.get(UNDER_WAY) != self._step:
+        if slot == UNDER_WAY or under_way is None:  # the latter where training begins
+            return self._unmoved
+        if self._steps.get(UNDER_WAY) != self._step:
             return self._draws([(0, True)] * count)  # there was no backward in this step
         if not _memcmp(writer.randomness_at, under_way.randomness_at, self.randomness.nbytes):
             return self._unmoved
