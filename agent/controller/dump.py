@@ -73,8 +73,10 @@ def is_stale(job: Job, event: DumpEvent) -> bool:  # noqa: C901  a row for each 
         case protocol.Frozen(rank=rank):  # a late one may still stand in for another
             is_open = state in {JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
             is_due = is_open and rank in dump.asked and rank not in dump.answers
-        case ev.DumpProgressed() | protocol.Progress() if state is JobState.COMMITTING:
+        case ev.DumpProgressed() if state is JobState.COMMITTING:
             is_due = True
+        case protocol.Progress() if state is JobState.COMMITTING:
+            is_due = event.attempt == job.attempt  # the dump may be that of an earlier attempt
         case ev.DumpProgressed():
             is_due = state is JobState.DUMPING and bool(dump.writing)
         case protocol.Progress(rank=rank):

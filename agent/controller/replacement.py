@@ -36,8 +36,16 @@ from worker_hooks.contract import protocol
 
 DOUBT_S = 0.5  # how long to wait for a death of which an exception may be the consequence
 
-_NEEDING = frozenset({JobState.COMMITTING, JobState.REPLACING})
-_KEEPING = _NEEDING | {JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
+_KEEPING = frozenset(
+    {
+        JobState.RUNNING,
+        JobState.HOLDING,
+        JobState.FREEZING,
+        JobState.DUMPING,
+        JobState.COMMITTING,
+        JobState.REPLACING,
+    }
+)
 
 Event = (
     ev.WorkerStarted
@@ -117,7 +125,9 @@ def forget(job: Job) -> tuple[Job, tuple[do.Action, ...]]:
     if job.memory is None:  # never completed: ranks may still write there
         is_over = job.state is JobState.STARTING or job.state.is_end
     else:
-        is_over = job.state not in (_KEEPING if job.since_restart.trial else _NEEDING)
+        # a replacement may be confirmed while the next dump is under way, which may still fail
+        is_confirmed = job.state is JobState.RUNNING and not job.since_restart.trial
+        is_over = is_confirmed or job.state not in _KEEPING
     if not is_over:
         return job, ()
     reason = f"no rank resumes from memory while the job is {job.state.value}"

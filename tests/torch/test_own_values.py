@@ -18,6 +18,7 @@ from worker_hooks.drill.plan import DrillPlan
 pytestmark = pytest.mark.torch
 SCRIPT = WORKERS / "train_and_keep.py"
 LOOP = WORKERS / "carry_locals.py"
+LATE = WORKERS / "late_values.py"
 
 REPLACED = "rank=0,step=3,phase=update"  # its peers commit the step, with values changed after it
 RESTARTED = "rank=1,step=6,phase=commit"
@@ -79,3 +80,33 @@ def test_a_variable_of_the_loop_that_nothing_keeps_is_named_before_a_step_depend
     quiet = run(launcher, launcher.tmp / "quiet", *words, "--strict", LOOP, "elsewhere", "--quiet")
     assert quiet.ended.code == 0, quiet.ended.out
     assert "anew" not in quiet.ended.out
+
+
+@pytest.mark.parametrize("kind", ["own", "variable", "printed", "equal"])
+def test_a_value_that_died_with_its_rank_is_known_from_the_others_or_the_step_is_refused(
+    launcher: Launcher, kind: str
+) -> None:
+    words = msrun_of(f"--worker_num={RANKS}", "--max-restarts=1")
+    plain = run(launcher, launcher.tmp / f"{kind}-plain", *words, LATE, kind, "out")
+    assert plain.ended.code == 0, plain.ended.out
+
+    folder = launcher.tmp / f"{kind}-killed"
+    faults = read_words("rank=1,step=3,phase=update", "kill").faults  # its peers commit the step
+    plan = DrillPlan(str(folder / "traces"), "", faults)
+    script = f"mkdir traces; env MSRUN_DRILL='{plan.encode()}' \"$@\""
+    killed = run(launcher, folder, "sh", "-c", script, "sh", *words, LATE, kind, "out")
+    assert killed.ended.code == 0, killed.ended.out
+    history = read(folder)
+    assert [each.step for each in history.strikes] == [3]
+    replaced = [each["step"] for each in history.events if each["event"] == "ReplaceRanks"]
+    refusal = "rank 1 died before its commit of step 3, "
+    if kind in {"own", "variable"}:
+        assert not replaced
+        assert refusal in killed.ended.out
+        assert "change it before backward" in killed.ended.out
+    else:
+        assert replaced == [3]
+        assert refusal not in killed.ended.out
+    for rank in range(RANKS):
+        mine, other = (each / f"out.{rank}" for each in (folder, plain.folder))
+        assert mine.read_text() == other.read_text()

@@ -37,6 +37,11 @@ _PRINTERS = {
     *("log", "log_metrics", "log_metric", "add_scalar", "add_scalars", "add_histogram"),
     *("set_postfix", "set_postfix_str", "set_description"),
 }
+_CALCULATORS = {
+    *("abs", "bool", "dict", "float", "format", "int", "join", "len", "list", "max", "min", "repr"),
+    *("round", "sorted", "str", "sum", "tuple", "item", "tolist", "mean", "get", "time"),
+    *("perf_counter", "exp", "sqrt"),
+}
 _LOGGERS = {"logging", "logger", "wandb", "mlflow", "writer", "tensorboard", "pbar", "tqdm"}
 
 
@@ -440,6 +445,9 @@ class _Uses:
     def _call(self, call: ast.Call, tests: frozenset[str]) -> bool:
         name, owner = _called(call), _base(call.func)
         if name in _PRINTERS or owner in _LOGGERS:
+            for each in _walk([*call.args, *call.keywords]):  # which may do more than to calculate
+                if isinstance(each, ast.Call) and _called(each) not in _CALCULATORS:
+                    self.steering |= _loads([*each.args, *each.keywords])
             return True
         read = _loads([*call.args, *call.keywords]) | tests
         if name in _MUTATORS and owner:

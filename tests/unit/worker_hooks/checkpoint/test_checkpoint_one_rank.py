@@ -105,8 +105,9 @@ def test_the_names_are_mindspore_s_and_the_last_step_is_saved(tmp_path, is_async
 
 
 def test_both_ways_write_the_same_bytes(tmp_path):
-    for is_async in (False, True):
-        Training(tmp_path / str(is_async), save_checkpoint_steps=5, async_save=is_async).run(1)
+    # no loop: its variable would be one of the script's, which are saved, too
+    Training(tmp_path / "False", save_checkpoint_steps=5, async_save=False).run(1)
+    Training(tmp_path / "True", save_checkpoint_steps=5, async_save=True).run(1)
     for file in ("rank_0/Net-1_5.safetensors", "rank_0/private_rank_0.safetensors"):
         one, other = (tmp_path / f"{way}/Net-1_5" / file for way in (True, False))
         assert one.read_bytes() == other.read_bytes()

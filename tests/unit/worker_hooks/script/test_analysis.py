@@ -37,6 +37,17 @@ TABLE = {  # what is carried, and whether it steers the training or is only prin
         """,
         {"running": "printed", "count": "printed"},
     ),
+    "what is printed is calculated by who knows what": (
+        """
+        n, total = 0, 0.0
+        for x, y in state.batches(loader):
+            STEP
+            n += 1
+            total += round(loss.item(), 3)
+            print(n, train_more(net, n), f"{sum([total]) / len(loader):.2f}")
+        """,
+        {"n": "steers", "total": "printed"},
+    ),
     "a prefetched batch": (
         """
         x, y = get_batch()
