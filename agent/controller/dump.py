@@ -21,7 +21,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import DumpProgress, Job
 from agent.controller.replaceable import not_replacing, ranks_to_replace, why_not, with_deaths
-from agent.controller.replication import is_own, why_no_holder
+from agent.controller.replication import why_no_holder
 from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import described, listed
 from worker_hooks.contract import protocol
@@ -223,6 +223,8 @@ def blame_stuck(job: Job) -> Turn:
     When a second writer is stuck in a place, blame the place, too.
     """
     dump = job.present_dump()
+    if not dump.writing and not dump.digesting:  # all is known but why the ranks differ
+        return _compare(job, dump._replace(is_slow=True))
     if dump.writing:
         is_second = dump.is_slow and not dump.written
         if is_second and dump.place == do.MEMORY:
@@ -268,7 +270,23 @@ def _compare(job: Job, dump: DumpProgress) -> Turn:
     for rank, digest in sorted(dump.digests.items()):
         groups.setdefault(digest, []).append(rank)
     ranked = sorted(groups, key=lambda digest: (-len(groups[digest]), groups[digest][0]))
-    is_each_own = is_own(job)
+    is_trial = job.since_restart.trial is not None and job.alive() and not dump.is_slow
+    if len(ranked) > 1 and is_trial:
+        # those that were replaced may be the majority, and be wrong: the ranks' fingerprints tell
+        return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (extend_deadline(job),))
+    return _settle(job, dump, groups, ranked)
+
+
+def _settle(job: Job, dump: DumpProgress, groups: dict[str, list[int]], ranked: list[str]) -> Turn:
+    """What the ranks hold is known.
+
+    Args:
+        job: dumping.
+        dump: its dump.
+        groups: the ranks by what they hold.
+        ranked: what they hold, the most frequent first.
+    """
+    is_each_own = bool(why_no_holder(job))
     if is_each_own and len(dump.digests) < len(job.ranks):
         return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
     is_majority = bool(ranked) and 2 * len(groups[ranked[0]]) > len(dump.digests)
@@ -430,7 +448,7 @@ def _commit(
     remark = ""
     if is_settled and odd:
         remark = f"; {listed(odd)} held another state than the majority"
-    is_disputed = not is_settled and not is_own(job) and len(groups) > 1
+    is_disputed = not is_settled and not why_no_holder(job) and len(groups) > 1
     if is_disputed:
         against = " against ".join(listed(group) for group in groups)
         kept = "each state is kept"

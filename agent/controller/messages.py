@@ -70,7 +70,9 @@ def _of_replacement(before: Job, after: Job) -> str:
     """A replacement is complete, or has failed."""
     was, now = before.since_restart.replacement, after.since_restart.replacement
     if after.diverged and not before.diverged:
-        return f"{after.diverged}; no rank is replaced any more, all resume from the step before"
+        is_undone = after.state is JobState.COMMITTING and before.state is not after.state
+        resumed = ", all resume from the step before" if is_undone else ""
+        return f"{after.diverged}; no rank is replaced any more{resumed}"
     if was is not None and after.state is JobState.RUNNING:
         return f"{ranged(was.lost)} replaced: every rank resumes from step {after.newest_step()}"
     if was is not None and now is None and after.state is JobState.COMMITTING:
@@ -81,7 +83,7 @@ def _of_replacement(before: Job, after: Job) -> str:
 def _of_comparison(before: Job, after: Job) -> str:
     """It turned out that the ranks do not hold the same."""
     was, now = before.since_restart.comparison, after.since_restart.comparison
-    if now.unprotected and not was.unprotected and not after.restarts:
+    if now.unprotected and not was.unprotected:
         return (
             f"not protected: {now.unprotected}; if a rank dies, training resumes from the newest "
             "ModelCheckpoint, else from its beginning"

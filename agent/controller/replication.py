@@ -29,8 +29,8 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     late = known.late | {step} if event.is_late else known.late
     reports = {**known.reports, step: {**known.reports.get(step, {}), event.rank: event.texts}}
     known = known._replace(reports=reports, late=late)
-    found, are_all = differences(reports[step]), len(reports[step]) == len(job.ranks)
-    trial = job.since_restart.trial
+    are_all, trial = len(reports[step]) == len(job.ranks), job.since_restart.trial
+    found = differences(reports[step]) if are_all or trial is not None else []
     if trial is not None and found:  # the others may be dead before they report
         return _failed(_with(job, known), trial, describe(found, trial.lost))
     if not are_all:
@@ -84,11 +84,6 @@ def why_no_holder(job: Job) -> str:
     if known.late:
         return f"what was added to the state by step {min(known.late)} is not compared yet"
     return ""
-
-
-def is_own(job: Job) -> bool:
-    """Whether ranks were seen to hold different states."""
-    return bool(job.since_restart.comparison.unprotected)
 
 
 def _with(job: Job, known: Comparison) -> Job:

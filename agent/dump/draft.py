@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from agent.dump import late_randomness, late_values
-from agent.dump.target import AbandonedError, Advance, SavedDump, Target, UnknownStateError
+from agent.dump.target import Advance, SavedDump, Target
 from agent.hooks.status_pages import record
 from agent.records.file_thread import side_by_side
 from worker_hooks.contract.layout import DumpLayout
@@ -49,7 +49,7 @@ class DumpDraft:
         self._pages = pages
         self._private: list[Shard] = []
         self._stale: list[int] = []
-        self._failure: OSError | AbandonedError | UnknownStateError | None = None
+        self._failure: Exception | None = None
 
     def write_private(self, advance: Advance) -> None:
         """Write every rank's private state from its page, a dead rank's too.
@@ -61,7 +61,7 @@ class DumpDraft:
             there = {rank: one for rank, one in found.items() if one is not None}
             entries = {rank: self._pages[rank].entries for rank in there}
             records = late_randomness.completed(there, entries, self.step)
-            records = late_values.completed(records, self._committed_before, entries, self.step)
+            records = late_values.completed(records, self._earlier, entries, self.step)
             if self._target.is_inline:
                 for rank, one in records.items():
                     self._write_private(rank, one, advance)
@@ -69,13 +69,12 @@ class DumpDraft:
                 side_by_side(
                     lambda rank: self._write_private(rank, records[rank], advance), list(records)
                 )
-        except (OSError, AbandonedError, UnknownStateError) as error:
+        except Exception as error:  # noqa: BLE001  a rank may have written anything to its page
             self._failure = error.with_traceback(None)  # whose frames hold pages
 
-    def _committed_before(self, rank: int) -> CommitRecord | None:
-        found = record(self._pages.get(rank), self.step - 1)
-        is_it = found is not None and found.is_commit and found.step == self.step - 1
-        return found if is_it else None
+    def _earlier(self, rank: int, step: int) -> CommitRecord | None:
+        found = record(self._pages.get(rank), step)
+        return found if found is not None and found.is_commit and found.step == step else None
 
     def _write_private(self, rank: int, found: CommitRecord, advance: Advance) -> None:
         try:

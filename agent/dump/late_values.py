@@ -25,9 +25,10 @@ class _Frame(NamedTuple):
     """The variables of one function around the loop, as JSON by name."""
 
     name: str
-    changed: Mapping[str, Any]  # since training began
-    others: Mapping[str, Any]
-    steering: frozenset[str]  # training depends on them
+    changed: Mapping[str, Any] = {}  # since training began
+    others: Mapping[str, Any] = {}
+    steering: frozenset[str] = frozenset()  # training depends on them
+    moving: frozenset[str] = frozenset()  # of those, were ever changed by a step
 
     def get(self, name: str) -> Any:
         """The value of a variable, comparable bit by bit; ``None``: it is not there."""
@@ -56,7 +57,7 @@ class _Rank(NamedTuple):
 
 def completed(
     records: Mapping[int, CommitRecord],
-    before: Callable[[int], CommitRecord | None],
+    earlier: Callable[[int, int], CommitRecord | None],
     entries: Mapping[int, Sequence[Entry]],
     step: int,
 ) -> dict[int, CommitRecord]:
@@ -64,7 +65,7 @@ def completed(
 
     Args:
         records: by rank; that of a rank that died before the commit is not one of a commit.
-        before: returns a rank's record of the commit before, if there is one.
+        earlier: returns a rank's record of an earlier commit, if it is still there.
         entries: by rank: what the payload of its record holds.
         step: those of another step stay as they are.
 
@@ -77,18 +78,25 @@ def completed(
         return found
     ranks = {rank: _read(one, entries[rank]) for rank, one in present.items()}
     peers = [rank for rank, one in ranks.items() if one.has_variables]
-    olds = [_read(before(rank)).frames for rank in peers]
+    olds = [_read(earlier(rank, step - 1)).frames for rank in peers]
     news = [ranks[rank].frames for rank in peers]
     scripts = [one.script for one in ranks.values() if one.has_values]
     for rank, mine in ranks.items():
         if scripts and not mine.has_values:
-            _refuse_unknown(rank, step, mine.script, scripts)
+            _refuse_unknown(
+                rank, step, mine.script, scripts, _read(earlier(rank, step - 1), entries[rank])
+            )
         if peers and mine.frames and not mine.has_variables:
+            before = _read(earlier(rank, step - 2)).frames
             frames, of_peers = list[Any](), list[str]()
             for place, frame in enumerate(mine.frames):
-                was = [_alike(one, place, frame.name) for one in olds]
-                now = [_alike(one, place, frame.name) for one in news]
-                one, names = _completed(rank, step, frame, was, now)
+                one, names = _completed(
+                    (rank, step),
+                    frame,
+                    _alike(before, place, frame.name),
+                    [_alike(each, place, frame.name) for each in olds],
+                    [_alike(each, place, frame.name) for each in news],
+                )
                 frames.append(one)
                 of_peers += names
             meta = {**mine.meta, "frames": frames, "is_settled": True, "of_peers": of_peers}
@@ -97,39 +105,65 @@ def completed(
 
 
 def _refuse_unknown(
-    rank: int, step: int, mine: ScriptRecord, peers: Sequence[ScriptRecord]
+    rank: int, step: int, mine: ScriptRecord, peers: Sequence[ScriptRecord], before: _Rank
 ) -> None:
-    """Of globals and objects; the rank itself takes those that are known from a peer."""
+    """Of globals and objects; the rank itself takes those that are known from a peer.
+
+    Args:
+        rank: of the values.
+        step: at whose end they are wanted.
+        mine: the rank's, as its last backward began.
+        peers: those of the others at the step's end.
+        before: of the rank, at the commit before.
+    """
     late = mine.late.union(*(one.late for one in peers))
     printed = mine.printed.union(*(one.printed for one in peers))
     for name in sorted(late - printed):
         olds, news = [one.was.get(name) for one in peers], [one.now.get(name) for one in peers]
         had = mine.was.get(name, olds[0])  # the rank compares what it has never changed
-        is_known = {had} == set(olds) and len(set(news)) == 1 and news[0] is not None
-        if not is_known and olds != news:
+        is_one = {had} == set(olds) and len(set(news)) == 1 and news[0] is not None
+        # one peer alone proves little, unless both had made the same change in the step before
+        has_moved = before.script.was.get(name) not in {None, had}
+        is_known = is_one and (olds == news or len(peers) > 1 or has_moved)
+        is_still = olds == news and name not in mine.late
+        if not is_known and not is_still:
             raise _unknown(rank, step, name)
 
 
 def _completed(
-    rank: int, step: int, mine: _Frame, olds: Sequence[_Frame], news: Sequence[_Frame]
+    rank_and_step: tuple[int, int],
+    mine: _Frame,
+    before: _Frame,
+    olds: Sequence[_Frame],
+    news: Sequence[_Frame],
 ) -> tuple[list[Any], list[str]]:
-    """The rank's frame as of the step's end, and the names of what is a peer's there."""
+    """The rank's frame as of the step's end, and the names of what is a peer's there.
+
+    Args:
+        rank_and_step: whose, and when.
+        mine: as of the commit before.
+        before: as of the commit before that.
+        olds: of the peers, as of the commit before.
+        news: the same as of the step's end.
+    """
     changed, others = dict(mine.changed), dict(mine.others)
     of_peers = []
     for name in dict.fromkeys(
         name for one in (mine, *news) for name in (*one.changed, *one.others)
     ):
-        had, then, now = (
-            mine.get(name),
-            {one.get(name) for one in olds},
-            [n.get(name) for n in news],
-        )
-        is_known = {had} == then and len(set(now)) == 1
-        if (is_known and had == now[0]) or [one.get(name) for one in olds] == now:
+        had, then = mine.get(name), [one.get(name) for one in olds]
+        now = [one.get(name) for one in news]
+        is_one = {had} == set(then) and len(set(now)) == 1
+        # one peer alone proves little, unless both had made the same change in the step before
+        has_moved = before.get(name) not in {None, had}
+        is_known = is_one and (then == now or len(news) > 1 or has_moved)
+        if (is_known and had == now[0]) or (then == now and name not in mine.moving):
             continue  # its own holds
         if not is_known:
             if name in mine.steering:
-                raise _unknown(rank, step, name)
+                raise _unknown(*rank_and_step, name)
+            if then == now:
+                continue
             of_peers.append(name)
         others.pop(name, None)
         changed.pop(name, None)
@@ -160,13 +194,15 @@ def _read(record: CommitRecord | None, entries: Sequence[Entry] = ()) -> _Rank:
         at += entry.nbytes
     try:
         meta = json.loads(record.meta)
-        steering = meta.get("steering", [])
-        frames = [
-            _Frame(name, changed, others, frozenset(names))
-            for (name, changed, others), names in zip(meta.get("frames", []), steering, strict=True)
+        frames = meta.get("frames", [])
+        steering = meta.get("steering") or [[]] * len(frames)
+        moving = meta.get("moving") or [[]] * len(frames)
+        found = [
+            _Frame(name, {**changed}, {**others}, frozenset(steers), frozenset(moves))
+            for (name, changed, others), steers, moves in zip(frames, steering, moving, strict=True)
         ]
-        return _Rank(meta, frames, script_record.split(octets), record.is_commit)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return _Rank(meta, found, script_record.split(octets), record.is_commit)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return nothing
 
 
@@ -174,4 +210,4 @@ def _alike(frames: Sequence[_Frame], place: int, name: str) -> _Frame:
     """The same function's in another record; empty: it is not in there."""
     if place < len(frames) and frames[place].name == name:
         return frames[place]
-    return _Frame(name, {}, {}, frozenset())
+    return _Frame(name)

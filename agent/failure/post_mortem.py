@@ -57,11 +57,11 @@ class PostMortem:
         return headline(cause.root.end).removeprefix("msrun: ")
 
     def _met_again(self, root: Evidence, workers: tuple[Worker, ...]) -> str:
-        """That the last failure was the same: one exit code, one last line, no commit between."""
+        """That the last failure was the same: one exit code, one last line, one step."""
         step = max((worker.beat.step for worker in workers if worker.beat is not None), default=0)
         was, self._newest = self._newest, (root.end.exit_code, _last_line(root), step)
         is_same = was == self._newest and all(self._newest[:2])
-        return "the failure before it was the same, and no step was committed between" * is_same
+        return "the failure before it was the same, at the same step" * is_same
 
     def last_words(self, worker: Worker) -> str:
         """The last line that an ended worker wrote about its failure; empty: none is known."""

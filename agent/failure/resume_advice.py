@@ -75,6 +75,8 @@ def _kept(path: str) -> KeptCheckpoint | None:
         manifest = read(Path(path))
     except ValueError:
         return None
+    if manifest.is_disputed:  # nobody resumes from it
+        return None
     return KeptCheckpoint(manifest.step, manifest.world_size, path)
 
 

@@ -26,9 +26,10 @@ class _Finder:
         if name != self._name:
             return None
         sys.meta_path.remove(self)
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path)
+        finders = [each for each in sys.meta_path if hasattr(each, "find_spec")]
+        found = (finder.find_spec(name, path, target) for finder in finders)
         spec = next((each for each in found if each is not None), None)
-        if spec is not None and spec.loader is not None:
+        if spec is not None and hasattr(spec.loader, "exec_module"):
             _extend(spec.loader, self._call)
         return spec
 

@@ -24,7 +24,7 @@ from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, SaveRu
 from worker_hooks.contract.fingerprint import bundled
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.guard.exit_hooks import after_uncaught, describe
-from worker_hooks.state.replication import fingerprint
+from worker_hooks.state.replication import COMMITS, fingerprint
 
 log = logging.getLogger("msrun")
 
@@ -248,8 +248,14 @@ class ModelCheckpoint:
 
     def _save(self, step: int, reason: str) -> None:
         self.wait()
-        if self._is_own is None:
+        resumed = self._context.memory_step
+        is_trial = 0 < resumed < step <= resumed + COMMITS
+        if self._is_own is None or is_trial:
             self._is_own = self._compare(step)
+        if is_trial and self._is_own:  # the agent is about to undo the replacement
+            self._is_own = None
+            log.warning("step %d is not saved: the ranks differ since one was replaced", step)
+            return
         plan = self._plan(step)
         order = self._order(step, plan, reason)
         if self._writer is None:

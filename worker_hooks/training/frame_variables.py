@@ -29,7 +29,9 @@ MAPPINGS = {dict, OrderedDict, Counter, defaultdict}
 STILL_ROOM = 30 << 10  # characters for what cannot change in the loop
 _VALUE_BYTES = 1024  # of a text, of a tensor
 _CARRIED_BYTES = 128 << 10  # of a tensor that training depends on
+TEXT_ROOM = 60 << 10  # characters of one value; more for tensors
 _ITEMS = 8192  # of all containers in a value
+_NESTED, _TENSOR, _DEEP = 4, 64, 20  # as so many items; and so many levels
 _PLAIN_INT = 1 << 53  # beyond it JSON of others has no exact numbers
 _ENDS = "],{}]"  # of the text of a list without tensors
 _CONTAINERS = {*MAPPINGS, list, tuple, set, frozenset, deque}
@@ -65,9 +67,10 @@ class FrameVariables:
         self.first: Mapping[str, str] = {}  # texts when such a frame was first seen
         self.role = FrameRole({}, frozenset(), frozenset(), None, frozenset())
         self._script = script
-        self._refused: dict[str, int] = {}  # ids of what cannot be kept, and takes long to weigh
+        self._refused: dict[str, tuple[int, int]] = {}  # ids and sizes of what cannot be kept
         self._elsewhere: frozenset[str] = frozenset()  # saved by others, or ignored
         self._held: frozenset[str] | None = None  # that is up to date with it
+        self._is_copy = IS_COPY and self.is_function
         self._watched: tuple[str, ...] | None = None  # what may change in the loop; all
         self._still = ("", "")  # the others, as text: those that have changed, and the rest
         self.still_text = ""  # as :meth:`text`, if nothing in the frame may change
@@ -127,9 +130,9 @@ class FrameVariables:
             kept = self.kept.get(name)
             if kept is None:
                 continue
-            which = name in steering
-            rooms[which] -= len(kept.text) + len(name) + 4
-            if rooms[which] > 0:
+            which, size = name in steering, len(kept.text) + len(name) + 4
+            if rooms[which] > size:
+                rooms[which] -= size
                 parts[first.get(name) == kept.text].append(f'"{name}":{kept.text}')
             elif name in self.role.carried:
                 no_room(self.role.carried[name], None)
@@ -159,7 +162,7 @@ class FrameVariables:
                 self.kept[name] = kept
             else:
                 self.kept.pop(name, None)
-            if isinstance(value, Tensor) and IS_COPY and self.is_function:
+            if type(value) not in FIXED and value is not _UNSET and self._is_copy:
                 del values[name]  # else the copy would keep its memory for a step more
         if watched is None:
             self._find_watched()
@@ -218,6 +221,12 @@ class FrameVariables:
         self.forget()
 
     def _keep(self, name: str, value: Any) -> Kept | None:
+        try:
+            return self._kept(name, value)
+        except Exception:  # noqa: BLE001  a comparison of the script's own, a thread that changes it
+            return None
+
+    def _kept(self, name: str, value: Any) -> Kept | None:
         if name in self._elsewhere or value is _UNSET:
             return None
         kind, kept = type(value), self.kept.get(name)
@@ -225,53 +234,58 @@ class FrameVariables:
             if kept is not None and value is kept.value and value is not None:
                 return kept
             return None if name[:2] == "__" else _kept_fixed(value, kind)
-        if self._refused.get(name) == id(value) or self._script.is_registered(value):
+        if self._is_refused(name, value) or self._script.is_registered(value):
             return None
-        is_object = kind.__module__ not in _CONTAINERS_IN and is_of_script(kind)
-        if is_object:
-            content, kind = vars(value), dict
-        else:
-            content = value
+        of = class_of(kind) if kind.__module__ not in _CONTAINERS_IN else ""
+        content = vars(value) if of else value
+        kind = dict if of else kind
         if kept is not None and type(kept.value) is kind and kind in _CONTAINERS:
             same = _unchanged(content, kept)
             if same is not None:
                 return same
         self._most_bytes = _CARRIED_BYTES if name in self.role.steering else _VALUE_BYTES
-        found = self._pack(content, kind, is_object=is_object)
+        found = self._pack(content, kind, of)
         if found is None and not isinstance(value, Tensor):
-            self._refused[name] = id(value)
+            self._refused[name] = id(value), _size(value)
         return found
 
-    def _pack(self, value: Any, kind: type, *, is_object: bool) -> Kept | None:
+    def _is_refused(self, name: str, value: Any) -> bool:
+        """Whether this could not be kept before; to weigh it may take long."""
+        return self._refused.get(name) == (id(value), _size(value))
+
+    def _pack(self, value: Any, kind: type, of: str) -> Kept | None:
         self._has_arrays = kind not in _CONTAINERS
         if self._weight(value, _ITEMS) < 0:
             return None
         try:
             encoded, tensors = state_json.encode(value, "v")
             packed = {each: state_json.pack(tensor) for each, tensor in tensors.items()}
-            text = state_json.dumps([encoded, packed, *["object"] * is_object])
+            text = state_json.dumps([encoded, packed, *[{"of": of}] * bool(of)])
         except (TypeError, ValueError, RuntimeError):
+            return None
+        if len(text) > TEXT_ROOM * (1 + 5 * self._has_arrays):
             return None
         return Kept(None if self._has_arrays else copied(value), text)
 
-    def _weight(self, value: Any, room: int) -> int:
+    def _weight(self, value: Any, room: int, depth: int = 0) -> int:
         """The room that is left beside this value; negative: too large, or nothing plain."""
-        kind = type(value)
+        kind, cost = type(value), _NESTED if depth > 1 else 1
         if kind in FIXED:
-            return room - 1 if kind not in {str, bytes} or len(value) <= _VALUE_BYTES else -1
+            is_long = kind in {str, bytes} and len(value) > _VALUE_BYTES
+            return -1 if is_long else room - cost
         if kind in _CONTAINERS:
-            if len(value) > room:
+            if len(value) * cost > room or depth > _DEEP:
                 return -1
-            for each in value.values() if kind in MAPPINGS else value:
-                room = self._weight(each, room)
+            for each in list(value.values()) if kind in MAPPINGS else value:
+                room = self._weight(each, room, depth + 1)
                 if room < 0:
                     break
             return room
         self._has_arrays = True
         if isinstance(value, Tensor):
-            return room - 1 if self._is_own(value) else -1
+            return room - _TENSOR if self._is_own(value) else -1
         is_numpy = kind.__module__ == "numpy" and hasattr(value, "nbytes")
-        return room - 1 if is_numpy and value.nbytes <= self._most_bytes else -1
+        return room - _TENSOR if is_numpy and value.nbytes <= self._most_bytes else -1
 
     def _is_own(self, tensor: Tensor) -> bool:
         """Whether the tensor is small, and a copy can stand for it."""
@@ -300,7 +314,8 @@ def _unchanged(value: Any, kept: Kept) -> Kept | None:
     """What was kept of a container, if it holds the same, or the same and more."""
     try:
         if value == kept.value:
-            return kept
+            is_alike = not isinstance(value, dict) or list(value) == list(kept.value)
+            return kept if is_alike else None
         return _grown(value, kept) if type(value) is list else None
     except (RuntimeError, ValueError):  # there are arrays in it by now
         return None
@@ -325,11 +340,31 @@ def is_function(frame: FrameType) -> bool:
     return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
 
 
-def is_of_script(kind: type) -> bool:
-    """Whether objects of this type are plain ones of the script's: an average meter, say."""
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
-    return file is not None and not is_library(file) and kind.__dictoffset__ != 0
+def class_of(kind: type) -> str:
+    """The name of a plain class of the script's own, an average meter, say; empty: it is another.
+
+    Its objects are their attributes and nothing else, so they can be made again from them.
+    """
+    for base in kind.__mro__[:-1]:
+        module = sys.modules.get(base.__module__)
+        file = getattr(module, "__file__", None)
+        is_empty = base.__module__ in {"abc", "typing"}
+        if not is_empty and (file is None or is_library(file) or "__slots__" in vars(base)):
+            return ""
+    return f"{kind.__module__}:{kind.__qualname__}" if kind.__dictoffset__ != 0 else ""
+
+
+def named_class(name: str) -> type | None:
+    """The class that :func:`class_of` named; ``None``: there is none now."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and class_of(found) == name else None
+
+
+def _size(value: Any) -> int:
+    return len(value) if hasattr(type(value), "__len__") else -1
 
 
 def _is_view(tensor: Tensor) -> bool:

@@ -64,7 +64,7 @@ class LoopVariables:
         self._first: dict[tuple[int, str], Mapping[str, str]] = {}  # by depth and function
         self._without_loop: set[CodeType] = set()
         self._lost: dict[tuple[str, str, int], Named | None] = {}  # ``None``: it was told
-        self._steering_text = "[]"
+        self._steering_text = '"steering": []'
         # of variables that training depends on, by frame: texts as of the commit
         self._committed: dict[int, dict[str, str]] = {}
         self._moving: set[tuple[str, str]] = set()  # of those, by function: ever changed by a step
@@ -115,6 +115,7 @@ class LoopVariables:
             count += 1
         if count < len(self._frames):
             self._frames = self._frames[len(self._frames) - count :]
+            self._committed.clear()  # its keys are places
             self._set_steering_text()
         if not count or self._places() != self._asked_at[-count:]:
             self._frames, self.text = [], b""
@@ -180,8 +181,7 @@ class LoopVariables:
 
     def _fields(self, frames: str) -> bytes:
         before = ",".join(f'"{loop}":{text}' for loop, text in self._before.items())
-        steering = self._steering_text
-        return f', "frames": {frames}, "before": {{{before}}}, "steering": {steering}'.encode()
+        return f', "frames": {frames}, "before": {{{before}}}, {self._steering_text}'.encode()
 
     def lost(self) -> list[Named]:
         """What the loop carries, or what follows it uses, and nothing keeps; each is told once."""
@@ -275,8 +275,11 @@ class LoopVariables:
         return [(each.frame.f_code, each.frame.f_lineno) for each in self._frames]
 
     def _set_steering_text(self) -> None:
-        self._steering_text = json.dumps([sorted(each.role.steering) for each in self._frames])
-        self._committed.clear()
+        """What training depends on, by frame, and what of it has ever changed in a step."""
+        names = [(each.name, sorted(each.role.steering)) for each in self._frames]
+        moving = [[each for each in some if (f, each) in self._moving] for f, some in names]
+        steering = json.dumps([some for _, some in names])
+        self._steering_text = f'"steering": {steering}, "moving": {json.dumps(moving)}'
 
 
 def _put(frame: FrameType, every: Mapping[str, Any], changed: Iterable[str]) -> None:

@@ -330,7 +330,7 @@ class DumpWatch:
         best, count = votes.most_common(1)[0]
         differing = tuple(sorted(r for r, each in self.digests.items() if each != digests[0]))
         is_disputed = 2 * count <= len(self.digests) and len(votes) > 1
-        if self.watch.same.is_own and len(votes) > 1:
+        if self.watch.same.no_holder() and len(votes) > 1:
             if set(digests) != set(votes) or action.odd or action.is_disputed:
                 self.broken(f"{action}, but each rank's part is its own: {self.digests}")
             return

@@ -43,6 +43,12 @@ RARE = {  # a few times in 100,000 schedules
     (JobState.COMMITTING, "CommitFailed", Condition.HOPELESS),
     (JobState.COMMITTING, "CommitFailed", Condition.BUDGET_SPENT),
     (JobState.REPLACING, "Registered", Condition.GIVEN_UP),
+    (JobState.RUNNING, "Fingerprinted", Condition.GIVEN_UP),
+    (JobState.HOLDING, "Fingerprinted", Condition.GIVEN_UP),
+    (JobState.FREEZING, "Fingerprinted", Condition.GIVEN_UP),
+    (JobState.FREEZING, "Fingerprinted", Condition.IN_MEMORY),
+    (JobState.DUMPING, "Fingerprinted", Condition.GIVEN_UP),
+    (JobState.DUMPING, "Fingerprinted", Condition.IN_MEMORY),
     (JobState.COMMITTING, "StopRequested", Condition.STOP_WANTED),
 }
 WAITING = {

@@ -14,26 +14,37 @@ from worker_hooks.contract.status_page import CommitRecord, Entry
 STEP = 7
 
 
-def record(step=STEP, *, is_commit=True, steering=(), script=b"", meta=None, **variables):
+def record(
+    step=STEP, *, is_commit=True, steering=(), moving=(), script=b"", meta=None, **variables
+):
     """One rank's: its loop's variables, those with a capital letter have never changed."""
     changed = {name: value for name, value in variables.items() if name.islower()}
     others = {name: value for name, value in variables.items() if not name.islower()}
     frames = [["train", changed, others]]
-    about = {"frames": frames, "steering": [sorted(steering)], "batch": 3}
+    about = {
+        "frames": frames,
+        "steering": [sorted(steering)],
+        "moving": [sorted(moving)],
+        "batch": 3,
+    }
     meta = json.dumps(about).encode() if meta is None else meta
     return CommitRecord(step, 0, 3, 0, meta, script, is_commit)
 
 
-def after(dead, *peers):
-    """The dead rank's meta, when each peer is given by its records of the commit before and now."""
+def after(dead, *peers, earlier=None):
+    """The dead rank's meta, when each peer is given by its records of the commit before and now.
+
+    ``earlier``: the dead rank's records of the two commits before, the newest first.
+    """
     records = {0: dead, **{rank: now for rank, (_, now) in enumerate(peers, 1)}}
-    before = {rank: then for rank, (then, _) in enumerate(peers, 1)}
+    before = {(rank, STEP - 1): then for rank, (then, _) in enumerate(peers, 1)}
+    before |= {(0, STEP - 1 - back): one for back, one in enumerate(earlier or ())}
     entries = {
         rank: (Entry("script", "U8", (len(one.payload),), len(one.payload)),)
         for rank, one in records.items()
     }
-    found = completed(records, before.get, entries, STEP)
-    assert all(found[rank] == records[rank] for rank in before)
+    found = completed(records, lambda *which: before.get(which), entries, STEP)
+    assert all(found[rank] == records[rank] for rank in range(1, len(peers) + 1))
     return json.loads(found[0].meta)
 
 
@@ -64,6 +75,25 @@ def test_a_variable_that_a_peer_alone_has_by_now_is_taken_where_all_have_it():
     assert found["frames"] == [["train", {"loss": 1.5}, {}]]
     gone = after(dead(tmp=1), peer({"tmp": 1}, {}))
     assert gone["frames"] == [["train", {}, {}]]
+
+
+def test_one_peer_alone_is_believed_where_both_had_made_the_same_change_before():
+    one = peer({"n": 6}, {"n": 7})
+    mine = dead(n=6, steering=["n"])
+    earlier = record(STEP - 1, n=6), record(STEP - 2, n=5)
+    assert after(mine, one, earlier=earlier)["frames"] == [["train", {"n": 7}, {}]]
+    with pytest.raises(UnknownStateError):  # equal so far, as neither has ever changed it
+        after(mine, one, earlier=(record(STEP - 1, n=6), record(STEP - 2, n=6)))
+
+
+def test_what_the_rank_alone_used_to_change_is_unknown():
+    peers = [peer({"bad": 0}, {"bad": 0})] * 2
+    mine = {"bad": 3, "steering": ["bad"]}
+    assert after(dead(**mine), *peers)["frames"] == [["train", {"bad": 3}, {}]]
+    with pytest.raises(UnknownStateError):
+        after(dead(**mine, moving=["bad"]), *peers)
+    with pytest.raises(UnknownStateError):
+        values_after(script({"own.n": 5}, {}), script({}, {}, late=()), script({}, {}, late=()))
 
 
 @pytest.mark.parametrize(
@@ -98,19 +128,20 @@ def test_other_functions_and_records_that_cannot_be_read_are_left_alone():
     assert found["frames"] == [["train", {"n": 6}, {}]]
     kept = dead(meta=b"{")
     records = {0: kept, 1: record(n=1)}
-    assert completed(records, lambda _: None, {0: (), 1: ()}, STEP) == records
+    assert completed(records, lambda *_: None, {0: (), 1: ()}, STEP) == records
 
 
 def test_a_rank_that_was_blocked_at_the_end_of_its_step_counts_as_one_that_committed():
     now = record(is_commit=False, n=7)
     settled = now._replace(meta=json.dumps({**json.loads(now.meta), "is_settled": True}).encode())
-    found = after(dead(n=6, steering=["n"]), (record(STEP - 1, n=6), settled))
+    earlier = record(STEP - 1, n=6), record(STEP - 2, n=5)
+    found = after(dead(n=6, steering=["n"]), (record(STEP - 1, n=6), settled), earlier=earlier)
     assert found["frames"] == [["train", {"n": 7}, {}]]
 
 
 def test_where_nobody_came_to_the_end_all_stay_as_they_are():
     records = {0: dead(n=1), 1: dead(n=2), 2: record(STEP - 1, n=2)}
-    assert completed(records, lambda _: None, dict.fromkeys(records, ()), STEP) == records
+    assert completed(records, lambda *_: None, dict.fromkeys(records, ()), STEP) == records
 
 
 def script(was, now, late=("own.n",), printed=(), is_settled=False):
@@ -119,15 +150,28 @@ def script(was, now, late=("own.n",), printed=(), is_settled=False):
     )
 
 
-def values_after(mine, *peers):
-    after(dead(script=mine, meta=b"{}"), *[(None, record(script=one, meta=b"{}")) for one in peers])
+def values_after(mine, *peers, before=b""):
+    mine = mine.ljust(len(before), b"\0")  # a page has room
+    after(
+        dead(script=mine, meta=b"{}"),
+        *[(None, record(script=one, meta=b"{}")) for one in peers],
+        earlier=[record(STEP - 1, script=before.ljust(len(mine), b"\0"), meta=b"{}")],
+    )
 
 
 def test_values_are_known_where_all_had_the_same_and_have_the_same():
-    values_after(script({"own.n": 1}, {}), script({"own.n": 1}, {"own.n": 2}))
-    values_after(script({}, {}, late=()), script({"own.n": 1}, {"own.n": 2}))  # it never changed
-    values_after(script({"own.n": 5}, {}), script({"own.n": 1}, {"own.n": 1}))  # no peer's did
-    values_after(script({"own.n": 5}, {}, is_settled=True), script({"own.n": 1}, {"own.n": 2}))
+    moved = script({"own.n": 1}, {"own.n": 2})
+    values_after(script({"own.n": 1}, {}), moved, moved)
+    values_after(script({"own.n": 1}, {}), moved, before=script({"own.n": 0}, {"own.n": 1}))
+    values_after(script({}, {}, late=()), moved, moved)  # it never changed
+    values_after(script({"own.n": 5}, {}, late=()), script({"own.n": 1}, {"own.n": 1}))
+    values_after(script({"own.n": 5}, {}, is_settled=True), moved)
+
+
+def test_of_a_value_too_one_peer_alone_proves_little():
+    mine, moved = script({"own.n": 1}, {}), script({"own.n": 1}, {"own.n": 2})
+    with pytest.raises(UnknownStateError):
+        values_after(mine, moved, before=script({"own.n": 1}, {"own.n": 1}))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +179,7 @@ def test_values_are_known_where_all_had_the_same_and_have_the_same():
     [
         ({"own.n": 5}, [({"own.n": 1}, {"own.n": 2})]),
         ({"own.n": 1}, [({"own.n": 1}, {"own.n": 2}), ({"own.n": 1}, {"own.n": 3})]),
-        ({"own.n": 1}, [({"own.n": 1}, {})]),  # it cannot be saved any more
+        ({"own.n": 1}, [({"own.n": 1}, {})] * 2),  # it cannot be saved any more
     ],
 )
 def test_values_that_nobody_knows_are_refused_unless_they_are_only_printed(mine, peers):
