@@ -9,7 +9,7 @@ but counted changes is expected, and it changes nothing meanwhile, so there is n
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from time import perf_counter
 
 from torch import Tensor
@@ -38,11 +38,14 @@ class Baseline:
         wanted: Iterable[str] = tensors if places is None else places
         self._found = {name: self._look(name, tensors[name]) for name in wanted if name in tensors}
 
-    def differing(self, tensors: Mapping[str, Tensor]) -> set[str]:
-        """The names of the tensors that have other content by now."""
+    def differing(
+        self, tensors: Mapping[str, Tensor], wanted: Collection[str] | None = None
+    ) -> set[str]:
+        """The names of tensors that have other content by now; ``wanted``: look at no others."""
         return {
             name
             for name, found in self._found.items()
+            if (wanted is None or name in wanted)
             if name not in tensors or self._look(name, tensors[name]) != found
         }
 

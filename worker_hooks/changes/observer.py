@@ -269,8 +269,9 @@ class ChangeObserver:
             if name not in then or name not in now or not is_same(then[name], now[name])
         }
         baseline = self._baseline
-        if baseline is not None and self._is_open:
-            found |= baseline.differing(then)
+        on_host = {name: each for name, each in then.items() if each.is_cpu}
+        if baseline is not None and self._is_open:  # a device may wait for what never comes
+            found |= baseline.differing(then, on_host.keys())
         return found - held.copies.keys()
 
     def why_unknown(self, held: CommittedTensors) -> str:

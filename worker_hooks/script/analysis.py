@@ -81,7 +81,22 @@ def asks_for_batches(tree: ast.AST) -> bool:
 
 def has_commits(scope: _Scope) -> bool:
     """Whether the loop over the training's data, or one that asks whether to exit, is in it."""
-    return any(_is_commit(node, ()) for node in _walk(scope.body))
+    made_of = _made_of_batches(scope.body)
+    return any(_is_commit(node, (), made_of) for node in _walk(scope.body))
+
+
+def _made_of_batches(body: Iterable[ast.stmt]) -> set[str]:
+    """Names of what hands out batches: ``bar = tqdm(state.batches(loader))``."""
+    found: set[str] = set()
+    pairs = [pair for node in _walk(body) for pair in _assigned(node)]
+    size = -1
+    while size != len(found):
+        size = len(found)
+        for target, value in pairs:
+            calls = {_called(each) for each in _walk([value]) if isinstance(each, ast.Call)}
+            if calls & LOOPS or _loads([value]) & found:
+                found |= _stored([target]) if isinstance(value, ast.Call) else set()
+    return found
 
 
 class _Analysis:
@@ -105,6 +120,7 @@ class _Analysis:
                 self._inner_writes[node.name] = _outer(node) & _stored(node.body)
             elif isinstance(node, ast.ClassDef):
                 self._inner[node.name] = _loads(node.body)
+        self._made_of = _made_of_batches(scope.body)
         self._changeable = _changeable(scope.body, {*_CONTAINERS, *classes})
 
     def findings(self) -> LoopFindings:
@@ -168,7 +184,7 @@ class _Analysis:
             begin = self._block(node.body, known, _Exits(live, known)) | self._reads(head)
             again = after | (begin - targets)
         begin -= targets
-        if _is_commit(node, self._commits) and not self._validations:
+        if _is_commit(node, self._commits, self._made_of) and not self._validations:
             self._note(node, begin)
         # a loop is taken to run at least once: what it always sets is there behind it
         return begin if isinstance(node, ast.While) else begin | self._reads([node.iter])
@@ -200,15 +216,25 @@ class _Exits(NamedTuple):
     again: frozenset[str]  # in its next iteration
 
 
-def _is_commit(node: ast.AST, commits: Collection[str]) -> bool:
-    """Whether this is a loop in which steps are committed."""
+def _is_commit(node: ast.AST, commits: Collection[str], made_of: Collection[str]) -> bool:
+    """Whether this is a loop in which steps are committed.
+
+    Args:
+        node: any node.
+        commits: names of functions with such a loop.
+        made_of: names of what hands out batches.
+    """
     if not isinstance(node, _Loop):
         return False
+    if not isinstance(node, ast.While) and _base(node.iter) in made_of:
+        return True
     for each in _walk([node]):
         if isinstance(each, ast.Attribute) and each.attr == EXIT:
             return True
         if isinstance(each, ast.Call):
             name = _called(each)
+            if name == "next" and each.args and _base(each.args[0]) in made_of:
+                return True
             if name in commits or (isinstance(each.func, ast.Attribute) and name in LOOPS):
                 return True
     return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -18,6 +19,9 @@ from worker_hooks.script.values import LargeValueError, Script
 from worker_hooks.script.watch import Cells, Group, Variable, groups_of
 
 log = logging.getLogger("msrun")
+
+REBOUND = 50
+"""So often the objects are followed that a variable gets; one that gets more holds no state."""
 
 OWN, SHARED = "state.own.", "state.shared."
 
@@ -45,6 +49,9 @@ class ScriptValues:
         self._changed: set[str] = set()  # at that look
         self._count = 0  # of values that are saved
         self._recent: list[Variable] = []  # changed since the newest commit
+        self._entry: Callable[..., Any] | FrameType | None = None
+        self._rebound: Counter[str] = Counter()  # how often a variable got another object
+        self._has_new_objects = False
         self.large: set[str] = set()  # what changes and is too large to be saved
 
     def exclude(self, objects: Iterable[object]) -> None:
@@ -71,7 +78,7 @@ class ScriptValues:
         Args:
             entry: the training function, or the frame in which the script trains.
         """
-        self.is_found = True
+        self.is_found, self._entry = True, entry
         self.findings = source.look_at(entry)
         try:
             found = groups_of(entry, self._excluded)
@@ -159,6 +166,33 @@ class ScriptValues:
             if len(group.holder) != group.size:
                 group.scan(self._is_skipped)
             changed += group.find_changed(self._look)
+        if self._has_new_objects:
+            changed += self._follow_objects()
+        return changed
+
+    def _follow_objects(self) -> list[Variable]:
+        """Look at the objects that variables hold now instead of those that they held.
+
+        Returns:
+            The attributes that have changed by that.
+        """
+        self._has_new_objects = False
+        try:
+            found = {group.prefix: group for group in groups_of(self._entry, self._excluded)}
+        except Exception as error:  # noqa: BLE001  modules and objects of any kind
+            log.warning("the script's new objects are not saved: %r", error)
+            return []
+        for group in self._groups:
+            fresh = found.pop(group.prefix, group)
+            if fresh.holder is not group.holder and isinstance(fresh.holder, dict):
+                group.move_to(fresh.holder)
+        self._groups += found.values()
+        changed = []
+        for group in self._groups:
+            if len(group.holder) != group.size:
+                group.scan(self._is_skipped)
+            changed += group.find_changed(self._look)
+        self._has_new_objects = False
         return changed
 
     def _join(self) -> None:
@@ -201,6 +235,8 @@ class ScriptValues:
             is_own: the values are this rank's; else those of ``state.own`` are another's.
             is_last: training begins; else they will be restored once more.
         """
+        if self.is_found:
+            self._follow_objects()  # some may have been made since training began
         found = {
             name: (script, each)
             for name, each in script.record.values.items()
@@ -266,6 +302,9 @@ class ScriptValues:
             if variable.name.startswith((OWN, SHARED)) and not values.is_generator(variable.value):
                 raise TypeError(f"{variable.name} cannot be saved: {error}") from error
             variable.packed = None
+            if values.is_plain_object(variable.value) and self._rebound[variable.name] < REBOUND:
+                self._rebound[variable.name] += 1
+                self._has_new_objects = self.is_found
             return False
 
     def _take(self, variable: Variable) -> None:

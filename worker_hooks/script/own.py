@@ -42,6 +42,8 @@ class OwnValues:
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked by Python itself, of an object without attributes
+            raise AttributeError(name)
         raise AttributeError(
             f"{self._name}.{name} has no value yet: give it one with "
             f"{self._name}.setdefault({name}=...)"

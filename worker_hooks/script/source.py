@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import inspect
+import contextlib
 import linecache
 import os
 from collections.abc import Callable, Iterator
@@ -163,7 +163,12 @@ def _code_of(thing: Any) -> tuple[CodeType | None, dict[str, Any]]:
 
 
 def _closure(function: FunctionType) -> dict[str, Any]:
-    return dict(inspect.getclosurevars(function).nonlocals) if function.__closure__ else {}
+    found = {}
+    cells = function.__closure__ or ()
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        with contextlib.suppress(ValueError):  # it has no value yet
+            found[name] = cell.cell_contents
+    return found
 
 
 def _tree_of(code: CodeType) -> Any:

@@ -9,6 +9,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -63,7 +64,8 @@ def mark(value: Any) -> Any:
     if kind in FIXED:
         return kind, value if kind is not float else value.hex()
     if isinstance(value, Tensor):
-        return id(value), value._version, _tensor_bytes(value)  # noqa: SLF001  as snapshot.version
+        count = 0 if value.is_inference() else value._version  # noqa: SLF001  the latter has none
+        return id(value), count, _tensor_bytes(value)
     if kind in {list, tuple, dict, set, frozenset, deque, bytearray}:
         if len(value) > _LARGE_ITEMS:
             raise LargeValueError(f"{len(value)} items")
@@ -140,6 +142,12 @@ def check_own(value: Any, name: str) -> None:
         mark(value)
     except LargeValueError as error:
         raise ValueError(f"{name} has {error}: at most {LARGE_BYTES >> 10} KiB are saved") from None
+
+
+def is_plain_object(value: Any) -> bool:
+    """Whether this has attributes, and is neither code nor torch's."""
+    code = (type, ModuleType, FunctionType, torch.nn.Module, torch.optim.Optimizer, Tensor)
+    return hasattr(value, "__dict__") and not isinstance(value, code)
 
 
 def is_generator(value: Any) -> bool:

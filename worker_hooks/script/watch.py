@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import torch
 
 from worker_hooks.script import values
+from worker_hooks.script.library import is_library
 from worker_hooks.script.values import LargeValueError, Packed
 
 _OURS = {"worker_hooks", "msrun", "agent"}
@@ -220,6 +221,12 @@ class Group:
         self._changeable = [each for each in variables if not each.is_fixed]
         return found
 
+    def move_to(self, holder: Holder) -> None:
+        """The variables are another object's from now on."""
+        self.holder, self._tag = holder, 0
+        for each in self.variables.values():
+            each.holder = holder
+
     def scan(self, is_skipped: Callable[[str], bool]) -> list[Variable]:
         """Take in names that are new; return their variables."""
         self.size = len(self.holder)
@@ -308,7 +315,7 @@ def local_modules() -> list[ModuleType]:
         file = getattr(module, "__file__", None)
         if module is main or not isinstance(file, str) or name.partition(".")[0] in _OURS:
             continue
-        if file.startswith(folder) and "site-packages" not in file:
+        if file.startswith(folder) and not is_library(file):
             found.append(module)
     return found
 

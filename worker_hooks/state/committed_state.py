@@ -285,10 +285,14 @@ class CommittedState:
         is_doubtful = self._is_in_doubt(self._commit, self._marks)
         if not is_usual or is_doubtful:
             return False
-        if self.settled_position is None:
-            return self.private.script.settle()
-        position = self.settled_position()
-        return position is not None and self.private.settle(self.step + 1, position)
+        try:
+            if self.settled_position is None:
+                return self.private.script.settle()
+            position = self.settled_position()
+            return position is not None and self.private.settle(self.step + 1, position)
+        except Exception:  # the main thread may wake up, and change what is read
+            log.exception("step %d is not taken for complete", self.step + 1)
+            return False
 
     def _is_in_doubt(self, commit: Commit, marks: tuple[Any, ...]) -> bool:
         """Whether something has not changed in this step that may change seldom, behind this point.

@@ -218,7 +218,7 @@ class PrivateState:
         Returns:
             Whether it is so already.
         """
-        if not self.script.settle() or len(self.script.content) > self._script_bytes:
+        if not self.script.settle() or not self.has_room(position):
             return False
         self.write(step, position, is_commit=False)
         return True

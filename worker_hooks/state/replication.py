@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -60,12 +61,14 @@ class Replication:
 
     def _rates(self) -> list[float]:
         groups = [group for each in self._optimizers for group in each.param_groups]
-        return [float(group.get("lr", 0.0)) for group in groups]
+        rates = [group.get("lr") for group in groups]  # one on a device would have to wait
+        return [float(each) if isinstance(each, int | float) else math.nan for each in rates]
 
     def _look_for_jumps(self, step: int) -> None:
         then, self._resumed_rates = self._resumed_rates, []
         for old, new in zip(then, self._rates(), strict=False):
-            if not min(old, new) * _JUMP >= max(old, new):
+            is_known = not (math.isnan(old) or math.isnan(new))
+            if is_known and not min(old, new) * _JUMP >= max(old, new):
                 log.warning(
                     "the learning rate was %g at the checkpoint and is %g at step %d: if the "
                     "script computes it from a count of its own, compute it from state.step",

@@ -8,6 +8,7 @@ path.
 from __future__ import annotations
 
 import binascii
+import ctypes
 import json
 import re
 import struct
@@ -227,14 +228,19 @@ def _container(kind: str, inner: Any, encoded: Mapping[str, Json]) -> Any:
 
 def pack(tensor: Tensor) -> tuple[str, list[int], str]:
     """A small tensor as JSON: type, shape, bytes."""
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _text(bytes(raw.tolist()))
+    raw = tensor.detach().cpu().contiguous()
+    octets = ctypes.string_at(raw.data_ptr(), raw.nbytes) if raw.nbytes else b""
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _text(octets)
 
 
 def unpack(dtype: str, shape: list[int], text: str) -> Tensor:
     """The tensor that :func:`pack` took."""
-    raw = torch.tensor(list(_bytes(text)), dtype=torch.uint8)
-    return raw.view(getattr(torch, dtype)).reshape(shape)
+    octets, kind = bytearray(_bytes(text)), getattr(torch, dtype)
+    return (
+        torch.frombuffer(octets, dtype=kind).reshape(shape)
+        if octets
+        else torch.empty(shape, dtype=kind)
+    )
 
 
 def names_in(value: Json) -> set[str]:

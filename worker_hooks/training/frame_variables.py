@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from worker_hooks.script.kept import ScriptValues
+from worker_hooks.script.library import is_library
 from worker_hooks.script.source import Named
 from worker_hooks.state.snapshot import FIXED, copied
 from worker_hooks.tensors import state_json
-from worker_hooks.training.script_frames import is_library
 
 IS_COPY = sys.version_info < (3, 13)  # ``f_locals`` of a function is a copy of its variables
 MAPPINGS = {dict, OrderedDict, Counter, defaultdict}
@@ -43,7 +43,9 @@ class Kept(NamedTuple):
     """A value, and what is saved of it."""
 
     value: Any  # a copy, if it may change in place; ``None`` for what is always read anew
-    text: str  # JSON: the encoded value, and its tensors by name
+    text: str  # JSON: the encoded value, its tensors by name, and its class if it has one
+    at: int = 0  # the id of what can change in place
+    inner: frozenset[int] = frozenset()  # the ids of such things directly in it
 
 
 class FrameRole(NamedTuple):
@@ -74,6 +76,7 @@ class FrameVariables:
         self._watched: tuple[str, ...] | None = None  # what may change in the loop; all
         self._still = ("", "")  # the others, as text: those that have changed, and the rest
         self.still_text = ""  # as :meth:`text`, if nothing in the frame may change
+        self.may_wait = True  # for what a device still calculates
         self._has_arrays = False  # in the value that was weighed last
         self._most_bytes = _VALUE_BYTES  # of a tensor in the value that is weighed
 
@@ -126,9 +129,17 @@ class FrameVariables:
             rooms[0] -= len(changed) + len(others)
             parts = ([changed] * bool(changed), [others] * bool(others))
             moving = self._watched
+        same, shared = self._aliases()
         for name in moving:
             kept = self.kept.get(name)
             if kept is None:
+                continue
+            if name in same:
+                parts[0].append(f'"{name}":{json.dumps(["", {}, {"same": same[name]}])}')
+                continue
+            if name in shared:
+                if name in self.role.carried:
+                    no_room(self.role.carried[name], None)
                 continue
             which, size = name in steering, len(kept.text) + len(name) + 4
             if rooms[which] > size:
@@ -137,6 +148,25 @@ class FrameVariables:
             elif name in self.role.carried:
                 no_room(self.role.carried[name], None)
         return f'["{self.name}",{{{",".join(parts[0])}}},{{{",".join(parts[1])}}}]'
+
+    def _aliases(self) -> tuple[dict[str, str], set[str]]:
+        """Names of what another name stands for, too, and names of what is also within another."""
+        by_id: dict[int, str] = {}
+        same: dict[str, str] = {}
+        inner: set[int] = set()
+        for name, kept in self.kept.items():
+            if kept.at:
+                first = by_id.setdefault(kept.at, name)
+                if first != name:
+                    same[name] = first
+                elif kept.inner:
+                    inner |= kept.inner
+        shared = {by_id[each] for each in inner & by_id.keys()}
+        if shared:  # and what they are in
+            within = {each for each in inner if by_id.get(each) in shared}
+            shared |= {name for name, kept in self.kept.items() if kept.inner & within}
+            same = {name: first for name, first in same.items() if first not in shared}
+        return same, shared
 
     def read(self, note_lost: Callable[[Named, Any], None], *, is_last: bool) -> None:
         """Bring :attr:`kept` up to date.
@@ -152,7 +182,7 @@ class FrameVariables:
         values = self.frame.f_locals
         for name in {**values, **self.kept} if watched is None else watched:
             value = values.get(name, _UNSET)
-            if type(value) not in FIXED and not (is_last or self._is_due(name, value)):
+            if type(value) not in FIXED and not self._is_due(name, value, is_last=is_last):
                 kept = None
             else:
                 kept = self._keep(name, value)
@@ -167,15 +197,16 @@ class FrameVariables:
         if watched is None:
             self._find_watched()
 
-    def _is_due(self, name: str, value: Any) -> bool:
-        """Whether to read it within the loop: not what is made anew for each batch.
+    def _is_due(self, name: str, value: Any, *, is_last: bool) -> bool:
+        """Whether to read it now: within the loop not what is made anew for each batch.
 
         A tensor on a device is waited for.
         """
-        written = self.role.written
-        is_new = written is not None and name in written
         is_there = not isinstance(value, Tensor) or value.is_cpu
-        return name in self.role.always or (is_there and not is_new)
+        if name in self.role.always or is_last:
+            return is_there or self.may_wait
+        written = self.role.written
+        return is_there and (written is None or name not in written)
 
     def _note_lost(self, name: str, value: Any, note_lost: Callable[[Named, Any], None]) -> None:
         if name not in self._elsewhere and value is not _UNSET:
@@ -191,8 +222,8 @@ class FrameVariables:
             return
         changeable = {
             name
-            for name, (value, _) in self.kept.items()
-            if value is None or type(value) not in FIXED
+            for name, kept in self.kept.items()
+            if kept.value is None or type(kept.value) not in FIXED
         }
         watched = written | changeable | self.role.always | {*code.co_cellvars, *code.co_freevars}
         self._watched = tuple(watched - self._elsewhere)
@@ -242,12 +273,12 @@ class FrameVariables:
         if kept is not None and type(kept.value) is kind and kind in _CONTAINERS:
             same = _unchanged(content, kept)
             if same is not None:
-                return same
+                return same if same.at == id(value) else same._replace(at=id(value))
         self._most_bytes = _CARRIED_BYTES if name in self.role.steering else _VALUE_BYTES
         found = self._pack(content, kind, of)
         if found is None and not isinstance(value, Tensor):
             self._refused[name] = id(value), _size(value)
-        return found
+        return found and found._replace(at=id(value))
 
     def _is_refused(self, name: str, value: Any) -> bool:
         """Whether this could not be kept before; to weigh it may take long."""
@@ -265,7 +296,9 @@ class FrameVariables:
             return None
         if len(text) > TEXT_ROOM * (1 + 5 * self._has_arrays):
             return None
-        return Kept(None if self._has_arrays else copied(value), text)
+        inside = value.values() if kind in MAPPINGS else value if kind in _CONTAINERS else ()
+        inner = frozenset(id(each) for each in inside if type(each) not in FIXED)
+        return Kept(None if self._has_arrays else copied(value), text, inner=inner)
 
     def _weight(self, value: Any, room: int, depth: int = 0) -> int:
         """The room that is left beside this value; negative: too large, or nothing plain."""
@@ -291,6 +324,7 @@ class FrameVariables:
         """Whether the tensor is small, and a copy can stand for it."""
         return (
             type(tensor) is Tensor
+            and (tensor.is_cpu or self.may_wait)
             and tensor.nbytes <= self._most_bytes
             and not (tensor.requires_grad and tensor.is_leaf)
             and tensor.layout is torch.strided
@@ -332,7 +366,7 @@ def _grown(value: list[Any], kept: Kept) -> Kept | None:
     if not count or not news or len(news) != len(value) - count or None in news:
         return None
     texts = ",".join(one.text.removeprefix("[").removesuffix(",{}]") for one in news if one)
-    return Kept(value[:], f"{kept.text.removesuffix(_ENDS)},{texts}{_ENDS}")
+    return kept._replace(value=value[:], text=f"{kept.text.removesuffix(_ENDS)},{texts}{_ENDS}")
 
 
 def is_function(frame: FrameType) -> bool:
@@ -364,7 +398,7 @@ def named_class(name: str) -> type | None:
 
 
 def _size(value: Any) -> int:
-    return len(value) if hasattr(type(value), "__len__") else -1
+    return len(value) if type(value) in _CONTAINERS else -1
 
 
 def _is_view(tensor: Tensor) -> bool:

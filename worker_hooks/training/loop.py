@@ -122,6 +122,7 @@ class DataLoop:
         """The training function is entered again, in another attempt."""
         self.batch, self._loops, self._current = 0, 0, None
         self._variables.begin_epoch()
+        self._variables.abandon()
         self._is_armed = False
         self._replication.begin_again()
 
@@ -189,7 +190,7 @@ class DataLoop:
                 self.tracker.enter(Phase.IDLE)
                 self._boundary(may_raise=may_raise)
                 self._committed.leave_loop()
-            if self._current is mine:
+            if is_over and self._current is mine:
                 self._variables.leave(loop)
 
     def end_step(self) -> None:

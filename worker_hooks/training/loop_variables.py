@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -29,15 +30,19 @@ from worker_hooks.training.frame_variables import (
     FrameRole,
     FrameVariables,
     address,
+    class_of,
     is_function,
-    is_of_script,
+    named_class,
 )
 from worker_hooks.training.script_frames import (
     LoopNames,
     frames_of_script,
     names_of_loop,
+    stored_often,
     suspended,
 )
+
+log = logging.getLogger("msrun")
 
 ROOM = 60 << 10  # characters for all variables of a commit
 CARRIED_ROOM = 600 << 10  # more for those that training depends on, such as a batch fetched ahead
@@ -125,8 +130,12 @@ class LoopVariables:
         """Loops of the epoch had ended before."""
         self._before = {int(loop): json.dumps(each) for loop, each in saved.before.items()}
 
+    def abandon(self) -> None:
+        """The training function was left amid a step; it is entered again."""
+        self._frames = []
+
     def leave(self, loop: int) -> None:
-        """The loop is over, or was left."""
+        """The loop is over, or was left at will: not by an exception, perhaps amid a step."""
         if self._frames:
             self._before[loop] = self._newest
             if len(self._before) > _LOOPS:
@@ -163,11 +172,18 @@ class LoopVariables:
         """
         if not self._frames:
             return self.text
-        newest = self._encoded(is_last=True)
+        for each in self._frames:  # what a device waits for may never come
+            each.may_wait = False
+        try:
+            newest = self._encoded(is_last=True)
+        finally:
+            for each in self._frames:
+                each.may_wait = True
         for place, each in enumerate(self._frames):
             for name, was in self._committed.get(place, {}).items():
                 kept = each.kept.get(name)
-                if (each.name, name) in self._moving and kept is not None and kept.text == was:
+                is_moving = (each.name, name) in self._moving
+                if is_moving and (kept is None or kept.text == was):
                     return None
         return self._fields(newest) + b', "is_settled": true'
 
@@ -265,7 +281,7 @@ class LoopVariables:
         is_global = named.function == 0
         if is_global and named.name not in self._script.findings.temporary:
             # others keep it, or have named it
-            if not kind or is_of_script(type(value)) or named.name in self._script.large:
+            if not kind or class_of(type(value)) or named.name in self._script.large:
                 return
             self._script.large.add(named.name)
         self._lost[key] = named._replace(kind=kind)
@@ -284,24 +300,51 @@ class LoopVariables:
 
 def _put(frame: FrameType, every: Mapping[str, Any], changed: Iterable[str]) -> None:
     """Set the variables that had changed, and those that the frame lacks."""
-    values = frame.f_locals
+    values, loop = frame.f_locals, names_of_loop(frame)
+    rebound = stored_often(frame.f_code) if loop.written is None else loop.written
+    aliases = {}
     for name, saved in every.items():
         if name not in changed and name in values:
             continue
-        encoded, packed, *is_object = saved
+        encoded, packed, *how = saved
+        about = how[0] if how else {}
+        if "same" in about:
+            aliases[name] = about["same"]
+            continue
         tensors = {each: state_json.unpack(*one) for each, one in packed.items()}
         value, present = state_json.decode(encoded, tensors), values.get(name)
-        if not is_object:
-            values[name] = _in_place(present, value)
-        elif hasattr(present, "__dict__"):
-            vars(present).clear()
-            vars(present).update(value)
+        # other variables may refer to the present one, unless the loop sets the variable anew
+        if "of" in about:
+            _put_object(values, name, about["of"], value, is_new=name in rebound)
+        else:
+            values[name] = value if name in rebound else _in_place(present, value)
+    values.update({name: values[first] for name, first in aliases.items() if first in values})
     if IS_COPY and is_function(frame):
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
+def _put_object(
+    values: MutableMapping[str, Any],
+    name: str,
+    of: str,
+    content: Mapping[str, Any],
+    *,
+    is_new: bool,
+) -> None:
+    """An object of the script's own with these attributes: the present one, or a new one."""
+    present = values.get(name)
+    if is_new or class_of(type(present)) != of:
+        kind = named_class(of)
+        if kind is None:
+            log.warning("%s is not restored: there is no class %s", name, of)
+            return
+        values[name] = present = object.__new__(kind)
+    vars(present).clear()
+    vars(present).update(content)
+
+
 def _in_place(present: Any, value: Any) -> Any:
-    """The present container with the new items, as other variables may refer to it, too."""
+    """The present container with the new items."""
     kind = type(value)
     if type(present) is not kind:
         return value

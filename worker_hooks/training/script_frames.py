@@ -12,15 +12,15 @@ import dis
 import gc
 import inspect
 import itertools
-import os
 import re
 import sys
-import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
-from pathlib import Path
 from types import CodeType, FrameType, GeneratorType
 from typing import Any, NamedTuple
+
+from worker_hooks.script.library import is_library
 
 _RUN = "worker_hooks.training.run"  # calls the training function
 _OLDEST = 2  # the generation of Python's garbage collector
@@ -41,15 +41,6 @@ def frames_of_script(frame: FrameType | None) -> list[FrameType]:
     return found
 
 
-@cache
-def is_library(file: str) -> bool:
-    """Whether a source file belongs to Python, to an installed package or to us."""
-    paths = sysconfig.get_paths()
-    own = Path(__file__).parents[1]
-    roots = [own, *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))]
-    return file.startswith(("<frozen", *(f"{root}{os.sep}" for root in roots)))
-
-
 def suspended(frame: FrameType | None) -> set[FrameType]:
     """Of :func:`frames_of_script` those that no batch wakes: they wait for a function to return."""
     while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
@@ -64,6 +55,17 @@ class LoopNames(NamedTuple):
     after: frozenset[str] = frozenset()  # set in the loop, and read behind it
     given: frozenset[str] = frozenset()  # read in the loop, and not set there
     written: frozenset[str] | None = None  # set anywhere from its begin on; ``None``: not known
+
+
+@cache
+def stored_often(code: CodeType) -> frozenset[str]:
+    """The variables that a function sets in more than one place, or in a loop."""
+    places = [each for each in dis.get_instructions(code) if "STORE_" in each.opname]
+    back = [each for each in dis.get_instructions(code) if "JUMP_BACKWARD" in each.opname]
+    loops = [(each.argval, each.offset) for each in back]
+    count = Counter(each.argval for each in places)
+    in_loop = {p.argval for p in places if any(at <= p.offset <= end for at, end in loops)}
+    return frozenset(name for name in count if count[name] > 1 or name in in_loop)
 
 
 def names_of_loop(frame: FrameType) -> LoopNames:

@@ -48,6 +48,26 @@ TABLE = {  # what is carried, and whether it steers the training or is only prin
         """,
         {"n": "steers", "total": "printed"},
     ),
+    "a bar around the batches": (
+        """
+        hidden, bar = torch.zeros(8), tqdm(state.batches(loader))
+        for x, y in bar:
+            loss, hidden = f(net(x), hidden), g(x)
+            loss.backward(); opt.step()
+            bar.set_postfix(loss=loss.item())
+        """,
+        {"hidden": "steers"},
+    ),
+    "batches that are asked for one by one": (
+        """
+        hidden, it = torch.zeros(8), iter(state.batches(loader))
+        while state.step < 10:
+            x, y = next(it)
+            loss, hidden = f(net(x), hidden), g(x)
+            loss.backward(); opt.step()
+        """,
+        {"hidden": "steers"},
+    ),
     "a prefetched batch": (
         """
         x, y = get_batch()

@@ -203,3 +203,22 @@ def test_what_cannot_be_saved_any_more_raises_at_the_commit():
     kept.own.items.append(object())
     with pytest.raises(TypeError, match=r"state\.own\.items cannot be saved"):
         kept.look(is_commit=True)
+
+
+def test_an_object_that_is_made_anew_is_followed(rank):
+    class Meter:
+        pass
+
+    Meter.__module__ = "__main__"
+    one = rank(meter=None, meter_type=Meter)
+    one.main.meter = one.meter_type()
+    one.main.meter.total = 1.0
+    assert one.commit().record.values["meter.total"] == 1.0
+    one.main.meter = one.meter_type()
+    one.main.meter.total = 20.0
+    saved = one.commit()
+    assert saved.record.values["meter.total"] == 20.0
+    other = rank(meter=None, meter_type=Meter)
+    other.main.meter = other.meter_type()
+    other.values.restore(one.saved())
+    assert other.main.meter.total == 20.0

@@ -246,6 +246,131 @@ def test_a_batch_that_is_fetched_ahead_is_kept():
     assert train(again, saved_of(variables)) == (1.0, 2.0)
 
 
+class History(dict):
+    """More than its attributes."""
+
+
+class Odd:
+    def __init__(self):
+        self.x = 1
+
+    def __eq__(self, other):
+        return self.x == other.x
+
+    __hash__ = None
+
+
+def test_what_is_more_than_its_attributes_is_no_plain_object():
+    def train(variables, saved=None):
+        history, phase = History(), None
+        for number in SimpleNamespace(batches=around).batches(variables, saved=saved):
+            history[number] = len(history)
+            phase = History if phase is None else phase
+        return dict(history), phase
+
+    variables = LoopVariables(nothing_registered, looked_at(train))
+    train(variables)
+    assert "history" not in json.dumps(saved_of(variables).frames)
+
+
+def test_an_object_that_the_loop_made_is_made_again():
+    def train(variables, saved=None):
+        best = None
+        for number in around(variables, saved=saved):
+            if best is None:
+                best = Meter()
+            best.total += number
+        return type(best), best.total
+
+    variables = LoopVariables(nothing_registered)
+    assert train(variables) == (Meter, 3.0)
+    assert train(LoopVariables(nothing_registered), saved_of(variables)) == (Meter, 3.0)
+
+
+def test_two_names_of_one_thing_stay_two_names_of_one_thing():
+    def objects(variables, saved=None):
+        first, second = Meter(), Meter()
+        current = first
+        for _ in around(variables, saved=saved):
+            current.total += 1
+            current = second if current is first else first
+        return first.total, second.total, current is second
+
+    def lists(variables, saved=None):
+        first, second = [0], [1]
+        current = first
+        for number in around(variables, saved=saved):
+            current.append(number)
+            current = second if current is first else first
+        return first, second, current is second
+
+    stages = [{"lr": 1.0}, {"lr": 0.5}]
+
+    def constants(variables, saved=None):
+        stage = stages[0]
+        for number in around(variables, saved=saved):
+            stage = stages[number % 2 == 1]
+        return dict(stage), list(map(dict, stages))
+
+    for train in (objects, lists, constants):
+        variables = LoopVariables(nothing_registered)
+        expected = train(variables)
+        assert train(LoopVariables(nothing_registered), saved_of(variables)) == expected
+
+
+def test_what_one_name_stands_for_and_another_one_contains_is_named():
+    def train(variables, saved=None):
+        average = torch.zeros(2)
+        held = {"average": average}
+        for number in SimpleNamespace(batches=around).batches(variables, saved=saved):
+            average.add_(number)
+            held["average"].mul_(0.5)
+        return held["average"] is average
+
+    variables = LoopVariables(nothing_registered, looked_at(train))
+    assert train(variables)
+    assert {name for name, _ in lost_in(variables)} >= {"average"}
+    (_, changed, others), *_ = saved_of(variables).frames
+    assert not {"average", "held"} & {*changed, *others}
+
+
+def test_nothing_that_is_looked_at_raises_into_the_training():
+    def train(variables):
+        slots, ring, threads = [None, None], [], {}
+        ring.append(ring)
+        for number in around(variables):
+            slots[number % 2] = Odd()
+            threads[number] = number
+        return len(slots), len(threads)
+
+    assert train(LoopVariables(nothing_registered)) == (2, 3)
+
+
+def test_where_an_exception_leaves_the_loop_its_variables_are_those_of_that_moment():
+    def train(variables):
+        scale, count = 1.0, 0
+        for number in SimpleNamespace(batches=raising).batches(variables):
+            scale *= 0.5
+            count = count + number + 1
+            if scale < 0.3:
+                raise ValueError(count)
+
+    def raising(variables):
+        variables.enter(sys._getframe(1))
+        variables.capture(is_last=True)
+        for number in range(5):
+            yield number
+            variables.capture(is_last=True)
+
+    variables = LoopVariables(nothing_registered, looked_at(train))
+    with pytest.raises(ValueError, match="3"):
+        train(variables)
+    text = variables.settled()
+    assert text is not None
+    (_, changed, _), *_ = json.loads(b'{"loop": 0' + text + b"}")["frames"]
+    assert changed["scale"][0] == 0.25
+
+
 class Asking:
     """Does with the variables of a loop of the script's own what ``state.should_exit`` does."""
 
