@@ -157,8 +157,9 @@ def _completed(
         # one peer alone proves little, unless both had made the same change in the step before
         has_moved = before.get(name) not in {None, had}
         is_known = is_one and (then == now or len(news) > 1 or has_moved)
-        if (is_known and had == now[0]) or (then == now and name not in mine.moving):
-            continue  # its own holds
+        # its own holds; it is newer than the commit before where a loop began in between
+        if {had} == set(now) or (then == now and name not in mine.moving):
+            continue
         if not is_known:
             if name in mine.steering:
                 raise _unknown(*rank_and_step, name)

@@ -101,12 +101,15 @@ def read_accusation(console: str) -> str:
 
 def judge(expected: Mapping[int, ScriptResult], run: PatternRun) -> PatternOutcome:
     """The verdict of a job; ``expected``: the results of the undisturbed one, by rank."""
-    if run.exit_code == 0 and (wrong := _wrong(expected, run)):
-        return PatternOutcome(PatternVerdict.WRONG, wrong)
+    if run.exit_code == 0 and (silent := sorted(expected.keys() - run.results.keys())):
+        why = f"exit code 0, and no result of rank {format_ranges(tuple(silent))}"
+        return PatternOutcome(PatternVerdict.WRONG, why)
     if run.exit_code == 0 and (other := _other_weights(expected, run)):
         named = next((line for line in run.said if _ANEW.search(line)), "")
         verdict = PatternVerdict.SAID if named else PatternVerdict.WRONG
         return PatternOutcome(verdict, f"{other}{f' ({named})' if named else ''}")
+    if run.exit_code == 0 and (wrong := _untold(expected, run)):
+        return PatternOutcome(PatternVerdict.WRONG, wrong)
     if run.accusation:
         return PatternOutcome(PatternVerdict.WRONG, f"untrue: {run.accusation}")
     values = () if run.exit_code != 0 else tuple(_other_values(expected, run))
@@ -119,13 +122,8 @@ def judge(expected: Mapping[int, ScriptResult], run: PatternRun) -> PatternOutco
     return PatternOutcome(PatternVerdict.EQUAL)
 
 
-def _wrong(expected: Mapping[int, ScriptResult], run: PatternRun) -> str:
-    """What is wrong with the results of a job that ended with 0; empty: nothing.
-
-    A value of the script's own may be another one only if msrun named it before the death.
-    """
-    if silent := [rank for rank in expected if rank not in run.results]:
-        return f"exit code 0, and no result of rank {format_ranges(tuple(silent))}"
+def _untold(expected: Mapping[int, ScriptResult], run: PatternRun) -> str:
+    """Values of the script's own that are others, and that msrun did not name before the death."""
     untold = [
         value
         for name, value in _changed(expected, run)

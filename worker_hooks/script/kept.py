@@ -16,7 +16,14 @@ from worker_hooks.script import source, values
 from worker_hooks.script.own import OwnValues
 from worker_hooks.script.source import SourceFindings
 from worker_hooks.script.values import LargeValueError, Script
-from worker_hooks.script.watch import Cells, Group, Variable, groups_of
+from worker_hooks.script.watch import (
+    Cells,
+    DataObject,
+    Group,
+    Variable,
+    data_objects,
+    groups_of,
+)
 
 log = logging.getLogger("msrun")
 
@@ -49,6 +56,7 @@ class ScriptValues:
         self._changed: set[str] = set()  # at that look
         self._count = 0  # of values that are saved
         self._recent: list[Variable] = []  # changed since the newest commit
+        self._data: list[DataObject] = []
         self._entry: Callable[..., Any] | FrameType | None = None
         self._rebound: Counter[str] = Counter()  # how often a variable got another object
         self._has_new_objects = False
@@ -89,6 +97,23 @@ class ScriptValues:
         for group in found:
             for variable in group.scan(self._is_skipped):
                 variable.begin(self._excluded)
+
+    def read_from(self, loader: object) -> None:
+        """A loop over this loader begins."""
+        self._data = data_objects(loader)
+
+    def changes_of_data(self, *, is_first: bool) -> list[str]:
+        """Sentences on attributes of samplers and data sets that change as data are read.
+
+        Args:
+            is_first: this is the first step of a loop.
+        """
+        if not self._data:
+            return []
+        new = {name for each in self._data for name in each.changed(is_first=is_first)}
+        new = {name for name in new - self.large if not self._is_skipped(name)}
+        self.large |= new
+        return [DATA_CHANGES.format(name) for name in sorted(new)]
 
     def owners(self) -> dict[str, object]:
         """Objects whose attributes are the script's, random number generators among them."""
@@ -320,6 +345,10 @@ class ScriptValues:
 LACKS_CHANGE = (
     "%s differs between ranks, and this rank died between its update and its commit: the value is "
     "that of the step's last backward; change it before backward"
+)
+DATA_CHANGES = (
+    "`{}` changes as data are read, and begins anew after a replacement or resume: compute it from "
+    "the epoch or from state.step"
 )
 TOO_LARGE = (
     "%s changes while training and is larger than %d KiB: it begins anew after a replacement or "

@@ -300,7 +300,49 @@ def is_object(thing: Any, modules: Collection[str]) -> bool:
         return False
     if isinstance(thing, torch.nn.Module | torch.optim.Optimizer | type):
         return False
-    return not any(hasattr(kind, name) for name in ("__iter__", "__next__", "__getitem__"))
+    return not _hands_out(kind)
+
+
+def _hands_out(kind: type) -> bool:
+    return any(hasattr(kind, name) for name in ("__iter__", "__next__", "__getitem__"))
+
+
+class DataObject:
+    """A sampler or a data set of the script's own; its place is kept, but not its attributes."""
+
+    def __init__(self, name: str, holder: dict[str, Any]) -> None:
+        self._name, self._holder = name, holder
+        self._tag = 0
+        self._seen: dict[str, Any] = {}
+
+    def changed(self, *, is_first: bool) -> list[str]:
+        """Full names of the plain attributes that have changed since the last call.
+
+        Args:
+            is_first: of a loop; what the script has set before it is no change.
+        """
+        tag = _dict_version(self._holder)
+        if tag and tag == self._tag:
+            return []
+        now = {key: each for key, each in self._holder.items() if type(each) in values.FIXED}
+        was, self._tag, self._seen = self._seen, tag, now
+        if is_first:
+            return []
+        return [f"{self._name}.{key}" for key in now if key in was and now[key] != was[key]]
+
+
+def data_objects(loader: object) -> list[DataObject]:
+    """The script's own sampler and data set that a loader reads, or the loader itself."""
+    names = {module.__name__ for module in local_modules()}
+    things = [loader]
+    if isinstance(loader, torch.utils.data.DataLoader):
+        things = [loader.dataset, loader.sampler, loader.batch_sampler]
+    return [
+        DataObject(type(each).__name__, vars(each))
+        for each in things
+        if type(each).__module__ in names and hasattr(each, "__dict__")
+        if _hands_out(type(each)) and not hasattr(each, "state_dict")
+    ]
 
 
 def local_modules() -> list[ModuleType]:

@@ -151,9 +151,7 @@ class DataLoop:
         self._resume_point = None
         mine = self._current = object()
         self._is_leaving = False
-        feed = self._feed = self._feeds.of(loader)
-        self._find_script()
-        feed.owners = self._committed.private.script.owners
+        feed = self._feed_of(loader)
         batches = self._open(feed, loop, point)
         first_batch = self.batch
         self._enter_script(sys._getframe(1), asked_by, point)  # noqa: SLF001
@@ -246,6 +244,14 @@ class DataLoop:
         return is_exiting
 
     # --- the parts --------------------------------------------------------------------------------
+
+    def _feed_of(self, loader: Iterable[Any]) -> Feed:
+        self._feed = feed = self._feeds.of(loader)
+        self._find_script()
+        script = self._committed.private.script
+        feed.owners = script.owners
+        script.read_from(loader)
+        return feed
 
     def _open(self, feed: Feed, loop: int, point: ResumePoint | None) -> Any:
         feed.is_kept = self._guard.is_on and not self._guard.not_replaceable_why
@@ -421,6 +427,9 @@ class DataLoop:
             at_end = length is None or self.batch >= length or self._is_leaving
             self._variables.capture(is_last=at_end or not self._has_committed)
             self._say_lost(self._variables.lost())
+            told = self._committed.private.script.changes_of_data(is_first=self.batch <= 1)
+            if told:
+                self._say_unprotected((each, True) for each in told)
         self._has_committed = True
         position = position or self._position()
         if not self._committed.private.has_room(position):

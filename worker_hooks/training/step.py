@@ -13,6 +13,11 @@ from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.training.torch_hooks import watch_backward
 from worker_hooks.training.update_watch import UpdateWatch
 
+BETWEEN = (
+    "backward runs between two updates of one step: a step in which a rank dies there cannot be "
+    "saved, and training resumes from the checkpoint before"
+)
+
 
 class StepTracker:
     """What happened since the last commit. Only the main thread uses it."""
@@ -109,6 +114,8 @@ class StepTracker:
             self._loss = root.detach()
         for observer in self._observers:
             observer.backward_begins(self._committed.step + 1, root)
+        if self.has_updated and self._committed.page is not None:
+            self.say(BETWEEN)
         if self.phase is not Phase.UPDATE:  # what a closure does after a change is the update
             self.has_gradients = True
             self._committed.under_way(self._position())

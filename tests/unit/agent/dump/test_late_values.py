@@ -86,6 +86,11 @@ def test_one_peer_alone_is_believed_where_both_had_made_the_same_change_before()
         after(mine, one, earlier=(record(STEP - 1, n=6), record(STEP - 2, n=6)))
 
 
+def test_what_changed_between_two_loops_is_there_already():
+    found = after(dead(size=16, steering=["size"]), peer({"size": 8}, {"size": 16}))
+    assert found["frames"] == [["train", {"size": 16}, {}]]
+
+
 def test_what_the_rank_alone_used_to_change_is_unknown():
     peers = [peer({"bad": 0}, {"bad": 0})] * 2
     mine = {"bad": 3, "steering": ["bad"]}

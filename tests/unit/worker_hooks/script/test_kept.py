@@ -222,3 +222,31 @@ def test_an_object_that_is_made_anew_is_followed(rank):
     other.main.meter = other.meter_type()
     other.values.restore(one.saved())
     assert other.main.meter.total == 20.0
+
+
+def test_a_sampler_that_changes_as_it_is_read_is_named_once(rank):
+    class Curriculum:
+        share, table = 0.5, None
+
+        def __init__(self):
+            self.share, self.epoch, self.table = 0.5, 0, []
+
+        def __iter__(self):
+            return iter(range(8))
+
+        def __len__(self):
+            return 8
+
+    Curriculum.__module__ = "__main__"
+    sampler = Curriculum()
+    loader = torch.utils.data.DataLoader(torch.arange(8), sampler=sampler)
+    one = rank()
+    one.values.read_from(loader)
+    sampler.epoch = 1  # as the script sets it before its loop
+    assert one.values.changes_of_data(is_first=True) == []
+    assert one.values.changes_of_data(is_first=False) == []
+    sampler.share += 0.1
+    (told,) = one.values.changes_of_data(is_first=False)
+    assert told.startswith("`Curriculum.share` changes as data are read, and begins anew")
+    sampler.share += 0.1
+    assert one.values.changes_of_data(is_first=False) == []
