@@ -248,6 +248,9 @@ class ModelCheckpoint:
 
     def _save(self, step: int, reason: str) -> None:
         self.wait()
+        if why := self._context.committed.why_pending:
+            log.warning("step %d is not saved: %s", step, why)
+            return
         resumed = self._context.memory_step
         is_trial = 0 < resumed < step <= resumed + COMMITS
         if self._is_own is None or is_trial:

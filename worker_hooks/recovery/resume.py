@@ -278,6 +278,22 @@ def restore_for_loop(point: ResumePoint, committed: CommittedState, rank: int) -
         log.warning("randomness that was not saved begins anew: %s", ", ".join(missed))
 
 
+def restore_own_loop(point: ResumePoint, feed: Feed, committed: CommittedState, rank: int) -> None:
+    """As :func:`restore_for_loop`, for a loop of the script's own, which reads no loader.
+
+    Args:
+        point: where training continues.
+        feed: stands for the loader; it has the script's own generators.
+        committed: the rank's state.
+        rank: the number of this rank.
+
+    Raises:
+        OSError, RuntimeError: as :func:`restore_for_loop`.
+    """
+    restore_for_loop(point, committed, rank)
+    feed.restore_script(_own_bytes(point, rank))
+
+
 def restore_script(point: ResumePoint, committed: CommittedState, *, is_last: bool = False) -> None:
     """Restore the values that the script keeps for itself.
 

@@ -39,6 +39,12 @@ log = logging.getLogger("msrun")
 CAPTURED = "an optimizer's update was captured in a CUDA graph, whose replays nobody can see"
 
 
+PENDING = (
+    "gradients wait for an update of {} in a later step than that of the other optimizers, and "
+    "cannot be saved"
+)
+
+
 class UnreadableState(NamedTuple):
     """Placeholder for a piece whose state could not be read."""
 
@@ -85,6 +91,10 @@ class CommittedState:
         self._live = [isinstance(piece, ModulePiece | TensorPiece) for piece in self.pieces]
         self._devices: tuple[torch.device, ...] = ()  # the accelerators that hold some of the state
         self._updated: tuple[torch.Event, ...] = ()  # on each accelerator, after the last update
+        self._trained = [index for index, piece in enumerate(self.pieces) if piece.optimizers]
+        self._used: dict[int, list[int]] = {}  # gradients of a piece as of its last update
+        self.why_pending = ""
+        """Why the newest commit is no place to resume from; empty: it is one."""
 
     @property
     def page(self) -> Page | None:
@@ -137,6 +147,7 @@ class CommittedState:
         self.forget()
         self.step = step
         self.updates = [0] * len(self.pieces)
+        self.why_pending, self._used = "", {}
         self._commit = self._marks = self._after = None
         self.changes.forget()
         self._updated = ()
@@ -162,10 +173,23 @@ class CommittedState:
             if changed != self._last_changes:
                 self._last_changes = changed
                 self.typical_changes = tuple(map(max, self.typical_changes or changed, changed))
+        if len(self._trained) > 1:
+            self._find_pending()
         # first: a commit that is interrupted must not look like a complete step
         self.updates = [0] * len(self.pieces)
         self.step += 1
         self._note(position, marks)
+
+    def _find_pending(self) -> None:
+        """Find gradients that an optimizer will use in a later step: they are not saved."""
+        self.why_pending = ""
+        for index in self._trained:
+            piece, used = self.pieces[index], self._used.get(index, [])
+            if not self.updates[index] and (now := _gradients(piece)) and now != used:
+                self.why_pending = PENDING.format(piece.name)
+                if PENDING not in self._warned:
+                    self._warned.add(PENDING)
+                    log.warning("%s; a death in such a step loses it", self.why_pending)
 
     def audit(self) -> None:
         """Behind a commit: look at the content of tensors, if the next step is audited."""
@@ -186,6 +210,8 @@ class CommittedState:
     def updated(self, index: int) -> None:
         """The optimizer of a piece has made an update."""
         self.updates[index] += 1
+        if len(self._trained) > 1:
+            self._used[index] = _gradients(self.pieces[index])
         self._after = self._read_marks()
         self.changes.updated()
         if self._devices:
@@ -338,7 +364,9 @@ class CommittedState:
     def why_unknown(self) -> str:
         """Why the state of the newest commit is not known although nothing seems to be wrong."""
         tensors = self._committed_tensors
-        return "" if tensors is None else self.changes.why_unknown(tensors)
+        if tensors is None or self.why_pending:
+            return self.why_pending
+        return self.changes.why_unknown(tensors)
 
     def is_as_committed(self) -> bool:
         """Whether all of the state in live memory is known to be that of the newest commit."""
@@ -464,6 +492,17 @@ class CommittedState:
         if tensor is None or tensor.nbytes != entry.nbytes:
             return octets
         return memoryview(b"".join(Reader(self._updated).pieces(tensor)))
+
+
+def _gradients(piece: Piece) -> list[int]:
+    """What differs once a backward has added to the gradients that a piece's optimizer uses."""
+    found: list[int] = []
+    for optimizer in piece.optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    found += id(parameter.grad), version(parameter.grad)
+    return found
 
 
 def _moved(new: Any, old: Any) -> int:

@@ -401,7 +401,7 @@ class DataLoop:
         self._set_meta(feed, 0, is_over=False)
         if self._resume_point is not None:  # it stays: a loop over batches() may still follow
             self.batch = self._resume_point.batch
-            resume.restore_for_loop(self._resume_point, self._committed, self._training.rank)
+            resume.restore_own_loop(self._resume_point, feed, self._committed, self._training.rank)
         if is_loop:
             self._enter_script(frame, (), self._resume_point, is_own=True)
         self._arm(feed)

@@ -412,3 +412,23 @@ def test_a_script_that_counts_its_epochs_itself_says_so():
     training.state.epoch = 4
     steps_over(training, range(1), lambda _batch: training.update())
     assert training.state.epoch == training.record().epoch == 4
+
+
+def test_gradients_that_wait_for_a_later_step_make_a_commit_no_place_to_resume_from():
+    body, head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+    often = torch.optim.SGD(body.parameters(), lr=0.1)
+    seldom = torch.optim.SGD(head.parameters(), lr=0.1)
+    state = TrainState(model=[body, head], optimizer=[often, seldom])
+    committed, pending = state._committed, []
+    for number, _ in enumerate(state.batches(range(6))):
+        pending.append(bool(committed.why_pending))
+        head(body(torch.ones(1, 2))).sum().backward()
+        often.step()
+        often.zero_grad()
+        if number % 2:
+            seldom.step()
+            if number < 4:  # else what was used stays
+                seldom.zero_grad()
+    pending.append(bool(committed.why_pending))
+    assert pending == [False, True, False, True, False, True, False]
+    assert "gradients wait" not in committed.why_unknown()
