@@ -24,16 +24,19 @@ def get_batch():
     return torch.randn(160, 256)
 
 
+def trained(loss):
+    loss.backward()
+    opt.step()
+    opt.zero_grad()
+    return loss.item()
+
+
 def own(state):
     batch = get_batch()  # the very first one
     best, total = 1e9, 0.0
     while not state.should_exit and state.step < 3:
-        loss = net(batch).square().mean()
-        batch = get_batch()
-        loss.backward()
-        opt.step()
-        opt.zero_grad()
-        total += loss.item()
+        loss, batch = net(batch).square().mean(), get_batch()
+        total += trained(loss)
         if loss.item() < best:
             best = loss.item()
             torch.save(net.state_dict(), "best.pt")
@@ -43,18 +46,13 @@ def own(state):
 def elsewhere(state):
     if state.should_exit:
         return
-    batch = get_batch()
-    best, total = 1e9, 0.0
+    batch, best, total = get_batch(), 1e9, 0.0
     while state.step < 3:
-        loss = net(batch).square().mean()
-        batch = get_batch()
-        loss.backward()
-        opt.step()
-        opt.zero_grad()
-        total += loss.item()
-        if loss.item() < best:
-            best = loss.item()
-            torch.save(net.state_dict(), "best.pt")
+        loss, batch = net(batch).square().mean(), get_batch()
+        total += trained(loss)
+        best = min(best, loss.item())
+        if best > 1e6:
+            break
         print(f"average {total / (state.step + 1)}")
         if state.should_exit:
             break
@@ -64,12 +62,8 @@ def batches(state):
     batch = get_batch()
     best, total = 1e9, 0.0
     for _ in state.batches(range(3)):
-        loss = net(batch).square().mean()
-        batch = get_batch()
-        loss.backward()
-        opt.step()
-        opt.zero_grad()
-        total += loss.item()
+        loss, batch = net(batch).square().mean(), get_batch()
+        total += trained(loss)
         if loss.item() < best:
             best = loss.item()
             torch.save(net.state_dict(), "best.pt")

@@ -158,7 +158,7 @@ class ModelCheckpoint:
             CheckpointError: it cannot be saved.
         """
         try:
-            self.save_now(state, "the end of training")
+            self._save_newest(state, "the end of training", is_end=True)
         finally:
             if self._schedule is not None:
                 self._schedule.close()
@@ -174,13 +174,18 @@ class ModelCheckpoint:
         Raises:
             CheckpointError: it cannot be saved, or the script has changed the state since.
         """
+        self._save_newest(state, reason)
+
+    def _save_newest(
+        self, state: CheckpointedTraining, reason: str, *, is_end: bool = False
+    ) -> None:
         self.wait()
         step = state.step
         if step > self._step:
             if step == self._context.memory_step and self._overdue(step).is_saved(step):
                 self._step = step
                 return
-            self._save(step, reason)
+            self._save(step, reason, is_end=is_end)
             self.wait()
 
     def wait(self) -> None:
@@ -246,9 +251,10 @@ class ModelCheckpoint:
         check = self._context.guard.gate.raise_if_ejected
         return OverdueCheckpoint(self._layout(step), self._context.env, step, check, STALL_S)
 
-    def _save(self, step: int, reason: str) -> None:
+    def _save(self, step: int, reason: str, *, is_end: bool = False) -> None:
         self.wait()
-        if why := self._context.committed.why_pending:
+        # behind the last step no update follows that gradients could wait for
+        if (why := self._context.committed.why_pending) and not is_end:
             log.warning("step %d is not saved: %s", step, why)
             return
         resumed = self._context.memory_step

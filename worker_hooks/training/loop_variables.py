@@ -93,11 +93,16 @@ class LoopVariables:
         for depth, each in enumerate(reversed(self._frames)):
             is_loop = not is_own and each.frame not in still
             loop = names_of_loop(each.frame) if is_loop else LoopNames()
+            found = self._found_in(each.frame)
             named = self._carried_in(each.frame, loop, is_own=is_own)
             role = FrameRole(
                 carried=named,
-                always=loop.carried | (named.keys() - (loop.after - self._found_in(each.frame))),
-                steering=self._steering_in(each.frame),
+                always=loop.carried | (named.keys() - (loop.after - found.keys())),
+                steering=frozenset(
+                    name
+                    for name, one in found.items()
+                    if not one.is_only_printed and name not in self._script.ignored
+                ),
                 written=frozenset() if each.frame in still else loop.written,
                 addresses=addresses,
             )
@@ -152,16 +157,22 @@ class LoopVariables:
         if not self._frames:
             return
         self._newest = self._encoded(is_last=is_last)
-        self.text = self._fields(self._newest)
         for place, each in enumerate(self._frames):
-            if steering := each.role.steering:
-                kept, was = each.kept, self._committed.get(place, {})
-                now = {name: kept[name].text for name in steering if name in kept}
-                if now != was:
-                    self._moving |= {
-                        (each.name, name) for name in was if was[name] != now.get(name)
-                    }
-                    self._committed[place] = now
+            if each.role.steering:
+                self._find_moving(place, each)
+        self.text = self._fields(self._newest)
+
+    def _find_moving(self, place: int, frame: FrameVariables) -> None:
+        """Find what training depends on and this step has changed."""
+        kept, was = frame.kept, self._committed.get(place, {})
+        now = {name: kept[name].text for name in frame.role.steering if name in kept}
+        if now == was:
+            return
+        self._committed[place] = now
+        moved = {(frame.name, name) for name in was if was[name] != now.get(name)}
+        if not moved <= self._moving:
+            self._moving |= moved
+            self._set_steering_text()
 
     def settled(self) -> bytes | None:
         """The main thread is blocked behind the step's update: what it has changed until then.
@@ -247,8 +258,7 @@ class LoopVariables:
 
     def _carried_in(self, frame: FrameType, loop: LoopNames, *, is_own: bool) -> dict[str, Named]:
         """Variables of a frame without which training would continue in another way, by name."""
-        code = frame.f_code
-        named = {e.name: e for e in self._script.findings.carried if e.is_in(code)}
+        code, named = frame.f_code, self._found_in(frame)
         first = 0 if code.co_name == "<module>" else code.co_firstlineno
         for name in loop.after - named.keys():
             named[name] = Named(name, code.co_filename, frame.f_lineno, False, first)
@@ -259,14 +269,9 @@ class LoopVariables:
                 named[name] = Named(name, code.co_filename, frame.f_lineno, False, line)
         return named
 
-    def _found_in(self, frame: FrameType) -> set[str]:
-        """Those of which the source tells that the loop carries them."""
-        return {e.name for e in self._script.findings.carried if e.is_in(frame.f_code)}
-
-    def _steering_in(self, frame: FrameType) -> frozenset[str]:
-        """Those that the loop carries, and that flow into more than output."""
-        found = [each for each in self._script.findings.carried if each.is_in(frame.f_code)]
-        return frozenset(e.name for e in found if not e.is_only_printed) - self._script.ignored
+    def _found_in(self, frame: FrameType) -> dict[str, Named]:
+        """Those of which the source tells that the loop carries them, by name."""
+        return {e.name: e for e in self._script.findings.carried if e.is_in(frame.f_code)}
 
     def _note_lost(self, named: Named, value: Any) -> None:
         """It is not kept here; ``None``: for want of room."""

@@ -319,3 +319,21 @@ def test_ranks_without_msrun_need_a_process_group(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(CheckpointError, match="start them with msrun"):
         Training(tmp_path).run()
+
+
+def test_a_step_with_gradients_that_wait_is_saved_only_at_the_end(tmp_path):
+    body, head = nn.Linear(2, 2), nn.Linear(2, 1)
+    often, seldom = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (body, head))
+    config = CheckpointConfig(save_checkpoint_steps=1, keep_checkpoint_max=9)
+    saving = ModelCheckpoint("Net", str(tmp_path), config)
+    state = TrainState(model=[body, head], optimizer=[often, seldom], callbacks=[saving])
+    for number, _ in enumerate(state.batches(range(5))):
+        head(body(torch.ones(1, 2))).sum().backward()
+        often.step()
+        often.zero_grad()
+        if number % 2:
+            seldom.step()
+            seldom.zero_grad()
+    assert [read(tmp_path / name).step for name in names(tmp_path)] == [2, 4]
+    state.finish()
+    assert [read(tmp_path / name).step for name in names(tmp_path)] == [2, 4, 5]

@@ -452,6 +452,7 @@ def test_a_step_is_complete_when_what_steers_the_training_has_changed_as_it_usua
     fields = json.loads(b'{"loop": 0' + variables.text + b"}")
     assert "is_settled" not in fields
     assert sorted(fields["steering"][0]) == ["n", "seldom"]
+    assert fields["moving"][0] == ["n"]
 
 
 def test_what_is_ignored_is_neither_kept_nor_put_back_nor_named():
