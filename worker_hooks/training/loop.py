@@ -49,6 +49,10 @@ PAIRED = (
     "{}() around state.batches() begins anew after a replacement or a restart amid an epoch; "
     "number batches by enumerate() or state.batch, and stop at state.batch"
 )
+OTHER_SIZE = (
+    "the loader makes batches of {}, and made batches of {} before: keep what its size depends on "
+    "in state.own, which is there again before the loader is made"
+)
 COUNTS_ANEW = "enumerate() around state.batches() counts from 0 at batch %d: use state.batch"
 
 
@@ -257,6 +261,10 @@ class DataLoop:
         feed.is_kept = self._guard.is_on and not self._guard.not_replaceable_why
         self.batches_per_epoch = feed.length
         epoch = self.epoch if self._counts_epochs else None
+        if point is not None and self._guard.env.attempt and point.ranks[0] == point.ranks[1]:
+            was, now = int(point.feed.get("batch_size", feed.batch_size)), feed.batch_size
+            if was != now:  # the script made its loader before its variables were put back
+                raise ValueError(OTHER_SIZE.format(now, was))
         batches = resume.open_data(point, feed, epoch, self._committed, self._training.rank)
         self.batch, feed.place = feed.consumed, (self.epoch, loop)
         if point is not None:
