@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, update_bn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from toys import EPOCHS, average, learn, network, samples, split
 
 
@@ -128,18 +128,21 @@ def variables(job):
 
 
 def by_epoch(job):
-    """A schedule, a clock of the script's own and one draw of luck, at an epoch's two ends."""
-    small, loader = Small(job), split()
+    """A schedule, a clock, data and one draw of luck of the script's own, at an epoch's two ends."""
+    small, data = Small(job), samples()
 
     def train(state):
         model = DistributedDataParallel(small.net)
+        turn = 0
         for _ in state.epochs(EPOCHS):
+            loader = split(Subset(data, [(turn + each) % len(data) for each in range(len(data))]))
             small.optimizer.param_groups[0]["weight_decay"] *= 1.5
             job.note("luck", np.random.rand())
             for x, y in state.batches(loader):
                 small.update(model, x, y)
             small.scheduler.step()
             job.note("luck after", random.random())
+            turn = 2 * turn + 1
 
     job.run(train)
 

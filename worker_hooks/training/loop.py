@@ -125,8 +125,7 @@ class DataLoop:
     def restart(self) -> None:
         """The training function is entered again, in another attempt."""
         self.batch, self._loops, self._current = 0, 0, None
-        self._variables.begin_epoch()
-        self._variables.abandon()
+        self._variables.restart()
         self._is_armed = False
         self._replication.begin_again()
 
@@ -135,10 +134,12 @@ class DataLoop:
         self._counts_epochs = True
         self.epoch, self._loops, self.batch = epoch, 0, 0
         self._find_script()
-        if self._resume_point is not None:
-            resume.begin_epoch(self._resume_point)
-            resume.restore_script(self._resume_point, self._committed)
-        self._variables.begin_epoch()
+        point = self._resume_point
+        if point is not None:
+            resume.begin_epoch(point)
+            resume.restore_script(point, self._committed)
+        frame = sys._getframe(1)  # noqa: SLF001
+        self._variables.begin_epoch(frame, None if point is None else point.variables)
         self._committed.private.begin_epoch()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:

@@ -47,6 +47,7 @@ log = logging.getLogger("msrun")
 ROOM = 60 << 10  # characters for all variables of a commit
 CARRIED_ROOM = 600 << 10  # more for those that training depends on, such as a batch fetched ahead
 _LOOPS = 4  # ended ones of an epoch whose variables are kept
+EPOCH_BEGIN = -1  # stands for a loop that was over as the epoch began
 
 
 class LoopVariables:
@@ -62,11 +63,13 @@ class LoopVariables:
         self.text = b""  # of the newest commit: fields of a JSON object, a comma in front
         self._registered = registered
         self._script = ScriptValues() if script is None else script
-        self._frames: list[FrameVariables] = []  # the innermost first
+        self._frames: list[FrameVariables] = []  # of the loop; the innermost first
         self._asked_at: list[tuple[CodeType, int]] | None = None  # a loop of the script's own
-        self._before: dict[int, str] = {}  # by loop of the epoch, as of its end
+        self._before: dict[int, str] = {}  # by loop of the epoch, as of its end; see EPOCH_BEGIN
         self._newest = "[]"
-        self._first: dict[tuple[int, str], Mapping[str, str]] = {}  # by depth and function
+        # by depth and function, around a loop over batches and around the loop over epochs
+        self._first: dict[tuple[int, str], Mapping[str, str]] = {}
+        self._first_of_epochs: dict[tuple[int, str], Mapping[str, str]] = {}
         self._without_loop: set[CodeType] = set()
         self._lost: dict[tuple[str, str, int], Named | None] = {}  # ``None``: it was told
         self._steering_text = '"steering": []'
@@ -74,9 +77,28 @@ class LoopVariables:
         self._committed: dict[int, dict[str, str]] = {}
         self._moving: set[tuple[str, str]] = set()  # of those, by function: ever changed by a step
 
-    def begin_epoch(self) -> None:
-        """Loops are counted anew."""
+    def restart(self) -> None:
+        """The training function was left, perhaps amid a step, and is entered again."""
+        self._frames = []
         self._before.clear()
+
+    def begin_epoch(self, frame: FrameType | None, saved: SavedVariables | None = None) -> None:
+        """Keep what the script makes its loaders from, until the epoch is over.
+
+        Args:
+            frame: waits for the epoch's number.
+            saved: where training continues within the epoch: as it began, this was put back.
+        """
+        self._before.clear()
+        # first: what changes is what is not as the script sets it
+        frames = self._entered(frame, self._first_of_epochs, _note_nothing)
+        if saved is not None and str(EPOCH_BEGIN) in saved.before:
+            self.put_back(saved, frame, EPOCH_BEGIN)
+        for each in frames:
+            each.read(_note_nothing, is_last=True)
+        rooms = [ROOM // 2, CARRIED_ROOM // 2]
+        texts = [each.text(rooms, _note_nothing) for each in frames]
+        self._before[EPOCH_BEGIN] = f"[{','.join(texts)}]"
 
     def enter(self, frame: FrameType | None, *, is_own: bool = False) -> None:
         """A loop begins; call it before :meth:`put_back`.
@@ -85,12 +107,23 @@ class LoopVariables:
             frame: waits for the first batch, or asks whether to exit.
             is_own: the loop is the script's own, and calls :meth:`asked`.
         """
-        frames = frames_of_script(frame)
-        self._frames = [FrameVariables(each, self._script) for each in frames]
+        self._frames = self._entered(frame, self._first, self._note_lost, is_own=is_own)
         self._asked_at = self._places() if is_own else None
+        self._set_steering_text()
+
+    def _entered(
+        self,
+        frame: FrameType | None,
+        first: dict[tuple[int, str], Mapping[str, str]],
+        note_lost: Callable[[Named, Any], None],
+        *,
+        is_own: bool = False,
+    ) -> list[FrameVariables]:
+        """The script's frames around a loop that begins, the innermost first."""
+        frames = [FrameVariables(each, self._script) for each in frames_of_script(frame)]
         still = set() if is_own else suspended(frame)
         addresses = frozenset(address(tensor) for tensor in self._registered())
-        for depth, each in enumerate(reversed(self._frames)):
+        for depth, each in enumerate(reversed(frames)):
             is_loop = not is_own and each.frame not in still
             loop = names_of_loop(each.frame) if is_loop else LoopNames()
             found = self._found_in(each.frame)
@@ -106,9 +139,9 @@ class LoopVariables:
                 written=frozenset() if each.frame in still else loop.written,
                 addresses=addresses,
             )
-            each.enter(role, self._first.get((depth, each.name)), self._note_lost)
-            self._first[depth, each.name] = each.first
-        self._set_steering_text()
+            each.enter(role, first.get((depth, each.name)), note_lost)
+            first[depth, each.name] = each.first
+        return frames
 
     def asked(self, frame: FrameType) -> None:
         """The script's own loop is at the end of a step.
@@ -135,16 +168,13 @@ class LoopVariables:
         """Loops of the epoch had ended before."""
         self._before = {int(loop): json.dumps(each) for loop, each in saved.before.items()}
 
-    def abandon(self) -> None:
-        """The training function was left amid a step; it is entered again."""
-        self._frames = []
-
     def leave(self, loop: int) -> None:
         """The loop is over, or was left at will: not by an exception, perhaps amid a step."""
         if self._frames:
             self._before[loop] = self._newest
-            if len(self._before) > _LOOPS:
-                del self._before[next(iter(self._before))]
+            ended = [each for each in self._before if each != EPOCH_BEGIN]
+            if len(ended) > _LOOPS:
+                del self._before[ended[0]]
         self._frames = []
 
     def capture(self, *, is_last: bool) -> None:
@@ -235,7 +265,7 @@ class LoopVariables:
         Args:
             saved: the checkpoint's.
             frame: waits for the loop's first batch.
-            loop: one that was over; ``None``: it is the one that continues.
+            loop: one that was over, or ``EPOCH_BEGIN``; ``None``: it is the one that continues.
 
         Returns:
             The names of what had changed in training, and was put back.
@@ -301,6 +331,10 @@ class LoopVariables:
         moving = [[each for each in some if (f, each) in self._moving] for f, some in names]
         steering = json.dumps([some for _, some in names])
         self._steering_text = f'"steering": {steering}, "moving": {json.dumps(moving)}'
+
+
+def _note_nothing(named: Named, value: Any) -> None:
+    """What the loop over batches cannot keep either is noted there."""
 
 
 def _put(frame: FrameType, every: Mapping[str, Any], changed: Iterable[str]) -> None:

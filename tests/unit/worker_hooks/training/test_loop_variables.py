@@ -371,6 +371,56 @@ def test_where_an_exception_leaves_the_loop_its_variables_are_those_of_that_mome
     assert changed["scale"][0] == 0.25
 
 
+def epochs(variables, begin, saved=None):
+    """What ``state.epochs`` does with its caller's variables."""
+    for epoch in range(begin, 3):
+        variables.begin_epoch(sys._getframe(1), saved if epoch == begin else None)
+        yield epoch
+
+
+def test_an_epoch_that_continues_begins_with_what_it_had_begun_with():
+    class DeathError(Exception):
+        pass
+
+    def train(variables, begin=0, saved=None, dies_in=3):
+        size, order, count, made = 4, [], 0, []
+        for epoch in epochs(variables, begin, saved):
+            loader, order = f"{size} of {order}", [*order, epoch]
+            made.append(loader)
+            for _ in around(variables, saved=saved):
+                size, count = size * 2, count + 1
+                order.append(count)
+                if (epoch, count % 3) == (dies_in, 2):
+                    raise DeathError
+        return size, order, count, made
+
+    expected = train(LoopVariables(nothing_registered))
+    for dies_in in range(3):
+        variables = LoopVariables(nothing_registered)
+        with pytest.raises(DeathError):
+            train(variables, dies_in=dies_in)
+        # what is saved of a loop is handed out as if the loop had been over
+        fields = json.loads(b'{"loop": 0' + variables.text + b"}")
+        saved = SavedVariables(fields["frames"], {"-1": fields["before"]["-1"]})
+        *_, made = train(LoopVariables(nothing_registered), dies_in, saved)
+        assert made[dies_in] == expected[-1][dies_in]
+
+
+def test_an_epoch_in_a_checkpoint_that_does_not_tell_its_begin_begins_as_the_script_sets_it():
+    def train(variables, saved=None):
+        size = 1
+        for _ in epochs(variables, 2, saved):
+            made = size
+            for _ in around(variables, saved=saved):
+                size += 1
+        return made, size
+
+    variables = LoopVariables(nothing_registered)
+    assert train(variables) == (1, 4)
+    saved = SavedVariables(saved_of(variables).frames)
+    assert train(LoopVariables(nothing_registered), saved) == (1, 4)
+
+
 class Asking:
     """Does with the variables of a loop of the script's own what ``state.should_exit`` does."""
 

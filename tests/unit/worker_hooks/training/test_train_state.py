@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from worker_hooks import TrainState
 from worker_hooks.contract.status_page import Phase
+from worker_hooks.data.feed import Feed
 from worker_hooks.training import torch_hooks
 
 
@@ -315,6 +316,15 @@ def test_the_end_of_training_is_behind_all_epochs():
     assert training.state.step == 8
     record = training.record()
     assert (record.epoch, record.batch) == (2, 0)
+
+
+def test_a_loader_of_another_batch_size_than_before_a_death_is_refused(monkeypatch):
+    training = Training()
+    loop, guard = training.state._loop, training.state._guard
+    monkeypatch.setattr(guard, "env", guard.env._replace(attempt=1))
+    point = SimpleNamespace(ranks=(1, 1), feed={"batch_size": 4})
+    with pytest.raises(ValueError, match="batches of 2, and made batches of 4"):
+        loop._open(Feed(DataLoader(range(8), batch_size=2)), 0, point)
 
 
 def test_samplers_are_told_their_epoch_only_by_epochs():
