@@ -1,9 +1,10 @@
 """What the script of a rank keeps, if the rank died before a commit that its peers reached.
 
-The page of such a rank has its values as its last backward began, and its loop's variables as of
-the commit before. Its peers tell the rest: if all of them had what it had, and have the same now,
-then so would it; if none of them changed a value in the step, then neither would it. Otherwise
-nobody knows the value. If it is only printed, a peer's does; else the step cannot be continued bit
+The page of such a rank has its values, and the variables of its loop that training depends on, as
+its last backward began; its other variables as of the commit before. What no rank has ever changed
+between backward and commit is known with that. Of the rest the peers tell: if all of them had what
+it had, and have the same now, then so would it; if none of them changed a value in the step, then
+neither would it. Otherwise nobody knows the value. If it is only printed, a peer's does; else the step cannot be continued bit
 for bit.
 """
 
@@ -29,6 +30,13 @@ class _Frame(NamedTuple):
     others: Mapping[str, Any] = {}
     steering: frozenset[str] = frozenset()  # training depends on them
     moving: frozenset[str] = frozenset()  # of those, were ever changed by a step
+    late: frozenset[str] = frozenset()  # of those, were ever changed between backward and commit
+    # of those, differ at backward from the commit before; ``None`` in all: was not read there
+    since: Mapping[str, Any] | None = None
+
+    def knows(self, name: str) -> bool:
+        """Whether the value of a variable as backward began is known."""
+        return self.since is not None and self.since.get(name, _MISSING) is not None
 
     def get(self, name: str) -> Any:
         """The value of a variable, comparable bit by bit; ``None``: it is not there."""
@@ -148,9 +156,15 @@ def _completed(
     """
     changed, others = dict(mine.changed), dict(mine.others)
     of_peers = []
+    late = mine.late.union(*(one.late for one in news))
     for name in dict.fromkeys(
-        name for one in (mine, *news) for name in (*one.changed, *one.others)
+        name for one in (mine, *news) for name in (*(one.since or ()), *one.changed, *one.others)
     ):
+        if name in mine.steering - late and mine.knows(name):
+            if mine.since and name in mine.since:
+                others.pop(name, None)
+                changed[name] = mine.since[name]
+            continue
         had, then = mine.get(name), [one.get(name) for one in olds]
         now = [one.get(name) for one in news]
         is_one = {had} == set(then) and len(set(now)) == 1
@@ -196,11 +210,13 @@ def _read(record: CommitRecord | None, entries: Sequence[Entry] = ()) -> _Rank:
     try:
         meta = json.loads(record.meta)
         frames = meta.get("frames", [])
-        steering = meta.get("steering") or [[]] * len(frames)
-        moving = meta.get("moving") or [[]] * len(frames)
+        sets = [meta.get(name) or [[]] * len(frames) for name in ("steering", "moving", "late")]
+        since = meta.get("since") or [None] * len(frames)
         found = [
-            _Frame(name, {**changed}, {**others}, frozenset(steers), frozenset(moves))
-            for (name, changed, others), steers, moves in zip(frames, steering, moving, strict=True)
+            _Frame(name, {**changed}, {**others}, *map(frozenset, names), at_backward)
+            for (name, changed, others), *names, at_backward in zip(
+                frames, *sets, since, strict=True
+            )
         ]
         return _Rank(meta, found, script_record.split(octets), record.is_commit)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -194,9 +194,9 @@ class PrivateState:
         self.page = page
         return fd
 
-    def has_room(self, position: Position) -> bool:
-        """Whether the page has room for this, and for what the script keeps."""
-        is_short = len(position.meta) <= self._meta_bytes
+    def has_room(self, position: Position, times: int = 1) -> bool:
+        """Whether the page has room for so many of this, and for what the script keeps."""
+        is_short = times * len(position.meta) <= self._meta_bytes
         is_small = len(self.script.content) <= self._script_bytes * 3 // 4
         return self.page is None or (is_short and is_small)
 

@@ -168,17 +168,24 @@ class FrameVariables:
             same = {name: first for name, first in same.items() if first not in shared}
         return same, shared
 
-    def read(self, note_lost: Callable[[Named, Any], None], *, is_last: bool) -> None:
+    def read(
+        self,
+        note_lost: Callable[[Named, Any], None],
+        *,
+        is_last: bool,
+        only: Iterable[str] | None = None,
+    ) -> None:
         """Bring :attr:`kept` up to date.
 
         Args:
             note_lost: called with what nothing keeps.
             is_last: perhaps the loop's last commit: read what each batch makes anew, too, and what
                 is on a device, although to read it is to wait for it.
+            only: the names of what is read; ``None``: all.
         """
         if self._held is not self._script.held:
             self._find_elsewhere()
-        watched = self._watched
+        watched = self._watched if only is None else only
         values = self.frame.f_locals
         for name in {**values, **self.kept} if watched is None else watched:
             value = values.get(name, _UNSET)
@@ -194,7 +201,7 @@ class FrameVariables:
                 self.kept.pop(name, None)
             if type(value) not in FIXED and value is not _UNSET and self._is_copy:
                 del values[name]  # else the copy would keep its memory for a step more
-        if watched is None:
+        if self._watched is None and only is None:
             self._find_watched()
 
     def _is_due(self, name: str, value: Any, *, is_last: bool) -> bool:

@@ -77,7 +77,7 @@ class DataLoop:
         self._callbacks = callbacks
         self._observers = observers
         self.tracker = StepTracker(
-            committed, guard.gate, self._position, observers, guard.distrust, self._say
+            committed, guard.gate, self._under_way, observers, guard.distrust, self._say
         )
         committed.settled_position = self._settled
         self.reducers = Reducers(committed.modules)
@@ -299,6 +299,11 @@ class DataLoop:
     def _position(self) -> Position:
         return self._place(self._variables.text)
 
+    def _under_way(self) -> Position:
+        """The place while backward begins."""
+        place = self._place(self._variables.under_way())
+        return place if self._committed.private.has_room(place) else self._position()
+
     def _place(self, variables: bytes) -> Position:
         return Position(self.epoch, self.batch, self._meta[:-1] + variables + b"}")
 
@@ -441,7 +446,8 @@ class DataLoop:
                 self._say_unprotected((each, True) for each in told)
         self._has_committed = True
         position = position or self._position()
-        if not self._committed.private.has_room(position):
+        # at backward what has changed by then is written beside what is written now
+        if not self._committed.private.has_room(position, times=2):
             self._make_page(self._armed_feed)
         self._gate.commit(partial(self._committed.commit, position))
         self._committed.audit()

@@ -72,10 +72,12 @@ class LoopVariables:
         self._first_of_epochs: dict[tuple[int, str], Mapping[str, str]] = {}
         self._without_loop: set[CodeType] = set()
         self._lost: dict[tuple[str, str, int], Named | None] = {}  # ``None``: it was told
-        self._steering_text = '"steering": []'
+        self._steering_text = '"steering": []'  # a part of :attr:`text`
         # of variables that training depends on, by frame: texts as of the commit
         self._committed: dict[int, dict[str, str]] = {}
         self._moving: set[tuple[str, str]] = set()  # of those, by function: ever changed by a step
+        self._late: set[tuple[str, str]] = set()  # ever changed between a backward and its commit
+        self._at_backward: list[dict[str, str]] | None = None  # of this step, by frame
 
     def restart(self) -> None:
         """The training function was left, perhaps amid a step, and is entered again."""
@@ -108,6 +110,7 @@ class LoopVariables:
             is_own: the loop is the script's own, and calls :meth:`asked`.
         """
         self._frames = self._entered(frame, self._first, self._note_lost, is_own=is_own)
+        self._at_backward = None
         self._asked_at = self._places() if is_own else None
         self._set_steering_text()
 
@@ -159,6 +162,7 @@ class LoopVariables:
         if count < len(self._frames):
             self._frames = self._frames[len(self._frames) - count :]
             self._committed.clear()  # its keys are places
+            self._at_backward = None
             self._set_steering_text()
         if not count or self._places() != self._asked_at[-count:]:
             self._frames, self.text = [], b""
@@ -190,18 +194,47 @@ class LoopVariables:
         for place, each in enumerate(self._frames):
             if each.role.steering:
                 self._find_moving(place, each)
+        self._at_backward = None
         self.text = self._fields(self._newest)
 
+    def under_way(self) -> bytes:
+        """Backward begins: as :attr:`text`, and what training depends on as it is now.
+
+        Should the rank die before its commit, it is known what the step had changed until here.
+        """
+        if not any(each.role.steering for each in self._frames):
+            return self.text
+        for each in self._frames:
+            if each.role.steering and not each.is_still:
+                each.read(self._note_lost, is_last=False, only=each.role.steering)
+        self._at_backward = [self._steered(each) for each in self._frames]
+        parts = []
+        for place, now in enumerate(self._at_backward):
+            was = self._committed.get(place, {})
+            since = [f'"{name}":{now[name]}' for name in now if now[name] != was.get(name)]
+            since += [f'"{name}":null' for name in was.keys() - now.keys()]
+            parts.append(f"{{{','.join(since)}}}")
+        return self.text + f', "since": [{",".join(parts)}]'.encode()
+
+    @staticmethod
+    def _steered(frame: FrameVariables) -> dict[str, str]:
+        """What training depends on, as text by name."""
+        kept = frame.kept
+        return {name: kept[name].text for name in frame.role.steering if name in kept}
+
     def _find_moving(self, place: int, frame: FrameVariables) -> None:
-        """Find what training depends on and this step has changed."""
-        kept, was = frame.kept, self._committed.get(place, {})
-        now = {name: kept[name].text for name in frame.role.steering if name in kept}
-        if now == was:
+        """Find what training depends on and this step has changed, and what behind backward."""
+        was, now = self._committed.get(place, {}), self._steered(frame)
+        then = now if self._at_backward is None else self._at_backward[place]
+        if now == was == then:
             return
         self._committed[place] = now
         moved = {(frame.name, name) for name in was if was[name] != now.get(name)}
-        if not moved <= self._moving:
+        names = then.keys() | now.keys()
+        late = {(frame.name, name) for name in names if then.get(name) != now.get(name)}
+        if not (moved <= self._moving and late <= self._late):
             self._moving |= moved
+            self._late |= late
             self._set_steering_text()
 
     def settled(self) -> bytes | None:
@@ -329,8 +362,9 @@ class LoopVariables:
         """What training depends on, by frame, and what of it has ever changed in a step."""
         names = [(each.name, sorted(each.role.steering)) for each in self._frames]
         moving = [[each for each in some if (f, each) in self._moving] for f, some in names]
-        steering = json.dumps([some for _, some in names])
-        self._steering_text = f'"steering": {steering}, "moving": {json.dumps(moving)}'
+        late = [[each for each in some if (f, each) in self._late] for f, some in names]
+        fields = {"steering": [some for _, some in names], "moving": moving, "late": late}
+        self._steering_text = json.dumps(fields)[1:-1]
 
 
 def _note_nothing(named: Named, value: Any) -> None:

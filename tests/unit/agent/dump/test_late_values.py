@@ -15,7 +15,16 @@ STEP = 7
 
 
 def record(
-    step=STEP, *, is_commit=True, steering=(), moving=(), script=b"", meta=None, **variables
+    step=STEP,
+    *,
+    is_commit=True,
+    steering=(),
+    moving=(),
+    late=(),
+    since=None,
+    script=b"",
+    meta=None,
+    **variables,
 ):
     """One rank's: its loop's variables, those with a capital letter have never changed."""
     changed = {name: value for name, value in variables.items() if name.islower()}
@@ -25,6 +34,8 @@ def record(
         "frames": frames,
         "steering": [sorted(steering)],
         "moving": [sorted(moving)],
+        "late": [sorted(late)],
+        **({} if since is None else {"since": [since]}),
         "batch": 3,
     }
     meta = json.dumps(about).encode() if meta is None else meta
@@ -99,6 +110,23 @@ def test_what_the_rank_alone_used_to_change_is_unknown():
         after(dead(**mine, moving=["bad"]), *peers)
     with pytest.raises(UnknownStateError):
         values_after(script({"own.n": 5}, {}), script({}, {}, late=()), script({}, {}, late=()))
+
+
+def test_what_nobody_changes_behind_backward_is_known_as_it_was_there():
+    """A batch fetched ahead, another one on each rank."""
+    peers = [peer({"x": 10 * rank, "n": rank}, {"x": 10 * rank + 1, "n": rank}) for rank in (1, 2)]
+    mine = {"x": 0, "n": 0, "steering": ["x", "n"], "moving": ["x"]}
+    with pytest.raises(UnknownStateError):
+        after(dead(**mine), *peers)
+    assert after(dead(**mine, since={"x": 5}), *peers)["frames"] == [
+        ["train", {"n": 0, "x": 5}, {}]
+    ]
+    for unknown in ({"since": {"x": None}}, {"since": {"x": 5}, "late": ["x"]}):
+        with pytest.raises(UnknownStateError):
+            after(dead(**mine, **unknown), *peers)
+    late = peer({"x": 1}, {"x": 2}, late=["x"])  # a peer has changed it behind backward
+    with pytest.raises(UnknownStateError):
+        after(dead(**mine, since={"x": 5}), late)
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,38 @@ def test_a_batch_that_is_fetched_ahead_is_kept():
     assert train(again, saved_of(variables)) == (1.0, 2.0)
 
 
+def test_what_training_depends_on_is_read_where_backward_begins():
+    def fields(text):
+        return json.loads(b'{"loop": 0' + text + b"}")
+
+    def train(variables, seen, committed):
+        ahead, best, gone = torch.zeros(2), 0.0, 1
+        for number in SimpleNamespace(batches=around).batches(variables):
+            best += ahead.sum().item() + (gone == 1)
+            ahead = torch.full((2,), float(number))
+            gone = 1 if number != 1 else sys.stdout
+            seen.append(fields(variables.under_way()))
+            if number:
+                best = best * 2
+            if best > 1e9:
+                break
+            committed.append(fields(variables.text))
+
+    seen, committed = [], []
+    variables = LoopVariables(nothing_registered, looked_at(train))
+    train(variables, seen, committed)
+    committed = [*committed[1:], fields(variables.text)]
+    for number, (then, now) in enumerate(zip(seen, committed, strict=True)):
+        (_, changed, others), *_ = now["frames"]
+        values = {**others, **changed}
+        since, *_ = then["since"]
+        assert since.keys() <= {"ahead", "best", "gone"}
+        assert since.get("ahead", values["ahead"]) == values["ahead"]
+        assert (since["best"] == values["best"]) == (number == 0)
+        assert now["late"][0] == ["best"] * (number > 0)
+    assert [each["since"][0]["gone"] for each in seen[1:]] == [None, [1, {}]]
+
+
 class History(dict):
     """More than its attributes."""
 
