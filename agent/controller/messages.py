@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from agent.controller import actions as do
 from agent.controller.drain import DRAINING
@@ -10,6 +10,16 @@ from agent.controller.job import Job
 from agent.controller.states import JobState
 from agent.spec import exit_budget
 from agent.text.wording import ranged
+from worker_hooks.contract.fingerprint import LATE, RESULT
+
+_NAMED = 6  # values of the script's own in one sentence
+_DIES = "by rank: if a rank dies between its backward and its commit,"
+_LATE = f"{{}} differs {_DIES} the step is not saved; change it before backward"
+_LATES = f"{{}} differ {_DIES} the step is not saved; change them before backward"
+_RESULT = (
+    f"{{}} differs {_DIES} it lacks that step: what is printed or returned may not be the same"
+)
+_RESULTS = _RESULT.replace("differs", "differ").replace("it lacks", "they lack")
 
 
 def sentence(before: Job, after: Job, actions: Sequence[do.Action]) -> str:
@@ -88,4 +98,14 @@ def _of_comparison(before: Job, after: Job) -> str:
             f"not protected: {now.unprotected}; if a rank dies, training resumes from the newest "
             "ModelCheckpoint, else from its beginning"
         )
-    return ""
+    return "; ".join(_of_values(now.differing - was.differing))
+
+
+def _of_values(news: Collection[str]) -> Iterator[str]:
+    """What is not known of the script's own values if a rank dies in the last part of its step."""
+    for prefix, one, many in ((LATE, _LATE, _LATES), (RESULT, _RESULT, _RESULTS)):
+        names = sorted(each.removeprefix(prefix) for each in news if each.startswith(prefix))
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        if names:
+            text = one if len(names) == 1 else many
+            yield text.format(f"{', '.join(names[:_NAMED])}{more}")

@@ -1,6 +1,6 @@
 """Who holds the same state, and whether a replacement left the ranks alike. Pure.
 
-Theory in five lines:
+Theory:
 
 * ranks report what they hold at their first commits: what is equal on all of them, any rank can
   save for another one; of the rest each rank's part is its own, and dies with it;
@@ -8,7 +8,9 @@ Theory in five lines:
 * a replacement is a trial: its checkpoint stays in memory until all have reported two commits more;
 * if they are equal then, it is confirmed; else all ranks are restarted from that checkpoint, as
   the script keeps something where no replacement can restore it;
-* such a script is not replaced in again.
+* such a script is not replaced in again;
+* values of the script's own may differ: those that a rank changes between backward and commit are
+  said, since nobody knows them if it dies there.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from agent.controller.job import NEVER, Comparison, Job, UnconfirmedReplacement
 from agent.text.wording import listed, ranged
 from worker_hooks.contract import protocol
-from worker_hooks.contract.fingerprint import describe, differences
+from worker_hooks.contract.fingerprint import describe, differences, is_own_value
 
 TRIAL_COMMITS = 2  # of all ranks, after which a replacement is confirmed
 
@@ -30,7 +32,8 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     reports = {**known.reports, step: {**known.reports.get(step, {}), event.rank: event.texts}}
     known = known._replace(reports=reports, late=late)
     are_all, trial = len(reports[step]) == len(job.ranks), job.since_restart.trial
-    found = differences(reports[step]) if are_all or trial is not None else []
+    every = differences(reports[step]) if are_all or trial is not None else []
+    found = [each for each in every if not is_own_value(each)]
     if trial is not None and found:  # the others may be dead before they report
         return _failed(_with(job, known), trial, describe(found, trial.lost))
     if not are_all:
@@ -39,7 +42,9 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
         lone = found[0].lone
         holder = f"no other rank holds what {listed(lone)} {'has' if len(lone) == 1 else 'have'}"
         known = known._replace(unprotected=f"{describe(found)} ({holder})")
+    own_values = {each.name for each in every if is_own_value(each)}
     known = known._replace(
+        differing=known.differing | own_values,
         reports={other: each for other, each in reports.items() if other > step},
         late=frozenset(other for other in late if other > step),
         compared=max(step, known.compared),

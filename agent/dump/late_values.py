@@ -4,8 +4,9 @@ The page of such a rank has its values, and the variables of its loop that train
 its last backward began; its other variables as of the commit before. What no rank has ever changed
 between backward and commit is known with that. Of the rest the peers tell: if all of them had what
 it had, and have the same now, then so would it; if none of them changed a value in the step, then
-neither would it. Otherwise nobody knows the value. If it is only printed, a peer's does; else the step cannot be continued bit
-for bit.
+neither would it. Otherwise nobody knows the value. If training does not depend on it, the rank's
+own stays, which lacks the step, or a peer's is taken where the rank has none; else the step cannot
+be continued bit for bit.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class _Frame(NamedTuple):
     steering: frozenset[str] = frozenset()  # training depends on them
     moving: frozenset[str] = frozenset()  # of those, were ever changed by a step
     late: frozenset[str] = frozenset()  # of those, were ever changed between backward and commit
+    results: frozenset[str] = frozenset()  # of those: only what training returns depends on them
     # of those, differ at backward from the commit before; ``None`` in all: was not read there
     since: Mapping[str, Any] | None = None
 
@@ -42,6 +44,14 @@ class _Frame(NamedTuple):
         """The value of a variable, comparable bit by bit; ``None``: it is not there."""
         found = self.changed.get(name, self.others.get(name, _MISSING))
         return None if found is _MISSING else json.dumps(found)
+
+
+class _Completed(NamedTuple):
+    """A rank's frame as of the end of the step in which it died."""
+
+    frame: list[Any]  # as it is saved
+    of_peers: list[str]  # variables that are a peer's
+    lacking: list[str]  # variables that lack what the step did to them behind backward
 
 
 class _Rank(NamedTuple):
@@ -96,18 +106,20 @@ def completed(
             )
         if peers and mine.frames and not mine.has_variables:
             before = _read(earlier(rank, step - 2)).frames
-            frames, of_peers = list[Any](), list[str]()
+            frames, of_peers, lacking = list[Any](), list[str](), list[str]()
             for place, frame in enumerate(mine.frames):
-                one, names = _completed(
+                one = _completed(
                     (rank, step),
                     frame,
                     _alike(before, place, frame.name),
                     [_alike(each, place, frame.name) for each in olds],
                     [_alike(each, place, frame.name) for each in news],
                 )
-                frames.append(one)
-                of_peers += names
-            meta = {**mine.meta, "frames": frames, "is_settled": True, "of_peers": of_peers}
+                frames.append(one.frame)
+                of_peers += one.of_peers
+                lacking += one.lacking
+            about = {"frames": frames, "of_peers": of_peers, "lacking": lacking}
+            meta = {**mine.meta, **about, "is_settled": True}
             found[rank] = present[rank]._replace(meta=json.dumps(meta).encode())
     return found
 
@@ -144,8 +156,8 @@ def _completed(
     before: _Frame,
     olds: Sequence[_Frame],
     news: Sequence[_Frame],
-) -> tuple[list[Any], list[str]]:
-    """The rank's frame as of the step's end, and the names of what is a peer's there.
+) -> _Completed:
+    """The rank's frame as of the step's end.
 
     Args:
         rank_and_step: whose, and when.
@@ -155,7 +167,7 @@ def _completed(
         news: the same as of the step's end.
     """
     changed, others = dict(mine.changed), dict(mine.others)
-    of_peers = []
+    of_peers, lacking = [], []
     late = mine.late.union(*(one.late for one in news))
     for name in dict.fromkeys(
         name for one in (mine, *news) for name in (*(one.since or ()), *one.changed, *one.others)
@@ -175,16 +187,19 @@ def _completed(
         if {had} == set(now) or (then == now and name not in mine.moving):
             continue
         if not is_known:
-            if name in mine.steering:
+            if name in mine.steering - mine.results:
                 raise _unknown(*rank_and_step, name)
             if then == now:
+                continue
+            if had is not None and not is_one:
+                lacking.append(name)
                 continue
             of_peers.append(name)
         others.pop(name, None)
         changed.pop(name, None)
         if now[0] is not None:
             changed[name] = json.loads(now[0])
-    return [mine.name, changed, others], of_peers
+    return _Completed([mine.name, changed, others], of_peers, lacking)
 
 
 def _unknown(rank: int, step: int, name: str) -> UnknownStateError:
@@ -210,12 +225,24 @@ def _read(record: CommitRecord | None, entries: Sequence[Entry] = ()) -> _Rank:
     try:
         meta = json.loads(record.meta)
         frames = meta.get("frames", [])
-        sets = [meta.get(name) or [[]] * len(frames) for name in ("steering", "moving", "late")]
+        none: list[list[str]] = [[]] * len(frames)
         since = meta.get("since") or [None] * len(frames)
         found = [
-            _Frame(name, {**changed}, {**others}, *map(frozenset, names), at_backward)
-            for (name, changed, others), *names, at_backward in zip(
-                frames, *sets, since, strict=True
+            _Frame(
+                name,
+                {**changed},
+                {**others},
+                steering=frozenset(steering),
+                moving=frozenset(moving),
+                late=frozenset(late),
+                results=frozenset(results),
+                since=at_backward,
+            )
+            for (name, changed, others), steering, moving, late, results, at_backward in zip(
+                frames,
+                *(meta.get(each) or none for each in ("steering", "moving", "late", "results")),
+                since,
+                strict=True,
             )
         ]
         return _Rank(meta, found, script_record.split(octets), record.is_commit)

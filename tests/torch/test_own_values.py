@@ -100,6 +100,18 @@ def test_a_value_that_died_with_its_rank_is_known_from_the_others_or_the_step_is
     assert [each.step for each in history.strikes] == [3]
     replaced = [each["step"] for each in history.events if each["event"] == "ReplaceRanks"]
     refusal = "rank 1 died before its commit of step 3, "
+    said = {
+        "own": "`state.own.mean` differs by rank: if a rank dies between its backward and its "
+        "commit, the step is not saved",
+        "variable": "`mean` differs by rank: if a rank dies between its backward and its commit, "
+        "the step is not saved",
+        "printed": "`mean` differs by rank: if a rank dies between its backward and its commit, "
+        "it lacks that step",
+        "equal": "",
+    }
+    before_death = killed.ended.out.partition("was killed")[0]
+    assert said[kind] in before_death
+    assert ("by rank" in before_death) == bool(said[kind])
     if kind in {"own", "variable"}:
         assert not replaced
         assert refusal in killed.ended.out

@@ -12,6 +12,12 @@ from typing import NamedTuple
 
 Fingerprint = Mapping[str, str]
 
+LATE = "late: "
+"""Prefix of a value of the script's own that changes between a backward and its commit."""
+
+RESULT = "result: "
+"""Prefix of one that does, or may do so, and on which training does not depend."""
+
 MOST = 300  # parts; the names and texts of so many fit into one packet
 _NAME = 120  # characters
 _SHOWN = 2  # differences that are named
@@ -71,6 +77,11 @@ def differences(of: Mapping[int, Fingerprint]) -> list[Difference]:
         if len(by_text) > 1:
             found.append(Difference(name, {text: tuple(each) for text, each in by_text.items()}))
     return found
+
+
+def is_own_value(difference: Difference) -> bool:
+    """Whether it is one of a value of the script's own, which each rank keeps for itself."""
+    return difference.name.startswith((LATE, RESULT))
 
 
 def describe(found: list[Difference], suspects: Collection[int] = ()) -> str:

@@ -67,6 +67,7 @@ class SavedVariables(NamedTuple):
     frames: Sequence[Any] = ()  # the loop's and those around it: name, changed and other variables
     before: Mapping[str, Sequence[Any]] = {}  # as of the ends of earlier loops of the epoch
     of_peers: Sequence[str] = ()  # a peer's, because this rank died within the step
+    lacking: Sequence[str] = ()  # lack, for that reason, what the step did to them last
     is_behind: bool = False  # as of the step before, because no rank came to its commit
 
 
@@ -184,7 +185,8 @@ def _variables(
     of_peers = source.meta.get("of_peers", ())
     if own is not None and source is not own:
         of_peers = [name for _, changed, _ in frames for name in changed]
-    return SavedVariables(frames, before, of_peers, is_behind=there is None)
+    lacking = source.meta.get("lacking", ())
+    return SavedVariables(frames, before, of_peers, lacking, is_behind=there is None)
 
 
 def _without_damaged_models(folder: Path, manifest: Manifest) -> Manifest:

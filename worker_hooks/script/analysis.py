@@ -51,6 +51,8 @@ class Carried(NamedTuple):
     name: str
     line: int  # where the loop writes it
     is_only_printed: bool  # it flows into nothing but output
+    is_result: bool = False  # into nothing else but what the training function returns
+    into: tuple[str, ...] = ()  # other variables into which it flows
 
 
 class LoopFindings(NamedTuple):
@@ -62,7 +64,11 @@ class LoopFindings(NamedTuple):
 
 
 def analyse(
-    scope: _Scope, commits: Collection[str] = (), classes: Collection[str] = ()
+    scope: _Scope,
+    commits: Collection[str] = (),
+    classes: Collection[str] = (),
+    *,
+    is_entry: bool = False,
 ) -> LoopFindings:
     """Look at one function or at a script's top level.
 
@@ -70,8 +76,9 @@ def analyse(
         scope: its syntax tree.
         commits: names of functions with a loop of commits in them.
         classes: names of the script's own classes, whose objects have methods that change them.
+        is_entry: training is over when the function returns.
     """
-    return _Analysis(scope, commits, classes).findings()
+    return _Analysis(scope, commits, classes).findings(is_entry=is_entry)
 
 
 def asks_for_batches(tree: ast.AST) -> bool:
@@ -123,12 +130,21 @@ class _Analysis:
         self._made_of = _made_of_batches(scope.body)
         self._changeable = _changeable(scope.body, {*_CONTAINERS, *classes})
 
-    def findings(self) -> LoopFindings:
+    def findings(self, *, is_entry: bool) -> LoopFindings:
         if not _without_gradients(getattr(self._scope, "decorator_list", ())):
             self._block(self._scope.body, frozenset(), _Exits(frozenset(), frozenset()))
-        steering = _steering(self._scope.body, self._changeable)
+        uses = _Uses(self._scope.body, self._changeable)
+        used = steering = uses.steering
+        if is_entry:
+            steering = _Uses(self._scope.body, self._changeable, returns=False).steering
         carried = tuple(
-            Carried(name, line, name not in steering)
+            Carried(
+                name,
+                line,
+                name not in used,
+                name in used - steering,
+                tuple(sorted(uses.reached(name) & self._locals)),
+            )
             for name, line in sorted(self._found.items(), key=itemgetter(1, 0))
         )
         temporary = frozenset(self._written - self._found.keys()) - frozenset(
@@ -410,26 +426,40 @@ def _arguments(node: _Function | ast.Lambda) -> list[ast.arg]:
 # --- what a variable steers ---------------------------------------------------------------------
 
 
-def _steering(body: Iterable[ast.stmt], containers: Collection[str]) -> set[str]:
-    """The names that flow into more than what is printed; ``containers`` are made in here."""
-    used, flows = _Uses(containers), True
-    used.block(body)
-    while flows:
-        more = {source for source, target in used.flows if target in used.steering}
-        flows = not more <= used.steering
-        used.steering |= more
-    return used.steering
-
-
 class _Uses:
     """Where the names of a function flow to."""
 
-    def __init__(self, containers: Collection[str]) -> None:
-        self._containers = containers
-        self.steering: set[str] = set()
-        self.flows: set[tuple[str, str]] = set()
+    def __init__(
+        self, body: Iterable[ast.stmt], containers: Collection[str], *, returns: bool = True
+    ) -> None:
+        """Read a function.
 
-    def block(self, body: Iterable[ast.stmt], tests: frozenset[str] = frozenset()) -> bool:
+        Args:
+            body: its statements.
+            containers: names of those that are made in it.
+            returns: whether what is returned counts.
+        """
+        self._containers = containers
+        self._returns = returns
+        self.steering: set[str] = set()  # flow into more than what is printed
+        self.flows: set[tuple[str, str]] = set()
+        self._block(body)
+        self.steering |= self._closed(self.steering, [(to, name) for name, to in self.flows])
+
+    def reached(self, name: str) -> set[str]:
+        """The names that this one flows into."""
+        return self._closed({name}, self.flows) - {name}
+
+    @staticmethod
+    def _closed(names: set[str], steps: Collection[tuple[str, str]]) -> set[str]:
+        """These names, and those that a step leads to from one of them."""
+        found, size = set(names), -1
+        while size != len(found):
+            size = len(found)
+            found |= {to for name, to in steps if name in found}
+        return found
+
+    def _block(self, body: Iterable[ast.stmt], tests: frozenset[str] = frozenset()) -> bool:
         """Note all uses; whether the block does no more than to print and to assign.
 
         Args:
@@ -451,29 +481,39 @@ class _Uses:
                 return self._assign(node, tests)
             case ast.If():
                 mine = frozenset(_loads([node.test]))
-                is_quiet = self.block([*node.body, *node.orelse], tests | mine)
+                is_quiet = self._block([*node.body, *node.orelse], tests | mine)
                 if not is_quiet:
                     self.steering |= mine
                 return is_quiet
             case ast.For() | ast.AsyncFor() | ast.While():
                 self.steering |= _loads([node.test if isinstance(node, ast.While) else node.iter])
-                self.block([*node.body, *node.orelse], tests)
+                self._block([*node.body, *node.orelse], tests)
                 return False
             case ast.With() | ast.AsyncWith():
                 self.steering |= _loads(node.items)
-                return self.block(node.body, tests)
+                return self._block(node.body, tests)
             case ast.Try() | ast.TryStar():
                 caught = [each for handler in node.handlers for each in handler.body]
-                return self.block([*node.body, *node.orelse, *node.finalbody, *caught], tests)
-        self.steering |= _loads([node]) | tests
+                return self._block([*node.body, *node.orelse, *node.finalbody, *caught], tests)
+        return self._other(node, tests)
+
+    def _other(self, node: ast.stmt, tests: frozenset[str]) -> bool:
+        self._calculated([node])
+        if self._returns or not isinstance(node, ast.Return):
+            self.steering |= _loads([node])
+        self.steering |= tests
         return False
+
+    def _calculated(self, nodes: Iterable[ast.AST]) -> None:
+        """Calls in these may do more than to calculate."""
+        for each in _walk(nodes):
+            if isinstance(each, ast.Call) and _called(each) not in _CALCULATORS:
+                self.steering |= _loads([*each.args, *each.keywords])
 
     def _call(self, call: ast.Call, tests: frozenset[str]) -> bool:
         name, owner = _called(call), _base(call.func)
         if name in _PRINTERS or owner in _LOGGERS:
-            for each in _walk([*call.args, *call.keywords]):  # which may do more than to calculate
-                if isinstance(each, ast.Call) and _called(each) not in _CALCULATORS:
-                    self.steering |= _loads([*each.args, *each.keywords])
+            self._calculated([*call.args, *call.keywords])
             return True
         read = _loads([*call.args, *call.keywords]) | tests
         if name in _MUTATORS and owner:

@@ -29,6 +29,8 @@ class Named(NamedTuple):
     is_only_printed: bool
     function: int = 0  # the first line of its function; 0: of a script's top level
     kind: str = ""  # its type, if that is none for ``state.own``
+    is_result: bool = False  # it flows into nothing but output and what training returns
+    into: tuple[str, ...] = ()  # other variables into which it flows
 
     @property
     def place(self) -> str:
@@ -91,12 +93,21 @@ def _looked_at(entry: Any) -> SourceFindings:
     commits = _with_commits(parts)
     named, temporary = dict[tuple[str, str, int], Named](), frozenset[str]()
     for part in parts:
-        found = analysis.analyse(part.tree, commits, classes)
+        is_entry = part is parts[0] and not isinstance(entry, FrameType)
+        found = analysis.analyse(part.tree, commits, classes, is_entry=is_entry)
         if isinstance(part.tree, ast.Module):
             temporary |= found.temporary
         first = _first_line(part.tree)
-        for name, line, is_only_printed in found.carried:
-            named[part.file, name, line] = Named(name, part.file, line, is_only_printed, first)
+        for each in found.carried:
+            named[part.file, each.name, each.line] = Named(
+                each.name,
+                part.file,
+                each.line,
+                each.is_only_printed,
+                first,
+                is_result=each.is_result,
+                into=each.into,
+            )
     has_batches = any(analysis.asks_for_batches(part.tree) for part in parts)
     return SourceFindings(tuple(named.values()), temporary, has_batches)
 

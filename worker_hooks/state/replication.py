@@ -37,9 +37,22 @@ Report = Callable[[int, Mapping[str, str], bool, str], None]
 class Replication:
     """Reports one rank's state for comparison, at its commits. For the main thread."""
 
-    def __init__(self, pieces: Sequence[Piece], report: Report) -> None:
-        """Nothing is reported before the first commit."""
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        report: Report,
+        own_values: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """Nothing is reported before the first commit.
+
+        Args:
+            pieces: of the registered state.
+            report: sends it to the agent.
+            own_values: returns texts of values of the script's own that would be unknown if this
+                rank died before its commit, unless they are equal on all ranks.
+        """
         self._pieces = pieces
+        self._own_values = own_values
         self._report = report
         self._optimizers = [each for piece in pieces for each in piece.optimizers]
         updated = {id(tensor) for tensor in self._updated()}
@@ -124,7 +137,7 @@ class Replication:
             self._report(step, {}, is_late, str(error) or repr(error))
             return
         self._known |= texts.keys()
-        self._report(step, bundled(texts), is_late, "")
+        self._report(step, {**bundled(texts), **self._own_values()}, is_late, "")
 
 
 def fingerprint(pieces: Sequence[Piece], known: Collection[str] = frozenset()) -> dict[str, str]:

@@ -53,9 +53,13 @@ class FrameRole(NamedTuple):
 
     carried: Mapping[str, Named]  # without which training would continue in another way
     always: frozenset[str]  # carried from one batch to the next: read at each commit
-    steering: frozenset[str]  # training depends on them
+    steering: frozenset[str]  # training depends on them, or what it returns
+    results: frozenset[str]  # of those: only what it returns
     written: frozenset[str] | None  # what the loop may set; ``None``: anything
     addresses: frozenset[int]  # of registered memory
+
+
+_NO_ROLE = FrameRole({}, frozenset(), frozenset(), frozenset(), None, frozenset())
 
 
 class FrameVariables:
@@ -67,7 +71,7 @@ class FrameVariables:
         self.name = frame.f_code.co_qualname
         self.kept: dict[str, Kept] = {}
         self.first: Mapping[str, str] = {}  # texts when such a frame was first seen
-        self.role = FrameRole({}, frozenset(), frozenset(), None, frozenset())
+        self.role = _NO_ROLE
         self._script = script
         self._refused: dict[str, tuple[int, int]] = {}  # ids and sizes of what cannot be kept
         self._elsewhere: frozenset[str] = frozenset()  # saved by others, or ignored

@@ -45,6 +45,10 @@ BEHIND = (
     "lost: %s"
 )
 OF_A_PEER = "rank %d had died within its step: these variables are those of another rank: %s"
+LACKING = (
+    "rank %d had died within its step: these variables lack what the step did to them behind its "
+    "backward: %s"
+)
 PAIRED = (
     "{}() around state.batches() begins anew after a replacement or a restart amid an epoch; "
     "number batches by enumerate() or state.batch, and stop at state.batch"
@@ -81,7 +85,9 @@ class DataLoop:
         )
         committed.settled_position = self._settled
         self.reducers = Reducers(committed.modules)
-        self._replication = Replication(committed.pieces, guard.report_fingerprint)
+        self._replication = Replication(
+            committed.pieces, guard.report_fingerprint, self._late_values
+        )
         self.epoch = 0  # as the script counts, from 0
         self.batch = 0  # handed out in the current loop
         self.batches_per_epoch: int | None = None
@@ -307,6 +313,9 @@ class DataLoop:
     def _place(self, variables: bytes) -> Position:
         return Position(self.epoch, self.batch, self._meta[:-1] + variables + b"}")
 
+    def _late_values(self) -> dict[str, str]:
+        return {**self._committed.private.script.late_values(), **self._variables.late_values()}
+
     def _settled(self) -> Position | None:
         """The place as the commit will have it; ``None``: a variable has yet to change."""
         text = self._variables.settled()
@@ -345,6 +354,8 @@ class DataLoop:
                 log.warning(BEHIND, point.step, names)
             elif names and saved.of_peers:
                 log.warning(OF_A_PEER, self._training.rank, ", ".join(saved.of_peers))
+            if saved.lacking:
+                log.warning(LACKING, self._training.rank, ", ".join(saved.lacking))
         for each in asked_by:
             if not isinstance(each, enumerate):
                 self._say_unprotected([(PAIRED.format(type(each).__name__), True)])

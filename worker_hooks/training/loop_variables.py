@@ -13,12 +13,14 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import zlib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from types import CodeType, FrameType
 from typing import Any
 
 from torch import Tensor
 
+from worker_hooks.contract.fingerprint import LATE, RESULT
 from worker_hooks.recovery.resume import SavedVariables
 from worker_hooks.script import values as own_values
 from worker_hooks.script.kept import ScriptValues
@@ -131,14 +133,16 @@ class LoopVariables:
             loop = names_of_loop(each.frame) if is_loop else LoopNames()
             found = self._found_in(each.frame)
             named = self._carried_in(each.frame, loop, is_own=is_own)
+            steering = {
+                name: one
+                for name, one in found.items()
+                if not one.is_only_printed and name not in self._script.ignored
+            }
             role = FrameRole(
                 carried=named,
                 always=loop.carried | (named.keys() - (loop.after - found.keys())),
-                steering=frozenset(
-                    name
-                    for name, one in found.items()
-                    if not one.is_only_printed and name not in self._script.ignored
-                ),
+                steering=frozenset(steering),
+                results=frozenset(name for name, one in steering.items() if one.is_result),
                 written=frozenset() if each.frame in still else loop.written,
                 addresses=addresses,
             )
@@ -273,6 +277,23 @@ class LoopVariables:
         before = ",".join(f'"{loop}":{text}' for loop, text in self._before.items())
         return f', "frames": {frames}, "before": {{{before}}}, {self._steering_text}'.encode()
 
+    def late_values(self) -> dict[str, str]:
+        """What changes, or may, between a backward and its commit, as texts to be compared."""
+        texts = {}
+        for each in self._frames:
+            for name, named in self._found_in(each.frame).items():
+                kept = each.kept.get(name)
+                if kept is None or name in self._script.ignored:
+                    continue
+                is_late = (each.name, name) in self._late
+                steers = name in each.role.steering - each.role.results
+                if is_late or (not steers and kept.text != each.first.get(name)):
+                    text = f"{zlib.crc32(kept.text.encode()):08x}"
+                    names = [name] if steers else [name, *named.into]
+                    listed = " -> ".join(f"`{one}`" for one in names)
+                    texts[f"{LATE if steers else RESULT}{named.place} {listed}"] = text
+        return texts
+
     def lost(self) -> list[Named]:
         """What the loop carries, or what follows it uses, and nothing keeps; each is told once."""
         if not self._lost:
@@ -359,11 +380,16 @@ class LoopVariables:
         return [(each.frame.f_code, each.frame.f_lineno) for each in self._frames]
 
     def _set_steering_text(self) -> None:
-        """What training depends on, by frame, and what of it has ever changed in a step."""
-        names = [(each.name, sorted(each.role.steering)) for each in self._frames]
-        moving = [[each for each in some if (f, each) in self._moving] for f, some in names]
-        late = [[each for each in some if (f, each) in self._late] for f, some in names]
-        fields = {"steering": [some for _, some in names], "moving": moving, "late": late}
+        """What training depends on, by frame, and what is known of it."""
+        fields: dict[str, list[list[str]]] = {
+            each: [] for each in ("steering", "moving", "late", "results")
+        }
+        for each in self._frames:
+            names = sorted(each.role.steering)
+            fields["steering"].append(names)
+            fields["moving"].append([name for name in names if (each.name, name) in self._moving])
+            fields["late"].append([name for name in names if (each.name, name) in self._late])
+            fields["results"].append([name for name in names if name in each.role.results])
         self._steering_text = json.dumps(fields)[1:-1]
 
 

@@ -15,6 +15,7 @@ from agent.controller.decide import decide
 from agent.controller.events import fields
 from agent.controller.job import Comparison
 from worker_hooks.contract import protocol
+from worker_hooks.contract.fingerprint import LATE, RESULT
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,30 @@ def test_what_is_not_protected_is_said_once_and_at_once():
     assert decision.say.startswith("not protected: model.w differs: rank 2 against rank 0 against")
     assert "no other rank holds what rank 2 has" in decision.say
     assert decide(decision.job, says(0, 2, {"model.w": "x"})).say == ""
+
+
+def test_values_of_the_scripts_own_that_differ_are_said_and_the_state_stays_protected():
+    def told(job, rank, step, *values):
+        values = {f"{LATE}t.py:3 `best`": values[0], f"{RESULT}t.py:4 `mean`": values[1]}
+        return decide(job, says(rank, step, {"model.w": "x", **values}))
+
+    job = play(THREE, EQUAL[:1])
+    for rank in range(3):
+        decision = told(job, rank, 1, "a", "b" if rank else "c")
+        job = decision.job
+    assert decision.say == (
+        "t.py:4 `mean` differs by rank: if a rank dies between its backward and its commit, it "
+        "lacks that step: what is printed or returned may not be the same"
+    )
+    for rank in range(3):
+        decision = told(job, rank, 2, "a" if rank else "b", "b" if rank else "c")
+        job = decision.job
+    assert decision.say == (
+        "t.py:3 `best` differs by rank: if a rank dies between its backward and its commit, the "
+        "step is not saved; change it before backward"
+    )
+    comparison = job.since_restart.comparison
+    assert (comparison.unprotected, comparison.compared) == ("", 2)
 
 
 def test_equal_ranks_need_no_word():

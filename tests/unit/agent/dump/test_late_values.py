@@ -21,6 +21,7 @@ def record(
     steering=(),
     moving=(),
     late=(),
+    results=(),
     since=None,
     script=b"",
     meta=None,
@@ -35,6 +36,7 @@ def record(
         "steering": [sorted(steering)],
         "moving": [sorted(moving)],
         "late": [sorted(late)],
+        "results": [sorted(results)],
         **({} if since is None else {"since": [since]}),
         "batch": 3,
     }
@@ -142,9 +144,10 @@ def test_what_training_depends_on_is_refused_where_nobody_knows_it(mine, peers):
     pairs = [peer(*pair) for pair in peers]
     with pytest.raises(UnknownStateError, match=r"rank 0 died before its commit of step 7, best"):
         after(dead(**mine, steering=["best"]), *pairs)
-    found = after(dead(**mine), *pairs)  # it is only printed
-    assert found["of_peers"] == ["best"]
-    assert found["frames"][0][1] == {"best": pairs[0][1] and peers[0][1]["best"]}
+    for about in ({}, {"steering": ["best"], "results": ["best"]}):  # it is printed, or returned
+        found = after(dead(**mine, **about), *pairs)
+        kind, holder = ("lacking", mine) if mine else ("of_peers", peers[0][1])
+        assert (found[kind], found["frames"][0][1]) == (["best"], holder)
 
 
 def test_a_peer_without_the_commit_before_tells_nothing():

@@ -248,6 +248,32 @@ def test_what_a_loop_carries(case):
     } == expected
 
 
+RETURNED = """
+def train(state):
+    total, best, losses, count = 0.0, 9.0, [], 0
+    for epoch in state.epochs(3):
+        for x, y in state.batches(loader):
+            loss = f(net(x), y); loss.backward(); opt.step()
+            total += loss.item()
+            losses.append(loss.item())
+            best = min(best, loss.item())
+            count += 1
+        mean = total / count
+        if best < 0.1:
+            return {"best": best}
+    return mean, max(losses), evaluate(net, count)
+"""
+
+
+def test_what_training_only_returns_is_its_result():
+    tree = ast.parse(RETURNED).body[0]
+    assert not any(each.is_result for each in analyse(tree).carried)
+    found = {each.name: each for each in analyse(tree, is_entry=True).carried}
+    assert {name for name, each in found.items() if each.is_result} == {"total", "losses"}
+    assert not any(each.is_only_printed for each in found.values())
+    assert (found["total"].into, found["best"].into) == (("mean",), ())
+
+
 def test_the_line_is_that_of_the_change_in_the_loop():
     tree = ast.parse("def f():\n n = 0\n for x in state.batches(y):\n  g(n)\n  n += 1").body[0]
     assert [each.line for each in analyse(tree).carried] == [5]

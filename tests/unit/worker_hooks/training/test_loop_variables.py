@@ -262,8 +262,9 @@ def test_what_training_depends_on_is_read_where_backward_begins():
             if best > 1e9:
                 break
             committed.append(fields(variables.text))
+            told.update(variables.late_values())
 
-    seen, committed = [], []
+    seen, committed, told = [], [], {}
     variables = LoopVariables(nothing_registered, looked_at(train))
     train(variables, seen, committed)
     committed = [*committed[1:], fields(variables.text)]
@@ -275,6 +276,9 @@ def test_what_training_depends_on_is_read_where_backward_begins():
         assert since.get("ahead", values["ahead"]) == values["ahead"]
         assert (since["best"] == values["best"]) == (number == 0)
         assert now["late"][0] == ["best"] * (number > 0)
+    (name,) = told
+    assert name.startswith("late: test_loop_variables.py:")
+    assert name.endswith(" `best`")
     assert [each["since"][0]["gone"] for each in seen[1:]] == [None, [1, {}]]
 
 
