@@ -32,6 +32,7 @@ _MUTATORS = {
     *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault"),
     *("pop", "popleft", "popitem", "remove", "discard", "clear", "subtract", "sort", "reverse"),
 }
+_OF_OTHERS = {"clip_grad_norm_", "clip_grad_value_"}  # a framework's: they change gradients
 _PRINTERS = {
     *("print", "pprint", "write", "info", "warning", "debug", "error"),
     *("log", "log_metrics", "log_metric", "add_scalar", "add_scalars", "add_histogram"),
@@ -352,7 +353,8 @@ def _places(nodes: Iterable[ast.AST], changeable: Collection[str]) -> dict[str, 
             case ast.Call(func=ast.Name(id="next"), args=[ast.Name(id=iterator), *_]):
                 name = iterator
             case ast.Call(func=ast.Attribute(attr=attr, value=owner)):
-                is_change = attr in _MUTATORS or (attr.endswith("_") and attr[:1] != "_")
+                is_in_place = attr.endswith("_") and attr[:1] != "_" and attr not in _OF_OTHERS
+                is_change = attr in _MUTATORS or is_in_place
                 name = _base(owner) if is_change else ""
         line = getattr(node, "lineno", 0)
         if name and (name in names or name in changeable):

@@ -223,6 +223,15 @@ TABLE = {  # what is carried, and whether it steers the training or is only prin
         """,
         {},
     ),
+    "a framework's object": (
+        """
+        meter = Meter()
+        for x, y in state.batches(loader):
+            STEP
+            meter.clip_grad_norm_(net.parameters(), 1.0)
+        """,
+        {},
+    ),
     "no loop of steps": ("n = 0\nfor x in loader:\n    n += 1\nprint(n)", {}),
     "a loop in another function": (
         """
