@@ -58,7 +58,7 @@ class ScriptValues:
         self._count = 0  # of values that are saved
         self._recent: list[Variable] = []  # changed since the newest commit
         self._data: list[DataObject] = []
-        self._entry: Callable[..., Any] | FrameType | None = None
+        self.entry: Callable[..., Any] | FrameType | None = None
         self._rebound: Counter[str] = Counter()  # how often a variable got another object
         self._has_new_objects = False
         self.large: set[str] = set()  # what changes and is too large to be saved
@@ -87,7 +87,7 @@ class ScriptValues:
         Args:
             entry: the training function, or the frame in which the script trains.
         """
-        self.is_found, self._entry = True, entry
+        self.is_found, self.entry = True, entry
         self.findings = source.look_at(entry)
         try:
             found = groups_of(entry, self._excluded)
@@ -204,7 +204,7 @@ class ScriptValues:
         """
         self._has_new_objects = False
         try:
-            found = {group.prefix: group for group in groups_of(self._entry, self._excluded)}
+            found = {group.prefix: group for group in groups_of(self.entry, self._excluded)}
         except Exception as error:  # noqa: BLE001  modules and objects of any kind
             log.warning("the script's new objects are not saved: %r", error)
             return []
@@ -329,9 +329,12 @@ class ScriptValues:
             return group.variables[key]
         return None
 
+    def is_ignored(self, name: str) -> bool:
+        """Whether the script has said that training does not depend on it."""
+        return name in self.ignored or name.rpartition(".")[2] in self.ignored
+
     def _is_skipped(self, name: str) -> bool:
-        is_ignored = name in self.ignored or name.rpartition(".")[2] in self.ignored
-        return is_ignored or name in self.findings.temporary
+        return self.is_ignored(name) or name in self.findings.temporary
 
     def _look(self, variable: Variable) -> bool:
         try:

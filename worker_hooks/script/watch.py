@@ -25,6 +25,7 @@ from types import (
 from typing import Any, Protocol
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from worker_hooks.script import values
 from worker_hooks.script.library import is_library
@@ -291,10 +292,11 @@ def groups_of(
 def is_object(thing: Any, modules: Collection[str]) -> bool:
     """Whether this is an object of the script's own, with values as attributes.
 
-    What is iterated over is data, whose place is kept otherwise.
+    So is a scheduler that the script did not register. What is iterated over is data, whose place
+    is kept otherwise.
     """
     kind = type(thing)
-    if kind in {Namespace, SimpleNamespace}:
+    if kind in {Namespace, SimpleNamespace} or isinstance(thing, LRScheduler):
         return True
     if kind.__module__ not in modules or not hasattr(thing, "__dict__"):
         return False

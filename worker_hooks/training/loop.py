@@ -29,10 +29,11 @@ from worker_hooks.recovery import resume
 from worker_hooks.recovery.resume import ResumePoint
 from worker_hooks.script import notice, source
 from worker_hooks.script.source import Named
+from worker_hooks.script.unregistered import Unregistered
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.replication import Replication
 from worker_hooks.training.loop_variables import LoopVariables
-from worker_hooks.training.script_frames import advance, consumers
+from worker_hooks.training.script_frames import advance, consumers, frames_of_script
 from worker_hooks.training.step import StepTracker
 from worker_hooks.training.torch_hooks import is_left_regularly
 
@@ -71,8 +72,19 @@ class DataLoop:
         exit_control: ExitControl,
         callbacks: CallbackList,
         observers: Sequence[StepObserver],
+        registered: Iterable[object] = (),
     ) -> None:
-        """Begin before the first epoch; ``training`` is what callbacks are given."""
+        """Begin before the first epoch.
+
+        Args:
+            training: what callbacks are given.
+            committed: the rank's state.
+            guard: the line to the agent.
+            exit_control: asked for requests to exit.
+            callbacks: of the script.
+            observers: of a drill.
+            registered: the objects that were given to ``TrainState``.
+        """
         self._training = training
         self._committed = committed
         self._guard = guard
@@ -93,6 +105,8 @@ class DataLoop:
         self.batches_per_epoch: int | None = None
         self._counts_epochs = False  # begin_epoch() is in use
         self._variables = LoopVariables(self._registered, committed.private.script)
+        self._unregistered: Unregistered | None = None  # from the first loop of the run on
+        self._registered_objects = list(registered)
         self._has_committed = False  # a step of this run
         self._loops = 0  # calls of batches() in this epoch
         self._feeds = FeedCache()
@@ -363,12 +377,23 @@ class DataLoop:
                 log.warning(COUNTS_ANEW, self.batch)
         self._variables.capture(is_last=True)
         self._say_lost(self._variables.lost())
+        if self._unregistered is None and self._may_say:
+            self._unregistered = Unregistered(self._registered_objects)
+            script = self._committed.private.script
+            frames = frames_of_script(frame)
+            told = self._unregistered.begin(script.entry, frames, script.is_ignored)
+            self._say_unprotected((each, True) for each in told)
 
     def _find_script(self, train: Callable[..., Any] | None = None) -> None:
         """Find what the script keeps for itself."""
         script = self._committed.private.script
         if not script.is_found:
             script.find(train or source.caller(sys._getframe(1)))  # noqa: SLF001
+
+    @property
+    def _may_say(self) -> bool:
+        """Whether this rank says what is not protected: one for all does, and only once."""
+        return self._guard.is_on and not self._guard.env.rank and not self._guard.env.attempt
 
     def _say_lost(self, named: Sequence[Named]) -> None:
         """Say what nothing keeps."""
@@ -384,10 +409,9 @@ class DataLoop:
         Raises:
             SystemExit: the script is refused, because of --strict; not after the first commit.
         """
-        env = self._guard.env
-        if env.rank or env.attempt or not self._guard.is_on:
+        if not self._may_say:
             return
-        is_strict, refused = env.is_strict and not self._has_committed, []
+        is_strict, refused = self._guard.env.is_strict and not self._has_committed, []
         for text, is_steering in sentences:
             if is_steering and is_strict:
                 refused.append(text)
@@ -453,6 +477,8 @@ class DataLoop:
             self._variables.capture(is_last=at_end or not self._has_committed)
             self._say_lost(self._variables.lost())
             told = self._committed.private.script.changes_of_data(is_first=self.batch <= 1)
+            if self._unregistered is not None:
+                told += self._unregistered.committed(self._variables.is_kept)
             if told:
                 self._say_unprotected((each, True) for each in told)
         self._has_committed = True

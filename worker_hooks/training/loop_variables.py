@@ -294,6 +294,10 @@ class LoopVariables:
                     texts[f"{LATE if steers else RESULT}{named.place} {listed}"] = text
         return texts
 
+    def is_kept(self, name: str) -> bool:
+        """Whether the newest commit has the value of a variable of this name."""
+        return any(name in each.kept for each in self._frames)
+
     def lost(self) -> list[Named]:
         """What the loop carries, or what follows it uses, and nothing keeps; each is told once."""
         if not self._lost:

@@ -87,7 +87,13 @@ class TrainState:
         )
         self.exit = ExitControl(self._guard, self._callbacks, self._committed.pieces)
         self._loop = DataLoop(
-            self, self._committed, self._guard, self.exit, self._callbacks, self._observers
+            self,
+            self._committed,
+            self._guard,
+            self.exit,
+            self._callbacks,
+            self._observers,
+            given.values(),
         )
         self._membership = Membership(self._guard, self._committed.modules)
         self._is_done = False  # training is over
