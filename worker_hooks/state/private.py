@@ -28,7 +28,7 @@ from worker_hooks.contract.status_page import (
     late_draws,
 )
 from worker_hooks.rng.generators import copy
-from worker_hooks.rng.randomness import Randomness
+from worker_hooks.rng.randomness import Randomness, Recorder
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.registry import Piece
@@ -73,7 +73,7 @@ class _RecordWriter(NamedTuple):
 
     address: int
     randomness_at: int
-    randomness: tuple[Callable[[], None], ...]
+    randomness: Recorder
     states: tuple[ctypes.Array[ctypes.c_ubyte], ...]  # of each generator, as written
     epoch_start: list[bytes]  # the only item: what is written there at present
     epoch_start_at: int
@@ -254,8 +254,7 @@ class PrivateState:
         writer = self._writers.get(slot) or self._writer(address, slot)
         if self.buffers.nbytes:
             self.buffers.fill(address, slot)
-        for write in writer.randomness:
-            write()
+        writer.randomness.write()
         before = self._late_draws(writer, slot)
         start = self._epoch_start_bytes
         if writer.epoch_start[0] is not start:  # it changes once an epoch
@@ -277,7 +276,7 @@ class PrivateState:
             address=address,
             randomness_at=randomness_at,
             states=tuple(_states(randomness_at, self.randomness.entries)),
-            randomness=self.randomness.writers(randomness_at),
+            randomness=self.randomness.recorder(randomness_at),
             epoch_start=[b""],
             epoch_start_at=randomness_at + self.randomness.nbytes,
             known=tuple({} for _ in self._sources),
@@ -324,13 +323,21 @@ class PrivateState:
             return self._unmoved
         if self._steps.get(UNDER_WAY) != self._step:
             return self._draws([(0, True)] * count)  # there was no backward in this step
-        if not _memcmp(writer.randomness_at, under_way.randomness_at, self.randomness.nbytes):
+        if not self._has_moved(writer, under_way):
             return self._unmoved
         pairs = zip(writer.states, under_way.states, strict=True)
         moved = [bytes(now) != bytes(then) for now, then in pairs]
         self._drawn_late = [has or late for has, late in zip(moved, self._drawn_late, strict=True)]
         self._unmoved = self._draws([(0, False)] * count)
         return self._draws(list(zip(map(zlib.crc32, under_way.states), moved, strict=True)))
+
+    def _has_moved(self, writer: _RecordWriter, under_way: _RecordWriter) -> bool:
+        """Whether the generators' states are others than as backward began."""
+        now, then = writer.randomness, under_way.randomness
+        if now.seen == then.seen and now.sees_all:  # this costs less
+            return False
+        size = self.randomness.nbytes
+        return bool(_memcmp(writer.randomness_at, under_way.randomness_at, size))
 
     def _draws(self, crcs: Sequence[tuple[int, bool]]) -> bytes:
         known = zip(crcs, self._drawn_late, strict=True)
