@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import compress
+from operator import attrgetter, ne
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -30,6 +33,7 @@ log = logging.getLogger("msrun")
 REBOUND = 50
 """So often the objects are followed that a variable gets; one that gets more holds no state."""
 
+_VALUE = attrgetter("value")
 OWN, SHARED = "state.own.", "state.shared."
 
 
@@ -46,6 +50,10 @@ class ScriptValues:
         self._registered: list[object] = []  # alive, so that their ids stay theirs
         self._excluded: set[int] = set()
         self._groups = [Group(OWN, vars(self.own)), Group(SHARED, vars(self.shared))]
+        self._versioned: list[Group] = []  # those whose dict has a version,
+        self._versions: list[ctypes.c_uint64] = []  # where that is,
+        self._seen: list[int] | None = None  # and what it was; ``None``: look at all groups
+        self._others: list[Group] = []  # must be looked at each time
         self.is_found = False
         self.findings = SourceFindings()  # in the script's source
         self.held: frozenset[str] = frozenset()
@@ -94,6 +102,7 @@ class ScriptValues:
             log.warning("the script's own variables are not saved: %r", error)
             return
         self._groups += found
+        self._forget_seen()
         for group in found:
             for variable in group.scan(self._is_skipped):
                 variable.begin(self._excluded)
@@ -142,6 +151,9 @@ class ScriptValues:
             TypeError: ``state.own`` or ``state.shared`` has what cannot be saved.
         """
         changed = self._find_changed()
+        if not (changed or self._recent or self._is_stale or self._is_settled):
+            self._is_under_way, self._changed = not is_commit, set()  # as in most steps
+            return
         for variable in changed:
             self._take(variable)
         self._recent += changed
@@ -167,6 +179,7 @@ class ScriptValues:
                 if variable.checksum:
                     variable.rewind()
                     self._look(variable)
+        self._forget_seen()
         self._recent, self._is_under_way, self._is_stale = [], False, True
 
     def settle(self) -> bool:
@@ -186,14 +199,47 @@ class ScriptValues:
         return True
 
     def _find_changed(self) -> list[Variable]:
-        changed = []
-        for group in self._groups:
-            if len(group.holder) != group.size:
-                group.scan(self._is_skipped)
-            changed += group.find_changed(self._look)
+        # one comparison for all groups: to look at each costs more, as its objects are in no cache
+        now, seen = list(map(_VALUE, self._versions)), self._seen
+        if now == seen:
+            changed = self._look_at(self._others) if self._others else []
+        elif seen is None:
+            changed = self._look_at_all()
+        else:
+            moved = compress(self._versioned, map(ne, now, seen))
+            changed = self._look_at(
+                [*self._others, *[each for each in moved if not each.changeable]]
+            )
+            self._note_seen(now)
         if self._has_new_objects:
             changed += self._follow_objects()
         return changed
+
+    def _look_at_all(self) -> list[Variable]:
+        self._versioned = [each for each in self._groups if each.version is not None]
+        self._versions = [each.version for each in self._versioned if each.version is not None]
+        now = list(map(_VALUE, self._versions))  # first: a thread may change more meanwhile
+        changed = self._look_at(self._groups)
+        self._note_seen(now)
+        return changed
+
+    def _note_seen(self, now: list[int]) -> None:
+        self._seen = now
+        self._others = [each for each in self._groups if each.version is None or each.changeable]
+
+    def _look_at(self, groups: Iterable[Group]) -> list[Variable]:
+        changed = []
+        for group in groups:
+            if len(group.holder) != group.size:
+                group.scan(self._is_skipped)
+            changed += group.find_changed(self._look)
+        return changed
+
+    def _forget_seen(self) -> None:
+        """Look at everything next time: values were assigned, or there are other objects."""
+        self._seen = None
+        for group in self._groups:
+            group.forget()
 
     def _follow_objects(self) -> list[Variable]:
         """Look at the objects that variables hold now instead of those that they held.
@@ -212,11 +258,7 @@ class ScriptValues:
             if fresh.holder is not group.holder and isinstance(fresh.holder, dict):
                 group.move_to(fresh.holder)
         self._groups += found.values()
-        changed = []
-        for group in self._groups:
-            if len(group.holder) != group.size:
-                group.scan(self._is_skipped)
-            changed += group.find_changed(self._look)
+        changed = self._look_at_all()
         self._has_new_objects = False
         return changed
 
@@ -300,6 +342,7 @@ class ScriptValues:
         except ValueError as error:
             log.warning("%s is not restored: %s", name, error)
         self._look(place)
+        self._forget_seen()
         self._take(place)
         place.was = place.checksum
         self._is_stale = True
