@@ -200,14 +200,6 @@ class PrivateState:
         is_small = len(self.script.content) <= self._script_bytes * 3 // 4
         return self.page is None or (is_short and is_small)
 
-    def look(self, *, is_commit: bool) -> None:
-        """Look what the script has changed.
-
-        Raises:
-            TypeError: a value cannot be saved; the message names it.
-        """
-        self.script.look(is_commit=is_commit)
-
     def settle(self, step: int, position: Position) -> bool:
         """Only the commit is missing: write all as it will be then.
 

@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -430,7 +429,7 @@ class DataLoop:
         self.tracker.has_updated = False
         self.reducers.learn()
         length = self.batches_per_epoch
-        self._committed.private.look(is_commit=True)
+        self._committed.private.script.look(is_commit=True)
         if self._committed.page is not None:
             at_end = length is None or self.batch >= length or self._is_leaving
             self._variables.capture(is_last=at_end or not self._has_committed)
@@ -442,7 +441,7 @@ class DataLoop:
         position = position or self._position()
         if not self._committed.private.has_room(position):
             self._make_page(self._armed_feed)
-        self._gate.commit(partial(self._committed.commit, position))
+        self._gate.commit(self._committed.commit, position)
         self._committed.audit()
         if self._guard.is_on:
             self._replication.committed(self._committed.step, compares=self._guard.compares)
