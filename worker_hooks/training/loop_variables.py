@@ -66,6 +66,7 @@ class LoopVariables:
         self._asked_at: list[tuple[CodeType, int]] | None = None  # a loop of the script's own
         self._before: dict[int, str] = {}  # by loop of the epoch, as of its end
         self._newest = "[]"
+        self._parts: list[Any] = []  # of :attr:`text`
         self._first: dict[tuple[int, str], Mapping[str, str]] = {}  # by depth and function
         self._without_loop: set[CodeType] = set()
         self._lost: dict[tuple[str, str, int], Named | None] = {}  # ``None``: it was told
@@ -126,9 +127,11 @@ class LoopVariables:
         if count < len(self._frames):
             self._frames = self._frames[len(self._frames) - count :]
             self._committed.clear()  # its keys are places
+            for each in self._frames:
+                each.has_changed = True
             self._set_steering_text()
         if not count or self._places() != self._asked_at[-count:]:
-            self._frames, self.text = [], b""
+            self._frames, self.text, self._parts = [], b"", []
             self.has_no_loop(frame)
 
     def continue_from(self, saved: SavedVariables) -> None:
@@ -158,9 +161,12 @@ class LoopVariables:
             return
         self._newest = self._encoded(is_last=is_last)
         for place, each in enumerate(self._frames):
-            if each.role.steering:
+            if each.has_changed and each.role.steering:
                 self._find_moving(place, each)
-        self.text = self._fields(self._newest)
+            each.has_changed = False
+        parts = [self._newest, self._steering_text, *self._before.items()]
+        if parts != self._parts:  # in most steps they are the same, and so is the text
+            self.text, self._parts = self._fields(self._newest), parts
 
     def _find_moving(self, place: int, frame: FrameVariables) -> None:
         """Find what training depends on and this step has changed."""
