@@ -92,6 +92,7 @@ class DataLoop:
         self._feed: Feed | None = None  # of the loop that was begun last
         self._current: object = None  # stands for that loop; None: no loop in this attempt
         self._meta = b"{}"  # what a resume must know of the place, as JSON
+        self._joined = b"", b"", b""  # that, the variables' text, and both as one
         self._is_armed = False
         self._is_leaving = False  # the script leaves the loop at will
         self._armed_feed = Feed(())  # of the loop that was begun last, or none's
@@ -298,7 +299,12 @@ class DataLoop:
         return self._place(self._variables.text)
 
     def _place(self, variables: bytes) -> Position:
-        return Position(self.epoch, self.batch, self._meta[:-1] + variables + b"}")
+        meta, text, joined = self._joined
+        if meta is not self._meta or text is not variables:
+            joined = self._meta[:-1] + variables + b"}"
+            self._joined = self._meta, variables, joined
+        # the same object while nothing changes: the page has it then
+        return Position(self.epoch, self.batch, joined)
 
     def _settled(self) -> Position | None:
         """The place as the commit will have it; ``None``: a variable has yet to change."""
@@ -433,7 +439,8 @@ class DataLoop:
         if self._committed.page is not None:
             at_end = length is None or self.batch >= length or self._is_leaving
             self._variables.capture(is_last=at_end or not self._has_committed)
-            self._say_lost(self._variables.lost())
+            if lost := self._variables.lost():
+                self._say_lost(lost)
             told = self._committed.private.script.changes_of_data(is_first=self.batch <= 1)
             if told:
                 self._say_unprotected((each, True) for each in told)
