@@ -12,6 +12,7 @@ import logging
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Protocol
 
@@ -68,17 +69,19 @@ class PrivateSource(Protocol):
         """Write it; the count of bytes. ``known``: what it has written there before."""
 
 
-class _RecordWriter(NamedTuple):
-    """What writes one record of the page again and again."""
+@dataclass(slots=True)
+class _RecordWriter:
+    """What writes one record of the page again and again, and what it has written there."""
 
     address: int
     randomness_at: int
     randomness: Recorder
     states: tuple[ctypes.Array[ctypes.c_ubyte], ...]  # of each generator, as written
-    epoch_start: list[bytes]  # the only item: what is written there at present
     epoch_start_at: int
     known: tuple[dict[str, bytes], ...]  # what each source has written
-    script: list[bytes]  # the only item: what is written there at present
+    epoch_start: bytes = b""
+    before: bytes = b""
+    script: bytes = b""
 
 
 class PrivateState:
@@ -247,20 +250,22 @@ class PrivateState:
         if self.buffers.nbytes:
             self.buffers.fill(address, slot)
         writer.randomness.write()
-        before = self._late_draws(writer, slot)
-        start = self._epoch_start_bytes
-        if writer.epoch_start[0] is not start:  # it changes once an epoch
+        # what does not change in each step is not written in each step
+        before, start = self._late_draws(writer, slot), self._epoch_start_bytes
+        if writer.epoch_start is not start:
             copy(writer.epoch_start_at, start, len(start))
-            writer.epoch_start[0] = start
+            writer.epoch_start = start
         before_at = writer.epoch_start_at + len(start)
-        copy(before_at, before, len(before))
+        if writer.before is not before:
+            copy(before_at, before, len(before))
+            writer.before = before
         source = self._sources[self._place]
         if source is not None:
             source.fill(before_at + len(before) + self._offset, writer.known[self._place])
         script = self.script.content
-        if writer.script[0] is not script and len(script) <= self._script_bytes:
+        if writer.script is not script and len(script) <= self._script_bytes:
             copy(address + self._script_at, script, len(script))
-            writer.script[0] = script
+            writer.script = script
 
     def _writer(self, address: int, slot: int) -> _RecordWriter:
         randomness_at = address + self.buffers.nbytes
@@ -269,10 +274,8 @@ class PrivateState:
             randomness_at=randomness_at,
             states=tuple(_states(randomness_at, self.randomness.entries)),
             randomness=self.randomness.recorder(randomness_at),
-            epoch_start=[b""],
             epoch_start_at=randomness_at + self.randomness.nbytes,
             known=tuple({} for _ in self._sources),
-            script=[b""],
         )
         return writer
 

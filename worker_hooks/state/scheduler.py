@@ -51,7 +51,10 @@ class SchedulerPiece:
         for key in self._functions:
             state.pop(key, None)
         for key, value in state.items():
-            if value.__class__ not in FIXED:
+            kind = value.__class__
+            if kind is list and FIXED.issuperset(map(type, value)):  # of rates
+                state[key] = value[:]
+            elif kind not in FIXED:
                 state[key] = copied(value)
         return state
 
