@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import compress
 from operator import attrgetter, ne
-from types import FrameType, SimpleNamespace
+from types import CellType, FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from worker_hooks.script.own import OwnValues
 from worker_hooks.script.source import SourceFindings
 from worker_hooks.script.values import LargeValueError, Script
 from worker_hooks.script.watch import (
+    CONTENTS,
     Cells,
     DataObject,
     Group,
@@ -52,7 +53,9 @@ class ScriptValues:
         self._groups = [Group(OWN, vars(self.own)), Group(SHARED, vars(self.shared))]
         self._versioned: list[Group] = []  # those whose dict has a version,
         self._versions: list[ctypes.c_uint64] = []  # where that is,
-        self._seen: list[int] | None = None  # and what it was; ``None``: look at all groups
+        self._cells: list[CellType] = []  # the cells of all closures,
+        # and what these versions were, with the ids of what the cells held; ``None``: not known
+        self._seen: list[int] | None = None
         self._others: list[Group] = []  # must be looked at each time
         self.is_found = False
         self.findings = SourceFindings()  # in the script's source
@@ -119,7 +122,11 @@ class ScriptValues:
         """
         if not self._data:
             return []
-        new = {name for each in self._data for name in each.changed(is_first=is_first)}
+        new: set[str] = set()
+        for each in self._data:
+            new.update(each.changed(is_first=is_first))
+        if not new:
+            return []
         new = {name for name in new - self.large if not self._is_skipped(name)}
         self.large |= new
         return [DATA_CHANGES.format(name) for name in sorted(new)]
@@ -200,32 +207,41 @@ class ScriptValues:
 
     def _find_changed(self) -> list[Variable]:
         # one comparison for all groups: to look at each costs more, as its objects are in no cache
-        now, seen = list(map(_VALUE, self._versions)), self._seen
-        if now == seen:
-            changed = self._look_at(self._others) if self._others else []
-        elif seen is None:
+        now, seen = self._versions_now(), self._seen
+        if now is None or seen is None:
             changed = self._look_at_all()
+        elif now == seen:
+            changed = self._look_at(self._others) if self._others else []
         else:
-            moved = compress(self._versioned, map(ne, now, seen))
-            changed = self._look_at(
-                [*self._others, *[each for each in moved if not each.changeable]]
-            )
+            moved = list(compress(self._versioned, map(ne, now, seen)))
+            moved += [each for each in self._groups if each.version is None]
+            moved = [each for each in moved if each not in self._others]
+            changed = self._look_at([*self._others, *moved])
             self._note_seen(now)
         if self._has_new_objects:
             changed += self._follow_objects()
         return changed
 
+    def _versions_now(self) -> list[int] | None:
+        """What differs after a change; ``None``: a cell has no value, so that is not known."""
+        try:  # the values of variables are held, so their ids are those of no other objects
+            return [*map(_VALUE, self._versions), *map(id, map(CONTENTS, self._cells))]
+        except ValueError:
+            return None
+
     def _look_at_all(self) -> list[Variable]:
         self._versioned = [each for each in self._groups if each.version is not None]
         self._versions = [each.version for each in self._versioned if each.version is not None]
-        now = list(map(_VALUE, self._versions))  # first: a thread may change more meanwhile
+        holders = [each.holder for each in self._groups]
+        self._cells = [cell for each in holders if isinstance(each, Cells) for cell in each.cells()]
+        now = self._versions_now()  # first: a thread may change more meanwhile
         changed = self._look_at(self._groups)
         self._note_seen(now)
         return changed
 
-    def _note_seen(self, now: list[int]) -> None:
+    def _note_seen(self, now: list[int] | None) -> None:
         self._seen = now
-        self._others = [each for each in self._groups if each.version is None or each.changeable]
+        self._others = [each for each in self._groups if each.changeable or not each.is_comparable]
 
     def _look_at(self, groups: Iterable[Group]) -> list[Variable]:
         changed = []

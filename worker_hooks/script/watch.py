@@ -39,7 +39,7 @@ TOUCHED = 1
 
 _NONE: Any = object()  # no value
 _OUTLINED = 1000  # items of a large dict that are looked at
-_CONTENTS = attrgetter("cell_contents")
+CONTENTS = attrgetter("cell_contents")
 _CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, torch.nn.Module)
 
 
@@ -75,7 +75,11 @@ class Cells:
         Raises:
             ValueError: one has none yet.
         """
-        return list(map(_CONTENTS, map(self._cells.__getitem__, keys)))
+        return list(map(CONTENTS, map(self._cells.__getitem__, keys)))
+
+    def cells(self) -> list[CellType]:
+        """All of them."""
+        return list(self._cells.values())
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._cells[key].cell_contents = value
@@ -218,6 +222,8 @@ class Group:
         self.variables: dict[str, Variable] = {}
         self.size = 0
         self.version = _dict_version(holder)
+        self.is_comparable = self.version is not None or isinstance(holder, Cells)
+        """Whether a change is seen without a look at each variable: by a version, by cells."""
         self._looked_at: tuple[Variable, ...] = ()
         self._seen: list[Any] = []  # what these held when all of them were looked at last
         self.changeable: list[Variable] = []  # those that can change without another object

@@ -209,8 +209,8 @@ class CommittedState:
         """An optimizer is about to begin an update."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             self.changes.give_up(CAPTURED)
-        if self.changes.is_open:
-            self.changes.update_begins(self._committed_tensors)
+        if self.changes.is_open and self._commit is not None:
+            self.changes.update_begins(self._commit.tensors)
 
     def updated(self, index: int) -> None:
         """The optimizer of a piece has made an update."""
@@ -243,8 +243,8 @@ class CommittedState:
 
     def _note(self, position: Position, marks: tuple[Any, ...] | None = None) -> None:
         snapshots = self._snapshots()  # first: they say which tensors of an object are large
-        before, tensors = self._committed_tensors, self.changes.commit(self.step)
-        if before is None or before.versions.tensors is not tensors.versions.tensors:
+        before, tensors = self._commit, self.changes.commit(self.step)
+        if before is None or before.tensors.versions.tensors is not tensors.versions.tensors:
             marks = None  # those that were read are of other tensors
         self._commit = Commit(
             self.step,

@@ -284,7 +284,9 @@ class DataLoop:
         if feed.is_stateful:
             self._set_meta(feed, loop, is_over=False)
         self._callbacks.tell("step_begin", self._training)
-        self._committed.beat(self.epoch, self.batch, Phase.FORWARD)
+        page = self._committed.private.page
+        if page is not None:
+            page.beat(self._committed.step, self.epoch, self.batch, Phase.FORWARD)
         self.tracker.enter(Phase.FORWARD)
         return batch
 
@@ -433,10 +435,11 @@ class DataLoop:
 
     def _commit(self, position: Position | None = None) -> None:
         self.tracker.has_updated = False
-        self.reducers.learn()
+        if not self.reducers.has_learned:
+            self.reducers.learn()
         length = self.batches_per_epoch
         self._committed.private.script.look(is_commit=True)
-        if self._committed.page is not None:
+        if self._committed.private.page is not None:
             at_end = length is None or self.batch >= length or self._is_leaving
             self._variables.capture(is_last=at_end or not self._has_committed)
             if lost := self._variables.lost():
@@ -452,7 +455,9 @@ class DataLoop:
         self._committed.audit()
         if self._guard.is_on:
             self._replication.committed(self._committed.step, compares=self._guard.compares)
-        self._committed.beat(*position[:2], self.tracker.phase)
+        page = self._committed.private.page
+        if page is not None:
+            page.beat(self._committed.step, position.epoch, position.batch, self.tracker.phase)
         if self._feed is not None:
             self._feed.settle()
         for observer in self._observers:
