@@ -64,8 +64,8 @@ def _stepping_aside(
 class ChangeObserver:
     """Called by the main thread; the listener calls only what says so.
 
-    In most steps there is nothing to do behind an update and in front of a commit: see
-    :attr:`is_open` and :attr:`baseline`, and save the call.
+    In most steps there is nothing to do behind an update, and before and behind a commit: see
+    :attr:`is_open`, :attr:`baseline` and :attr:`wants_audit`, and save the call.
     """
 
     def __init__(self, parts: Callable[[], list[Mapping[str, Tensor]]]) -> None:
@@ -85,6 +85,8 @@ class ChangeObserver:
         """Whether no update has begun since the commit."""
         self.baseline: Baseline | None = None
         """The content as of the commit, in a step that is audited."""
+        self.wants_audit = False
+        """Whether the step that begins is to be audited: :meth:`committed` has something to do."""
         self._behind: Baseline | None = None  # as of the last update, in a step that is audited
         self._behind_versions: Versions | None = None
         self._committed_at = 0.0
@@ -155,6 +157,8 @@ class ChangeObserver:
         copies = self._copies.take(step, tensors, names) if names else {}
         self._versions = versions = read(tensors, self._versions)
         self.is_open, self.baseline, self._behind = self._is_begun, None, None
+        audit = self._audit
+        self.wants_audit = audit.is_first or (audit.share > 0 and audit.is_due(self._step_s))
         if copies and not is_all:
             self._copies.keep_to_budget(self._step_s, tensors)
             self._say_refused()
@@ -162,8 +166,7 @@ class ChangeObserver:
 
     def committed(self, held: CommittedTensors) -> None:
         """Behind a commit: look at the content, if the step that begins is to be audited."""
-        audit = self._audit
-        if self.is_open and audit.share and (audit.is_first or audit.is_due(self._step_s)):
+        if self.is_open and self.wants_audit:
             self._begin_audit(held)
 
     @_stepping_aside

@@ -143,7 +143,7 @@ class ScriptValues:
         Raises:
             TypeError: as :meth:`look`.
         """
-        for variable in self._find_changed():
+        for variable in self._find_changed(self._versions_now()):
             is_kept = variable.packed is not None or variable.name.startswith((OWN, SHARED))
             self._take(variable)
             variable.was = variable.checksum
@@ -157,9 +157,11 @@ class ScriptValues:
         Raises:
             TypeError: ``state.own`` or ``state.shared`` has what cannot be saved.
         """
-        changed = self._find_changed()
-        if not (changed or self._recent or self._is_stale or self._is_settled):
-            self._is_under_way, self._changed = not is_commit, set()  # as in most steps
+        now, is_new = self._versions_now(), self._recent or self._is_stale or self._is_settled
+        is_same = now == self._seen is not None and not self._others
+        changed = [] if is_same else self._find_changed(now)
+        if not (changed or is_new):  # as in most steps
+            self._is_under_way, self._changed = not is_commit, set()
             return
         for variable in changed:
             self._take(variable)
@@ -205,9 +207,8 @@ class ScriptValues:
             self._join()
         return True
 
-    def _find_changed(self) -> list[Variable]:
-        # one comparison for all groups: to look at each costs more, as its objects are in no cache
-        now, seen = self._versions_now(), self._seen
+    def _find_changed(self, now: list[int] | None) -> list[Variable]:
+        seen = self._seen
         if now is None or seen is None:
             changed = self._look_at_all()
         elif now == seen:
@@ -223,7 +224,10 @@ class ScriptValues:
         return changed
 
     def _versions_now(self) -> list[int] | None:
-        """What differs after a change; ``None``: a cell has no value, so that is not known."""
+        """What differs after a change; ``None``: a cell has no value, so that is not known.
+
+        One comparison for all groups: to look at each costs more, as its objects are in no cache.
+        """
         try:  # the values of variables are held, so their ids are those of no other objects
             return [*map(_VALUE, self._versions), *map(id, map(CONTENTS, self._cells))]
         except ValueError:

@@ -251,7 +251,8 @@ class PrivateState:
             self.buffers.fill(address, slot)
         writer.randomness.write()
         # what does not change in each step is not written in each step
-        before, start = self._late_draws(writer, slot), self._epoch_start_bytes
+        before = self._unmoved if slot == UNDER_WAY else self._late_draws(writer)
+        start = self._epoch_start_bytes
         if writer.epoch_start is not start:
             copy(writer.epoch_start_at, start, len(start))
             writer.epoch_start = start
@@ -311,28 +312,24 @@ class PrivateState:
         self.buffers.forget()  # the copied record may differ from the present state
         self._writers.clear()
 
-    def _late_draws(self, writer: _RecordWriter, slot: int) -> bytes:
-        """What the record says of its generators; at a commit, whether they have moved on."""
+    def _late_draws(self, writer: _RecordWriter) -> bytes:
+        """What the record of a commit says of its generators: whether they have moved on."""
         under_way, count = self._writers.get(UNDER_WAY), len(writer.states)
-        if slot == UNDER_WAY or under_way is None:  # the latter where training begins
+        if under_way is None:  # where training begins
             return self._unmoved
         if self._steps.get(UNDER_WAY) != self._step:
             return self._draws([(0, True)] * count)  # there was no backward in this step
-        if not self._has_moved(writer, under_way):
+        now, then = writer.randomness, under_way.randomness
+        if now.seen == then.seen and now.sees_all:  # this costs less than to compare the states
+            return self._unmoved
+        size = self.randomness.nbytes
+        if not _memcmp(writer.randomness_at, under_way.randomness_at, size):
             return self._unmoved
         pairs = zip(writer.states, under_way.states, strict=True)
         moved = [bytes(now) != bytes(then) for now, then in pairs]
         self._drawn_late = [has or late for has, late in zip(moved, self._drawn_late, strict=True)]
         self._unmoved = self._draws([(0, False)] * count)
         return self._draws(list(zip(map(zlib.crc32, under_way.states), moved, strict=True)))
-
-    def _has_moved(self, writer: _RecordWriter, under_way: _RecordWriter) -> bool:
-        """Whether the generators' states are others than as backward began."""
-        now, then = writer.randomness, under_way.randomness
-        if now.seen == then.seen and now.sees_all:  # this costs less
-            return False
-        size = self.randomness.nbytes
-        return bool(_memcmp(writer.randomness_at, under_way.randomness_at, size))
 
     def _draws(self, crcs: Sequence[tuple[int, bool]]) -> bytes:
         known = zip(crcs, self._drawn_late, strict=True)

@@ -442,8 +442,7 @@ class DataLoop:
         if self._committed.private.page is not None:
             at_end = length is None or self.batch >= length or self._is_leaving
             self._variables.capture(is_last=at_end or not self._has_committed)
-            if lost := self._variables.lost():
-                self._say_lost(lost)
+            self._say_lost(self._variables.lost())
             told = self._committed.private.script.changes_of_data(is_first=self.batch <= 1)
             if told:
                 self._say_unprotected((each, True) for each in told)
@@ -452,7 +451,8 @@ class DataLoop:
         if not self._committed.private.has_room(position):
             self._make_page(self._armed_feed)
         self._gate.commit(self._committed.commit, position)
-        self._committed.audit()
+        if self._committed.changes.wants_audit:
+            self._committed.audit()
         if self._guard.is_on:
             self._replication.committed(self._committed.step, compares=self._guard.compares)
         page = self._committed.private.page
