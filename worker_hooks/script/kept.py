@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from types import FrameType, SimpleNamespace
+from itertools import compress
+from operator import attrgetter, ne
+from types import CellType, FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from worker_hooks.script.own import OwnValues
 from worker_hooks.script.source import SourceFindings
 from worker_hooks.script.values import LargeValueError, Script
 from worker_hooks.script.watch import (
+    CONTENTS,
     Cells,
     DataObject,
     Group,
@@ -31,6 +35,7 @@ log = logging.getLogger("msrun")
 REBOUND = 50
 """So often the objects are followed that a variable gets; one that gets more holds no state."""
 
+_VALUE = attrgetter("value")
 OWN, SHARED = "state.own.", "state.shared."
 
 
@@ -47,6 +52,12 @@ class ScriptValues:
         self._registered: list[object] = []  # alive, so that their ids stay theirs
         self._excluded: set[int] = set()
         self._groups = [Group(OWN, vars(self.own)), Group(SHARED, vars(self.shared))]
+        self._versioned: list[Group] = []  # those whose dict has a version,
+        self._versions: list[ctypes.c_uint64] = []  # where that is,
+        self._cells: list[CellType] = []  # the cells of all closures,
+        # and what these versions were, with the ids of what the cells held; ``None``: not known
+        self._seen: list[int] | None = None
+        self._others: list[Group] = []  # must be looked at each time
         self.is_found = False
         self.findings = SourceFindings()  # in the script's source
         self.held: frozenset[str] = frozenset()
@@ -95,6 +106,7 @@ class ScriptValues:
             log.warning("the script's own variables are not saved: %r", error)
             return
         self._groups += found
+        self._forget_seen()
         for group in found:
             for variable in group.scan(self._is_skipped):
                 variable.begin(self._excluded)
@@ -111,7 +123,11 @@ class ScriptValues:
         """
         if not self._data:
             return []
-        new = {name for each in self._data for name in each.changed(is_first=is_first)}
+        new: set[str] = set()
+        for each in self._data:
+            new.update(each.changed(is_first=is_first))
+        if not new:
+            return []
         new = {name for name in new - self.large if not self._is_skipped(name)}
         self.large |= new
         return [DATA_CHANGES.format(name) for name in sorted(new)]
@@ -128,7 +144,7 @@ class ScriptValues:
         Raises:
             TypeError: as :meth:`look`.
         """
-        for variable in self._find_changed():
+        for variable in self._find_changed(self._versions_now()):
             is_kept = variable.packed is not None or variable.name.startswith((OWN, SHARED))
             self._take(variable)
             variable.was = variable.checksum
@@ -142,7 +158,12 @@ class ScriptValues:
         Raises:
             TypeError: ``state.own`` or ``state.shared`` has what cannot be saved.
         """
-        changed = self._find_changed()
+        now, is_new = self._versions_now(), self._recent or self._is_stale or self._is_settled
+        is_same = now == self._seen is not None and not self._others
+        changed = [] if is_same else self._find_changed(now)
+        if not (changed or is_new):  # as in most steps
+            self._is_under_way, self._changed = not is_commit, set()
+            return
         for variable in changed:
             self._take(variable)
         self._recent += changed
@@ -168,6 +189,7 @@ class ScriptValues:
                 if variable.checksum:
                     variable.rewind()
                     self._look(variable)
+        self._forget_seen()
         self._recent, self._is_under_way, self._is_stale = [], False, True
 
     def settle(self) -> bool:
@@ -186,15 +208,59 @@ class ScriptValues:
             self._join()
         return True
 
-    def _find_changed(self) -> list[Variable]:
-        changed = []
-        for group in self._groups:
-            if len(group.holder) != group.size:
-                group.scan(self._is_skipped)
-            changed += group.find_changed(self._look)
+    def _find_changed(self, now: list[int] | None) -> list[Variable]:
+        seen = self._seen
+        if now is None or seen is None:
+            changed = self._look_at_all()
+        elif now == seen:
+            changed = self._look_at(self._others) if self._others else []
+        else:
+            moved = list(compress(self._versioned, map(ne, now, seen)))
+            moved += [each for each in self._groups if each.version is None]
+            moved = [each for each in moved if each not in self._others]
+            changed = self._look_at([*self._others, *moved])
+            self._note_seen(now)
         if self._has_new_objects:
             changed += self._follow_objects()
         return changed
+
+    def _versions_now(self) -> list[int] | None:
+        """What differs after a change; ``None``: a cell has no value, so that is not known.
+
+        One comparison for all groups: to look at each costs more, as its objects are in no cache.
+        """
+        try:  # the values of variables are held, so their ids are those of no other objects
+            return [*map(_VALUE, self._versions), *map(id, map(CONTENTS, self._cells))]
+        except ValueError:
+            return None
+
+    def _look_at_all(self) -> list[Variable]:
+        self._versioned = [each for each in self._groups if each.version is not None]
+        self._versions = [each.version for each in self._versioned if each.version is not None]
+        holders = [each.holder for each in self._groups]
+        self._cells = [cell for each in holders if isinstance(each, Cells) for cell in each.cells()]
+        now = self._versions_now()  # first: a thread may change more meanwhile
+        changed = self._look_at(self._groups)
+        self._note_seen(now)
+        return changed
+
+    def _note_seen(self, now: list[int] | None) -> None:
+        self._seen = now
+        self._others = [each for each in self._groups if each.changeable or not each.is_comparable]
+
+    def _look_at(self, groups: Iterable[Group]) -> list[Variable]:
+        changed = []
+        for group in groups:
+            if len(group.holder) != group.size:
+                group.scan(self._is_skipped)
+            changed += group.find_changed(self._look)
+        return changed
+
+    def _forget_seen(self) -> None:
+        """Look at everything next time: values were assigned, or there are other objects."""
+        self._seen = None
+        for group in self._groups:
+            group.forget()
 
     def _follow_objects(self) -> list[Variable]:
         """Look at the objects that variables hold now instead of those that they held.
@@ -213,11 +279,7 @@ class ScriptValues:
             if fresh.holder is not group.holder and isinstance(fresh.holder, dict):
                 group.move_to(fresh.holder)
         self._groups += found.values()
-        changed = []
-        for group in self._groups:
-            if len(group.holder) != group.size:
-                group.scan(self._is_skipped)
-            changed += group.find_changed(self._look)
+        changed = self._look_at_all()
         self._has_new_objects = False
         return changed
 
@@ -313,6 +375,7 @@ class ScriptValues:
         except ValueError as error:
             log.warning("%s is not restored: %s", name, error)
         self._look(place)
+        self._forget_seen()
         self._take(place)
         place.was = place.checksum
         self._is_stale = True

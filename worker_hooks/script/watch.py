@@ -11,8 +11,10 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
+from itertools import repeat
+from operator import attrgetter, is_
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -38,6 +40,7 @@ TOUCHED = 1
 
 _NONE: Any = object()  # no value
 _OUTLINED = 1000  # items of a large dict that are looked at
+CONTENTS = attrgetter("cell_contents")
 _CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, torch.nn.Module)
 
 
@@ -66,6 +69,18 @@ class Cells:
             return self._cells[key].cell_contents
         except ValueError:
             return default
+
+    def present(self, keys: Iterable[str]) -> list[Any]:
+        """The values of these.
+
+        Raises:
+            ValueError: one has none yet.
+        """
+        return list(map(CONTENTS, map(self._cells.__getitem__, keys)))
+
+    def cells(self) -> list[CellType]:
+        """All of them."""
+        return list(self._cells.values())
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._cells[key].cell_contents = value
@@ -132,7 +147,7 @@ class Variable:
             self.mark = values.mark(value)
         except LargeValueError:
             self.mark, self.is_large = _outline(value), True
-        self.is_fixed = type(value) in values.FIXED
+        self.is_fixed = values.is_fixed(value)
         return bool(self.mark != old or self.is_large != was_large)
 
     def begin(self, excluded: Collection[int] = ()) -> None:
@@ -190,11 +205,14 @@ _TAG_AT = object.__basicsize__ + 8  # behind the count of items
 _HAS_VERSIONS = sys.version_info < (3, 13) and _has_versions()
 
 
-def _dict_version(holder: object) -> int:
-    """A number that is another one after each change of this dict; 0: not known."""
+def _dict_version(holder: object) -> ctypes.c_uint64 | None:
+    """Has as its value a number that is another one after each change of this dict.
+
+    ``None``: that is not known. The number is read in place, so the dict must stay alive.
+    """
     if type(holder) is not dict or not _HAS_VERSIONS:
-        return 0
-    return _VERSION_TAG.from_address(id(holder) + _TAG_AT).value
+        return None
+    return _VERSION_TAG.from_address(id(holder) + _TAG_AT)
 
 
 class Group:
@@ -204,27 +222,47 @@ class Group:
         self.prefix, self.holder = prefix, holder
         self.variables: dict[str, Variable] = {}
         self.size = 0
-        self._tag = 0  # of the holder when all variables were looked at last
-        self._changeable: list[Variable] = []  # those that can change without another object
+        self.version = _dict_version(holder)
+        self.is_comparable = self.version is not None or isinstance(holder, Cells)
+        """Whether a change is seen without a look at each variable: by a version, by cells."""
+        self._looked_at: tuple[Variable, ...] = ()
+        self._seen: list[Any] = []  # what these held when all of them were looked at last
+        self.changeable: list[Variable] = []  # those that can change without another object
 
     def find_changed(self, look: Callable[[Variable], bool]) -> list[Variable]:
         """Look at each variable that may have changed; those that have."""
-        holder, variables = self.holder, self.variables.values()
-        tag = _dict_version(holder)
-        if tag and tag == self._tag:
-            return [each for each in self._changeable if look(each)] if self._changeable else []
-        found = []
-        for each in variables:
-            is_same = holder.get(each.key, each) is each.value
-            if not (is_same and each.is_fixed) and look(each):
-                found.append(each)
-        self._tag = tag
-        self._changeable = [each for each in variables if not each.is_fixed]
+        variables = self._looked_at
+        if len(variables) != len(self.variables):
+            variables = self._looked_at = tuple(self.variables.values())
+        now = self._present()
+        if len(now) == len(self._seen) and all(map(is_, now, self._seen)):
+            return [each for each in self.changeable if look(each)] if self.changeable else []
+        found = [
+            each
+            for each, value in zip(variables, now, strict=True)
+            if not (value is each.value and each.is_fixed) and look(each)
+        ]
+        self._seen = now
+        self.changeable = [each for each in variables if not each.is_fixed]
         return found
+
+    def _present(self) -> list[Any]:
+        """What the variables hold, in one call for all of them if that is possible."""
+        if isinstance(self.holder, Cells):
+            try:
+                return self.holder.present(self.variables)
+            except ValueError:
+                pass
+        return list(map(self.holder.get, self.variables, repeat(_NONE)))
+
+    def forget(self) -> None:
+        """Values were assigned, and are known already: look at all of them next time."""
+        self._seen = []
 
     def move_to(self, holder: Holder) -> None:
         """The variables are another object's from now on."""
-        self.holder, self._tag = holder, 0
+        self.holder, self.version = holder, _dict_version(holder)
+        self.forget()
         for each in self.variables.values():
             each.holder = holder
 
@@ -314,7 +352,7 @@ class DataObject:
 
     def __init__(self, name: str, holder: dict[str, Any]) -> None:
         self._name, self._holder = name, holder
-        self._tag = 0
+        self._version, self._tag = _dict_version(holder), 0
         self._seen: dict[str, Any] = {}
 
     def changed(self, *, is_first: bool) -> list[str]:
@@ -323,7 +361,7 @@ class DataObject:
         Args:
             is_first: of a loop; what the script has set before it is no change.
         """
-        tag = _dict_version(self._holder)
+        tag = 0 if self._version is None else self._version.value
         if tag and tag == self._tag:
             return []
         now = {key: each for key, each in self._holder.items() if type(each) in values.FIXED}

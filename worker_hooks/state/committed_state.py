@@ -8,12 +8,11 @@ before the next update. Private state is written to the status page.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from operator import ge
+from operator import call, ge
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +75,11 @@ class CommittedState:
         self.updates = [0] * len(self.pieces)  # since the commit
         # the most that any step has changed so far
         self.typical_changes: tuple[Any, ...] | None = None
-        self.changes = ChangeObserver(lambda: [piece.tensors() for piece in self.pieces])
+        # what is called at each step, in one call of Python for all pieces
+        self._readers = [piece.tensors for piece in self.pieces]
+        self._markers = [piece.marks for piece in self.pieces]
+        self._copiers = [piece.snapshot for piece in self.pieces]
+        self.changes = ChangeObserver(lambda: list(map(call, self._readers)))
         self.settled_position: Callable[[], Position | None] | None = None
         """Returns where in the data a blocked step will be committed; ``None``: something in the
         script has yet to change."""
@@ -166,7 +169,8 @@ class CommittedState:
 
     def commit(self, position: Position) -> None:
         """The step is complete: the state is whole again."""
-        self.changes.step_ends(self._committed_tensors, is_step=bool(position.batch))
+        if self.changes.is_open or self.changes.baseline is not None:
+            self.changes.step_ends(self._committed_tensors, is_step=bool(position.batch))
         marks = self._read_marks()
         if position.batch:  # else the changes are not those of a batch's step
             changed = self._changes(marks)
@@ -205,7 +209,8 @@ class CommittedState:
         """An optimizer is about to begin an update."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             self.changes.give_up(CAPTURED)
-        self.changes.update_begins(self._committed_tensors)
+        if self.changes.is_open and self._commit is not None:
+            self.changes.update_begins(self._commit.tensors)
 
     def updated(self, index: int) -> None:
         """The optimizer of a piece has made an update."""
@@ -213,14 +218,17 @@ class CommittedState:
         if len(self._trained) > 1:
             self._used[index] = _gradients(self.pieces[index])
         self._after = self._read_marks()
-        self.changes.updated()
+        if self.changes.baseline is not None:
+            self.changes.updated()
         if self._devices:
             self._updated = tuple([_recorded(device) for device in self._devices])
 
     def under_way(self, position: Position) -> None:
         """Backward begins: write the private state that this rank will have at the next commit."""
-        with contextlib.suppress(TypeError):  # the commit will say what cannot be saved
-            self.private.look(is_commit=False)
+        try:  # noqa: SIM105  suppress() costs more, in each step
+            self.private.script.look(is_commit=False)
+        except TypeError:  # the commit will say what cannot be saved
+            pass
         self.private.write(self.step + 1, position, is_commit=False)
 
     def beat(self, epoch: int, batch: int, phase: Phase) -> None:
@@ -229,20 +237,14 @@ class CommittedState:
         if page is not None:
             page.beat(self.step, epoch, batch, phase)
 
-    def enter(self, phase: Phase) -> None:
-        """Write to the page what the rank does now."""
-        page = self.private.page
-        if page is not None:
-            page.enter(phase)
-
     @property
     def _committed_tensors(self) -> CommittedTensors | None:
         return None if self._commit is None else self._commit.tensors
 
     def _note(self, position: Position, marks: tuple[Any, ...] | None = None) -> None:
         snapshots = self._snapshots()  # first: they say which tensors of an object are large
-        before, tensors = self._committed_tensors, self.changes.commit(self.step)
-        if before is None or before.versions.tensors is not tensors.versions.tensors:
+        before, tensors = self._commit, self.changes.commit(self.step)
+        if before is None or before.tensors.versions.tensors is not tensors.versions.tensors:
             marks = None  # those that were read are of other tensors
         self._commit = Commit(
             self.step,
@@ -255,13 +257,13 @@ class CommittedState:
 
     def _read_marks(self) -> tuple[Any, ...]:
         try:
-            return tuple([piece.marks() for piece in self.pieces])
+            return tuple(map(call, self._markers))
         except Exception:  # noqa: BLE001  the script's own code; find out in which piece
             return tuple(map(self._mark, self.pieces))
 
     def _snapshots(self) -> tuple[Any, ...]:
         try:
-            return tuple([piece.snapshot() for piece in self.pieces])
+            return tuple(map(call, self._copiers))
         except Exception:  # noqa: BLE001  as above
             return tuple(map(self._snapshot, self.pieces))
 

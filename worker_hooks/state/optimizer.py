@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from worker_hooks.state.snapshot import FIXED, copied, is_constant
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.state_json import Json
 
+_PARAMS = itemgetter("params")
 _OWN = ("params", "param_names")  # of a group: not saved, as they belong to the process
 
 
@@ -56,9 +57,8 @@ class OptimizerPiece:
         self._first = next(trained, None)
         self._found: _Found | None = None
         self._values: list[dict[str, Any]] = []  # of each group, as copied last
-        self._seen: list[
-            list[Any]
-        ] = []  # the objects that were copied; empty: they may change in place
+        # all objects that were copied; empty: they may change in place
+        self._seen: list[Any] = []
 
     def tensors(self) -> dict[str, Tensor]:
         """The state's tensors; there are none before the first update.
@@ -70,7 +70,7 @@ class OptimizerPiece:
             flat = list(chain.from_iterable(map(dict.values, self._optimizer.state.values())))
         except TypeError:  # the state of a parameter is no dict
             return self._state()[1]
-        found, counts = self._found, [len(group["params"]) for group in groups]
+        found, counts = self._found, list(map(len, map(_PARAMS, groups)))
         if found is not None and found.counts == counts and _are_same(flat, found.flat):
             return found.tensors
         tensors = self._state()[1]
@@ -81,23 +81,16 @@ class OptimizerPiece:
 
     def snapshot(self) -> Groups:
         """The groups' values, and whether gradients are kept."""
-        optimizer = self._optimizer
-        if not self._is_seen(optimizer.param_groups):
+        optimizer, seen = self._optimizer, self._seen
+        now = list(chain.from_iterable(map(dict.values, optimizer.param_groups)))
+        is_seen = len(self._values) == len(optimizer.param_groups) and len(now) == len(seen)
+        if not (is_seen and all(map(is_, now, seen))):
             self._values = [_values(group) for group in optimizer.param_groups]
             is_fixed = all(is_constant(value) for group in self._values for value in group.values())
-            self._seen = [list(group.values()) for group in optimizer.param_groups] * is_fixed
+            self._seen = now * is_fixed
         # a parameter with state has had a gradient: without one now, the script sets them to None
         probe = next(iter(optimizer.state), self._first)
         return Groups(self._values, getattr(probe, "grad", None) is not None)
-
-    def _is_seen(self, groups: list[dict[str, Any]]) -> bool:
-        """Whether every group has the same objects as when they were copied last."""
-        if len(groups) != len(self._seen):
-            return False
-        for group, seen in zip(groups, self._seen, strict=True):
-            if len(group) != len(seen) or not all(map(is_, group.values(), seen)):
-                return False
-        return True
 
     def marks(self) -> None:
         """Nothing: torch's hooks count the updates."""

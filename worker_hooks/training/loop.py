@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -113,6 +112,7 @@ class DataLoop:
         self._feed: Feed | None = None  # of the loop that was begun last
         self._current: object = None  # stands for that loop; None: no loop in this attempt
         self._meta = b"{}"  # what a resume must know of the place, as JSON
+        self._joined = b"", b"", b""  # that, the variables' text, and both as one
         self._is_armed = False
         self._is_leaving = False  # the script leaves the loop at will
         self._armed_feed = Feed(())  # of the loop that was begun last, or none's
@@ -305,7 +305,9 @@ class DataLoop:
         if feed.is_stateful:
             self._set_meta(feed, loop, is_over=False)
         self._callbacks.tell("step_begin", self._training)
-        self._committed.beat(self.epoch, self.batch, Phase.FORWARD)
+        page = self._committed.private.page
+        if page is not None:
+            page.beat(self._committed.step, self.epoch, self.batch, Phase.FORWARD)
         self.tracker.enter(Phase.FORWARD)
         return batch
 
@@ -325,7 +327,12 @@ class DataLoop:
         return place if self._committed.private.has_room(place) else self._position()
 
     def _place(self, variables: bytes) -> Position:
-        return Position(self.epoch, self.batch, self._meta[:-1] + variables + b"}")
+        meta, text, joined = self._joined
+        if meta is not self._meta or text is not variables:
+            joined = self._meta[:-1] + variables + b"}"
+            self._joined = self._meta, variables, joined
+        # the same object while nothing changes: the page has it then
+        return Position(self.epoch, self.batch, joined)
 
     def _late_values(self) -> dict[str, str]:
         return {**self._committed.private.script.late_values(), **self._variables.late_values()}
@@ -400,6 +407,14 @@ class DataLoop:
         if named:
             self._say_unprotected(notice.sentences(named))
 
+    def _say_changes(self) -> None:
+        """Say what has changed, and is saved nowhere."""
+        told = self._committed.private.script.changes_of_data(is_first=self.batch <= 1)
+        if self._unregistered is not None:
+            told += self._unregistered.committed(self._variables.is_kept)
+        if told:
+            self._say_unprotected((each, True) for each in told)
+
     def _say_unprotected(self, sentences: Iterable[tuple[str, bool]]) -> None:
         """Have msrun say what cannot be restored.
 
@@ -469,28 +484,28 @@ class DataLoop:
 
     def _commit(self, position: Position | None = None) -> None:
         self.tracker.has_updated = False
-        self.reducers.learn()
+        if not self.reducers.has_learned:
+            self.reducers.learn()
         length = self.batches_per_epoch
-        self._committed.private.look(is_commit=True)
-        if self._committed.page is not None:
+        self._committed.private.script.look(is_commit=True)
+        if self._committed.private.page is not None:
             at_end = length is None or self.batch >= length or self._is_leaving
             self._variables.capture(is_last=at_end or not self._has_committed)
             self._say_lost(self._variables.lost())
-            told = self._committed.private.script.changes_of_data(is_first=self.batch <= 1)
-            if self._unregistered is not None:
-                told += self._unregistered.committed(self._variables.is_kept)
-            if told:
-                self._say_unprotected((each, True) for each in told)
+            self._say_changes()
         self._has_committed = True
         position = position or self._position()
         # at backward what has changed by then is written beside what is written now
         if not self._committed.private.has_room(position, times=2):
             self._make_page(self._armed_feed)
-        self._gate.commit(partial(self._committed.commit, position))
-        self._committed.audit()
+        self._gate.commit(self._committed.commit, position)
+        if self._committed.changes.wants_audit:
+            self._committed.audit()
         if self._guard.is_on:
             self._replication.committed(self._committed.step, compares=self._guard.compares)
-        self._committed.beat(*position[:2], self.tracker.phase)
+        page = self._committed.private.page
+        if page is not None:
+            page.beat(self._committed.step, position.epoch, position.batch, self.tracker.phase)
         if self._feed is not None:
             self._feed.settle()
         for observer in self._observers:

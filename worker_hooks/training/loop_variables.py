@@ -69,6 +69,7 @@ class LoopVariables:
         self._asked_at: list[tuple[CodeType, int]] | None = None  # a loop of the script's own
         self._before: dict[int, str] = {}  # by loop of the epoch, as of its end; see EPOCH_BEGIN
         self._newest = "[]"
+        self._parts: list[Any] = []  # of :attr:`text`
         # by depth and function, around a loop over batches and around the loop over epochs
         self._first: dict[tuple[int, str], Mapping[str, str]] = {}
         self._first_of_epochs: dict[tuple[int, str], Mapping[str, str]] = {}
@@ -167,9 +168,11 @@ class LoopVariables:
             self._frames = self._frames[len(self._frames) - count :]
             self._committed.clear()  # its keys are places
             self._at_backward = None
+            for each in self._frames:
+                each.has_changed = True
             self._set_steering_text()
         if not count or self._places() != self._asked_at[-count:]:
-            self._frames, self.text = [], b""
+            self._frames, self.text, self._parts = [], b"", []
             self.has_no_loop(frame)
 
     def continue_from(self, saved: SavedVariables) -> None:
@@ -196,10 +199,13 @@ class LoopVariables:
             return
         self._newest = self._encoded(is_last=is_last)
         for place, each in enumerate(self._frames):
-            if each.role.steering:
+            if each.has_changed and each.role.steering:
                 self._find_moving(place, each)
+            each.has_changed = False
         self._at_backward = None
-        self.text = self._fields(self._newest)
+        parts = [self._newest, self._steering_text, *self._before.items()]
+        if parts != self._parts:  # in most steps they are the same, and so is the text
+            self.text, self._parts = self._fields(self._newest), parts
 
     def under_way(self) -> bytes:
         """Backward begins: as :attr:`text`, and what training depends on as it is now.

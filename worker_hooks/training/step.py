@@ -83,7 +83,9 @@ class StepTracker:
     def enter(self, phase: Phase) -> None:
         """The step is in this phase now."""
         self.phase = phase
-        self._committed.enter(phase)
+        page = self._committed.private.page
+        if page is not None:
+            page.enter(phase)
         if self._observers:
             for observer in self._observers:
                 observer.phase_begins(phase, self._committed.step + 1)

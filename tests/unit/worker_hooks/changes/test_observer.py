@@ -184,7 +184,7 @@ def test_the_copies_of_the_commit_before_stay_as_they_were():
 def test_weights_that_are_exchanged_behind_a_loop_are_noticed():
     steps = Steps()
     held = steps.train(count=audit.FIRST_STEPS + 1)
-    steps.changes._baseline = None  # as in most steps
+    steps.changes.baseline = None  # as in most steps
     steps.changes.leave_loop(held)
     assert steps.changes.changed(held) == set()
     steps.tensors["large"].data.add_(1)
