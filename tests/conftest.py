@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import ROOT, Launcher, last_events, poll
+from support.warm_python import WarmPython
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
@@ -78,6 +79,14 @@ def launched(folder: Path) -> Iterator[Launcher]:
     yield launcher
     left = launcher.end()
     assert not left, f"processes outlived their job: {left}"
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Starts plain programs that import torch, which takes three seconds, without importing it."""
+    python = WarmPython()
+    yield python
+    python.end()
 
 
 @pytest.hookimpl(wrapper=True)
