@@ -25,6 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 150.0  # for what takes a few seconds on an idle machine
 LONGEST = 1 << 18  # a message, in bytes
 
 
@@ -35,6 +37,7 @@ class WarmPython:
         self.name = f"msrun-test-python-{os.getpid()}-{time.monotonic_ns()}"
         self._process = subprocess.Popen(
             [sys.executable, __file__, "host", self.name],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # no thread of a host is in its forks
             stdin=subprocess.PIPE,  # its end is the host's end
             stdout=subprocess.PIPE,
         )
@@ -45,6 +48,35 @@ class WarmPython:
     def words(self) -> tuple[str, ...]:
         """In place of ``sys.executable``; ``-c CODE`` or a file follow, and arguments."""
         return (sys.executable, "-S", "-E", __file__, self.name)
+
+    def train(self, folder: Path, ranks: int, script: Path, *words: object) -> list[str]:
+        """What the ranks of a training that nobody guards print, each to its end with 0."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": paths}
+        processes = [
+            subprocess.Popen(
+                [*self.words, script, *map(str, words)],
+                env={**os.environ, **told, "RANK": str(rank), "WORLD_SIZE": str(ranks)},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            said = [each.communicate(timeout=DEADLINE_S)[0] for each in processes]
+        finally:
+            for each in processes:
+                each.kill()
+                each.communicate()
+        assert [each.returncode for each in processes] == [0] * ranks, said
+        return said
 
     def end(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):

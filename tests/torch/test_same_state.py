@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import WORKERS, Job, Launcher
+from support.warm_python import WarmPython
 
 from agent.spec.job_spec import UsageError
 from msrun.commands import run
@@ -58,14 +59,13 @@ Undisturbed = Callable[[str, int], list[str]]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(launcher: Launcher) -> Undisturbed:
-    """The final weights of a job of this kind that nobody disturbs, which runs once."""
+def undisturbed(launcher: Launcher, warm_python: WarmPython) -> Undisturbed:
+    """The final weights of a training of this kind that nobody disturbs, which runs once."""
 
     @functools.cache
     def final_weights(kind: str, ranks: int) -> list[str]:
-        job, folder = started(launcher, f"{kind}-undisturbed", ranks, kind, STEPS)
-        ended = job.wait()
-        assert ended.code == 0, ended
+        folder = launcher.tmp / f"{kind}-undisturbed"
+        warm_python.train(folder, ranks, SCRIPT, kind, STEPS)
         return weights(folder, kind, ranks)
 
     return final_weights
