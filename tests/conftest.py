@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import os
 import signal
+import sys
 import threading
 import uuid
 from collections.abc import Generator, Iterator
@@ -26,6 +28,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_collection_finish() -> None:
     """What is imported by now is never garbage: tests that collect theirs need not look through it."""
+    if "torch" in sys.modules:
+        importlib.import_module("torch._dynamo")  # by the first optimizer, else
     gc.freeze()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 import torch.distributed as dist
 from support.jobs import WORKERS
 
@@ -54,11 +55,9 @@ def script() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(WORKERS))
         patched.delenv("RANK", raising=False)
-        import torch._dynamo  # by the first optimizer, else
         import train_kinds
 
         gc.freeze()  # every run looks through all that is not
-
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         patched.setattr(train_kinds.time, "sleep", lambda _: None)
