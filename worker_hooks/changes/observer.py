@@ -265,8 +265,8 @@ class ChangeObserver:
         then = versions.tensors
         found = versions.moved() | {
             name
-            for name in versions.replaced(now)
-            if name not in then or name not in now or not is_same(then[name], now[name])
+            for name in versions.replaced(now) & then.keys()  # what is new was not committed
+            if name not in now or not is_same(then[name], now[name])
         }
         baseline = self._baseline
         on_host = {name: each for name, each in then.items() if each.is_cpu}

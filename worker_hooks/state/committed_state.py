@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import ge
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.mismatch import listed
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.private import Position, PrivateSource, PrivateState
-from worker_hooks.state.registry import Piece, live_tensors
+from worker_hooks.state.registry import Piece, live_tensors, structures
 from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors.reader import Reader
@@ -93,6 +93,8 @@ class CommittedState:
         self._updated: tuple[torch.Event, ...] = ()  # on each accelerator, after the last update
         self._trained = [index for index, piece in enumerate(self.pieces) if piece.optimizers]
         self._used: dict[int, list[int]] = {}  # gradients of a piece as of its last update
+        self._registered = structures(self.pieces)
+        self._structures = self._registered  # as seen last
         self.why_pending = ""
         """Why the newest commit is no place to resume from; empty: it is one."""
 
@@ -129,6 +131,22 @@ class CommittedState:
     def modules(self) -> list[torch.nn.Module]:
         """Every registered module, without its wrappers."""
         return [module for piece in self.pieces for module in piece.modules]
+
+    def reshaped(self) -> list[str]:
+        """The names of what has other parameters, modules or groups than when it was registered."""
+        now = structures(self.pieces)
+        return sorted(name for name in now if now[name] != self._registered[name])
+
+    def has_new_structure(self, *, is_committed: bool) -> bool:
+        """Whether something has other parameters, modules or groups than when this was asked last.
+
+        Args:
+            is_committed: this is asked right behind a commit, which has looked for them.
+        """
+        if not is_committed:
+            live_tensors(self.pieces)
+        was, self._structures = self._structures, structures(self.pieces)
+        return was != self._structures
 
     def resume_at(
         self,
@@ -244,6 +262,10 @@ class CommittedState:
         before, tensors = self._committed_tensors, self.changes.commit(self.step)
         if before is None or before.versions.tensors is not tensors.versions.tensors:
             marks = None  # those that were read are of other tensors
+            pairs = zip(self.pieces, snapshots, strict=True)  # a module may have others inside
+            snapshots = tuple(
+                self._snapshot(one) if isinstance(one, ModulePiece) else old for one, old in pairs
+            )
         self._commit = Commit(
             self.step,
             snapshots,
@@ -382,7 +404,8 @@ class CommittedState:
         copies = {} if held is None or step != self.step else held.copies
         live = live_tensors(self.pieces)
         changed = 0 if held is None else len(self.changes.changed(held))
-        return changed + sum(version(each) for name, each in live.items() if name not in copies)
+        versions = sum(version(each) for name, each in live.items() if name not in copies)
+        return changed + len(live) + versions
 
     def nbytes(self) -> tuple[int, int]:
         """About how large live state is, and what part of it is in host memory. Never raises."""
@@ -416,9 +439,11 @@ class CommittedState:
 
     def _as_of(self, commit: Commit, step: int) -> Replica:
         snapshots, ready, copies = commit.snapshots, commit.ready, commit.tensors.copies
-        # the page begins with the buffers
-        own = self.private.read(step)[: len(self.buffers.entries)]
+        names = {entry.name for entry in self.buffers.entries}
+        own = [each for each in self.private.read(step) if each[0].name in names]
+        held: Collection[str] | None = commit.tensors.versions.tensors
         if step != commit.step:
+            held = None
             ready, copies = self._updated, {}
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
             snapshots = self._snapshots()
@@ -428,9 +453,10 @@ class CommittedState:
             "usual": self.typical_changes,
             "late": late,
             "changing": self.changes.changing,
+            "reshaped": self.reshaped(),
             **self._extra_facts(),
         }
-        return self._replica(snapshots, copies, own, facts, ready)
+        return self._replica(snapshots, copies, own, facts, ready, held)
 
     def present(self) -> Replica:
         """The registered state as it is now, for its digest. For the main thread.
@@ -447,13 +473,19 @@ class CommittedState:
         own: list[tuple[Entry, memoryview]],
         facts: dict[str, Any],
         ready: Sequence[torch.Event],
+        names: Collection[str] | None = None,
     ) -> Replica:
+        """``names``: of the tensors that belong to it; ``None``: all that there are."""
         tensors: dict[str, torch.Tensor] = {}
         replicated, alike = {}, {}
         for piece, snapshot in zip(self.pieces, snapshots, strict=True):
             if isinstance(snapshot, UnreadableState):
                 raise RuntimeError(f"{piece.name} cannot be saved: {snapshot.error}")  # noqa: TRY004
-            tensors.update((name, copies.get(name, each)) for name, each in piece.tensors().items())
+            tensors.update(
+                (name, copies.get(name, each))
+                for name, each in piece.tensors().items()
+                if names is None or name in names
+            )
             value, small = piece.encode(snapshot)
             if piece.is_compared:
                 tensors.update(small)

@@ -58,6 +58,11 @@ OTHER_SIZE = (
     "the loader makes batches of {}, and made batches of {} before: keep what its size depends on "
     "in state.own, which is there again before the loader is made"
 )
+RESHAPED = (
+    "{} changed parameters, layers or groups after TrainState(): no rank is replaced alone from "
+    "now on, and a restarted script is refused if it does not change them again before its loop"
+)
+RESHAPED_WHY = "changes the parameters, layers or groups that TrainState() was given"
 COUNTS_ANEW = "enumerate() around state.batches() counts from 0 at batch %d: use state.batch"
 
 
@@ -117,6 +122,7 @@ class DataLoop:
         self._is_leaving = False  # the script leaves the loop at will
         self._armed_feed = Feed(())  # of the loop that was begun last, or none's
         self._resume_point: ResumePoint | None = None  # until training is there
+        self._reshaped: set[str] = set()  # objects whose change of parameters was said
 
     # --- for TrainState ---------------------------------------------------------------------------
 
@@ -138,6 +144,7 @@ class DataLoop:
     def resume_at(self, point: ResumePoint) -> None:
         """Continue from here; the replicated state is restored already."""
         self._resume_point = point
+        self._reshaped |= point.deferred
         self._replication.resumed()
         self.reducers.expect(point.ready_orders, are_none=point.is_in_memory)
         self.epoch = point.epoch
@@ -427,7 +434,8 @@ class DataLoop:
         self._is_armed = True
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
         self._armed_feed = feed
-        if has_use and not self._committed.private.switch_to(feed):
+        is_new = self._has_new_structure(is_committed=False)
+        if has_use and (not self._committed.private.switch_to(feed) or is_new):
             if self._committed.page is None:
                 self._committed.private.script.begin()
             if self._guard.is_on:
@@ -442,6 +450,21 @@ class DataLoop:
         page = self._committed.open(env.rank, env.attempt, feed, self._position())
         self._guard.register(page, self._committed.step)
         os.close(page)
+
+    def _has_new_structure(self, *, is_committed: bool) -> bool:
+        """Whether the objects have other parameters than before, so that the page has no room.
+
+        To enter the training function again would make the same change twice.
+        """
+        if not self._committed.has_new_structure(is_committed=is_committed):
+            return False
+        self._guard.not_replaceable_why = self._guard.not_replaceable_why or RESHAPED_WHY
+        self._committed.buffers.renew()
+        names = [name for name in self._committed.reshaped() if name not in self._reshaped]
+        self._reshaped |= set(names)
+        if names and self._guard.is_on and self._guard.env.rank == 0:
+            self._guard.say_unprotected(RESHAPED.format(", ".join(names)), is_refused=False)
+        return True
 
     def _arm_without_loader(self, frame: FrameType, *, is_loop: bool) -> None:
         feed = Feed(())
@@ -487,6 +510,8 @@ class DataLoop:
         if not self._committed.private.has_room(position, times=2):
             self._make_page(self._armed_feed)
         self._gate.commit(partial(self._committed.commit, position))
+        if self._committed.page is not None and self._has_new_structure(is_committed=True):
+            self._make_page(self._armed_feed)
         self._committed.audit()
         if self._guard.is_on:
             self._replication.committed(self._committed.step, compares=self._guard.compares)
