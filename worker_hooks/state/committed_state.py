@@ -20,10 +20,12 @@ import torch
 
 from worker_hooks.changes.observer import ChangeObserver, CommittedTensors
 from worker_hooks.contract.status_page import Entry, Page, Phase
+from worker_hooks.distributed import process_group
 from worker_hooks.rng.randomness import TORCH
 from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.mismatch import listed
 from worker_hooks.state.module import ModulePiece
+from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.private import Position, PrivateSource, PrivateState
 from worker_hooks.state.registry import Piece, live_tensors, structures
 from worker_hooks.state.snapshot import tensors_in, version
@@ -93,6 +95,8 @@ class CommittedState:
         self._updated: tuple[torch.Event, ...] = ()  # on each accelerator, after the last update
         self._trained = [index for index, piece in enumerate(self.pieces) if piece.optimizers]
         self._used: dict[int, list[int]] = {}  # gradients of a piece as of its last update
+        # whether, and how many collectives had begun by the last update
+        self._changes_behind, self._begun = False, 0
         self._registered = structures(self.pieces)
         self._structures = self._registered  # as seen last
         self.why_pending = ""
@@ -188,6 +192,7 @@ class CommittedState:
         marks = self._read_marks()
         if position.batch:  # else the changes are not those of a batch's step
             changed = self._changes(marks)
+            self._look_behind(marks)
             if changed != self._last_changes:
                 self._last_changes = changed
                 self.typical_changes = tuple(map(max, self.typical_changes or changed, changed))
@@ -197,6 +202,19 @@ class CommittedState:
         self.updates = [0] * len(self.pieces)
         self.step += 1
         self._note(position, marks)
+
+    def _look_behind(self, marks: tuple[Any, ...]) -> None:
+        """Find out whether a step changes weights behind its update, and has a collective there.
+
+        A rank that waits in such a collective may have yet to change them. Nobody can tell.
+        """
+        behind = () if self._after is None else zip(self._live, marks, self._after, strict=True)
+        has_changed = self.changes.has_unseen or any(
+            is_live and new != old for is_live, new, old in behind
+        )
+        if self._changes_behind and has_changed and process_group.collectives() > self._begun:
+            self.changes.keep_all()
+        self._changes_behind |= has_changed
 
     def _find_pending(self) -> None:
         """Find gradients that an optimizer will use in a later step: they are not saved."""
@@ -232,6 +250,8 @@ class CommittedState:
             self._used[index] = _gradients(self.pieces[index])
         self._after = self._read_marks()
         self.changes.updated()
+        if self._changes_behind:
+            self._begun = process_group.collectives()
         if self._devices:
             self._updated = tuple([_recorded(device) for device in self._devices])
 
@@ -342,6 +362,23 @@ class CommittedState:
             log.exception("step %d is not taken for complete", self.step + 1)
             return False
 
+    def is_copied(self) -> bool:
+        """Whether the newest commit can be saved in spite of an update that has begun since."""
+        commit = self._commit
+        if commit is None or self.why_unknown():
+            return False
+        names, copies = commit.tensors.versions.tensors.keys(), commit.tensors.copies.keys()
+        try:
+            has_all = bool(names) and copies >= names and live_tensors(self.pieces).keys() == names
+            # what else an optimizer's state holds is read as it is now
+            optimizers = (each for each in self.pieces if isinstance(each, OptimizerPiece))
+            return has_all and all(each.is_all_tensors for each in optimizers)
+        except (
+            RuntimeError,
+            AttributeError,
+        ):  # an optimizer makes its state just now, or an odd one
+            return False
+
     def _is_in_doubt(self, commit: Commit, marks: tuple[Any, ...]) -> bool:
         """Whether something has not changed in this step that may change seldom, behind this point.
 
@@ -403,9 +440,9 @@ class CommittedState:
         held = self._committed_tensors
         copies = {} if held is None or step != self.step else held.copies
         live = live_tensors(self.pieces)
-        changed = 0 if held is None else len(self.changes.changed(held))
-        versions = sum(version(each) for name, each in live.items() if name not in copies)
-        return changed + len(live) + versions
+        new = set() if held is None else live.keys() - held.versions.tensors.keys()
+        changed = 0 if held is None else len(self.changes.changed(held) | new)
+        return changed + sum(version(each) for name, each in live.items() if name not in copies)
 
     def nbytes(self) -> tuple[int, int]:
         """About how large live state is, and what part of it is in host memory. Never raises."""

@@ -104,6 +104,14 @@ class OptimizerPiece:
                 return False
         return True
 
+    @property
+    def is_all_tensors(self) -> bool:
+        """Whether the state of its parameters holds nothing but tensors."""
+        states = self._optimizer.state.values()
+        return all(
+            each is None or isinstance(each, Tensor) for held in states for each in held.values()
+        )
+
     def marks(self) -> None:
         """Nothing: torch's hooks count the updates."""
 
