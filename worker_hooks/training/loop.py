@@ -431,6 +431,7 @@ class DataLoop:
     def _arm(self, feed: Feed) -> None:
         """Watch the state and let it be saved: everything that belongs to it exists by now."""
         self.tracker.watch()
+        self.tracker.gradients.begin_loop()
         self._is_armed = True
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
         self._armed_feed = feed
@@ -520,5 +521,14 @@ class DataLoop:
             self._feed.settle()
         for observer in self._observers:
             observer.committed(self._committed.step)
+        added = self.tracker.gradients.committed()
+        if (
+            added
+            and not self._committed.why_pending
+            and not self._training.rank
+            and self._guard.is_on
+        ):
+            # in any attempt: a death may have come before it was known
+            self._guard.say_unprotected(added, is_refused=False)
         self._callbacks.tell("step_end", self._training)
         self.tracker.end()
