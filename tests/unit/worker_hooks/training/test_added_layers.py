@@ -13,11 +13,14 @@ from worker_hooks.training import loop
 
 @pytest.fixture
 def said(monkeypatch):
-    """What msrun would say."""
+    """What msrun would say of objects that were changed."""
     found = []
-    monkeypatch.setattr(
-        Guard, "say_unprotected", lambda _, text, *, is_refused: found.append((text, is_refused))
-    )
+
+    def say(_, text, *, is_refused):
+        if "after TrainState()" in text:
+            found.append((text, is_refused))
+
+    monkeypatch.setattr(Guard, "say_unprotected", say)
     return found
 
 

@@ -13,9 +13,14 @@ from worker_hooks.training.kept_gradients import ADD_UP
 
 @pytest.fixture
 def said(monkeypatch):
-    """What msrun would say."""
+    """What msrun would say of gradients."""
     found = []
-    monkeypatch.setattr(Guard, "say_unprotected", lambda _, text, **__: found.append(text))
+
+    def say(_, text, **__):
+        if "gradients" in text:
+            found.append(text)
+
+    monkeypatch.setattr(Guard, "say_unprotected", say)
     return found
 
 
