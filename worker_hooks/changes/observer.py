@@ -22,7 +22,13 @@ from worker_hooks.changes.versions import TensorList, Versions, read
 
 log = logging.getLogger("msrun")
 
-COPIED_AT_FIRST = 256 << 20  # bytes: up to this size all of the state is copied in the first steps
+COPIED_AT_FIRST = 256 << 20
+"""Bytes: up to this size all of the state is copied, at first and where steps may halt."""
+
+HALTS = (
+    "a step is lost if a rank dies while others wait in a collective behind their update, and have "
+    "yet to change weights or averages there: %s"
+)
 
 STILL_STEPS = 64
 """After so many steps without a counted change nothing is copied because of such changes.
@@ -95,6 +101,8 @@ class ChangeObserver:
         self._uncounted: set[str] = set()
         self._still = 0  # steps in a row without a counted change outside of updates
         self._said: set[str] = set()
+        self._keeps_all = False  # copies of all are made at each commit
+        self._needed: set[str] = set()  # and these were, or would be, without that
         self._has_unseen = False  # something changed uncounted between an update and its commit
         self._blind_why = ""  # why nothing can be known of the state
 
@@ -134,6 +142,20 @@ class ChangeObserver:
             log.warning("nothing of this training can be saved any more: %s", why)
 
     @property
+    def has_unseen(self) -> bool:
+        """Whether something was seen to change uncounted between an update and its commit."""
+        return self._has_unseen
+
+    def keep_all(self) -> None:
+        """From now on copy all of the state at each commit, if it is small and that is cheap.
+
+        Steps were seen to halt behind their update, in a collective, with changes yet to be made.
+        Such a step is no state to resume from, so the commit before must stay one.
+        """
+        if not self._keeps_all:
+            self._keeps_all, self._needed = True, {*self._copies.names}
+
+    @property
     def changing(self) -> list[str]:
         """The names of what was seen to change outside of updates."""
         return sorted({*self._copies.names, *self._copies.refused})
@@ -152,6 +174,8 @@ class ChangeObserver:
         if self._expected and tensors.keys() >= self._expected:
             self._copies.add(self._expected, tensors)
             self._expected = frozenset()
+        if self._keeps_all and not self._copies.names >= tensors.keys():
+            self._copies.add(tensors, tensors)
         is_all = self._audit.is_first and nbytes(tensors.values()) <= COPIED_AT_FIRST
         names = tensors.keys() if is_all else self._copies.names
         copies = self._copies.take(step, tensors, names) if names else {}
@@ -161,8 +185,21 @@ class ChangeObserver:
         self.wants_audit = audit.is_first or (audit.share > 0 and audit.is_due(self._step_s))
         if copies and not is_all:
             self._copies.keep_to_budget(self._step_s, tensors)
-            self._say_refused()
+        if self._keeps_all:
+            self._keep_all_or_less(tensors)
+        self._say_refused()
         return CommittedTensors(versions, copies)
+
+    def _keep_all_or_less(self, tensors: Mapping[str, Tensor]) -> None:
+        """A part of the copies is of no use: make all of them, or those that were made before."""
+        extra = tensors.keys() - self._needed
+        refused = [why for name, why in self._copies.refused.items() if name in extra]
+        if nbytes(tensors.values()) > COPIED_AT_FIRST:
+            refused.append(f"all of the state is larger than {COPIED_AT_FIRST >> 20} MiB")
+        if refused:
+            self._keeps_all = False
+            self._copies.let_go(extra)
+            log.warning(HALTS, refused[0])
 
     def committed(self, held: CommittedTensors) -> None:
         """Behind a commit: look at the content, if the step that begins is to be audited."""
@@ -199,7 +236,10 @@ class ChangeObserver:
         versions = held.versions
         found = versions.moved() if versions.has_moved else set()
         self._still = 0 if found else self._still + 1
-        if self._still == STILL_STEPS:  # what changed once or seldom, as in the first step
+        self._needed |= found
+        if (
+            self._still == STILL_STEPS and not self._keeps_all
+        ):  # what changed once or seldom, as in the first step
             self._copies.names &= self._uncounted
         if self.baseline is not None:
             found |= self._hidden(held)
@@ -277,8 +317,8 @@ class ChangeObserver:
         then = versions.tensors
         found = versions.moved() | {
             name
-            for name in versions.replaced(now)
-            if name not in then or name not in now or not is_same(then[name], now[name])
+            for name in versions.replaced(now) & then.keys()  # what is new was not committed
+            if name not in now or not is_same(then[name], now[name])
         }
         baseline = self.baseline
         on_host = {name: each for name, each in then.items() if each.is_cpu}

@@ -351,8 +351,10 @@ class ScriptValues:
                 found[name] = (peer, theirs.values[name])
             elif is_last:
                 log.warning(LACKS_CHANGE, name)
+        late = script.record.late | (peer.record.late if peer is not None else set())
         for name, (saved, text) in found.items():
-            self._put(name, text, saved)
+            if self._put(name, text, saved) and name in late:
+                self.late.add(name)  # peers ask for its value in steps in which it does not change
 
     def _had(self, name: str, record: ScriptRecord) -> int | None:
         """The checksum that the rank had at the commit before; unsaved values are as they began."""
@@ -365,10 +367,11 @@ class ScriptValues:
             return values.pack(place.holder.get(place.key, None), name).checksum
         return None
 
-    def _put(self, name: str, text: Any, saved: Script) -> None:
+    def _put(self, name: str, text: Any, saved: Script) -> bool:
+        """Whether there is such a variable."""
         place = self._variable(name)
         if place is None:
-            return
+            return False
         try:
             now = place.holder.get(place.key, None)
             place.holder[place.key] = values.unpack(text, saved.tensors, now)
@@ -379,6 +382,7 @@ class ScriptValues:
         self._take(place)
         place.was = place.checksum
         self._is_stale = True
+        return True
 
     def _variable(self, name: str) -> Variable | None:
         for group in self._groups:

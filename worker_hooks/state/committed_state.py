@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import call, ge
 from typing import Any, NamedTuple
 
@@ -19,12 +19,14 @@ import torch
 
 from worker_hooks.changes.observer import ChangeObserver, CommittedTensors
 from worker_hooks.contract.status_page import Entry, Page, Phase
+from worker_hooks.distributed import process_group
 from worker_hooks.rng.randomness import TORCH
 from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.mismatch import listed
 from worker_hooks.state.module import ModulePiece
+from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.private import Position, PrivateSource, PrivateState
-from worker_hooks.state.registry import Piece, live_tensors
+from worker_hooks.state.registry import Piece, live_tensors, structures
 from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors.reader import Reader
@@ -96,6 +98,10 @@ class CommittedState:
         self._updated: tuple[torch.Event, ...] = ()  # on each accelerator, after the last update
         self._trained = [index for index, piece in enumerate(self.pieces) if piece.optimizers]
         self._used: dict[int, list[int]] = {}  # gradients of a piece as of its last update
+        # whether, and how many collectives had begun by the last update
+        self._changes_behind, self._begun = False, 0
+        self._registered = structures(self.pieces)
+        self._structures = self._registered  # as seen last
         self.why_pending = ""
         """Why the newest commit is no place to resume from; empty: it is one."""
 
@@ -132,6 +138,22 @@ class CommittedState:
     def modules(self) -> list[torch.nn.Module]:
         """Every registered module, without its wrappers."""
         return [module for piece in self.pieces for module in piece.modules]
+
+    def reshaped(self) -> list[str]:
+        """The names of what has other parameters, modules or groups than when it was registered."""
+        now = structures(self.pieces)
+        return sorted(name for name in now if now[name] != self._registered[name])
+
+    def has_new_structure(self, *, is_committed: bool) -> bool:
+        """Whether something has other parameters, modules or groups than when this was asked last.
+
+        Args:
+            is_committed: this is asked right behind a commit, which has looked for them.
+        """
+        if not is_committed:
+            live_tensors(self.pieces)
+        was, self._structures = self._structures, structures(self.pieces)
+        return was != self._structures
 
     def resume_at(
         self,
@@ -174,6 +196,7 @@ class CommittedState:
         marks = self._read_marks()
         if position.batch:  # else the changes are not those of a batch's step
             changed = self._changes(marks)
+            self._look_behind(marks)
             if changed != self._last_changes:
                 self._last_changes = changed
                 self.typical_changes = tuple(map(max, self.typical_changes or changed, changed))
@@ -183,6 +206,19 @@ class CommittedState:
         self.updates = [0] * len(self.pieces)
         self.step += 1
         self._note(position, marks)
+
+    def _look_behind(self, marks: tuple[Any, ...]) -> None:
+        """Find out whether a step changes weights behind its update, and has a collective there.
+
+        A rank that waits in such a collective may have yet to change them. Nobody can tell.
+        """
+        behind = () if self._after is None else zip(self._live, marks, self._after, strict=True)
+        has_changed = self.changes.has_unseen or any(
+            is_live and new != old for is_live, new, old in behind
+        )
+        if self._changes_behind and has_changed and process_group.collectives() > self._begun:
+            self.changes.keep_all()
+        self._changes_behind |= has_changed
 
     def _find_pending(self) -> None:
         """Find gradients that an optimizer will use in a later step: they are not saved."""
@@ -220,6 +256,8 @@ class CommittedState:
         self._after = self._read_marks()
         if self.changes.baseline is not None:
             self.changes.updated()
+        if self._changes_behind:
+            self._begun = process_group.collectives()
         if self._devices:
             self._updated = tuple([_recorded(device) for device in self._devices])
 
@@ -246,6 +284,10 @@ class CommittedState:
         before, tensors = self._commit, self.changes.commit(self.step)
         if before is None or before.tensors.versions.tensors is not tensors.versions.tensors:
             marks = None  # those that were read are of other tensors
+            pairs = zip(self.pieces, snapshots, strict=True)  # a module may have others inside
+            snapshots = tuple(
+                self._snapshot(one) if isinstance(one, ModulePiece) else old for one, old in pairs
+            )
         self._commit = Commit(
             self.step,
             snapshots,
@@ -322,6 +364,23 @@ class CommittedState:
             log.exception("step %d is not taken for complete", self.step + 1)
             return False
 
+    def is_copied(self) -> bool:
+        """Whether the newest commit can be saved in spite of an update that has begun since."""
+        commit = self._commit
+        if commit is None or self.why_unknown():
+            return False
+        names, copies = commit.tensors.versions.tensors.keys(), commit.tensors.copies.keys()
+        try:
+            has_all = bool(names) and copies >= names and live_tensors(self.pieces).keys() == names
+            # what else an optimizer's state holds is read as it is now
+            optimizers = (each for each in self.pieces if isinstance(each, OptimizerPiece))
+            return has_all and all(each.is_all_tensors for each in optimizers)
+        except (
+            RuntimeError,
+            AttributeError,
+        ):  # an optimizer makes its state just now, or an odd one
+            return False
+
     def _is_in_doubt(self, commit: Commit, marks: tuple[Any, ...]) -> bool:
         """Whether something has not changed in this step that may change seldom, behind this point.
 
@@ -383,7 +442,8 @@ class CommittedState:
         held = self._committed_tensors
         copies = {} if held is None or step != self.step else held.copies
         live = live_tensors(self.pieces)
-        changed = 0 if held is None else len(self.changes.changed(held))
+        new = set() if held is None else live.keys() - held.versions.tensors.keys()
+        changed = 0 if held is None else len(self.changes.changed(held) | new)
         return changed + sum(version(each) for name, each in live.items() if name not in copies)
 
     def nbytes(self) -> tuple[int, int]:
@@ -418,9 +478,11 @@ class CommittedState:
 
     def _as_of(self, commit: Commit, step: int) -> Replica:
         snapshots, ready, copies = commit.snapshots, commit.ready, commit.tensors.copies
-        # the page begins with the buffers
-        own = self.private.read(step)[: len(self.buffers.entries)]
+        names = {entry.name for entry in self.buffers.entries}
+        own = [each for each in self.private.read(step) if each[0].name in names]
+        held: Collection[str] | None = commit.tensors.versions.tensors
         if step != commit.step:
+            held = None
             ready, copies = self._updated, {}
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
             snapshots = self._snapshots()
@@ -430,9 +492,10 @@ class CommittedState:
             "usual": self.typical_changes,
             "late": late,
             "changing": self.changes.changing,
+            "reshaped": self.reshaped(),
             **self._extra_facts(),
         }
-        return self._replica(snapshots, copies, own, facts, ready)
+        return self._replica(snapshots, copies, own, facts, ready, held)
 
     def present(self) -> Replica:
         """The registered state as it is now, for its digest. For the main thread.
@@ -449,13 +512,19 @@ class CommittedState:
         own: list[tuple[Entry, memoryview]],
         facts: dict[str, Any],
         ready: Sequence[torch.Event],
+        names: Collection[str] | None = None,
     ) -> Replica:
+        """``names``: of the tensors that belong to it; ``None``: all that there are."""
         tensors: dict[str, torch.Tensor] = {}
         replicated, alike = {}, {}
         for piece, snapshot in zip(self.pieces, snapshots, strict=True):
             if isinstance(snapshot, UnreadableState):
                 raise RuntimeError(f"{piece.name} cannot be saved: {snapshot.error}")  # noqa: TRY004
-            tensors.update((name, copies.get(name, each)) for name, each in piece.tensors().items())
+            tensors.update(
+                (name, copies.get(name, each))
+                for name, each in piece.tensors().items()
+                if names is None or name in names
+            )
             value, small = piece.encode(snapshot)
             if piece.is_compared:
                 tensors.update(small)

@@ -29,6 +29,7 @@ class Groups(NamedTuple):
 
     values: list[dict[str, Any]]  # of each group
     has_grads: bool  # the script keeps gradients from one step to the next, zeroed or stale
+    sizes: tuple[int, ...]  # how many parameters each group has
 
 
 class _Found(NamedTuple):
@@ -90,7 +91,19 @@ class OptimizerPiece:
             self._seen = now * is_fixed
         # a parameter with state has had a gradient: without one now, the script sets them to None
         probe = next(iter(optimizer.state), self._first)
-        return Groups(self._values, getattr(probe, "grad", None) is not None)
+        return Groups(self._values, getattr(probe, "grad", None) is not None, self.structure())
+
+    def structure(self) -> tuple[int, ...]:
+        """How many parameters each group has."""
+        return tuple([len(group["params"]) for group in self._optimizer.param_groups])
+
+    @property
+    def is_all_tensors(self) -> bool:
+        """Whether the state of its parameters holds nothing but tensors."""
+        states = self._optimizer.state.values()
+        return all(
+            each is None or isinstance(each, Tensor) for held in states for each in held.values()
+        )
 
     def marks(self) -> None:
         """Nothing: torch's hooks count the updates."""
@@ -105,7 +118,7 @@ class OptimizerPiece:
         state, _ = self._state()
         value = {
             "groups": groups,
-            "sizes": [len(group["params"]) for group in self._optimizer.param_groups],
+            "sizes": list(snapshot.sizes),
             "state": state,
             "device": self._first.device.type if self._first is not None else "cpu",
             "grads": snapshot.has_grads,
@@ -114,7 +127,7 @@ class OptimizerPiece:
 
     def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
         """Why this cannot be restored from tensors shaped like these."""
-        sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        sizes = list(self.structure())
         if sizes != value["sizes"]:
             return [f"{self.name} had groups of {value['sizes']} parameters and has {sizes}"]
         return missing(value, like)
@@ -125,6 +138,11 @@ class OptimizerPiece:
 
         ``load_state_dict`` is not used because it casts the state to the parameters' dtype.
         """
+        self._restore(tensors, value, state_json.decode(value["groups"], tensors))
+
+    def _restore(
+        self, tensors: Mapping[str, Tensor], value: Json, decoded: list[dict[str, Any]]
+    ) -> None:
         optimizer = self._optimizer
         parameters = self._parameters()
         was_host = value["device"] == "cpu"
@@ -136,7 +154,6 @@ class OptimizerPiece:
             parameter, group = parameters[int(text)], groups[int(text)]
             held = state_json.decode(encoded, tensors)
             optimizer.state[parameter] = _on_device(held, parameter, group, was_host=was_host)
-        decoded = state_json.decode(value["groups"], tensors)
         for group, values in zip(optimizer.param_groups, decoded, strict=True):
             for key, then in values.items():
                 _set(group, key, then)
@@ -148,6 +165,16 @@ class OptimizerPiece:
         for index, parameter in enumerate(parameters):
             has_grad = str(index) in had_grads and parameter.requires_grad
             parameter.grad = torch.zeros_like(parameter) if has_grad else None
+
+    def restore_alike(self, tensors: Mapping[str, Tensor], value: Json) -> None:
+        """Put back the groups that are there already; the script has yet to add the others."""
+        sizes = list(self.structure())
+        if sizes != value["sizes"][: len(sizes)]:
+            return  # an index does not tell which parameter it was
+        count, state = sum(sizes), value["state"]
+        of = {text: held for text, held in state["of"].items() if int(text) < count}
+        groups = state_json.decode(value["groups"], tensors)[: len(sizes)]
+        self._restore(tensors, {**value, "state": {**state, "of": of}}, groups)
 
     def _parameters(self) -> list[Tensor]:
         return list(chain.from_iterable(g["params"] for g in self._optimizer.param_groups))

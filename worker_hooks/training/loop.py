@@ -57,6 +57,11 @@ OTHER_SIZE = (
     "the loader makes batches of {}, and made batches of {} before: keep what its size depends on "
     "in state.own, which is there again before the loader is made"
 )
+RESHAPED = (
+    "{} changed parameters, layers or groups after TrainState(): no rank is replaced alone from "
+    "now on, and a restarted script is refused if it does not change them again before its loop"
+)
+RESHAPED_WHY = "changes the parameters, layers or groups that TrainState() was given"
 COUNTS_ANEW = "enumerate() around state.batches() counts from 0 at batch %d: use state.batch"
 
 
@@ -117,6 +122,7 @@ class DataLoop:
         self._is_leaving = False  # the script leaves the loop at will
         self._armed_feed = Feed(())  # of the loop that was begun last, or none's
         self._resume_point: ResumePoint | None = None  # until training is there
+        self._reshaped: set[str] = set()  # objects whose change of parameters was said
 
     # --- for TrainState ---------------------------------------------------------------------------
 
@@ -138,6 +144,7 @@ class DataLoop:
     def resume_at(self, point: ResumePoint) -> None:
         """Continue from here; the replicated state is restored already."""
         self._resume_point = point
+        self._reshaped |= point.deferred
         self._replication.resumed()
         self.reducers.expect(point.ready_orders, are_none=point.is_in_memory)
         self.epoch = point.epoch
@@ -439,10 +446,12 @@ class DataLoop:
     def _arm(self, feed: Feed) -> None:
         """Watch the state and let it be saved: everything that belongs to it exists by now."""
         self.tracker.watch()
+        self.tracker.gradients.begin_loop()
         self._is_armed = True
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
         self._armed_feed = feed
-        if has_use and not self._committed.private.switch_to(feed):
+        is_new = self._has_new_structure(is_committed=False)
+        if has_use and (not self._committed.private.switch_to(feed) or is_new):
             if self._committed.page is None:
                 self._committed.private.script.begin()
             if self._guard.is_on:
@@ -457,6 +466,21 @@ class DataLoop:
         page = self._committed.open(env.rank, env.attempt, feed, self._position())
         self._guard.register(page, self._committed.step)
         os.close(page)
+
+    def _has_new_structure(self, *, is_committed: bool) -> bool:
+        """Whether the objects have other parameters than before, so that the page has no room.
+
+        To enter the training function again would make the same change twice.
+        """
+        if not self._committed.has_new_structure(is_committed=is_committed):
+            return False
+        self._guard.not_replaceable_why = self._guard.not_replaceable_why or RESHAPED_WHY
+        self._committed.buffers.renew()
+        names = [name for name in self._committed.reshaped() if name not in self._reshaped]
+        self._reshaped |= set(names)
+        if names and self._guard.is_on and self._guard.env.rank == 0:
+            self._guard.say_unprotected(RESHAPED.format(", ".join(names)), is_refused=False)
+        return True
 
     def _arm_without_loader(self, frame: FrameType, *, is_loop: bool) -> None:
         feed = Feed(())
@@ -486,29 +510,45 @@ class DataLoop:
         self.tracker.has_updated = False
         if not self.reducers.has_learned:
             self.reducers.learn()
-        length = self.batches_per_epoch
-        self._committed.private.script.look(is_commit=True)
-        if self._committed.private.page is not None:
-            at_end = length is None or self.batch >= length or self._is_leaving
-            self._variables.capture(is_last=at_end or not self._has_committed)
-            self._say_lost(self._variables.lost())
-            self._say_changes()
+        self._look_at_script()
         self._has_committed = True
         position = position or self._position()
+        private = self._committed.private
         # at backward what has changed by then is written beside what is written now
-        if not self._committed.private.has_room(position, times=2):
+        if not private.has_room(position, times=2):
             self._make_page(self._armed_feed)
         self._gate.commit(self._committed.commit, position)
+        if private.page is not None and self._has_new_structure(is_committed=True):
+            self._make_page(self._armed_feed)
         if self._committed.changes.wants_audit:
             self._committed.audit()
+        if private.page is not None:
+            private.page.beat(
+                self._committed.step, position.epoch, position.batch, self.tracker.phase
+            )
         if self._guard.is_on:
-            self._replication.committed(self._committed.step, compares=self._guard.compares)
-        page = self._committed.private.page
-        if page is not None:
-            page.beat(self._committed.step, position.epoch, position.batch, self.tracker.phase)
+            self._tell_committed()
         if self._feed is not None:
             self._feed.settle()
         for observer in self._observers:
             observer.committed(self._committed.step)
         self._callbacks.tell("step_end", self._training)
         self.tracker.end()
+
+    def _look_at_script(self) -> None:
+        """A commit: keep what the script has changed for itself."""
+        self._committed.private.script.look(is_commit=True)
+        if self._committed.private.page is not None:
+            length = self.batches_per_epoch
+            at_end = length is None or self.batch >= length or self._is_leaving
+            self._variables.capture(is_last=at_end or not self._has_committed)
+            self._say_lost(self._variables.lost())
+            self._say_changes()
+
+    def _tell_committed(self) -> None:
+        """Tell the agent what the new commit shows."""
+        self._replication.committed(self._committed.step, compares=self._guard.compares)
+        added = self.tracker.gradients.committed()
+        if added and not self._committed.why_pending and not self._training.rank:
+            # in any attempt: a death may have come before it was known
+            self._guard.say_unprotected(added, is_refused=False)

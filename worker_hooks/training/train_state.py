@@ -100,7 +100,8 @@ class TrainState:
         self._is_exiting = False  # the script knows that it is to exit
         self.checkpoint_context = CheckpointContext(env, self._guard, self._committed)
         if folder is not None:
-            self._resume_at(resume.restore_replicated(self._committed.pieces, folder, env))
+            pieces = self._committed.pieces
+            self._resume_at(resume.restore_replicated(pieces, folder, env, is_new=True))
         self._callbacks.tell("begin", self)
 
     # --- for the script ---------------------------------------------------------------------------

@@ -110,6 +110,22 @@ def test_the_first_change_of_all_is_taken_from_a_peer_that_began_alike(rank):
     assert (again.n, again.mine) == (1, 2)
 
 
+def test_a_new_rank_knows_what_changes_behind_backward_before_it_sees_it(rank):
+    """Of a value that changes every fifth step: its peers ask what it has now, too."""
+    peer, again = rank(slow=0), rank(slow=0)
+    peer.under_way()
+    before = peer.commit(slow=5)
+    again.values.restore(before)
+    again.under_way()
+    record = again.commit().record
+    assert record.late == {"slow"}
+    assert record.now == before.record.now
+    elsewhere = rank(other=0)
+    elsewhere.values.ignored.add("slow")
+    elsewhere.values.restore(before)
+    assert elsewhere.commit().record.late == set()
+
+
 def test_that_a_rank_lacks_a_change_is_said(rank, caplog):
     peer, dead = rank(mine=1), rank(mine=2)
     for one in (peer, dead):
