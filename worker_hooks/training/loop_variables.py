@@ -114,6 +114,7 @@ class LoopVariables:
         """
         self._frames = self._entered(frame, self._first, self._note_lost, is_own=is_own)
         self._at_backward = None
+        self._committed.clear()  # what changed between two loops is no change of a step
         self._asked_at = self._places() if is_own else None
         self._set_steering_text()
 
