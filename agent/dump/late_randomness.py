@@ -66,8 +66,8 @@ def completed(
             state = _state(mine, peers)
             if state is None:
                 raise UnknownStateError(
-                    f"rank {rank} died before its commit of step {step}, random numbers are drawn "
-                    f"between backward and the commit ({name}), and what it would have drawn "
+                    f"rank {rank} did not reach the commit of step {step}, random numbers are "
+                    f"drawn between backward and the commit ({name}), and what it would have drawn "
                     "cannot be told from the others: draw before backward, or from one seed"
                 )
             payload[mine.at : mine.at + len(mine.state)] = state

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agent.dump.target import UnknownStateError
+from agent.text.wording import ranged
 from worker_hooks.contract import script_record
 from worker_hooks.contract.script_record import SCRIPT, ScriptRecord
 from worker_hooks.contract.status_page import CommitRecord, Entry
@@ -99,19 +100,20 @@ def completed(
     olds = [_read(earlier(rank, step - 1)).frames for rank in peers]
     news = [ranks[rank].frames for rank in peers]
     scripts = [one.script for one in ranks.values() if one.has_values]
+    behind = ranged(rank for rank, one in ranks.items() if not one.is_commit)
+    who = f"{behind} did not reach the commit of step {step}"
     for rank, mine in ranks.items():
         if scripts and not mine.has_values:
-            _refuse_unknown(
-                rank, step, mine.script, scripts, _read(earlier(rank, step - 1), entries[rank])
-            )
+            before = _read(earlier(rank, step - 1), entries[rank])
+            _refuse_unknown(who, mine.script, scripts, before)
         if peers and mine.frames and not mine.has_variables:
-            before = _read(earlier(rank, step - 2)).frames
+            older = _read(earlier(rank, step - 2)).frames
             frames, of_peers, lacking = list[Any](), list[str](), list[str]()
             for place, frame in enumerate(mine.frames):
                 one = _completed(
-                    (rank, step),
+                    who,
                     frame,
-                    _alike(before, place, frame.name),
+                    _alike(older, place, frame.name),
                     [_alike(each, place, frame.name) for each in olds],
                     [_alike(each, place, frame.name) for each in news],
                 )
@@ -125,13 +127,12 @@ def completed(
 
 
 def _refuse_unknown(
-    rank: int, step: int, mine: ScriptRecord, peers: Sequence[ScriptRecord], before: _Rank
+    who: str, mine: ScriptRecord, peers: Sequence[ScriptRecord], before: _Rank
 ) -> None:
     """Of globals and objects; the rank itself takes those that are known from a peer.
 
     Args:
-        rank: of the values.
-        step: at whose end they are wanted.
+        who: tells which ranks did not reach which commit.
         mine: the rank's, as its last backward began.
         peers: those of the others at the step's end.
         before: of the rank, at the commit before.
@@ -147,11 +148,11 @@ def _refuse_unknown(
         is_known = is_one and (olds == news or len(peers) > 1 or has_moved)
         is_still = olds == news and name not in mine.late
         if not is_known and not is_still:
-            raise _unknown(rank, step, name)
+            raise _unknown(who, name)
 
 
 def _completed(
-    rank_and_step: tuple[int, int],
+    who: str,
     mine: _Frame,
     before: _Frame,
     olds: Sequence[_Frame],
@@ -160,7 +161,7 @@ def _completed(
     """The rank's frame as of the step's end.
 
     Args:
-        rank_and_step: whose, and when.
+        who: tells which ranks did not reach which commit.
         mine: as of the commit before.
         before: as of the commit before that.
         olds: of the peers, as of the commit before.
@@ -188,7 +189,7 @@ def _completed(
             continue
         if not is_known:
             if name in mine.steering - mine.results:
-                raise _unknown(*rank_and_step, name)
+                raise _unknown(who, name)
             if then == now:
                 continue
             if had is not None and not is_one:
@@ -202,13 +203,12 @@ def _completed(
     return _Completed([mine.name, changed, others], of_peers, lacking)
 
 
-def _unknown(rank: int, step: int, name: str) -> UnknownStateError:
+def _unknown(who: str, name: str) -> UnknownStateError:
     name = name.rpartition(".<locals>.")[2]
     return UnknownStateError(
-        f"rank {rank} died before its commit of step {step}, {name} changes between backward and "
-        "the commit, and what it would be cannot be told from the other ranks: change it before "
-        f'backward, or call state.ignore("{name.rpartition(".")[2]}") if training does not depend '
-        "on it"
+        f"{who}, {name} changes between backward and the commit, and what it would be cannot be "
+        "told from the other ranks: change it before backward, or call "
+        f'state.ignore("{name.rpartition(".")[2]}") if training does not depend on it'
     )
 
 

@@ -56,7 +56,7 @@ def test_where_all_were_equal_it_is_that_of_the_peers():
     ],
 )
 def test_otherwise_nobody_knows_it(records):
-    with pytest.raises(UnknownStateError, match="died before its commit of step 7"):
+    with pytest.raises(UnknownStateError, match="did not reach the commit of step 7"):
         states(*records)
 
 

@@ -142,7 +142,7 @@ def test_what_nobody_changes_behind_backward_is_known_as_it_was_there():
 )
 def test_what_training_depends_on_is_refused_where_nobody_knows_it(mine, peers):
     pairs = [peer(*pair) for pair in peers]
-    with pytest.raises(UnknownStateError, match=r"rank 0 died before its commit of step 7, best"):
+    with pytest.raises(UnknownStateError, match=r"rank 0 did not reach the commit of step 7, best"):
         after(dead(**mine, steering=["best"]), *pairs)
     for about in ({}, {"steering": ["best"], "results": ["best"]}):  # it is printed, or returned
         found = after(dead(**mine, **about), *pairs)
