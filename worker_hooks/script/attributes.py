@@ -11,7 +11,7 @@ import linecache
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ _OF_OPTIMIZERS = {"state", "param_groups", "defaults"}
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # ``training`` among them
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")  # by torch.compile, by checkpoint_wrapper
 _ROOTS = (torch.nn.Module, torch.optim.Optimizer)
+_LOOKED_AT = {ast.Attribute, ast.Call, ast.Subscript, ast.Expr, ast.AugAssign, ast.Assign}
+_LEAVES = {ast.Name, ast.Constant, ast.Load, ast.Store, *ast.operator.__subclasses__()}
 _NOBODY: Any = object()
 
 ClassName = tuple[str, str]
@@ -155,28 +157,34 @@ class _Reader:
         )
 
     def _visit(self, node: ast.AST, place: _Place, module: str) -> None:
+        kind = type(node)
+        if kind is ast.ClassDef:
+            place = self._enter_class(cast(ast.ClassDef, node), place, module)
+        elif kind is ast.FunctionDef or kind is ast.AsyncFunctionDef:
+            place = _within(cast(ast.FunctionDef, node), place)
+        elif kind is ast.Lambda:
+            place = place._replace(is_init=False)
+        elif kind in _LOOKED_AT:
+            self._look_at(node, place)
+        for field in node._fields:
+            found = getattr(node, field, None)
+            for each in found if type(found) is list else (found,):
+                if isinstance(each, ast.AST) and type(each) not in _LEAVES:
+                    self._visit(each, place, module)
+
+    def _enter_class(self, node: ast.ClassDef, place: _Place, module: str) -> _Place:
+        owner = module, f"{place.name}{node.name}"
+        for each in node.body:
+            if isinstance(each, ast.FunctionDef) and each.name == "forward":
+                self._made_anew[owner] = _made_anew(each)
+        return _Place({}, f"{owner[1]}.", owner, is_class_body=True)
+
+    def _look_at(self, node: ast.AST, place: _Place) -> None:
         match node:
-            case ast.ClassDef():
-                owner = module, f"{place.name}{node.name}"
-                place = _Place({}, f"{owner[1]}.", owner, is_class_body=True)
-                for each in node.body:
-                    if isinstance(each, ast.FunctionDef) and each.name == "forward":
-                        self._made_anew[owner] = _made_anew(each)
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                place = _within(node, place)
-            case ast.Lambda():
-                place = place._replace(is_init=False)
             case ast.Attribute():
                 self._attribute(node, place)
             case ast.Call():
                 self._call(node, place)
-            case _:
-                self._other(node, place)
-        for each in ast.iter_child_nodes(node):
-            self._visit(each, place, module)
-
-    def _other(self, node: ast.AST, place: _Place) -> None:
-        match node:
             case ast.Subscript(ctx=ast.Store() | ast.Del()):
                 self._change(node.value, place, is_read=False)
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name, value=owner))):
