@@ -26,7 +26,7 @@ REGISTERED = "TrainState"
 _INITS = {"__init__", "__post_init__", "__setstate__"}
 _OF_CLASSES = {"__new__", "__init_subclass__", "__class_getitem__"}
 _OF_TENSORS = {"data", "grad", "requires_grad"}
-_OF_OPTIMIZERS = {"state", "param_groups", "defaults"}
+_OF_OPTIMIZERS = {"state", "param_groups"}
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # ``training`` among them
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")  # by torch.compile, by checkpoint_wrapper
 _ROOTS = (torch.nn.Module, torch.optim.Optimizer)
@@ -375,7 +375,7 @@ class Walk:
         if is_top:
             names |= of_class.others & self._assigned.reads
         if isinstance(thing, torch.optim.Optimizer):
-            names -= _OF_OPTIMIZERS
+            pass
         if names:
             self.groups.append(Group(f"{name}.", Attributes(thing, names)))
         return [

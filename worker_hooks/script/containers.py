@@ -24,17 +24,16 @@ class Container:
 
     def __init__(self, name: str, thing: Any) -> None:
         """``thing``: of a type in ``CONTAINERS``."""
-        self.name, self.thing, self.count = name, thing, len(thing)
+        self.name, self.thing = name, thing
+        self.is_small = len(thing) <= MOST
+        """Whether its objects are looked into."""
+        self.places = self._places()
+        """A dict's keys; how long it is, of another one."""
         self._items = self._present()
 
-    @property
-    def is_small(self) -> bool:
-        """Whether its objects are looked into."""
-        return self.count <= MOST
-
-    def has_other_length(self) -> bool:
+    def has_other_places(self) -> bool:
         """Whether objects were added or removed."""
-        return len(self.thing) != self.count
+        return bool(self._places() != self.places)
 
     def has_other_items(self) -> bool:
         """Whether it has been given other objects since the last call."""
@@ -43,6 +42,10 @@ class Container:
             return False
         self._items = now
         return True
+
+    def _places(self) -> Any:
+        is_listed = self.is_small and type(self.thing) in _DICTS
+        return list(self.thing) if is_listed else len(self.thing)
 
     def _present(self) -> list[Any]:
         if not self.is_small:

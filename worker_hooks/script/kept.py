@@ -233,7 +233,7 @@ class ScriptValues:
             log.warning("the script's new objects are not saved: %r", error)
             return []
         for name, container in containers.items():
-            if self._containers.get(name, container).count != container.count:
+            if self._containers.get(name, container).places != container.places:
                 self._note_grown(name)
             self._containers[name] = container
         found = {group.prefix: group for group in groups if not self._is_in_grown(group.prefix)}
@@ -251,7 +251,7 @@ class ScriptValues:
         return changed
 
     def _look_into(self, container: Container) -> None:
-        if container.has_other_length():
+        if container.has_other_places():
             self._note_grown(container.name)
         elif container.has_other_items():
             self._rebound[container.name] += 1
@@ -392,7 +392,8 @@ class ScriptValues:
             if has_objects and was_container:  # and had none
                 self._note_grown(variable.name)
                 return False
-            is_followed = has_objects or values.is_plain_object(variable.value)
+            is_module = isinstance(variable.value, torch.nn.Module)
+            is_followed = has_objects or is_module or values.is_plain_object(variable.value)
             if is_followed and self._rebound[variable.name] < REBOUND:
                 self._rebound[variable.name] += 1
                 self._has_new_objects = self.is_found

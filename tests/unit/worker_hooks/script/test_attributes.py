@@ -194,6 +194,20 @@ def test_modules_that_nobody_registered_come_back_too(rank):
     assert (again.criterion.tau, again.net.tau) == (0.5, 1.0)
 
 
+def test_a_module_that_is_made_later_is_followed(rank):
+    source = GUMBEL + "criterion = None\n"
+    make = "criterion = Gumbel()"
+    one = rank(source)
+    for times in (2, 1):  # the second instead of the first
+        one.commit(make)
+        one.commit("criterion(torch.ones(1, 2))", repeat=times)
+        assert one.saved().record.values["criterion.tau"] == 0.5**times
+    again = rank(source)
+    again.run(make)
+    again.restore(one.saved())
+    assert again.criterion.tau == 0.5
+
+
 def test_classes_and_functions_come_back(rank):
     source = (
         "class Config:\n    step, fixed = 0, 1\n    @classmethod\n    def tick(cls):\n"
@@ -260,6 +274,7 @@ def test_objects_that_are_made_anew_in_a_container_are_followed(rank):
     [
         ("", "meters['more'] = Meter()"),
         ("", "del meters['acc']"),
+        ("", "del meters['acc']\nmeters['more'] = Meter()"),
         ("meters = {}", "meters['loss'] = Meter()"),
         ("meters = {}", "meters = {'loss': Meter()}"),
         ("meters = {'a': {}}", "meters['a']['loss'] = Meter()"),
@@ -274,8 +289,15 @@ def test_a_container_of_objects_that_changes_its_length_is_named_once(rank, begi
     assert [each[:9] for each in one.values.changes_of_data(is_first=False)] == ["`meters` "]
     one.commit("meters.clear()")
     assert one.values.changes_of_data(is_first=False) == []
-    one.values.rewind()  # what the objects had stays with them
-    assert all(hasattr(each, "total") for each in one.pair[:1])
+
+
+def test_objects_that_are_added_keep_what_they_have(rank):
+    """They are not saved, so that nothing could be put back."""
+    one = rank(METERS)
+    one.commit("meters['more'] = Meter()")
+    one.commit("pair[0] = Meter()\nmeters['more'].total = 3.0")  # the former is followed
+    one.values.rewind()
+    assert one.meters["more"].total == 3.0
 
 
 def test_containers_of_an_object_that_is_made_later_are_followed(rank):
@@ -299,7 +321,8 @@ def test_an_optimizer_of_the_scripts_own_keeps_its_attributes(rank):
         "    def __init__(self, *args, **kwargs):\n"
         "        super().__init__(*args, **kwargs)\n        self.count = 0\n"
         "    def step(self):\n"
-        "        self.count += 1\n        self.param_groups[0]['lr'] = 1 / self.count\n"
+        "        self.count += 1\n        self.state['k'] = 1 / self.count\n"
+        "        return self.state\n"
         "net = Slow([torch.nn.Parameter(torch.zeros(1))], lr=1.0)\n"
     )
     assert rank(source).commit("net.step()").record.values == {"TrainState.net.count": 1}
