@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import os
 import signal
+import sys
 import threading
 import uuid
 from collections.abc import Generator, Iterator
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import ROOT, Launcher, last_events, poll
+from support.warm_python import WarmPython
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
@@ -25,6 +28,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_collection_finish() -> None:
     """What is imported by now is never garbage: tests that collect theirs need not look through it."""
+    if "torch" in sys.modules:
+        importlib.import_module("torch._dynamo")  # by the first optimizer, else
     gc.freeze()
 
 
@@ -78,6 +83,14 @@ def launched(folder: Path) -> Iterator[Launcher]:
     yield launcher
     left = launcher.end()
     assert not left, f"processes outlived their job: {left}"
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Starts plain programs that import torch, which takes three seconds, without importing it."""
+    python = WarmPython()
+    yield python
+    python.end()
 
 
 @pytest.hookimpl(wrapper=True)

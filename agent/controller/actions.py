@@ -213,9 +213,14 @@ Action = (
 # fmt: on
 
 
+def name_of(action: Action) -> str:
+    """An action's name; a message that is handed on keeps its own."""
+    return type(action.message if isinstance(action, Tell) else action).__name__
+
+
 def name_and_fields(action: Action) -> tuple[str, dict[str, object]]:
-    """An action's name and fields for the journal; a message that is handed on keeps its name."""
+    """An action's name and fields for the journal."""
     if isinstance(action, Tell):
         said = {"ranks": action.ranks, **action.message._asdict(), "reason": action.reason}
-        return type(action.message).__name__, said
-    return type(action).__name__, asdict(action)
+        return name_of(action), said
+    return name_of(action), asdict(action)

@@ -39,7 +39,6 @@ from agent.spec.job_spec import UsageError
 @click.option(
     "--of",
     "kinds",
-    default="kill",
     metavar="KIND,...",
     help="Kinds of random drills: kill (default), double (two ranks at once), again (a second "
     "death during recovery from the first), hang, raise, stop, graceful, preempt.",
@@ -57,8 +56,8 @@ from agent.spec.job_spec import UsageError
     is_flag=False,
     flag_value="all",
     help="Instead of a job: train the catalogue of small scripts, each killed in every phase of a "
-    "step, with replacement and with restarts; --patterns=ema,moco: some; with --random: at random "
-    "moments.",
+    "step, with replacement and with restarts; NAMES, with commas: some of them; with --random: at "
+    "random moments.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--keep", is_flag=True, help="Keep all logs and checkpoints.")
@@ -77,7 +76,7 @@ def drill(
     preempt: tuple[str, ...],
     number: int | None,
     seed: int,
-    kinds: str,
+    kinds: str | None,
     faults: tuple[str, ...],
     patterns: str | None,
     as_json: bool,
@@ -95,7 +94,7 @@ def drill(
     if patterns is not None:
         from msrun.drill import pattern_session
 
-        if faults or any(given.values()):
+        if faults or kinds or any(given.values()):
             raise UsageError("msrun drill: --patterns has its own faults: give none besides")
         return pattern_session.drill(
             pattern_session.PatternRequest(
@@ -110,7 +109,7 @@ def drill(
     orders = [
         *(read_words(words, deed) for deed, several in given.items() for words in several),
         *(order for path in faults for order in read_file(path)),
-        *([RandomFaults(number, seed, read_kinds(kinds))] if number is not None else []),
+        *([RandomFaults(number, seed, read_kinds(kinds or "kill"))] if number is not None else []),
     ]
     request = session.DrillRequest(
         tuple(orders), job=job, timeout_s=timeout, as_json=as_json, keep=keep

@@ -7,6 +7,7 @@ GROUPS = {
     "dump": DumpSpec(restarts_explicit=True),
     "replace": ReplaceSpec(),
 }
+GROUP_OF = {name: group for group, made in GROUPS.items() for name in made._fields}
 
 
 def policy(ranks=(0, 1), max_restarts=0, stalls=3, **changes):
@@ -15,11 +16,12 @@ def policy(ranks=(0, 1), max_restarts=0, stalls=3, **changes):
 
 
 def altered_policy(policy, **changes):
+    own, inner = {}, {}
     for name, value in changes.items():
         if name in Policy._fields:
-            policy = policy._replace(**{name: value})
+            own[name] = value
         else:
-            (group,) = (each for each in GROUPS if name in GROUPS[each]._fields)
-            changed = getattr(policy, group)._replace(**{name: value})
-            policy = policy._replace(**{group: changed})
-    return policy
+            inner.setdefault(GROUP_OF[name], {})[name] = value
+    for group, changed in inner.items():
+        own[group] = getattr(policy, group)._replace(**changed)
+    return policy._replace(**own)

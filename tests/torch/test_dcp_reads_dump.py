@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from support.jobs import DEADLINE_S
+from support.warm_python import WarmPython
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from worker_hooks.tensors.shard import Replica, tensors_of, write
@@ -107,9 +107,11 @@ print("equal", rank)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_another_number_of_ranks_loads_its_shards(tmp_path: Path, parts: int) -> None:
+def test_another_number_of_ranks_loads_its_shards(
+    tmp_path: Path, warm_python: WarmPython, parts: int
+) -> None:
     folder = dumped(tmp_path / "dump", parts)
-    run = [sys.executable, "-c", RANK, folder, tmp_path / "store"]
+    run = [*warm_python.words, "-c", RANK, folder, tmp_path / "store"]
     ranks = [
         subprocess.Popen(
             [*run, str(rank), "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

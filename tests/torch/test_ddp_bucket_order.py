@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from support.jobs import WORKERS, Launcher
+from support.jobs import WORKERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,20 +36,11 @@ TOO_EARLY = {  # torch learns the order a step later
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    """Two jobs of four processes: every case undisturbed, then resumed from several steps."""
-    folder = tmp_path_factory.mktemp("rehearsal")
-    launcher = Launcher(folder)
-    try:
-        for part in ("undisturbed", "resumed"):
-            ended = launcher.run("--nproc-per-node=4", WORKER, folder, part)
-            assert ended.code == 0, ended.err
-    finally:
-        assert not launcher.end()
-    return {
-        part: json.loads((folder / f"{part}.json").read_text())
-        for part in ("undisturbed", "resumed")
-    }
+def seen(launcher):
+    """A job of four processes: every case undisturbed, then resumed from several steps."""
+    ended = launcher.run("--nproc-per-node=4", WORKER, launcher.tmp)
+    assert ended.code == 0, ended.err
+    return json.loads((launcher.tmp / "seen.json").read_text())
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])

@@ -9,12 +9,12 @@ import itertools
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Self
 
 import pytest
 from support.jobs import DEADLINE_S
+from support.warm_python import WarmPython
 
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.status_page import Page
@@ -52,7 +52,7 @@ _numbers = itertools.count()
 class Guarded:
     """A training in its own process, and its agent's end of the line."""
 
-    def __init__(self, script: str, folder: Path) -> None:
+    def __init__(self, python: WarmPython, script: str, folder: Path) -> None:
         name = f"msrun-test-{os.getpid()}-{next(_numbers)}"
         self.folder = folder
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
@@ -61,7 +61,7 @@ class Guarded:
             door.settimeout(DEADLINE_S)
             told = {"RANK": "0", "WORLD_SIZE": "1", "MSRUN_HOOKS": name, "MSRUN_RUNS": name}
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PRELUDE + script],
+                [*python.words, "-c", PRELUDE + script],
                 env={**os.environ, **told, "CKPT": str(folder), "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -125,10 +125,10 @@ class Guarded:
         return self.process.returncode, errors
 
 
-def plain(script: str) -> subprocess.CompletedProcess[str]:
+def plain(python: WarmPython, script: str) -> subprocess.CompletedProcess[str]:
     """A training that nobody guards."""
     return subprocess.run(
-        [sys.executable, "-c", PRELUDE + script],
+        [*python.words, "-c", PRELUDE + script],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -137,7 +137,7 @@ def plain(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_forked_child_that_trains_leaves_its_parents_page_alone(tmp_path):
+def test_a_forked_child_that_trains_leaves_its_parents_page_alone(tmp_path, warm_python):
     script = """
 state = TrainState(model=net, optimizer=opt, ckpt_save_path=os.environ["CKPT"])
 for x in state.batches(data):
@@ -151,7 +151,7 @@ for x in state.batches(data):
         await_line()
     step(x)
 """
-    with Guarded(script, tmp_path) as job:
+    with Guarded(warm_python, script, tmp_path) as job:
         page = job.page()
         job.await_word("7")
         assert page.newest_step() == 3
@@ -160,7 +160,7 @@ for x in state.batches(data):
         assert job.end() == (0, "")
 
 
-def test_one_process_has_one_state(tmp_path):
+def test_one_process_has_one_state(tmp_path, warm_python):
     script = """
 state = TrainState(model=net, optimizer=opt, ckpt_save_path=os.environ["CKPT"])
 try:
@@ -168,25 +168,30 @@ try:
 except ValueError as error:
     tell(error)
 """
-    with Guarded(script, tmp_path) as job:
+    with Guarded(warm_python, script, tmp_path) as job:
         job.await_word("this process has a TrainState already: register everything in one")
         assert job.end()[0] == 0
 
 
-def test_batches_within_batches_are_refused():
-    done = plain("""
+def test_batches_within_batches_are_refused(warm_python):
+    done = plain(
+        warm_python,
+        """
 state = TrainState(model=net, optimizer=opt)
 for x in state.batches(data):
     for y in state.batches(data):
         step(y)
 tell("went on")
-""")
+""",
+    )
     assert done.returncode == 1
     assert "ValueError: batches() was called within a loop over batches()" in done.stderr
 
 
-def test_a_loop_that_was_dropped_late_does_not_move_the_place():
-    done = plain("""
+def test_a_loop_that_was_dropped_late_does_not_move_the_place(warm_python):
+    done = plain(
+        warm_python,
+        """
 state = TrainState(model=net, optimizer=opt)
 for _ in state.epochs(1):
     kept = iter(state.batches(data))
@@ -198,25 +203,31 @@ for _ in state.epochs(1):
             assert state._loop._meta == before, (state._loop._meta, before)
         step(x)
 tell("done")
-""")
+""",
+    )
     assert done.stdout == "done\n", done.stderr
 
 
-def test_epochs_are_counted_once():
-    done = plain("""
+def test_epochs_are_counted_once(warm_python):
+    done = plain(
+        warm_python,
+        """
 state = TrainState(model=net, optimizer=opt)
 for _ in state.epochs(2):
     for x in state.batches(data):
         step(x)
 for _ in state.epochs(4):
     tell("went on")
-""")
+""",
+    )
     assert "went on" not in done.stdout
     assert "ValueError: epochs() was called again" in done.stderr
 
 
-def test_weights_that_a_forward_changes_make_no_commit_amid_an_accumulation():
-    done = plain("""
+def test_weights_that_a_forward_changes_make_no_commit_amid_an_accumulation(warm_python):
+    done = plain(
+        warm_python,
+        """
 table = nn.Embedding(10, 4, max_norm=0.5)
 opt = torch.optim.SGD(table.parameters(), lr=0.1)
 state = TrainState(model=table, optimizer=opt)
@@ -226,11 +237,12 @@ for x in state.batches(torch.randint(0, 10, (8, 3))):
         opt.step()
         opt.zero_grad()
 tell(state.step)
-""")
+""",
+    )
     assert done.stdout == "2\n", done.stderr
 
 
-def test_what_changes_between_freeze_and_save_is_noticed(tmp_path):
+def test_what_changes_between_freeze_and_save_is_noticed(tmp_path, warm_python):
     script = """
 extra = torch.optim.SGD(net.parameters(), lr=0.5)
 state = TrainState(model=net, optimizer=opt, ckpt_save_path=os.environ["CKPT"])
@@ -244,7 +256,7 @@ for x in state.batches(data):
         tell("changed")
         await_line()
 """
-    with Guarded(script, tmp_path) as job:
+    with Guarded(warm_python, script, tmp_path) as job:
         job.page()
         job.await_word("updated")
         frozen = job.frozen()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from support.jobs import DEADLINE_S
+from support.warm_python import WarmPython
 
 from msrun.commands import run
 
@@ -36,8 +36,10 @@ dist.destroy_process_group()
 """
 
 
-def test_shards_along_any_dimension(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    line = [sys.executable, "-c", RANK, tmp_path / "dcp", tmp_path / "store"]
+def test_shards_along_any_dimension(
+    tmp_path: Path, warm_python: WarmPython, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = [*warm_python.words, "-c", RANK, tmp_path / "dcp", tmp_path / "store"]
     ranks = [subprocess.Popen([*line, str(rank), "3"]) for rank in range(3)]
     try:
         assert [rank.wait(DEADLINE_S) for rank in ranks] == [0, 0, 0]

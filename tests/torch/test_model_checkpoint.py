@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from support.checkpoints import newest
 from support.jobs import WORKERS, Launcher, poll
+from support.warm_python import WarmPython
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from msrun.commands import run
@@ -55,6 +56,13 @@ def train(
     return {rank: (msrun.tmp / f"end.{rank}").read_text() for rank in range(ranks)}
 
 
+def alone(python: WarmPython, folder: Path, *args: object) -> dict[int, str]:
+    """How a training ends on each rank that msrun knows nothing of and that saves nothing."""
+    config = json.dumps({"save_checkpoint_steps": 0})
+    python.train(folder, 2, SCRIPT, "--config", config, *args)
+    return {rank: (folder / f"end.{rank}").read_text() for rank in range(2)}
+
+
 def kill_all(msrun: Launcher) -> None:
     """Msrun first: it must not see a rank die."""
     pids = sorted(msrun.marked())
@@ -70,22 +78,17 @@ def kill_all(msrun: Launcher) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    launcher = Launcher(tmp_path_factory.mktemp("undisturbed"))
-    try:
-        return train(launcher, save_checkpoint_steps=0)
-    finally:
-        launcher.end()
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython
+) -> dict[int, str]:
+    return alone(warm_python, tmp_path_factory.mktemp("undisturbed"))
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+def filled(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> dict[int, str]:
     """Undisturbed, two epochs of a larger state."""
-    launcher = Launcher(tmp_path_factory.mktemp("filled"))
-    try:
-        return train(launcher, "--epochs", EPOCHS, "--fill", 8, save_checkpoint_steps=0)
-    finally:
-        launcher.end()
+    words = ("--epochs", EPOCHS, "--fill", 8)
+    return alone(warm_python, tmp_path_factory.mktemp("filled"), *words)
 
 
 @pytest.fixture(scope="module")

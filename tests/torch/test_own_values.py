@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.jobs import WORKERS, Launcher
 from support.training_kinds import RANKS, msrun_of, run
+from support.warm_python import WarmPython
 
 from msrun.drill.fault_options import read_words
 from msrun.drill.history import read
@@ -31,12 +32,12 @@ def values(folder: Path) -> list[dict]:
 
 
 def test_values_outside_of_the_state_survive_replacement_restart_and_resume(
-    launcher: Launcher,
+    launcher: Launcher, warm_python: WarmPython
 ) -> None:
-    words = msrun_of(f"--worker_num={RANKS}", "--max-restarts=1", "--max_replacements=1")
-    plain = run(launcher, launcher.tmp / "plain", *words, SCRIPT, "out")
-    assert plain.ended.code == 0, plain.ended.out
+    plain = launcher.tmp / "plain"
+    warm_python.train(plain, RANKS, SCRIPT, "out")
 
+    words = msrun_of(f"--worker_num={RANKS}", "--max-restarts=1", "--max_replacements=1")
     folder = launcher.tmp / "killed"
     faults = read_words(f"{REPLACED}+{RESTARTED}+{STOPPED}", "kill").faults
     plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), faults)
@@ -51,7 +52,7 @@ def test_values_outside_of_the_state_survive_replacement_restart_and_resume(
     assert [each.step for each in history.strikes] == [3, 6, 9]
     assert [each["step"] for each in history.events if each["event"] == "ReplaceRanks"] == [3]
     assert "differs between ranks" not in killed.ended.out
-    assert values(folder) == values(plain.folder)
+    assert values(folder) == values(plain)
 
 
 def test_a_variable_of_the_loop_that_nothing_keeps_is_named_before_a_step_depends_on_it(
@@ -84,12 +85,12 @@ def test_a_variable_of_the_loop_that_nothing_keeps_is_named_before_a_step_depend
 
 @pytest.mark.parametrize("kind", ["own", "variable", "printed", "equal"])
 def test_a_value_that_died_with_its_rank_is_known_from_the_others_or_the_step_is_refused(
-    launcher: Launcher, kind: str
+    launcher: Launcher, warm_python: WarmPython, kind: str
 ) -> None:
-    words = msrun_of(f"--worker_num={RANKS}", "--max-restarts=1")
-    plain = run(launcher, launcher.tmp / f"{kind}-plain", *words, LATE, kind, "out")
-    assert plain.ended.code == 0, plain.ended.out
+    plain = launcher.tmp / f"{kind}-plain"
+    warm_python.train(plain, RANKS, LATE, kind, "out")
 
+    words = msrun_of(f"--worker_num={RANKS}", "--max-restarts=1")
     folder = launcher.tmp / f"{kind}-killed"
     faults = read_words("rank=1,step=3,phase=update", "kill").faults  # its peers commit the step
     plan = DrillPlan(str(folder / "traces"), "", faults)
@@ -120,5 +121,5 @@ def test_a_value_that_died_with_its_rank_is_known_from_the_others_or_the_step_is
         assert replaced == [3]
         assert refusal not in killed.ended.out
     for rank in range(RANKS):
-        mine, other = (each / f"out.{rank}" for each in (folder, plain.folder))
+        mine, other = (each / f"out.{rank}" for each in (folder, plain))
         assert mine.read_text() == other.read_text()

@@ -57,6 +57,7 @@ def script() -> Iterator[ModuleType]:
         patched.delenv("RANK", raising=False)
         import train_kinds
 
+        gc.freeze()  # every run looks through all that is not
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         patched.setattr(train_kinds.time, "sleep", lambda _: None)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.jobs import WORKERS, Job, Launcher
+from support.warm_python import WarmPython
 
 from agent.spec.job_spec import UsageError
 from msrun.commands import run
@@ -52,16 +55,27 @@ def of(job: Job, event: str) -> list[dict]:
     return [dict(one) for one in job.events() if one["event"] == event]
 
 
-def undisturbed(launcher: Launcher, kind: str, ranks: int) -> list[str]:
-    job, folder = started(launcher, f"{kind}-undisturbed", ranks, kind, STEPS)
-    ended = job.wait()
-    assert ended.code == 0, ended
-    return weights(folder, kind, ranks)
+Undisturbed = Callable[[str, int], list[str]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(launcher: Launcher, warm_python: WarmPython) -> Undisturbed:
+    """The final weights of a training of this kind that nobody disturbs, which runs once."""
+
+    @functools.cache
+    def final_weights(kind: str, ranks: int) -> list[str]:
+        folder = launcher.tmp / f"{kind}-undisturbed"
+        warm_python.train(folder, ranks, SCRIPT, kind, STEPS)
+        return weights(folder, kind, ranks)
+
+    return final_weights
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("tensor_parallel", 2), ("copies", 4), ("fsdp1", 2)])
-def test_parts_of_the_ranks_are_not_mixed_up(launcher: Launcher, kind: str, ranks: int) -> None:
-    expected = undisturbed(launcher, kind, ranks)
+def test_parts_of_the_ranks_are_not_mixed_up(
+    launcher: Launcher, undisturbed: Undisturbed, kind: str, ranks: int
+) -> None:
+    expected = undisturbed(kind, ranks)
     job, folder = started(launcher, kind, ranks, kind, STEPS, faults=KILL)
     ended = job.wait()
     assert ended.code == 0, ended
@@ -74,8 +88,10 @@ def test_parts_of_the_ranks_are_not_mixed_up(launcher: Launcher, kind: str, rank
     assert not of(job, "ReplaceRanks")
 
 
-def test_a_checkpoint_has_the_part_of_every_rank(launcher: Launcher) -> None:
-    expected = undisturbed(launcher, "tensor_parallel", 2)
+def test_a_checkpoint_has_the_part_of_every_rank(
+    launcher: Launcher, undisturbed: Undisturbed
+) -> None:
+    expected = undisturbed("tensor_parallel", 2)
     words = ("tensor_parallel", STEPS, "--every=3")
     job, folder = started(launcher, "periodic", 2, *words, faults=KILL)
     ended = job.wait()
@@ -95,8 +111,10 @@ def test_a_checkpoint_has_the_part_of_every_rank(launcher: Launcher) -> None:
     assert run(["checkpoints", "verify", str(newest)]) != 0
 
 
-def test_a_graceful_exit_saves_the_part_of_every_rank(launcher: Launcher) -> None:
-    expected = undisturbed(launcher, "copies", 4)
+def test_a_graceful_exit_saves_the_part_of_every_rank(
+    launcher: Launcher, undisturbed: Undisturbed
+) -> None:
+    expected = undisturbed("copies", 4)
     job, folder = started(launcher, "left", 4, "copies", STEPS, "--pause=0.2")
     job.await_lines("step 2\n", 4)
     job.signal(signal.SIGTERM)

@@ -1,7 +1,7 @@
 """Whatever a script trains with: killed twice, it ends bitwise where it would have ended anyway.
 
-Every way of training in `train_kinds.py` is run undisturbed by a script without any hooks, all in
-one job. Against that stand a job for each with ranks that die by a signal: the first is replaced
+Every way of training in `train_kinds.py` is run undisturbed by a script without any hooks, one after
+the other. Against that stand a job for each with ranks that die by a signal: the first is replaced
 where that can be, and after the second all are restarted from a dump.
 """
 
@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.jobs import Launcher
-from support.training_kinds import RANKS, SCRIPT, Run, killed, msrun_of, run
+from support.jobs import Ended, Launcher
+from support.training_kinds import RANKS, SCRIPT, Run, killed
+from support.warm_python import WarmPython
 
 from msrun.drill.history import read
 from msrun.drill.verdict import steps_lost
@@ -81,12 +82,11 @@ def faults(kind: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def plain(launcher: Launcher) -> Run:
-    """All of them undisturbed, and without hooks."""
-    words = msrun_of(f"--worker_num={RANKS}", SCRIPT, "out", "--plain")
-    done = run(launcher, launcher.tmp / "plain", *words)
-    assert done.ended.code == 0, done.ended.out
-    return done
+def plain(launcher: Launcher, warm_python: WarmPython) -> Run:
+    """All of them undisturbed, without hooks and without msrun."""
+    folder = launcher.tmp / "plain"
+    said = warm_python.train(folder, RANKS, SCRIPT, "out", "--plain")
+    return Run(Ended(0, "".join(said), ""), folder)
 
 
 @pytest.fixture(scope="module")

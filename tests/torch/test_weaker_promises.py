@@ -55,7 +55,6 @@ def test_under_plain_python_too(launcher: Launcher) -> None:
     [
         ("logged_late", "rank=1,step=7,phase=commit"),  # the schedule is behind a collective
         ("seldom", "rank=1,step=7,phase=commit"),  # what this step does besides is behind one
-        ("average_logged", "rank=1,step=7,phase=commit"),  # unseen, behind a collective
         ("gan", "rank=1,step=7,phase=commit"),  # one of two networks is updated
         ("swapped", "rank=2,step=5,phase=forward"),  # other weights stand in for a validation
         # gradients are evened out within the update; the others are in it by its middle, as a rule
@@ -75,6 +74,21 @@ def test_half_a_step_is_never_saved(
     is_whole = may_be_whole and any(one["event"] == "ReplaceRanks" for one in history.events)
     assert ("did not reach its commit" in done.ended.out) != is_whole
     assert done.results(way) == torchrun.results(way, out=PLAIN)  # from the beginning
+
+
+def test_a_step_that_halts_before_its_averages_move_goes_back_to_its_commit(
+    torchrun: Run, launcher: Launcher
+) -> None:
+    """All that is known of it is half a step; but all of the commit before was copied."""
+    way = "average_logged"  # unseen, behind a collective
+    done = killed(launcher, way, "rank=1,step=7,phase=commit")
+    assert done.ended.code == 0, done.ended.out
+    history = read(done.folder)
+    assert len(history.strikes) == 1
+    assert [each["step"] for each in history.events if each["event"] == "ReplaceRanks"] == [6]
+    assert steps_lost(history) == 0
+    assert "did not reach its commit" not in done.ended.out
+    assert done.results(way) == torchrun.results(way, out=PLAIN)
 
 
 def test_a_step_with_draws_that_nobody_knows_is_refused(torchrun: Run, launcher: Launcher) -> None:

@@ -1,6 +1,6 @@
-"""Every way to use DDP: train undisturbed, or go on from what the undisturbed job saved.
+"""Every way to use DDP: trained undisturbed, then gone on with from what was saved meanwhile.
 
-``ddp_rehearsal.py FOLDER undisturbed | resumed``. One job does all cases; each gets its own models.
+``ddp_rehearsal.py FOLDER``. One job does all cases; each training makes its own models.
 """
 
 import contextlib
@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from worker_hooks.distributed import ddp_bucket_order as ours
 
 STEPS = 6
-WIDTH = 320
+WIDTH = 160
+CAP = {"bucket_cap_mb": 0.25}  # two layers
 
 
 class Crossed(nn.Module):
@@ -50,28 +51,28 @@ def frozen():
 
 
 CASES = {
-    "small caps": ({"bucket_cap_mb": 1}, lambda: [Crossed()]),
-    "default caps": ({}, lambda: [Crossed()]),
-    "list of caps": ({"bucket_cap_mb_list": [1, 2, 1]}, lambda: [Crossed()]),
-    "static graph": ({"bucket_cap_mb": 1, "static_graph": True}, lambda: [Crossed()]),
+    "small caps": (CAP, lambda: [Crossed()]),
+    "default caps": ({}, lambda: [Crossed(16)]),  # more than the first bucket's MiB
+    "list of caps": ({"bucket_cap_mb_list": [0.25, 0.5, 0.25]}, lambda: [Crossed()]),
+    "static graph": ({**CAP, "static_graph": True}, lambda: [Crossed()]),
     "static graph, unused": (
-        {"bucket_cap_mb": 1, "static_graph": True},
+        {**CAP, "static_graph": True},
         lambda: [Crossed(spare=True)],
     ),
-    "views": ({"bucket_cap_mb": 1, "gradient_as_bucket_view": True}, lambda: [Crossed()]),
-    "batched copies": ({"bucket_cap_mb": 1, "batched_grad_copy": True}, lambda: [Crossed()]),
-    "no_sync": ({"bucket_cap_mb": 1}, lambda: [Crossed()]),
-    "every batch synchronized": ({"bucket_cap_mb": 1}, lambda: [Crossed()]),
-    "two models": ({"bucket_cap_mb": 1}, lambda: [Crossed(), Crossed(5)]),
-    "frozen": ({"bucket_cap_mb": 1}, frozen),
+    "views": ({**CAP, "gradient_as_bucket_view": True}, lambda: [Crossed()]),
+    "batched copies": ({**CAP, "batched_grad_copy": True}, lambda: [Crossed()]),
+    "no_sync": (CAP, lambda: [Crossed()]),
+    "every batch synchronized": (CAP, lambda: [Crossed()]),
+    "two models": (CAP, lambda: [Crossed(), Crossed(5)]),
+    "frozen": (CAP, frozen),
     "dtypes": (
-        {"bucket_cap_mb": 1},
+        CAP,
         lambda: [Crossed(9, (torch.float32, torch.float64, torch.bfloat16))],
     ),
-    "sparse": ({"bucket_cap_mb": 1}, lambda: [Crossed(sparse=True)]),
-    "communication hook": ({"bucket_cap_mb": 1}, lambda: [Crossed()]),
+    "sparse": (CAP, lambda: [Crossed(sparse=True)]),
+    "communication hook": (CAP, lambda: [Crossed()]),
     "unused": (
-        {"bucket_cap_mb": 1, "find_unused_parameters": True},
+        {**CAP, "find_unused_parameters": True},
         lambda: [Crossed(spare=True)],
     ),
 }
@@ -198,9 +199,9 @@ def main():
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    seen = {"undisturbed": undisturbed, "resumed": resumed}[sys.argv[2]](folder)
+    seen = {"undisturbed": undisturbed(folder), "resumed": resumed(folder)}
     if dist.get_rank() == 0:
-        (folder / f"{sys.argv[2]}.json").write_text(json.dumps(seen))
+        (folder / "seen.json").write_text(json.dumps(seen))
     dist.destroy_process_group()
 
 

@@ -9,6 +9,7 @@ digest of everything it holds at the end in OUT/NAME.RANK.json.
 """
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -142,6 +143,7 @@ def main():
     parser.add_argument("--plain-first", metavar="OTHER")
     parser.add_argument("--ckpt", default="checkpoints")
     told, _ = parser.parse_known_args()
+    gc.freeze()  # what is imported, as msrun does; each training looks through all that is not
     passes = [(told.plain_first, True)] if told.plain_first else []
     passes.append((told.out, told.plain))
     torch.set_num_threads(1)

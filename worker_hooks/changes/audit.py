@@ -59,6 +59,8 @@ class AuditSchedule:
     def __init__(self, share: float) -> None:
         """``share``: of the time; 0: never."""
         self.share = share
+        self.is_first = share > 0
+        """Whether no full count of complete steps was audited yet."""
         self._steps = 0  # that were audited completely
         self._budget_s = 0.0
         self._tensor_s = 2e-5  # for one look at one tensor
@@ -66,14 +68,10 @@ class AuditSchedule:
         self._random = random.Random()  # noqa: S311
         self._queue: list[str] = []  # the tensors that were not looked at for longest are last
 
-    @property
-    def is_first(self) -> bool:
-        """Whether no full count of complete steps was audited yet."""
-        return self.share > 0 and self._steps < FIRST_STEPS
-
     def note_complete(self) -> bool:
         """A step was audited completely; whether that was the last one."""
         self._steps += 1
+        self.is_first = self._steps < FIRST_STEPS
         return self._steps == FIRST_STEPS
 
     def note_cost(self, began: float, count: int) -> None:
@@ -81,17 +79,18 @@ class AuditSchedule:
         if count:
             self._tensor_s = 0.75 * self._tensor_s + 0.25 * (perf_counter() - began) / count
 
-    def places(self, step_s: float, names: Iterable[str]) -> dict[str, float]:
+    def is_due(self, step_s: float) -> bool:
+        """Whether to audit the step that begins; ``step_s``: how long the step before took."""
+        self._budget_s += self.share * min(step_s, _MOST_STEP_S)
+        return self._budget_s >= LOOKS * self._tensor_s and self._random.random() <= _CHANCE
+
+    def places(self, names: Iterable[str]) -> dict[str, float]:
         """What to look at in the step that begins: names of tensors, and a place in each.
 
         Args:
-            step_s: how long the step before took.
             names: of all tensors that may be looked at.
         """
-        self._budget_s += self.share * min(step_s, _MOST_STEP_S)
         cost_s = LOOKS * self._tensor_s
-        if self._budget_s < cost_s or self._random.random() > _CHANCE:
-            return {}
         there = set(names)
         self._queue = [name for name in self._queue if name in there]
         count = int(self._budget_s / cost_s)

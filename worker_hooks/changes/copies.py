@@ -82,6 +82,13 @@ class CommitCopies:
         self._spent.append(perf_counter() - began)
         return copies
 
+    def let_go(self, names: Iterable[str]) -> None:
+        """Copy these no more, without a reason to refuse them."""
+        for name in names:
+            self.names.discard(name)
+            self.refused.pop(name, None)
+        self.drop_others()
+
     def drop_others(self) -> None:
         """Free the copies of what is not to be copied any more."""
         for slot in self._slots:

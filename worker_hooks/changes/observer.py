@@ -22,7 +22,13 @@ from worker_hooks.changes.versions import TensorList, Versions, read
 
 log = logging.getLogger("msrun")
 
-COPIED_AT_FIRST = 256 << 20  # bytes: up to this size all of the state is copied in the first steps
+COPIED_AT_FIRST = 256 << 20
+"""Bytes: up to this size all of the state is copied, at first and where steps may halt."""
+
+HALTS = (
+    "a step is lost if a rank dies while others wait in a collective behind their update, and have "
+    "yet to change weights or averages there: %s"
+)
 
 STILL_STEPS = 64
 """After so many steps without a counted change nothing is copied because of such changes.
@@ -62,7 +68,11 @@ def _stepping_aside(
 
 
 class ChangeObserver:
-    """Called by the main thread; the listener calls only what says so."""
+    """Called by the main thread; the listener calls only what says so.
+
+    In most steps there is nothing to do behind an update, and before and behind a commit: see
+    :attr:`is_open`, :attr:`baseline` and :attr:`wants_audit`, and save the call.
+    """
 
     def __init__(self, parts: Callable[[], list[Mapping[str, Tensor]]]) -> None:
         """Observe nothing but versions before :meth:`begin`.
@@ -77,8 +87,12 @@ class ChangeObserver:
         self._audit = AuditSchedule(0)
         self._versions: Versions | None = None
         self._is_begun = False
-        self._is_open = False  # since the commit no update has begun
-        self._baseline: Baseline | None = None  # as of the commit, while that is so
+        self.is_open = False
+        """Whether no update has begun since the commit."""
+        self.baseline: Baseline | None = None
+        """The content as of the commit, in a step that is audited."""
+        self.wants_audit = False
+        """Whether the step that begins is to be audited: :meth:`committed` has something to do."""
         self._behind: Baseline | None = None  # as of the last update, in a step that is audited
         self._behind_versions: Versions | None = None
         self._committed_at = 0.0
@@ -87,6 +101,8 @@ class ChangeObserver:
         self._uncounted: set[str] = set()
         self._still = 0  # steps in a row without a counted change outside of updates
         self._said: set[str] = set()
+        self._keeps_all = False  # copies of all are made at each commit
+        self._needed: set[str] = set()  # and these were, or would be, without that
         self._has_unseen = False  # something changed uncounted between an update and its commit
         self._blind_why = ""  # why nothing can be known of the state
 
@@ -112,8 +128,8 @@ class ChangeObserver:
 
     def forget(self) -> None:
         """There is no commit any more: the state was replaced."""
-        self._versions = self._baseline = self._behind = None
-        self._is_open = False
+        self._versions = self.baseline = self._behind = None
+        self.is_open = False
 
     def expect(self, names: Iterable[str]) -> None:
         """These were seen to change outside of updates, in an earlier life of this training."""
@@ -124,6 +140,20 @@ class ChangeObserver:
         if not self._blind_why:
             self._blind_why = why
             log.warning("nothing of this training can be saved any more: %s", why)
+
+    @property
+    def has_unseen(self) -> bool:
+        """Whether something was seen to change uncounted between an update and its commit."""
+        return self._has_unseen
+
+    def keep_all(self) -> None:
+        """From now on copy all of the state at each commit, if it is small and that is cheap.
+
+        Steps were seen to halt behind their update, in a collective, with changes yet to be made.
+        Such a step is no state to resume from, so the commit before must stay one.
+        """
+        if not self._keeps_all:
+            self._keeps_all, self._needed = True, {*self._copies.names}
 
     @property
     def changing(self) -> list[str]:
@@ -144,52 +174,74 @@ class ChangeObserver:
         if self._expected and tensors.keys() >= self._expected:
             self._copies.add(self._expected, tensors)
             self._expected = frozenset()
+        if self._keeps_all and not self._copies.names >= tensors.keys():
+            self._copies.add(tensors, tensors)
         is_all = self._audit.is_first and nbytes(tensors.values()) <= COPIED_AT_FIRST
         names = tensors.keys() if is_all else self._copies.names
         copies = self._copies.take(step, tensors, names) if names else {}
         self._versions = versions = read(tensors, self._versions)
-        self._is_open, self._baseline = self._is_begun, None
+        self.is_open, self.baseline, self._behind = self._is_begun, None, None
+        audit = self._audit
+        self.wants_audit = audit.is_first or (audit.share > 0 and audit.is_due(self._step_s))
         if copies and not is_all:
             self._copies.keep_to_budget(self._step_s, tensors)
-            self._say_refused()
+        if self._keeps_all:
+            self._keep_all_or_less(tensors)
+        self._say_refused()
         return CommittedTensors(versions, copies)
 
-    @_stepping_aside
+    def _keep_all_or_less(self, tensors: Mapping[str, Tensor]) -> None:
+        """A part of the copies is of no use: make all of them, or those that were made before."""
+        extra = tensors.keys() - self._needed
+        refused = [why for name, why in self._copies.refused.items() if name in extra]
+        if nbytes(tensors.values()) > COPIED_AT_FIRST:
+            refused.append(f"all of the state is larger than {COPIED_AT_FIRST >> 20} MiB")
+        if refused:
+            self._keeps_all = False
+            self._copies.let_go(extra)
+            log.warning(HALTS, refused[0])
+
     def committed(self, held: CommittedTensors) -> None:
         """Behind a commit: look at the content, if the step that begins is to be audited."""
-        tensors, self._behind = held.versions.tensors, None
-        if not self._is_open or not self.is_auditing:
-            return
+        if self.is_open and self.wants_audit:
+            self._begin_audit(held)
+
+    @_stepping_aside
+    def _begin_audit(self, held: CommittedTensors) -> None:
+        tensors = held.versions.tensors
         if self._audit.is_first:
             left = {name: each for name, each in tensors.items() if name not in held.copies}
-            self._baseline = Baseline(left, None)
-        elif places := self._audit.places(self._step_s, tensors):
+            self.baseline = Baseline(left, None)
+        elif places := self._audit.places(tensors):
             self._look(tensors, places)
 
     @_stepping_aside
     def leave_loop(self, held: CommittedTensors) -> None:
         """A loop is over, at a commit: who knows what the script exchanges for its validation."""
-        if self.is_auditing and self._is_open and self._baseline is None:
+        if self.is_auditing and self.is_open and self.baseline is None:
             names = held.versions.tensors.keys() - held.copies.keys()
             self._look(held.versions.tensors, self._audit.some_places(names))
 
     def _look(self, tensors: Mapping[str, Tensor], places: Mapping[str, float]) -> None:
         began = perf_counter()
-        self._baseline = Baseline(tensors, places)
+        self.baseline = Baseline(tensors, places)
         self._audit.note_cost(began, len(places))
 
     @_stepping_aside
     def update_begins(self, held: CommittedTensors | None) -> None:
         """The first update of a step begins: what changed since the commit, changed elsewhere."""
-        if not self._is_open or held is None:
+        if not self.is_open or held is None:
             return
-        self._is_open = False
+        self.is_open = False
         versions = held.versions
         found = versions.moved() if versions.has_moved else set()
         self._still = 0 if found else self._still + 1
-        if self._still == STILL_STEPS:  # what changed once or seldom, as in the first step
+        self._needed |= found
+        if (
+            self._still == STILL_STEPS and not self._keeps_all
+        ):  # what changed once or seldom, as in the first step
             self._copies.names &= self._uncounted
-        if self._baseline is not None:
+        if self.baseline is not None:
             found |= self._hidden(held)
             if self._audit.is_first and self._audit.note_complete():
                 self._copies.drop_others()
@@ -200,10 +252,10 @@ class ChangeObserver:
     @_stepping_aside
     def updated(self) -> None:
         """Behind an update: look at the content again, if this step is audited."""
-        if self._baseline is None:
+        if self.baseline is None:
             return
         tensors = self._list.join(self._parts())
-        places = self._baseline.places
+        places = self.baseline.places
         self._behind = Baseline(tensors, places)
         self._behind_versions = read(tensors)
 
@@ -217,20 +269,20 @@ class ChangeObserver:
         """
         if is_step:
             self.update_begins(held)  # if there was none, the whole step is outside of updates
-        self._is_open = False
+        self.is_open = False
         behind, versions = self._behind, self._behind_versions
         if behind is not None and versions is not None:
             hidden = behind.differing(versions.tensors) - versions.moved()
             if hidden and not self._has_unseen:
                 self._has_unseen = True
                 log.info("changed behind updates without being counted: %s", _listed(hidden))
-        self._baseline = self._behind = self._behind_versions = None
+        self.baseline = self._behind = self._behind_versions = None
 
     def _hidden(self, held: CommittedTensors) -> set[str]:
         """What has other content than at the commit, counted or not."""
-        assert self._baseline is not None
+        assert self.baseline is not None
         tensors = held.versions.tensors
-        found = self._baseline.differing(tensors)
+        found = self.baseline.differing(tensors)
         if self._audit.is_first:
             found |= {n for n, copy in held.copies.items() if not is_same(copy, tensors[n])}
         self._uncounted |= found - held.versions.moved()
@@ -265,12 +317,12 @@ class ChangeObserver:
         then = versions.tensors
         found = versions.moved() | {
             name
-            for name in versions.replaced(now)
-            if name not in then or name not in now or not is_same(then[name], now[name])
+            for name in versions.replaced(now) & then.keys()  # what is new was not committed
+            if name not in now or not is_same(then[name], now[name])
         }
-        baseline = self._baseline
+        baseline = self.baseline
         on_host = {name: each for name, each in then.items() if each.is_cpu}
-        if baseline is not None and self._is_open:  # a device may wait for what never comes
+        if baseline is not None and self.is_open:  # a device may wait for what never comes
             found |= baseline.differing(then, on_host.keys())
         return found - held.copies.keys()
 

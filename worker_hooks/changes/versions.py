@@ -53,7 +53,7 @@ def read(tensors: Mapping[str, Tensor], before: Versions | None = None) -> Versi
     """
     if before is not None and before.tensors is tensors:
         counts = tuple(map(_VERSION, before.counted))
-        return before._replace(counts=counts, total=sum(counts))
+        return Versions(tensors, before.counted, before.names, counts, sum(counts))
     named = {name: each for name, each in tensors.items() if not each.is_inference()}
     counted = tuple(named.values())
     counts = tuple(map(_VERSION, counted))

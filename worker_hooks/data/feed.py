@@ -54,8 +54,10 @@ class Batches:
 
     def __next__(self) -> Any:
         batch = next(self._batches)
-        self._feed.consumed += 1
-        self._feed.note_opened()
+        feed = self._feed
+        feed.consumed += 1
+        if feed.is_opening:
+            feed.note_opened()
         return batch
 
     def close(self, *, is_over: bool) -> None:
@@ -95,7 +97,8 @@ class Feed:
         self._opened = 0  # the batch of the epoch with which the present workers began
         self._start = self._born = b""
         self._own_state: Any = None  # that the loader was opened with, until its first batch
-        self._collectives: int | None = None  # begun before the loader was opened, until then
+        self._collectives = 0  # begun before the loader was opened
+        self.is_opening = False  # until its first batch
 
     @property
     def length(self) -> int | None:
@@ -203,7 +206,7 @@ class Feed:
             meta: what :meth:`meta` returned then.
             saved: what :meth:`fill` wrote then, by the entries' names; other names are ignored.
         """
-        self._collectives, self._own_state = collectives(), None
+        self._collectives, self.is_opening, self._own_state = collectives(), True, None
         if consumed or saved is not None:
             batches = self._reopen(consumed, meta or {}, saved or {})
         else:
@@ -221,11 +224,9 @@ class Feed:
 
         So a survivor of a replacement must not keep its iterator: the new rank has none.
         """
-        if self._collectives is None:
-            return
         if collectives() != self._collectives:
             self._replay = None
-        self._collectives = self._own_state = None
+        self.is_opening, self._own_state = False, None
 
     def settle(self) -> None:
         """What was handed out is committed and need not be kept."""

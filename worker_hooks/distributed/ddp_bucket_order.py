@@ -130,6 +130,11 @@ def learn(ddp: DistributedDataParallel) -> None:
         _give_up(str(error))
 
 
+def is_settled(ddp: DistributedDataParallel) -> bool:
+    """Whether the order is final, and nothing is left to :func:`learn`."""
+    return ddp in _settled
+
+
 def ready_order(ddp: DistributedDataParallel) -> list[int] | None:
     """Indices of the reducer's parameters in the order from which its next layout follows.
 

@@ -28,6 +28,8 @@ class Reducers:
         self._expected: Sequence[list[int] | None] = ()  # the orders in the checkpoint
         self.is_expecting = False  # the first step after a resume is still to come
         self._new: ddp_bucket_order.NewDDPs | None = None  # if there was no DDP before
+        self.has_learned = False
+        """Whether nothing is left to :meth:`learn`: the order is final."""
 
     def orders(self) -> list[list[int] | None]:
         """The orders from which the layouts of the next step follow. Any thread may call this."""
@@ -42,6 +44,7 @@ class Reducers:
             Those that still exist. None of them reduces gradients any more.
         """
         found, self._found = self._found, None
+        self.has_learned = False
         new = self._forget_new()
         if found is None:
             found = ddp_bucket_order.find_all(self._modules(), new, is_over=True)
@@ -68,6 +71,7 @@ class Reducers:
         new = self._forget_new()
         if self._expected:
             self._found = ddp_bucket_order.find_all(self._modules(), new)
+            self.has_learned = False
             for one, order in zip(self._found, self._expected, strict=False):
                 ddp_bucket_order.rehearse(one, order)
         self.is_expecting = False
@@ -78,6 +82,7 @@ class Reducers:
             self._found = ddp_bucket_order.find_all(self._modules())
         for one in self._found:
             ddp_bucket_order.learn(one)
+        self.has_learned = all(map(ddp_bucket_order.is_settled, self._found))
 
     def _forget_new(self) -> list[Any] | None:
         """Stop noting new DDPs; those that were made, if they were noted."""

@@ -138,26 +138,30 @@ class Gate:
         if self.needs_slow_path:
             self._notify()
 
-    def commit(self, record: Callable[[], None]) -> None:
-        """Make the step a commit; ``record`` writes it down while the listener does not read."""
+    def commit(self, record: Callable[..., None], *args: object) -> None:
+        """Make the step a commit.
+
+        Args:
+            record: writes it down while the listener does not read.
+            args: of ``record``.
+        """
         self._committing = True
         if self.needs_slow_path:
             self._committing = False
             with self._changed:
-                self._record(record)
+                record(*args)
+                self._torn = False
+                self._updates = 0
                 self._changed.notify_all()
             return
         try:
-            self._record(record)
+            record(*args)
+            self._torn = False
+            self._updates = 0  # an update that failed did not report its end
         finally:
             self._committing = False
             if self.needs_slow_path:  # by now
                 self._notify()  # type: ignore[unreachable]
-
-    def _record(self, record: Callable[[], None]) -> None:
-        record()
-        self._torn = False
-        self._updates = 0  # an update that failed did not report its end
 
     def pause(self) -> bool:
         """At a boundary: wait as long as the main thread is to be held.

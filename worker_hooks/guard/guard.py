@@ -50,6 +50,9 @@ class StateSource(saving.SaveSource, Protocol):
     def is_complete(self) -> bool:
         """Whether the update after the commit changed all that a step usually changes."""
 
+    def is_copied(self) -> bool:
+        """Whether the commit can be saved in spite of an update that has begun since."""
+
     def why_changed(self) -> str:
         """What is not as of the commit any more and cannot be saved; empty: all can."""
 
@@ -443,7 +446,7 @@ class Guard:
         step = source.step + is_updated
         self._frozen_version = source.version(step) if is_updated else None
         why = self._unsafe_why
-        if not why and result is FreezeResult.TORN:
+        if not why and result is FreezeResult.TORN and not source.is_copied():
             changed = source.why_changed() or "the script itself began to update"
             if self.gate.is_torn:
                 changed = f"an optimizer began to update after step {step}"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from worker_hooks.state.mismatch import listed
-from worker_hooks.state.registry import Piece
+from worker_hooks.state.registry import Piece, restore_alike
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.shard_file import GLOBAL_SHAPE, OBJECTS, OFFSETS, REST, SHARDING
@@ -205,8 +205,13 @@ def open_dump(folder: Path, manifest: Manifest, variant: int = 0) -> LoadedState
 
 
 def restore(
-    pieces: Sequence[Piece], saved: LoadedState, *, is_live: bool = False, is_all: bool = True
-) -> None:
+    pieces: Sequence[Piece],
+    saved: LoadedState,
+    *,
+    is_live: bool = False,
+    is_all: bool = True,
+    may_follow: Collection[str] = (),
+) -> frozenset[str]:
     """Restore the replicated state, bit for bit; nothing is changed if it does not fit.
 
     Args:
@@ -214,13 +219,17 @@ def restore(
         saved: the dump.
         is_live: large tensors are known to be as saved, and are not read.
         is_all: these are all registered pieces.
+        may_follow: names of pieces that may lack something yet: of these what is there is restored.
+
+    Returns:
+        The names of those that do lack something; they are to be restored again.
 
     Raises:
         OSError: a file cannot be read.
         ValueError: it does not fit what is registered; the message names everything that does not.
     """
     names = {piece.name for piece in pieces}
-    found = []
+    found, unlike = [], dict[str, Mapping[str, Tensor]]()
     if missing := names - saved.values.keys():
         found.append(f"it has no {listed(missing)}")
     if is_all and (unexpected := saved.values.keys() - names):
@@ -229,12 +238,20 @@ def restore(
     for piece in pieces:
         if piece.name in saved.values:
             like = saved.tensors.like(mine[piece.name])
-            found += piece.mismatches(like, saved.values[piece.name])
+            amiss = piece.mismatches(like, saved.values[piece.name])
+            if amiss and piece.name in may_follow:
+                unlike[piece.name] = like
+            else:
+                found += amiss
     if found:
         raise ValueError(f"{saved.folder} does not fit this script: {'; '.join(found)}")
     for piece in pieces:  # one tensor at a time, so the extra memory is that of the largest
+        if piece.name in unlike:
+            restore_alike(piece, saved.tensors, unlike[piece.name], saved.values[piece.name])
+            continue
         live = piece.tensors() if is_live else {}
         piece.restore(_LiveOrSaved(live, saved.tensors), saved.values[piece.name])
+    return frozenset(unlike)
 
 
 class _LiveOrSaved(Mapping[str, Tensor]):

@@ -33,6 +33,10 @@ from worker_hooks.tensors.tensor_bytes import to_bytes
 
 log = logging.getLogger("msrun")
 
+NOT_AGAIN = (
+    ": what it changed of these after TrainState() it has to change again before the loop that it "
+    "continues"
+)
 PEERS = 8  # other ranks whose private state is read where the rank's own is not enough
 
 
@@ -91,6 +95,7 @@ class ResumePoint(NamedTuple):
     saved: load.LoadedState
     quick_digest: str  # of the replicated state if it is in memory, else empty
     fingerprints: tuple[Any, ...]  # of the pieces, after the state had been restored
+    deferred: frozenset[str] = frozenset()  # pieces that lack something until the loop
     peer: LoadedPrivate | None = None  # of a rank that had committed, if this one had not
 
     @property
@@ -108,7 +113,12 @@ def newest_checkpoint(*places: str) -> Path | None:
 
 
 def restore_replicated(
-    pieces: Sequence[Piece], folder: Path, env: RankEnv, live: tuple[int, str] | None = None
+    pieces: Sequence[Piece],
+    folder: Path,
+    env: RankEnv,
+    live: tuple[int, str] | None = None,
+    *,
+    is_new: bool = False,
 ) -> ResumePoint:
     """Restore the replicated state of a verified checkpoint.
 
@@ -118,6 +128,8 @@ def restore_replicated(
         env: who this process is.
         live: the step that the registered tensors are whole as of, and their digest; if the
             checkpoint has the same, they are not read.
+        is_new: the script has only begun. What it had changed later, a group added to an optimizer
+            or a layer to a model, it may change again before its loop.
 
     Raises:
         OSError: a file cannot be read.
@@ -131,8 +143,13 @@ def restore_replicated(
         saved = load.open_dump(folder, _without_damaged_models(folder, manifest), variant)
     manifest = saved.manifest
     _forget_gradients(pieces)
-    load.restore(pieces, saved, is_live=live == (manifest.step, manifest.digest))
     facts = json.loads(saved.metadata["facts"])
+    deferred = load.restore(
+        pieces,
+        saved,
+        is_live=live == (manifest.step, manifest.digest),
+        may_follow=facts.get("reshaped", ()) if is_new else (),
+    )
     own = _private(saved, env.rank)
     late_buffers = frozenset(facts.get("late", ()))
     if own is not None and not own.is_commit:
@@ -169,6 +186,7 @@ def restore_replicated(
         saved=saved,
         quick_digest=manifest.digest if manifest.kind == manifests.MEMORY_KIND else "",
         fingerprints=tuple(map(_fingerprint, pieces)),
+        deferred=deferred,
         peer=next((one for one in peers if one.step == step and _is_settled(one)), None),
     )
 
@@ -259,13 +277,18 @@ def restore_for_loop(point: ResumePoint, committed: CommittedState, rank: int) -
     Raises:
         OSError: a file of the checkpoint cannot be read any more.
         RuntimeError: the state that was restored from memory is not the one that was compared.
+        ValueError: the script has not changed its objects again as it had before.
     """
     # tensors that were not read, as survivors agreed on them, may have changed unnoticed
-    if point.is_in_memory or tuple(map(_fingerprint, committed.pieces)) != point.fingerprints:
+    is_same = tuple(map(_fingerprint, committed.pieces)) == point.fingerprints
+    if point.is_in_memory or point.deferred or not is_same:
         # a broadcast of equal weights, as by DDP, changes nothing but their versions
         is_unchanged = _is_unchanged(point, committed)
         changed = [piece for piece in committed.pieces if not (is_unchanged and piece.is_compared)]
-        load.restore(changed, point.saved, is_all=not is_unchanged)
+        try:
+            load.restore(changed, point.saved, is_all=not is_unchanged)
+        except ValueError as error:
+            raise ValueError(f"{error}{NOT_AGAIN * bool(point.deferred)}") from error
         if point.is_in_memory and not is_unchanged and not _is_unchanged(point, committed):
             raise RuntimeError(f"the state of step {point.step} has changed since it was restored")
     private = point.private

@@ -15,6 +15,7 @@ import random
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ _MT = struct.Struct("<625I")  # the 624 words of a Mersenne twister, and the nex
 _GAUSS = struct.Struct("<i4xd")  # whether there is a spare normal number, and the number
 _NO_GAUSS = _GAUSS.pack(0, 0.0)
 _JSON_BYTES = 256
+_PROBED = 64  # bytes: a twister's index, and some of the words beside it
 TWISTER_BYTES = _MT.size + _GAUSS.size
 
 # Through PyDLL the call keeps the GIL: to release it for 300 ns, and to wait for it again while
@@ -35,6 +37,9 @@ copy = ctypes.pythonapi["memmove"]
 """Copy bytes: ``copy(to_address, from_address, nbytes)``."""
 copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 copy.restype = None
+
+
+Probes = tuple[Callable[[], object], ...]
 
 
 class Stream(Protocol):
@@ -46,6 +51,13 @@ class Stream(Protocol):
 
     def writer(self, address: int) -> Callable[[], None]:
         """A function that writes the ``nbytes`` of its state to this address; for every commit."""
+
+    def probes(self) -> Probes:
+        """Functions whose results differ whenever the state has changed; empty: there are none.
+
+        To call them costs less than to copy the state. A twister changes all its words at once,
+        and else its index, so the index and some words tell whether it has changed.
+        """
 
     def restore(self, state: bytes) -> None:
         """Continue from a state that was written.
@@ -75,6 +87,10 @@ class TorchStream:
             copy(address, state.data_ptr(), nbytes)
 
         return write
+
+    def probes(self) -> Probes:
+        """See :meth:`Stream.probes`."""
+        return () if self._at is None else torch_engine.probes(self._at)
 
     def restore(self, state: bytes) -> None:
         """See :meth:`Stream.restore`."""
@@ -111,6 +127,12 @@ class PythonStream:
                 written = gauss
 
         return write
+
+    def probes(self) -> Probes:
+        """See :meth:`Stream.probes`."""
+        if self._at is None:
+            return ()
+        return memory(self._at, _PROBED).tobytes, partial(getattr, self._source, "gauss_next")
 
     def restore(self, state: bytes) -> None:
         """See :meth:`Stream.restore`."""
@@ -153,6 +175,16 @@ class NumpyStream:
 
         return write
 
+    def probes(self) -> Probes:
+        """See :meth:`Stream.probes`."""
+        if not self._at or not self._gauss_at:
+            return ()
+        return (
+            memory(self._at + _MT.size - _PROBED, _PROBED).tobytes,
+            memory(self._gauss_at, _GAUSS.size).tobytes,
+            partial(getattr, self._source, "_bit_generator"),
+        )
+
     def restore(self, state: bytes) -> None:
         """See :meth:`Stream.restore`."""
         *words, place = _unpacked(state)
@@ -193,6 +225,10 @@ class JsonStream:
             copy(address, state, _JSON_BYTES)
 
         return write
+
+    def probes(self) -> Probes:
+        """See :meth:`Stream.probes`."""
+        return ()
 
     def restore(self, state: bytes) -> None:
         """See :meth:`Stream.restore`."""

@@ -10,8 +10,9 @@ import ctypes
 import hashlib
 import random
 import struct
-from collections.abc import Callable, Mapping
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from operator import call
 from typing import Any
 
 import torch
@@ -57,15 +58,13 @@ class Randomness:
             for name, stream in self._streams.items()
         )
 
-    def writers(self, address: int) -> tuple[Callable[[], None], ...]:
-        """Functions that write all states, one after the other, to this address."""
-        starts = accumulate((stream.nbytes for stream in self._parts), initial=address)
-        return tuple(stream.writer(at) for stream, at in zip(self._parts, starts, strict=False))
+    def recorder(self, address: int) -> Recorder:
+        """What writes all states, one after the other, to this address again and again."""
+        return Recorder(self._parts, address)
 
     def fill(self, address: int) -> int:
         """Write all states, one after the other, to memory; the count of bytes."""
-        for write in self.writers(address):
-            write()
+        self.recorder(address).write()
         return self.nbytes
 
     def capture(self) -> bytes:
@@ -116,18 +115,46 @@ class Randomness:
         return all(f"{CUDA}{device}" in self._streams for device in _cuda_devices())
 
 
+class Recorder:
+    """Writes states to one place again and again: each only if it has changed."""
+
+    def __init__(self, streams: Sequence[Stream], address: int) -> None:
+        """Write nothing yet."""
+        self._streams = streams  # alive, as their memory is read
+        probes = [stream.probes() for stream in streams]
+        starts = accumulate((stream.nbytes for stream in streams), initial=address)
+        ends = list(accumulate(map(len, probes), initial=0))
+        self._probes = tuple(chain.from_iterable(probes))
+        # what writes each state, and the places of its probes
+        self._states = [
+            (stream.writer(at), slice(*place))
+            for stream, at, place in zip(streams, starts, pairwise(ends), strict=False)
+        ]
+        self.sees_all = all(probes)
+        """Whether :attr:`seen` is another one whenever a state has changed."""
+        self.seen: list[object] = []  # what the probes said when the states were written last
+
+    def write(self) -> None:
+        """Write the present states."""
+        now, seen = list(map(call, self._probes)), self.seen
+        if now == seen and self.sees_all:
+            return
+        self.seen = []  # what is interrupted here is written again
+        for write, place in self._states:
+            found = now[place]
+            if not found or found != seen[place]:
+                write()
+        self.seen = now
+
+
 class State:
     """A state that is captured again and again into the same memory."""
 
     def __init__(self, randomness: Randomness) -> None:
         self._memory = ctypes.create_string_buffer(max(randomness.nbytes, 1))
         self._size = randomness.nbytes
-        self._writers = randomness.writers(ctypes.addressof(self._memory))
-
-    def capture(self) -> None:
-        """Capture the present state."""
-        for write in self._writers:
-            write()
+        self.capture = randomness.recorder(ctypes.addressof(self._memory)).write
+        """Captures the present state."""
 
     @property
     def content(self) -> bytes:

@@ -28,6 +28,7 @@ _SPARES_AT = _SEED_BYTES + _NEXT_BYTES  # offset in _PACKED
 _PUBLIC = struct.Struct(f"<QiiQ{_WORDS}QdddixxxxfB3x")  # get_state of CPUGeneratorImpl.cpp
 _POINTER = object.__basicsize__  # offset in the Python object of the pointer to the C++ object
 _FAR = 160  # the engine's offset in its generator is smaller
+_PROBED = 64  # bytes: seed, place and some words
 NBYTES = _PACKED.size
 
 
@@ -57,6 +58,14 @@ def writer(found: int, address: int) -> Callable[[], None]:
         spares[:] = _NORMALS.pack(single, has_single, double, has_double)
 
     return write
+
+
+def probes(found: int) -> tuple[Callable[[], object], ...]:
+    """Functions whose results differ whenever the state at ``found`` has changed.
+
+    All words change at once, and other draws change the place or the spare numbers.
+    """
+    return memory(found, _PROBED).tobytes, memory(found + _ENGINE.size, _SPARES.size).tobytes
 
 
 def public(state: bytes | memoryview) -> bytes:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from types import FrameType, SimpleNamespace
+from itertools import compress
+from operator import attrgetter, ne
+from types import CellType, FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from worker_hooks.script.own import OwnValues
 from worker_hooks.script.source import SourceFindings
 from worker_hooks.script.values import LargeValueError, Script
 from worker_hooks.script.watch import (
+    CONTENTS,
     Cells,
     DataObject,
     Group,
@@ -33,6 +37,7 @@ log = logging.getLogger("msrun")
 REBOUND = 50
 """So often the objects are followed that a variable gets; one that gets more holds no state."""
 
+_VALUE = attrgetter("value")
 OWN, SHARED = "state.own.", "state.shared."
 
 
@@ -54,6 +59,12 @@ class ScriptValues:
         self._registered: list[object] = []  # alive, so that their ids stay theirs
         self._excluded: set[int] = set()
         self._groups = [Group(OWN, vars(self.own)), Group(SHARED, vars(self.shared))]
+        self._versioned: list[Group] = []  # those whose dict has a version,
+        self._versions: list[ctypes.c_uint64] = []  # where that is,
+        self._cells: list[CellType] = []  # the cells of all closures,
+        # and what these versions were, with the ids of what the cells held; ``None``: not known
+        self._seen: list[int] | None = None
+        self._others: list[Group] = []  # must be looked at each time
         self.is_found = False
         self.findings = SourceFindings()  # in the script's source
         self.held: frozenset[str] = frozenset()
@@ -65,7 +76,7 @@ class ScriptValues:
         self._count = 0  # of values that are saved
         self._recent: list[Variable] = []  # changed since the newest commit
         self._data: list[DataObject] = []
-        self._entry: Callable[..., Any] | FrameType | None = None
+        self.entry: Callable[..., Any] | FrameType | None = None
         self._rebound: Counter[str] = Counter()  # how often a variable got another object
         self._has_new_objects = False
         self.large: set[str] = set()  # what changes and cannot be saved
@@ -100,7 +111,7 @@ class ScriptValues:
         Args:
             entry: the training function, or the frame in which the script trains.
         """
-        self.is_found, self._entry = True, entry
+        self.is_found, self.entry = True, entry
         self.findings = source.look_at(entry)
         try:
             found, self._containers = self._found()
@@ -108,6 +119,7 @@ class ScriptValues:
             log.warning("the script's own variables are not saved: %r", error)
             return
         self._groups += found
+        self._forget_seen()
         for group in found:
             for variable in group.scan(self._is_skipped):
                 variable.begin(self._excluded)
@@ -115,7 +127,7 @@ class ScriptValues:
     def _found(self) -> tuple[list[Group], dict[str, Container]]:
         """Where the script keeps values at present, and its containers of objects."""
         walk = self._finder.walk()
-        groups = groups_of(self._entry, self._excluded, walk.things, walk.meet)
+        groups = groups_of(self.entry, self._excluded, walk.things, walk.meet)
         self._own_modules = walk.modules
         return [*groups, *walk.groups], {each.name: each for each in walk.containers}
 
@@ -133,7 +145,11 @@ class ScriptValues:
         self._grown.clear()
         if not self._data:
             return grown
-        new = {name for each in self._data for name in each.changed(is_first=is_first)}
+        new: set[str] = set()
+        for each in self._data:
+            new.update(each.changed(is_first=is_first))
+        if not new:
+            return grown
         new = {name for name in new - self.large if not self._is_skipped(name)}
         self.large |= new
         return grown + [DATA_CHANGES.format(name) for name in sorted(new)]
@@ -150,7 +166,7 @@ class ScriptValues:
         Raises:
             TypeError: as :meth:`look`.
         """
-        for variable in self._find_changed():
+        for variable in self._find_changed(self._versions_now()):
             is_kept = variable.packed is not None or variable.name.startswith((OWN, SHARED))
             self._take(variable)
             variable.was = variable.checksum
@@ -164,7 +180,12 @@ class ScriptValues:
         Raises:
             TypeError: ``state.own`` or ``state.shared`` has what cannot be saved.
         """
-        changed = self._find_changed()
+        now, is_new = self._versions_now(), self._recent or self._is_stale or self._is_settled
+        is_same = now == self._seen is not None and not (self._others or self._containers)
+        changed = [] if is_same else self._find_changed(now)
+        if not (changed or is_new):  # as in most steps
+            self._is_under_way, self._changed = not is_commit, set()
+            return
         for variable in changed:
             self._take(variable)
         self._recent += changed
@@ -190,6 +211,7 @@ class ScriptValues:
                 if variable.checksum:
                     variable.rewind()
                     self._look(variable)
+        self._forget_seen()
         self._recent, self._is_under_way, self._is_stale = [], False, True
 
     def settle(self) -> bool:
@@ -208,17 +230,61 @@ class ScriptValues:
             self._join()
         return True
 
-    def _find_changed(self) -> list[Variable]:
-        changed = []
+    def _find_changed(self, now: list[int] | None) -> list[Variable]:
         for container in self._containers.values():
             self._look_into(container)
-        for group in self._groups:
-            if len(group.holder) != group.size:
-                group.scan(self._is_skipped)
-            changed += group.find_changed(self._look)
+        seen = self._seen
+        if now is None or seen is None:
+            changed = self._look_at_all()
+        elif now == seen:
+            changed = self._look_at(self._others) if self._others else []
+        else:
+            moved = list(compress(self._versioned, map(ne, now, seen)))
+            moved += [each for each in self._groups if each.version is None]
+            moved = [each for each in moved if each not in self._others]
+            changed = self._look_at([*self._others, *moved])
+            self._note_seen(now)
         if self._has_new_objects:
             changed += self._follow_objects()
         return changed
+
+    def _versions_now(self) -> list[int] | None:
+        """What differs after a change; ``None``: a cell has no value, so that is not known.
+
+        One comparison for all groups: to look at each costs more, as its objects are in no cache.
+        """
+        try:  # the values of variables are held, so their ids are those of no other objects
+            return [*map(_VALUE, self._versions), *map(id, map(CONTENTS, self._cells))]
+        except ValueError:
+            return None
+
+    def _look_at_all(self) -> list[Variable]:
+        self._versioned = [each for each in self._groups if each.version is not None]
+        self._versions = [each.version for each in self._versioned if each.version is not None]
+        holders = [each.holder for each in self._groups]
+        self._cells = [cell for each in holders if isinstance(each, Cells) for cell in each.cells()]
+        now = self._versions_now()  # first: a thread may change more meanwhile
+        changed = self._look_at(self._groups)
+        self._note_seen(now)
+        return changed
+
+    def _note_seen(self, now: list[int] | None) -> None:
+        self._seen = now
+        self._others = [each for each in self._groups if each.changeable or not each.is_comparable]
+
+    def _look_at(self, groups: Iterable[Group]) -> list[Variable]:
+        changed = []
+        for group in groups:
+            if len(group.holder) != group.size:
+                group.scan(self._is_skipped)
+            changed += group.find_changed(self._look)
+        return changed
+
+    def _forget_seen(self) -> None:
+        """Look at everything next time: values were assigned, or there are other objects."""
+        self._seen = None
+        for group in self._groups:
+            group.forget()
 
     def _follow_objects(self) -> list[Variable]:
         """Look at the objects that variables hold now instead of those that they held.
@@ -242,11 +308,7 @@ class ScriptValues:
             if fresh.holder is not group.holder and not isinstance(fresh.holder, Cells):
                 group.move_to(fresh.holder)
         self._groups += found.values()
-        changed = []
-        for group in self._groups:
-            if len(group.holder) != group.size:
-                group.scan(self._is_skipped)
-            changed += group.find_changed(self._look)
+        changed = self._look_at_all()
         self._has_new_objects = False
         return changed
 
@@ -336,8 +398,10 @@ class ScriptValues:
                 found[name] = (peer, theirs.values[name])
             elif is_last:
                 log.warning(LACKS_CHANGE, name)
+        late = script.record.late | (peer.record.late if peer is not None else set())
         for name, (saved, text) in found.items():
-            self._put(name, text, saved)
+            if self._put(name, text, saved) and name in late:
+                self.late.add(name)  # peers ask for its value in steps in which it does not change
 
     def _had(self, name: str, record: ScriptRecord) -> int | None:
         """The checksum that the rank had at the commit before; unsaved values are as they began."""
@@ -350,19 +414,22 @@ class ScriptValues:
             return values.pack(place.holder.get(place.key, None), name).checksum
         return None
 
-    def _put(self, name: str, text: Any, saved: Script) -> None:
+    def _put(self, name: str, text: Any, saved: Script) -> bool:
+        """Whether there is such a variable."""
         place = self._variable(name)
         if place is None:
-            return
+            return False
         try:
             now = place.holder.get(place.key, None)
             place.holder[place.key] = values.unpack(text, saved.tensors, now)
         except ValueError as error:
             log.warning("%s is not restored: %s", name, error)
         self._look(place)
+        self._forget_seen()
         self._take(place)
         place.was = place.checksum
         self._is_stale = True
+        return True
 
     def _variable(self, name: str) -> Variable | None:
         for group in self._groups:
@@ -376,9 +443,12 @@ class ScriptValues:
             return group.variables[key]
         return None
 
+    def is_ignored(self, name: str) -> bool:
+        """Whether the script has said that training does not depend on it."""
+        return name in self.ignored or name.rpartition(".")[2] in self.ignored
+
     def _is_skipped(self, name: str) -> bool:
-        is_ignored = name in self.ignored or name.rpartition(".")[2] in self.ignored
-        return is_ignored or name in self.findings.temporary
+        return self.is_ignored(name) or name in self.findings.temporary
 
     def _look(self, variable: Variable) -> bool:
         was_container = variable.mark is not None and type(variable.value) in CONTAINERS

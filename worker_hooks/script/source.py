@@ -6,7 +6,7 @@ import ast
 import contextlib
 import linecache
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -83,10 +83,11 @@ def caller(frame: FrameType | None) -> FrameType | None:
 
 
 def _looked_at(entry: Any) -> SourceFindings:
-    parts = list(_parts(entry))
+    modules = local_modules()
+    parts = list(_parts(entry, {module.__name__ for module in modules}))
     classes = {
         name
-        for module in local_modules()
+        for module in modules
         for name, each in vars(module).items()
         if isinstance(each, type) and not issubclass(each, torch.nn.Module | torch.optim.Optimizer)
     }
@@ -130,8 +131,9 @@ def _name(part: _Part) -> str:
     return getattr(part.tree, "name", "")
 
 
-def _parts(entry: Any) -> Iterator[_Part]:
-    names = {module.__name__ for module in local_modules()}
+def _parts(entry: Any, modules: Collection[str]) -> Iterator[_Part]:
+    """The entry, and whatever it calls of these modules."""
+    trees: dict[str, ast.Module] = {}  # by file: a file of many functions is parsed once
     owner = entry.f_locals.get("self") if isinstance(entry, FrameType) else None
     waiting: list[tuple[Any, Any]] = [(entry, owner)]
     seen: set[CodeType] = set()
@@ -140,9 +142,9 @@ def _parts(entry: Any) -> Iterator[_Part]:
             waiting.append((thing.func, owner))
         elif isinstance(thing, MethodType):
             waiting.append((thing.__func__, thing.__self__))
-        is_outside = isinstance(thing, FunctionType) and thing.__module__ not in names
+        is_outside = isinstance(thing, FunctionType) and thing.__module__ not in modules
         code, scope = _code_of(thing)
-        tree = None if code is None or code in seen else _tree_of(code)
+        tree = None if code is None or code in seen else _tree_of(code, trees)
         if code is None or tree is None or (is_outside and thing is not entry):
             continue
         seen.add(code)
@@ -182,9 +184,17 @@ def _closure(function: FunctionType) -> dict[str, Any]:
     return found
 
 
-def _tree_of(code: CodeType) -> Any:
-    """The syntax tree of a function, or of the script's top level; ``None``: not found."""
-    whole = ast.parse("".join(linecache.getlines(code.co_filename)))
+def _tree_of(code: CodeType, trees: dict[str, ast.Module]) -> Any:
+    """The syntax tree of a function, or of the script's top level; ``None``: not found.
+
+    Args:
+        code: of the function.
+        trees: of whole files, which are looked up and kept here.
+    """
+    file = code.co_filename
+    if file not in trees:
+        trees[file] = ast.parse("".join(linecache.getlines(file)))
+    whole = trees[file]
     if code.co_name == "<module>":
         return whole
     for node in ast.walk(whole):

@@ -53,6 +53,13 @@ class Packed(NamedTuple):
         return _tensors(self.entries, self.content)
 
 
+def is_fixed(value: Any) -> bool:
+    """Whether neither the value nor anything in it can change in place."""
+    if type(value) is tuple and len(value) <= _LARGE_ITEMS:
+        return all(map(is_fixed, value))
+    return type(value) in FIXED
+
+
 def mark(value: Any) -> Any:
     """What differs after the value was changed, in place or not; cheap.
 

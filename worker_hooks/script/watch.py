@@ -13,6 +13,8 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
+from itertools import repeat
+from operator import attrgetter, is_, itemgetter
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -25,6 +27,7 @@ from types import (
 from typing import Any, Protocol
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from worker_hooks.script import values
 from worker_hooks.script.library import is_library
@@ -37,6 +40,7 @@ TOUCHED = 1
 
 _NONE: Any = object()  # no value
 _OUTLINED = 1000  # items of a large dict that are looked at
+CONTENTS = attrgetter("cell_contents")
 _CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, torch.nn.Module)
 
 
@@ -68,6 +72,18 @@ class Cells:
             return self._cells[key].cell_contents
         except ValueError:
             return default
+
+    def present(self, keys: Iterable[str]) -> list[Any]:
+        """The values of these.
+
+        Raises:
+            ValueError: one has none yet.
+        """
+        return list(map(CONTENTS, map(self._cells.__getitem__, keys)))
+
+    def cells(self) -> list[CellType]:
+        """All of them."""
+        return list(self._cells.values())
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._cells[key].cell_contents = value
@@ -137,7 +153,7 @@ class Variable:
             self.mark = values.mark(value)
         except LargeValueError:
             self.mark, self.is_large = _outline(value), True
-        self.is_fixed = type(value) in values.FIXED
+        self.is_fixed = values.is_fixed(value)
         return bool(self.mark != old or self.is_large != was_large)
 
     def begin(self, excluded: Collection[int] = ()) -> None:
@@ -195,12 +211,15 @@ _TAG_AT = object.__basicsize__ + 8  # behind the count of items
 _HAS_VERSIONS = sys.version_info < (3, 13) and _has_versions()
 
 
-def _dict_version(holder: object) -> int:
-    """A number that is another one after each change of this dict; 0: not known."""
+def _dict_version(holder: object) -> ctypes.c_uint64 | None:
+    """Has as its value a number that is another one after each change of this dict.
+
+    ``None``: that is not known. The number is read in place, so the dict must stay alive.
+    """
     holder = getattr(holder, "attributes", holder)  # in which some of an object's are shown
     if type(holder) is not dict or not _HAS_VERSIONS:
-        return 0
-    return _VERSION_TAG.from_address(id(holder) + _TAG_AT).value
+        return None
+    return _VERSION_TAG.from_address(id(holder) + _TAG_AT)
 
 
 class Group:
@@ -210,27 +229,47 @@ class Group:
         self.prefix, self.holder = prefix, holder
         self.variables: dict[str, Variable] = {}
         self.size = 0
-        self._tag = 0  # of the holder when all variables were looked at last
-        self._changeable: list[Variable] = []  # those that can change without another object
+        self.version = _dict_version(holder)
+        self.is_comparable = self.version is not None or isinstance(holder, Cells)
+        """Whether a change is seen without a look at each variable: by a version, by cells."""
+        self._looked_at: tuple[Variable, ...] = ()
+        self._seen: list[Any] = []  # what these held when all of them were looked at last
+        self.changeable: list[Variable] = []  # those that can change without another object
 
     def find_changed(self, look: Callable[[Variable], bool]) -> list[Variable]:
         """Look at each variable that may have changed; those that have."""
-        holder, variables = self.holder, self.variables.values()
-        tag = _dict_version(holder)
-        if tag and tag == self._tag:
-            return [each for each in self._changeable if look(each)] if self._changeable else []
-        found = []
-        for each in variables:
-            is_same = holder.get(each.key, each) is each.value
-            if not (is_same and each.is_fixed) and look(each):
-                found.append(each)
-        self._tag = tag
-        self._changeable = [each for each in variables if not each.is_fixed]
+        variables = self._looked_at
+        if len(variables) != len(self.variables):
+            variables = self._looked_at = tuple(self.variables.values())
+        now = self._present()
+        if len(now) == len(self._seen) and all(map(is_, now, self._seen)):
+            return [each for each in self.changeable if look(each)] if self.changeable else []
+        found = [
+            each
+            for each, value in zip(variables, now, strict=True)
+            if not (value is each.value and each.is_fixed) and look(each)
+        ]
+        self._seen = now
+        self.changeable = [each for each in variables if not each.is_fixed]
         return found
+
+    def _present(self) -> list[Any]:
+        """What the variables hold, in one call for all of them if that is possible."""
+        if isinstance(self.holder, Cells):
+            try:
+                return self.holder.present(self.variables)
+            except ValueError:
+                pass
+        return list(map(self.holder.get, self.variables, repeat(_NONE)))
+
+    def forget(self) -> None:
+        """Values were assigned, and are known already: look at all of them next time."""
+        self._seen = []
 
     def move_to(self, holder: Holder) -> None:
         """The variables are another object's from now on."""
-        self.holder, self._tag = holder, 0
+        self.holder, self.version = holder, _dict_version(holder)
+        self.forget()
         for each in self.variables.values():
             each.holder = holder
 
@@ -304,10 +343,11 @@ def groups_of(
 def is_object(thing: Any, modules: Collection[str]) -> bool:
     """Whether this is an object of the script's own, with values as attributes.
 
-    What is iterated over is data, whose place is kept otherwise.
+    So is a scheduler that the script did not register. What is iterated over is data, whose place
+    is kept otherwise.
     """
     kind = type(thing)
-    if kind in {Namespace, SimpleNamespace}:
+    if kind in {Namespace, SimpleNamespace} or isinstance(thing, LRScheduler):
         return True
     if kind.__module__ not in modules or not hasattr(thing, "__dict__"):
         return False
@@ -325,7 +365,7 @@ class DataObject:
 
     def __init__(self, name: str, holder: dict[str, Any]) -> None:
         self._name, self._holder = name, holder
-        self._tag = 0
+        self._version, self._tag = _dict_version(holder), 0
         self._seen: dict[str, Any] = {}
 
     def changed(self, *, is_first: bool) -> list[str]:
@@ -334,7 +374,7 @@ class DataObject:
         Args:
             is_first: of a loop; what the script has set before it is no change.
         """
-        tag = _dict_version(self._holder)
+        tag = 0 if self._version is None else self._version.value
         if tag and tag == self._tag:
             return []
         now = {key: each for key, each in self._holder.items() if type(each) in values.FIXED}
@@ -346,33 +386,51 @@ class DataObject:
 
 def data_objects(loader: object) -> list[DataObject]:
     """The script's own sampler and data set that a loader reads, or the loader itself."""
-    names = {module.__name__ for module in local_modules()}
     things = [loader]
     if isinstance(loader, torch.utils.data.DataLoader):
         things = [loader.dataset, loader.sampler, loader.batch_sampler]
     return [
         DataObject(type(each).__name__, vars(each))
         for each in things
-        if type(each).__module__ in names and hasattr(each, "__dict__")
+        if _is_local(type(each).__module__) and hasattr(each, "__dict__")
         if _hands_out(type(each)) and not hasattr(each, "state_dict")
     ]
 
 
 def local_modules() -> list[ModuleType]:
     """The script, and the modules beside it."""
+    main, folder = _script()
+    if main is None:
+        return []
+    found = [
+        (name, each) for name, each in [*sys.modules.items()] if _is_beside(name, each, folder)
+    ]
+    return [main, *(each for _, each in sorted(found, key=itemgetter(0)) if each is not main)]
+
+
+def _is_local(name: str) -> bool:
+    """Whether one of :func:`local_modules` has this name; looking through all takes 2 ms."""
+    main, folder = _script()
+    module = sys.modules.get(name)
+    if main is None or module is None or module.__name__ != name:
+        return any(each.__name__ == name for each in local_modules())
+    return module is main or _is_beside(name, module, folder)
+
+
+def _script() -> tuple[ModuleType | None, str]:
+    """The script, and the folder it is in; ``None``: it has no file."""
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
     if main is None or path is None:
-        return []
-    folder = os.path.join(os.path.dirname(os.path.abspath(path)), "")
-    found = [main]
-    for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if module is main or not isinstance(file, str) or name.partition(".")[0] in _OURS:
-            continue
-        if file.startswith(folder) and not is_library(file):
-            found.append(module)
-    return found
+        return None, ""
+    return main, os.path.join(os.path.dirname(os.path.abspath(path)), "")
+
+
+def _is_beside(name: str, module: ModuleType, folder: str) -> bool:
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or not file.startswith(folder):
+        return False
+    return name.partition(".")[0] not in _OURS and not is_library(file)
 
 
 def _outline(value: Any) -> Any:

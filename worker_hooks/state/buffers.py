@@ -131,6 +131,13 @@ class Buffers:
         """How many bytes :meth:`fill` writes."""
         return sum(entry.nbytes for entry in self.entries)
 
+    def renew(self) -> None:
+        """Find all buffers anew: the modules are others, and another page will be made."""
+        for name in ("_places", "_kept", "entries", "nbytes"):
+            vars(self).pop(name, None)
+        self._targets.clear()
+        self.forget()
+
     def forget(self) -> None:
         """Write all of it next time: there is a new page."""
         self._known = None

@@ -8,24 +8,25 @@ before the next update. Private state is written to the status page.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from operator import ge
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import call, ge
 from typing import Any, NamedTuple
 
 import torch
 
 from worker_hooks.changes.observer import ChangeObserver, CommittedTensors
 from worker_hooks.contract.status_page import Entry, Page, Phase
+from worker_hooks.distributed import process_group
 from worker_hooks.rng.randomness import TORCH
 from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.mismatch import listed
 from worker_hooks.state.module import ModulePiece
+from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.private import Position, PrivateSource, PrivateState
-from worker_hooks.state.registry import Piece, live_tensors
+from worker_hooks.state.registry import Piece, live_tensors, structures
 from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors.reader import Reader
@@ -76,7 +77,11 @@ class CommittedState:
         self.updates = [0] * len(self.pieces)  # since the commit
         # the most that any step has changed so far
         self.typical_changes: tuple[Any, ...] | None = None
-        self.changes = ChangeObserver(lambda: [piece.tensors() for piece in self.pieces])
+        # what is called at each step, in one call of Python for all pieces
+        self._readers = [piece.tensors for piece in self.pieces]
+        self._markers = [piece.marks for piece in self.pieces]
+        self._copiers = [piece.snapshot for piece in self.pieces]
+        self.changes = ChangeObserver(lambda: list(map(call, self._readers)))
         self.settled_position: Callable[[], Position | None] | None = None
         """Returns where in the data a blocked step will be committed; ``None``: something in the
         script has yet to change."""
@@ -93,6 +98,10 @@ class CommittedState:
         self._updated: tuple[torch.Event, ...] = ()  # on each accelerator, after the last update
         self._trained = [index for index, piece in enumerate(self.pieces) if piece.optimizers]
         self._used: dict[int, list[int]] = {}  # gradients of a piece as of its last update
+        # whether, and how many collectives had begun by the last update
+        self._changes_behind, self._begun = False, 0
+        self._registered = structures(self.pieces)
+        self._structures = self._registered  # as seen last
         self.why_pending = ""
         """Why the newest commit is no place to resume from; empty: it is one."""
 
@@ -130,6 +139,22 @@ class CommittedState:
         """Every registered module, without its wrappers."""
         return [module for piece in self.pieces for module in piece.modules]
 
+    def reshaped(self) -> list[str]:
+        """The names of what has other parameters, modules or groups than when it was registered."""
+        now = structures(self.pieces)
+        return sorted(name for name in now if now[name] != self._registered[name])
+
+    def has_new_structure(self, *, is_committed: bool) -> bool:
+        """Whether something has other parameters, modules or groups than when this was asked last.
+
+        Args:
+            is_committed: this is asked right behind a commit, which has looked for them.
+        """
+        if not is_committed:
+            live_tensors(self.pieces)
+        was, self._structures = self._structures, structures(self.pieces)
+        return was != self._structures
+
     def resume_at(
         self,
         step: int,
@@ -166,10 +191,12 @@ class CommittedState:
 
     def commit(self, position: Position) -> None:
         """The step is complete: the state is whole again."""
-        self.changes.step_ends(self._committed_tensors, is_step=bool(position.batch))
+        if self.changes.is_open or self.changes.baseline is not None:
+            self.changes.step_ends(self._committed_tensors, is_step=bool(position.batch))
         marks = self._read_marks()
         if position.batch:  # else the changes are not those of a batch's step
             changed = self._changes(marks)
+            self._look_behind(marks)
             if changed != self._last_changes:
                 self._last_changes = changed
                 self.typical_changes = tuple(map(max, self.typical_changes or changed, changed))
@@ -179,6 +206,19 @@ class CommittedState:
         self.updates = [0] * len(self.pieces)
         self.step += 1
         self._note(position, marks)
+
+    def _look_behind(self, marks: tuple[Any, ...]) -> None:
+        """Find out whether a step changes weights behind its update, and has a collective there.
+
+        A rank that waits in such a collective may have yet to change them. Nobody can tell.
+        """
+        behind = () if self._after is None else zip(self._live, marks, self._after, strict=True)
+        has_changed = self.changes.has_unseen or any(
+            is_live and new != old for is_live, new, old in behind
+        )
+        if self._changes_behind and has_changed and process_group.collectives() > self._begun:
+            self.changes.keep_all()
+        self._changes_behind |= has_changed
 
     def _find_pending(self) -> None:
         """Find gradients that an optimizer will use in a later step: they are not saved."""
@@ -205,7 +245,8 @@ class CommittedState:
         """An optimizer is about to begin an update."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             self.changes.give_up(CAPTURED)
-        self.changes.update_begins(self._committed_tensors)
+        if self.changes.is_open and self._commit is not None:
+            self.changes.update_begins(self._commit.tensors)
 
     def updated(self, index: int) -> None:
         """The optimizer of a piece has made an update."""
@@ -213,14 +254,19 @@ class CommittedState:
         if len(self._trained) > 1:
             self._used[index] = _gradients(self.pieces[index])
         self._after = self._read_marks()
-        self.changes.updated()
+        if self.changes.baseline is not None:
+            self.changes.updated()
+        if self._changes_behind:
+            self._begun = process_group.collectives()
         if self._devices:
             self._updated = tuple([_recorded(device) for device in self._devices])
 
     def under_way(self, position: Position) -> None:
         """Backward begins: write the private state that this rank will have at the next commit."""
-        with contextlib.suppress(TypeError):  # the commit will say what cannot be saved
-            self.private.look(is_commit=False)
+        try:  # noqa: SIM105  suppress() costs more, in each step
+            self.private.script.look(is_commit=False)
+        except TypeError:  # the commit will say what cannot be saved
+            pass
         self.private.write(self.step + 1, position, is_commit=False)
 
     def beat(self, epoch: int, batch: int, phase: Phase) -> None:
@@ -229,21 +275,19 @@ class CommittedState:
         if page is not None:
             page.beat(self.step, epoch, batch, phase)
 
-    def enter(self, phase: Phase) -> None:
-        """Write to the page what the rank does now."""
-        page = self.private.page
-        if page is not None:
-            page.enter(phase)
-
     @property
     def _committed_tensors(self) -> CommittedTensors | None:
         return None if self._commit is None else self._commit.tensors
 
     def _note(self, position: Position, marks: tuple[Any, ...] | None = None) -> None:
         snapshots = self._snapshots()  # first: they say which tensors of an object are large
-        before, tensors = self._committed_tensors, self.changes.commit(self.step)
-        if before is None or before.versions.tensors is not tensors.versions.tensors:
+        before, tensors = self._commit, self.changes.commit(self.step)
+        if before is None or before.tensors.versions.tensors is not tensors.versions.tensors:
             marks = None  # those that were read are of other tensors
+            pairs = zip(self.pieces, snapshots, strict=True)  # a module may have others inside
+            snapshots = tuple(
+                self._snapshot(one) if isinstance(one, ModulePiece) else old for one, old in pairs
+            )
         self._commit = Commit(
             self.step,
             snapshots,
@@ -255,13 +299,13 @@ class CommittedState:
 
     def _read_marks(self) -> tuple[Any, ...]:
         try:
-            return tuple([piece.marks() for piece in self.pieces])
+            return tuple(map(call, self._markers))
         except Exception:  # noqa: BLE001  the script's own code; find out in which piece
             return tuple(map(self._mark, self.pieces))
 
     def _snapshots(self) -> tuple[Any, ...]:
         try:
-            return tuple([piece.snapshot() for piece in self.pieces])
+            return tuple(map(call, self._copiers))
         except Exception:  # noqa: BLE001  as above
             return tuple(map(self._snapshot, self.pieces))
 
@@ -318,6 +362,23 @@ class CommittedState:
             return position is not None and self.private.settle(self.step + 1, position)
         except Exception:  # the main thread may wake up, and change what is read
             log.exception("step %d is not taken for complete", self.step + 1)
+            return False
+
+    def is_copied(self) -> bool:
+        """Whether the newest commit can be saved in spite of an update that has begun since."""
+        commit = self._commit
+        if commit is None or self.why_unknown():
+            return False
+        names, copies = commit.tensors.versions.tensors.keys(), commit.tensors.copies.keys()
+        try:
+            has_all = bool(names) and copies >= names and live_tensors(self.pieces).keys() == names
+            # what else an optimizer's state holds is read as it is now
+            optimizers = (each for each in self.pieces if isinstance(each, OptimizerPiece))
+            return has_all and all(each.is_all_tensors for each in optimizers)
+        except (
+            RuntimeError,
+            AttributeError,
+        ):  # an optimizer makes its state just now, or an odd one
             return False
 
     def _is_in_doubt(self, commit: Commit, marks: tuple[Any, ...]) -> bool:
@@ -381,7 +442,8 @@ class CommittedState:
         held = self._committed_tensors
         copies = {} if held is None or step != self.step else held.copies
         live = live_tensors(self.pieces)
-        changed = 0 if held is None else len(self.changes.changed(held))
+        new = set() if held is None else live.keys() - held.versions.tensors.keys()
+        changed = 0 if held is None else len(self.changes.changed(held) | new)
         return changed + sum(version(each) for name, each in live.items() if name not in copies)
 
     def nbytes(self) -> tuple[int, int]:
@@ -416,9 +478,11 @@ class CommittedState:
 
     def _as_of(self, commit: Commit, step: int) -> Replica:
         snapshots, ready, copies = commit.snapshots, commit.ready, commit.tensors.copies
-        # the page begins with the buffers
-        own = self.private.read(step)[: len(self.buffers.entries)]
+        names = {entry.name for entry in self.buffers.entries}
+        own = [each for each in self.private.read(step) if each[0].name in names]
+        held: Collection[str] | None = commit.tensors.versions.tensors
         if step != commit.step:
+            held = None
             ready, copies = self._updated, {}
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
             snapshots = self._snapshots()
@@ -428,9 +492,10 @@ class CommittedState:
             "usual": self.typical_changes,
             "late": late,
             "changing": self.changes.changing,
+            "reshaped": self.reshaped(),
             **self._extra_facts(),
         }
-        return self._replica(snapshots, copies, own, facts, ready)
+        return self._replica(snapshots, copies, own, facts, ready, held)
 
     def present(self) -> Replica:
         """The registered state as it is now, for its digest. For the main thread.
@@ -447,13 +512,19 @@ class CommittedState:
         own: list[tuple[Entry, memoryview]],
         facts: dict[str, Any],
         ready: Sequence[torch.Event],
+        names: Collection[str] | None = None,
     ) -> Replica:
+        """``names``: of the tensors that belong to it; ``None``: all that there are."""
         tensors: dict[str, torch.Tensor] = {}
         replicated, alike = {}, {}
         for piece, snapshot in zip(self.pieces, snapshots, strict=True):
             if isinstance(snapshot, UnreadableState):
                 raise RuntimeError(f"{piece.name} cannot be saved: {snapshot.error}")  # noqa: TRY004
-            tensors.update((name, copies.get(name, each)) for name, each in piece.tensors().items())
+            tensors.update(
+                (name, copies.get(name, each))
+                for name, each in piece.tensors().items()
+                if names is None or name in names
+            )
             value, small = piece.encode(snapshot)
             if piece.is_compared:
                 tensors.update(small)

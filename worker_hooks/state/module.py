@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from worker_hooks.state.mismatch import compared
+from worker_hooks.state.mismatch import compared, listed
 from worker_hooks.state.snapshot import copied, version
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.state_json import Json
@@ -43,10 +43,21 @@ class _Found(NamedTuple):
     """The parameters in a module, and what tells whether they are still all there."""
 
     tensors: dict[str, Tensor]
-    dicts: list[dict[str, Any]]  # of all modules inside: their parameters, their submodules
+    dicts: list[dict[str, Any]]  # of all modules inside: their parameters, submodules, buffers
+    size: int  # of all of these
+    paths: tuple[str, ...]  # of all modules inside
+    places: tuple[Place, ...]
+    extra: list[tuple[str, nn.Module]]  # modules with extra state
     holders: list[dict[str, Any]]  # the dict of each parameter and of each submodule,
     keys: list[str]  # its key there,
     held: list[Any]  # and what was there
+
+
+class ModuleSnapshot(NamedTuple):
+    """What a commit keeps of a module."""
+
+    extra: dict[str, Any]  # extra state, by the module's path
+    found: _Found  # what was in the module
 
 
 class ModulePiece:
@@ -69,8 +80,9 @@ class ModulePiece:
             for key, tensor in (*each._parameters.items(), *each._buffers.items()):  # noqa: SLF001
                 if tensor is not None:
                     entry_of(f"{path}.{key}", tensor)
-        self._extra = [(path, each) for path, each in inside if _has_extra(each)]
         self._found = self._find()
+        self._structure = self._found, _structure(self._found)
+        self._first = self.structure()
 
     def tensors(self) -> dict[str, Tensor]:
         """The present parameters; a shared one under each of its names.
@@ -80,13 +92,18 @@ class ModulePiece:
         found = self._found
         present = map(dict.get, found.holders, found.keys)
         # for each parameter and submodule 0.06 us, against 1 us to find it
-        if sum(map(len, found.dicts)) != len(found.keys) or not all(map(is_, present, found.held)):
+        if sum(map(len, found.dicts)) != found.size or not all(map(is_, present, found.held)):
             self._found = found = self._find()
         return found.tensors
 
     def _find(self) -> _Found:
         inside = list(_walk(self.module, self.name))
         dicts = [held for _, each in inside for held in (each._parameters, each._modules)]  # noqa: SLF001
+        places = tuple(
+            Place(f"{path}.{key}", each, key)
+            for path, each in inside
+            for key in each._buffers  # noqa: SLF001
+        )
         slots = [(held, key, one) for held in dicts for key, one in held.items()]
         tensors: dict[str, Tensor] = {
             f"{path}.{key}": parameter
@@ -97,21 +114,36 @@ class ModulePiece:
         holders, keys, held = (
             (list(each) for each in zip(*slots, strict=True)) if slots else ([],) * 3
         )
-        return _Found(tensors, dicts, holders, keys, held)
+        return _Found(
+            tensors,
+            dicts + [each._buffers for _, each in inside],  # noqa: SLF001
+            len(slots) + len(places),
+            tuple(path for path, _ in inside),
+            places,
+            [(path, each) for path, each in inside if _has_extra(each)],
+            holders,
+            keys,
+            held,
+        )
+
+    def structure(self) -> frozenset[Any]:
+        """Its modules and parameters, when :meth:`tensors` was called last; equal if they fit."""
+        if self._structure[0] is not self._found:
+            self._structure = self._found, _structure(self._found)
+        return self._structure[1]
 
     def places(self) -> tuple[Place, ...]:
         """Where the module keeps buffers, including those that are ``None`` at present."""
-        return tuple(
-            Place(f"{path}.{key}", each, key)
-            for path, each in _walk(self.module, self.name)
-            for key in each._buffers  # noqa: SLF001
-        )
+        self.tensors()
+        return self._found.places
 
-    def snapshot(self) -> Any:
-        """The extra state of modules that define any."""
-        if not self._extra:
-            return _NOTHING
-        return {path: copied(each.get_extra_state()) for path, each in self._extra}
+    def snapshot(self) -> ModuleSnapshot:
+        """The extra state of modules that define any, and what :meth:`tensors` found last."""
+        found = self._found
+        if not found.extra:
+            return ModuleSnapshot(_NOTHING, found)
+        extra = {path: copied(each.get_extra_state()) for path, each in found.extra}
+        return ModuleSnapshot(extra, found)
 
     def marks(self) -> Any:
         """How often the parameters were changed that :meth:`tensors` returned last."""
@@ -121,27 +153,32 @@ class ModulePiece:
         except RuntimeError:  # a parameter was made for inference
             return sum(map(version, found))
 
-    def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
-        """Extra state as JSON and tensors.
+    def encode(self, snapshot: ModuleSnapshot) -> tuple[Json, dict[str, Tensor]]:
+        """Extra state as JSON and tensors; the modules inside, if they are not those of the begin.
 
         Raises:
             TypeError: something cannot be saved without pickle.
         """
-        value, tensors = state_json.encode(snapshot, f"{self.name}.extra_state")
-        places = self.places()
-        return {
-            "extra": value,
+        extra, tensors = state_json.encode(snapshot.extra, f"{self.name}.extra_state")
+        places, paths = snapshot.found.places, snapshot.found.paths
+        value = {
+            "extra": extra,
             "buffers": [place.name for place in places],
             "transient": [place.name for place in places if place.is_transient],
-        }, tensors
+        }
+        if _structure(snapshot.found) != self._first:
+            value["modules"] = sorted(paths)
+        return value, tensors
 
     def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
         """Why this cannot be restored from tensors shaped like these."""
         others = state_json.names_in(value) | set(value["buffers"])
         others |= {place.name for place in self.places()}
         found = compared(self.tensors(), {name: like[name] for name in like if name not in others})
-        extra = set(value["extra"]) ^ {path for path, _ in self._extra}
-        return found + [f"extra state of {path} is on one side only" for path in sorted(extra)]
+        extra = set(value["extra"]) ^ {path for path, _ in self._found.extra}
+        found += [f"extra state of {path} is on one side only" for path in sorted(extra)]
+        modules = set(value.get("modules", self._found.paths)) ^ set(self._found.paths)
+        return found + ([f"on one side only: {listed(modules)}"] if modules else [])
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
@@ -153,8 +190,21 @@ class ModulePiece:
             else:
                 parameter.copy_(tensors[name])
         extra = state_json.decode(value["extra"], tensors)
-        for path, each in self._extra:
+        for path, each in self._found.extra:
             each.set_extra_state(extra[path])
+
+    @torch.no_grad()
+    def restore_alike(self, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+        """Put back what is there already; the script has yet to make the rest.
+
+        Args:
+            tensors: the saved ones, of this piece and others.
+            like: this piece's, without data.
+        """
+        for name, parameter in self.tensors().items():
+            then = like.get(name)
+            if then is not None and (then.shape, then.dtype) == (parameter.shape, parameter.dtype):
+                parameter.copy_(tensors[name])
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -179,6 +229,12 @@ def _walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     for key, child in module._modules.items():  # noqa: SLF001  named_modules() drops shared ones
         if child is not None:
             yield from _walk(child, f"{path}.{key}")
+
+
+def _structure(found: _Found) -> frozenset[Any]:
+    """Equal if states of the one fit the other."""
+    kinds = ((name, each.shape, each.dtype) for name, each in found.tensors.items())
+    return frozenset([*kinds, *found.paths])
 
 
 def _has_extra(module: nn.Module) -> bool:

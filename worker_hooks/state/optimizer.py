@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from worker_hooks.state.snapshot import FIXED, copied, is_constant
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.state_json import Json
 
+_PARAMS = itemgetter("params")
 _OWN = ("params", "param_names")  # of a group: not saved, as they belong to the process
 
 
@@ -28,6 +29,7 @@ class Groups(NamedTuple):
 
     values: list[dict[str, Any]]  # of each group
     has_grads: bool  # the script keeps gradients from one step to the next, zeroed or stale
+    sizes: tuple[int, ...]  # how many parameters each group has
 
 
 class _Found(NamedTuple):
@@ -56,9 +58,8 @@ class OptimizerPiece:
         self._first = next(trained, None)
         self._found: _Found | None = None
         self._values: list[dict[str, Any]] = []  # of each group, as copied last
-        self._seen: list[
-            list[Any]
-        ] = []  # the objects that were copied; empty: they may change in place
+        # all objects that were copied; empty: they may change in place
+        self._seen: list[Any] = []
 
     def tensors(self) -> dict[str, Tensor]:
         """The state's tensors; there are none before the first update.
@@ -70,7 +71,7 @@ class OptimizerPiece:
             flat = list(chain.from_iterable(map(dict.values, self._optimizer.state.values())))
         except TypeError:  # the state of a parameter is no dict
             return self._state()[1]
-        found, counts = self._found, [len(group["params"]) for group in groups]
+        found, counts = self._found, list(map(len, map(_PARAMS, groups)))
         if found is not None and found.counts == counts and _are_same(flat, found.flat):
             return found.tensors
         tensors = self._state()[1]
@@ -81,23 +82,28 @@ class OptimizerPiece:
 
     def snapshot(self) -> Groups:
         """The groups' values, and whether gradients are kept."""
-        optimizer = self._optimizer
-        if not self._is_seen(optimizer.param_groups):
+        optimizer, seen = self._optimizer, self._seen
+        now = list(chain.from_iterable(map(dict.values, optimizer.param_groups)))
+        is_seen = len(self._values) == len(optimizer.param_groups) and len(now) == len(seen)
+        if not (is_seen and all(map(is_, now, seen))):
             self._values = [_values(group) for group in optimizer.param_groups]
             is_fixed = all(is_constant(value) for group in self._values for value in group.values())
-            self._seen = [list(group.values()) for group in optimizer.param_groups] * is_fixed
+            self._seen = now * is_fixed
         # a parameter with state has had a gradient: without one now, the script sets them to None
         probe = next(iter(optimizer.state), self._first)
-        return Groups(self._values, getattr(probe, "grad", None) is not None)
+        return Groups(self._values, getattr(probe, "grad", None) is not None, self.structure())
 
-    def _is_seen(self, groups: list[dict[str, Any]]) -> bool:
-        """Whether every group has the same objects as when they were copied last."""
-        if len(groups) != len(self._seen):
-            return False
-        for group, seen in zip(groups, self._seen, strict=True):
-            if len(group) != len(seen) or not all(map(is_, group.values(), seen)):
-                return False
-        return True
+    def structure(self) -> tuple[int, ...]:
+        """How many parameters each group has."""
+        return tuple([len(group["params"]) for group in self._optimizer.param_groups])
+
+    @property
+    def is_all_tensors(self) -> bool:
+        """Whether the state of its parameters holds nothing but tensors."""
+        states = self._optimizer.state.values()
+        return all(
+            each is None or isinstance(each, Tensor) for held in states for each in held.values()
+        )
 
     def marks(self) -> None:
         """Nothing: torch's hooks count the updates."""
@@ -112,7 +118,7 @@ class OptimizerPiece:
         state, _ = self._state()
         value = {
             "groups": groups,
-            "sizes": [len(group["params"]) for group in self._optimizer.param_groups],
+            "sizes": list(snapshot.sizes),
             "state": state,
             "device": self._first.device.type if self._first is not None else "cpu",
             "grads": snapshot.has_grads,
@@ -121,7 +127,7 @@ class OptimizerPiece:
 
     def mismatches(self, like: Mapping[str, Tensor], value: Json) -> list[str]:
         """Why this cannot be restored from tensors shaped like these."""
-        sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        sizes = list(self.structure())
         if sizes != value["sizes"]:
             return [f"{self.name} had groups of {value['sizes']} parameters and has {sizes}"]
         return missing(value, like)
@@ -132,6 +138,11 @@ class OptimizerPiece:
 
         ``load_state_dict`` is not used because it casts the state to the parameters' dtype.
         """
+        self._restore(tensors, value, state_json.decode(value["groups"], tensors))
+
+    def _restore(
+        self, tensors: Mapping[str, Tensor], value: Json, decoded: list[dict[str, Any]]
+    ) -> None:
         optimizer = self._optimizer
         parameters = self._parameters()
         was_host = value["device"] == "cpu"
@@ -143,7 +154,6 @@ class OptimizerPiece:
             parameter, group = parameters[int(text)], groups[int(text)]
             held = state_json.decode(encoded, tensors)
             optimizer.state[parameter] = _on_device(held, parameter, group, was_host=was_host)
-        decoded = state_json.decode(value["groups"], tensors)
         for group, values in zip(optimizer.param_groups, decoded, strict=True):
             for key, then in values.items():
                 _set(group, key, then)
@@ -155,6 +165,16 @@ class OptimizerPiece:
         for index, parameter in enumerate(parameters):
             has_grad = str(index) in had_grads and parameter.requires_grad
             parameter.grad = torch.zeros_like(parameter) if has_grad else None
+
+    def restore_alike(self, tensors: Mapping[str, Tensor], value: Json) -> None:
+        """Put back the groups that are there already; the script has yet to add the others."""
+        sizes = list(self.structure())
+        if sizes != value["sizes"][: len(sizes)]:
+            return  # an index does not tell which parameter it was
+        count, state = sum(sizes), value["state"]
+        of = {text: held for text, held in state["of"].items() if int(text) < count}
+        groups = state_json.decode(value["groups"], tensors)[: len(sizes)]
+        self._restore(tensors, {**value, "state": {**state, "of": of}}, groups)
 
     def _parameters(self) -> list[Tensor]:
         return list(chain.from_iterable(g["params"] for g in self._optimizer.param_groups))

@@ -12,6 +12,7 @@ import logging
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Protocol
 
@@ -28,7 +29,7 @@ from worker_hooks.contract.status_page import (
     late_draws,
 )
 from worker_hooks.rng.generators import copy
-from worker_hooks.rng.randomness import Randomness
+from worker_hooks.rng.randomness import Randomness, Recorder
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.registry import Piece, named_objects
@@ -68,17 +69,19 @@ class PrivateSource(Protocol):
         """Write it; the count of bytes. ``known``: what it has written there before."""
 
 
-class _RecordWriter(NamedTuple):
-    """What writes one record of the page again and again."""
+@dataclass(slots=True)
+class _RecordWriter:
+    """What writes one record of the page again and again, and what it has written there."""
 
     address: int
     randomness_at: int
-    randomness: tuple[Callable[[], None], ...]
+    randomness: Recorder
     states: tuple[ctypes.Array[ctypes.c_ubyte], ...]  # of each generator, as written
-    epoch_start: list[bytes]  # the only item: what is written there at present
     epoch_start_at: int
     known: tuple[dict[str, bytes], ...]  # what each source has written
-    script: list[bytes]  # the only item: what is written there at present
+    epoch_start: bytes = b""
+    before: bytes = b""
+    script: bytes = b""
 
 
 class PrivateState:
@@ -200,14 +203,6 @@ class PrivateState:
         is_small = len(self.script.content) <= self._script_bytes * 3 // 4
         return self.page is None or (is_short and is_small)
 
-    def look(self, *, is_commit: bool) -> None:
-        """Look what the script has changed.
-
-        Raises:
-            TypeError: a value cannot be saved; the message names it.
-        """
-        self.script.look(is_commit=is_commit)
-
     def settle(self, step: int, position: Position) -> bool:
         """Only the commit is missing: write all as it will be then.
 
@@ -254,22 +249,24 @@ class PrivateState:
         writer = self._writers.get(slot) or self._writer(address, slot)
         if self.buffers.nbytes:
             self.buffers.fill(address, slot)
-        for write in writer.randomness:
-            write()
-        before = self._late_draws(writer, slot)
+        writer.randomness.write()
+        # what does not change in each step is not written in each step
+        before = self._unmoved if slot == UNDER_WAY else self._late_draws(writer)
         start = self._epoch_start_bytes
-        if writer.epoch_start[0] is not start:  # it changes once an epoch
+        if writer.epoch_start is not start:
             copy(writer.epoch_start_at, start, len(start))
-            writer.epoch_start[0] = start
+            writer.epoch_start = start
         before_at = writer.epoch_start_at + len(start)
-        copy(before_at, before, len(before))
+        if writer.before is not before:
+            copy(before_at, before, len(before))
+            writer.before = before
         source = self._sources[self._place]
         if source is not None:
             source.fill(before_at + len(before) + self._offset, writer.known[self._place])
         script = self.script.content
-        if writer.script[0] is not script and len(script) <= self._script_bytes:
+        if writer.script is not script and len(script) <= self._script_bytes:
             copy(address + self._script_at, script, len(script))
-            writer.script[0] = script
+            writer.script = script
 
     def _writer(self, address: int, slot: int) -> _RecordWriter:
         randomness_at = address + self.buffers.nbytes
@@ -277,11 +274,9 @@ class PrivateState:
             address=address,
             randomness_at=randomness_at,
             states=tuple(_states(randomness_at, self.randomness.entries)),
-            randomness=self.randomness.writers(randomness_at),
-            epoch_start=[b""],
+            randomness=self.randomness.recorder(randomness_at),
             epoch_start_at=randomness_at + self.randomness.nbytes,
             known=tuple({} for _ in self._sources),
-            script=[b""],
         )
         return writer
 
@@ -317,14 +312,18 @@ class PrivateState:
         self.buffers.forget()  # the copied record may differ from the present state
         self._writers.clear()
 
-    def _late_draws(self, writer: _RecordWriter, slot: int) -> bytes:
-        """What the record says of its generators; at a commit, whether they have moved on."""
+    def _late_draws(self, writer: _RecordWriter) -> bytes:
+        """What the record of a commit says of its generators: whether they have moved on."""
         under_way, count = self._writers.get(UNDER_WAY), len(writer.states)
-        if slot == UNDER_WAY or under_way is None:  # the latter where training begins
+        if under_way is None:  # where training begins
             return self._unmoved
         if self._steps.get(UNDER_WAY) != self._step:
             return self._draws([(0, True)] * count)  # there was no backward in this step
-        if not _memcmp(writer.randomness_at, under_way.randomness_at, self.randomness.nbytes):
+        now, then = writer.randomness, under_way.randomness
+        if now.seen == then.seen and now.sees_all:  # this costs less than to compare the states
+            return self._unmoved
+        size = self.randomness.nbytes
+        if not _memcmp(writer.randomness_at, under_way.randomness_at, size):
             return self._unmoved
         pairs = zip(writer.states, under_way.states, strict=True)
         moved = [bytes(now) != bytes(then) for now, then in pairs]

@@ -77,6 +77,30 @@ def pieces_of(objects: Mapping[str, object]) -> tuple[Piece, ...]:
     return pieces
 
 
+def structures(pieces: Iterable[Piece]) -> dict[str, object]:
+    """By piece, what a script may change in training so that a saved state fits no more."""
+    found = (each for each in pieces if isinstance(each, ModulePiece | OptimizerPiece))
+    return {piece.name: piece.structure() for piece in found}
+
+
+def restore_alike(
+    piece: Piece, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], value: Json
+) -> None:
+    """Put back what a piece has already, as the script has yet to make the rest.
+
+    Args:
+        piece: one that does not fit.
+        tensors: the saved ones, of all pieces.
+        like: those of this piece, without data.
+        value: of this piece.
+    """
+    match piece:
+        case ModulePiece():
+            piece.restore_alike(tensors, like)
+        case OptimizerPiece():
+            piece.restore_alike(tensors, value)
+
+
 def live_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     """All registered tensors in live memory by name, in a fixed order.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import getitem
 from typing import Any
 
 import torch
@@ -30,12 +31,14 @@ class SchedulerPiece:
         self._is_plain = type(scheduler).state_dict is LRScheduler.state_dict
         if self._is_plain:  # its state is all attributes but this one
             self._functions.append("optimizer")
-        self._counters = [
+        counters = [
             (vars(each), key)
             for each in _chain(scheduler)
             for key in ("last_epoch", "_step_count")
             if key in vars(each)
         ]
+        self._holders = [held for held, _ in counters]
+        self._keys = [key for _, key in counters]
 
     def tensors(self) -> dict[str, Tensor]:
         """None: nothing of it is live state."""
@@ -48,13 +51,16 @@ class SchedulerPiece:
         for key in self._functions:
             state.pop(key, None)
         for key, value in state.items():
-            if value.__class__ not in FIXED:
+            kind = value.__class__
+            if kind is list and FIXED.issuperset(map(type, value)):  # of rates
+                state[key] = value[:]
+            elif kind not in FIXED:
                 state[key] = copied(value)
         return state
 
     def marks(self) -> Any:
         """The sum of its counters."""
-        return sum([held[key] for held, key in self._counters])
+        return sum(map(getitem, self._holders, self._keys))
 
     def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:
         """The state as JSON, and its tensors, if a learning rate is one.

@@ -80,6 +80,9 @@ class FrameVariables:
         self._watched: tuple[str, ...] | None = None  # what may change in the loop; all
         self._still = ("", "")  # the others, as text: those that have changed, and the rest
         self.still_text = ""  # as :meth:`text`, if nothing in the frame may change
+        self.has_changed = True
+        """Whether :attr:`kept` may say something else than when this was set to false."""
+        self._last: tuple[list[int], str, list[int]] | None = None  # rooms, text, and rooms left
         self.may_wait = True  # for what a device still calculates
         self._has_arrays = False  # in the value that was weighed last
         self._most_bytes = _VALUE_BYTES  # of a tensor in the value that is weighed
@@ -113,10 +116,15 @@ class FrameVariables:
             first = {name: kept.text for name, kept in self.kept.items()}
             self.forget()
         self.first = first
+        self._note_change()
 
     def forget(self) -> None:
         """Variables were set from outside."""
         self._watched = None
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self.has_changed, self._last = True, None
 
     def text(self, rooms: list[int], no_room: Callable[[Named, Any], None]) -> str:
         """As JSON: the name, variables that have changed since it was first seen, and the others.
@@ -125,6 +133,10 @@ class FrameVariables:
             rooms: characters that are left for a variable, and for one that training depends on.
             no_room: called with what has no room, and ``None``.
         """
+        if self._last is not None and self._last[0] == rooms:  # as in most steps
+            rooms[:] = self._last[2]
+            return self._last[1]
+        before = rooms[:]
         first, steering = self.first, self.role.steering
         parts: tuple[list[str], list[str]] = ([], [])
         moving: Iterable[str] = self.kept
@@ -151,7 +163,9 @@ class FrameVariables:
                 parts[first.get(name) == kept.text].append(f'"{name}":{kept.text}')
             elif name in self.role.carried:
                 no_room(self.role.carried[name], None)
-        return f'["{self.name}",{{{",".join(parts[0])}}},{{{",".join(parts[1])}}}]'
+        text = f'["{self.name}",{{{",".join(parts[0])}}},{{{",".join(parts[1])}}}]'
+        self._last = before, text, rooms[:]
+        return text
 
     def _aliases(self) -> tuple[dict[str, str], set[str]]:
         """Names of what another name stands for, too, and names of what is also within another."""
@@ -199,10 +213,13 @@ class FrameVariables:
                 kept = self._keep(name, value)
                 if kept is None and name in self.role.carried:
                     self._note_lost(name, value, note_lost)
+            was = self.kept.get(name)
+            if kept is not was and (kept and kept[1:]) != (was and was[1:]):
+                self._note_change()
             if kept is not None:
                 self.kept[name] = kept
-            else:
-                self.kept.pop(name, None)
+            elif was is not None:
+                del self.kept[name]
             if type(value) not in FIXED and value is not _UNSET and self._is_copy:
                 del values[name]  # else the copy would keep its memory for a step more
         if self._watched is None and only is None:
@@ -245,13 +262,15 @@ class FrameVariables:
             room -= len(text) + len(name)
             if room > 0:
                 parts[first.get(name) == text].append(f'"{name}":{text}')
+        self._note_change()
         self._still = changed, others = ",".join(parts[0]), ",".join(parts[1])
         self.still_text = f'["{self.name}",{{{changed}}},{{{others}}}]'
 
     def _find_elsewhere(self) -> None:
         """Find the names that are left to others."""
         self._held = held = self._script.held
-        code, names = self.frame.f_code, set(self._script.ignored)
+        # Python's own dict in a module would be looked at in each step, as it may change
+        code, names = self.frame.f_code, {*self._script.ignored, "__annotations__"}
         if code.co_name == "<module>":
             module = self.frame.f_globals.get("__name__")
             prefix = "" if module == "__main__" else f"{module}."

@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -29,10 +28,11 @@ from worker_hooks.recovery import resume
 from worker_hooks.recovery.resume import ResumePoint
 from worker_hooks.script import notice, source
 from worker_hooks.script.source import Named
+from worker_hooks.script.unregistered import Unregistered
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.replication import Replication
 from worker_hooks.training.loop_variables import LoopVariables
-from worker_hooks.training.script_frames import advance, consumers
+from worker_hooks.training.script_frames import advance, consumers, frames_of_script
 from worker_hooks.training.step import StepTracker
 from worker_hooks.training.torch_hooks import is_left_regularly
 
@@ -57,6 +57,11 @@ OTHER_SIZE = (
     "the loader makes batches of {}, and made batches of {} before: keep what its size depends on "
     "in state.own, which is there again before the loader is made"
 )
+RESHAPED = (
+    "{} changed parameters, layers or groups after TrainState(): no rank is replaced alone from "
+    "now on, and a restarted script is refused if it does not change them again before its loop"
+)
+RESHAPED_WHY = "changes the parameters, layers or groups that TrainState() was given"
 COUNTS_ANEW = "enumerate() around state.batches() counts from 0 at batch %d: use state.batch"
 
 
@@ -71,8 +76,19 @@ class DataLoop:
         exit_control: ExitControl,
         callbacks: CallbackList,
         observers: Sequence[StepObserver],
+        registered: Iterable[object] = (),
     ) -> None:
-        """Begin before the first epoch; ``training`` is what callbacks are given."""
+        """Begin before the first epoch.
+
+        Args:
+            training: what callbacks are given.
+            committed: the rank's state.
+            guard: the line to the agent.
+            exit_control: asked for requests to exit.
+            callbacks: of the script.
+            observers: of a drill.
+            registered: the objects that were given to ``TrainState``.
+        """
         self._training = training
         self._committed = committed
         self._guard = guard
@@ -93,16 +109,20 @@ class DataLoop:
         self.batches_per_epoch: int | None = None
         self._counts_epochs = False  # begin_epoch() is in use
         self._variables = LoopVariables(self._registered, committed.private.script)
+        self._unregistered: Unregistered | None = None  # from the first loop of the run on
+        self._registered_objects = list(registered)
         self._has_committed = False  # a step of this run
         self._loops = 0  # calls of batches() in this epoch
         self._feeds = FeedCache()
         self._feed: Feed | None = None  # of the loop that was begun last
         self._current: object = None  # stands for that loop; None: no loop in this attempt
         self._meta = b"{}"  # what a resume must know of the place, as JSON
+        self._joined = b"", b"", b""  # that, the variables' text, and both as one
         self._is_armed = False
         self._is_leaving = False  # the script leaves the loop at will
         self._armed_feed = Feed(())  # of the loop that was begun last, or none's
         self._resume_point: ResumePoint | None = None  # until training is there
+        self._reshaped: set[str] = set()  # objects whose change of parameters was said
 
     # --- for TrainState ---------------------------------------------------------------------------
 
@@ -124,6 +144,7 @@ class DataLoop:
     def resume_at(self, point: ResumePoint) -> None:
         """Continue from here; the replicated state is restored already."""
         self._resume_point = point
+        self._reshaped |= point.deferred
         self._replication.resumed()
         self.reducers.expect(point.ready_orders, are_none=point.is_in_memory)
         self.epoch = point.epoch
@@ -291,7 +312,9 @@ class DataLoop:
         if feed.is_stateful:
             self._set_meta(feed, loop, is_over=False)
         self._callbacks.tell("step_begin", self._training)
-        self._committed.beat(self.epoch, self.batch, Phase.FORWARD)
+        page = self._committed.private.page
+        if page is not None:
+            page.beat(self._committed.step, self.epoch, self.batch, Phase.FORWARD)
         self.tracker.enter(Phase.FORWARD)
         return batch
 
@@ -311,7 +334,12 @@ class DataLoop:
         return place if self._committed.private.has_room(place) else self._position()
 
     def _place(self, variables: bytes) -> Position:
-        return Position(self.epoch, self.batch, self._meta[:-1] + variables + b"}")
+        meta, text, joined = self._joined
+        if meta is not self._meta or text is not variables:
+            joined = self._meta[:-1] + variables + b"}"
+            self._joined = self._meta, variables, joined
+        # the same object while nothing changes: the page has it then
+        return Position(self.epoch, self.batch, joined)
 
     def _late_values(self) -> dict[str, str]:
         return {**self._committed.private.script.late_values(), **self._variables.late_values()}
@@ -363,6 +391,12 @@ class DataLoop:
                 log.warning(COUNTS_ANEW, self.batch)
         self._variables.capture(is_last=True)
         self._say_lost(self._variables.lost())
+        if self._unregistered is None and self._may_say:
+            self._unregistered = Unregistered(self._registered_objects)
+            script = self._committed.private.script
+            frames = frames_of_script(frame)
+            told = self._unregistered.begin(script.entry, frames, script.is_ignored)
+            self._say_unprotected((each, True) for each in told)
 
     def _find_script(self, train: Callable[..., Any] | None = None) -> None:
         """Find what the script keeps for itself."""
@@ -370,10 +404,23 @@ class DataLoop:
         if not script.is_found:
             script.find(train or source.caller(sys._getframe(1)))  # noqa: SLF001
 
+    @property
+    def _may_say(self) -> bool:
+        """Whether this rank says what is not protected: one for all does, and only once."""
+        return self._guard.is_on and not self._guard.env.rank and not self._guard.env.attempt
+
     def _say_lost(self, named: Sequence[Named]) -> None:
         """Say what nothing keeps."""
         if named:
             self._say_unprotected(notice.sentences(named))
+
+    def _say_changes(self) -> None:
+        """Say what has changed, and is saved nowhere."""
+        told = self._committed.private.script.changes_of_data(is_first=self.batch <= 1)
+        if self._unregistered is not None:
+            told += self._unregistered.committed(self._variables.is_kept)
+        if told:
+            self._say_unprotected((each, True) for each in told)
 
     def _say_unprotected(self, sentences: Iterable[tuple[str, bool]]) -> None:
         """Have msrun say what cannot be restored.
@@ -384,10 +431,9 @@ class DataLoop:
         Raises:
             SystemExit: the script is refused, because of --strict; not after the first commit.
         """
-        env = self._guard.env
-        if env.rank or env.attempt or not self._guard.is_on:
+        if not self._may_say:
             return
-        is_strict, refused = env.is_strict and not self._has_committed, []
+        is_strict, refused = self._guard.env.is_strict and not self._has_committed, []
         for text, is_steering in sentences:
             if is_steering and is_strict:
                 refused.append(text)
@@ -400,10 +446,12 @@ class DataLoop:
     def _arm(self, feed: Feed) -> None:
         """Watch the state and let it be saved: everything that belongs to it exists by now."""
         self.tracker.watch()
+        self.tracker.gradients.begin_loop()
         self._is_armed = True
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
         self._armed_feed = feed
-        if has_use and not self._committed.private.switch_to(feed):
+        is_new = self._has_new_structure(is_committed=False)
+        if has_use and (not self._committed.private.switch_to(feed) or is_new):
             if self._committed.page is None:
                 self._committed.private.script.begin()
             if self._guard.is_on:
@@ -418,6 +466,21 @@ class DataLoop:
         page = self._committed.open(env.rank, env.attempt, feed, self._position())
         self._guard.register(page, self._committed.step)
         os.close(page)
+
+    def _has_new_structure(self, *, is_committed: bool) -> bool:
+        """Whether the objects have other parameters than before, so that the page has no room.
+
+        To enter the training function again would make the same change twice.
+        """
+        if not self._committed.has_new_structure(is_committed=is_committed):
+            return False
+        self._guard.not_replaceable_why = self._guard.not_replaceable_why or RESHAPED_WHY
+        self._committed.buffers.renew()
+        names = [name for name in self._committed.reshaped() if name not in self._reshaped]
+        self._reshaped |= set(names)
+        if names and self._guard.is_on and self._guard.env.rank == 0:
+            self._guard.say_unprotected(RESHAPED.format(", ".join(names)), is_refused=False)
+        return True
 
     def _arm_without_loader(self, frame: FrameType, *, is_loop: bool) -> None:
         feed = Feed(())
@@ -445,29 +508,47 @@ class DataLoop:
 
     def _commit(self, position: Position | None = None) -> None:
         self.tracker.has_updated = False
-        self.reducers.learn()
-        length = self.batches_per_epoch
-        self._committed.private.look(is_commit=True)
-        if self._committed.page is not None:
-            at_end = length is None or self.batch >= length or self._is_leaving
-            self._variables.capture(is_last=at_end or not self._has_committed)
-            self._say_lost(self._variables.lost())
-            told = self._committed.private.script.changes_of_data(is_first=self.batch <= 1)
-            if told:
-                self._say_unprotected((each, True) for each in told)
+        if not self.reducers.has_learned:
+            self.reducers.learn()
+        self._look_at_script()
         self._has_committed = True
         position = position or self._position()
+        private = self._committed.private
         # at backward what has changed by then is written beside what is written now
-        if not self._committed.private.has_room(position, times=2):
+        if not private.has_room(position, times=2):
             self._make_page(self._armed_feed)
-        self._gate.commit(partial(self._committed.commit, position))
-        self._committed.audit()
+        self._gate.commit(self._committed.commit, position)
+        if private.page is not None and self._has_new_structure(is_committed=True):
+            self._make_page(self._armed_feed)
+        if self._committed.changes.wants_audit:
+            self._committed.audit()
+        if private.page is not None:
+            private.page.beat(
+                self._committed.step, position.epoch, position.batch, self.tracker.phase
+            )
         if self._guard.is_on:
-            self._replication.committed(self._committed.step, compares=self._guard.compares)
-        self._committed.beat(*position[:2], self.tracker.phase)
+            self._tell_committed()
         if self._feed is not None:
             self._feed.settle()
         for observer in self._observers:
             observer.committed(self._committed.step)
         self._callbacks.tell("step_end", self._training)
         self.tracker.end()
+
+    def _look_at_script(self) -> None:
+        """A commit: keep what the script has changed for itself."""
+        self._committed.private.script.look(is_commit=True)
+        if self._committed.private.page is not None:
+            length = self.batches_per_epoch
+            at_end = length is None or self.batch >= length or self._is_leaving
+            self._variables.capture(is_last=at_end or not self._has_committed)
+            self._say_lost(self._variables.lost())
+            self._say_changes()
+
+    def _tell_committed(self) -> None:
+        """Tell the agent what the new commit shows."""
+        self._replication.committed(self._committed.step, compares=self._guard.compares)
+        added = self.tracker.gradients.committed()
+        if added and not self._committed.why_pending and not self._training.rank:
+            # in any attempt: a death may have come before it was known
+            self._guard.say_unprotected(added, is_refused=False)

@@ -69,6 +69,7 @@ class LoopVariables:
         self._asked_at: list[tuple[CodeType, int]] | None = None  # a loop of the script's own
         self._before: dict[int, str] = {}  # by loop of the epoch, as of its end; see EPOCH_BEGIN
         self._newest = "[]"
+        self._parts: list[Any] = []  # of :attr:`text`
         # by depth and function, around a loop over batches and around the loop over epochs
         self._first: dict[tuple[int, str], Mapping[str, str]] = {}
         self._first_of_epochs: dict[tuple[int, str], Mapping[str, str]] = {}
@@ -113,6 +114,7 @@ class LoopVariables:
         """
         self._frames = self._entered(frame, self._first, self._note_lost, is_own=is_own)
         self._at_backward = None
+        self._committed.clear()  # what changed between two loops is no change of a step
         self._asked_at = self._places() if is_own else None
         self._set_steering_text()
 
@@ -167,9 +169,11 @@ class LoopVariables:
             self._frames = self._frames[len(self._frames) - count :]
             self._committed.clear()  # its keys are places
             self._at_backward = None
+            for each in self._frames:
+                each.has_changed = True
             self._set_steering_text()
         if not count or self._places() != self._asked_at[-count:]:
-            self._frames, self.text = [], b""
+            self._frames, self.text, self._parts = [], b"", []
             self.has_no_loop(frame)
 
     def continue_from(self, saved: SavedVariables) -> None:
@@ -196,10 +200,13 @@ class LoopVariables:
             return
         self._newest = self._encoded(is_last=is_last)
         for place, each in enumerate(self._frames):
-            if each.role.steering:
+            if each.has_changed and each.role.steering:
                 self._find_moving(place, each)
+            each.has_changed = False
         self._at_backward = None
-        self.text = self._fields(self._newest)
+        parts = [self._newest, self._steering_text, *self._before.items()]
+        if parts != self._parts:  # in most steps they are the same, and so is the text
+            self.text, self._parts = self._fields(self._newest), parts
 
     def under_way(self) -> bytes:
         """Backward begins: as :attr:`text`, and what training depends on as it is now.
@@ -293,6 +300,10 @@ class LoopVariables:
                     listed = " -> ".join(f"`{one}`" for one in names)
                     texts[f"{LATE if steers else RESULT}{named.place} {listed}"] = text
         return texts
+
+    def is_kept(self, name: str) -> bool:
+        """Whether the newest commit has the value of a variable of this name."""
+        return any(name in each.kept for each in self._frames)
 
     def lost(self) -> list[Named]:
         """What the loop carries, or what follows it uses, and nothing keeps; each is told once."""

@@ -10,6 +10,7 @@ from worker_hooks.contract.status_page import Phase
 from worker_hooks.drill.observer import StepObserver
 from worker_hooks.guard.gate import Gate
 from worker_hooks.state.committed_state import CommittedState, Position
+from worker_hooks.training.kept_gradients import KeptGradients
 from worker_hooks.training.torch_hooks import watch_backward
 from worker_hooks.training.update_watch import UpdateWatch
 
@@ -51,6 +52,7 @@ class StepTracker:
         self._observers = observers
         self._unsafe, self._say = unsafe, say
         self._said: set[str] = set()
+        self.gradients = KeptGradients(committed.pieces)
         self._loss: torch.Tensor | float | None = None
         self._is_loss_set = False  # by the script, for this step
 
@@ -69,6 +71,7 @@ class StepTracker:
         """No step is under way: the script was taken out of it, for another attempt."""
         self.phase = Phase.IDLE
         self.has_updated = self.has_gradients = self._is_loss_set = False
+        self.gradients.abandon()
 
     def watch(self) -> None:
         """Watch backward and all registered optimizers, from the first call on."""
@@ -83,7 +86,9 @@ class StepTracker:
     def enter(self, phase: Phase) -> None:
         """The step is in this phase now."""
         self.phase = phase
-        self._committed.enter(phase)
+        page = self._committed.private.page
+        if page is not None:
+            page.enter(phase)
         if self._observers:
             for observer in self._observers:
                 observer.phase_begins(phase, self._committed.step + 1)
@@ -116,6 +121,7 @@ class StepTracker:
             observer.backward_begins(self._committed.step + 1, root)
         if self.has_updated and self._committed.page is not None:
             self.say(BETWEEN)
+        self.gradients.backward_begins()
         if self.phase is not Phase.UPDATE:  # what a closure does after a change is the update
             self.has_gradients = True
             self._committed.under_way(self._position())

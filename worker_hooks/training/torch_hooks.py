@@ -41,12 +41,12 @@ def unwatch_backward(began: Callable[[torch.Tensor], None]) -> None:
 
 
 def _watched(backward: Callable[..., None]) -> Callable[..., None]:
-    main = threading.main_thread()
+    main = threading.main_thread().ident
 
     @functools.wraps(backward)
     def watched(tensors: torch.Tensor | Sequence[Any], *args: Any, **options: Any) -> None:
         global _depth  # noqa: PLW0603  only the main thread uses it
-        if _depth or threading.current_thread() is not main:
+        if _depth or threading.get_ident() != main:
             backward(tensors, *args, **options)
             return
         root = tensors if isinstance(tensors, torch.Tensor) else _first(tensors)

@@ -87,14 +87,21 @@ class TrainState:
         )
         self.exit = ExitControl(self._guard, self._callbacks, self._committed.pieces)
         self._loop = DataLoop(
-            self, self._committed, self._guard, self.exit, self._callbacks, self._observers
+            self,
+            self._committed,
+            self._guard,
+            self.exit,
+            self._callbacks,
+            self._observers,
+            given.values(),
         )
         self._membership = Membership(self._guard, self._committed.modules)
         self._is_done = False  # training is over
         self._is_exiting = False  # the script knows that it is to exit
         self.checkpoint_context = CheckpointContext(env, self._guard, self._committed)
         if folder is not None:
-            self._resume_at(resume.restore_replicated(self._committed.pieces, folder, env))
+            pieces = self._committed.pieces
+            self._resume_at(resume.restore_replicated(pieces, folder, env, is_new=True))
         self._callbacks.tell("begin", self)
 
     # --- for the script ---------------------------------------------------------------------------

@@ -71,7 +71,8 @@ class UpdateWatch:
         self._has_begun, self._calls = False, 0
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            self._begin()
+            self._listener.update_begins()
+            self._has_begun = True
             return None
         if not self._asks_first:
             self._begin()
@@ -84,7 +85,8 @@ class UpdateWatch:
     def _step_ended(self, *_: Any) -> None:
         if threading.get_ident() == self._main:
             self._asks_first = self._asks_first and self._calls > 0
-            self._begin()  # late: it has not called its closure
+            if not self._has_begun:
+                self._begin()  # late: it has not called its closure
             self._listener.update_ended(self._index)
 
     def _watched(self, closure: Callable[..., Any]) -> Callable[..., Any]:

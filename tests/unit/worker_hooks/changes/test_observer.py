@@ -173,6 +173,41 @@ def test_copies_that_take_too_long_are_given_up_the_largest_first(monkeypatch):
     assert set(made.refused.values()) == {"copies at each commit would take 10% of a step"}
 
 
+def test_all_is_copied_where_steps_halt_behind_their_update():
+    steps = Steps()
+    steps.train(CHANGES["in place"], count=audit.FIRST_STEPS)
+    assert list(steps.held.copies) == ["second"]
+    steps.changes.keep_all()
+    held = steps.train(count=observer.STILL_STEPS)  # also where nothing else needs it
+    assert held.copies.keys() == steps.tensors.keys()
+    before = {name: each.clone() for name, each in steps.tensors.items()}
+    steps.changes.update_begins(held)
+    for each in steps.tensors.values():
+        each.zero_()
+    assert steps.changes.changed(held) == set()
+    assert all(is_same(held.copies[name], each) for name, each in before.items())
+
+
+@pytest.mark.parametrize("limit", ["share", "size", "memory"])
+def test_a_part_of_all_copies_is_not_made_and_this_is_said(monkeypatch, caplog, limit):
+    steps = Steps()
+    steps.train(CHANGES["in place"], count=audit.FIRST_STEPS)
+    steps.changes.keep_all()
+    if limit == "size":
+        monkeypatch.setattr(observer, "COPIED_AT_FIRST", 1000)
+    else:
+        monkeypatch.setattr(copies, "FREE_BYTES", 1000)
+    if limit == "share":
+        monkeypatch.setattr(copies, "SHARE", 0.0)
+    else:
+        monkeypatch.setattr(copies, "available_memory", lambda: 1000 * (limit == "size"))
+    with caplog.at_level(logging.WARNING, "msrun"):
+        held = steps.train(CHANGES["in place"], count=2 * copies.LOOKS)
+    assert list(held.copies) == ["second"]
+    assert "a step is lost if a rank dies while others wait in a collective" in caplog.text
+    assert len(caplog.messages) == 1
+
+
 def test_the_copies_of_the_commit_before_stay_as_they_were():
     made, tensor = copies.CommitCopies(), torch.zeros(3)
     first = made.take(1, {"a": tensor}, ["a"])
@@ -184,7 +219,7 @@ def test_the_copies_of_the_commit_before_stay_as_they_were():
 def test_weights_that_are_exchanged_behind_a_loop_are_noticed():
     steps = Steps()
     held = steps.train(count=audit.FIRST_STEPS + 1)
-    steps.changes._baseline = None  # as in most steps
+    steps.changes.baseline = None  # as in most steps
     steps.changes.leave_loop(held)
     assert steps.changes.changed(held) == set()
     steps.tensors["large"].data.add_(1)

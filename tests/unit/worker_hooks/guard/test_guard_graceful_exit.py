@@ -73,6 +73,9 @@ class Source:
     def is_complete(self):
         return False
 
+    def is_copied(self):
+        return False
+
     def why_unknown(self):
         return ""
 

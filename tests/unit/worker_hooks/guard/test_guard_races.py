@@ -168,6 +168,9 @@ class Complete:
     def is_complete(self):
         return True
 
+    def is_copied(self):
+        return False
+
     def why_unknown(self):
         return ""
 

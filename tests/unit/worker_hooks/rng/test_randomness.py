@@ -322,3 +322,79 @@ def test_a_capture_is_cheap():
         return sorted(taken)[len(taken) // 10] / 1000
 
     assert min(best_us() for _ in range(5)) < 25  # 4 when nobody else computes
+
+
+CHANGES = {
+    "nothing": lambda: None,
+    "torch's": lambda: torch.rand(1),
+    "all words of torch's": lambda: torch.rand(5000),
+    "one normal number of torch's": lambda: torch.randn(()),
+    "one double of torch's": lambda: torch.randn((), dtype=torch.float64),
+    "torch's seed": lambda: torch.manual_seed(int(torch.randint(1 << 40, ()))),
+    "numpy's": np.random.rand,
+    "all words of numpy's": lambda: np.random.rand(5000),
+    "one normal number of numpy's": np.random.randn,
+    "Python's": random.random,
+    "all words of Python's": lambda: [random.random() for _ in range(700)],
+    "one normal number of Python's": lambda: random.gauss(0, 1),
+    "Python's seed": lambda: random.seed(random.random()),
+}
+
+
+def recorder(randomness):
+    room = ctypes.create_string_buffer(randomness.nbytes)
+    return room, randomness.recorder(ctypes.addressof(room))
+
+
+def test_whatever_changes_a_state_has_it_written_again():
+    seed(10)
+    randomness = Randomness()
+    room, states = recorder(randomness)
+    choose = random.Random(11)
+    states.write()
+    for name in choose.choices(list(CHANGES), k=3000):
+        CHANGES[name]()
+        states.write()
+        assert room.raw == randomness.capture(), name
+
+
+def test_a_state_that_has_not_changed_is_not_copied_again():
+    seed(12)
+    randomness = Randomness()
+    room, states = recorder(randomness)
+    states.write()
+    room[:] = bytes(len(room))
+    states.write()
+    assert not any(room.raw)
+    random.random()  # as the last of the three
+    states.write()
+    written = [any(octets) for octets in randomness.split(room.raw).values()]
+    assert written == [False, False, True]
+
+
+def test_another_bit_generator_of_numpy_is_seen():
+    seed(13)
+    randomness = Randomness()
+    room, states = recorder(randomness)
+    states.write()
+    mine = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(1))
+        states.write()
+    finally:
+        np.random.set_bit_generator(mine)
+    assert not any(randomness.split(room.raw)["rng.numpy"])
+
+
+@pytest.mark.parametrize("lost", ["_numpy_state", "_numpy_gauss", "_python_state"])
+def test_what_cannot_be_probed_is_always_written(monkeypatch, lost):
+    monkeypatch.setattr(generators, lost, lambda _: None)
+    seed(14)
+    randomness = Randomness()
+    room, states = recorder(randomness)
+    for _ in range(3):
+        states.write()
+        assert not states.sees_all
+        assert room.raw == randomness.capture()
+        random.random()
+        np.random.rand()

@@ -110,6 +110,22 @@ def test_the_first_change_of_all_is_taken_from_a_peer_that_began_alike(rank):
     assert (again.n, again.mine) == (1, 2)
 
 
+def test_a_new_rank_knows_what_changes_behind_backward_before_it_sees_it(rank):
+    """Of a value that changes every fifth step: its peers ask what it has now, too."""
+    peer, again = rank(slow=0), rank(slow=0)
+    peer.under_way()
+    before = peer.commit(slow=5)
+    again.values.restore(before)
+    again.under_way()
+    record = again.commit().record
+    assert record.late == {"slow"}
+    assert record.now == before.record.now
+    elsewhere = rank(other=0)
+    elsewhere.values.ignored.add("slow")
+    elsewhere.values.restore(before)
+    assert elsewhere.commit().record.late == set()
+
+
 def test_that_a_rank_lacks_a_change_is_said(rank, caplog):
     peer, dead = rank(mine=1), rank(mine=2)
     for one in (peer, dead):
@@ -250,3 +266,60 @@ def test_a_sampler_that_changes_as_it_is_read_is_named_once(rank):
     assert told.startswith("`Curriculum.share` changes as data are read, and begins anew")
     sampler.share += 0.1
     assert one.values.changes_of_data(is_first=False) == []
+
+
+def test_a_value_that_is_assigned_after_a_restore_as_it_was_seen_last_is_seen(rank):
+    one = rank(best=None)
+    saved = Script.split((one.commit(best=0.5), one.values.content)[1])
+    other = rank(best=None)
+    other.commit()  # None was seen
+    other.values.restore(saved)
+    assert other.best == 0.5
+    assert other.commit(best=None).record.values == {"best": None}
+
+
+def test_what_changes_within_a_tuple_is_seen(rank):
+    one = rank(fixed=(1, ("a", 2.5)), pair=([], 2))
+    assert one.commit().record.values == {}
+    one.pair[0].append(1)
+    assert set(one.commit().record.values) == {"pair"}
+    assert set(one.commit(fixed=(1, ("a", 3.5))).record.values) == {"pair", "fixed"}
+
+
+def test_changes_in_several_modules_and_in_place_are_seen_together(rank, monkeypatch, tmp_path):
+    beside = ModuleType("beside")
+    beside.__file__ = str(tmp_path / "beside.py")
+    beside.count, beside.history = 0, []
+    monkeypatch.setitem(sys.modules, "beside", beside)
+    one = rank(n=0, history=[])
+    assert one.commit(n=1).record.values == {"n": 1}
+    beside.count = 1
+    assert set(one.commit().record.values) == {"n", "beside.count"}
+    beside.history.append(1)
+    one.history.append(1)
+    found = one.commit(n=2).record
+    assert set(found.values) == {"n", "history", "beside.count", "beside.history"}
+    assert found.values["n"] == 2
+    one.history.append(2)
+    assert one.commit().record.values["history"] == [1, 2]
+
+
+def test_a_closure_whose_variable_has_no_value_yet(monkeypatch, tmp_path):
+    main = ModuleType("__main__")
+    main.__file__ = str(tmp_path / "train.py")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    best = 0.0
+
+    def train():
+        return best, late
+
+    values = ScriptValues()
+    values.find(train)
+    values.look(is_commit=True)
+    best = 0.5
+    values.look(is_commit=True)
+    name = train.__qualname__.rpartition(".<locals>.")[0]
+    assert set(Script.split(values.content).record.values) == {f"{name}.best"}
+    late = 1
+    values.look(is_commit=True)
+    assert set(Script.split(values.content).record.values) == {f"{name}.best", f"{name}.late"}

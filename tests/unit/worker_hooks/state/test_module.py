@@ -1,7 +1,6 @@
 """Modules, tensors and objects of the script's own, and what is refused."""
 
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -47,7 +46,7 @@ def test_wrappers_leave_no_trace_in_names():
 
 
 @pytest.mark.torch
-def test_ddp_leaves_no_trace_in_names(tmp_path):
+def test_ddp_leaves_no_trace_in_names(tmp_path, warm_python):
     code = f"""
 import torch, torch.distributed as dist
 from torch import nn
@@ -62,7 +61,7 @@ for model in (net, outer, torch.compile(outer, backend="eager"), inner):
 dist.destroy_process_group()
 """
     run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+        [*warm_python.words, "-c", code], capture_output=True, text=True, timeout=100, check=True
     )
     assert run.stdout.splitlines() == [" ".join(PLAIN_NAMES)] * 4
 

@@ -1,0 +1,207 @@
+"""A Python that has imported torch: processes of tests begin in it within milliseconds.
+
+For plain programs that a test starts by itself and whose start is not what it looks at. The test
+starts a client (`WarmPython.words`) as it would start Python. The client hands its arguments,
+environment, folder and standard streams to a host, which imported torch once; the host forks, the
+fork runs the program, and the client ends as the fork has ended. If the client is killed, so is the
+fork. Not a test itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 150.0  # for what takes a few seconds on an idle machine
+LONGEST = 1 << 18  # a message, in bytes
+
+
+class WarmPython:
+    """A host, and the words that start a program in it."""
+
+    def __init__(self) -> None:
+        self.name = f"msrun-test-python-{os.getpid()}-{time.monotonic_ns()}"
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "host", self.name],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # no thread of a host is in its forks
+            stdin=subprocess.PIPE,  # its end is the host's end
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """In place of ``sys.executable``; ``-c CODE`` or a file follow, and arguments."""
+        return (sys.executable, "-S", "-E", __file__, self.name)
+
+    def train(self, folder: Path, ranks: int, script: Path, *words: object) -> list[str]:
+        """What the ranks of a training that nobody guards print, each to its end with 0."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": paths}
+        processes = [
+            subprocess.Popen(
+                [*self.words, script, *map(str, words)],
+                env={**os.environ, **told, "RANK": str(rank), "WORLD_SIZE": str(ranks)},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            said = [each.communicate(timeout=DEADLINE_S)[0] for each in processes]
+        finally:
+            for each in processes:
+                each.kill()
+                each.communicate()
+        assert [each.returncode for each in processes] == [0] * ranks, said
+        return said
+
+    def end(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+        self._process.wait()
+
+
+# --- the client -------------------------------------------------------------------------------------
+
+
+def ask(name: str, words: list[str]) -> None:
+    """Have the host run a program with what is this process's own; end as it ends."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.connect(f"\0{name}")
+        told = {"words": words, "environ": dict(os.environ), "cwd": os.getcwd()}
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST)
+        socket.send_fds(link, [json.dumps(told).encode()], [0, 1, 2])
+        for fd in (0, 1, 2):  # only the program's streams count
+            os.close(fd)
+        code = int(link.recv(LONGEST) or 1)
+    if code < 0:
+        with contextlib.suppress(OSError):  # of SIGKILL
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+# --- the host ---------------------------------------------------------------------------------------
+
+
+def serve(name: str) -> list[str]:
+    """Fork for each client; returns the program's words, and only in a fork."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(f"\0{name}")
+        door.listen()
+        print("ready", flush=True)
+        clients: dict[int, tuple[int, socket.socket]] = {}  # pidfd of a fork -> its pid, its client
+        while True:
+            links = [link for _, link in clients.values()]
+            ready, _, _ = select.select([0, door, *clients, *links], [], [])
+            if 0 in ready:
+                os._exit(0)
+            for pidfd in [*clients]:
+                look_after(pidfd, clients, ready)
+            if door not in ready:
+                continue
+            link, _ = door.accept()
+            message, fds, _, _ = socket.recv_fds(link, LONGEST, 3)
+            pid = os.fork()
+            if pid == 0:
+                link.close()
+                for pidfd, (_, other) in clients.items():
+                    os.close(pidfd)
+                    other.close()
+                return become(json.loads(message), fds)
+            for fd in fds:
+                os.close(fd)
+            clients[os.pidfd_open(pid)] = pid, link
+
+
+def look_after(
+    pidfd: int, clients: dict[int, tuple[int, socket.socket]], ready: list[object]
+) -> None:
+    """Tell a client that its fork has ended; end the fork of a client that is gone."""
+    pid, link = clients[pidfd]
+    if pidfd in ready:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(OSError), link:
+            link.send(str(code).encode())
+        os.close(pidfd)
+        del clients[pidfd]
+    elif link in ready:  # it says nothing more
+        os.kill(pid, signal.SIGKILL)
+
+
+def become(told: dict, fds: list[int]) -> list[str]:
+    """Take over what the client handed on."""
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.chdir(told["cwd"])
+    os.environ.clear()
+    os.environ.update(told["environ"])
+    return told["words"]
+
+
+def program(words: list[str]) -> tuple[ModuleType, str, str]:
+    """The module, the source and the file of ``-c CODE`` or of a script."""
+    main = ModuleType("__main__")
+    sys.modules["__main__"] = main
+    if words[0] == "-c":
+        folder, source, file = "", words[1], "<string>"
+        sys.argv = ["-c", *words[2:]]
+    else:
+        main.__file__ = file = words[0]
+        folder, source = str(Path(file).resolve().parent), Path(file).read_text()
+        sys.argv = words
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [folder, *filter(None, paths)]
+    return main, source, file
+
+
+def run(words: list[str]) -> NoReturn:
+    """Run a program to its end; nothing is torn down, which would take half a second."""
+    main, source, file = program(words)
+    code: object = 0
+    try:
+        exec(compile(source, file, "exec"), vars(main))
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # noqa: BLE001  as Python does
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] != "host":
+        ask(sys.argv[1], sys.argv[2:])
+    import torch._dynamo  # noqa: F401  what programs find
+
+    del sys.path[0]  # the folder of this file
+    gc.freeze()
+    run(serve(sys.argv[2]))

@@ -1,0 +1,165 @@
+"""Objects that train beside the registered state are named once they have changed."""
+
+import copy
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from worker_hooks.script.unregistered import Unregistered
+
+never = frozenset().__contains__
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    main = ModuleType("__main__")
+    main.__file__ = str(tmp_path / "train.py")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    return main
+
+
+class Model:
+    """A registered model with its optimizer, and what may stand beside it."""
+
+    def __init__(self, main, registered=("net", "opt")):
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        self.opt = torch.optim.Adam(self.net.parameters())
+        vars(main).update(net=self.net, opt=self.opt)
+        self.main = main
+        self.watch = Unregistered([getattr(self, each) for each in registered])
+        self.said = []
+
+    def begin(self, is_ignored=never, **values):
+        vars(self.main).update(values)
+        self.said = self.watch.begin(None, [sys._getframe(1)], is_ignored)
+
+    def step(self, is_kept=never, scheduler=None):
+        self.net(torch.ones(1, 4)).sum().backward()
+        self.opt.step()
+        if scheduler is not None:
+            scheduler.step()
+        self.said += self.watch.committed(is_kept)
+        return self.said
+
+
+def test_an_average_of_the_weights_is_named_once_it_has_changed(script):
+    model = Model(script)
+    ema, quiet = AveragedModel(model.net), AveragedModel(model.net)
+    teacher = copy.deepcopy(model.net)  # frozen
+    wrapped = torch.nn.ModuleList([model.net])
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    model.begin(lambda name: name == "quiet")
+    assert (model.step(), teacher is None, wrapped is None, scaler is None) == (
+        [],
+        False,
+        False,
+        False,
+    )
+    ema.update_parameters(model.net)
+    quiet.update_parameters(model.net)
+    (said,) = model.step()
+    assert said == (
+        "`ema` (AveragedModel) changes while training and is not registered, so it begins anew "
+        "after a replacement or resume: give it to TrainState(ema=ema)"
+    )
+    assert model.step() == model.step() == [said]
+
+
+def test_a_change_through_data_is_seen(script):
+    model = Model(script)
+    model.begin(teacher=copy.deepcopy(model.net))
+    for each in script.teacher.parameters():
+        each.data.mul_(0.5)
+    (said,) = model.step()
+    assert said.startswith("`teacher` (Sequential)")
+
+
+def test_what_nobody_registered_is_compared_at_the_first_second_fourth_commit(script):
+    model = Model(script)
+    late = copy.deepcopy(model.net)
+    model.begin()
+    for number in range(1, 9):
+        if number == 5:
+            with torch.no_grad():
+                late[0].weight.add_(1)
+        assert bool(model.step()) == (number == 8)
+
+
+def test_schedulers_optimizers_and_scalers_in_variables_are_named(script):
+    model = Model(script, registered=("net",))
+    sched = torch.optim.lr_scheduler.StepLR(model.opt, 1)
+    model.begin()
+    said = model.step(scheduler=sched)
+    assert [each.partition(" changes")[0] for each in said] == ["`opt` (Adam)", "`sched` (StepLR)"]
+    assert "TrainState(sched=sched)" in said[1]
+
+
+def test_a_global_scheduler_is_saved_as_the_scripts_own_values_are(script):
+    model = Model(script)
+    model.begin(sched=torch.optim.lr_scheduler.StepLR(model.opt, 1))
+    assert model.step(scheduler=script.sched) == []
+
+
+def test_wrappers_of_registered_objects_and_parts_of_them_are_no_state_of_their_own(script):
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.optimizer = inner
+
+        @property
+        def state(self):
+            return self.optimizer.state
+
+    model = Model(script)
+    warmup = torch.optim.lr_scheduler.LinearLR(model.opt)
+    both = torch.optim.lr_scheduler.ChainedScheduler([warmup])
+    model.watch = Unregistered([model.net, model.opt, both])
+    wrapped, part = Wrapper(model.opt), model.net[0]
+    model.begin()
+    assert model.step(scheduler=both) == []
+    assert (wrapped, part) != (None, None)
+
+
+def test_what_the_loops_variables_keep_is_not_named(script):
+    class Mean:
+        def __init__(self):
+            self.total = torch.zeros(2)
+
+    Mean.__module__ = "__main__"
+    model = Model(script)
+    kept, other = Mean(), Mean()
+    model.begin()
+    kept.total += 1
+    other.total += 1
+    said = model.step(lambda name: name == "kept")
+    assert [each.partition(" changes")[0] for each in said] == ["`other` (Mean)"]
+
+
+def test_a_parameter_that_is_in_no_registered_module_is_named_at_once(script):
+    model = Model(script)
+    scale = torch.nn.Parameter(torch.ones(3, 2))
+    model.opt.add_param_group({"params": [scale]})
+    model.begin()
+    (said,) = model.said
+    assert said.startswith("the optimizer updates a parameter of shape (3, 2) that is in no")
+
+
+def test_a_module_of_its_own_is_named_itself(script):
+    model = Model(script)
+    head = torch.nn.Linear(4, 1)
+    model.opt.add_param_group({"params": head.parameters()})
+    model.begin()
+    assert model.said == []
+    head(torch.ones(4)).sum().backward()
+    (said,) = model.step()
+    assert said.startswith("`head` (Linear)")
+
+
+def test_what_is_gone_is_not_kept_alive(script):
+    model = Model(script)
+    model.begin(scratch=copy.deepcopy(model.net))
+    del script.scratch
+    assert model.step() == []
+    assert not model.watch._candidates

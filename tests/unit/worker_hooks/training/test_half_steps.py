@@ -1,0 +1,59 @@
+"""A step that halts behind its update, in a collective: its commit is there, if all of it is copied."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.one_rank import Training
+
+from worker_hooks.distributed import process_group
+from worker_hooks.tensors.shard import quick_digest as digest
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_a_step_that_halts_in_a_collective_goes_back_to_its_commit(monkeypatch, is_counted):
+    """The average is moved behind the collective, in which the rank waits for a dead one."""
+    training, begun = Training(average=(average := torch.zeros(2, 3))), [0]
+    monkeypatch.setattr(process_group, "collectives", lambda: begun[0])
+    gate, whole = training.state._guard.gate, []
+
+    def body(batch):
+        step, before = training.state.step, digest(training.committed.replica(training.state.step))
+        training.update()
+        begun[0] += 1
+        whole.append(training.committed.is_copied())
+        if whole[-1]:
+            assert not training.committed.is_complete()
+            assert digest(training.committed.replica(step)) == before
+        if batch == 9:
+            gate.note_raised()
+            assert gate.is_torn
+            assert training.state._guard.freeze(0.0) == (step, True, "")
+            assert digest(training.committed.replica(step)) == before
+            gate.open()
+        (average if is_counted else average.data).add_(training.net.weight.detach())
+
+    for batch in training.state.batches(range(10)):
+        body(batch)
+    assert whole[0] is False  # the first update has made momenta
+    assert all(whole[5:])
+
+
+def test_without_a_collective_behind_the_update_nothing_more_is_copied():
+    training = Training(average=(average := torch.zeros(2, 3)))
+    for _ in training.state.batches(range(6)):
+        training.update()
+        average.add_(1)
+    training.update()
+    assert not training.committed.is_copied()
+
+
+def test_an_optimizer_that_counts_without_tensors_cannot_go_back():
+    training = Training()
+    for _ in training.state.batches(range(2)):
+        training.update()
+    training.backward()
+    training.optimizer.step()
+    assert training.committed.is_copied()  # in the first steps all is copied
+    training.optimizer.state[training.net.weight]["count"] = 3
+    assert not training.committed.is_copied()

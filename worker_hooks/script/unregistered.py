@@ -1,0 +1,212 @@
+"""Finds what trains beside the registered state: a scheduler, an optimizer, an average of weights.
+
+Such an object is not saved, so it begins anew after a replacement or a resume, and weights that
+depend on it are others. Whether it is state shows only in training: a frozen teacher is none. So
+what was found before the first step is compared after a few, at the first, second, fourth commit
+and so on, as the comparison takes longer than a commit may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from worker_hooks.script.values import FIXED
+from worker_hooks.script.watch import groups_of, local_modules
+
+CHANGES = (
+    "`{name}` ({kind}) changes while training and is not registered, so it begins anew after a "
+    "replacement or resume: give it to TrainState({key}={name})"
+)
+TRAINED = (
+    "the optimizer updates a parameter of shape {shape} that is in no registered module, so it "
+    "begins anew after a replacement or resume: give it to TrainState, too"
+)
+_DEPTH = 4  # objects within registered ones
+_SAMPLED = 64  # tensors of a module, of which one number each is compared
+_ITEMS = 64  # of a container in an object
+
+
+class _Candidate(NamedTuple):
+    """An object that may be state."""
+
+    name: str
+    thing: ReferenceType[Any]
+    mark: Any  # as it was before the first step
+
+
+class Unregistered:
+    """The objects of one rank that may be state and are not registered."""
+
+    def __init__(self, registered: Iterable[object]) -> None:
+        """Nothing is looked for before :meth:`begin`; ``registered``: modules, optimizers, ..."""
+        self._registered = list(registered)
+        self._candidates: list[_Candidate] = []
+        self._commits = 0
+
+    def begin(
+        self,
+        entry: Callable[..., Any] | FrameType | None,
+        frames: Iterable[FrameType],
+        is_ignored: Callable[[str], bool],
+    ) -> list[str]:
+        """The first loop begins: find objects in globals, closures, attributes and variables.
+
+        Args:
+            entry: the training function, or the frame in which the script trains.
+            frames: around the loop.
+            is_ignored: tells for a name whether the script said that it is no state.
+
+        Returns:
+            Sentences on parameters that an optimizer updates and that are not registered.
+        """
+        covered, tensors = _covered(self._registered), _tensors_of(self._registered)
+        groups = groups_of(entry)
+        covered |= {id(group.holder) for group in groups}  # their values are followed, and saved
+        own = {module.__name__ for module in local_modules()}
+        found: dict[int, tuple[str, Any]] = {}
+        for prefix, holder, is_local in [
+            *((group.prefix, group.holder, False) for group in groups),
+            *(("", {**frame.f_locals}, True) for frame in frames),
+        ]:
+            for key in list(holder):
+                name, thing = f"{prefix}{key}", holder.get(key, None)
+                is_covered = {id(thing), id(getattr(thing, "__dict__", None))} & covered
+                is_own = is_local and type(thing).__module__ in own
+                if not is_covered and not is_ignored(name) and (is_own or _may_be_state(thing)):
+                    found.setdefault(id(thing), (name, thing))
+        for name, thing in found.values():
+            mark = _mark(thing, tensors, covered)
+            if mark is not None:
+                with contextlib.suppress(TypeError):  # no weak reference to it: it has only slots
+                    self._candidates.append(_Candidate(name, ref(thing), mark))
+        modules = [each for _, each in found.values() if isinstance(each, nn.Module)]
+        theirs = tensors | {id(each) for module in modules for each in module.parameters()}
+        bare = [each for each in _updated(self._registered) if id(each) not in theirs]
+        return [TRAINED.format(shape=tuple(each.shape)) for each in bare[:1]]
+
+    def committed(self, is_kept: Callable[[str], bool]) -> list[str]:
+        """A step is committed; sentences on what has changed, each once.
+
+        Args:
+            is_kept: tells for the name of a variable whether its value is saved.
+        """
+        self._commits += 1
+        if not self._candidates or self._commits & (self._commits - 1):
+            return []
+        covered, tensors = _covered(self._registered), _tensors_of(self._registered)
+        told, unchanged = list[str](), list[_Candidate]()
+        for each in self._candidates:
+            thing = each.thing()
+            if thing is None or is_kept(each.name):
+                continue
+            if _mark(thing, tensors, covered) == each.mark:
+                unchanged.append(each)
+            else:
+                kind, key = type(thing).__name__, each.name.rpartition(".")[2]
+                told.append(CHANGES.format(name=each.name, kind=kind, key=key))
+        self._candidates = unchanged
+        return told
+
+
+def _may_be_state(thing: Any) -> bool:
+    if isinstance(thing, nn.Module | Optimizer | LRScheduler | GradScaler):
+        return True
+    if isinstance(thing, type) or hasattr(thing, "__iter__") or hasattr(thing, "__getitem__"):
+        return False  # what hands out data has its place kept otherwise
+    ways = (getattr(thing, each, None) for each in ("state_dict", "load_state_dict"))
+    return all(map(callable, ways))
+
+
+def _mark(thing: Any, registered: Collection[int], covered: Collection[int]) -> Any:
+    """What differs after the object has changed; ``None``: it holds nothing that could.
+
+    Args:
+        thing: the object.
+        registered: the ids of registered tensors.
+        covered: the ids of registered objects and of their parts.
+    """
+    match thing:
+        case nn.Module():
+            own = [e for e in (*thing.parameters(), *thing.buffers()) if id(e) not in registered]
+            return (_versions(own), _sample(own)) if own else None
+        case Optimizer():
+            if id(thing.state) in covered:  # it wraps a registered one
+                return None
+            states = [each.values() for each in thing.state.values()]
+            return len(states), _versions(e for some in states for e in some)
+        case LRScheduler():
+            return thing.last_epoch, getattr(thing, "_step_count", 0)
+    values = getattr(thing, "__dict__", {})
+    flat = [e for value in list(values.values()) for e in _items(value) if id(e) not in registered]
+    plain = [each for each in flat if type(each) in FIXED]
+    return plain, _versions(flat)
+
+
+def _versions(things: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(
+        each._version  # noqa: SLF001
+        for each in things
+        if isinstance(each, Tensor) and not each.is_inference()
+    )
+
+
+def _sample(tensors: list[Tensor]) -> tuple[float, ...]:
+    """Some numbers, as no version tells of a change through ``.data``."""
+    some = [each for each in tensors if each.numel() and each.is_floating_point()][:_SAMPLED]
+    with torch.no_grad():
+        return tuple(float(each.reshape(-1)[each.numel() // 2]) for each in some)
+
+
+def _items(value: Any) -> Iterator[Any]:
+    yield value
+    if isinstance(value, dict | list | tuple) and len(value) <= _ITEMS:
+        yield from value.values() if isinstance(value, dict) else value
+
+
+def _covered(registered: Iterable[Any]) -> set[int]:
+    """The ids of registered objects and of what they consist of."""
+    found: dict[int, Any] = {}  # alive, so that their ids stay theirs
+    waiting = [(each, 0) for each in registered]
+    for thing, depth in waiting:  # which grows
+        is_plain = type(thing) in FIXED or isinstance(thing, Tensor | type) or callable(thing)
+        if id(thing) in found or (is_plain and not isinstance(thing, nn.Module)):
+            continue
+        found[id(thing)] = thing
+        if isinstance(thing, nn.Module):
+            waiting += [(each, depth) for each in thing.modules()]
+        elif isinstance(thing, dict | list | tuple):
+            waiting += [(each, depth) for each in _items(thing) if each is not thing]
+        elif depth < _DEPTH:
+            waiting += [(each, depth + 1) for each in list(getattr(thing, "__dict__", {}).values())]
+    return {*found}
+
+
+def _tensors_of(registered: Iterable[Any]) -> set[int]:
+    found: set[int] = set()
+    for each in registered:
+        if isinstance(each, nn.Module):
+            found |= {id(tensor) for tensor in (*each.parameters(), *each.buffers())}
+        elif isinstance(each, Tensor):
+            found.add(id(each))
+        elif isinstance(each, Mapping | list | tuple):
+            found |= _tensors_of(each.values() if isinstance(each, Mapping) else each)
+    return found
+
+
+def _updated(registered: Iterable[Any]) -> Iterator[Tensor]:
+    for each in registered:
+        if isinstance(each, Optimizer):
+            for group in each.param_groups:
+                yield from group["params"]
+        elif isinstance(each, Mapping | list | tuple):
+            yield from _updated(each.values() if isinstance(each, Mapping) else each)
