@@ -375,7 +375,7 @@ class Walk:
         if is_top:
             names |= of_class.others & self._assigned.reads
         if isinstance(thing, torch.optim.Optimizer):
-            pass
+            names -= _OF_OPTIMIZERS
         if names:
             self.groups.append(Group(f"{name}.", Attributes(thing, names)))
         return [
