@@ -76,6 +76,8 @@ def objects_in(
         or holds_objects(each, modules)
     ]
     has_objects = any(not isinstance(each, torch.nn.Module) for _, each in found)
+    if type(thing) is defaultdict:  # it may get some by itself
+        has_objects |= getattr(thing.default_factory, "__module__", None) in modules
     container = Container(name, thing) if has_objects else None
     return container, found if len(thing) <= MOST else []
 

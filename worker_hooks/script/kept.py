@@ -83,6 +83,7 @@ class ScriptValues:
         self._finder = AttributeFinder(registered)
         self._containers: dict[str, Container] = {}  # of objects, by name
         self._own_modules: Collection[str] = ()  # names of the script's modules
+        self._has_begun = False
         self._grown: list[str] = []  # those of another length, which are to be named
 
     def exclude(self, objects: Iterable[object]) -> None:
@@ -172,6 +173,7 @@ class ScriptValues:
             variable.was = variable.checksum
             if not is_kept:
                 variable.packed = None
+        self._has_begun = True
         self._join()
 
     def look(self, *, is_commit: bool) -> None:
@@ -314,6 +316,7 @@ class ScriptValues:
 
     def _look_into(self, container: Container) -> None:
         if container.has_other_places():
+            self._has_new_objects = not self._has_begun
             self._note_grown(container.name)
         elif container.has_other_items():
             self._rebound[container.name] += 1
@@ -322,8 +325,11 @@ class ScriptValues:
                 self._note_grown(container.name)
 
     def _note_grown(self, name: str) -> None:
-        """In a new process the container would have other objects than the saved ones."""
-        if name not in self.large and not self._is_skipped(name):
+        """In a new process the container would have other objects than the saved ones.
+
+        What is done to it before the first loop is done there, too.
+        """
+        if self._has_begun and name not in self.large and not self._is_skipped(name):
             self.large.add(name)
             self._grown.append(name)
 
@@ -459,7 +465,7 @@ class ScriptValues:
                 raise TypeError(f"{variable.name} cannot be saved: {error}") from error
             variable.packed = None
             has_objects = holds_objects(variable.value, self._own_modules)
-            if has_objects and was_container:  # and had none
+            if has_objects and was_container and self._has_begun:  # it had none
                 self._note_grown(variable.name)
                 return False
             is_module = isinstance(variable.value, torch.nn.Module)

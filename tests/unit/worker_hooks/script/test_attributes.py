@@ -278,11 +278,16 @@ def test_objects_that_are_made_anew_in_a_container_are_followed(rank):
         ("meters = {}", "meters['loss'] = Meter()"),
         ("meters = {}", "meters = {'loss': Meter()}"),
         ("meters = {'a': {}}", "meters['a']['loss'] = Meter()"),
+        (
+            "from collections import defaultdict\nmeters = defaultdict(Meter)",
+            "meters['loss'].total = 1.0",
+        ),
         ("meters = [Meter() for _ in range(100)]", "meters.append(Meter())"),
     ],
 )
 def test_a_container_of_objects_that_changes_its_length_is_named_once(rank, begin, change):
     one = rank(METERS + begin + "\n")
+    one.values.begin()
     one.commit()
     assert one.values.changes_of_data(is_first=True) == []
     one.commit(change)
@@ -291,9 +296,25 @@ def test_a_container_of_objects_that_changes_its_length_is_named_once(rank, begi
     assert one.values.changes_of_data(is_first=False) == []
 
 
+def test_objects_that_are_added_before_the_first_loop_come_back(rank):
+    one = rank(METERS)
+    one.run("meters['more'] = Meter()")
+    one.values.begin()
+    saved = one.commit("meters['more'].total = 2.0")
+    assert saved.record.values == {"meters[more].total": 2.0}
+    assert one.values.changes_of_data(is_first=False) == []
+    again = rank(METERS)
+    again.run("meters['more'] = Meter()")
+    again.restore(saved)
+    again.values.begin()
+    assert again.meters["more"].total == 2.0
+    assert again.values.changes_of_data(is_first=False) == []
+
+
 def test_objects_that_are_added_keep_what_they_have(rank):
     """They are not saved, so that nothing could be put back."""
     one = rank(METERS)
+    one.values.begin()
     one.commit("meters['more'] = Meter()")
     one.commit("pair[0] = Meter()\nmeters['more'].total = 3.0")  # the former is followed
     one.values.rewind()
