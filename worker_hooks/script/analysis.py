@@ -28,7 +28,7 @@ _CONTAINERS = {
     *("zeros", "ones", "full", "empty", "tensor", "array"),
     *("zeros_like", "ones_like", "full_like", "empty_like"),
 }
-_MUTATORS = {
+MUTATORS = {
     *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault"),
     *("pop", "popleft", "popitem", "remove", "discard", "clear", "subtract", "sort", "reverse"),
 }
@@ -354,7 +354,7 @@ def _places(nodes: Iterable[ast.AST], changeable: Collection[str]) -> dict[str, 
                 name = iterator
             case ast.Call(func=ast.Attribute(attr=attr, value=owner)):
                 is_in_place = attr.endswith("_") and attr[:1] != "_" and attr not in _OF_OTHERS
-                is_change = attr in _MUTATORS or is_in_place
+                is_change = attr in MUTATORS or is_in_place
                 name = _base(owner) if is_change else ""
         line = getattr(node, "lineno", 0)
         if name and (name in names or name in changeable):
@@ -518,7 +518,7 @@ class _Uses:
             self._calculated([*call.args, *call.keywords])
             return True
         read = _loads([*call.args, *call.keywords]) | tests
-        if name in _MUTATORS and owner:
+        if name in MUTATORS and owner:
             self.flows |= {(each, owner) for each in read}
             return True
         self.steering |= read | _loads([call.func])

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import compress
 from operator import attrgetter, ne
 from types import CellType, FrameType, SimpleNamespace
@@ -17,6 +17,8 @@ import torch
 from worker_hooks.contract.fingerprint import LATE, RESULT
 from worker_hooks.contract.script_record import SCRIPT, ScriptRecord
 from worker_hooks.script import source, values
+from worker_hooks.script.attributes import AttributeFinder
+from worker_hooks.script.containers import CONTAINERS, Container, holds_objects
 from worker_hooks.script.own import OwnValues
 from worker_hooks.script.source import SourceFindings
 from worker_hooks.script.values import LargeValueError, Script
@@ -42,8 +44,13 @@ OWN, SHARED = "state.own.", "state.shared."
 class ScriptValues:
     """The values of one rank. They are looked at when backward begins and at each commit."""
 
-    def __init__(self) -> None:
-        """Before :meth:`find` only ``state.own`` and ``state.shared`` are known."""
+    def __init__(self, registered: Callable[[], Iterable[tuple[str, object]]] = tuple) -> None:
+        """Before :meth:`find` only ``state.own`` and ``state.shared`` are known.
+
+        Args:
+            registered: returns registered modules and optimizers with names, for what they keep
+                beside what is registered.
+        """
         self.own, self.shared = OwnValues(OWN[:-1]), OwnValues(SHARED[:-1])
         self.ignored: set[str] = set()  # names that are left alone
         self.content = values.join({}, {})  # what to write to the page
@@ -72,7 +79,12 @@ class ScriptValues:
         self.entry: Callable[..., Any] | FrameType | None = None
         self._rebound: Counter[str] = Counter()  # how often a variable got another object
         self._has_new_objects = False
-        self.large: set[str] = set()  # what changes and is too large to be saved
+        self.large: set[str] = set()  # what changes and cannot be saved
+        self._finder = AttributeFinder(registered)
+        self._containers: dict[str, Container] = {}  # of objects, by name
+        self._own_modules: Collection[str] = ()  # names of the script's modules
+        self._has_begun = False
+        self._grown: list[str] = []  # those of another length, which are to be named
 
     def exclude(self, objects: Iterable[object]) -> None:
         """Leave alone what is saved otherwise: these objects, and those in containers of them."""
@@ -90,7 +102,9 @@ class ScriptValues:
 
     def is_registered(self, thing: object) -> bool:
         """Whether this object is saved otherwise."""
-        return id(thing) in self._excluded
+        return id(thing) in self._excluded or any(
+            each.thing is thing and each.is_small for each in self._containers.values()
+        )
 
     def find(self, entry: Callable[..., Any] | FrameType | None) -> None:
         """Find the script's variables; from now on those that change are kept.
@@ -101,7 +115,7 @@ class ScriptValues:
         self.is_found, self.entry = True, entry
         self.findings = source.look_at(entry)
         try:
-            found = groups_of(entry, self._excluded)
+            found, self._containers = self._found()
         except Exception as error:  # noqa: BLE001  modules and objects of any kind
             log.warning("the script's own variables are not saved: %r", error)
             return
@@ -111,26 +125,35 @@ class ScriptValues:
             for variable in group.scan(self._is_skipped):
                 variable.begin(self._excluded)
 
+    def _found(self) -> tuple[list[Group], dict[str, Container]]:
+        """Where the script keeps values at present, and its containers of objects."""
+        walk = self._finder.walk()
+        groups = groups_of(self.entry, self._excluded, walk.things, walk.meet)
+        self._own_modules = walk.modules
+        return [*groups, *walk.groups], {each.name: each for each in walk.containers}
+
     def read_from(self, loader: object) -> None:
         """A loop over this loader begins."""
         self._data = data_objects(loader)
 
     def changes_of_data(self, *, is_first: bool) -> list[str]:
-        """Sentences on attributes of samplers and data sets that change as data are read.
+        """Sentences on what changes and begins anew: samplers and data sets, growing containers.
 
         Args:
             is_first: this is the first step of a loop.
         """
+        grown = [GROWS.format(name) for name in self._grown]
+        self._grown.clear()
         if not self._data:
-            return []
+            return grown
         new: set[str] = set()
         for each in self._data:
             new.update(each.changed(is_first=is_first))
         if not new:
-            return []
+            return grown
         new = {name for name in new - self.large if not self._is_skipped(name)}
         self.large |= new
-        return [DATA_CHANGES.format(name) for name in sorted(new)]
+        return grown + [DATA_CHANGES.format(name) for name in sorted(new)]
 
     def owners(self) -> dict[str, object]:
         """Objects whose attributes are the script's, random number generators among them."""
@@ -150,6 +173,7 @@ class ScriptValues:
             variable.was = variable.checksum
             if not is_kept:
                 variable.packed = None
+        self._has_begun = True
         self._join()
 
     def look(self, *, is_commit: bool) -> None:
@@ -159,7 +183,7 @@ class ScriptValues:
             TypeError: ``state.own`` or ``state.shared`` has what cannot be saved.
         """
         now, is_new = self._versions_now(), self._recent or self._is_stale or self._is_settled
-        is_same = now == self._seen is not None and not self._others
+        is_same = now == self._seen is not None and not (self._others or self._containers)
         changed = [] if is_same else self._find_changed(now)
         if not (changed or is_new):  # as in most steps
             self._is_under_way, self._changed = not is_commit, set()
@@ -209,6 +233,8 @@ class ScriptValues:
         return True
 
     def _find_changed(self, now: list[int] | None) -> list[Variable]:
+        for container in self._containers.values():
+            self._look_into(container)
         seen = self._seen
         if now is None or seen is None:
             changed = self._look_at_all()
@@ -270,18 +296,45 @@ class ScriptValues:
         """
         self._has_new_objects = False
         try:
-            found = {group.prefix: group for group in groups_of(self.entry, self._excluded)}
+            groups, containers = self._found()
         except Exception as error:  # noqa: BLE001  modules and objects of any kind
             log.warning("the script's new objects are not saved: %r", error)
             return []
+        for name, container in containers.items():
+            if self._containers.get(name, container).places != container.places:
+                self._note_grown(name)
+            self._containers[name] = container
+        found = {group.prefix: group for group in groups if not self._is_in_grown(group.prefix)}
         for group in self._groups:
             fresh = found.pop(group.prefix, group)
-            if fresh.holder is not group.holder and isinstance(fresh.holder, dict):
+            if fresh.holder is not group.holder and not isinstance(fresh.holder, Cells):
                 group.move_to(fresh.holder)
         self._groups += found.values()
         changed = self._look_at_all()
         self._has_new_objects = False
         return changed
+
+    def _look_into(self, container: Container) -> None:
+        if container.has_other_places():
+            self._has_new_objects = not self._has_begun
+            self._note_grown(container.name)
+        elif container.has_other_items():
+            self._rebound[container.name] += 1
+            self._has_new_objects = self._rebound[container.name] <= REBOUND
+            if not self._has_new_objects:
+                self._note_grown(container.name)
+
+    def _note_grown(self, name: str) -> None:
+        """In a new process the container would have other objects than the saved ones.
+
+        What is done to it before the first loop is done there, too.
+        """
+        if self._has_begun and name not in self.large and not self._is_skipped(name):
+            self.large.add(name)
+            self._grown.append(name)
+
+    def _is_in_grown(self, prefix: str) -> bool:
+        return any(prefix.startswith(f"{name}[") for name in self.large)
 
     def _join(self) -> None:
         kept, was = {}, {}
@@ -390,7 +443,7 @@ class ScriptValues:
             if not name.startswith(group.prefix) or "." in key or self._is_skipped(name):
                 continue
             if key not in group.variables:
-                if isinstance(group.holder, Cells):
+                if not isinstance(group.holder, dict) and key not in group.holder:
                     continue
                 group.variables[key] = Variable(name, group.holder, key)
             return group.variables[key]
@@ -404,13 +457,20 @@ class ScriptValues:
         return self.is_ignored(name) or name in self.findings.temporary
 
     def _look(self, variable: Variable) -> bool:
+        was_container = variable.mark is not None and type(variable.value) in CONTAINERS
         try:
             return variable.look(self._excluded)
         except Exception as error:
             if variable.name.startswith((OWN, SHARED)) and not values.is_generator(variable.value):
                 raise TypeError(f"{variable.name} cannot be saved: {error}") from error
             variable.packed = None
-            if values.is_plain_object(variable.value) and self._rebound[variable.name] < REBOUND:
+            has_objects = holds_objects(variable.value, self._own_modules)
+            if has_objects and was_container and self._has_begun:  # it had none
+                self._note_grown(variable.name)
+                return False
+            is_module = isinstance(variable.value, torch.nn.Module)
+            is_followed = has_objects or is_module or values.is_plain_object(variable.value)
+            if is_followed and self._rebound[variable.name] < REBOUND:
                 self._rebound[variable.name] += 1
                 self._has_new_objects = self.is_found
             return False
@@ -433,6 +493,10 @@ DATA_CHANGES = (
     "`{}` changes as data are read, and begins anew after a replacement or resume: compute it from "
     "the epoch or from state.step"
 )
+GROWS = (
+    "`{}` gets or loses objects while training, and begins anew after a replacement or resume: "
+    "make all of its objects before run, or keep what they hold in state.own"
+)
 TOO_LARGE = (
     "%s changes while training and is larger than %d KiB: it begins anew after a replacement or "
     "resume; give it to TrainState(...) as a tensor or with state_dict and load_state_dict"
@@ -447,6 +511,6 @@ def _with_owners(names: Iterable[str]) -> frozenset[str]:
 
 def _as_object(group: Group) -> object:
     holder = group.holder
-    if isinstance(holder, Cells):
+    if not isinstance(holder, dict):
         return SimpleNamespace(**{key: holder.get(key, None) for key in holder})
-    return SimpleNamespace(**holder)  # type: ignore[arg-type]
+    return SimpleNamespace(**holder)

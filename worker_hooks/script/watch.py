@@ -52,6 +52,9 @@ class Holder(Protocol):
 
     def __setitem__(self, key: str, value: Any) -> None: ...
 
+    def pop(self, key: str, default: Any) -> Any:
+        """Remove it."""
+
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[str]: ...
@@ -84,6 +87,9 @@ class Cells:
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._cells[key].cell_contents = value
+
+    def pop(self, key: str, default: Any) -> Any:
+        """A variable of a closure stays."""
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -166,7 +172,7 @@ class Variable:
             now = self.holder.get(self.key, None)
             text, tensors = json.loads(self.initial.text), self.initial.tensors()
             self.holder[self.key] = values.unpack(text, tensors, now)
-        elif isinstance(self.holder, dict):
+        else:
             self.holder.pop(self.key, None)
 
     def pack(self) -> None:
@@ -210,6 +216,7 @@ def _dict_version(holder: object) -> ctypes.c_uint64 | None:
 
     ``None``: that is not known. The number is read in place, so the dict must stay alive.
     """
+    holder = getattr(holder, "attributes", holder)  # in which some of an object's are shown
     if type(holder) is not dict or not _HAS_VERSIONS:
         return None
     return _VERSION_TAG.from_address(id(holder) + _TAG_AT)
@@ -282,18 +289,23 @@ class Group:
 
 
 def groups_of(
-    entry: Callable[..., Any] | FrameType | None, excluded: Collection[int] = ()
+    entry: Callable[..., Any] | FrameType | None,
+    excluded: Collection[int] = (),
+    more: Iterable[tuple[str, Any]] = (),
+    meet: Callable[[str, Any], Iterable[tuple[str, Any]]] = lambda *_: (),
 ) -> list[Group]:
     """Where the script keeps values: its modules' globals, closures of its functions, its objects.
 
     Args:
         entry: the training function, or the frame in which the script trains.
         excluded: the ids of objects that are saved otherwise, with all their attributes.
+        more: values to look into, with their names.
+        meet: called with each value and its name; returns more, which are in it.
     """
     modules = local_modules()
     names = {module.__name__ for module in modules}
     found = [Group("" if m.__name__ == "__main__" else f"{m.__name__}.", vars(m)) for m in modules]
-    waiting: list[tuple[str, Any, int]] = [("", entry, 0)]
+    waiting: list[tuple[str, Any, int]] = [("", entry, 0), *((*each, 1) for each in more)]
     for group in list(found):
         waiting += [(group.prefix + key, each, 1) for key, each in list(group.holder.items())]  # type: ignore[attr-defined]
     seen: set[int] = set()
@@ -301,6 +313,7 @@ def groups_of(
         if id(thing) in seen or id(thing) in excluded or depth > _DEPTH:
             continue
         seen.add(id(thing))
+        waiting += [(*each, depth + 1) for each in meet(name, thing)]
         if isinstance(thing, partial):
             waiting += [("", each, depth) for each in (thing.func, *thing.args)]
         elif isinstance(thing, MethodType):

@@ -110,6 +110,14 @@ def live_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     return {name: each for piece in pieces for name, each in piece.tensors().items()}
 
 
+def named_objects(pieces: Iterable[Piece]) -> Iterator[tuple[str, object]]:
+    """All registered modules and optimizers, with the names of their pieces."""
+    for piece in pieces:
+        found = [*piece.modules, *piece.optimizers]
+        for number, each in enumerate(found):
+            yield (f"{piece.name}.{number}" if len(found) > 1 else piece.name), each
+
+
 def _pieces(name: str, thing: object) -> Iterator[Piece]:
     match thing:
         case None:

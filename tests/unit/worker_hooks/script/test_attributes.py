@@ -1,0 +1,407 @@
+"""Attributes of modules, classes and functions, and objects in containers: saved and put back."""
+
+import sys
+import time
+from types import ModuleType
+
+import pytest
+from torch import nn
+
+from worker_hooks.script import attributes
+from worker_hooks.script.kept import ScriptValues
+from worker_hooks.script.values import Script
+
+GUMBEL = """
+import torch
+from torch import nn
+
+class Gumbel(nn.Module):
+    floor = 0.1
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.tau, self.size, self.calls = 1.0, 2, 0
+        self.history = []
+
+    def forward(self, x):
+        self.calls += 1  # nobody reads it
+        self.tau = max(self.floor, self.tau * 0.5)
+        self.history.append(self.tau)
+        if not hasattr(self, "steps"):
+            self.steps = 0
+        self.steps += 1
+        self.attention = self.layer(x) / self.tau * self.size / len(self.history) / self.steps
+        return self.attention
+
+net = Gumbel()
+"""
+
+
+class Rank:
+    """A process whose ``__main__`` has a source; a part of its globals is registered."""
+
+    def __init__(self, monkeypatch, path, registered=("net",), ignored=frozenset()):
+        self.main = ModuleType("__main__")
+        self.main.__file__ = str(path)
+        self._monkeypatch = monkeypatch
+        self._enter()
+        exec(compile(path.read_text(), str(path), "exec"), vars(self.main))
+        models = {name: vars(self.main)[name] for name in registered if name in vars(self.main)}
+        self.values = ScriptValues(models.items)
+        self.values.exclude(models.values())
+        self.values.ignored |= ignored
+        self.values.find(None)
+
+    def _enter(self):
+        self._monkeypatch.setitem(sys.modules, "__main__", self.main)
+
+    def __getattr__(self, name):
+        return getattr(self.main, name)
+
+    def run(self, statement):
+        exec(statement, vars(self.main))
+
+    def commit(self, statement="", repeat=1):
+        for _ in range(repeat):
+            self.run(statement)
+        self.values.look(is_commit=True)
+        return self.saved()
+
+    def restore(self, saved):
+        self._enter()
+        self.values.restore(saved)
+
+    def saved(self):
+        return Script.split(self.values.content)
+
+
+@pytest.fixture
+def rank(monkeypatch, tmp_path):
+    path = tmp_path / "train.py"
+
+    def made(source, **how):
+        if not path.exists():
+            path.write_text(source)
+        return Rank(monkeypatch, path, **how)
+
+    return made
+
+
+FORWARD = "net(torch.ones(1, 2))"
+
+
+def test_what_a_module_assigns_in_its_forward_comes_back(rank):
+    one = rank(GUMBEL)
+    saved = one.commit(FORWARD, repeat=2)
+    assert saved.record.values == {
+        "TrainState.net.tau": 0.25,
+        "TrainState.net.steps": 2,
+        "TrainState.net.history": saved.record.values["TrainState.net.history"],
+    }
+    again = rank(GUMBEL)
+    history = again.net.history
+    again.restore(saved)
+    assert (again.net.tau, again.net.steps, again.net.history) == (0.25, 2, [0.5, 0.25])
+    assert again.net.history is history
+    assert again.net.calls == 0  # it is only counted
+
+
+def test_a_survivor_undoes_what_the_interrupted_step_did_to_a_module(rank):
+    one = rank(GUMBEL)
+    saved = one.commit(FORWARD)
+    one.run(FORWARD)
+    one.values.look(is_commit=False)
+    one.values.rewind()
+    assert (one.net.tau, one.net.history, hasattr(one.net, "steps")) == (1.0, [], False)
+    one.values.restore(saved)
+    assert (one.net.tau, one.net.steps, one.net.history) == (0.5, 1, [0.5])
+
+
+def test_what_the_script_assigns_to_modules_comes_back_of_library_classes_too(rank):
+    source = (
+        "import torch\nfrom torch import nn\n"
+        "net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))\n"
+        "def step():\n    net[1].p *= 0.5\n    net.stage = 3\n    setattr(net, 'scale', 2.0)\n"
+        "def use():\n    return net.stage, getattr(net, 'scale', 1.0)\n"
+    )
+    saved = rank(source).commit("step()")
+    assert saved.record.values == {
+        "TrainState.net.1.p": 0.25,  # which the library reads
+        "TrainState.net.stage": 3,
+        "TrainState.net.scale": 2.0,
+    }
+    again = rank(source)
+    again.restore(saved)
+    assert (again.net[1].p, again.use()) == (0.25, (3, 2.0))
+
+
+def test_what_is_assigned_in_a_subclass_a_hook_or_by_an_alias_is_found(rank):
+    source = (
+        "import torch\nfrom torch import nn\n"
+        "class Base(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.n, self.seen, self.sums = 0, [], torch.zeros(2)\n"
+        "        self.limit = 5\n"
+        "        def hook(module, args):\n"
+        "            self.n += 1\n"
+        "        self.register_forward_pre_hook(hook)\n"
+        "    def forward(self, x):\n"
+        "        seen = self.seen\n"
+        "        seen.append(self.n)\n"
+        "        self.sums.add_(1)\n"
+        "        return x + self.n + len(self.seen) + self.sums + self.limit\n"
+        "class Net(Base):\n    pass\n"
+        "net = Net()\n"
+    )
+    saved = rank(source).commit(FORWARD).record.values
+    assert sorted(saved) == [f"TrainState.net.{each}" for each in ("n", "seen", "sums")]
+
+
+def test_what_each_forward_makes_anew_is_not_kept(rank):
+    source = (
+        "import torch\nfrom torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        self.x = x + 1\n"
+        "        y = self.x * 2\n"
+        "        self.was = y\n"
+        "        return y\n"
+        "    def other(self):\n"
+        "        return self.was\n"
+        "net = Net()\n"
+    )
+    saved = rank(source).commit(FORWARD).record.values
+    assert set(saved) == {"TrainState.net.was"}  # another method may read it in the next step
+
+
+def test_a_part_of_the_graph_is_no_value(rank):
+    source = GUMBEL + "def show():\n    return net.attention\n"
+    one = rank(source)
+    names = set(one.commit(FORWARD).record.values)
+    assert {each.rpartition(".")[2] for each in names} == {"tau", "steps", "history"}
+    one.net.attention = one.net.attention.detach()
+    assert "TrainState.net.attention" in one.commit().record.values
+
+
+def test_modules_that_nobody_registered_come_back_too(rank):
+    source = GUMBEL + "criterion = Gumbel()\n"
+    saved = rank(source).commit("criterion(torch.ones(1, 2))")
+    assert saved.record.values["criterion.tau"] == 0.5
+    again = rank(source)
+    again.restore(saved)
+    assert (again.criterion.tau, again.net.tau) == (0.5, 1.0)
+
+
+def test_a_module_that_is_made_later_is_followed(rank):
+    source = GUMBEL + "criterion = None\n"
+    make = "criterion = Gumbel()"
+    one = rank(source)
+    for times in (2, 1):  # the second instead of the first
+        one.commit(make)
+        one.commit("criterion(torch.ones(1, 2))", repeat=times)
+        assert one.saved().record.values["criterion.tau"] == 0.5**times
+    again = rank(source)
+    again.run(make)
+    again.restore(one.saved())
+    assert again.criterion.tau == 0.5
+
+
+def test_classes_and_functions_come_back(rank):
+    source = (
+        "class Config:\n    step, fixed = 0, 1\n    @classmethod\n    def tick(cls):\n"
+        "        cls.ticks = getattr(cls, 'ticks', 0) + 1\n"
+        "class Other:\n    step = 0\n    def count(self):\n        type(self).n = 4\n"
+        "def train():\n    Config.step += 1\n    Config.tick()\n    Other().count()\n"
+        "    train.calls = getattr(train, 'calls', 0) + 1\n"
+        "    return Config.step, Config.fixed, train.calls, Config.ticks, Other.n\n"
+    )
+    one = rank(source)
+    saved = one.commit("train()")
+    assert saved.record.values == {
+        "Config.step": 1,
+        "Config.ticks": 1,
+        "Other.n": 4,
+        "train.__dict__.calls": 1,
+    }
+    again = rank(source)
+    again.restore(saved)
+    assert again.train() == (2, 1, 2, 2, 4)
+    again.values.look(is_commit=False)
+    again.values.rewind()
+    assert (again.Config.step, hasattr(again.train, "calls")) == (0, False)
+
+
+METERS = """
+class Meter:
+    def __init__(self):
+        self.total = 0.0
+
+meters = {"loss": Meter(), "acc": Meter()}
+pair = [Meter(), (Meter(),)]
+"""
+
+
+def test_objects_in_containers_come_back(rank):
+    one = rank(METERS)
+    saved = one.commit("meters['loss'].total = 2.0\npair[0].total = 3.0\npair[1][0].total = 4.0")
+    assert saved.record.values == {
+        "meters[loss].total": 2.0,
+        "pair[0].total": 3.0,
+        "pair[1][0].total": 4.0,
+    }
+    again = rank(METERS)
+    again.restore(saved)
+    assert again.meters["loss"].total == 2.0
+    assert (again.pair[0].total, again.pair[1][0].total) == (3.0, 4.0)
+    assert again.values.is_registered(again.meters)
+    assert again.values.changes_of_data(is_first=False) == []
+
+
+def test_objects_that_are_made_anew_in_a_container_are_followed(rank):
+    one = rank(METERS)
+    one.commit("meters['loss'].total = 2.0")
+    one.commit("meters['loss'] = Meter()\nmeters['loss'].total = 5.0")
+    assert one.saved().record.values["meters[loss].total"] == 5.0
+    one.commit("meters = {'loss': Meter(), 'acc': Meter()}\nmeters['acc'].total = 6.0")
+    assert one.saved().record.values["meters[acc].total"] == 6.0
+    assert one.values.changes_of_data(is_first=False) == []
+
+
+@pytest.mark.parametrize(
+    ("begin", "change"),
+    [
+        ("", "meters['more'] = Meter()"),
+        ("", "del meters['acc']"),
+        ("", "del meters['acc']\nmeters['more'] = Meter()"),
+        ("meters = {}", "meters['loss'] = Meter()"),
+        ("meters = {}", "meters = {'loss': Meter()}"),
+        ("meters = {'a': {}}", "meters['a']['loss'] = Meter()"),
+        (
+            "from collections import defaultdict\nmeters = defaultdict(Meter)",
+            "meters['loss'].total = 1.0",
+        ),
+        ("meters = [Meter() for _ in range(100)]", "meters.append(Meter())"),
+    ],
+)
+def test_a_container_of_objects_that_changes_its_length_is_named_once(rank, begin, change):
+    one = rank(METERS + begin + "\n")
+    one.values.begin()
+    one.commit()
+    assert one.values.changes_of_data(is_first=True) == []
+    one.commit(change)
+    assert [each[:9] for each in one.values.changes_of_data(is_first=False)] == ["`meters` "]
+    one.commit("meters.clear()")
+    assert one.values.changes_of_data(is_first=False) == []
+
+
+def test_objects_that_are_added_before_the_first_loop_come_back(rank):
+    one = rank(METERS)
+    one.run("meters['more'] = Meter()")
+    one.values.begin()
+    saved = one.commit("meters['more'].total = 2.0")
+    assert saved.record.values == {"meters[more].total": 2.0}
+    assert one.values.changes_of_data(is_first=False) == []
+    again = rank(METERS)
+    again.run("meters['more'] = Meter()")
+    again.restore(saved)
+    again.values.begin()
+    assert again.meters["more"].total == 2.0
+    assert again.values.changes_of_data(is_first=False) == []
+
+
+def test_objects_that_are_added_keep_what_they_have(rank):
+    """They are not saved, so that nothing could be put back."""
+    one = rank(METERS)
+    one.values.begin()
+    one.commit("meters['more'] = Meter()")
+    one.commit("pair[0] = Meter()\nmeters['more'].total = 3.0")  # the former is followed
+    one.values.rewind()
+    assert one.meters["more"].total == 3.0
+
+
+def test_containers_of_an_object_that_is_made_later_are_followed(rank):
+    source = METERS + "class Trainer:\n    pass\ntrainer = None\n"
+    make = "trainer = Trainer()\ntrainer.meters = [Meter()]\n"
+    one = rank(source)
+    one.commit(make)
+    one.commit("trainer.meters[0].total = 3.0")
+    assert one.saved().record.values["trainer.meters[0].total"] == 3.0
+    assert one.values.changes_of_data(is_first=False) == []
+    again = rank(source)
+    again.run(make)
+    again.restore(one.saved())
+    assert again.trainer.meters[0].total == 3.0
+
+
+def test_an_optimizer_of_the_scripts_own_keeps_its_attributes(rank):
+    source = (
+        "import torch\n"
+        "class Slow(torch.optim.SGD):\n"
+        "    def __init__(self, *args, **kwargs):\n"
+        "        super().__init__(*args, **kwargs)\n        self.count = 0\n"
+        "    def step(self):\n"
+        "        self.count += 1\n        self.state['k'] = 1 / self.count\n"
+        "        return self.state\n"
+        "net = Slow([torch.nn.Parameter(torch.zeros(1))], lr=1.0)\n"
+    )
+    assert rank(source).commit("net.step()").record.values == {"TrainState.net.count": 1}
+
+
+def test_an_object_in_a_module_is_looked_into(rank):
+    source = GUMBEL.replace("net = Gumbel()", "") + METERS
+    source += "net = Gumbel()\nnet.layer.meter = Meter()\n"
+    saved = rank(source).commit("net.layer.meter.total = 2.0")
+    assert saved.record.values == {"TrainState.net.layer.meter.total": 2.0}
+
+
+def test_an_ignored_attribute_is_left_alone(rank):
+    one = rank(GUMBEL, ignored={"tau", "history"})
+    assert set(one.commit(FORWARD).record.values) == {"TrainState.net.steps"}
+
+
+def test_a_model_without_assigned_attributes_is_not_looked_at(rank):
+    source = (
+        "from torch import nn\n"
+        "class Block(nn.Linear):\n"
+        "    def __init__(self):\n        super().__init__(1, 1)\n        self.scale = 2.0\n"
+        "    def forward(self, x):\n        return super().forward(x) * self.scale\n"
+        "net = nn.Sequential(*[Block() for _ in range(200)])\n"
+    )
+    assert rank(source).values.owners().keys() == {
+        "script.state.own.",
+        "script.state.shared.",
+        "script.",
+    }
+
+
+def test_a_long_source_is_read_fast():
+    lines = [f"    def method_{i}(self, x):\n        self.v{i} = x + self.v{i}" for i in range(500)]
+    text = "class Net:\n" + "\n".join(lines)
+    took = []
+    for _ in range(5):
+        began = time.process_time()
+        found = attributes.read([("__main__", text)])
+        took.append(time.process_time() - began)
+    assert len(found.of_self["__main__", "Net"]) == 500
+    assert min(took) < 0.3  # 0.03 where nothing else runs
+
+
+def test_a_tensor_that_is_too_large_is_said(rank, caplog):
+    source = (
+        "import torch\nfrom torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.mean = torch.zeros(20_000)\n"
+        "    def forward(self, x):\n        self.mean = self.mean + 1\n        return x\n"
+        "net = Net()\n"
+    )
+    assert rank(source).commit(FORWARD).record.values == {}
+    assert "TrainState.net.mean changes while training and is larger than 64 KiB" in caplog.text
+
+
+def test_generators_in_attributes_are_given_out(rank):
+    one = rank(GUMBEL)
+    one.net.tau = nn.Identity()  # of any kind
+    assert {type(each).__name__ for each in one.values.owners().values()} == {"SimpleNamespace"}
