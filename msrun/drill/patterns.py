@@ -33,7 +33,7 @@ RUNGS: Mapping[str, tuple[str, ...]] = {
 RESTARTS = 6  # one more than deaths in a job
 RANKS = 2  # unless the script's description says: Ranks: 3
 STEPS = {  # the step in which each phase's death strikes; an epoch of the scripts has eight
-    Moment.FORWARD: 3,
+    Moment.FORWARD: 4,  # the ranks have been compared, at their first two commits
     Moment.BACKWARD: 5,
     Moment.COMMIT: 8,  # the last of an epoch
     Moment.DATA: 11,

@@ -166,7 +166,7 @@ def subcommand(arguments: list[str], folder: Path) -> None:
             read_words(fault, kind)
     for path in asked["faults"]:
         assert read_file(path)
-    read_kinds(asked["kinds"])
+    read_kinds(asked["kinds"] or "kill")
     understood(list(asked["job"]), {}, folder)
 
 
