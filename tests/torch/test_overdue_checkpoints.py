@@ -93,6 +93,15 @@ def test_what_was_due_when_a_rank_died_is_saved(launcher: Launcher, whole: Saved
         assert cut.found[step].digest == whole.found[step].digest
 
 
+def kept(variables: dict[str, object]) -> dict[str, object]:
+    """Those that live from batch to batch.
+
+    Which have changed since a frame was first seen differs by process. Whether what each batch sets
+    anew is there depends on where a process was last at the begin or end of a loop.
+    """
+    return {name: each for name, each in variables.items() if name not in {"x", "y", "loss"}}
+
+
 def private(folder: Path, manifest: Manifest) -> dict[str, tuple[object, ...]]:
     """What each rank had for itself: buffers, randomness, its place in the data, its variables."""
     found = {}
@@ -100,8 +109,9 @@ def private(folder: Path, manifest: Manifest) -> dict[str, tuple[object, ...]]:
         if shard.kind == PRIVATE:
             with safe_open(folder / shard.file, "np") as file:
                 record = json.loads(file.metadata()["record"])
-                # which variables have changed since a frame was first seen differs by process
-                record["frames"] = [[name, a | b] for name, a, b in record["frames"]]
+                for place in (record, record["before"]):
+                    for key in place.keys() & {"frames", "-1"}:
+                        place[key] = [[name, kept(a | b)] for name, a, b in place[key]]
                 tensors = {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
             found[shard.file] = record, tensors
     return found

@@ -80,12 +80,17 @@ class Attributes:
 
 
 def _is_of_graph(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.grad_fn is not None
     if type(value) in {list, tuple, dict}:
         items = value.values() if type(value) is dict else value
-        return any(isinstance(each, Tensor) and each.grad_fn is not None for each in items)
-    return False
+        return any(isinstance(each, Tensor) and _has_graph(each) for each in items)
+    return isinstance(value, Tensor) and _has_graph(value)
+
+
+def _has_graph(tensor: Tensor) -> bool:
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # a view whose base was changed in place, as FSDP's parameters are
+        return True
 
 
 class Assigned(NamedTuple):

@@ -116,14 +116,14 @@ class ScriptValues:
         self.findings = source.look_at(entry)
         try:
             found, self._containers = self._found()
+            for group in found:
+                for variable in group.scan(self._is_skipped):
+                    variable.begin(self._excluded)
         except Exception as error:  # noqa: BLE001  modules and objects of any kind
             log.warning("the script's own variables are not saved: %r", error)
             return
         self._groups += found
         self._forget_seen()
-        for group in found:
-            for variable in group.scan(self._is_skipped):
-                variable.begin(self._excluded)
 
     def _found(self) -> tuple[list[Group], dict[str, Container]]:
         """Where the script keeps values at present, and its containers of objects."""
