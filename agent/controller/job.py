@@ -76,7 +76,6 @@ class Comparison(NamedTuple):
     late: frozenset[int] = frozenset()  # those steps at which parts of the state came into being
     compared: int = NEVER  # the newest step at which all were compared
     unprotected: str = ""  # why no rank can save the state of another one
-    differing: frozenset[str] = frozenset()  # values of the script's own; with their prefixes
 
 
 class UnconfirmedReplacement(NamedTuple):
@@ -171,6 +170,7 @@ class Job(NamedTuple):
     has_hooks: bool = False  # some rank's state could be saved, ever
     gave_up: str = ""  # why the job ended with restarts left
     diverged: str = ""  # what differed after a replacement; empty: nothing ever did
+    differing: frozenset[str] = frozenset()  # values of the script's own, with their prefixes
 
     def alive(self) -> tuple[int, ...]:
         """Ranks that exist or may come to exist."""

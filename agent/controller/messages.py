@@ -16,9 +16,7 @@ _NAMED = 6  # values of the script's own in one sentence
 _DIES = "by rank: if a rank dies between its backward and its commit,"
 _LATE = f"{{}} differs {_DIES} the step is not saved; change it before backward"
 _LATES = f"{{}} differ {_DIES} the step is not saved; change them before backward"
-_RESULT = (
-    f"{{}} differs {_DIES} it lacks that step: what is printed or returned may not be the same"
-)
+_RESULT = f"{{}} differs {_DIES} it lacks that step, and what training returns may be another"
 _RESULTS = _RESULT.replace("differs", "differ").replace("it lacks", "they lack")
 
 
@@ -98,7 +96,7 @@ def _of_comparison(before: Job, after: Job) -> str:
             f"not protected: {now.unprotected}; if a rank dies, training resumes from the newest "
             "ModelCheckpoint, else from its beginning"
         )
-    return "; ".join(_of_values(now.differing - was.differing))
+    return "; ".join(_of_values(after.differing - before.differing))
 
 
 def _of_values(news: Collection[str]) -> Iterator[str]:

@@ -44,12 +44,11 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
         known = known._replace(unprotected=f"{describe(found)} ({holder})")
     own_values = {each.name for each in every if is_own_value(each)}
     known = known._replace(
-        differing=known.differing | own_values,
         reports={other: each for other, each in reports.items() if other > step},
         late=frozenset(other for other in late if other > step),
         compared=max(step, known.compared),
     )
-    job = _with(job, known)
+    job = _with(job, known)._replace(differing=job.differing | own_values)
     if trial is not None and step >= trial.step + TRIAL_COMMITS:
         return job._replace(since_restart=job.since_restart._replace(trial=None))
     return job

@@ -16,7 +16,7 @@ LATE = "late: "
 """Prefix of a value of the script's own that changes between a backward and its commit."""
 
 RESULT = "result: "
-"""Prefix of one that does, or may do so, and on which training does not depend."""
+"""Prefix of one that does, and on which nothing depends but what training returns."""
 
 MOST = 300  # parts; the names and texts of so many fit into one packet
 _NAME = 120  # characters

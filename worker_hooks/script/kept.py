@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from worker_hooks.contract.fingerprint import LATE, RESULT
+from worker_hooks.contract.fingerprint import LATE
 from worker_hooks.contract.script_record import SCRIPT, ScriptRecord
 from worker_hooks.script import source, values
 from worker_hooks.script.attributes import AttributeFinder
@@ -354,13 +354,12 @@ class ScriptValues:
     def late_values(self) -> dict[str, str]:
         """What of it changes between a backward and its commit, as texts to be compared."""
         places = {each.name: each.place for each in self.findings.carried if each.function == 0}
-        printed, found = self._printed(), {}
-        for name in sorted(self.late):
+        found = {}
+        for name in sorted(self.late - self._printed()):
             variable = self._variable(name)
             if variable is not None:
-                prefix = RESULT if name in printed else LATE
                 place = f"{places[name]} " if name in places else ""
-                found[f"{prefix}{place}`{name}`"] = f"{variable.checksum or 0:08x}"
+                found[f"{LATE}{place}`{name}`"] = f"{variable.checksum or 0:08x}"
         return found
 
     def _printed(self) -> set[str]:

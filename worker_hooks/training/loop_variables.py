@@ -285,16 +285,18 @@ class LoopVariables:
         return f', "frames": {frames}, "before": {{{before}}}, {self._steering_text}'.encode()
 
     def late_values(self) -> dict[str, str]:
-        """What changes, or may, between a backward and its commit, as texts to be compared."""
+        """What changes between a backward and its commit, as texts to be compared.
+
+        Of what is only printed the log will tell if it is not known.
+        """
         texts = {}
         for each in self._frames:
             for name, named in self._found_in(each.frame).items():
                 kept = each.kept.get(name)
-                if kept is None or name in self._script.ignored:
+                if kept is None or name not in each.role.steering:
                     continue
-                is_late = (each.name, name) in self._late
-                steers = name in each.role.steering - each.role.results
-                if is_late or (not steers and kept.text != each.first.get(name)):
+                steers = name not in each.role.results
+                if (each.name, name) in self._late:
                     text = f"{zlib.crc32(kept.text.encode()):08x}"
                     names = [name] if steers else [name, *named.into]
                     listed = " -> ".join(f"`{one}`" for one in names)
