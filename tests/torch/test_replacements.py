@@ -239,8 +239,10 @@ def test_who_lives_on_keeps_its_process_its_objects_and_what_it_loaded(launcher:
         loaded = [int(line) for line in (folder / f"LOADS.{rank}").read_text().split()]
         assert len(loaded) == share
         batches = kept["handed"]
-        assert batches[step] == batches[step + 1]  # it was interrupted, and is repeated
-        del batches[step + 1]
+        # the batch was handed out a second time, unless this rank had not asked for it yet
+        if len(batches) > share // len(batches[0]):
+            assert batches[step] == batches[step + 1]
+            del batches[step + 1]
         assert sorted(itertools.chain.from_iterable(batches)) == sorted(loaded)
         assert kept["workers"] == 2
         assert kept["same weights"]
