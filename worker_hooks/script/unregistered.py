@@ -34,6 +34,8 @@ TRAINED = (
 _DEPTH = 4  # objects within registered ones
 _SAMPLED = 64  # tensors of a module, of which one number each is compared
 _ITEMS = 64  # of a container in an object
+_NOTHING: Mapping[str, Any] = {}
+_PLAIN = {Tensor, nn.Parameter, nn.Buffer}
 
 
 class _Candidate(NamedTuple):
@@ -80,7 +82,7 @@ class Unregistered:
         ]:
             for key in list(holder):
                 name, thing = f"{prefix}{key}", holder.get(key, None)
-                is_covered = {id(thing), id(getattr(thing, "__dict__", None))} & covered
+                is_covered = {id(thing), id(_attributes(thing))} & covered
                 is_own = is_local and type(thing).__module__ in own
                 if not is_covered and not is_ignored(name) and (is_own or _may_be_state(thing)):
                     found.setdefault(id(thing), (name, thing))
@@ -109,7 +111,8 @@ class Unregistered:
             thing = each.thing()
             if thing is None or is_kept(each.name):
                 continue
-            if _mark(thing, tensors, covered) == each.mark:
+            mark = _mark(thing, tensors, covered)
+            if mark is None or mark == each.mark:
                 unchanged.append(each)
             else:
                 kind, key = type(thing).__name__, each.name.rpartition(".")[2]
@@ -121,9 +124,11 @@ class Unregistered:
 def _may_be_state(thing: Any) -> bool:
     if isinstance(thing, nn.Module | Optimizer | LRScheduler | GradScaler):
         return True
-    if isinstance(thing, type) or hasattr(thing, "__iter__") or hasattr(thing, "__getitem__"):
+    # of the class: an object may make up attributes, or fail to
+    kind = type(thing)
+    if isinstance(thing, type) or hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"):
         return False  # what hands out data has its place kept otherwise
-    ways = (getattr(thing, each, None) for each in ("state_dict", "load_state_dict"))
+    ways = (getattr(kind, each, None) for each in ("state_dict", "load_state_dict"))
     return all(map(callable, ways))
 
 
@@ -131,10 +136,17 @@ def _mark(thing: Any, registered: Collection[int], covered: Collection[int]) -> 
     """What differs after the object has changed; ``None``: it holds nothing that could.
 
     Args:
-        thing: the object.
+        thing: the object. If it cannot be read it is left alone, as training must go on.
         registered: the ids of registered tensors.
         covered: the ids of registered objects and of their parts.
     """
+    try:
+        return _read(thing, registered, covered)
+    except Exception:  # noqa: BLE001  objects of any kind, a module without memory yet
+        return None
+
+
+def _read(thing: Any, registered: Collection[int], covered: Collection[int]) -> Any:
     match thing:
         case nn.Module():
             own = [e for e in (*thing.parameters(), *thing.buffers()) if id(e) not in registered]
@@ -146,8 +158,8 @@ def _mark(thing: Any, registered: Collection[int], covered: Collection[int]) -> 
             return len(states), _versions(e for some in states for e in some)
         case LRScheduler():
             return thing.last_epoch, getattr(thing, "_step_count", 0)
-    values = getattr(thing, "__dict__", {})
-    flat = [e for value in list(values.values()) for e in _items(value) if id(e) not in registered]
+    values = list(_attributes(thing).values())
+    flat = [each for value in values for each in _items(value) if id(each) not in registered]
     plain = [each for each in flat if type(each) in FIXED]
     return plain, _versions(flat)
 
@@ -161,10 +173,22 @@ def _versions(things: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _sample(tensors: list[Tensor]) -> tuple[float, ...]:
-    """Some numbers, as no version tells of a change through ``.data``."""
-    some = [each for each in tensors if each.numel() and each.is_floating_point()][:_SAMPLED]
+    """Some numbers, as no version tells of a change through ``.data``.
+
+    Not of a sharded tensor: to read one is a collective, and the other ranks do not take part.
+    """
+    plain = [each for each in tensors if type(each) in _PLAIN and not each.is_meta]
+    some = [each for each in plain if each.numel() and each.is_floating_point()][:_SAMPLED]
     with torch.no_grad():
         return tuple(float(each.reshape(-1)[each.numel() // 2]) for each in some)
+
+
+def _attributes(thing: Any) -> Mapping[str, Any]:
+    try:
+        held: Mapping[str, Any] = vars(thing)
+    except TypeError:  # it has slots only
+        return _NOTHING
+    return held
 
 
 def _items(value: Any) -> Iterator[Any]:
@@ -187,7 +211,7 @@ def _covered(registered: Iterable[Any]) -> set[int]:
         elif isinstance(thing, dict | list | tuple):
             waiting += [(each, depth) for each in _items(thing) if each is not thing]
         elif depth < _DEPTH:
-            waiting += [(each, depth + 1) for each in list(getattr(thing, "__dict__", {}).values())]
+            waiting += [(each, depth + 1) for each in list(_attributes(thing).values())]
     return {*found}
 
 

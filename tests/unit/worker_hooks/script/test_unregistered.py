@@ -157,6 +157,36 @@ def test_a_module_of_its_own_is_named_itself(script):
     assert said.startswith("`head` (Linear)")
 
 
+class Sharded(torch.Tensor):
+    """As DTensor: to read an element is a collective."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.reshape:
+            raise AssertionError("a collective that the other ranks do not join")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Odd:
+    def __getattr__(self, name):
+        raise ValueError(name)
+
+
+def test_what_cannot_be_read_is_left_alone_and_a_sharded_tensor_is_not_read(script):
+    model = Model(script)
+    sharded = torch.nn.Linear(2, 2)
+    sharded.weight = torch.nn.Parameter(torch.zeros(2, 2).as_subclass(Sharded))
+    assert type(sharded.weight) is Sharded
+    without_memory, lazy = torch.nn.Linear(2, 2, device="meta"), torch.nn.LazyLinear(2)
+    model.begin(odd=Odd(), sharded=sharded)
+    with torch.no_grad():
+        sharded.weight.add_(1)
+        lazy(torch.ones(1, 3))
+    said = model.step()
+    assert [each.partition(" changes")[0] for each in said] == ["`sharded` (Linear)"]
+    assert without_memory.weight.is_meta
+
+
 def test_what_is_gone_is_not_kept_alive(script):
     model = Model(script)
     model.begin(scratch=copy.deepcopy(model.net))
