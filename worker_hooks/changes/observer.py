@@ -237,9 +237,8 @@ class ChangeObserver:
         found = versions.moved() if versions.has_moved else set()
         self._still = 0 if found else self._still + 1
         self._needed |= found
-        if (
-            self._still == STILL_STEPS and not self._keeps_all
-        ):  # what changed once or seldom, as in the first step
+        if self._still == STILL_STEPS and not self._keeps_all:
+            # what changed once or seldom, as in the first step
             self._copies.names &= self._uncounted
         if self.baseline is not None:
             found |= self._hidden(held)

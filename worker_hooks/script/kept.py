@@ -76,7 +76,7 @@ class ScriptValues:
         self._count = 0  # of values that are saved
         self._recent: list[Variable] = []  # changed since the newest commit
         self._data: list[DataObject] = []
-        self.entry: Callable[..., Any] | FrameType | None = None
+        self._entry: Callable[..., Any] | FrameType | None = None
         self._rebound: Counter[str] = Counter()  # how often a variable got another object
         self._has_new_objects = False
         self.large: set[str] = set()  # what changes and cannot be saved
@@ -100,6 +100,11 @@ class ScriptValues:
             elif isinstance(each, torch.nn.Module):
                 waiting += [*each.parameters(), *each.buffers()]
 
+    @property
+    def groups(self) -> Collection[Group]:
+        """Where the script keeps values, as far as they are followed."""
+        return self._groups
+
     def is_registered(self, thing: object) -> bool:
         """Whether this object is saved otherwise."""
         return id(thing) in self._excluded or any(
@@ -112,7 +117,7 @@ class ScriptValues:
         Args:
             entry: the training function, or the frame in which the script trains.
         """
-        self.is_found, self.entry = True, entry
+        self.is_found, self._entry = True, entry
         self.findings = source.look_at(entry)
         try:
             found, self._containers = self._found()
@@ -128,7 +133,7 @@ class ScriptValues:
     def _found(self) -> tuple[list[Group], dict[str, Container]]:
         """Where the script keeps values at present, and its containers of objects."""
         walk = self._finder.walk()
-        groups = groups_of(self.entry, self._excluded, walk.things, walk.meet)
+        groups = groups_of(self._entry, self._excluded, walk.things, walk.meet)
         self._own_modules = walk.modules
         return [*groups, *walk.groups], {each.name: each for each in walk.containers}
 

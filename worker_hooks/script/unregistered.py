@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from worker_hooks.script.values import FIXED
-from worker_hooks.script.watch import groups_of, local_modules
+from worker_hooks.script.watch import Group, local_modules
 
 CHANGES = (
     "`{name}` ({kind}) changes while training and is not registered, so it begins anew after a "
@@ -57,14 +57,14 @@ class Unregistered:
 
     def begin(
         self,
-        entry: Callable[..., Any] | FrameType | None,
+        groups: Collection[Group],
         frames: Iterable[FrameType],
         is_ignored: Callable[[str], bool],
     ) -> list[str]:
         """The first loop begins: find objects in globals, closures, attributes and variables.
 
         Args:
-            entry: the training function, or the frame in which the script trains.
+            groups: where the script keeps values; these are followed, and saved.
             frames: around the loop.
             is_ignored: tells for a name whether the script said that it is no state.
 
@@ -72,8 +72,7 @@ class Unregistered:
             Sentences on parameters that an optimizer updates and that are not registered.
         """
         covered, tensors = _covered(self._registered), _tensors_of(self._registered)
-        groups = groups_of(entry)
-        covered |= {id(group.holder) for group in groups}  # their values are followed, and saved
+        covered |= {id(group.holder) for group in groups}
         own = {module.__name__ for module in local_modules()}
         found: dict[int, tuple[str, Any]] = {}
         for prefix, holder, is_local in [

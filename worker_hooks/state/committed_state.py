@@ -375,10 +375,8 @@ class CommittedState:
             # what else an optimizer's state holds is read as it is now
             optimizers = (each for each in self.pieces if isinstance(each, OptimizerPiece))
             return has_all and all(each.is_all_tensors for each in optimizers)
-        except (
-            RuntimeError,
-            AttributeError,
-        ):  # an optimizer makes its state just now, or an odd one
+        except (RuntimeError, AttributeError):
+            # an optimizer makes its state just now, or is an odd one
             return False
 
     def _is_in_doubt(self, commit: Commit, marks: tuple[Any, ...]) -> bool:

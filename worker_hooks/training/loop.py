@@ -395,7 +395,7 @@ class DataLoop:
             self._unregistered = Unregistered(self._registered_objects)
             script = self._committed.private.script
             frames = frames_of_script(frame)
-            told = self._unregistered.begin(script.entry, frames, script.is_ignored)
+            told = self._unregistered.begin(script.groups, frames, script.is_ignored)
             self._say_unprotected((each, True) for each in told)
 
     def _find_script(self, train: Callable[..., Any] | None = None) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from worker_hooks.script.unregistered import Unregistered
+from worker_hooks.script.watch import groups_of
 
 never = frozenset().__contains__
 
@@ -34,7 +35,7 @@ class Model:
 
     def begin(self, is_ignored=never, **values):
         vars(self.main).update(values)
-        self.said = self.watch.begin(None, [sys._getframe(1)], is_ignored)
+        self.said = self.watch.begin(groups_of(None), [sys._getframe(1)], is_ignored)
 
     def step(self, is_kept=never, scheduler=None):
         self.net(torch.ones(1, 4)).sum().backward()
