@@ -55,6 +55,28 @@ def test_only_what_changes_is_saved(rank):
     assert other.history is kept
 
 
+def test_a_scheduler_that_nobody_registered_comes_back_from_an_attribute_too(rank):
+    class Trainer:
+        def __init__(self):
+            weights = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+            self.schedule = torch.optim.lr_scheduler.StepLR(weights, 2)
+
+        def train(self, steps):
+            for _ in range(steps):
+                self.schedule.optimizer.step()
+                self.schedule.step()
+
+    Trainer.__module__ = "__main__"
+    one, other = rank(trainer=Trainer()), rank(trainer=Trainer())
+    one.trainer.train(3)
+    other.values.restore(one.commit())
+    again = other.trainer.schedule
+    assert (again.last_epoch, again.get_last_lr()) == (3, one.trainer.schedule.get_last_lr())
+    one.trainer.train(5)
+    other.trainer.train(5)
+    assert again.last_epoch == one.trainer.schedule.last_epoch == 8
+
+
 def test_what_the_begin_of_training_assigns_is_assigned_again_and_not_saved(rank):
     one = rank(ranks=0, best=0.0)
     vars(one.main).update(ranks=3, best=1.0)
