@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
+from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import DrillLayout
 from worker_hooks.contract.status_page import Phase
@@ -169,7 +171,7 @@ class FaultInjector(StepObserver):
             case Deed.EXIT:
                 os._exit(fault.number)
             case Deed.STOP:
-                _stop(pid, fault.for_s)
+                self._correct(index, _stop(pid, fault.for_s))
             case Deed.RAISE if in_timer:
                 _raise_in_main_thread()
             case Deed.RAISE:
@@ -200,21 +202,32 @@ class FaultInjector(StepObserver):
             return False
         return True
 
+    def _correct(self, index: int, at: float) -> None:
+        """Write when a fault struck in fact: from a timer, the main thread trained meanwhile."""
+        path = self._layout.struck(index)
+        mark = json.loads(path.read_bytes())
+        mark |= {"time": mark["time"] + at - mark["at"], "at": at}
+        write_atomic(path, json.dumps(mark).encode(), durable=False)
+
 
 def _disable_core_dump() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def _stop(pid: int, for_s: float) -> None:
-    """Stop a process for ``for_s`` seconds; when this returns, the process has been stopped.
+def _stop(pid: int, for_s: float) -> float:
+    """Stop a process for ``for_s`` seconds; returns when it was stopped (monotonic).
 
-    One orphaned shell sends both signals, so SIGCONT cannot come before SIGSTOP, and this rank has
-    no child that the script could wait for. ``run`` returns when the shell closes its output, which
-    it does after the stop.
+    An orphaned shell waits for the stop, so SIGCONT cannot come before it, and this rank has no
+    child that the script could wait for. ``run`` returns when the shell closes its output.
     """
-    commands = f"kill -STOP {pid}; exec >/dev/null; sleep {for_s}; kill -CONT {pid}"
+    is_stopped = f"grep -q '^State:.T' /proc/{pid}/status"
+    waits = f"until {is_stopped}; do [ -d /proc/{pid} ] || exit; sleep 0.01; done"
+    commands = f"exec >/dev/null; {waits}; sleep {for_s}; kill -CONT {pid}"
     in_background = f"({commands}) </dev/null 2>/dev/null &"
     subprocess.run(["/bin/sh", "-c", in_background], stdout=subprocess.PIPE, check=True)
+    at = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)  # neither call lets another thread of this process run
+    return at
 
 
 def _raise_in_main_thread() -> None:

@@ -198,6 +198,33 @@ def test_a_stopped_rank_goes_on_by_itself_and_leaves_nobody(tmp_path):
     assert set(children()) <= set(before)
 
 
+STOPPED = """
+import os, time
+from worker_hooks.contract.env import RankEnv
+from worker_hooks.contract.status_page import Phase
+from worker_hooks.drill.inject import FaultInjector
+from worker_hooks.drill.plan import DrillPlan
+env = RankEnv.read(os.environ)._replace(rank=0, attempt=0)
+injector = FaultInjector.of(DrillPlan.decode(env.drill), env)
+injector.phase_begins(Phase.DATA, 2)
+before, ends = time.monotonic(), time.monotonic() + 20
+while (now := time.monotonic()) - before < 0.25 and now < ends:
+    before = now
+injector._timers[0].join(20)  # writes when it struck
+print(before, now)
+"""
+
+
+def test_the_mark_of_a_stop_is_not_older_than_what_the_rank_still_did(tmp_path):
+    fault = Fault(0, 2, Moment.ANY, Deed.STOP, delay=1.0, for_s=0.3)
+    told = {**os.environ, DRILL: plan(tmp_path, fault).encode(), "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-S", "-c", STOPPED]
+    done = subprocess.run(words, env=told, cwd=tmp_path, stdout=subprocess.PIPE, check=True)
+    last, first = map(float, done.stdout.split())
+    # the timer's thread holds the GIL from there to the stop, so the rank does nothing in between
+    assert last <= mark(tmp_path)["at"] <= first
+
+
 def test_what_did_not_strike_in_training_does_not_afterwards(tmp_path):
     injector = FaultInjector(
         DrillLayout(tmp_path), {0: Fault(0, 2, Moment.ANY, Deed.EXIT, 9, delay=1.0)}, 0
