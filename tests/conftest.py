@@ -67,19 +67,23 @@ def _own_state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def msrun(tmp_path: Path) -> Iterator[Launcher]:
+def msrun(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launcher]:
     """Starts msrun; fails the test if a process of a job outlives it."""
-    yield from launched(tmp_path)
+    yield from launched(tmp_path, request)
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+def launcher(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Launcher]:
     """The same for jobs that all tests of a file look at."""
-    yield from launched(tmp_path_factory.mktemp("jobs"))
+    yield from launched(tmp_path_factory.mktemp("jobs"), request)
 
 
-def launched(folder: Path) -> Iterator[Launcher]:
+def launched(folder: Path, request: pytest.FixtureRequest) -> Iterator[Launcher]:
     launcher = Launcher(folder)
+    if request.node.get_closest_marker("warm"):
+        launcher.python = request.getfixturevalue("warm_python").words
     yield launcher
     left = launcher.end()
     assert not left, f"processes outlived their job: {left}"
@@ -107,8 +111,10 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Threads and descriptors of the test process itself are back to what they were."""
+    if request.node.get_closest_marker("warm"):
+        request.getfixturevalue("warm_python")  # first: it stays
     threads, fds = threading.active_count(), open_fds()
     yield
     with contextlib.suppress(AssertionError):  # a queue's thread ends soon after its queue

@@ -10,7 +10,7 @@ import pytest
 from support.documents import blocks, marked, patched
 from support.jobs import Ended, Launcher
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPTS = [block for block in blocks("python") if block.marker.startswith("script ")]
 GUIDE = [block for block in SCRIPTS if block.page != "README.md"]
 EPOCHS = 10  # the kill is behind the second: so many are left for it to arrive in

@@ -17,11 +17,14 @@ from typing import TypeVar
 
 import pytest
 
+from support.warm_python import client_environ
+
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 WORKERS = ROOT / "tests/workers"
 MARK = "MSRUN_TEST_MARK"
+PYTHON = (sys.executable,)
 DEADLINE_S = 150.0  # for what takes a few seconds on an idle machine
 
 
@@ -64,13 +67,13 @@ class Ended:
 class Job:
     """One running msrun."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen  # or, of a warm job, a client that ends as msrun ends
     folder: Path
     mark: str
+    pid: int = 0  # of msrun
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    def __post_init__(self) -> None:
+        self.pid = self.pid or self.process.pid
 
     def wait(self, within_s: float = DEADLINE_S) -> Ended:
         out, err = self.process.communicate(timeout=within_s)
@@ -147,6 +150,7 @@ class Launcher:
     jobs: list[Job] = field(default_factory=list)
     helpers: list[subprocess.Popen] = field(default_factory=list)  # end with their job
     environ: dict[str, str] = field(default_factory=dict)
+    python: tuple[str, ...] = PYTHON  # what starts Python; see `support.warm_python`
 
     def env(self, **extra: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
@@ -175,16 +179,21 @@ class Launcher:
         folder = log_dir or self.tmp / "logs"
         if not any(word.startswith(("--log-dir", "--log_dir")) for word in words):
             words.insert(0, f"--log_dir={folder}")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "msrun", *words],
-            env=self.env(**environ),
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=cwd or self.tmp,
-            start_new_session=True,
-        )
-        job = Job(process, folder, self.mark)
+        env = self.env(**environ)
+        reads, writes = os.pipe()
+        with open(reads) as told:
+            process = subprocess.Popen(
+                [*self.python, "-m", "msrun", *words],
+                env=env if self.python == PYTHON else client_environ(env, writes),
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=cwd or self.tmp,
+                pass_fds=() if self.python == PYTHON else (writes,),
+                start_new_session=True,
+            )
+            os.close(writes)
+            job = Job(process, folder, self.mark, int(told.read() or 0))
         self.jobs.append(job)
         return job
 
@@ -211,7 +220,7 @@ class Launcher:
     def drill(self, *words: object, within_s: float = 280) -> Ended:
         """`msrun drill WORDS`, whose own files are in the launcher's folder."""
         done = subprocess.run(
-            [sys.executable, "-m", "msrun", "drill", *map(str, words)],
+            [*self.python, "-m", "msrun", "drill", *map(str, words)],
             env=self.env(TMPDIR=str(self.tmp)),
             cwd=self.tmp,
             stdin=subprocess.DEVNULL,

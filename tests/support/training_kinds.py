@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,8 +61,8 @@ def run(launcher: Launcher, folder: Path, *words: object, **environ: str) -> Run
     return Run(Ended(done.returncode, (folder / "console").read_text(), ""), folder)
 
 
-def msrun_of(*words: object) -> tuple[object, ...]:
-    return (sys.executable, "-m", "msrun", "--log_dir=logs", *words)
+def msrun_of(launcher: Launcher, *words: object) -> tuple[object, ...]:
+    return (*launcher.python, "-m", "msrun", "--log_dir=logs", *words)
 
 
 def killed(launcher: Launcher, kind: str, fault: str, *options: str, name: str = "") -> Run:
@@ -71,7 +70,7 @@ def killed(launcher: Launcher, kind: str, fault: str, *options: str, name: str =
     folder = launcher.tmp / (name or kind)
     plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), read_words(fault, "kill").faults)
     told = (f"--worker_num={RANKS}", "--max-restarts=1", "--max_replacements=1")
-    words = msrun_of(*told, *options, SCRIPT, "out", f"--kind={kind}")
+    words = msrun_of(launcher, *told, *options, SCRIPT, "out", f"--kind={kind}")
     prelude = 'mkdir traces ckpt && exec "$@"'
     environ = {"MSRUN_DRILL": plan.encode()}
     return run(launcher, folder, "sh", "-c", prelude, "sh", *words, **environ)

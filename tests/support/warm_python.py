@@ -1,16 +1,17 @@
 """A Python that has imported torch: processes of tests begin in it within milliseconds.
 
-For plain programs that a test starts by itself and whose start is not what it looks at. The test
-starts a client (`WarmPython.words`) as it would start Python. The client hands its arguments,
-environment, folder and standard streams to a host, which imported torch once; the host forks, the
-fork runs the program, and the client ends as the fork has ended. If the client is killed, so is the
-fork. Not a test itself.
+For programs and jobs whose start is not what a test looks at. The test starts a client
+(`WarmPython.words`) as it would start Python. The client hands its arguments, environment, folder
+and standard streams to a host, which imported torch once; the host forks, the fork runs the
+program, and the client ends as the fork has ended. If the client is killed, so is the fork. If the
+program is msrun, its forkserver begins warm, too (`support.warm_job`). Not a test itself.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -19,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -28,6 +30,10 @@ from typing import NoReturn
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 150.0  # for what takes a few seconds on an idle machine
 LONGEST = 1 << 18  # a message, in bytes
+PID_TO = "MSRUN_TEST_PID_TO"  # the descriptor to which a client writes the program's process id
+ENVIRON = "MSRUN_TEST_ENVIRON"  # the program's environment as JSON, where it is not the client's
+ROOM = "MSRUN_TEST_ROOM"  # a variable of the host's that makes room for a program's environment
+ROOM_BYTES = 64 << 10
 
 
 class WarmPython:
@@ -37,7 +43,8 @@ class WarmPython:
         self.name = f"msrun-test-python-{os.getpid()}-{time.monotonic_ns()}"
         self._process = subprocess.Popen(
             [sys.executable, __file__, "host", self.name],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # no thread of a host is in its forks
+            # no thread of a host is in its forks
+            env={**os.environ, "OMP_NUM_THREADS": "1", ROOM: "." * ROOM_BYTES},
             stdin=subprocess.PIPE,  # its end is the host's end
             stdout=subprocess.PIPE,
         )
@@ -88,13 +95,32 @@ class WarmPython:
 # --- the client -------------------------------------------------------------------------------------
 
 
+def client_environ(environ: dict[str, str], pid_to: int) -> dict[str, str]:
+    """For a client that is no part of what it starts, but says its process id.
+
+    Args:
+        environ: the program's.
+        pid_to: a descriptor; the client closes it.
+    """
+    return {ENVIRON: json.dumps(environ), PID_TO: str(pid_to)}
+
+
 def ask(name: str, words: list[str]) -> None:
     """Have the host run a program with what is this process's own; end as it ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
         link.connect(f"\0{name}")
-        told = {"words": words, "environ": dict(os.environ), "cwd": os.getcwd()}
+        pid_to, environ = os.environ.get(PID_TO), os.environ.get(ENVIRON)
+        told = {
+            "words": words,
+            "environ": json.loads(environ) if environ else dict(os.environ),
+            "cwd": os.getcwd(),
+        }
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST)
         socket.send_fds(link, [json.dumps(told).encode()], [0, 1, 2])
+        pid = link.recv(LONGEST)
+        if pid_to:
+            os.write(int(pid_to), pid)
+            os.close(int(pid_to))
         for fd in (0, 1, 2):  # only the program's streams count
             os.close(fd)
         code = int(link.recv(LONGEST) or 1)
@@ -135,6 +161,7 @@ def serve(name: str) -> list[str]:
                 return become(json.loads(message), fds)
             for fd in fds:
                 os.close(fd)
+            link.send(str(pid).encode())
             clients[os.pidfd_open(pid)] = pid, link
 
 
@@ -159,9 +186,29 @@ def become(told: dict, fds: list[int]) -> list[str]:
         os.dup2(fd, number)
         os.close(fd)
     os.chdir(told["cwd"])
-    os.environ.clear()
-    os.environ.update(told["environ"])
+    set_environ(told["environ"])
     return told["words"]
+
+
+def set_environ(environ: dict[str, str]) -> None:
+    """Have this environment, also for who reads it in ``/proc``.
+
+    The kernel shows the memory in which the process found its environment when it began.
+    """
+    os.environ.clear()
+    os.environ.update(environ)
+    tempfile.tempdir = None  # another TMPDIR
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = (int(each) for each in fields[47:49])  # env_start and env_end
+    shown = b"".join(f"{name}={value}\0".encode() for name, value in environ.items())
+    if len(shown) <= end - start:
+        ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
+
+
+def put_in_front(folder: str) -> None:
+    """Search modules as a Python of this environment does for a program of this folder."""
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [folder, *filter(None, paths)]
 
 
 def program(words: list[str]) -> tuple[ModuleType, str, str]:
@@ -169,23 +216,21 @@ def program(words: list[str]) -> tuple[ModuleType, str, str]:
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
     if words[0] == "-c":
-        folder, source, file = "", words[1], "<string>"
         sys.argv = ["-c", *words[2:]]
-    else:
-        main.__file__ = file = words[0]
-        folder, source = str(Path(file).resolve().parent), Path(file).read_text()
-        sys.argv = words
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [folder, *filter(None, paths)]
-    return main, source, file
+        put_in_front("")
+        return main, words[1], "<string>"
+    main.__file__ = os.path.abspath(words[0])
+    sys.argv = words
+    put_in_front(str(Path(words[0]).resolve().parent))
+    return main, Path(words[0]).read_text(), main.__file__
 
 
 def run(words: list[str]) -> NoReturn:
     """Run a program to its end; nothing is torn down, which would take half a second."""
-    main, source, file = program(words)
     code: object = 0
     try:
-        exec(compile(source, file, "exec"), vars(main))
+        main, source, file = program(words)
+        exec(compile(source, file, "exec", dont_inherit=True), vars(main))
     except SystemExit as end:
         code = end.code
     except BaseException:  # noqa: BLE001  as Python does
@@ -204,4 +249,11 @@ if __name__ == "__main__":
 
     del sys.path[0]  # the folder of this file
     gc.freeze()
-    run(serve(sys.argv[2]))
+    asked = serve(sys.argv[2])
+    if asked[:2] != ["-m", "msrun"]:
+        run(asked)
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support import warm_job
+
+    del sys.path[0]
+    warm_job.run_msrun(asked[2:])

@@ -9,7 +9,7 @@ from support.jobs import Job, Launcher, poll
 
 from worker_hooks.storage import manifest as manifests
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPT = Path(__file__).parents[1] / "workers" / "train_small.py"
 RANKS = 3
 LONG_S = 60.0

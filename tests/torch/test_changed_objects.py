@@ -15,7 +15,7 @@ from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.recovery.resume import NOT_AGAIN
 from worker_hooks.training.loop import RESHAPED
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPT = WORKERS / "adds_group.py"
 # before it is added, when it is known what a step changes; as it is added, for all but the dead rank; where it is added; later
 FAULTS = tuple(
@@ -28,7 +28,9 @@ FAULTS = tuple(
 
 def job(launcher: Launcher, name: str, how: str, *faults: str) -> Run:
     folder = launcher.tmp / name
-    words = msrun_of("--worker_num=2", f"--max-restarts={len(faults)}", SCRIPT, "out", how)
+    words = msrun_of(
+        launcher, "--worker_num=2", f"--max-restarts={len(faults)}", SCRIPT, "out", how
+    )
     plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), ())
     if faults:
         plan = plan._replace(faults=read_words("+".join(faults), "kill").faults)

@@ -11,7 +11,7 @@ import json
 import pytest
 from support.jobs import WORKERS, Launcher
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SMALL = WORKERS / "train_small.py"
 RANKS = "--worker_num=4"
 PHASES = (

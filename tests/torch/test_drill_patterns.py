@@ -10,7 +10,7 @@ import json
 import pytest
 from support.jobs import WORKERS, Launcher
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 WRONG = WORKERS / "environment_counter.py"
 PHASES = ("forward", "backward", "commit", "data", "update", "all")
 

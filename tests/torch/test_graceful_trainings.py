@@ -23,7 +23,7 @@ from support.warm_python import WarmPython
 from agent.spec.job_spec import DumpSpec
 from worker_hooks.storage import manifest as manifests
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPT = Path(__file__).parents[1] / "workers" / "train_exit.py"
 RANKS = 2
 VALIDATION_S = 60
@@ -234,7 +234,7 @@ def test_a_signal_to_every_process_at_once_loses_nothing(msrun: Launcher) -> Non
     script = SCRIPT.with_name("train_small.py")
     job = msrun.start("--nproc-per-node=3", script, "--say", "--pause=0.05", "--epochs=20")
     job.await_lines("step 4", 3)
-    for pid in (*job.pids().values(), job.process.pid):
+    for pid in (*job.pids().values(), job.pid):
         os.kill(pid, signal.SIGTERM)
     found = left(job, msrun.tmp / "checkpoints")
     assert found.step >= 4

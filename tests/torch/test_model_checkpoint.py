@@ -28,6 +28,7 @@ from worker_hooks.storage.manifest import Manifest, read, verify
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.warm,
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated"),
 ]

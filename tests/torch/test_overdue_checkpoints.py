@@ -13,7 +13,7 @@ from support.jobs import WORKERS, Launcher
 from worker_hooks.storage.find import candidates
 from worker_hooks.storage.manifest import PRIVATE, Manifest, verify
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 RANKS = 3
 EVERY, LAST = 3, 24
 FALLS = {

@@ -16,7 +16,7 @@ from msrun.drill.fault_options import read_words
 from msrun.drill.history import read
 from worker_hooks.drill.plan import DrillPlan
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPT = WORKERS / "train_and_keep.py"
 LOOP = WORKERS / "carry_locals.py"
 LATE = WORKERS / "late_values.py"
@@ -37,7 +37,7 @@ def test_values_outside_of_the_state_survive_replacement_restart_and_resume(
     plain = launcher.tmp / "plain"
     warm_python.train(plain, RANKS, SCRIPT, "out")
 
-    words = msrun_of(f"--worker_num={RANKS}", "--max-restarts=1", "--max_replacements=1")
+    words = msrun_of(launcher, f"--worker_num={RANKS}", "--max-restarts=1", "--max_replacements=1")
     folder = launcher.tmp / "killed"
     faults = read_words(f"{REPLACED}+{RESTARTED}+{STOPPED}", "kill").faults
     plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), faults)
@@ -58,7 +58,7 @@ def test_values_outside_of_the_state_survive_replacement_restart_and_resume(
 def test_a_variable_of_the_loop_that_nothing_keeps_is_named_before_a_step_depends_on_it(
     launcher: Launcher,
 ) -> None:
-    words = msrun_of("--worker_num=1", "--max-restarts=1")
+    words = msrun_of(launcher, "--worker_num=1", "--max-restarts=1")
     named = run(launcher, launcher.tmp / "named", *words, LOOP, "elsewhere")
     assert named.ended.code == 0, named.ended.out
     assert named.ended.out.count("msrun: ") == 3
@@ -90,7 +90,7 @@ def test_a_value_that_died_with_its_rank_is_known_from_the_others_or_the_step_is
     plain = launcher.tmp / f"{kind}-plain"
     warm_python.train(plain, RANKS, LATE, kind, "out")
 
-    words = msrun_of(f"--worker_num={RANKS}", "--max-restarts=1")
+    words = msrun_of(launcher, f"--worker_num={RANKS}", "--max-restarts=1")
     folder = launcher.tmp / f"{kind}-killed"
     faults = read_words("rank=1,step=5,phase=update", "kill").faults  # its peers commit the step
     plan = DrillPlan(str(folder / "traces"), "", faults)

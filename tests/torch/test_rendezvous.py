@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.jobs import WORKERS, Launcher, poll
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPT = WORKERS / "allreduce.py"
 SUM = "sum 6"  # of ranks 0 to 3
 

@@ -16,7 +16,7 @@ from msrun.drill.fault_options import read_words
 from msrun.drill.history import DrillHistory, read
 from worker_hooks.drill.plan import DrillPlan
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 RANKS = 4
 SMALL = (WORKERS / "train_small.py", "--epochs=2", "--pause=0.005")  # 16 steps
 

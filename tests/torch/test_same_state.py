@@ -19,7 +19,7 @@ from msrun.drill.fault_options import read_words
 from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.storage import manifest
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPT = WORKERS / "train_parts.py"
 STEPS = 8
 KILL = "rank=1,step=5,phase=backward"

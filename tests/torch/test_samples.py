@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.jobs import DEADLINE_S
+from support.warm_python import WarmPython
 
 from worker_hooks.storage import manifest, safetensors_file
 
@@ -16,16 +17,18 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 pytestmark = pytest.mark.torch
 
 
-def python(script: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def ran(
+    python: WarmPython, script: str, *words: str, cwd: Path
+) -> subprocess.CompletedProcess[str]:
     told = {name: value for name, value in os.environ.items() if not name.startswith("MSRUN_")}
-    command = [sys.executable, SCRIPTS / script, *words]
+    command = [*python.words, SCRIPTS / script, *words]
     return subprocess.run(
         command, cwd=cwd, env=told, capture_output=True, text=True, check=False, timeout=DEADLINE_S
     )
 
 
-def test_power_off_sample_learns_under_plain_python(tmp_path):
-    ended = python("samples/power_off/train.py", "--epochs=3", cwd=tmp_path)
+def test_power_off_sample_learns_under_plain_python(tmp_path, warm_python):
+    ended = ran(warm_python, "samples/power_off/train.py", "--epochs=3", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     *epochs, last = ended.stdout.splitlines()
     assert [line.split()[1] for line in epochs] == ["1/3", "2/3", "3/3"]
@@ -72,9 +75,9 @@ def test_graceful_exit_sample_leaves_and_goes_on(tmp_path):
         assert program(torch.zeros(32, 1, 32, 32)).shape == (32, 10)
 
 
-def test_overhead_is_measured(tmp_path):
+def test_overhead_is_measured(tmp_path, warm_python):
     words = ("--steps=40", "--step-ms=0.2", "--json=found.json")
-    ended = python("benchmarks/overhead.py", *words, cwd=tmp_path)
+    ended = ran(warm_python, "benchmarks/overhead.py", *words, cwd=tmp_path)
     assert ended.returncode in {0, 1}, ended.stderr  # so short a step may well miss the goals
     found = json.loads((tmp_path / "found.json").read_text())
     assert len(found["plain_s"]) == len(found["guarded_s"]) == 36  # 2 of each turn do not count
@@ -82,7 +85,7 @@ def test_overhead_is_measured(tmp_path):
     assert found["commit_us"] > 0
 
 
-def test_overhead_refuses_what_cannot_be_measured(tmp_path):
-    ended = python("benchmarks/overhead.py", "--step-ms=0", cwd=tmp_path)
+def test_overhead_refuses_what_cannot_be_measured(tmp_path, warm_python):
+    ended = ran(warm_python, "benchmarks/overhead.py", "--step-ms=0", cwd=tmp_path)
     assert ended.returncode == 2
     assert "--step-ms above 0" in ended.stderr

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.jobs import DEADLINE_S, ROOT
+from support.warm_python import WarmPython
 
 from worker_hooks.storage.find import candidates
 from worker_hooks.storage.manifest import Manifest, verify
@@ -18,10 +18,12 @@ SCRIPTS = ROOT / "scripts"
 pytestmark = pytest.mark.torch
 
 
-def python(script: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def ran(
+    python: WarmPython, script: str, *words: str, cwd: Path
+) -> subprocess.CompletedProcess[str]:
     told = {name: value for name, value in os.environ.items() if not name.startswith("MSRUN_")}
     return subprocess.run(
-        [sys.executable, SCRIPTS / script, *words],
+        [*python.words, SCRIPTS / script, *words],
         cwd=cwd,
         env=told | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -38,21 +40,23 @@ def saved(folder: Path) -> dict[str, int]:
     return {path.name: one.step for path, one in found.items()}
 
 
-def test_the_sample_saves_and_goes_on_under_plain_python(tmp_path):
+def test_the_sample_saves_and_goes_on_under_plain_python(tmp_path, warm_python):
     script = "samples/model_saving/train_saving.py"
-    ended = python(script, "--epoch_num=1", "--async_save=1", cwd=tmp_path)
+    ended = ran(warm_python, script, "--epoch_num=1", "--async_save=1", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     folder = tmp_path / "src_checkpoints"
     assert saved(folder) == {"checkpoint-1_64": 64, "checkpoint-1_60": 60}
-    ended = python(script, "--epoch_num=2", "--is_recover=1", "--integrated_save=0", cwd=tmp_path)
+    ended = ran(
+        warm_python, script, "--epoch_num=2", "--is_recover=1", "--integrated_save=0", cwd=tmp_path
+    )
     assert ended.returncode == 0, ended.stderr
     assert "epoch: 2 step: 64" in ended.stdout and "epoch: 1 " not in ended.stdout
     assert saved(folder) == {"checkpoint-2_64": 128, "checkpoint-2_60": 124}
 
 
-def test_what_a_save_costs_is_measured(tmp_path):
+def test_what_a_save_costs_is_measured(tmp_path, warm_python):
     words = ("--mb=1", "--runs=1", "--json=found.json", "--folder=.")
-    ended = python("benchmarks/save.py", *words, cwd=tmp_path)
+    ended = ran(warm_python, "benchmarks/save.py", *words, cwd=tmp_path)
     assert ended.returncode in {0, 1}, ended.stderr  # so small a state may well miss the goals
     found = json.loads((tmp_path / "found.json").read_text())
     sizes = {way: one["nbytes"] for way, one in found["ways"].items()}

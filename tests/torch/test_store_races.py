@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.jobs import WORKERS, Job, Launcher
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 INHERITED = 1050  # more than select() can hold
 
 

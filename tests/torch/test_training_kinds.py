@@ -19,7 +19,7 @@ from support.warm_python import WarmPython
 from msrun.drill.history import read
 from msrun.drill.verdict import steps_lost
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 AT_ONCE = 2  # jobs
 
 # Steps are counted from 1; an epoch has four, where it has no loop more. What is not here is gone on

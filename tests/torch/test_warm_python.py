@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.jobs import poll
+from support.jobs import Launcher, marked, poll
 from support.warm_python import WarmPython
 
 pytestmark = pytest.mark.torch
@@ -54,3 +54,53 @@ def test_a_rank_that_fails_fails_the_training(warm_python: WarmPython, tmp_path:
     script.write_text("import os, sys; print('rank', os.environ['RANK']); sys.exit(os.environ['RANK'] == '1')")  # fmt: skip
     with pytest.raises(AssertionError, match="rank 1"):
         warm_python.train(tmp_path / "folder", 2, script)
+
+
+SCRIPT = """
+import atexit, os, sys
+import torch
+print("args", sys.argv, __name__, os.path.basename(__file__), sys.path[0] == os.path.dirname(__file__))
+print("rank", os.environ["RANK"], flush=True)
+kept = open("kept." + os.environ["RANK"], "w")
+kept.write("flushed when the interpreter tears down this module")
+atexit.register(print, "at exit")
+if sys.argv[1] == "fail":
+    raise ValueError("no luck")
+"""
+
+
+@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "started"])
+@pytest.mark.parametrize("word", ["go", "fail"])
+def test_a_warm_job_is_like_one_that_was_started(
+    msrun: Launcher, warm_python: WarmPython, word: str, is_warm: bool
+) -> None:
+    (msrun.tmp / "script.py").write_text(SCRIPT)
+    msrun.python = warm_python.words if is_warm else msrun.python
+    job = msrun.start("--worker_num=2", "script.py", word)
+    ended = job.wait()
+    assert ended.code == (word == "fail"), ended
+    logs = job.logs()
+    for rank in "01":
+        said = logs[f"worker_{rank}.log"]
+        assert f"args ['script.py', '{word}'] __main__ script.py True" in said
+        assert (f"rank {rank}" in said, "at exit" in said) == (True, True) or word == "fail"
+        if word == "go":
+            assert (msrun.tmp / f"kept.{rank}").read_text().startswith("flushed")
+    if word == "fail":
+        (failed, *_) = [log for log in logs.values() if "ValueError" in log]
+        first, *_ = failed[failed.index("Traceback") :].splitlines()[1:]
+        assert first.endswith('script.py", line 10, in <module>'), failed
+
+
+def test_the_processes_of_a_warm_job_have_its_environment_and_end_with_it(
+    msrun: Launcher, warm_python: WarmPython
+) -> None:
+    (msrun.tmp / "script.py").write_text("import torch, time; print('on', flush=True); time.sleep(600)")  # fmt: skip
+    msrun.python = warm_python.words
+    job = msrun.start("--worker_num=2", "script.py")
+    job.await_lines("on", 2)
+    assert {job.pid, job.forkserver(), *job.pids().values()} <= marked(msrun.mark).keys()
+    assert job.process.pid not in marked(msrun.mark)
+    os.kill(job.pid, 9)
+    assert job.wait().code == -9
+    poll(lambda: not marked(msrun.mark))

@@ -17,7 +17,7 @@ from msrun.drill.history import read
 from msrun.drill.verdict import steps_lost
 from worker_hooks.drill.plan import DrillPlan
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 PLAIN = "plain"
 UNGUARDED = "nothing guards this run; under msrun a dead rank loses nothing"
 
@@ -119,7 +119,7 @@ def test_the_exception_that_ended_it_all_is_in_the_log_and_in_the_report(
 
 def test_a_script_can_be_told_to_leave_it(launcher: Launcher, torchrun: Run) -> None:
     folder = launcher.tmp / "off"
-    words = msrun_of(f"--worker_num={RANKS}", SCRIPT, "out", "--kind=clip")
+    words = msrun_of(launcher, f"--worker_num={RANKS}", SCRIPT, "out", "--kind=clip")
     done = run(launcher, folder, *words, MS_ENABLE_TFT="{TTP:0}")
     assert done.ended.code == 0, done.ended.out
     assert "nothing guards this run: MS_ENABLE_TFT says so" in done.ended.out
@@ -135,7 +135,7 @@ def test_half_the_ranks_go_on_where_all_stopped(launcher: Launcher) -> None:
         str(folder / "traces"), "", read_words("rank=3,step=5,phase=backward", "kill").faults
     )
     words = msrun_of(
-        "--worker_num=4", "--on_failure=dump", WORKERS / "train_small.py", "--epochs=2"
+        launcher, "--worker_num=4", "--on_failure=dump", WORKERS / "train_small.py", "--epochs=2"
     )
     prelude = 'mkdir traces && exec "$@"'
     environ = {"MSRUN_DRILL": plan.encode()}
