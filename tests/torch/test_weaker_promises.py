@@ -43,7 +43,7 @@ def test_under_torchrun_the_same_scripts_train_unchanged(torchrun: Run) -> None:
 def test_under_plain_python_too(launcher: Launcher) -> None:
     some = ("accumulate", "validate", "averages", "weights_by_epoch", "workers", "stateful")
     words = ("out", f"--plain-first={PLAIN}", f"--kind={','.join(some)}")
-    done = run(launcher, launcher.tmp / "python", sys.executable, SCRIPT, *words)
+    done = run(launcher, launcher.tmp / "python", *launcher.python, SCRIPT, *words)
     assert done.ended.code == 0, done.ended.out
     for kind in some:
         assert done.results(kind, 1) == done.results(kind, 1, out=PLAIN), kind
