@@ -333,8 +333,9 @@ class DataLoop:
 
     def _under_way(self) -> Position:
         """The place while backward begins."""
-        place = self._place(self._variables.under_way())
-        return place if self._committed.private.has_room(place) else self._position()
+        place = self._ahead(self._place(self._variables.under_way()))
+        has_room = self._committed.private.has_room(place)
+        return place if has_room else self._ahead(self._position())
 
     def _place(self, variables: bytes) -> Position:
         meta, text, joined = self._joined
@@ -350,7 +351,12 @@ class DataLoop:
     def _settled(self) -> Position | None:
         """The place as the commit will have it; ``None``: a variable has yet to change."""
         text = self._variables.settled()
-        return None if text is None else self._place(text)
+        return None if text is None else self._ahead(self._place(text))
+
+    def _ahead(self, position: Position) -> Position:
+        """Of a step under way: a loop of the script's own counts its batch at the commit only."""
+        is_own = self._current is None
+        return position._replace(batch=self.batch + 1) if is_own else position
 
     def _registered(self) -> Iterator[torch.Tensor]:
         for piece in self._committed.pieces:

@@ -66,6 +66,22 @@ def test_to_ask_is_the_end_of_a_step_if_there_was_an_update():
     assert training.record().step == 2
 
 
+def test_of_a_rank_that_dies_in_its_step_the_same_batch_is_known_as_of_its_peers():
+    training = Training()
+    state = training.state
+    assert not state.should_exit
+    page = training.committed.page
+    for step in (1, 2, 3):
+        training.backward()
+        assert page.record(step).batch == step  # as its commit will have it
+        training.update()
+        if step == 3:
+            assert training.committed.is_complete()
+            assert training.committed.position(step)[1] == step
+        assert not state.should_exit
+        assert page.record(step).batch == state.batch == step
+
+
 def test_once_it_is_true_it_stays_true_and_nothing_is_raised(caplog):
     saver = Saver()
     training = Training(callbacks=[saver])
