@@ -401,7 +401,8 @@ class DataLoop:
         self._variables.capture(is_last=True)
         self._say_lost(self._variables.lost())
         if self._unregistered is None and self._may_say:
-            self._unregistered = Unregistered(self._registered_objects)
+            fed = [] if self._feed is None else self._feed.saved_objects
+            self._unregistered = Unregistered([*self._registered_objects, *fed])
             script = self._committed.private.script
             frames = frames_of_script(frame)
             told = self._unregistered.begin(script.groups, frames, script.is_ignored)
