@@ -68,7 +68,8 @@ def msrun_of(launcher: Launcher, *words: object) -> tuple[object, ...]:
 def killed(launcher: Launcher, kind: str, fault: str, *options: str, name: str = "") -> Run:
     """A job with these faults, that may replace one rank and restart once."""
     folder = launcher.tmp / (name or kind)
-    plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), read_words(fault, "kill").faults)
+    faults = read_words(fault, "kill").faults if fault else ()
+    plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), faults)
     told = (f"--worker_num={RANKS}", "--max-restarts=1", "--max_replacements=1")
     words = msrun_of(launcher, *told, *options, SCRIPT, "out", f"--kind={kind}")
     prelude = 'mkdir traces ckpt && exec "$@"'

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +22,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPT = WORKERS / "train_and_keep.py"
 LOOP = WORKERS / "carry_locals.py"
 LATE = WORKERS / "late_values.py"
+TRAINER = WORKERS / "train_by_trainer.py"
 
 REPLACED = "rank=0,step=3,phase=update"  # its peers commit the step, with values changed after it
 RESTARTED = "rank=1,step=6,phase=commit"
@@ -122,3 +125,17 @@ def test_a_value_that_died_with_its_rank_is_known_from_the_others_or_the_step_is
     for rank in range(RANKS):
         mine, other = (each / f"out.{rank}" for each in (folder, plain))
         assert mine.read_text() == other.read_text()
+
+
+def test_data_whose_place_nobody_puts_back_are_said_before_a_death(launcher: Launcher) -> None:
+    """A trainer owns the loop; restarted, it would train on the first batches again."""
+    folder = launcher.tmp / "trainer"
+    folder.mkdir()
+    words = ("--worker_num=2", "--max-restarts=1", TRAINER)
+    job = launcher.start(*words, log_dir=folder / "logs", cwd=folder)
+    job.await_lines("step 3\n", 2)
+    os.kill(job.pids()[1], signal.SIGKILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    before_death = ended.err.partition("was killed by SIGKILL")[0]
+    assert "a DataLoader is looped over without state.batches()" in before_death, ended.err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import signal
 from collections.abc import Callable
@@ -71,7 +70,9 @@ def undisturbed(launcher: Launcher, warm_python: WarmPython) -> Undisturbed:
     return final_weights
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("tensor_parallel", 2), ("copies", 4), ("fsdp1", 2)])
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("tensor_parallel", 2), ("copies", 4), ("fsdp1", 2), ("fsdp1_orig", 4)]
+)
 def test_parts_of_the_ranks_are_not_mixed_up(
     launcher: Launcher, undisturbed: Undisturbed, kind: str, ranks: int
 ) -> None:
@@ -162,12 +163,31 @@ def test_a_counter_of_the_script_undoes_the_replacement(launcher: Launcher) -> N
     assert re.search(r"the learning rate was 0\.0\d+ at the checkpoint and is 0\.1 at step ", told)
 
 
-def test_what_is_sharded_within_train_is_said_before_a_death(launcher: Launcher) -> None:
-    job, _ = started(launcher, "inside", 2, "sharded_inside", 4, "--pause=0.2")
-    job.await_lines("step 1\n", 2)
-    os.kill(job.pids()[1], signal.SIGKILL)
+@pytest.mark.parametrize("kind", ["fsdp1_inside", "fsdp2_inside", "tp_inside"])
+def test_what_is_sharded_within_train_is_said_before_a_death(
+    launcher: Launcher, undisturbed: Undisturbed, kind: str
+) -> None:
+    words = (kind, STEPS, "--die=3", "--every=2")
+    job, folder = started(launcher, kind, 2, *words)
     ended = job.wait()
-    assert ended.code == 0, ended
     said = ended.err
     assert said.index("not protected: model.0.weight is replaced in the model") < said.index("SIGK")
     assert not of(job, "ReplaceRanks")
+    assert "resume" not in (again := of(job, "StartAttempt")[-1]) or again["resume"] is None
+    if kind == "tp_inside":  # its checkpoint is refused
+        assert ended.code == 1, ended
+        assert "it is a DTensor, which keeps its elements elsewhere" in said
+        assert not [*folder.glob("periodic/*/manifest.json")]
+    else:
+        assert ended.code == 0, ended
+        trained = {"fsdp1_inside": "fsdp1"}.get(kind, kind)  # the same in the same place
+        assert weights(folder, kind, 2) == undisturbed(trained, 2)
+
+
+def test_what_is_sharded_before_is_refused(launcher: Launcher, warm_python: WarmPython) -> None:
+    for said in warm_python.train(launcher.tmp / "before", 2, SCRIPT, "refused", 1):
+        told = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+        dtensor = "cannot be saved: it is a DTensor, which keeps its elements elsewhere"
+        for kind in ("fsdp2", "hsdp", "tp"):
+            assert told[kind] == f"tensor 'model.0.weight' {dtensor}"
+        assert told["zero"].startswith("optimizer cannot be saved: reading its state: ")

@@ -7,6 +7,7 @@ where that can be, and after the second all are restarted from a dump.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,6 +50,7 @@ CASES = {
     "early": "rank=1,step=4,phase=forward",
     "own_epochs": "rank=2,step=6,phase=forward",
     "weights_by_epoch": "rank=1,step=6,phase=forward",
+    "fetched_ahead": "rank=2,step=7,phase=update",
     "bare": "rank=0,step=6,phase=backward",
     "catches": "rank=1,step=6,phase=backward",
     "shuffled": "rank=1,step=7,phase=forward",
@@ -56,6 +58,7 @@ CASES = {
     "workers_stay": "rank=1,step=7,phase=backward",
     "stream": "rank=1,step=7,phase=backward",
     "stream_worker": "rank=2,step=7,phase=data",
+    "together": "rank=2,step=7,phase=forward",
     "prepared": "rank=0,step=7,phase=backward",
     "stateful": "rank=1,step=7,phase=backward",
     "decay": "rank=1,step=7,phase=backward",
@@ -122,6 +125,9 @@ def test_nothing_is_lost(kind: str, plain: Run, runs: dict[str, Run]) -> None:
         for rank in expected:
             del rank["1.average.3"]
     assert done.results(kind) == expected
+    assert "corrupts data" not in done.ended.out
+    if kind not in FIXED:
+        assert not re.search("is not registered|begins? anew", done.ended.out)
 
 
 def is_restart(event: Mapping[str, object]) -> bool:

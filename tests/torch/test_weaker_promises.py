@@ -102,6 +102,20 @@ def test_a_step_with_draws_that_nobody_knows_is_refused(torchrun: Run, launcher:
     assert done.results("late_luck") == torchrun.results("late_luck", out=PLAIN)
 
 
+def test_updates_that_are_replayed_from_a_graph_are_said_and_never_saved(
+    torchrun: Run, launcher: Launcher
+) -> None:
+    done = killed(launcher, "captured", "")
+    assert done.ended.code == 0, done.ended.out
+    before_death, _, after = done.ended.out.partition("was killed by SIGKILL")
+    assert "captured in a CUDA graph, whose replays nobody can see" in before_death
+    assert "restart 1 of 1" in before_death + after
+    history = read(done.folder)
+    assert history.dumps == ()
+    assert not [each for each in history.events if each["event"] == "ReplaceRanks"]
+    assert done.results("captured") == torchrun.results("captured", out=PLAIN)
+
+
 def test_the_exception_that_ended_it_all_is_in_the_log_and_in_the_report(
     launcher: Launcher, torchrun: Run
 ) -> None:

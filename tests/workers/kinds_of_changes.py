@@ -1,5 +1,7 @@
 """Trainings that change their state elsewhere than in an optimizer's update, seen by torch or not."""
 
+from unittest import mock
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -155,6 +157,37 @@ def clip_vector(job):
     steps(job, net, cut)
 
 
+def captured(job):
+    """The first two updates are captured in a graph, as far as one can tell without a GPU.
+
+    All later ones are replays: no hook of the optimizer and no version of a tensor tells of them.
+    """
+    net = deep()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    job.state(model=net, optimizer=optimizer)
+    loader = split()
+    is_captured = mock.patch.multiple(
+        torch.cuda, is_initialized=lambda: True, is_current_stream_capturing=lambda: True
+    )
+
+    def train(state):
+        model = DistributedDataParallel(net)
+        for epoch in state.epochs(EPOCHS):
+            for x, y in state.batches(loader):
+                learn(job, model, x, y)
+                if (epoch, state.batch) == (1, 2):
+                    job.die()
+                if epoch == 0 and state.batch <= 2:
+                    with is_captured:
+                        optimizer.step()
+                else:
+                    for each in net.parameters():
+                        each.data.add_(each.grad, alpha=-0.1)
+                optimizer.zero_grad()
+
+    job.run(train)
+
+
 KINDS = {
     each.__name__: each
     for each in (
@@ -166,5 +199,6 @@ KINDS = {
         noise,
         late_luck,
         clip_vector,
+        captured,
     )
 }

@@ -114,6 +114,14 @@ class Prepared:
         raise AssertionError(state)
 
 
+class Together(Stateful):
+    """Has a state, and its ranks communicate whenever they begin to iterate, also amid an epoch."""
+
+    def __iter__(self):
+        dist.all_reduce(torch.zeros(7))
+        yield from super().__iter__()
+
+
 def trained(make):
     """A training with the loader that ``make`` makes of the job."""
 
@@ -140,6 +148,7 @@ KINDS = {
     "stream": trained(lambda job: DataLoader(Stream(job), 8)),
     "stream_worker": trained(lambda job: DataLoader(Stream(job), 8, num_workers=1)),
     "stateful": trained(Stateful),
+    "together": trained(Together),
     "prepared": trained(lambda _: Prepared(samples())),
     "a_list": trained(lambda _: list(split())),
 }

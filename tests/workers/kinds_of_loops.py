@@ -351,6 +351,26 @@ def catches(job):
         sys.exit(3)
 
 
+def fetched_ahead(job):
+    """The next batch is drawn before the update, as nanoGPT does it, in a loop of the script's own."""
+    net, data = network(nn.Dropout(0.1)), samples()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
+    job.state(model=net, optimizer=optimizer)
+
+    def train(state):
+        model = DistributedDataParallel(net)
+        x, y = data[torch.randint(len(data), (8,))]
+        while not state.should_exit and state.step < EPOCHS * 4:
+            loss = cross_entropy(model(x), y)
+            job.note("loss", loss)
+            x, y = data[torch.randint(len(data), (8,))]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    job.run(train)
+
+
 KINDS = {
     each.__name__: each
     for each in (
@@ -367,6 +387,7 @@ KINDS = {
         early_before,
         own_epochs,
         weights_by_epoch,
+        fetched_ahead,
         swapped,
         bare,
         catches,

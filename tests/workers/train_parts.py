@@ -1,19 +1,26 @@
 """Trainings in which ranks hold different states, or keep something that no TrainState knows of.
 
 `train_parts.py KIND STEPS`: `tensor_parallel`, each rank has a slice of the weight; `copies`, two copies of two
-slices; `fsdp1`, torch's FullyShardedDataParallel; `sharded_inside`, the model becomes DTensors within `train`;
+slices; `fsdp1`, torch's FullyShardedDataParallel, and `fsdp1_orig`, the same with the model's own parameters;
+`fsdp1_inside`, `fsdp2_inside`, `tp_inside`: the model is sharded within `train`, as FSDP and as DTensors;
+`refused`, what is sharded before `TrainState`;
 `rate_by_hand`, the learning rate follows a counter where msrun does not look; `drifts`, equal until a step.
 Each rank writes its weights to `{KIND}.{rank}.sha`, as their digest, at the end.
 """
 
 import argparse
+import copy
 import hashlib
 import os
+import signal
+import sys
 import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from worker_hooks import CheckpointConfig, ModelCheckpoint, TrainState, run
@@ -25,19 +32,56 @@ parser.add_argument("--every", type=int, default=0, help="a checkpoint")
 parser.add_argument("--whole", action="store_true", help="each rank writes all")
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--at", type=int, default=4, help="from which step on ranks drift apart")
+parser.add_argument("--die", type=int, help="the step in which rank 1 kills itself, once")
 options, _ = parser.parse_known_args()
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
+ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
 is_sliced = options.kind in {"tensor_parallel", "copies"}
 slices = 2 if options.kind == "copies" else world
 
 torch.manual_seed(1 + rank % slices if is_sliced else 1)
 net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
-if options.kind == "fsdp1":
-    from torch.distributed.fsdp import FullyShardedDataParallel
+if options.kind in {"fsdp1", "fsdp1_orig"}:
+    net = FullyShardedDataParallel(
+        net, device_id=torch.device("cpu"), use_orig_params=options.kind == "fsdp1_orig"
+    )
 
-    net = FullyShardedDataParallel(net, device_id=torch.device("cpu"))
+
+def sharded(net, way):
+    match way:
+        case "fsdp1":
+            return FullyShardedDataParallel(net, device_id=torch.device("cpu"))
+        case "fsdp2":
+            return fully_shard(net)
+        case "hsdp":
+            names = ("copies", "parts")
+            return fully_shard(
+                net, mesh=dist.init_device_mesh("cpu", (1, world), mesh_dim_names=names)
+            )
+        case "tp":
+            mesh = dist.init_device_mesh("cpu", (world,))
+            return parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return net
+
+
+if options.kind == "refused":
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    for way in ("fsdp2", "hsdp", "tp", "zero"):
+        model = sharded(copy.deepcopy(net), way)
+        if way == "zero":
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05)
+        else:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        try:
+            TrainState(model=model, optimizer=optimizer)
+        except TypeError as error:
+            print(f"{way}: {error}", flush=True)
+    dist.destroy_process_group()
+    sys.exit()
+
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 checkpoints = []
 if options.every:
@@ -70,11 +114,9 @@ def train(state):  # noqa: C901  a few lines for each kind
     trained = optimizer
     if options.kind in {"rate_by_hand", "drifts"}:
         model = DistributedDataParallel(net)
-    if options.kind == "sharded_inside":
-        from torch.distributed.fsdp import fully_shard
-
-        fully_shard(net)
-        trained = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    if options.kind.endswith("_inside"):
+        model = sharded(net, options.kind.removesuffix("_inside"))
+        trained = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for x in state.batches(Steps()):
         if options.kind == "rate_by_hand":
             count = int(os.environ.get("COUNT", "0"))
@@ -87,6 +129,8 @@ def train(state):  # noqa: C901  a few lines for each kind
             dist.all_reduce(total, group=groups[rank // 2] if groups else None)
             out = out + (total - out.detach())
         (out - x[:, :4]).square().mean().backward()
+        if (rank, state.batch, ATTEMPT) == (1, options.die, "0"):
+            os.kill(os.getpid(), signal.SIGKILL)
         if groups:
             for parameter in net.parameters():
                 dist.all_reduce(parameter.grad, group=groups[2 + rank % 2])

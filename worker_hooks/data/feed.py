@@ -116,6 +116,11 @@ class Feed:
         return self._skip_method is SkipMethod.OWN
 
     @property
+    def saved_objects(self) -> list[object]:
+        """The loader, if its own state is saved with its place."""
+        return [self._loader] if self.is_stateful else []
+
+    @property
     def entries(self) -> tuple[Entry, ...]:
         """What :meth:`fill` writes; never changes."""
         self._prepare()

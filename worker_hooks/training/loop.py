@@ -21,6 +21,7 @@ from worker_hooks.callbacks.protocol import CallbackList, Training
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.data.feed import Feed
 from worker_hooks.data.feed_cache import NESTED, NOTHING_LEFT, FeedCache
+from worker_hooks.data.unfed_loaders import BEGINS_ANEW, NAME, UnfedLoaders
 from worker_hooks.distributed.ddp_reducers import Reducers
 from worker_hooks.drill.observer import StepObserver
 from worker_hooks.guard.guard import Guard
@@ -110,6 +111,7 @@ class DataLoop:
         self._counts_epochs = False  # begin_epoch() is in use
         self._variables = LoopVariables(self._registered, committed.private.script)
         self._unregistered: Unregistered | None = None  # from the first loop of the run on
+        self._unfed: UnfedLoaders | None = None  # in the first step of a loop of the script's own
         self._registered_objects = list(registered)
         self._has_committed = False  # a step of this run
         self._loops = 0  # calls of batches() in this epoch
@@ -237,6 +239,7 @@ class DataLoop:
             else:
                 self._variables.asked(frame)
             self._say_lost(self._variables.lost())
+            self._say_unfed()
         if is_due:
             if self._current is None:
                 self._resume_point = None
@@ -330,8 +333,9 @@ class DataLoop:
 
     def _under_way(self) -> Position:
         """The place while backward begins."""
-        place = self._place(self._variables.under_way())
-        return place if self._committed.private.has_room(place) else self._position()
+        place = self._ahead(self._place(self._variables.under_way()))
+        has_room = self._committed.private.has_room(place)
+        return place if has_room else self._ahead(self._position())
 
     def _place(self, variables: bytes) -> Position:
         meta, text, joined = self._joined
@@ -347,7 +351,12 @@ class DataLoop:
     def _settled(self) -> Position | None:
         """The place as the commit will have it; ``None``: a variable has yet to change."""
         text = self._variables.settled()
-        return None if text is None else self._place(text)
+        return None if text is None else self._ahead(self._place(text))
+
+    def _ahead(self, position: Position) -> Position:
+        """Of a step under way: a loop of the script's own counts its batch at the commit only."""
+        is_own = self._current is None
+        return position._replace(batch=self.batch + 1) if is_own else position
 
     def _registered(self) -> Iterator[torch.Tensor]:
         for piece in self._committed.pieces:
@@ -392,7 +401,8 @@ class DataLoop:
         self._variables.capture(is_last=True)
         self._say_lost(self._variables.lost())
         if self._unregistered is None and self._may_say:
-            self._unregistered = Unregistered(self._registered_objects)
+            fed = [] if self._feed is None else self._feed.saved_objects
+            self._unregistered = Unregistered([*self._registered_objects, *fed])
             script = self._committed.private.script
             frames = frames_of_script(frame)
             told = self._unregistered.begin(script.groups, frames, script.is_ignored)
@@ -413,6 +423,12 @@ class DataLoop:
         """Say what nothing keeps."""
         if named:
             self._say_unprotected(notice.sentences(named))
+
+    def _say_unfed(self) -> None:
+        """Say that nobody knows the place in the data of a loop of the script's own."""
+        unfed, self._unfed = self._unfed, None
+        if unfed is not None and unfed.have_advanced():
+            self._say_unprotected([(BEGINS_ANEW, True)])
 
     def _say_changes(self) -> None:
         """Say what has changed, and is saved nowhere."""
@@ -493,6 +509,8 @@ class DataLoop:
         if is_loop:
             self._enter_script(frame, (), self._resume_point, is_own=True)
         self._arm(feed)
+        if self._may_say and not self._committed.private.script.is_ignored(NAME):
+            self._unfed = UnfedLoaders()
         self._committed.begin_loop(self.epoch, self.batch)
 
     def _say(self, remark: str) -> None:

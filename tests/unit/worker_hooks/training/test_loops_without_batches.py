@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from support.one_rank import Training
+from torch.utils.data import DataLoader
 
 from worker_hooks import ExitByRequest, GracefulExit, TrainState
+from worker_hooks.guard.guard import Guard
 
 TRIGGERED = "Graceful exit is triggered, stop training."
 
@@ -32,6 +34,18 @@ def leave_at(state, step):
     state._guard.gate.hold_at(step, state._guard.gate.exit)
 
 
+@pytest.fixture
+def told(monkeypatch):
+    """What msrun is told that nothing restores."""
+    sentences = []
+    monkeypatch.setattr(
+        Guard,
+        "say_unprotected",
+        lambda _, text, *, is_refused: sentences.append((text, is_refused)),
+    )
+    return sentences
+
+
 # --- the script's own loop -----------------------------------------------------------------------
 
 
@@ -50,6 +64,22 @@ def test_to_ask_is_the_end_of_a_step_if_there_was_an_update():
     training.update()
     assert training.committed.is_complete()  # what a step changes was learned
     assert training.record().step == 2
+
+
+def test_of_a_rank_that_dies_in_its_step_the_same_batch_is_known_as_of_its_peers():
+    training = Training()
+    state = training.state
+    assert not state.should_exit
+    page = training.committed.page
+    for step in (1, 2, 3):
+        training.backward()
+        assert page.record(step).batch == step  # as its commit will have it
+        training.update()
+        if step == 3:
+            assert training.committed.is_complete()
+            assert training.committed.position(step)[1] == step
+        assert not state.should_exit
+        assert page.record(step).batch == state.batch == step
 
 
 def test_once_it_is_true_it_stays_true_and_nothing_is_raised(caplog):
@@ -96,6 +126,50 @@ def test_epochs_end_for_a_script_that_was_told():
                 break
             training.update()
     assert (epochs, training.state.step, saver.ended) == ([0], 2, [])
+
+
+def over_a_loader(training, **options):
+    """Four steps of a script that loops over a loader by itself."""
+    for _ in DataLoader(range(4), **options):
+        if training.state.should_exit:
+            break
+        training.update()
+    assert not training.state.should_exit
+
+
+def test_a_loader_that_the_script_loops_over_by_itself_is_said_once(told):
+    training = Training()
+    over_a_loader(training)
+    over_a_loader(training)
+    assert [(text.partition(" without ")[0], refused) for text, refused in told] == [
+        ("a DataLoader is looped over", False)
+    ]
+
+
+def test_it_is_refused_where_nothing_may_begin_anew(told):
+    training = Training()
+    guard = training.state._guard
+    guard.env = guard.env._replace(is_strict=True)
+    over_a_loader(training)
+    assert [refused for _, refused in told] == [True]
+
+
+def test_it_can_be_left_to_the_script(told):
+    training = Training()
+    training.state.ignore("DataLoader")
+    over_a_loader(training)
+    assert told == []
+
+
+def test_a_loader_that_hands_out_nothing_in_a_step_is_no_training_data(told):
+    training = Training()
+    checks = iter(DataLoader(range(4)))
+    next(checks)
+    while not training.state.should_exit and training.state.step < 3:
+        list(DataLoader(range(2)))  # a validation
+        training.update()
+    next(checks)
+    assert told == []
 
 
 def test_a_loop_over_batches_may_follow_a_question():
