@@ -162,6 +162,11 @@ def is_generator(value: Any) -> bool:
     return stream_of(value) is not None
 
 
+def is_floats(value: Any) -> bool:
+    """Whether this is a list of floats, or a deque."""
+    return type(value) in {list, deque} and set(map(type, value)) == {float}
+
+
 def pack(value: Any, name: str) -> Packed:
     """A value as JSON and bytes.
 
@@ -172,7 +177,7 @@ def pack(value: Any, name: str) -> Packed:
     kind = type(value)
     if kind in FIXED and kind is not bytes:
         return Packed(state_json.dumps(state_json.encode(value, name)[0]), (), b"")
-    if kind in {list, deque} and value and set(map(type, value)) == {float}:
+    if is_floats(value):
         return _packed_floats(value, name)
     if isinstance(value, Tensor):
         _tensor_bytes(value)  # raises if it is large

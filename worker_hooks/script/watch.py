@@ -30,6 +30,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from worker_hooks.script import values
+from worker_hooks.script.growing import GrowingText, is_growing
 from worker_hooks.script.library import is_library
 from worker_hooks.script.values import LargeValueError, Packed
 
@@ -103,6 +104,7 @@ class Variable:
 
     __slots__ = (
         "checksum",
+        "growing",
         "holder",
         "initial",
         "is_fixed",
@@ -122,6 +124,7 @@ class Variable:
         self.is_fixed = True  # no change without another object
         self.is_large = False
         self.packed: Packed | None = None
+        self.growing: GrowingText | None = None  # what packs it, if it is long
         self.checksum = 0  # of that
         self.was = 0  # the same as of the newest commit
         self.initial: Packed | None = None  # before training
@@ -183,9 +186,18 @@ class Variable:
             LargeValueError: it is too large.
         """
         self.packed, self.checksum = None, TOUCHED
+        if self.is_large:
+            raise LargeValueError(f"{self.name} is too large")
         if self.value is not _NONE:
-            self.packed = values.pack(self.value, self.name)
+            self.packed = self._grown() or values.pack(self.value, self.name)
             self.checksum = self.packed.checksum
+
+    def _grown(self) -> Packed | None:
+        if not is_growing(self.value) or values.is_floats(self.value):
+            return None
+        self.growing = self.growing or GrowingText()
+        text = self.growing.text(self.value, self.name)
+        return None if text is None else Packed(text, (), b"")
 
 
 def _has_versions() -> bool:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from worker_hooks.script.growing import GrowingText, is_growing
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.script.library import is_library
 from worker_hooks.script.source import Named
@@ -33,7 +34,6 @@ TEXT_ROOM = 60 << 10  # characters of one value; more for tensors
 _ITEMS = 8192  # of all containers in a value
 _NESTED, _TENSOR, _DEEP = 4, 64, 20  # as so many items; and so many levels
 _PLAIN_INT = 1 << 53  # beyond it JSON of others has no exact numbers
-_ENDS = "],{}]"  # of the text of a list without tensors
 _CONTAINERS = {*MAPPINGS, list, tuple, set, frozenset, deque}
 _CONTAINERS_IN = {"builtins", "collections", "numpy", "torch"}
 _UNSET = object()  # a variable without a value
@@ -73,6 +73,7 @@ class FrameVariables:
         self.first: Mapping[str, str] = {}  # texts when such a frame was first seen
         self.role = _NO_ROLE
         self._script = script
+        self._growing: dict[str, GrowingText] = {}
         self._refused: dict[str, tuple[int, int]] = {}  # ids and sizes of what cannot be kept
         self._elsewhere: frozenset[str] = frozenset()  # saved by others, or ignored
         self._held: frozenset[str] | None = None  # that is up to date with it
@@ -300,19 +301,32 @@ class FrameVariables:
         of = class_of(kind) if kind.__module__ not in _CONTAINERS_IN else ""
         content = vars(value) if of else value
         kind = dict if of else kind
-        if kept is not None and type(kept.value) is kind and kind in _CONTAINERS:
-            same = _unchanged(content, kept)
-            if same is not None:
-                return same if same.at == id(value) else same._replace(at=id(value))
+        is_alike = kept is not None and type(kept.value) is kind and kind in _CONTAINERS
+        if kept is not None and is_alike and _is_same(content, kept):
+            return kept if kept.at == id(value) else kept._replace(at=id(value))
         self._most_bytes = _CARRIED_BYTES if name in self.role.steering else _VALUE_BYTES
-        found = self._pack(content, kind, of)
+        found = self._grown(name, content, of) or self._pack(content, kind, of)
         if found is None and not isinstance(value, Tensor):
             self._refused[name] = id(value), _size(value)
         return found and found._replace(at=id(value))
 
     def _is_refused(self, name: str, value: Any) -> bool:
         """Whether this could not be kept before; to weigh it may take long."""
-        return self._refused.get(name) == (id(value), _size(value))
+        refused = self._refused.get(name)
+        return refused is not None and refused[0] == id(value) and refused[1] <= _size(value)
+
+    def _grown(self, name: str, value: Any, of: str) -> Kept | None:
+        """A value with long lists; ``None``: it has none, or has tensors."""
+        if not is_growing(value):
+            self._growing.pop(name, None)
+            return None
+        text = self._growing.setdefault(name, GrowingText()).text(value, "v")
+        if text is None or len(text) > TEXT_ROOM:
+            return None
+        inside = value.values() if type(value) is dict else value
+        are_fixed = FIXED.issuperset(map(type, inside))
+        inner = [] if are_fixed else [id(each) for each in inside if type(each) not in FIXED]
+        return Kept(None, f"[{text},{{}}{_class_text(of)}]", inner=frozenset(inner))
 
     def _pack(self, value: Any, kind: type, of: str) -> Kept | None:
         self._has_arrays = kind not in _CONTAINERS
@@ -321,7 +335,7 @@ class FrameVariables:
         try:
             encoded, tensors = state_json.encode(value, "v")
             packed = {each: state_json.pack(tensor) for each, tensor in tensors.items()}
-            text = state_json.dumps([encoded, packed, *[{"of": of}] * bool(of)])
+            text = f"[{state_json.dumps(encoded)},{state_json.dumps(packed)}{_class_text(of)}]"
         except (TypeError, ValueError, RuntimeError):
             return None
         if len(text) > TEXT_ROOM * (1 + 5 * self._has_arrays):
@@ -364,6 +378,10 @@ class FrameVariables:
         )
 
 
+def _class_text(of: str) -> str:
+    return f',{{"of":{json.dumps(of)}}}' if of else ""
+
+
 def _kept_fixed(value: Any, kind: type) -> Kept | None:
     if kind in {str, bytes} and len(value) > _VALUE_BYTES:
         return None
@@ -374,29 +392,14 @@ def _kept_fixed(value: Any, kind: type) -> Kept | None:
     return Kept(value, f"[{json.dumps(encoded)},{{}}]")
 
 
-def _unchanged(value: Any, kept: Kept) -> Kept | None:
-    """What was kept of a container, if it holds the same, or the same and more."""
+def _is_same(value: Any, kept: Kept) -> bool:
+    """Whether a container holds what was kept of it."""
     try:
-        if value == kept.value:
-            is_alike = not isinstance(value, dict) or list(value) == list(kept.value)
-            return kept if is_alike else None
-        return _grown(value, kept) if type(value) is list else None
+        if value != kept.value:
+            return False
+        return not isinstance(value, dict) or list(value) == list(kept.value)
     except (RuntimeError, ValueError):  # there are arrays in it by now
-        return None
-
-
-def _grown(value: list[Any], kept: Kept) -> Kept | None:
-    """A list that was only appended to, as one of losses: what was there is not encoded again."""
-    count = len(kept.value)
-    news = (
-        []
-        if value[:count] != kept.value
-        else [_kept_fixed(v, type(v)) for v in value[count:] if type(v) in FIXED]
-    )
-    if not count or not news or len(news) != len(value) - count or None in news:
-        return None
-    texts = ",".join(one.text.removeprefix("[").removesuffix(",{}]") for one in news if one)
-    return kept._replace(value=value[:], text=f"{kept.text.removesuffix(_ENDS)},{texts}{_ENDS}")
+        return False
 
 
 def is_function(frame: FrameType) -> bool:
