@@ -502,8 +502,9 @@ GROWS = (
     "make all of its objects before run, or keep what they hold in state.own"
 )
 TOO_LARGE = (
-    "%s changes while training and is larger than %d KiB: it begins anew after a replacement or "
-    "resume; give it to TrainState(...) as a tensor or with state_dict and load_state_dict"
+    "%s changes while training and is larger than %d KiB, or has more than 128 tensors: it begins "
+    "anew after a replacement or resume; give it to TrainState(...) as a tensor or with "
+    "state_dict and load_state_dict"
 )
 
 

@@ -28,6 +28,7 @@ FIXED = frozenset({float, int, bool, str, bytes, complex, type(None), torch.dtyp
 
 LARGE_BYTES = 64 << 10  # a value is not looked into beyond this size
 _LARGE_ITEMS = 8192
+_TENSOR = 64  # as so many items: to look at one takes as long
 _PLAIN = 2  # marshal's format in which the bytes do not depend on who else refers to the value
 _KIND = "$"  # beside state_json's kinds: values that are only bytes
 
@@ -93,7 +94,7 @@ def mark(value: Any) -> Any:
 
 def _mark_of_items(value: Any) -> Any:
     """As :func:`mark`, of a container that holds more than plain values."""
-    size, found, waiting = 0, list[Any](), [value]
+    size, count, found, waiting = 0, 0, list[Any](), [value]
     while waiting:
         each = waiting.pop()
         kind = type(each)
@@ -108,9 +109,11 @@ def _mark_of_items(value: Any) -> Any:
         else:
             found.append(mark(each))
             if isinstance(each, Tensor):
-                size += each.nbytes
+                size, count = size + each.nbytes, count + _TENSOR
                 if size > LARGE_BYTES:
                     raise LargeValueError(f"{size} bytes and more")
+                if count > _LARGE_ITEMS:
+                    raise LargeValueError(f"more than {_LARGE_ITEMS // _TENSOR} tensors")
     return found
 
 
@@ -127,11 +130,12 @@ def check(value: Any, excluded: Collection[int] = ()) -> None:
         if isinstance(each, Tensor):
             if id(each) in excluded or (each.requires_grad and each.is_leaf):
                 raise TypeError("it refers to parameters")
+            count += _TENSOR
         elif isinstance(each, list | tuple | dict | set | frozenset | deque):
             count += len(each)
-            if count > _LARGE_ITEMS:
-                raise LargeValueError(f"more than {_LARGE_ITEMS} items")
             waiting += each.values() if isinstance(each, dict) else each
+        if count > _LARGE_ITEMS:
+            raise LargeValueError(f"more than {_LARGE_ITEMS} items, or as many / {_TENSOR} tensors")
 
 
 def check_own(value: Any, name: str) -> None:

@@ -106,3 +106,13 @@ def test_no_values_are_few_bytes_that_say_so():
     assert Script.split(values.join({}, {})).record.values == {}
     assert Script.split(b"").record.values == {}
     assert json.loads("{}") == Script.split(bytes(64)).record.values
+
+
+@pytest.mark.parametrize("kind", [list, deque, lambda each: {"losses": list(each)}])
+def test_a_history_of_tensors_is_large_as_to_look_at_each_takes_long(kind):
+    some = [torch.tensor(float(each)) for each in range(129)]
+    values.check(kind(some[:100]))
+    values.mark(kind(some[:100]))
+    for look in (values.check, values.mark):
+        with pytest.raises(LargeValueError, match="tensors"):
+            look(kind(some))
