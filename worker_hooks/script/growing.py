@@ -7,6 +7,7 @@ make each step longer than the one before.
 from __future__ import annotations
 
 import marshal
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,15 +16,19 @@ from worker_hooks.tensors import state_json
 LONG = 16
 """Items; what has fewer is encoded anew."""
 
+FIXED = frozenset({float, int, bool, str, bytes, complex, type(None)})
+"""Types whose values never change in place."""
+
+MAPPINGS = frozenset({dict, OrderedDict, Counter, defaultdict})
 _PLAIN = 2  # marshal's format in which the bytes do not depend on who else refers to the value
 _HEAD = 5  # bytes of a marshalled list in front of its items: its kind and their count
 
 
 def is_growing(value: Any) -> bool:
-    """Whether this is a long list or dict, or a dict that has one."""
-    if type(value) is dict and len(value) < LONG:
-        return any(type(each) in {list, dict} and len(each) >= LONG for each in value.values())
-    return type(value) in {list, dict} and len(value) >= LONG
+    """Whether this is a long list or mapping, or a mapping that has one."""
+    if type(value) in MAPPINGS and len(value) < LONG:
+        return any(type(each) in {list, *MAPPINGS} and len(each) >= LONG for each in value.values())
+    return type(value) in {list, *MAPPINGS} and len(value) >= LONG
 
 
 class GrowingText:
@@ -37,7 +42,7 @@ class GrowingText:
         """As :func:`state_json.encode` and :func:`state_json.dumps`.
 
         Args:
-            value: a list, or a dict.
+            value: a list, or a mapping.
             path: the value's name.
 
         Returns:
@@ -51,18 +56,22 @@ class GrowingText:
     def _text(self, value: Any, path: str) -> str:
         if type(value) is list and len(value) >= LONG:
             return self._joined(value, path, "[]", _plain)
-        if type(value) is not dict:
+        if type(value) not in MAPPINGS:
             return _plain(value, path)
-        is_object = "$" not in value and {*map(type, value)} <= {str}
-        if len(value) >= LONG:
-            encode, ends = (_field, "{}") if is_object else (_plain_pair, "[]")
-            text = self._joined([*value.items()], path, ends, encode)
-        elif is_object:
-            fields = [f"{_plain(k, path)}:{self._text(v, f'{path}.{k}')}" for k, v in value.items()]
-            return f"{{{','.join(fields)}}}"
+        is_object = type(value) is dict and "$" not in value and {*map(type, value)} <= {str}
+        ends = "{}" if is_object else "[]"
+        if len(value) >= LONG and FIXED.issuperset(map(type, value.values())):
+            text = self._joined([*value.items()], path, ends, _field if is_object else _pair)
         else:
-            text = f"[{','.join([_plain_pair(each, path) for each in value.items()])}]"
-        return text if is_object else f'{{"$":"dict","v":{text}}}'
+            pairs = [(_plain(k, path), self._text(v, f"{path}.{k}")) for k, v in value.items()]
+            parts = [f"{k}:{v}" if is_object else f"[{k},{v}]" for k, v in pairs]
+            text = f"{ends[0]}{','.join(parts)}{ends[1]}"
+        if is_object:
+            return text
+        none: dict[Any, Any] = value.copy()
+        none.clear()
+        kind = _plain(none, path) if type(value) is not dict else '{"$":"dict","v":[]}'
+        return kind.replace('"v":[]', f'"v":{text}', 1)
 
     def _joined(
         self, items: list[Any], path: str, ends: str, encode: Callable[[Any, str], str]
@@ -83,7 +92,7 @@ def _field(pair: tuple[Any, Any], path: str) -> str:
     return f"{_plain(pair[0], path)}:{_plain(pair[1], path)}"
 
 
-def _plain_pair(pair: tuple[Any, Any], path: str) -> str:
+def _pair(pair: tuple[Any, Any], path: str) -> str:
     return f"[{_plain(pair[0], path)},{_plain(pair[1], path)}]"
 
 

@@ -20,10 +20,12 @@ from worker_hooks.contract import script_record
 from worker_hooks.contract.script_record import ScriptRecord
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.rng.generators import stream_of
+from worker_hooks.script import growing
+from worker_hooks.script.growing import MAPPINGS
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.tensor_bytes import entry_of, from_bytes, to_bytes
 
-FIXED = frozenset({float, int, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
+FIXED = growing.FIXED | {torch.dtype, torch.device}
 """Types whose values never change in place."""
 
 LARGE_BYTES = 64 << 10  # a value is not looked into beyond this size
@@ -74,11 +76,12 @@ def mark(value: Any) -> Any:
     if isinstance(value, Tensor):
         count = 0 if value.is_inference() else value._version  # noqa: SLF001  the latter has none
         return id(value), count, _tensor_bytes(value)
-    if kind in {list, tuple, dict, set, frozenset, deque, bytearray}:
+    if kind in {list, tuple, set, frozenset, deque, bytearray, *MAPPINGS}:
         if len(value) > _LARGE_ITEMS:
             raise LargeValueError(f"{len(value)} items")
+        plain = dict(value) if kind in MAPPINGS else list(value) if kind is deque else value
         try:
-            content = marshal.dumps(list(value) if kind is deque else value, _PLAIN)
+            content = marshal.dumps(plain, _PLAIN)
         except ValueError:  # something in it is no plain value, a tensor for example
             return _mark_of_items(value)
         if len(content) > LARGE_BYTES:
@@ -89,7 +92,14 @@ def mark(value: Any) -> Any:
         if value.nbytes > LARGE_BYTES:
             raise LargeValueError(f"{value.nbytes} bytes")
         return kind, value.dtype.str, value.shape, value.tobytes()
-    return kind, pack(value, "value")
+    return kind, _packed_whole(value)
+
+
+def _packed_whole(value: Any) -> Packed:
+    packed = pack(value, "value")
+    if len(packed.text) > 2 * LARGE_BYTES:
+        raise LargeValueError(f"{len(packed.text)} characters")
+    return packed
 
 
 def _mark_of_items(value: Any) -> Any:
@@ -101,9 +111,9 @@ def _mark_of_items(value: Any) -> Any:
         if kind in {list, tuple, set, frozenset, deque}:
             found += kind, len(each)
             waiting += each
-        elif kind is dict:
+        elif kind in MAPPINGS:
             if not FIXED.issuperset(map(type, each)):
-                return type(value), pack(value, "value")
+                return type(value), _packed_whole(value)
             found += kind, *each
             waiting += each.values()
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from types import FrameType
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from worker_hooks.script.growing import GrowingText, is_growing
+from worker_hooks.script.growing import MAPPINGS, GrowingText, is_growing
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.script.library import is_library
 from worker_hooks.script.source import Named
@@ -26,7 +26,6 @@ from worker_hooks.state.snapshot import FIXED, copied
 from worker_hooks.tensors import state_json
 
 IS_COPY = sys.version_info < (3, 13)  # ``f_locals`` of a function is a copy of its variables
-MAPPINGS = {dict, OrderedDict, Counter, defaultdict}
 STILL_ROOM = 30 << 10  # characters for what cannot change in the loop
 _VALUE_BYTES = 1024  # of a text, of a tensor
 _CARRIED_BYTES = 128 << 10  # of a tensor that training depends on
@@ -323,7 +322,7 @@ class FrameVariables:
         text = self._growing.setdefault(name, GrowingText()).text(value, "v")
         if text is None or len(text) > TEXT_ROOM:
             return None
-        inside = value.values() if type(value) is dict else value
+        inside = value.values() if type(value) in MAPPINGS else value
         are_fixed = FIXED.issuperset(map(type, inside))
         inner = [] if are_fixed else [id(each) for each in inside if type(each) not in FIXED]
         return Kept(None, f"[{text},{{}}{_class_text(of)}]", inner=frozenset(inner))

@@ -23,12 +23,12 @@ from torch import Tensor
 from worker_hooks.contract.fingerprint import LATE, RESULT
 from worker_hooks.recovery.resume import SavedVariables
 from worker_hooks.script import values as own_values
+from worker_hooks.script.growing import MAPPINGS
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.script.source import Named
 from worker_hooks.tensors import state_json
 from worker_hooks.training.frame_variables import (
     IS_COPY,
-    MAPPINGS,
     FrameRole,
     FrameVariables,
     address,
