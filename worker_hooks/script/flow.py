@@ -74,6 +74,10 @@ class _Edge(NamedTuple):
     loop: ast.AST | None = None  # whose items these are
 
 
+_Step = tuple[frozenset[Key], frozenset[Key], ast.AST | None]
+"""What is assigned, what it consists of, and the loop whose items these are."""
+
+
 class Assignments:
     """The assignments of a script's sources."""
 
@@ -94,26 +98,32 @@ class Assignments:
         for call, scope in self._calls:
             self._bind(call, scope)
         self._atoms: dict[tuple[int, bool], frozenset[Key]] = {}
+        self._steps: dict[bool, list[_Step]] = {}
 
     def scope(self, node: ast.AST) -> _Scope:
         """Of a function, or of a file's top level."""
         return self._scopes[node]
 
-    def edges(self, *, is_exact: bool) -> Iterator[tuple[_Edge, frozenset[Key]]]:
-        """All assignments, and what their values consist of."""
-        for each in self._edges:
-            yield each, self.atoms(each.value, each.scope, is_exact=is_exact)
+    def steps(self, *, is_exact: bool) -> list[_Step]:
+        """All assignments, with what their values consist of."""
+        if is_exact not in self._steps:
+            found = [
+                (each.targets, self.atoms(each.value, each.scope, is_exact=is_exact), each.loop)
+                for each in self._edges
+                if each.targets
+            ]
+            found += [(key, atoms, None) for key, atoms in self._results(is_exact=is_exact)]
+            self._steps[is_exact] = [each for each in found if each[1]]
+        return self._steps[is_exact]
 
-    def results(self, *, is_exact: bool) -> Iterator[tuple[Key, frozenset[Key]]]:
+    def _results(self, *, is_exact: bool) -> Iterator[tuple[frozenset[Key], frozenset[Key]]]:
         """What functions return; not exact: all that they read."""
         for name, nodes in self.functions.items():
-            parts = [part for node in nodes for part in _with_methods(node)]
-            for part in parts:
-                scope = self._scopes[part]
-                for each in walk(part.body):
-                    is_result = isinstance(each, ast.Return | ast.Yield | ast.YieldFrom)
-                    if is_result or (not is_exact and isinstance(each, ast.expr)):
-                        yield ("()", name), self.atoms(each, scope, is_exact=is_exact)
+            atoms: set[Key] = set()
+            for part in (part for node in nodes for part in _with_methods(node)):
+                for each in _expressions(part.body, is_exact=is_exact):
+                    atoms |= self.atoms(each, self._scopes[part], is_exact=is_exact)
+            yield frozenset({("()", name)}), frozenset(atoms)
 
     def atoms(self, node: ast.AST, scope: _Scope, *, is_exact: bool) -> frozenset[Key]:
         """The variables, attributes, functions and places of the state that it consists of.
@@ -344,16 +354,11 @@ class Flow:
         self._script, self._is_exact = script, is_exact
         self._found = {("state", each) for each in places}
         self._found |= script.counters | script.registered | set(known)
-        steps = [
-            (each.targets, atoms)
-            for each, atoms in script.edges(is_exact=is_exact)
-            if each.loop not in without
-        ]
-        steps += [(frozenset({name}), atoms) for name, atoms in script.results(is_exact=is_exact)]
+        steps = [each for each in script.steps(is_exact=is_exact) if each[2] not in without]
         size = -1
         while size != len(self._found):
             size = len(self._found)
-            for targets, atoms in steps:
+            for targets, atoms, _ in steps:
                 if not self._found.isdisjoint(atoms):
                     self._found |= targets
 
@@ -374,6 +379,18 @@ def _with_methods(node: Any) -> Iterator[Any]:
     yield node
     if isinstance(node, ast.ClassDef):
         yield from (each for each in node.body if isinstance(each, Function))
+
+
+def _expressions(nodes: Iterable[ast.AST], *, is_exact: bool) -> Iterator[ast.AST]:
+    """The expressions in a function; exact: of what it returns."""
+    for node in nodes:
+        if isinstance(node, Function | ast.ClassDef):
+            continue
+        is_result = isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)
+        if is_result or (not is_exact and isinstance(node, ast.expr)):
+            yield node
+        else:
+            yield from _expressions(ast.iter_child_nodes(node), is_exact=is_exact)
 
 
 def _iterators(trees: Iterable[ast.AST]) -> Iterator[str]:
