@@ -173,12 +173,12 @@ def test_a_loop_that_would_begin_anew_is_refused_unless_the_script_says_that_it_
     launcher: Launcher,
 ) -> None:
     words = msrun_of("--worker_num=1", "--strict")
-    refused = run(launcher, launcher.tmp / "refused", *words, OWN_LOOP, "range")
+    refused = run(launcher, launcher.tmp / "anew", *words, OWN_LOOP, "range")
     assert refused.ended.code == 2, refused.ended.out
     assert "for number in range(STEPS)` begins anew" in refused.ended.out
     assert "refused, because of --strict" in refused.ended.out
 
-    for name, kind, rest in [("told", "range", ["--ignore=number"]), ("quiet", "right", [])]:
+    for name, kind, rest in [("left", "range", ["--ignore=number"]), ("begun", "right", [])]:
         quiet = run(launcher, launcher.tmp / name, *words, OWN_LOOP, kind, *rest)
         assert quiet.ended.code == 0, quiet.ended.out
         assert "anew" not in quiet.ended.out
