@@ -23,6 +23,7 @@ SCRIPT = WORKERS / "train_and_keep.py"
 LOOP = WORKERS / "carry_locals.py"
 LATE = WORKERS / "late_values.py"
 TRAINER = WORKERS / "train_by_trainer.py"
+OWN_LOOP = WORKERS / "loop_of_its_own.py"
 
 REPLACED = "rank=0,step=3,phase=update"  # its peers commit the step, with values changed after it
 RESTARTED = "rank=1,step=6,phase=commit"
@@ -139,3 +140,45 @@ def test_data_whose_place_nobody_puts_back_are_said_before_a_death(launcher: Lau
     assert ended.code == 0, ended
     before_death = ended.err.partition("was killed by SIGKILL")[0]
     assert "a DataLoader is looped over without state.batches()" in before_death, ended.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("range", "loop_of_its_own.py:39 `for number in range(STEPS)` begins anew after"),
+        ("list", "loop_of_its_own.py:47 `for x in batches` begins anew after"),
+        ("right", ""),
+    ],
+)
+def test_a_loop_that_would_begin_anew_is_said_before_a_death(
+    launcher: Launcher, kind: str, told: str
+) -> None:
+    folder = launcher.tmp / kind
+    folder.mkdir()
+    words = ("--worker_num=2", "--max-restarts=1", OWN_LOOP, kind)
+    job = launcher.start(*words, log_dir=folder / "logs", cwd=folder)
+    job.await_lines("made 3\n", 2)
+    os.kill(job.pids()[1], signal.SIGKILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    before_death, _, behind = ended.err.partition("was killed by SIGKILL")
+    assert behind
+    assert told in before_death, ended.err
+    assert ("begins anew" in ended.err) == bool(told), ended.err
+    has_more = "trained 8\n" not in ended.out  # so the sentence is true
+    assert has_more == bool(told), ended.out
+
+
+def test_a_loop_that_would_begin_anew_is_refused_unless_the_script_says_that_it_does_not(
+    launcher: Launcher,
+) -> None:
+    words = msrun_of("--worker_num=1", "--strict")
+    refused = run(launcher, launcher.tmp / "anew", *words, OWN_LOOP, "range")
+    assert refused.ended.code == 2, refused.ended.out
+    assert "for number in range(STEPS)` begins anew" in refused.ended.out
+    assert "refused, because of --strict" in refused.ended.out
+
+    for name, kind, rest in [("left", "range", ["--ignore=number"]), ("begun", "right", [])]:
+        quiet = run(launcher, launcher.tmp / name, *words, OWN_LOOP, kind, *rest)
+        assert quiet.ended.code == 0, quiet.ended.out
+        assert "anew" not in quiet.ended.out

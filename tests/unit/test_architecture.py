@@ -22,7 +22,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.distributed": "abort ddp_reducers ddp_release process_group stacks",
     "worker_hooks.state": "committed_state mismatch module private registry replication scaler snapshot",
     "worker_hooks.changes": "observer",
-    "worker_hooks.script": "growing kept library notice own source unregistered values",
+    "worker_hooks.script": "for_loops growing kept library notice own source unregistered values",
     "worker_hooks.data": "feed feed_cache unfed_loaders",
     "worker_hooks.guard": "exit_hooks gate guard liveness_socket signal_wakeup",
     "worker_hooks.recovery": "agent_lost rejoin resume",

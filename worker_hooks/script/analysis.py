@@ -90,20 +90,20 @@ def asks_for_batches(tree: ast.AST) -> bool:
 def has_commits(scope: _Scope) -> bool:
     """Whether the loop over the training's data, or one that asks whether to exit, is in it."""
     made_of = _made_of_batches(scope.body)
-    return any(_is_commit(node, (), made_of) for node in _walk(scope.body))
+    return any(_is_commit(node, (), made_of) for node in walk(scope.body))
 
 
 def _made_of_batches(body: Iterable[ast.stmt]) -> set[str]:
     """Names of what hands out batches: ``bar = tqdm(state.batches(loader))``."""
     found: set[str] = set()
-    pairs = [pair for node in _walk(body) for pair in _assigned(node)]
+    pairs = [pair for node in walk(body) for pair in assigned(node)]
     size = -1
     while size != len(found):
         size = len(found)
         for target, value in pairs:
-            calls = {_called(each) for each in _walk([value]) if isinstance(each, ast.Call)}
-            if calls & LOOPS or _loads([value]) & found:
-                found |= _stored([target]) if isinstance(value, ast.Call) else set()
+            calls = {called(each) for each in walk([value]) if isinstance(each, ast.Call)}
+            if calls & LOOPS or loads([value]) & found:
+                found |= stored([target]) if isinstance(value, ast.Call) else set()
     return found
 
 
@@ -116,28 +116,28 @@ class _Analysis:
         self._found: dict[str, int] = {}
         self._written: set[str] = set()
         self._validations = 0  # blocks around, in which no step is made
-        self._locals = _stored(scope.body)
+        self._locals = stored(scope.body)
         if not isinstance(scope, ast.Module):
-            self._locals |= {each.arg for each in _arguments(scope)}
-            for node in _walk(scope.body):
+            self._locals |= {each.arg for each in arguments(scope)}
+            for node in walk(scope.body):
                 if isinstance(node, ast.Global | ast.Nonlocal):
                     self._locals -= set(node.names)
-        for node in _walk(scope.body):
+        for node in walk(scope.body):
             if isinstance(node, _Function):
                 self._inner[node.name] = _read_outside(node)
-                self._inner_writes[node.name] = _outer(node) & _stored(node.body)
+                self._inner_writes[node.name] = _outer(node) & stored(node.body)
             elif isinstance(node, ast.ClassDef):
-                self._inner[node.name] = _loads(node.body)
+                self._inner[node.name] = loads(node.body)
         self._made_of = _made_of_batches(scope.body)
         self._changeable = _changeable(scope.body, {*_CONTAINERS, *classes})
 
     def findings(self, *, is_entry: bool) -> LoopFindings:
         if not _without_gradients(getattr(self._scope, "decorator_list", ())):
             self._block(self._scope.body, frozenset(), _Exits(frozenset(), frozenset()))
-        uses = _Uses(self._scope.body, self._changeable)
+        uses = Uses(self._scope.body, self._changeable)
         used = steering = uses.steering
         if is_entry:
-            steering = _Uses(self._scope.body, self._changeable, returns=False).steering
+            steering = Uses(self._scope.body, self._changeable, returns=False).steering
         carried = tuple(
             Carried(
                 name,
@@ -177,7 +177,7 @@ class _Analysis:
                 self._validations += is_validation
                 inside = self._block(node.body, live, to)
                 self._validations -= is_validation
-                return (inside - _stored(node.items)) | self._reads(node.items)
+                return (inside - stored(node.items)) | self._reads(node.items)
             case ast.Match():
                 cases = [self._block(each.body, live, to) for each in node.cases]
                 return live.union(*cases) | self._reads([node.subject])
@@ -189,12 +189,12 @@ class _Analysis:
                 return self._reads([node])
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 return live - {node.name}
-        return (live - _stored([node])) | self._reads([node])
+        return (live - stored([node])) | self._reads([node])
 
     def _loop(self, node: _Loop, live: frozenset[str], to: _Exits) -> frozenset[str]:
         after = self._block(node.orelse, live, to)
         head = [node.test] if isinstance(node, ast.While) else []
-        targets = frozenset() if isinstance(node, ast.While) else _stored([node.target])
+        targets = frozenset() if isinstance(node, ast.While) else stored([node.target])
         again, known = after, None
         while again != known:
             known = again
@@ -210,17 +210,17 @@ class _Analysis:
         written = _places(loop.body, self._changeable)
         if isinstance(loop, ast.While):
             written |= _places([loop.test], {})
-        for node in _walk(loop.body):
+        for node in walk(loop.body):
             if isinstance(node, ast.Name):
                 for name in self._inner_writes.get(node.id, ()):
                     written.setdefault(name, node.lineno)
-        targets = set() if isinstance(loop, ast.While) else _stored([loop.target])
+        targets = set() if isinstance(loop, ast.While) else stored([loop.target])
         self._written |= (written.keys() | targets) & self._locals
         for name in written.keys() & begin & self._locals:
             self._found.setdefault(name, written[name])
 
     def _reads(self, nodes: Iterable[ast.AST]) -> frozenset[str]:
-        found = _loads(nodes)
+        found = loads(nodes)
         for name in found & self._inner.keys():
             found |= self._inner[name]
         return frozenset(found)
@@ -245,11 +245,11 @@ def _is_commit(node: ast.AST, commits: Collection[str], made_of: Collection[str]
         return False
     if not isinstance(node, ast.While) and _base(node.iter) in made_of:
         return True
-    for each in _walk([node]):
+    for each in walk([node]):
         if isinstance(each, ast.Attribute) and each.attr == EXIT:
             return True
         if isinstance(each, ast.Call):
-            name = _called(each)
+            name = called(each)
             if name == "next" and each.args and _base(each.args[0]) in made_of:
                 return True
             if name in commits or (isinstance(each.func, ast.Attribute) and name in LOOPS):
@@ -258,35 +258,35 @@ def _is_commit(node: ast.AST, commits: Collection[str], made_of: Collection[str]
 
 
 def _without_gradients(nodes: Iterable[ast.AST]) -> bool:
-    names = {_called(each) for each in _walk(nodes) if isinstance(each, ast.Call)}
+    names = {called(each) for each in walk(nodes) if isinstance(each, ast.Call)}
     return not names.isdisjoint({"no_grad", "inference_mode"})
 
 
 def _read_outside(function: _Function) -> set[str]:
     """The variables of the outer function that an inner one reads."""
-    mine = _stored(function.body) | {each.arg for each in _arguments(function)}
-    return _loads(function.body) - (mine - _outer(function))
+    mine = stored(function.body) | {each.arg for each in arguments(function)}
+    return loads(function.body) - (mine - _outer(function))
 
 
 def _outer(function: _Function) -> set[str]:
     """The variables that a function declares to be from outside."""
     return {
         name
-        for node in _walk(function.body)
+        for node in walk(function.body)
         if isinstance(node, ast.Global | ast.Nonlocal)
         for name in node.names
     }
 
 
-def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+def walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """All nodes, in order, without the bodies of inner functions."""
     for node in nodes:
         yield node
         if not isinstance(node, _INNER):
-            yield from _walk(ast.iter_child_nodes(node))
+            yield from walk(ast.iter_child_nodes(node))
 
 
-def _loads(nodes: Iterable[ast.AST]) -> set[str]:
+def loads(nodes: Iterable[ast.AST]) -> set[str]:
     """The names that are read, also in comprehensions and lambdas, without their own variables."""
     found: set[str] = set()
     for node in nodes:
@@ -297,17 +297,17 @@ def _loads(nodes: Iterable[ast.AST]) -> set[str]:
             case ast.AugAssign(target=ast.Name(id=name)):
                 found.add(name)
             case ast.Lambda():
-                mine = {each.arg for each in _arguments(node)}
+                mine = {each.arg for each in arguments(node)}
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-                mine = set().union(*(_stored([each.target]) for each in node.generators))
-        found |= _loads(ast.iter_child_nodes(node)) - mine
+                mine = set().union(*(stored([each.target]) for each in node.generators))
+        found |= loads(ast.iter_child_nodes(node)) - mine
     return found
 
 
-def _stored(nodes: Iterable[ast.AST]) -> set[str]:
+def stored(nodes: Iterable[ast.AST]) -> set[str]:
     """The names that are assigned, in any way, in this scope."""
     found: set[str] = set()
-    for node in _walk(nodes):
+    for node in walk(nodes):
         match node:
             case ast.Name(ctx=ast.Store() | ast.Del()):
                 found.add(node.id)
@@ -318,7 +318,7 @@ def _stored(nodes: Iterable[ast.AST]) -> set[str]:
             case ast.ExceptHandler(name=str(name)):
                 found.add(name)
     comprehensions = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-    theirs = [n for n in _walk(nodes) if isinstance(n, comprehensions)] if found else []
+    theirs = [n for n in walk(nodes) if isinstance(n, comprehensions)] if found else []
     inside = {name for each in theirs for g in each.generators for name in _targets(g.target)}
     outside = {
         each.id
@@ -342,8 +342,8 @@ def _targets(target: ast.AST) -> set[str]:
 def _places(nodes: Iterable[ast.AST], changeable: Collection[str]) -> dict[str, int]:
     """The names that are written, and those in ``changeable`` that are changed, with a line."""
     nodes, found = list(nodes), dict[str, int]()
-    names = _stored(nodes)
-    for node in _walk(nodes):
+    names = stored(nodes)
+    for node in walk(nodes):
         name = ""
         match node:
             case ast.Name(ctx=ast.Store() | ast.Del()) if node.id in names:
@@ -366,22 +366,22 @@ def _changeable(nodes: Iterable[ast.AST], makers: Collection[str]) -> set[str]:
     """The names that are given a container, an object of the script's own, or an iterator."""
     literals = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp)
     found, iterators = set(), set()
-    for node in _walk(nodes):
-        for target, value in _assigned(node):
-            is_made = isinstance(value, ast.Call) and _called(value) in makers
+    for node in walk(nodes):
+        for target, value in assigned(node):
+            is_made = isinstance(value, ast.Call) and called(value) in makers
             if is_made or isinstance(value, literals):
-                found |= _stored([target])
+                found |= stored([target])
             elif isinstance(value, ast.Call) and not asks_for_batches(value):
-                iterators |= _stored([target])
+                iterators |= stored([target])
     drawn = {
         _base(node.args[0])
-        for node in _walk(nodes)
-        if isinstance(node, ast.Call) and _called(node) == "next" and node.args
+        for node in walk(nodes)
+        if isinstance(node, ast.Call) and called(node) == "next" and node.args
     }
     return found | (iterators & drawn)
 
 
-def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """What is assigned to what, tuples one by one."""
     match node:
         case ast.AnnAssign(target=target, value=ast.expr() as value):
@@ -400,7 +400,8 @@ def _base(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _called(node: ast.Call) -> str:
+def called(node: ast.Call) -> str:
+    """The last part of the name of what is called."""
     match node.func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -410,7 +411,7 @@ def _called(node: ast.Call) -> str:
 def calls(nodes: Iterable[ast.AST]) -> set[str]:
     """Functions that are called by their plain names, and methods of the first argument."""
     found = set()
-    for node in _walk(nodes):
+    for node in walk(nodes):
         match node:
             case ast.Call(func=ast.Name(id=name)):
                 found.add(name)
@@ -419,7 +420,8 @@ def calls(nodes: Iterable[ast.AST]) -> set[str]:
     return found
 
 
-def _arguments(node: _Function | ast.Lambda) -> list[ast.arg]:
+def arguments(node: _Function | ast.Lambda) -> list[ast.arg]:
+    """All parameters of a function."""
     told = node.args
     rest = [each for each in (told.vararg, told.kwarg) if each is not None]
     return [*told.posonlyargs, *told.args, *told.kwonlyargs, *rest]
@@ -428,7 +430,7 @@ def _arguments(node: _Function | ast.Lambda) -> list[ast.arg]:
 # --- what a variable steers ---------------------------------------------------------------------
 
 
-class _Uses:
+class Uses:
     """Where the names of a function flow to."""
 
     def __init__(
@@ -482,17 +484,17 @@ class _Uses:
             case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
                 return self._assign(node, tests)
             case ast.If():
-                mine = frozenset(_loads([node.test]))
+                mine = frozenset(loads([node.test]))
                 is_quiet = self._block([*node.body, *node.orelse], tests | mine)
                 if not is_quiet:
                     self.steering |= mine
                 return is_quiet
             case ast.For() | ast.AsyncFor() | ast.While():
-                self.steering |= _loads([node.test if isinstance(node, ast.While) else node.iter])
+                self.steering |= loads([node.test if isinstance(node, ast.While) else node.iter])
                 self._block([*node.body, *node.orelse], tests)
                 return False
             case ast.With() | ast.AsyncWith():
-                self.steering |= _loads(node.items)
+                self.steering |= loads(node.items)
                 return self._block(node.body, tests)
             case ast.Try() | ast.TryStar():
                 caught = [each for handler in node.handlers for each in handler.body]
@@ -502,32 +504,32 @@ class _Uses:
     def _other(self, node: ast.stmt, tests: frozenset[str]) -> bool:
         self._calculated([node])
         if self._returns or not isinstance(node, ast.Return):
-            self.steering |= _loads([node])
+            self.steering |= loads([node])
         self.steering |= tests
         return False
 
     def _calculated(self, nodes: Iterable[ast.AST]) -> None:
         """Calls in these may do more than to calculate."""
-        for each in _walk(nodes):
-            if isinstance(each, ast.Call) and _called(each) not in _CALCULATORS:
-                self.steering |= _loads([*each.args, *each.keywords])
+        for each in walk(nodes):
+            if isinstance(each, ast.Call) and called(each) not in _CALCULATORS:
+                self.steering |= loads([*each.args, *each.keywords])
 
     def _call(self, call: ast.Call, tests: frozenset[str]) -> bool:
-        name, owner = _called(call), _base(call.func)
+        name, owner = called(call), _base(call.func)
         if name in _PRINTERS or owner in _LOGGERS:
             self._calculated([*call.args, *call.keywords])
             return True
-        read = _loads([*call.args, *call.keywords]) | tests
+        read = loads([*call.args, *call.keywords]) | tests
         if name in MUTATORS and owner:
             self.flows |= {(each, owner) for each in read}
             return True
-        self.steering |= read | _loads([call.func])
+        self.steering |= read | loads([call.func])
         return False
 
     def _assign(
         self, node: ast.Assign | ast.AnnAssign | ast.AugAssign, tests: frozenset[str]
     ) -> bool:
-        read = (_loads([node.value]) if node.value is not None else set()) | tests
+        read = (loads([node.value]) if node.value is not None else set()) | tests
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets:
             for each in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:

@@ -144,7 +144,7 @@ def _parts(entry: Any, modules: Collection[str]) -> Iterator[_Part]:
             waiting.append((thing.__func__, thing.__self__))
         is_outside = isinstance(thing, FunctionType) and thing.__module__ not in modules
         code, scope = _code_of(thing)
-        tree = None if code is None or code in seen else _tree_of(code, trees)
+        tree = None if code is None or code in seen else tree_of(code, trees)
         if code is None or tree is None or (is_outside and thing is not entry):
             continue
         seen.add(code)
@@ -184,17 +184,14 @@ def _closure(function: FunctionType) -> dict[str, Any]:
     return found
 
 
-def _tree_of(code: CodeType, trees: dict[str, ast.Module]) -> Any:
+def tree_of(code: CodeType, trees: dict[str, ast.Module]) -> Any:
     """The syntax tree of a function, or of the script's top level; ``None``: not found.
 
     Args:
         code: of the function.
         trees: of whole files, which are looked up and kept here.
     """
-    file = code.co_filename
-    if file not in trees:
-        trees[file] = ast.parse("".join(linecache.getlines(file)))
-    whole = trees[file]
+    whole = read(code.co_filename, trees)
     if code.co_name == "<module>":
         return whole
     for node in ast.walk(whole):
@@ -203,6 +200,13 @@ def _tree_of(code: CodeType, trees: dict[str, ast.Module]) -> Any:
         if is_named and code.co_firstlineno in {_first_line(node), getattr(node, "lineno", 0)}:
             return node
     return None
+
+
+def read(file: str, trees: dict[str, ast.Module]) -> ast.Module:
+    """The syntax tree of a file, which is kept in ``trees``."""
+    if file not in trees:
+        trees[file] = ast.parse("".join(linecache.getlines(file)))
+    return trees[file]
 
 
 def _first_line(tree: Any) -> int:

@@ -21,7 +21,6 @@ from worker_hooks.callbacks.protocol import CallbackList, Training
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.data.feed import Feed
 from worker_hooks.data.feed_cache import NESTED, NOTHING_LEFT, FeedCache
-from worker_hooks.data.unfed_loaders import BEGINS_ANEW, NAME, UnfedLoaders
 from worker_hooks.distributed.ddp_reducers import Reducers
 from worker_hooks.drill.observer import StepObserver
 from worker_hooks.guard.guard import Guard
@@ -33,6 +32,7 @@ from worker_hooks.script.unregistered import Unregistered
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.replication import Replication
 from worker_hooks.training.loop_variables import LoopVariables
+from worker_hooks.training.own_loop import OwnLoop
 from worker_hooks.training.script_frames import advance, consumers, frames_of_script
 from worker_hooks.training.step import StepTracker
 from worker_hooks.training.torch_hooks import is_left_regularly
@@ -111,7 +111,7 @@ class DataLoop:
         self._counts_epochs = False  # begin_epoch() is in use
         self._variables = LoopVariables(self._registered, committed.private.script)
         self._unregistered: Unregistered | None = None  # from the first loop of the run on
-        self._unfed: UnfedLoaders | None = None  # in the first step of a loop of the script's own
+        self._own_loop: OwnLoop | None = None  # if this rank says what begins anew in it
         self._registered_objects = list(registered)
         self._has_committed = False  # a step of this run
         self._loops = 0  # calls of batches() in this epoch
@@ -239,7 +239,7 @@ class DataLoop:
             else:
                 self._variables.asked(frame)
             self._say_lost(self._variables.lost())
-            self._say_unfed()
+            self._say_anew(frame)
         if is_due:
             if self._current is None:
                 self._resume_point = None
@@ -424,11 +424,10 @@ class DataLoop:
         if named:
             self._say_unprotected(notice.sentences(named))
 
-    def _say_unfed(self) -> None:
-        """Say that nobody knows the place in the data of a loop of the script's own."""
-        unfed, self._unfed = self._unfed, None
-        if unfed is not None and unfed.have_advanced():
-            self._say_unprotected([(BEGINS_ANEW, True)])
+    def _say_anew(self, frame: FrameType) -> None:
+        """Say what begins anew in a loop of the script's own."""
+        if self._own_loop is not None:
+            self._say_unprotected((each, True) for each in self._own_loop.begins_anew(frame))
 
     def _say_changes(self) -> None:
         """Say what has changed, and is saved nowhere."""
@@ -509,8 +508,8 @@ class DataLoop:
         if is_loop:
             self._enter_script(frame, (), self._resume_point, is_own=True)
         self._arm(feed)
-        if self._may_say and not self._committed.private.script.is_ignored(NAME):
-            self._unfed = UnfedLoaders()
+        if self._may_say:
+            self._own_loop = OwnLoop(self._committed.private.script.is_ignored)
         self._committed.begin_loop(self.epoch, self.batch)
 
     def _say(self, remark: str) -> None:

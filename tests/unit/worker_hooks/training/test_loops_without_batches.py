@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from worker_hooks import ExitByRequest, GracefulExit, TrainState
 from worker_hooks.guard.guard import Guard
+from worker_hooks.training import own_loop
 
 TRIGGERED = "Graceful exit is triggered, stop training."
 
@@ -169,6 +170,88 @@ def test_a_loader_that_hands_out_nothing_in_a_step_is_no_training_data(told):
         list(DataLoader(range(2)))  # a validation
         training.update()
     next(checks)
+    assert told == []
+
+
+def over_a_list(training):
+    for item in [1, 2, 3]:
+        if training.state.should_exit:
+            break
+        training.update()
+        del item
+    assert not training.state.should_exit
+
+
+def over_a_range_again(training, count):
+    for number in range(count):
+        training.update()
+        if training.state.should_exit:
+            return number
+    return None
+
+
+def said_of(told):
+    return [(text.partition("`")[2].partition("`")[0], refused) for text, refused in told]
+
+
+def test_a_loop_that_begins_anew_is_said_at_the_first_commit_and_once(told):
+    training = Training()
+    for item in [1, 2, 3]:
+        if training.state.should_exit:
+            break
+        assert len(told) == (item > 1)
+        training.update()
+    over_a_list(training)
+    over_a_list(training)
+    assert said_of(told) == [("for item in [1, 2, 3]", False)] * 2  # there are two such loops
+
+
+def test_so_is_a_second_one_that_comes_later(told):
+    training = Training()
+    while not training.state.should_exit and training.state.step < 2:
+        training.update()
+    assert told == []
+    over_a_range_again(training, 2)
+    over_a_range_again(training, 2)
+    assert said_of(told) == [("for number in range(count)", False)]
+
+
+def test_it_is_refused_where_nothing_may_begin_anew_before_the_first_commit_only(told):
+    training = Training()
+    guard = training.state._guard
+    guard.env = guard.env._replace(is_strict=True)
+    over_a_list(training)
+    over_a_range_again(training, 2)
+    assert [refused for _, refused in told] == [True, False]
+    assert "for item in [1, 2, 3]` begins anew after a replacement or resume" in told[0][0]
+    assert told[0][0].endswith("by state.ignore('item'): refused, because of --strict")
+
+
+def test_a_loop_may_be_left_to_the_script_by_the_name_of_its_variable(told):
+    training = Training()
+    training.state.ignore("item")
+    over_a_list(training)
+    assert told == []
+
+
+def test_all_loops_around_are_said_in_one_sentence(told):
+    training = Training()
+    for _ in range(2):
+        for x, y in [(1, 2)]:
+            training.update()
+            assert not training.state.should_exit
+            del x, y
+    ((text, _),) = told
+    assert "`for _ in range(2)`, test_loops_without_batches.py:" in text
+    assert "`for x, y in [(1, 2)]` begin anew after" in text
+
+
+def test_a_rank_that_says_nothing_looks_for_nothing(told, monkeypatch):
+    training = Training()
+    guard = training.state._guard
+    guard.env = guard.env._replace(attempt=1)
+    monkeypatch.setattr(own_loop, "begin_anew", lambda *_: pytest.fail("it was read"))
+    over_a_list(training)
     assert told == []
 
 
