@@ -24,7 +24,7 @@ from agent.controller.states import JobState, RankState
 from worker_hooks.contract import protocol
 
 SCHEDULES, PARTS = 100_000, 10  # parts that the workers of pytest share
-LIMIT = 100  # of the cost of a part: about twice the present one
+LIMIT = 2_500  # of the cost of a schedule: about twice the present one
 
 # the weather is such that nothing of this is rare: at least so many times in a part
 SEEN = {
