@@ -30,6 +30,8 @@ def pytest_collection_finish() -> None:
     """What is imported by now is never garbage: tests that collect theirs need not look through it."""
     if "torch" in sys.modules:
         importlib.import_module("torch._dynamo")  # by the first optimizer, else
+        # as in the ranks of a job; two threads on a busy processor wait for each other, spinning
+        importlib.import_module("torch").set_num_threads(1)
     gc.freeze()
 
 

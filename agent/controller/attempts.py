@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -22,8 +22,7 @@ SIGNAL_EXIT_BASE = 128  # the shell's convention: 128 + signal
 INTERRUPTS = frozenset({signals.SIGINT, signals.SIGQUIT})  # somebody sits at the keyboard
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The job after an event, what to do, and one sentence that people are to hear, if any."""
 
     job: Job
@@ -37,7 +36,8 @@ def move(job: Job, event: ev.Event, condition: Condition) -> Job:
     Raises:
         KeyError: it names none.
     """
-    return job._replace(state=next_state(job.state, ev.row(event), condition))
+    state = next_state(job.state, ev.row(event), condition)
+    return job if state is job.state else job._replace(state=state)
 
 
 def begin(job: Job, reason: str) -> Decision:

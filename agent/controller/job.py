@@ -195,8 +195,10 @@ class Job(NamedTuple):
 
     def with_step(self, rank: int, step: int) -> Job:
         """The job once a rank whose state can be saved is known to have committed ``step``."""
-        newest = max(step, self.now.registered.get(rank, NEVER))
-        now = self.now._replace(registered={**self.now.registered, rank: newest})
+        known = self.now.registered.get(rank)
+        if known is not None and known >= step:
+            return self
+        now = self.now._replace(registered={**self.now.registered, rank: max(step, NEVER)})
         return self._replace(now=now, has_hooks=True)
 
     def with_failure(self, why: str, *, is_raised: bool = False) -> Job:

@@ -96,7 +96,8 @@ def _of_comparison(before: Job, after: Job) -> str:
             f"not protected: {now.unprotected}; if a rank dies, training resumes from the newest "
             "ModelCheckpoint, else from its beginning"
         )
-    return "; ".join(_of_values(after.differing - before.differing))
+    news = after.differing - before.differing
+    return "; ".join(_of_values(news)) if news else ""
 
 
 def _of_values(news: Collection[str]) -> Iterator[str]:

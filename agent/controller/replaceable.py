@@ -38,7 +38,7 @@ def note_own_failure(job: Job, event: ev.WorkerExited | protocol.Raised) -> Job:
             return job.with_own_failure(rank, error)
         case ev.WorkerExited(rank=rank, exit_code=code, error=error) if code > 0 and error:
             return job.with_own_failure(rank, f"{describe_exit(code)}: {error}")
-        case ev.WorkerExited(rank=rank, exit_code=code) if code < 0:
+        case ev.WorkerExited(rank=rank, exit_code=code) if code < 0 and rank in job.now.failures:
             # its exception, if it raised one, may be a consequence of what killed it
             failures = {one: what for one, what in job.now.failures.items() if one != rank}
             return job._replace(now=job.now._replace(failures=failures))

@@ -197,15 +197,14 @@ def _registered(job: Job, event: protocol.Registered) -> Turn:
 def with_registered(job: Job, event: protocol.Registered) -> Job:
     """The job once a rank's state can be saved, perhaps again after its link was closed."""
     now, known = job.now, job.since_restart
+    if event.rank in now.unreachable:
+        now = now._replace(unreachable=now.unreachable - {event.rank})
     not_replaceable = {**known.not_replaceable, event.rank: event.not_replaceable_why}
     comparison = known.comparison
     if event.compares:
         comparison = comparison._replace(awaited=comparison.awaited | {event.rank})
-    job = job._replace(
-        now=now._replace(unreachable=now.unreachable - {event.rank}),
-        since_restart=known._replace(not_replaceable=not_replaceable, comparison=comparison),
-    )
-    return job.with_step(event.rank, event.step)
+    known = known._replace(not_replaceable=not_replaceable, comparison=comparison)
+    return job._replace(now=now, since_restart=known).with_step(event.rank, event.step)
 
 
 def _raised(job: Job, event: protocol.Raised) -> Turn:

@@ -21,6 +21,7 @@ from worker_hooks.contract import protocol
 if TYPE_CHECKING:
     from support.simulator.promises import Watch
 
+ENDING = (JobState.STOPPING, JobState.KILLING)
 BEGUN = (JobState.STARTING, JobState.RUNNING)
 ASKED = (JobState.HOLDING, JobState.FREEZING, JobState.DUMPING)
 BUSY = (JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING)
@@ -129,7 +130,7 @@ class DumpWatch:
 
     def raised(self, before: Job, event: protocol.Raised) -> None:
         state = self.node.job.state
-        if before.state in {JobState.STOPPING, JobState.KILLING} and event.rank not in self.held:
+        if before.state in ENDING and event.rank not in self.held:
             if not any(
                 is_order(each, protocol.Release) and event.rank in each.ranks
                 for each in self.watch.actions

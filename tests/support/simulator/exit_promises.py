@@ -76,7 +76,7 @@ class ExitWatch:
         self.is_asked = True
         self.signum = self.signum or event.signum
         patience = 2 if self.hold is None else 3
-        busy = before.state in {*SAVING, *ENDING}
+        busy = before.state in SAVING or before.state in ENDING
         self.is_now = self.is_now or event.is_now or (busy and self.requests >= patience)
         if self.is_now and not (state.is_end or state is JobState.KILLING):
             self.broken(f"{event} is not heard while {state}")

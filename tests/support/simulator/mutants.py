@@ -1,7 +1,5 @@
 """Controllers that break a promise: each is the real one with one mistake."""
 
-from dataclasses import replace
-
 from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
@@ -16,7 +14,7 @@ def changing(kind, **fields):
         actions = (
             ordering(each, **fields) if is_order(each, kind) else each for each in decision.actions
         )
-        return replace(decision, actions=tuple(actions))
+        return decision._replace(actions=tuple(actions))
 
     return mutant
 
@@ -25,7 +23,7 @@ def without(kind):
     def mutant(job, event):
         decision = decide(job, event)
         kept = tuple(each for each in decision.actions if not is_order(each, kind))
-        return replace(decision, actions=kept)
+        return decision._replace(actions=kept)
 
     return mutant
 

@@ -107,7 +107,7 @@ class Watch:
     def left_out(self, before: Job, event: ev.Event, actions: Sequence[do.Action]) -> None:
         """Nobody is forgotten: whoever exists when the job is stopped or killed hears of it."""
         now = self.node.job.state
-        if now not in {JobState.STOPPING, JobState.KILLING}:
+        if now not in ENDING:
             return
         entered = now is not before.state
         expected = self.running if entered else set()
@@ -144,7 +144,7 @@ class Watch:
         if old is JobState.FREEZING and waited_s > self.node.policy.dump.answer_s + 1e-6:
             self.broken(f"frozen for {waited_s} s")
         self.was_frozen = self.was_frozen or new in BUSY
-        if new in {JobState.STOPPING, JobState.KILLING}:
+        if new in ENDING:
             self.told_to_stop = True
             closes = any(isinstance(each, do.AbandonDump) for each in self.actions)
             if self.dump.open and not closes:

@@ -108,7 +108,7 @@ def giving_one_for_all(job, event):
         else each
         for each in decision.actions
     )
-    return replace(decision, actions=actions)
+    return decision._replace(actions=actions)
 
 
 BROKEN = [

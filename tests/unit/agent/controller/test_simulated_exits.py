@@ -27,7 +27,7 @@ def agreeing_on_the_first_step(job, event):
         ordering(each, step=min(standing.values())) if is_order(each, protocol.Proceed) else each
         for each in decision.actions
     )
-    return replace(decision, actions=tuple(actions))
+    return decision._replace(actions=tuple(actions))
 
 
 def taking_one_answer_for_all(job, event):
@@ -103,14 +103,14 @@ def holding_only_some(job, event):
             replace(each, ranks=each.ranks[:1]) if isinstance(each, do.HoldRanks) else each
             for each in decision.actions
         )
-        return replace(decision, actions=tuple(actions))
+        return decision._replace(actions=tuple(actions))
     return decide(job, event)
 
 
 def saving_nothing(job, event):
     if isinstance(event, protocol.Frozen) and job.state is JobState.HOLDING:
         decision = decide(job._replace(saved_step=10**6), event)
-        return replace(decision, job=decision.job._replace(saved_step=job.saved_step))
+        return decision._replace(job=decision.job._replace(saved_step=job.saved_step))
     return decide(job, event)
 
 
@@ -121,7 +121,7 @@ def signalling_those_who_leave(job, event):
         for each in decision.actions
         if is_order(each, protocol.Leave)
     ]
-    return replace(decision, actions=(*decision.actions, *more))
+    return decision._replace(actions=(*decision.actions, *more))
 
 
 def in_a_hurry(job, event):
@@ -132,13 +132,13 @@ def in_a_hurry(job, event):
         else each
         for each in decision.actions
     )
-    return replace(decision, actions=tuple(actions))
+    return decision._replace(actions=tuple(actions))
 
 
 def starting_again(job, event):
     decision = decide(job, event)
-    return replace(
-        decision, job=counting(decision.job._replace(stop=decision.job.stop._replace(why="")), 0)
+    return decision._replace(
+        job=counting(decision.job._replace(stop=decision.job.stop._replace(why="")), 0)
     )
 
 

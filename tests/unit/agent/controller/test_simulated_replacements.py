@@ -1,7 +1,5 @@
 """Controllers that break a promise about replacements: random schedules notice each of them."""
 
-from dataclasses import replace
-
 import pytest
 from support.policies import altered_policy
 from support.simulator.kinds import altered
@@ -28,7 +26,7 @@ def under_way(job, **changes):
 def never_replacing(job, event):
     off = altered_policy(job.policy, is_on=False)
     decision = decide(job._replace(policy=off), event)
-    return replace(decision, job=decision.job._replace(policy=job.policy))
+    return decision._replace(job=decision.job._replace(policy=job.policy))
 
 
 def replacing_whoever_can_not(job, event):
@@ -87,7 +85,7 @@ def falling_at_every_death(job, event):
     if isinstance(event, ev.WorkerExited) and job.state is JobState.REPLACING:
         none = altered_policy(job.policy, max_replacements=0)
         decision = decide(job._replace(policy=none), event)
-        return replace(decision, job=decision.job._replace(policy=job.policy))
+        return decision._replace(job=decision.job._replace(policy=job.policy))
     return decide(job, event)
 
 
@@ -116,7 +114,7 @@ def forgetting_too_soon(job, event):
         for each in decision.actions
         if isinstance(each, do.ReplaceRanks)
     ]
-    return replace(decision, actions=(*decision.actions, *more))
+    return decision._replace(actions=(*decision.actions, *more))
 
 
 def saving_what_is_in_memory_as_if_on_disk(job, event):
@@ -124,7 +122,7 @@ def saving_what_is_in_memory_as_if_on_disk(job, event):
     if isinstance(event, ev.DumpCommitted) and decision.job.state is JobState.REPLACING:
         memory = decision.job.memory
         job = decision.job._replace(resume=memory.path, saved_step=memory.step)
-        return replace(decision, job=job)
+        return decision._replace(job=job)
     return decision
 
 
@@ -132,7 +130,7 @@ def killing_a_survivor(job, event):
     decision = decide(job, event)
     if isinstance(event, protocol.Rejoining) and decision.job != job:
         kill = do.SignalRanks((event.rank,), 9, "why not")
-        return replace(decision, actions=(*decision.actions, kill))
+        return decision._replace(actions=(*decision.actions, kill))
     return decision
 
 

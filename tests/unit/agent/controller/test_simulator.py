@@ -24,7 +24,7 @@ from agent.controller.states import JobState, RankState
 from worker_hooks.contract import protocol
 
 SCHEDULES, PARTS = 100_000, 10  # parts that the workers of pytest share
-LIMIT = 100  # of the cost of a part: about twice the present one
+LIMIT = 2_500  # of the cost of a schedule: about twice the present one
 
 # the weather is such that nothing of this is rare: at least so many times in a part
 SEEN = {
@@ -82,8 +82,8 @@ def without_finish(job, event):
 
 def forgetting_the_request(job, event):
     decision = decide(job, event)
-    return replace(
-        decision, job=decision.job._replace(stop=decision.job.stop._replace(signum=None))
+    return decision._replace(
+        job=decision.job._replace(stop=decision.job.stop._replace(signum=None))
     )
 
 
@@ -102,20 +102,20 @@ def signalling_the_dead(job, event):
         else each
         for each in decision.actions
     )
-    return replace(decision, actions=tuple(actions))
+    return decision._replace(actions=tuple(actions))
 
 
 def without_a_budget(job, event):
     policy = job.policy
     decision = decide(job._replace(policy=policy._replace(max_restarts=9)), event)
-    return replace(decision, job=decision.job._replace(policy=policy))
+    return decision._replace(job=decision.job._replace(policy=policy))
 
 
 def blaming_the_last(job, event):
     decision = decide(job, event)
     died = isinstance(event, ev.WorkerExited) and event.exit_code != 0
     if died and not job.state.is_end and decision.job.now.failure:
-        return replace(decision, job=attempting(decision.job, failure=f"rank {event.rank} failed"))
+        return decision._replace(job=attempting(decision.job, failure=f"rank {event.rank} failed"))
     return decision
 
 
@@ -128,13 +128,13 @@ def never_killing(job, event):
 def forgetting_dumps(job, event):
     decision = decide(job, event)
     if decision.job.state is JobState.STARTING:
-        return replace(decision, job=decision.job._replace(dump=None))
+        return decision._replace(job=decision.job._replace(dump=None))
     return decision
 
 
 def forgetting_what_is_saved(job, event):
     decision = decide(job, event)
-    return replace(decision, job=decision.job._replace(resume=job.resume))
+    return decision._replace(job=decision.job._replace(resume=job.resume))
 
 
 def believing_answers_to_old_orders(job, event):
@@ -169,7 +169,7 @@ def giving_up_at_the_first_trouble(job, event):
     if isinstance(event, protocol.SaveFailed):
         one = altered_policy(job.policy, places=1)
         decision = decide(job._replace(policy=one), altered(event, is_place=True))
-        return replace(decision, job=decision.job._replace(policy=job.policy))
+        return decision._replace(job=decision.job._replace(policy=job.policy))
     return decide(job, event)
 
 

@@ -263,14 +263,14 @@ for batch in state.batches(range(9)):
 """
 
 
-def script(tmp_path, how):
-    run = [sys.executable, "-c", SCRIPT, how, str(tmp_path / "saved")]
+def script(tmp_path, how, python=(sys.executable,)):
+    run = [*python, "-c", SCRIPT, how, str(tmp_path / "saved")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(run, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_an_exception_leaves_a_checkpoint_of_its_own_name(tmp_path):
-    done = script(tmp_path, "raises")
+def test_an_exception_leaves_a_checkpoint_of_its_own_name(tmp_path, warm_python):
+    done = script(tmp_path, "raises", warm_python.words)
     assert done.returncode == 1
     assert done.stderr.index("RuntimeError: the script's own mistake") < done.stderr.index(
         "saved: "
@@ -281,8 +281,8 @@ def test_an_exception_leaves_a_checkpoint_of_its_own_name(tmp_path):
     assert found.reason == "RuntimeError: the script's own mistake"
 
 
-def test_a_state_that_is_torn_is_not_saved(tmp_path):
-    done = script(tmp_path, "torn")
+def test_a_state_that_is_torn_is_not_saved(tmp_path, warm_python):
+    done = script(tmp_path, "torn", warm_python.words)
     assert "the state at the exception is not saved" in done.stderr
     assert names(tmp_path / "saved") == ["Net-1_4"]
 

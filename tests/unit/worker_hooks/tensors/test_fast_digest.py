@@ -25,6 +25,20 @@ EDGES = [
 OFF = [SMALL + 8, SMALL + 7, SMALL + 3 * ROW + 4, 130_003, 261_121, 3 * PIECE + 513]
 
 
+@pytest.fixture(autouse=True)
+def told_threads(request, monkeypatch):
+    """How many threads torch is said to have: it decides how much is summed up at once."""
+    count = getattr(request, "param", 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+
+
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
 def replica(tensors, rest="{}"):
     return Replica(tensors, (), rest, {})
 
@@ -65,6 +79,7 @@ def octets(nbytes, seed=0):
 # --- equal --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("told_threads", [1, 2], indirect=True)
 @pytest.mark.parametrize("size", [0, 1, 7, 512, *EDGES[:12], *OFF[:5]])
 def test_it_is_what_it_is_said_to_be_however_it_is_cut(size):
     content, chance = octets(size, size), random.Random(size)
@@ -243,6 +258,7 @@ def test_what_the_same_bytes_are_of_shows():
 # --- beside a training --------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_no_thread_stays():
     """Torch starts its threads for each of ours that asks, so a new one shows what they are."""
     state, left = replica({"w": noise((2 * PIECE + 999,), torch.uint8)}), []

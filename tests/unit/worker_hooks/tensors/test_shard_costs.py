@@ -1,15 +1,19 @@
 """Saving a shard: beside a main thread that hangs, on a full disk, with little memory."""
 
+import os
 import subprocess
-import sys
 import threading
 
 import pytest
 import torch
+from support.jobs import ROOT
 
 from worker_hooks.tensors.shard import Replica, digest, write
 
 pytestmark = pytest.mark.slow
+
+
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def quiet(_nbytes):
@@ -35,7 +39,7 @@ def test_it_runs_in_a_thread_of_its_own(tmp_path):
     assert tensors["b"].grad_fn is not None
 
 
-def test_a_full_disk_leaves_nothing(tmp_path):
+def test_a_full_disk_leaves_nothing(tmp_path, warm_python):
     code = f"""
 import os, resource, threading, torch
 from pathlib import Path
@@ -50,7 +54,8 @@ except OSError as error:
     assert len(os.listdir("/proc/self/fd")) == len(fds)
     print(error.strerror)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = [*warm_python.words, "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, env=ENVIRON)
     assert done.stdout == "File too large\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -85,9 +90,9 @@ print(sum(t.nbytes for t in tensors.values()), (peak_kb() - before) * 1024)
 @pytest.mark.parametrize(
     ("kind", "part", "parts"), [("in order", 0, 1), ("strided", 1, 3), ("strided", 0, 0)]
 )
-def test_extra_memory_is_bounded(tmp_path, kind, part, parts):
-    run = [sys.executable, "-c", MEMORY, tmp_path / "x", kind, str(part), str(parts)]
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
+def test_extra_memory_is_bounded(tmp_path, warm_python, kind, part, parts):
+    run = [*warm_python.words, "-c", MEMORY, tmp_path / "x", kind, str(part), str(parts)]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, env=ENVIRON)
     size, extra = map(int, done.stdout.split())
     assert size > 500e6
     assert extra < (64e6 if kind == "strided" else 8e6)
