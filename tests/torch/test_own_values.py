@@ -172,7 +172,7 @@ def test_a_loop_that_would_begin_anew_is_said_before_a_death(
 def test_a_loop_that_would_begin_anew_is_refused_unless_the_script_says_that_it_does_not(
     launcher: Launcher,
 ) -> None:
-    words = msrun_of("--worker_num=1", "--strict")
+    words = msrun_of(launcher, "--worker_num=1", "--strict")
     refused = run(launcher, launcher.tmp / "anew", *words, OWN_LOOP, "range")
     assert refused.ended.code == 2, refused.ended.out
     assert "for number in range(STEPS)` begins anew" in refused.ended.out
