@@ -74,7 +74,9 @@ def test_only_who_is_lost_is_started_again_as_often_as_it_takes(msrun: Launcher)
     assert (two["survivors"], two["newcomers"], two["attempt"]) == ([1], [0, 2], 2)
     saves = [set(one["writers"]) for one in seen(job, "SaveRanks")]
     assert (saves[0], saves[-1]) == ({0, 1}, {1})
-    assert all(each == {2} for each in saves[1:-1])  # rank 0's death was known before that of rank 2
+    assert all(
+        each == {2} for each in saves[1:-1]
+    )  # rank 0's death was known before that of rank 2
     assert sorted(event["rank"] for event in seen(job, "Rejoining")) == [0, 1, 1]
     assert ended.err.count(one["reason"]) == 1
     assert not (msrun.tmp / "ckpt").exists()
