@@ -19,7 +19,7 @@ from msrun.drill.history import DrillHistory
 _FINAL = re.compile(r"\[rank (\d+)\]: FINAL (.*)")
 _OURS = "msrun: "
 _DEATH = re.compile(rf"{_OURS}.*(was killed by|exited with code|raised )")
-_REFUSAL = re.compile(r"\b(not|no|cannot|never|nothing|anew|unprotected|refused)\b")
+_REFUSAL = re.compile(r"\b(not|no|cannot|never|nothing|anew|unprotected|refused|lacks?)\b")
 _ANEW = re.compile("begins? anew after a replacement or resume")  # weights may depend on it
 _ACCUSATION = "corrupts data"  # no drill corrupts anything: whatever differs, the script does it
 _BENIGN = ("TrainState: no ckpt_save_path", "protected:")

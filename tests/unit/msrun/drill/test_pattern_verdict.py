@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agent.controller import messages
 from msrun.drill.history import DrillHistory, RankLife, Strike
 from msrun.drill.pattern_verdict import (
     PatternRun,
@@ -106,6 +107,14 @@ msrun: not replaced: step 2 is not saved
         "queue cannot be saved",
     )
     assert read_said("", history()) == ()
+
+
+@pytest.mark.parametrize(
+    "sentence", [messages._LATE, messages._LATES, messages._RESULT, messages._RESULTS]
+)
+def test_whatever_msrun_says_of_values_that_differ_by_rank_is_said(sentence):
+    told = sentence.format("t.py:4 `mean`")
+    assert read_said(f"msrun: {told}\n", history()) == (told,)
 
 
 def test_hardware_is_accused_without_a_reason():
