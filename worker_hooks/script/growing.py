@@ -20,7 +20,9 @@ FIXED = frozenset({float, int, bool, str, bytes, complex, type(None)})
 """Types whose values never change in place."""
 
 MAPPINGS = frozenset({dict, OrderedDict, Counter, defaultdict})
-_PLAIN = 2  # marshal's format in which the bytes do not depend on who else refers to the value
+PLAIN = 2
+"""Marshal's format in which the bytes do not depend on who else refers to the value."""
+
 _HEAD = 5  # bytes of a marshalled list in front of its items: its kind and their count
 
 
@@ -76,7 +78,7 @@ class GrowingText:
     def _joined(
         self, items: list[Any], path: str, ends: str, encode: Callable[[Any, str], str]
     ) -> str:
-        now = marshal.dumps(items, _PLAIN)
+        now = marshal.dumps(items, PLAIN)
         was, text = self._known.get(path, (b"", ""))
         if now == was:
             return text

@@ -486,7 +486,7 @@ class ScriptValues:
             variable.pack()
         if variable.is_large and variable.name not in self.large:
             self.large.add(variable.name)
-            log.warning(TOO_LARGE, variable.name, values.LARGE_BYTES >> 10)
+            log.warning(TOO_LARGE, variable.name, values.LARGE_BYTES >> 10, values.LARGE_TENSORS)
 
 
 LACKS_CHANGE = (
@@ -502,7 +502,7 @@ GROWS = (
     "make all of its objects before run, or keep what they hold in state.own"
 )
 TOO_LARGE = (
-    "%s changes while training and is larger than %d KiB, or has more than 128 tensors: it begins "
+    "%s changes while training and is larger than %d KiB, or has more than %d tensors: it begins "
     "anew after a replacement or resume; give it to TrainState(...) as a tensor or with "
     "state_dict and load_state_dict"
 )

@@ -21,7 +21,7 @@ from worker_hooks.contract.script_record import ScriptRecord
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.rng.generators import stream_of
 from worker_hooks.script import growing
-from worker_hooks.script.growing import MAPPINGS
+from worker_hooks.script.growing import MAPPINGS, PLAIN
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.tensor_bytes import entry_of, from_bytes, to_bytes
 
@@ -31,7 +31,7 @@ FIXED = growing.FIXED | {torch.dtype, torch.device}
 LARGE_BYTES = 64 << 10  # a value is not looked into beyond this size
 _LARGE_ITEMS = 8192
 _TENSOR = 64  # as so many items: to look at one takes as long
-_PLAIN = 2  # marshal's format in which the bytes do not depend on who else refers to the value
+LARGE_TENSORS = _LARGE_ITEMS // _TENSOR
 _KIND = "$"  # beside state_json's kinds: values that are only bytes
 
 
@@ -81,7 +81,7 @@ def mark(value: Any) -> Any:
             raise LargeValueError(f"{len(value)} items")
         plain = dict(value) if kind in MAPPINGS else list(value) if kind is deque else value
         try:
-            content = marshal.dumps(plain, _PLAIN)
+            content = marshal.dumps(plain, PLAIN)
         except ValueError:  # something in it is no plain value, a tensor for example
             return _mark_of_items(value)
         if len(content) > LARGE_BYTES:
@@ -123,7 +123,7 @@ def _mark_of_items(value: Any) -> Any:
                 if size > LARGE_BYTES:
                     raise LargeValueError(f"{size} bytes and more")
                 if count > _LARGE_ITEMS:
-                    raise LargeValueError(f"more than {_LARGE_ITEMS // _TENSOR} tensors")
+                    raise LargeValueError(f"more than {LARGE_TENSORS} tensors")
     return found
 
 
@@ -145,7 +145,7 @@ def check(value: Any, excluded: Collection[int] = ()) -> None:
             count += len(each)
             waiting += each.values() if isinstance(each, dict) else each
         if count > _LARGE_ITEMS:
-            raise LargeValueError(f"more than {_LARGE_ITEMS} items, or as many / {_TENSOR} tensors")
+            raise LargeValueError(f"more than {_LARGE_ITEMS} items, or {LARGE_TENSORS} tensors")
 
 
 def check_own(value: Any, name: str) -> None:
