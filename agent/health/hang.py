@@ -5,6 +5,14 @@ Pure: observations come in at each look, a finding comes out. A rank over its li
 where ranks wait for each other; then all ranks are inspected. A *culprit* is over its limit and
 gives no answer, or its main thread is in no collective; a rank in a collective is its victim.
 
+A culprit that no signal has stopped is *spared* in three cases. No peer waits for it in a
+collective. The kernel keeps it waiting: it reads, and cannot be killed. Or other ranks stand still
+outside of collectives, too: then they have one cause, such as a file system that does not answer,
+and new ranks would read from it as well. (If one rank alone stands in such an outage, because the
+others had read already, it looks like a hang and is taken for one.) Where a rank waits for a
+person, in a debugger, say, no rank is judged. Spared ranks are judged again as soon as one rank
+moves, else after the longest limit. A rank without peers is never judged: nobody waits for it.
+
 If all ranks are in collectives for twice their limits, the collectives do not match. Then no rank
 is to blame, and the rank that is furthest behind (the lowest of several) is named: its end ends the
 waiting of all, and the reason says where each of them was.
@@ -12,7 +20,7 @@ waiting of all, and the reason says where each of them was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from agent.health.stall import (
@@ -26,11 +34,17 @@ from agent.health.stall import (
     limits,
     observe,
     over_limit,
+    stands,
 )
+from agent.text.wording import described, ranged
 from worker_hooks.contract.status_page import Heartbeat, Phase
 
 STALEMATE = 2  # times the limit, until ranks that all are in collectives wait in vain
 EVERYBODY_WAITS = "all ranks wait in collectives that do not match"
+OUTAGE = (
+    "msrun takes it for an outage of what they read (a file system, a network), ends no rank, and "
+    "waits"
+)
 
 
 class Inspection(NamedTuple):
@@ -38,6 +52,7 @@ class Inspection(NamedTuple):
 
     is_in_collective: bool
     text: str
+    held: str = ""  # by what a person keeps it from going on: ``is in a debugger``
 
     @property
     def innermost(self) -> str:
@@ -51,6 +66,7 @@ class HangFinding(NamedTuple):
     culprits: Mapping[int, str]
     victims: tuple[int, ...]
     reason: str = ""
+    standstill: str = ""  # for people: why nobody makes progress though no rank hangs
 
 
 class HangDetector:
@@ -68,6 +84,15 @@ class HangDetector:
         self._cleared: dict[int, int] = {}  # victim -> when it came to where it waits
         self._excused: dict[int, int] = {}  # the same of a rank that may wait outside of torch
         self._accused: dict[int, int] = {}
+        self._spared: dict[int, bool] = {}  # rank -> whether it was stopped by a signal
+        self._spared_at: tuple[tuple[int, int], ...] = ()  # where each rank was then
+        self._spared_until_s = 0.0  # if nobody moves
+        self._standing: dict[int, int] = {}  # the same of ranks that a standstill was told of
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether a standstill was found, and not every rank has made progress since."""
+        return bool(self._standing)
 
     def set_pace(self, steps: TypicalSteps) -> None:
         """The job's recent steps took so long."""
@@ -89,6 +114,8 @@ class HangDetector:
         """Take in observations of all ranks that train; suspects, if all are to be inspected."""
         self.note(seen, now_s, have_left=have_left)
         cases = self._cases()
+        if len(self._stalls) == 1:
+            return []  # nobody waits for it
         is_reason = any(map(self._is_suspected, cases.values())) or self._is_stalemate(cases)
         return list(cases.values()) if is_reason else []
 
@@ -104,6 +131,23 @@ class HangDetector:
         self._stalls = {
             each.rank: observe(before.get(each.rank), each, now_s, self._from_s) for each in seen
         }
+        stood = self._standing.items()
+        at = dict(self._places())
+        self._standing = {rank: at_ns for rank, at_ns in stood if at.get(rank) == at_ns}
+        if self._spared and self._has_moved(now_s):
+            self._spared = {}  # and the time of an outage counts for nobody
+            self._from_s = now_s
+            self._stalls = {each.rank: observe(None, each, now_s, now_s) for each in seen}
+
+    def _places(self) -> tuple[tuple[int, int], ...]:
+        """Since when each rank is where it is."""
+        return tuple((rank, stall.seen.beat.at_ns) for rank, stall in self._stalls.items())
+
+    def _has_moved(self, now_s: float) -> bool:
+        """Whether anybody made progress, or a spared rank was at work, since they were spared."""
+        if self._places() != self._spared_at:
+            return True
+        return any(self._stalls[rank].idle_s == now_s for rank in self._spared)
 
     def judge(self, answers: Mapping[int, Inspection]) -> HangFinding:
         """Which ranks hang, as of the last look, by the answers of the ranks' listeners since."""
@@ -116,12 +160,60 @@ class HangDetector:
             excused = [rank for rank, each in culprits.items() if not self._is_overdue(each)]
             self._remember(self._excused, excused)  # they may wait for it outside of torch
             culprits = {rank: each for rank, each in culprits.items() if rank not in excused}
-        blamed = {rank: _accusation(each, answers.get(rank)) for rank, each in culprits.items()}
-        if not blamed and self._is_stalemate(cases):
+        held = {rank: answers[rank].held for rank in self._stalls if _held(answers.get(rank))}
+        spared = set(culprits) if held else self._to_spare(culprits, victims)
+        blamed = {
+            rank: _accusation(each, answers.get(rank))
+            for rank, each in culprits.items()
+            if rank not in spared
+        }
+        if not culprits and len(victims) == len(self._stalls) and self._is_stalemate(cases):
             blamed = self._break(cases, answers)
         self._remember(self._accused, blamed)
         victims = [rank for rank in victims if rank not in blamed]
-        return HangFinding(blamed, tuple(victims), "" if blamed else _awaited(cases, others))
+        if blamed or not (spared or held):
+            return HangFinding(blamed, tuple(victims), "" if blamed else _awaited(cases, others))
+        return self._spare({rank: cases[rank] for rank in spared}, victims, held, answers)
+
+    def _to_spare(self, culprits: Mapping[int, StallKind], victims: Sequence[int]) -> set[int]:
+        """Those of them that hang only if nothing else explains it."""
+        alike = {rank for rank in self._stalls if rank not in victims and self._stands(rank)}
+        return {
+            rank
+            for rank, case in culprits.items()
+            if not case.is_stopped
+            and (not victims or case.is_in_kernel or (rank in alike and len(alike) > 1))
+        }
+
+    def _stands(self, rank: int) -> bool:
+        return stands(self._stalls[rank], self.limits)
+
+    def _spare(
+        self,
+        cases: Mapping[int, StallKind],
+        victims: Sequence[int],
+        held: Mapping[int, str],
+        answers: Mapping[int, Inspection],
+    ) -> HangFinding:
+        """Blame nobody, until somebody moves or the longest limit has passed."""
+        now_s = max(stall.looked_s for stall in self._stalls.values())
+        self._spared = dict.fromkeys(held, False)
+        self._spared |= {rank: case.is_stopped for rank, case in cases.items()}
+        self._spared_at = self._places()
+        self._spared_until_s = now_s + self.limits.busy_s
+        still = {rank for rank in self._stalls if rank not in victims and self._stands(rank)}
+        at_work = self._stalls.keys() - {*victims, *still, *cases, *held}
+        why = _why_held(held) if held else _why_spared(cases, still, victims)
+        if at_work and not held:
+            return HangFinding({}, tuple(victims), f"{why}; {ranged(at_work)} may be at work")
+        self._standing = {rank: at_ns for rank, at_ns in self._places() if rank not in victims}
+        places = [
+            (rank, f"at {answers[rank].innermost}" if rank in answers else "without an answer")
+            for rank in sorted({*still, *cases, *held})
+        ]
+        follows = "msrun ends no rank, and waits" if held else OUTAGE
+        told = f"{why}: {follows}; {described(places)}"
+        return HangFinding({}, tuple(victims), told, told)
 
     def _cases(self) -> dict[int, StallKind]:
         """Ranks over their limits, if all others are at least on their way there."""
@@ -137,11 +229,12 @@ class HangDetector:
     ) -> bool:
         answer = answers.get(rank)
         is_stopped = rank in cases and cases[rank].is_stopped
-        return answer is not None and answer.is_in_collective and not is_stopped
+        is_waiting = answer is not None and answer.is_in_collective and not answer.held
+        return is_waiting and not is_stopped
 
     def _is_suspected(self, case: StallKind) -> bool:
         """Whether this one is reason enough to ask all ranks where they are."""
-        if self._is_known(case.rank, self._accused):
+        if self._is_known(case.rank, self._accused) or self._is_spared(case):
             return False
         if case.is_stopped:
             return True
@@ -149,6 +242,12 @@ class HangDetector:
         if is_in_backward or self._is_known(case.rank, self._cleared):
             return False
         return self._is_overdue(case) or not self._is_known(case.rank, self._excused)
+
+    def _is_spared(self, case: StallKind) -> bool:
+        """Whether it was spared, or may be: nobody has moved since."""
+        if not self._spared or self._stalls[case.rank].looked_s >= self._spared_until_s:
+            return False
+        return not case.is_stopped or self._spared.get(case.rank, False)
 
     def _is_overdue(self, case: StallKind) -> bool:
         """Whether the work of others is no excuse any more."""
@@ -159,7 +258,9 @@ class HangDetector:
         if len(cases) < len(self._stalls) or self._have_left:
             return False
         return bool(cases) and all(
-            each.silent_s >= STALEMATE * each.limit_s and not self._is_known(rank, self._accused)
+            each.silent_s >= STALEMATE * each.limit_s
+            and not self._is_known(rank, self._accused)
+            and not self._is_spared(each)
             for rank, each in cases.items()
         )
 
@@ -168,8 +269,6 @@ class HangDetector:
     ) -> dict[int, str]:
         """All wait: one rank has to go."""
         last = min(cases, key=lambda rank: (self._stalls[rank].seen.beat.step, rank))
-        if len(cases) == 1:
-            return {last: _accusation(cases[last], answers.get(last))}
         self._remember(self._accused, cases)
         where = "; ".join(f"rank {rank} at {answers[rank].innermost}" for rank in sorted(cases))
         return {last: f"{cases[last].words}; {EVERYBODY_WAITS}: {where}"}
@@ -193,3 +292,27 @@ def _awaited(cases: Mapping[int, StallKind], others: Sequence[int]) -> str:
     if not others:
         return "all wait for each other, which may take a while"
     return f"the others wait for rank {', '.join(map(str, sorted(others)))}, within its limit"
+
+
+def _held(answer: Inspection | None) -> bool:
+    return answer is not None and bool(answer.held)
+
+
+def _why_held(held: Mapping[int, str]) -> str:
+    return described((rank, held[rank]) for rank in sorted(held))
+
+
+def _why_spared(
+    cases: Mapping[int, StallKind], still: Collection[int], victims: Sequence[int]
+) -> str:
+    """What speaks against a hang, in words."""
+    silent_s, stuck = max(case.silent_s for case in cases.values()), {*cases, *still}
+    why = f"{ranged(stuck)} made no progress for {silent_s:.1f} s"
+    if not victims:
+        why += ", and no rank waits in a collective"
+    elif len(stuck) > 1:
+        why += " at the same time"
+    in_kernel = [rank for rank, case in cases.items() if case.is_in_kernel]
+    if in_kernel:
+        why += f"; {ranged(in_kernel)} cannot be killed before the kernel has done (state D)"
+    return why

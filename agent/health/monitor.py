@@ -14,11 +14,19 @@ from typing import Protocol
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.health.hang import HangDetector, Inspection
-from agent.health.stall import DEAD, STOPPED, Observation, StallKind, typical_steps
+from agent.health.stall import (
+    DEAD,
+    IN_KERNEL,
+    STOPPED,
+    Observation,
+    StallKind,
+    typical_steps,
+)
 from agent.health.stragglers import Stragglers
 from agent.hooks.rank_links import Timer
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
+from agent.machine.cgroup import is_frozen
 from agent.workers.tempo import Tempo, tempo
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
@@ -35,6 +43,9 @@ PAUSED = (
     "all ranks are stopped (SIGSTOP): msrun takes the job to be paused by a person; SIGCONT to "
     "every rank continues it"
 )
+AT_PROMPT = "waits for a person, in a debugger or for input from the terminal"
+FROZEN = "is frozen by its control group"
+LATE = "msrun could not run when the ranks answered"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -84,10 +95,12 @@ class HealthMonitor:
         self._timer: Timer | None = None
         self._due_s = 0.0
         self._was_paused = False
+        self._stood_from_s: float | None = None  # a standstill was told then, and is not over
         self._inspection = 0  # its id
         self._answers: dict[int, Inspection] | None = None  # while there is one
         self._asked: dict[int, int] = {}  # rank -> attempt
         self._deadline: Timer | None = None
+        self._answers_due_s = 0.0
 
     def watch(self, state: JobState, ranks: Collection[int], *, are_all: bool) -> None:
         """The job is in this state, these ranks train; ``are_all``: none has exited already."""
@@ -113,7 +126,9 @@ class HealthMonitor:
     def hear(self, message: protocol.Stack) -> None:
         """A rank says where its main thread is."""
         if self._answers is not None and message.id == self._inspection:
-            self._answers[message.rank] = Inspection(message.is_in_collective, message.text)
+            held = AT_PROMPT if message.is_at_prompt else ""
+            answer = Inspection(message.is_in_collective, message.text, held)
+            self._answers[message.rank] = answer
             self._judge_if_all_answered()
 
     def forget(self) -> None:
@@ -167,6 +182,7 @@ class HealthMonitor:
             self._journal.event("JobPaused", ranks=sorted(self._ranks), reason=PAUSED)
             self._services.say(PAUSED)
         self._was_paused = self._detector.is_paused
+        self._end_standstill(now_s)
         if cases:
             self._inspect(cases)
 
@@ -192,7 +208,8 @@ class HealthMonitor:
             inspection=self._inspection,
             reason="; ".join(f"rank {case.rank} {case.words}" for case in cases),
         )
-        self._deadline = self._loop.call_later(ANSWER_S, self._judge)
+        self._answers_due_s = self._loop.time() + ANSWER_S
+        self._deadline = self._loop.call_at(self._answers_due_s, self._judge)
         for rank in self._asked:
             self._links.send(rank, protocol.Inspect(self._inspection))
         self._judge_if_all_answered()
@@ -210,29 +227,51 @@ class HealthMonitor:
             self._deadline.cancel()
             self._deadline = None
         answers, self._answers = self._answers or {}, None
-        self._detector.note(self._seen(), self._loop.time(), have_left=not self._are_all)
+        now_s, silent = self._loop.time(), self._asked.keys() - answers.keys()
+        is_late = now_s - self._answers_due_s > LATE_S  # perhaps the ranks could not run, either
+        if is_late:
+            self._detector.start_anew(now_s)
+        frozen = [rank for rank in silent if is_frozen(self._links.pid(rank))]
+        for rank in frozen:
+            answers[rank] = Inspection(is_in_collective=False, text=FROZEN, held=FROZEN)
+        self._detector.note(self._seen(), now_s, have_left=not self._are_all)
         verdict = self._detector.judge(answers)
         self._journal.event(
             "HangJudged",
             inspection=self._inspection,
             culprits=sorted(verdict.culprits),
             victims=verdict.victims,
-            unanswered=sorted(self._asked.keys() - answers.keys()),
+            unanswered=sorted(silent),
             stacks={rank: answers[rank].text.splitlines() for rank in sorted(answers)},
-            reason=verdict.reason or "; ".join(verdict.culprits.values()),
+            reason=LATE if is_late else verdict.reason or "; ".join(verdict.culprits.values()),
         )
+        if verdict.standstill and self._stood_from_s is None:
+            self._stood_from_s = now_s
+            self._journal.event("JobStandsStill", reason=verdict.standstill)
+            self._services.say(verdict.standstill)
         for rank, why in verdict.culprits.items():
             self._worker(rank).hung = why
             self._services.post(ev.RankHung(rank, self._asked[rank], why))
+
+    def _end_standstill(self, now_s: float) -> None:
+        if self._stood_from_s is not None and not self._detector.stands_still:
+            lasted_s, self._stood_from_s = now_s - self._stood_from_s, None
+            words = f"there is progress again, {lasted_s:.0f} s after the standstill was noticed"
+            self._journal.event("JobMovesAgain", reason=words)
+            self._services.say(words)
 
 
 def process(pid: int) -> tuple[str, float]:
     """The kernel's letter for a process, and the processor seconds it used, with its children.
 
-    One that is gone, or that may not be looked at, is ``X``.
+    One that is gone, or that may not be looked at, is ``X``. One that sleeps while a child waits
+    inside the kernel, such as a worker of a data loader, counts as waiting there itself.
     """
     state, used = _stat(pid)
-    return state, (used + _below(pid, DEPTH)) / _TICKS
+    states, used_below = _below(pid, DEPTH)
+    if state == "S" and IN_KERNEL in states:
+        state = IN_KERNEL
+    return state, (used + used_below) / _TICKS
 
 
 def _stat(pid: int) -> tuple[str, int]:
@@ -240,8 +279,11 @@ def _stat(pid: int) -> tuple[str, int]:
     return ("X", 0) if found is None else (found.state, found.own_ticks + found.reaped_ticks)
 
 
-def _below(pid: int, depth: int) -> int:
-    """What living children used: a rank that waits for its data workers is not idle."""
-    return sum(
-        _stat(child)[1] + (_below(child, depth - 1) if depth else 0) for child in children(pid)
-    )
+def _below(pid: int, depth: int) -> tuple[str, int]:
+    """The states of living children, and what they used: who waits for data workers is not idle."""
+    states, used = "", 0
+    for child in children(pid):
+        found = [_stat(child)] + ([_below(child, depth - 1)] if depth else [])
+        states += "".join(state for state, _ in found)
+        used += sum(ticks for _, ticks in found)
+    return states, used

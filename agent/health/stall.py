@@ -10,6 +10,9 @@ steps, without work beside training (a checkpoint, a validation), each of the ra
     busy       else, or it awaits a loop's first     max(300 s, 30 x slowest)
                batch
 
+One that waits inside the kernel (state D) reads or writes a disk or a network file system. That is
+work, and until it is done such a process cannot even be killed.
+
 Between loops, and from an update to the next batch, a rank may do anything for any time: there only
 a stopped one can be over its limit.
 """
@@ -21,7 +24,7 @@ from typing import NamedTuple
 
 from worker_hooks.contract.status_page import Heartbeat, Pace, Phase
 
-STOPPED, TRACED, DEAD = "T", "t", "ZX"  # the kernel's letters
+STOPPED, TRACED, IN_KERNEL, DEAD = "T", "t", "D", "ZX"  # the kernel's letters
 ARMED = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE})
 AT_WORK = 0.05  # of one processor: a process that uses less is idle
 TICK_S = 0.011  # the kernel counts processor time in steps of 10 ms
@@ -56,6 +59,7 @@ class Stall(NamedTuple):
     since_s: float  # its last progress
     stopped_s: float  # it may have been stopped since
     idle_s: float  # it was seen at work last
+    kernel_s: float = 0.0  # it was seen waiting inside the kernel last; 0: never
 
 
 class StallKind(NamedTuple):
@@ -65,6 +69,7 @@ class StallKind(NamedTuple):
     silent_s: float
     limit_s: float
     is_stopped: bool
+    is_in_kernel: bool  # it waits for a disk or a network file system, and cannot be killed
     words: str
 
 
@@ -117,7 +122,18 @@ def observe(before: Stall | None, seen: Observation, now_s: float, from_s: float
         since_s,
         before.stopped_s if before.seen.state == STOPPED else max(since_s, ran_s),
         now_s if is_busy else before.idle_s,
+        now_s if seen.state == IN_KERNEL else before.kernel_s,
     )
+
+
+def stands(stall: Stall, limits: Limits) -> bool:
+    """Whether a rank has done nothing for half of the time that an idle one may take."""
+    is_asleep = bool(stall.seen.state) and stall.seen.state not in {STOPPED, TRACED, *DEAD}
+    return is_asleep and _idle_s(stall) >= limits.idle_s / 2
+
+
+def _idle_s(stall: Stall) -> float:
+    return stall.looked_s - max(stall.since_s, stall.idle_s)
 
 
 def over_limit(stall: Stall, limits: Limits) -> StallKind | None:
@@ -125,7 +141,7 @@ def over_limit(stall: Stall, limits: Limits) -> StallKind | None:
     seen, now_s = stall.seen, stall.looked_s
     if not seen.state or seen.state in DEAD or seen.state == TRACED:
         return None
-    is_stopped = seen.state == STOPPED
+    is_stopped, is_in_kernel = seen.state == STOPPED, seen.state == IN_KERNEL
     if is_stopped:
         silent_s, limit_s = now_s - max(stall.since_s, stall.stopped_s), limits.stopped_s
         how = BY_SIGNAL
@@ -133,16 +149,20 @@ def over_limit(stall: Stall, limits: Limits) -> StallKind | None:
         return None
     else:
         silent_s, limit_s = now_s - stall.since_s, limits.busy_s
-        idle_s = now_s - max(stall.since_s, stall.idle_s)
+        idle_s = _idle_s(stall)
         how = "it is busy" if idle_s < silent_s / 2 else "it uses no processor time"
         is_first = seen.beat.phase is Phase.DATA and not seen.beat.batch
         if idle_s >= limits.idle_s and not is_first:
             silent_s, limit_s = idle_s, limits.idle_s
+            # to read from a disk is work, also where a look falls between two reads
+            is_in_kernel = now_s - stall.kernel_s <= limits.idle_s
+        if is_in_kernel:
+            how = "it waits inside the kernel, state D"
     if silent_s < limit_s:
         return None
     words = f"made no progress for {silent_s:.1f} s {_where(seen.beat)}"
     words += f" ({how}; the limit is {limit_s:.3g} s, {limits.words})"
-    return StallKind(seen.rank, silent_s, limit_s, is_stopped, words)
+    return StallKind(seen.rank, silent_s, limit_s, is_stopped, is_in_kernel, words)
 
 
 def _where(beat: Heartbeat) -> str:

@@ -1,4 +1,4 @@
-"""Where the kernel counts the memory of this process's control group.
+"""Control groups: where the kernel counts our memory, and whether a process is frozen by one.
 
 In a container ``/proc/self/cgroup`` may name the host's path; what is mounted is then the group
 itself.
@@ -25,10 +25,12 @@ class Cgroup(NamedTuple):
             yield self.top.joinpath(*self.below[:depth])
 
 
-def groups(root: Path = Path("/")) -> Iterator[Cgroup]:
-    """Where our group may be, best first (v2, hybrid, v1); ``root`` holds ``proc`` and ``sys``."""
+def groups(
+    root: Path = Path("/"), *, pid: int | str = "self", controller: str = "memory"
+) -> Iterator[Cgroup]:
+    """Where a group may be, best first (v2, hybrid, v1); ``root`` holds ``proc`` and ``sys``."""
     mounts = root / "sys/fs/cgroup"
-    for line in lines(root / "proc/self/cgroup"):
+    for line in lines(root / f"proc/{pid}/cgroup"):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         below = PurePosixPath(path.lstrip("/")).parts
@@ -37,8 +39,24 @@ def groups(root: Path = Path("/")) -> Iterator[Cgroup]:
         if controllers == "":
             yield Cgroup(mounts, below, is_unified=True)
             yield Cgroup(mounts / "unified", below, is_unified=True)
-        elif "memory" in controllers.split(","):
-            yield Cgroup(mounts / "memory", below, is_unified=False)
+        elif controller in controllers.split(","):
+            yield Cgroup(mounts / controller, below, is_unified=False)
+
+
+def is_frozen(pid: int, root: Path = Path("/")) -> bool:
+    """Whether a control group keeps this process from running (``docker pause``, a batch system).
+
+    Such a process looks asleep (v2), or as if it waited inside the kernel (v1).
+    """
+    for group in groups(root, pid=pid, controller="freezer"):
+        ours, *_, top = (*group.levels, group.top)
+        name = "cgroup.events" if group.is_unified else "freezer.state"
+        for folder in (ours, top):
+            if found := lines(folder / name):
+                if "frozen 1" in found or found[0] in {"FROZEN", "FREEZING"}:
+                    return True
+                break  # the top of a container is read only where our own folder is not there
+    return False
 
 
 def lines(path: Path) -> list[str]:

@@ -76,6 +76,11 @@ NOTES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "Every rank is stopped by a signal; msrun assumes that a person did it, and waits.",
         {"ranks": _INTEGERS, "reason": str},
     ),
+    "JobStandsStill": (
+        "No rank makes progress and none hangs: an outage, a debugger, a frozen control group.",
+        {"reason": str},
+    ),
+    "JobMovesAgain": ("Every rank that stood still has made progress.", {"reason": str}),
     "StragglerNamed": (
         "This rank takes longer of its own for a step than its peers, in seconds.",
         {"rank": int, "own_s": float, "peers_s": float, "reason": str},

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from support.jobs import WORKERS, Job, Launcher, poll
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 def start(msrun: Launcher, *how: str, options: tuple = ()) -> Job:
@@ -64,4 +70,34 @@ def test_a_job_that_is_stopped_as_a_whole_is_left_alone(msrun: Launcher) -> None
         os.kill(pid, signal.SIGCONT)
     job.signal(signal.SIGTERM)
     job.wait()
+    assert "RankHung" not in {one["event"] for one in job.events()}
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Keep a process from running, as ``docker pause`` does."""
+    folder = FREEZER / f"msrun_test_{pid}"
+    folder.mkdir()
+    try:
+        (folder / "cgroup.procs").write_text(f"{pid}")
+        (folder / "freezer.state").write_text("FROZEN")
+        poll(lambda: (folder / "freezer.state").read_text() == "FROZEN\n")
+        yield
+    finally:
+        (folder / "freezer.state").write_text("THAWED")
+        (FREEZER / "cgroup.procs").write_text(f"{pid}")
+        folder.rmdir()
+
+
+@pytest.mark.skipif(
+    not os.access(FREEZER / "cgroup.procs", os.W_OK), reason="no control group can be made here"
+)
+def test_a_rank_that_is_frozen_is_left_alone(msrun: Launcher) -> None:
+    job = start(msrun, "all=trains", options=("--hang_timeout=1",))
+    with frozen(job.pids()[1]):
+        poll(lambda: sum(one["event"] == "HangJudged" for one in job.events()) == 2)
+    told = the(job, "JobStandsStill")["reason"]
+    assert told.startswith("rank 1 is frozen by its control group: msrun ends no rank, and waits")
+    job.signal(signal.SIGTERM)
+    assert told in job.wait().err
     assert "RankHung" not in {one["event"] for one in job.events()}

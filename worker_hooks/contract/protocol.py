@@ -327,6 +327,7 @@ class Stack(NamedTuple):
     id: int
     is_in_collective: bool
     text: str  # its innermost lines, for people
+    is_at_prompt: bool = False  # in a debugger, or for input: it waits for a person
 
 
 Message = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -45,6 +46,18 @@ _COLLECTIVES = (
 # have no frame; the waits of threading and queues have one
 _WAITS = (".wait(", "wait_tensor(", ".item(", ".cpu(", ".tolist(", "synchronize(", ".barrier(")
 _STDLIB = sysconfig.get_paths()["stdlib"]
+# part of a file's path, and functions: a main thread inside one talks with a person
+_DEBUGGERS = (
+    *("/bdb.py", "/pdb.py", "/cmd.py", "/code.py", "/getpass.py"),
+    *("/IPython/", "/pudb/", "pydevd"),
+)
+_PROMPTS = frozenset(
+    {
+        *("interaction", "cmdloop", "_cmdloop", "interact", "mainloop", "prompt_for_code"),
+        *("do_wait_suspend", "_do_wait_suspend", "getpass", "unix_getpass"),
+    }
+)
+_READS_TERMINAL = re.compile(r"(?<![\w.])input\(|\bsys\.stdin\b")  # neither has a frame
 
 
 def is_in_collective(calls: Sequence[MainCall]) -> bool:
@@ -66,10 +79,21 @@ def is_in_collective(calls: Sequence[MainCall]) -> bool:
     return False
 
 
+def is_at_prompt(calls: Sequence[MainCall]) -> bool:
+    """Whether a stack, innermost call last, is in a debugger's prompt or reads the terminal."""
+    if calls and _READS_TERMINAL.search(calls[-1].text):
+        return True
+    return any(call.function in _PROMPTS and _is_debugger(call.file) for call in calls)
+
+
+def _is_debugger(file: str) -> bool:
+    return any(part in file for part in _DEBUGGERS)
+
+
 def waits_for_peers() -> bool:
     """Whether this process's main thread is in a collective at this moment."""
     _, calls = _stacks().get(threading.main_thread().ident or 0, ("", []))
-    return is_in_collective(calls)
+    return is_in_collective(calls) and not is_at_prompt(calls)
 
 
 def main_instruction() -> tuple[int, int] | None:
@@ -92,9 +116,17 @@ def inspect(rank: int, attempt: int, order: protocol.Inspect) -> protocol.Stack:
     The stack of the calling listener is left out.
     """
     calls = write(f"rank {rank} is inspected, as the job makes no progress")
+    at_prompt = is_at_prompt(calls)
+    if at_prompt:  # where the script stands tells more than where the debugger does
+        calls = [call for call in calls if not _is_debugger(call.file)]
     text = "\n".join(words(calls[-INNERMOST:]))[-LONGEST:]
     return protocol.Stack(
-        rank=rank, attempt=attempt, id=order.id, is_in_collective=is_in_collective(calls), text=text
+        rank=rank,
+        attempt=attempt,
+        id=order.id,
+        is_in_collective=is_in_collective(calls),
+        text=text,
+        is_at_prompt=at_prompt,
     )
 
 

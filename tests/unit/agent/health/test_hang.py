@@ -179,13 +179,170 @@ def test_a_hook_that_sleeps_within_backward_is_found_by_its_stack():
     assert list(job.vigil.judge({0: COLLECTIVE, 1: WORK}).culprits) == [1]
 
 
-def test_a_rank_whose_peers_have_left_waits_until_its_collective_fails():
-    job = Ranks(rank(0, 99, Phase.BACKWARD))
+def test_ranks_whose_peer_has_left_wait_until_their_collective_fails():
+    job = Ranks(rank(0, 99, Phase.BACKWARD), rank(1, 99, Phase.BACKWARD))
     job.have_left = True
     assert job.until(1000) is None
     job.have_left = False
-    assert job.until(1010) == [0]
-    assert EVERYBODY_WAITS not in job.vigil.judge({0: COLLECTIVE}).culprits[0]
+    assert job.until(1010) == [0, 1]
+    assert list(job.vigil.judge({0: COLLECTIVE, 1: COLLECTIVE}).culprits) == [0]
+
+
+@pytest.mark.parametrize("phase", [Phase.DATA, Phase.FORWARD, Phase.BACKWARD])
+def test_a_rank_without_peers_is_never_judged(phase):
+    """breakpoint() in a job of one, say; or all others are done."""
+    for job in (Ranks(rank(0, 99, phase)), Ranks(rank(0, 99, phase), fixed_s=4.0)):
+        assert job.until(2000) is None
+        job.busy = {0}
+        assert job.until(4000) is None
+
+
+# --- nobody hangs, but nobody can go on -----------------------------------------------------------
+
+
+def outage(*phases, states="", **how):
+    """Ranks in these phases that use no processor."""
+    letters = states or "S" * len(phases)
+    pairs = zip(phases, letters, strict=True)
+    return Ranks(*[rank(n, 99 + n / 9, phase, s) for n, (phase, s) in enumerate(pairs)], **how)
+
+
+DATA, FORWARD, BACKWARD = Phase.DATA, Phase.FORWARD, Phase.BACKWARD
+
+
+@pytest.mark.parametrize(
+    ("phases", "states", "answers"),
+    [
+        ((DATA, DATA, DATA), "SSS", {0: WORK, 1: WORK, 2: WORK}),
+        ((DATA, FORWARD), "SS", {0: WORK, 1: WORK}),
+        ((DATA, DATA), "SS", {}),  # the script's sources are on that file system, too
+        ((DATA, DATA, BACKWARD), "SSS", {0: WORK, 1: WORK, 2: COLLECTIVE}),
+        ((DATA, DATA, BACKWARD), "SSS", {2: COLLECTIVE}),
+        ((DATA, BACKWARD), "DS", {0: WORK, 1: COLLECTIVE}),
+        ((DATA, Phase.UPDATED), "SS", {0: WORK, 1: WORK}),  # it saves to the same file system
+    ],
+    ids=["all", "at two places", "no answer", "all but one", "the same, no answer", "in the kernel", "one saves"],
+)  # fmt: skip
+@pytest.mark.parametrize("fixed_s", [None, 20.0])
+def test_an_outage_is_no_hang_and_is_told_once(phases, states, answers, fixed_s):
+    job = outage(*phases, states=states, fixed_s=fixed_s)
+    assert job.until(200)
+    if phases[1] is Phase.UPDATED:
+        job.vigil.judge(answers)  # it may work there, for a long time
+        assert job.until(500)
+    assert job.now_s < 121 or phases[1] is Phase.UPDATED
+    verdict = job.vigil.judge(answers)
+    assert verdict.culprits == {}
+    assert "msrun takes it for an outage" in verdict.standstill
+    assert "a file system" in verdict.standstill
+    if 0 in answers:
+        assert "at data.py:3 read: lock.acquire()" in verdict.standstill
+    assert job.vigil.stands_still
+    asked = 0
+    while job.until(3700) is not None:
+        asked += 1
+        assert job.vigil.judge(answers).culprits == {}
+        assert job.vigil.stands_still
+    assert asked <= 3600 / (fixed_s or 300)
+
+
+def test_after_an_outage_its_time_counts_for_nobody():
+    job = outage(DATA, DATA, DATA)
+    assert job.until(200) == [0, 1, 2]
+    assert job.vigil.judge(dict.fromkeys((0, 1, 2), WORK)).culprits == {}
+    assert job.until(390) is None
+    for early in (0, 1):  # who comes first waits for the others
+        job.seen[early] = rank(early, job.now_s, BACKWARD)
+    job.busy = {2}
+    assert job.until(680) is None
+    assert job.vigil.stands_still  # rank 2 still reads
+    job.seen[2] = rank(2, job.now_s, BACKWARD)
+    assert job.until(681) is None
+    assert not job.vigil.stands_still
+
+
+def test_who_hangs_after_an_outage_is_found():
+    job = outage(DATA, DATA)
+    assert job.until(200) == [0, 1]
+    assert job.vigil.judge({0: WORK, 1: WORK}).culprits == {}
+    assert job.until(250) is None
+    job.seen[0] = rank(0, job.now_s, BACKWARD)
+    assert job.until(270)
+    verdict = job.vigil.judge({0: COLLECTIVE, 1: WORK})
+    assert list(verdict.culprits) == [1]
+    assert verdict.standstill == ""
+
+
+def test_a_rank_is_no_culprit_before_a_peer_waits_for_it():
+    job = outage(DATA, FORWARD, FORWARD)
+    job.busy = {1, 2}
+    assert job.until(200) == [0]
+    verdict = job.vigil.judge({0: WORK, 1: WORK, 2: WORK})
+    assert (verdict.culprits, verdict.standstill) == ({}, "")  # the others work
+    assert job.until(160) is None
+    for peer in (1, 2):
+        job.seen[peer] = rank(peer, job.now_s, BACKWARD)
+    job.busy = set()
+    assert job.until(180) == [0]
+    assert list(job.vigil.judge({0: WORK, 1: COLLECTIVE, 2: COLLECTIVE}).culprits) == [0]
+
+
+def test_a_stopped_rank_is_found_in_the_midst_of_an_outage():
+    job = outage(DATA, DATA, DATA)
+    assert job.until(200) == [0, 1, 2]
+    assert job.vigil.judge(dict.fromkeys((0, 1, 2), WORK)).culprits == {}
+    job.seen[1] = job.seen[1]._replace(state="T")
+    assert 1 in job.until(130)
+    assert list(job.vigil.judge({0: WORK, 2: WORK}).culprits) == [1]
+
+
+def test_a_rank_that_was_in_the_kernel_only_now_and_then_is_busy():
+    """It reads much, or its memory is swapped: it is looked at between two reads."""
+    job = outage(DATA, BACKWARD)
+    for second in range(100, 400, 3):
+        job.seen[0] = job.seen[0]._replace(state="SD"[second % 2])
+        if job.until(second + 3):
+            job.vigil.note([each._replace(state="S") for each in job.seen.values()], job.now_s)
+            assert job.vigil.judge({0: WORK, 1: COLLECTIVE}).culprits == {}
+    job.seen[0] = job.seen[0]._replace(state="S")
+    job.seen[1] = rank(1, 400, BACKWARD)
+    assert job.until(430)
+    assert list(job.vigil.judge({0: WORK, 1: COLLECTIVE}).culprits) == [0]
+
+
+def test_who_cannot_be_killed_is_not_blamed_however_long_it_takes():
+    job = outage(DATA, BACKWARD, states="DS")
+    looks = 0
+    while job.until(5000):
+        looks += 1
+        verdict = job.vigil.judge({1: COLLECTIVE})
+        assert verdict.culprits == {}
+        assert "cannot be killed" in verdict.standstill
+    assert looks >= 2
+
+
+HELD = Inspection(False, "train.py:9 train\npdb.py:4 interaction", "is in a debugger")
+
+
+@pytest.mark.parametrize("phase", [FORWARD, BACKWARD, DATA])
+def test_who_waits_for_a_person_is_not_hung_nor_are_those_who_wait_for_it(phase):
+    job = outage(phase, BACKWARD, BACKWARD)
+    answers = {0: HELD, 1: COLLECTIVE, 2: COLLECTIVE}
+    assert job.until(200)
+    verdict = job.vigil.judge(answers)
+    assert verdict.culprits == {}
+    assert verdict.standstill.startswith("rank 0 is in a debugger: ")
+    while job.until(3000):
+        assert job.vigil.judge(answers).culprits == {}
+    job.seen = {n: rank(n, job.now_s, FORWARD) for n in range(3)}  # the person continues
+    assert job.until(job.now_s + 5) is None
+    assert not job.vigil.stands_still
+
+
+def test_a_stopped_rank_is_not_judged_while_a_person_debugs_another():
+    job = outage(FORWARD, FORWARD, BACKWARD, states="STS")
+    assert 1 in job.until(200)
+    assert job.vigil.judge({0: HELD, 2: COLLECTIVE}).culprits == {}
 
 
 def test_progress_while_the_ranks_are_asked_acquits():

@@ -39,7 +39,7 @@ class Loop:
     def fire(self, late_s=0.0):
         timer = min(self.timers, key=lambda each: each.at_s)
         self.timers.remove(timer)
-        self.now = timer.at_s + late_s
+        self.now = max(self.now, timer.at_s + late_s)  # other timers may be late, too
         timer.callback()
 
 
@@ -56,7 +56,9 @@ class Agent:
             fd = create(rank, 0, ())
             self.mine[rank] = Page(fd)
             self.pages.keep(rank, 0, fd)
+        self.frozen = set()
         monkeypatch.setattr(monitor, "process", lambda pid: (self.states[pid - 1], 0.0))
+        monkeypatch.setattr(monitor, "is_frozen", lambda pid: pid - 1 in self.frozen)
         journal = SimpleNamespace(event=lambda what, **more: self.events.append((what, more)))
         given = Services(self.loop, self.post, self.said.append, journal, files=None)
         self.monitor = HealthMonitor(hang_s, self.pages, self, self.worker, given)
@@ -87,6 +89,12 @@ class Agent:
                     page._paces[at + 2] = 100_000_000 - own_ms[rank] * 1_000_000
             page.enter(Phase.FORWARD if rank == 1 else Phase.BACKWARD)
         self.monitor.refresh(self.workers)
+
+    def answer(self, where, **more):
+        for rank, is_in_collective in where.items():
+            self.monitor.hear(
+                protocol.Stack(rank, 0, self.inspection, is_in_collective, f"at {rank}", **more)
+            )
 
     def named(self, what):
         return [more for name, more in self.events if name == what]
@@ -184,6 +192,68 @@ def test_a_look_that_is_late_blames_nobody(agent):
     assert 1.4 < until_asked(agent, 7) < 2.3
 
 
+def test_a_judgement_that_is_late_blames_nobody(agent):
+    """All was stopped, msrun too: when all continue, the ranks have had no time to answer."""
+    agent.train(3)
+    until_asked(agent, 60)
+    agent.answer({0: True, 2: True})
+    deadline = min(agent.loop.timers, key=lambda each: each.at_s)
+    while deadline.callback != agent.monitor._judge:
+        agent.loop.fire()
+        deadline = min(agent.loop.timers, key=lambda each: each.at_s)
+    agent.loop.fire(late_s=500.0)
+    assert agent.events_posted == []
+    assert agent.named("HangJudged")[0]["reason"] == monitor.LATE
+    agent.asked.clear()
+    assert 14 < until_asked(agent, 60) < 17
+
+
+def test_a_frozen_rank_is_not_judged(agent):
+    agent.train(3)
+    agent.frozen = {1}
+    for _ in range(2):
+        agent.asked.clear()
+        until_asked(agent, 900)
+        agent.answer({0: True, 2: True})
+        while agent.monitor._answers is not None:
+            agent.loop.fire()
+    assert agent.events_posted == []
+    (said,) = agent.said
+    assert said.startswith("rank 1 is frozen by its control group: msrun ends no rank, and waits")
+    assert agent.named("HangJudged")[0]["unanswered"] == [1]
+
+
+def test_who_is_at_a_prompt_is_not_judged(agent):
+    agent.train(3)
+    until_asked(agent, 60)
+    agent.answer({0: True, 2: True})
+    agent.answer({1: False}, is_at_prompt=True)
+    assert agent.events_posted == []
+    (said,) = agent.said
+    assert said.startswith("rank 1 waits for a person, in a debugger or for input from the term")
+
+
+def test_an_outage_and_its_end_are_said_once(agent):
+    agent.train(3)
+    for page in agent.mine.values():
+        page.enter(Phase.DATA)
+    for _ in range(3):
+        agent.asked.clear()
+        until_asked(agent, 900)
+        agent.answer(dict.fromkeys(RANKS, False))
+    assert (agent.events_posted, len(agent.named("HangJudged"))) == ([], 3)
+    (said,) = agent.said
+    assert said.endswith("waits; rank 0 at at 0; rank 1 at at 1; rank 2 at at 2")
+    assert agent.named("JobStandsStill") == [{"reason": said}]
+    assert agent.named("HangJudged")[0]["stacks"][1] == ["at 1"]
+    agent.train(1)
+    for _ in range(3):
+        agent.loop.fire()
+    assert "there is progress again, 6" in agent.said[1]
+    assert len(agent.said) == 2
+    assert len(agent.named("JobMovesAgain")) == 1
+
+
 def test_a_pause_is_said_once(agent):
     agent.train(3)
     agent.states = dict.fromkeys(RANKS, "T")
@@ -209,3 +279,16 @@ def test_a_process_is_told_with_its_children():
     state, used_s = monitor.process(os.getpid())
     assert (state, used_s > 0) == ("R", True)
     assert monitor.process(0) == ("X", 0.0)
+
+
+def test_who_waits_for_a_child_inside_the_kernel_waits_there(monkeypatch):
+    """A data loader's worker on a network file system, two processes below the rank."""
+    family = {1: [2, 3], 3: [4]}
+    states = {1: "S", 2: "S", 3: "S", 4: "D"}
+    monkeypatch.setattr(monitor, "children", lambda pid: family.get(pid, []))
+    monkeypatch.setattr(monitor, "_stat", lambda pid: (states[pid], pid * monitor._TICKS))
+    assert monitor.process(1) == ("D", 10.0)
+    states[1] = "T"
+    assert monitor.process(1) == ("T", 10.0)
+    states |= {1: "S", 4: "R"}
+    assert monitor.process(1) == ("S", 10.0)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from worker_hooks.contract import protocol
-from worker_hooks.distributed.stacks import MainCall, inspect, is_in_collective
+from worker_hooks.distributed.stacks import MainCall, inspect, is_at_prompt, is_in_collective
 
 SITE = "/venv/lib/python3.11/site-packages/torch"
 STDLIB = sysconfig.get_paths()["stdlib"]
@@ -104,6 +104,50 @@ def test_these_wait_for_others(calls):
 )  # fmt: skip
 def test_these_do_not(calls):
     assert not is_in_collective(calls)
+
+
+PDB = (
+    MainCall(f"{STDLIB}/bdb.py", 90, "trace_dispatch", "return self.dispatch_line(frame)"),
+    MainCall(f"{STDLIB}/pdb.py", 270, "user_line", "self.interaction(frame, None)"),
+    MainCall(f"{STDLIB}/pdb.py", 435, "interaction", "self._cmdloop()"),
+    MainCall(f"{STDLIB}/cmd.py", 126, "cmdloop", "line = input(self.prompt)"),
+)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        pytest.param((SCRIPT, *PDB), id="breakpoint()"),
+        pytest.param((SCRIPT, *PDB[:3], MainCall("<stdin>", 1, "<module>", "")), id="a command at pdb's prompt"),
+        pytest.param((SCRIPT, MainCall(f"{SITE}/distributed/__init__.py", 90, "breakpoint", "barrier()"), *PDB), id="torch.distributed.breakpoint()"),
+        pytest.param((SCRIPT, MainCall("/venv/site-packages/IPython/core/debugger.py", 1, "interaction", "")), id="ipdb"),
+        pytest.param((SCRIPT, MainCall("/venv/site-packages/IPython/terminal/embed.py", 1, "mainloop", "self.interact()")), id="IPython.embed()"),
+        pytest.param((SCRIPT, MainCall("/venv/debugpy/_vendored/pydevd/pydevd.py", 1, "_do_wait_suspend", "time.sleep(.1)")), id="debugpy"),
+        pytest.param((SCRIPT, MainCall(f"{STDLIB}/code.py", 1, "interact", "self.raw_input()")), id="code.interact()"),
+        pytest.param(at('name = input("> ")'), id="input()"),
+        pytest.param(at("for line in sys.stdin:"), id="a loop over stdin"),
+        pytest.param((SCRIPT, MainCall(f"{STDLIB}/getpass.py", 77, "unix_getpass", "passwd = _raw_input()"), MainCall(f"{STDLIB}/getpass.py", 1, "_raw_input", "line = x")), id="getpass()"),
+    ],
+)  # fmt: skip
+def test_these_wait_for_a_person(calls):
+    assert is_at_prompt(calls)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        pytest.param((), id="no main thread"),
+        pytest.param(BACKWARD, id="backward"),
+        pytest.param((MainCall(f"{STDLIB}/pdb.py", 1, "_run", ""), MainCall(f"{STDLIB}/bdb.py", 1, "run", ""), SCRIPT), id="a script that runs under pdb"),
+        pytest.param((MainCall("/venv/debugpy/_vendored/pydevd/pydevd.py", 1, "_exec", ""), SCRIPT), id="a script that runs under debugpy"),
+        pytest.param(at("x = model.input(batch)"), id="a method called input"),
+        pytest.param(at("x = read_input(batch)"), id="a function called like it"),
+        pytest.param((*at("input(1)"), SCRIPT), id="a function of the script's own that is called input"),
+        pytest.param((SCRIPT, MainCall("/home/me/server.py", 1, "mainloop", "lock.acquire()")), id="another main loop"),
+    ],
+)  # fmt: skip
+def test_these_wait_for_nobody(calls):
+    assert not is_at_prompt(calls)
 
 
 def test_an_inspection_writes_all_stacks_and_answers_with_the_main_threads(capfd):
