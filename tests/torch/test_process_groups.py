@@ -69,6 +69,7 @@ def test_ranks_leave_a_broken_group_and_make_a_new_one():
     for each in told:
         assert each["freed_s"] < 5  # torch's own time-out is half an hour
         assert each["echo"] == "?"  # a connection that is no rank's still answers
+        assert each["channel"] == "!"  # and so does one to rank 0 that is no group's
         assert each["total"] == 3
         assert each["threads"][1] <= each["threads"][0]
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from support.jobs import WORKERS, Job, Launcher, poll
 
 from msrun.drill.fault_options import read_words
 from msrun.drill.history import DrillHistory, read
+from worker_hooks.contract.process_stat import children
 from worker_hooks.drill.plan import DrillPlan
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
@@ -247,3 +249,17 @@ def test_who_lives_on_keeps_its_process_its_objects_and_what_it_loaded(launcher:
         assert kept["workers"] == 2
         assert kept["same weights"]
     assert told[1]["entries"] == [{"attempt": "1", "step": step}]
+
+
+def test_ranks_behind_a_wrapper_are_freed_and_live_on(launcher: Launcher) -> None:
+    """They are msrun's grandchildren. One that is not freed is killed, and replaced as well."""
+    wrapper = launcher.tmp / "wrapper.sh"
+    wrapper.write_text('#!/bin/sh\n"$@"\nexit $?\n')
+    wrapper.chmod(0o755)
+    job, _ = trained(launcher, "wrapped", "--no-python", wrapper, sys.executable, *SLOW)
+    job.await_lines("step 3\n", RANKS)
+    (rank,) = children(job.pids()[1])
+    os.kill(rank, signal.SIGKILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert [one["newcomers"] for one in job.events() if one["event"] == "ReplaceRanks"] == [[1]]

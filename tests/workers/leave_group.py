@@ -1,8 +1,8 @@
 """Ranks as direct children of this process: one is stopped, the others leave and meet again.
 
-Prints a JSON line of each survivor: seconds from the order to the exception, whether a connection
-that is no rank's still answers, the sum that the second group made, and the threads of before and
-after. Exit code 3: a survivor could not be freed and was ended for that, as in a job (escape.py).
+Prints a JSON line of each survivor: seconds from the order to the exception, whether connections of
+its own still answer, to a process that is no rank and to rank 0, the sum that the second group made,
+and the threads of before and after. Exit code 3: a survivor could not be freed and was ended for that, as in a job (escape.py).
 """
 
 import json
@@ -27,7 +27,23 @@ RANKS, STOPPED = 4, 1
 STUCK = 3
 
 
-def rank(number, order, address):
+def answer(end):
+    while said := end.recv(1):
+        end.sendall(said)
+
+
+def serve(server):
+    """A script's own server in rank 0: for metrics, say, or parameters."""
+    while True:
+        threading.Thread(target=answer, args=(server.accept()[0],), daemon=True).start()
+
+
+def rank(number, order, address, own):
+    if number == 0:
+        threading.Thread(target=serve, args=(own,), daemon=True).start()
+    channel = socket.create_connection(own.getsockname())
+    own_epoll = select.epoll()  # as an event loop of the script's own has it
+    own_epoll.register(channel, select.EPOLLIN)
     echo = socket.create_connection(address)
     ports = json.loads(echo.recv(100))
     os.environ.update(RANK=str(number), MASTER_PORT=str(ports[0]))
@@ -45,7 +61,7 @@ def rank(number, order, address):
     def listen():
         os.read(order, 1)
         ordered.append(time.monotonic())
-        unblock(os.getppid())
+        unblock()
         threading.Thread(target=abort.end_if_stuck, args=(is_out,), daemon=True).start()
 
     listener = threading.Thread(target=listen)
@@ -58,6 +74,8 @@ def rank(number, order, address):
     is_out.set()
     listener.join()
     echo.sendall(b"?")
+    channel.sendall(b"!")
+    through = channel.recv(1).decode()
     process_group.leave()
     place = [each for each in range(RANKS) if each != STOPPED].index(number)
     os.environ.update(RANK=str(place), WORLD_SIZE=str(RANKS - 1), MASTER_PORT=str(ports[1]))
@@ -68,6 +86,7 @@ def rank(number, order, address):
     told = {
         "freed_s": freed_s,
         "echo": echo.recv(1).decode(),
+        "channel": through,
         "total": total.item(),
         "threads": [threads, len(os.listdir("/proc/self/task"))],
     }
@@ -81,12 +100,12 @@ def main():
         TORCHELASTIC_USE_AGENT_STORE="True",
     )
     order, tell = os.pipe()
-    server = socket.create_server(("127.0.0.1", 0))
+    server, own = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
     pids = []
     for number in range(RANKS):
         if not (pid := os.fork()):
             try:
-                rank(number, order, server.getsockname())
+                rank(number, order, server.getsockname(), own)
             except BaseException:  # noqa: BLE001  the fork must not go on as its parent
                 traceback.print_exc()
                 os._exit(1)

@@ -5,9 +5,8 @@ nobody. But a rank that waits in gloo waits for bytes from the sockets to its pe
 shuts these sockets down, the rank raises within milliseconds. gloo then leaves garbage in its
 buffers, which are mostly gradient buckets; it does not touch parameters and optimizers.
 
-gloo does not tell which sockets these are. They are TCP connections whose other end belongs to
-another rank of the job, which is a child of the same agent. All other connections of a script, to a
-database or a logger, are not touched; nor is that to the store, which is no rank.
+All other connections of a script are not touched: to a database, to the store, or from rank to rank
+by torch's RPC or by sockets of its own.
 
 Once in some hundreds of broken collectives gloo (torch 2.13) does not wake a sender whose socket is
 gone. There is no way to free such a thread, so its process is killed, and replaced like any other
@@ -21,25 +20,22 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 
-from worker_hooks.contract.process_stat import children, read_stat
+from worker_hooks.contract.process_stat import read_stat
 from worker_hooks.distributed import stacks
-from worker_hooks.distributed.socket_peers import peers_of
-
-_STORE = "msrun-store"  # the short name of the store host, a child of the agent like the ranks
+from worker_hooks.distributed.gloo_sockets import gloo_sockets
 
 
-def unblock(agent_pid: int) -> int:
-    """Break every connection to other ranks; return their count. Any thread may call this.
+def unblock() -> int:
+    """Break every connection of a process group; return gloo's count. Any thread may call this.
 
     Errors of a single connection or group are ignored: it is broken already.
     """
     _abort_groups()
-    return _shut_down(agent_pid)
+    return sum(map(_shut, gloo_sockets()))
 
 
 def _abort_groups() -> None:
@@ -54,47 +50,15 @@ def _abort_groups() -> None:
                 group._get_backend(torch.device(device)).abort()  # noqa: SLF001
 
 
-def _shut_down(agent_pid: int) -> int:
-    theirs = {inode for pid in _peers(agent_pid) for inode, _ in _sockets(str(pid))}
-    others = peers_of(descriptor for _, descriptor in _sockets("self"))
-    return sum(_shut(descriptor) for descriptor, inode in others.items() if inode in theirs)
-
-
 def _shut(descriptor: int) -> bool:
-    """Shut a socket down; ``False``: it is closed by now, or dead."""
+    """Shut a socket down; ``False``: it is closed by now, dead, or listens."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as end:
+            end.getpeername()
             end.shutdown(socket.SHUT_RDWR)
     except OSError:
         return False
     return True
-
-
-def _peers(agent_pid: int) -> list[int]:
-    """The processes of the other ranks, without those that are dying."""
-    return [pid for pid in children(agent_pid) if pid != os.getpid() and _name(pid) != _STORE]
-
-
-def _name(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().strip()
-    except OSError:
-        return _STORE
-
-
-def _sockets(process: str) -> Iterator[tuple[int, int]]:
-    """Inode and descriptor of each socket that a process has open."""
-    folder = f"/proc/{process}/fd"
-    try:
-        descriptors = os.listdir(folder)
-    except OSError:
-        return
-    for name in descriptors:
-        with contextlib.suppress(OSError):  # closed meanwhile
-            target = os.readlink(f"{folder}/{name}")
-            if target.startswith("socket:["):
-                yield int(target[8:-1]), int(name)
 
 
 FREE_S = 1.5  # for a thread whose sockets are gone; it needs milliseconds, at most CONNECT

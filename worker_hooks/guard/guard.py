@@ -370,14 +370,13 @@ class Guard:
 
     def _eject(self, order: protocol.Rejoin) -> None:
         """Take the main thread out of the training function; it will :meth:`rejoin`."""
-        assert self._link is not None
         is_out = threading.Event()
         with self._rejoin_lock:
             self._rejoin_order, self._is_out = order, is_out
             self.gate.eject()
             self._released.set()
             # before the lock is free: then the main thread makes sockets of the next attempt
-            abort.unblock(self._link.agent_pid)
+            abort.unblock()
         threading.Thread(target=abort.end_if_stuck, args=(is_out,), daemon=True).start()
 
     def _obey_exit(
