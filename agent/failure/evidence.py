@@ -42,7 +42,8 @@ class WorkerEnd:
     error_file: Path | None = None
     log: Path | None = None  # where its stderr went
     attempt: int = 0
-    hung: str = ""  # why msrun killed it, if it hung
+    hung: str = ""  # why msrun ended it, if it hung
+    ended_for: str = ""  # why msrun sent it the signal that ended it; empty: msrun sent none
     told: str = ""  # the argument that msrun appended to its command line, if any
 
     @property

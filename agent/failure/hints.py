@@ -51,8 +51,22 @@ def _refuses_argument(case: DeathCase) -> bool:
     return bool(name) and name in case.words and case.evidence.end.signal is None
 
 
+def _is_ended_by_us(case: DeathCase) -> bool:
+    return bool(case.evidence.end.ended_for)
+
+
+def _anothers(signal: Signals) -> Fit:
+    return lambda case: case.evidence.end.signal == signal and not _is_ended_by_us(case)
+
+
+def _frees_itself(case: DeathCase) -> bool:
+    """Whether the rank's last words are those of `worker_hooks.distributed.abort`."""
+    last = case.evidence.log_tail[-1:]
+    return case.ended_by(SIGKILL) and bool(last) and "this rank ends itself" in last[0]
+
+
 def _oom(case: DeathCase) -> bool:
-    return case.evidence.oom_kills > 0 and case.ended_by(SIGKILL)
+    return case.evidence.oom_kills > 0 and case.ended_by(SIGKILL) and not _is_ended_by_us(case)
 
 
 def _oom_child(case: DeathCase) -> bool:
@@ -71,13 +85,23 @@ def _shell_signal(case: DeathCase) -> bool:
     return quiet and case.ended_by(*SHELL_SIGNALS)
 
 
-# Sentences may use {interpreter}, {local_rank}, {code}, {shell_signal}, {told} and the groups.
+SENT = "msrun sent the signal: {ended_for}"
+# Sentences may use {interpreter}, {local_rank}, {code}, {shell_signal}, {told}, {ended_for} and the
+# groups.
 HINTS: tuple[tuple[Fit, str], ...] = (
     (
         lambda case: bool(case.evidence.end.hung),
         (
             "each rank's stack at that time is in its log, below the words 'is looked at'; "
             "--hang_timeout sets how long it may last"
+        ),
+    ),
+    (lambda case: _is_ended_by_us(case) and case.evidence.message is None, SENT),
+    (
+        _frees_itself,
+        (
+            "its own listener thread ended it: its main thread stayed in a collective that a dead "
+            "peer had broken, which happens once in some hundreds of times"
         ),
     ),
     (
@@ -102,7 +126,7 @@ HINTS: tuple[tuple[Fit, str], ...] = (
         ),
     ),
     (
-        _signal(SIGKILL),
+        _anothers(SIGKILL),
         (
             "not by the kernel's out-of-memory killer as far as its counters tell; someone or "
             "something else sent it: kill -9, a batch system's memory or time limit"
@@ -263,8 +287,9 @@ HINTS: tuple[tuple[Fit, str], ...] = (
     ),
     (_signal(SIGFPE), "a C or C++ library divided an integer by zero"),
     (_signal(SIGXCPU), "its limit of CPU time is reached (ulimit -t, a batch system's)"),
+    (_is_ended_by_us, SENT),  # it had failed before, for a reason that is not known
     (
-        _signal(SIGTERM),
+        _anothers(SIGTERM),
         "msrun did not send it; someone or something else did: kill, a batch system's time limit",
     ),
     (
@@ -297,6 +322,7 @@ def _facts(case: DeathCase, found: re.Match[str] | bool) -> dict[str, str | None
         "local_rank": str(end.local_rank),
         "code": str(end.exit_code),
         "told": end.told,
+        "ended_for": end.ended_for,
         "shell_signal": _shell_signal_name(end.exit_code),
     }
     return facts if isinstance(found, bool) else facts | found.groupdict()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGUSR1, SIGUSR2
 from typing import Any
 
 from agent.failure.evidence import Evidence, WorkerEnd, gather
-from agent.failure.hints import hint
+from agent.failure.hints import SHELL_SIGNAL_BASE, hint
 from agent.failure.report import Report, as_json, headline, outer_error, render
 from agent.failure.resume_advice import ResumeAdvice
 from agent.failure.resume_advice import as_json as closing_json
@@ -23,6 +23,7 @@ from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.env import AGENT_ERROR_FILE
 from worker_hooks.contract.protocol import WorkerOrder
 
+FORWARDED = frozenset({SIGUSR1, SIGUSR2})  # from msrun's own sender; they are not meant to end
 WORDS_CHARS = 300  # of a line that decisions and messages quote
 
 
@@ -117,7 +118,8 @@ class PostMortem:
             error_file=Path(error_file) if error_file else None,
             log=self._log(worker, order),
             attempt=worker.attempt,
-            hung=worker.hung if code == -SIGKILL else "",
+            hung=worker.hung if worker.signals.keys() - FORWARDED else "",
+            ended_for=_ended_for(worker),
             told=self._told(worker),
         )
 
@@ -133,6 +135,12 @@ class PostMortem:
         if worker.is_replaced and log == layout.worker_log(worker.rank):
             return layout.earlier_worker_log(worker.rank, worker.attempt)
         return log if order.stderr else None
+
+
+def _ended_for(worker: Worker) -> str:
+    """Why msrun sent the signal that ended a worker, perhaps behind a shell; empty: it did not."""
+    code = worker.exit_code or 0
+    return worker.signals.get(-code if code < 0 else code - SHELL_SIGNAL_BASE, "")
 
 
 def _last_line(evidence: Evidence) -> str:

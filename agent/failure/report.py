@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from signal import SIGKILL
 from typing import Any
 
 from agent.failure.evidence import Evidence, WorkerEnd
@@ -61,7 +62,7 @@ def headline(end: WorkerEnd) -> str:
 def ending(end: WorkerEnd) -> str:
     """``was killed by SIGKILL``, ``exited with code 1``."""
     if end.hung:
-        return f"{sanitized(end.hung)}; msrun killed it"
+        return f"{sanitized(end.hung)}; msrun {'killed' if end.signal == SIGKILL else 'ended'} it"
     if end.exitcode is None:
         return "is gone; how it ended is not known"
     return describe_exit(end.exitcode)
@@ -136,6 +137,7 @@ def _as_json(evidence: Evidence) -> dict[str, Any]:
         "exit_code": end.exit_code,
         "signal": end.signal,
         "signal_name": known_signal(end.signal),
+        "ended_by_msrun": end.hung or end.ended_for or None,
         "time": _utc(failed_at(evidence)),
         "message": evidence.message,
         "traceback": evidence.traceback,

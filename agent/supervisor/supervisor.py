@@ -360,6 +360,7 @@ class Supervisor:
         for rank in action.ranks:
             worker = self._workers[rank]
             if worker.pid in self._ranks_by_pid:
+                worker.signals.setdefault(action.signum, action.reason)
                 is_news = stopping and not worker.is_released and not worker.hung
                 worker.was_stopped = worker.was_stopped or is_news
                 if stopping:

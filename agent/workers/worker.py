@@ -28,6 +28,7 @@ class Worker:
         self.ended_at: float | None = None
         self.order = 0  # in which the workers of the attempt ended
         self.was_stopped = False  # msrun ordered it to stop before it ended
+        self.signals: dict[int, str] = {}  # that msrun sent to it -> why
         self.is_released = False  # it was held after an exception and ends because of that
         self.beat: Heartbeat | None = None  # its progress when its page was last read
         self.tempo: Tempo | None = None  # how fast it trains

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -101,3 +102,14 @@ def test_a_rank_that_is_frozen_is_left_alone(msrun: Launcher) -> None:
     job.signal(signal.SIGTERM)
     assert told in job.wait().err
     assert "RankHung" not in {one["event"] for one in job.events()}
+
+
+def test_msrun_does_not_deny_that_it_killed_who_did_not_leave(msrun: Launcher) -> None:
+    job = start(msrun, "1=raise", "1=stays", options=("--shutdown-timeout=1",))
+    (msrun.tmp / "go").touch()
+    ended = job.wait()
+    why = "msrun sent the signal: rank 1 still alive 1 s after the signal"
+    assert f"was killed by SIGKILL\n  hint: {why}\n" in ended.err
+    root = json.loads((job.folder / "failure.json").read_text())["root"]
+    assert (root["rank"], root["signal_name"], root["hint"]) == (1, "SIGKILL", why)
+    assert root["ended_by_msrun"] == "rank 1 still alive 1 s after the signal"

@@ -241,6 +241,8 @@ def begin(link, welcome):
 def release(order):
     saved = [name for name in os.listdir(WHERE) if not name.endswith("_tmp")]
     say("released:", order.reason, saved)
+    if "stays" in HOW:
+        signal.pause()
     sys.exit(1 if "raise" in HOW and ATTEMPT == 0 else 0)
 
 

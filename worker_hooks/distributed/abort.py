@@ -77,7 +77,8 @@ def end_if_stuck(is_out: threading.Event) -> None:
         wait_s = LOOK_S
         place = _place() if stacks.waits_for_peers() else None
         if place is not None and place == before:
-            stacks.write("the main thread cannot be freed from a broken collective: it is killed")
+            stacks.write("the main thread cannot be freed from a broken collective")
+            stacks.say("this rank ends itself by SIGKILL; it is replaced")
             os.kill(os.getpid(), signal.SIGKILL)
         before = place
 

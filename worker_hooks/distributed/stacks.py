@@ -160,6 +160,11 @@ def _stacks() -> dict[int, tuple[str, list[MainCall]]]:
     return found
 
 
+def say(what: str) -> None:
+    """Write one line to the rank's log."""
+    _write(f"msrun: {what}\n")
+
+
 def _write(text: str) -> None:
     """Write to the descriptor: the stuck thread may hold the lock of ``sys.stderr``."""
     octets = text.encode(errors="backslashreplace")

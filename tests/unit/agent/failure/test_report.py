@@ -66,6 +66,33 @@ def test_a_hung_rank_is_told_by_why_it_was_killed():
     assert "each rank's stack at that time is in its log" in words
 
 
+def test_a_hung_rank_that_another_signal_ended_is_told_so_too():
+    for end in (replace(KILLED, signal=15), replace(KILLED, signal=None, exit_code=1)):
+        assert ending(replace(end, hung="made no progress")) == "made no progress; msrun ended it"
+
+
+@pytest.mark.parametrize("signal", [9, 15])
+def test_a_signal_that_msrun_sent_is_nobody_elses(signal):
+    found = Evidence(replace(KILLED, signal=signal, ended_for="rank 0 did not even answer"))
+    sent = "msrun sent the signal: rank 0 did not even answer"
+    assert hint(found, "python") == sent
+    assert hint(replace(found, oom_kills=1), "python") == sent
+    error = ErrorFile("ValueError: boom")  # it had failed before; the cause of that is not known
+    assert hint(replace(found, error=error), "python") == sent
+    error = ErrorFile("RuntimeError: unhandled system error")
+    assert "NCCL_DEBUG" in (hint(replace(found, error=error), "python") or "")
+    told = as_json(Report(Cause(found, ""), "t.py"))["root"]
+    assert told["ended_by_msrun"] == "rank 0 did not even answer"
+    assert as_json(Report(ALONE, "t.py"))["root"]["ended_by_msrun"] is None
+
+
+def test_who_ended_itself_as_it_could_not_be_freed_is_told_so():
+    last = "msrun: this rank ends itself by SIGKILL; it is replaced"
+    words = hint(Evidence(KILLED, log_tail=("step 1", last)), "python")
+    assert words is not None
+    assert words.startswith("its own listener thread ended it")
+
+
 def test_a_killed_rank_is_told_by_its_last_lines():
     cause = Cause(Evidence(KILLED, log_tail=("step 1", "step 2\x1b[2J")), "")
     assert written(cause)[:5] == [
@@ -171,7 +198,7 @@ def test_the_report_for_programs_is_plain_json():
         "exit_code": 1, "signal": None, "signal_name": None, "time": "2023-11-14T22:13:20+00:00",
         "message": "ValueError: boom", "traceback": STACK,
         "log": "/logs/worker_3.log", "log_tail": [], "error_file": None, "error_file_problem": None,
-        "hint": "do this", "reason": "why",
+        "ended_by_msrun": None, "hint": "do this", "reason": "why",
     }  # fmt: skip
 
 
