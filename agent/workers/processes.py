@@ -57,6 +57,12 @@ def is_exiting(pid: int) -> bool:
     return found is None or found.is_exiting
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal keeps a process from running (SIGSTOP)."""
+    found = read_stat(pid)
+    return found is not None and found.state == "T"
+
+
 def signal_group(pid: int, signum: int) -> None:
     """Signal the group that ``pid`` leads, or ``pid`` alone while it leads none yet.
 

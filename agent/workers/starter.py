@@ -1,7 +1,8 @@
 """Starts an attempt's workers: it manages the forkserver and the store host.
 
-The forkserver may be late, unfit or killed; workers that it did not fork are then forked by the
-next one. No worker is ordered while a store host of an earlier attempt could still answer it.
+The forkserver may be late, unfit, killed, or stopped by a signal; workers that it did not fork are
+then forked by the next one. No worker is ordered while a store host of an earlier attempt could
+still answer it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from collections.abc import Callable, Collection
 from agent.records.journal import Journal
 from agent.workers.forkserver_client import ForkserverClient
 from agent.workers.master_port import second_listener
-from agent.workers.processes import end_child
+from agent.workers.processes import end_child, is_stopped
 from agent.workers.store_client import StoreClient
 from worker_hooks.contract import protocol, wire
 
 DEATHS = 5  # of forkservers in one attempt; then starts fail and are not tried again
 END_S = 2.0  # for SIGKILL, which needs milliseconds
+LOOK_S = 1.0  # between two looks at a forkserver that owes an answer
+STOPPED_LOOKS = 3  # in a row at which it is stopped by a signal, until it is given up
+STOPPED = "the forkserver is stopped by a signal and starts no rank"
 WARM_UP_S = 3.0  # after the last rank's start: the workers' own start-up comes first
 
 Answer = protocol.Forked | protocol.ForkFailed
@@ -53,6 +57,8 @@ class Starter:
         self._announced = 0  # how many of them the forkserver knows
         self._wants_store = False  # this attempt will certainly use its store
         self._warming: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._stopped = 0  # looks in a row at which it was stopped
 
     def attach(self, loop: asyncio.AbstractEventLoop, answer: Callable[[Answer], None]) -> None:
         """Listen on ``loop``; ``answer`` is called once for every ordered worker, alive or not."""
@@ -60,6 +66,7 @@ class Starter:
         self._answer = answer
         self._store = StoreClient(self._listener, loop, self._on_connection)
         self._watch()
+        self._look_after()
 
     @property
     def is_ready(self) -> bool:
@@ -117,6 +124,7 @@ class Starter:
         self._prestarted = {order.rank: order for order in orders}
         with contextlib.suppress(OSError):  # it is gone: its link reports that
             self._forkserver.order(self._reserved[0], orders, keeps=True)
+        self._look_after()
 
     def _take_prestarted(
         self, attempt: int
@@ -214,6 +222,8 @@ class Starter:
 
     def close(self) -> None:
         """The job is over: the closed link tells the forkserver."""
+        if self._looking is not None:
+            self._looking.cancel()
         self._drop_reserved()
         self._unwatch()
         self._forkserver.forget()
@@ -264,12 +274,35 @@ class Starter:
 
     def _send(self) -> None:
         """Send the orders, once the forkserver is ready and no old store host can answer."""
+        self._look_after()
         if not self._orders or not self._forkserver.ready or self._store.is_changing:
             return
         orders, self._orders = self._orders, ()
         self._sent.update({order.rank: order for order in orders})
         with contextlib.suppress(OSError):  # it is gone: its link reports that; they stay owed
             self._forkserver.order(self._attempt, orders, keeps=self._keeps)
+
+    @property
+    def _is_owed(self) -> bool:
+        """Whether something waits for the forkserver."""
+        return bool(self._orders or self._sent or self._prestarted or self._store.is_ordered)
+
+    def _look_after(self) -> None:
+        """As long as the forkserver owes an answer, look whether it can run at all."""
+        if self._looking is None and self._is_owed:
+            self._looking = self._loop.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        is_stopped_now = self._forkserver.link is not None and is_stopped(self._forkserver.pid)
+        self._stopped = self._stopped + 1 if self._is_owed and is_stopped_now else 0
+        if self._stopped >= STOPPED_LOOKS:
+            self._stopped = 0
+            self._say(f"{STOPPED}: msrun kills it and starts another")
+            self._give_up(STOPPED, kill=True, is_fit=True)
+            self._restart(STOPPED)
+            self._send()
+        self._look_after()
 
     def _give_up(self, why: str, *, kill: bool, is_fit: bool = False) -> None:
         """Give the forkserver up: its orders wait for the next one, which may have to be cold."""
@@ -320,6 +353,7 @@ class Starter:
             self._forkserver.order_store(self._attempt, self._present)
         except OSError:
             self._store.on_forkserver_gone()
+        self._look_after()
 
     def _watch(self) -> None:
         if self._forkserver.link is not None:

@@ -53,6 +53,11 @@ class StoreClient:
         return self._phase is StorePhase.SERVING
 
     @property
+    def is_ordered(self) -> bool:
+        """Whether the forkserver owes a store host."""
+        return self._phase in {StorePhase.ORDERED, StorePhase.OUTDATED}
+
+    @property
     def is_changing(self) -> bool:
         """Whether the store host of an earlier attempt may still come up."""
         return self._phase is StorePhase.OUTDATED
@@ -121,5 +126,4 @@ class StoreClient:
         if self.pid:
             end_child(self.pid, END_S)
             self.pid = 0
-        awaited = self._phase in {StorePhase.ORDERED, StorePhase.OUTDATED}
-        self._phase = StorePhase.ORDERED if awaited else StorePhase.CLOSED
+        self._phase = StorePhase.ORDERED if self.is_ordered else StorePhase.CLOSED

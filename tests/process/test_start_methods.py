@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import pytest
 from support.jobs import DEADLINE_S, poll
 
+from agent.workers.starter import STOPPED
+
 WARM = "--preload=queue"
 SLOW = "import time; time.sleep(2)"  # a module that takes its time to import
 THREAD = (
@@ -138,6 +140,22 @@ def test_a_restart_works_after_the_forkserver_was_killed(msrun, tmp_path):
     ended = job.wait()
     assert ended.code == 0, ended.err
     assert job.status()["attempt"] == 1
+
+
+def test_a_stopped_forkserver_is_replaced_as_soon_as_it_is_needed(msrun, tmp_path):
+    script = write(tmp_path, WAITS + "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')")
+    job = msrun.start(WARM, "--max-restarts=1", "--nproc-per-node=2", script)
+    job.await_lines("runs", 2)
+    (first,) = job.forkservers()
+    os.kill(first, signal.SIGSTOP)
+    write(tmp_path, "", "go")
+    ended = job.wait()
+    assert ended.code == 0, ended.err
+    (given_up,) = [one for one in job.events() if one["event"] == "ForkserverEnded"]
+    assert (given_up["reason"], sorted(given_up["owed"])) == (STOPPED, [0, 1])
+    begun = [one for one in job.events() if one["event"] == "StartAttempt"]
+    assert given_up["time"] - begun[1]["time"] < 30
+    assert f"msrun: {STOPPED}: msrun kills it and starts another\n" in ended.err
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_a_rank_that_hung_and_died_before_msrun_ended_it_died_by_itself():
 
 @pytest.mark.parametrize("code", [-TERM, 128 + TERM])
 def test_msrun_never_denies_a_signal_that_it_sent(code):
-    sentence, why = told(code, {TERM: "rank 1 failed"})
+    _, why = told(code, {TERM: "rank 1 failed"})
     assert "msrun sent the signal: rank 1 failed" in why
 
 
