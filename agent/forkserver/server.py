@@ -7,6 +7,7 @@ When the agent dies the link closes, and this process ends the remaining process
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -79,7 +80,7 @@ def serve_warm(text: str, root: str) -> None:
     gc.freeze()
     threads = preload_imports.threads()
     problem = problem or preload_imports.why_not_fork()
-    wire.send(link, protocol.Ready(time.monotonic() - started, problem))
+    _tell(link, protocol.Ready(time.monotonic() - started, problem))
     order, _ = _serve(link, orders)
     child.rename(comm)
     link.close()
@@ -104,7 +105,7 @@ def serve_cold(text: str) -> None:
     orders = read_orders(text)
     child.rename("msrun-fork")
     link = _link(orders)
-    wire.send(link, protocol.Ready(0.0))
+    _tell(link, protocol.Ready(0.0))
     order, attempt = _serve(link, orders)
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)  # Python ignores them, and exec would pass that on
@@ -166,14 +167,20 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
                 raise wire.ProtocolError(f"not for a forkserver: {message}")
 
 
+def _tell(link: socket.socket, message: protocol.Message) -> None:
+    """Tell the agent; that it is gone, the next receive says, and then orphans have to be ended."""
+    with contextlib.suppress(OSError):
+        wire.send(link, message)
+
+
 def _announce(
     link: socket.socket, message: protocol.StartWorkers, forked: tuple[adoption.AdoptionResult, ...]
 ) -> None:
     for order, (pid, why) in zip(message.workers, forked, strict=True):
         if pid:
-            wire.send(link, protocol.Forked(order.rank, message.attempt, pid))
+            _tell(link, protocol.Forked(order.rank, message.attempt, pid))
         else:
-            wire.send(link, protocol.ForkFailed(order.rank, message.attempt, why))
+            _tell(link, protocol.ForkFailed(order.rank, message.attempt, why))
 
 
 def _become(link: socket.socket, order: protocol.WorkerOrder, attempt: int, agent_pid: int) -> None:
@@ -188,7 +195,7 @@ def _fork_store(link: socket.socket, message: protocol.StartStore, fd: int, agen
     forked = adoption.fork_adopted(1)
     if not isinstance(forked, int):
         (store,) = forked
-        wire.send(link, protocol.StoreForked(message.attempt, pid=store.pid, why=store.why))
+        _tell(link, protocol.StoreForked(message.attempt, pid=store.pid, why=store.why))
         return
     try:
         child.detach(agent_pid)
@@ -209,4 +216,4 @@ def _warm_up(link: socket.socket, modules: tuple[str, ...], search_path: str | N
     )
     gc.freeze()
     if problem:
-        wire.send(link, protocol.Ready(0.0, problem))
+        _tell(link, protocol.Ready(0.0, problem))

@@ -191,6 +191,38 @@ def test_no_worker_outlives_a_kill_of_msrun(msrun: Launcher, also_forkserver: bo
     poll(lambda: not msrun.marked(), within_s=Timeouts().grace_s)
 
 
+ORPHANS = """
+import os, pathlib, signal, socket, subprocess, sys, time
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+print("runs", flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+link = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+print("connected", flush=True)
+signal.pause()
+"""
+
+
+def test_an_order_that_nobody_waits_for_does_not_keep_orphans_alive(msrun: Launcher) -> None:
+    """The forkserver carries it out, and cannot tell msrun, which was killed meanwhile."""
+    script = msrun.tmp / "orphans.py"
+    script.write_text(ORPHANS)
+    job = msrun.start("--nproc-per-node=2", script)
+    job.await_lines("runs", 2)
+    server = job.forkserver()
+    os.kill(server, signal.SIGSTOP)
+    (msrun.tmp / "go").touch()
+    job.await_lines("connected", 2)
+    job.signal(signal.SIGUSR1)  # what comes after the connection, comes after the order
+    poll(lambda: any(event["event"] == "SignalReceived" for event in job.events()))
+    job.signal(signal.SIGKILL)
+    job.process.wait()
+    os.kill(server, signal.SIGCONT)
+    poll(lambda: not msrun.marked(), within_s=Timeouts().grace_s)
+    assert "Traceback" not in (job.folder / "scheduler.log").read_text()
+
+
 def test_a_killed_forkserver_is_replaced_and_restarts_still_work(msrun: Launcher) -> None:
     job = ready(msrun.start("--nproc-per-node=2", "--max-restarts=1", WORKERS / "wait.py"), 2)
     old = job.forkserver()
