@@ -74,6 +74,13 @@ def test_a_job_that_is_stopped_as_a_whole_is_left_alone(msrun: Launcher) -> None
     assert "RankHung" not in {one["event"] for one in job.events()}
 
 
+def stop_when_judged_twice(job: Job) -> None:
+    """Nobody is judged any more when this returns."""
+    poll(lambda: sum(one["event"] == "HangJudged" for one in job.events()) >= 2)
+    job.signal(signal.SIGTERM)
+    poll(lambda: any(one["event"] == "StopRequested" for one in job.events()))
+
+
 @contextlib.contextmanager
 def frozen(pid: int) -> Iterator[None]:
     """Keep a process from running, as ``docker pause`` does."""
@@ -96,10 +103,9 @@ def frozen(pid: int) -> Iterator[None]:
 def test_a_rank_that_is_frozen_is_left_alone(msrun: Launcher) -> None:
     job = start(msrun, "all=trains", options=("--hang_timeout=1",))
     with frozen(job.pids()[1]):
-        poll(lambda: sum(one["event"] == "HangJudged" for one in job.events()) == 2)
+        stop_when_judged_twice(job)
     told = the(job, "JobStandsStill")["reason"]
     assert told.startswith("rank 1 is frozen by its control group: msrun ends no rank, and waits")
-    job.signal(signal.SIGTERM)
     assert told in job.wait().err
     assert "RankHung" not in {one["event"] for one in job.events()}
 
@@ -113,3 +119,15 @@ def test_msrun_does_not_deny_that_it_killed_who_did_not_leave(msrun: Launcher) -
     root = json.loads((job.folder / "failure.json").read_text())["root"]
     assert (root["rank"], root["signal_name"], root["hint"]) == (1, "SIGKILL", why)
     assert root["ended_by_msrun"] == "rank 1 still alive 1 s after the signal"
+
+
+def test_a_rank_inside_the_kernel_is_left_alone(msrun: Launcher) -> None:
+    os.mkfifo(msrun.tmp / "pipe")
+    job = start(msrun, "all=trains", "1=kernel", options=("--hang_timeout=1",))
+    os.kill(job.pids()[1], signal.SIGUSR1)
+    stop_when_judged_twice(job)
+    (msrun.tmp / "pipe").write_text("")
+    told = the(job, "JobStandsStill")["reason"]
+    assert "; rank 1 cannot be killed before the kernel has done (state D): msrun takes it" in told
+    assert told in job.wait().err
+    assert "RankHung" not in {one["event"] for one in job.events()}

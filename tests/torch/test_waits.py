@@ -11,7 +11,7 @@ import pytest
 from support.jobs import WORKERS, Job, Launcher, poll
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
-WORDS = ("--worker_num=2", "--hang_timeout=1.5")
+WORDS = ("--worker_num=2", "--hang_timeout=3")
 
 
 def seen(job: Job, event: str) -> list[dict]:

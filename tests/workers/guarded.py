@@ -33,6 +33,7 @@ Arguments: ``WHERE RANK=HOW ...`` with ``WHERE`` its ckpt_save_path and ``HOW`` 
     periodic    it saves into the folder periodic, too
     trains      it is in forward, where it may hang; else it is behind an update
     stuck       it stands in no collective
+    kernel      at SIGUSR1 it waits inside the kernel until somebody writes to the file called pipe
 
 A restarted rank says what it was told, and leaves.
 """
@@ -227,6 +228,11 @@ def begin(link, welcome):
         subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "child"])
     if "alone" in HOW:
         ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+    if "kernel" in HOW:
+        # a parent waits, in state D, until its child by vfork() has executed another program
+        opens = (os.POSIX_SPAWN_OPEN, 0, "pipe", os.O_RDONLY, 0)
+        spawned = ("/bin/true", ["true"], {})
+        signal.signal(signal.SIGUSR1, lambda *_: os.posix_spawn(*spawned, file_actions=[opens]))
     say("ready")
     if "done" in HOW:
         await_go()  # who is done alone is let go at once
