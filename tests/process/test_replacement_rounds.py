@@ -189,6 +189,17 @@ def test_a_dead_forkserver_is_replaced_first(msrun: Launcher) -> None:
     assert job.logs()["worker_0.log"].endswith("goes on in 1\n")
 
 
+def test_a_stopped_forkserver_is_replaced_first_too(msrun: Launcher) -> None:
+    job = start(msrun, 1, ranks=2)
+    os.kill(job.forkserver(), signal.SIGSTOP)
+    kill(job, 1)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert ended.err.count("the forkserver is stopped by a signal and starts no rank") == 1
+    assert [one["newcomers"] for one in seen(job, "ReplaceRanks")] == [[1]]
+    assert job.logs()["worker_0.log"].endswith("goes on in 1\n")
+
+
 def test_when_msrun_dies_after_a_replacement_no_survivor_is_left(msrun: Launcher) -> None:
     job = start(msrun, 9)
     kill(job, 2)
