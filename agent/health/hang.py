@@ -11,7 +11,7 @@ outside of collectives, too: then they have one cause, such as a file system tha
 and new ranks would read from it as well. (If one rank alone stands in such an outage, because the
 others had read already, it looks like a hang and is taken for one.) Where a rank waits for a
 person, in a debugger, say, no rank is judged. Spared ranks are judged again as soon as one rank
-moves, else after the longest limit. A rank without peers is never judged: nobody waits for it.
+moves, else less and less often. A rank without peers is never judged: nobody waits for it.
 
 If all ranks are in collectives for twice their limits, the collectives do not match. Then no rank
 is to blame, and the rank that is furthest behind (the lowest of several) is named: its end ends the
@@ -87,6 +87,7 @@ class HangDetector:
         self._spared: dict[int, bool] = {}  # rank -> whether it was stopped by a signal
         self._spared_at: tuple[tuple[int, int], ...] = ()  # where each rank was then
         self._spared_until_s = 0.0  # if nobody moves
+        self._spared_for_s = 0.0
         self._standing: dict[int, int] = {}  # the same of ranks that a standstill was told of
 
     @property
@@ -135,7 +136,8 @@ class HangDetector:
         at = dict(self._places())
         self._standing = {rank: at_ns for rank, at_ns in stood if at.get(rank) == at_ns}
         if self._spared and self._has_moved(now_s):
-            self._spared = {}  # and the time of an outage counts for nobody
+            self._spared, self._spared_for_s = {}, 0.0
+            # the time of an outage counts for nobody
             self._from_s = now_s
             self._stalls = {each.rank: observe(None, each, now_s, now_s) for each in seen}
 
@@ -195,12 +197,17 @@ class HangDetector:
         held: Mapping[int, str],
         answers: Mapping[int, Inspection],
     ) -> HangFinding:
-        """Blame nobody, until somebody moves or the longest limit has passed."""
+        """Blame nobody until somebody moves, or for a while, which is longer each time.
+
+        An answer may have come too late, and who worked may have come to a collective.
+        """
         now_s = max(stall.looked_s for stall in self._stalls.values())
         self._spared = dict.fromkeys(held, False)
         self._spared |= {rank: case.is_stopped for rank, case in cases.items()}
         self._spared_at = self._places()
-        self._spared_until_s = now_s + self.limits.busy_s
+        self._spared_for_s = max(2 * self._spared_for_s, self.limits.idle_s)
+        self._spared_for_s = min(self._spared_for_s, self.limits.busy_s)
+        self._spared_until_s = now_s + self._spared_for_s
         still = {rank for rank in self._stalls if rank not in victims and self._stands(rank)}
         at_work = self._stalls.keys() - {*victims, *still, *cases, *held}
         why = _why_held(held) if held else _why_spared(cases, still, victims)

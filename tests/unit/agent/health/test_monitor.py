@@ -249,7 +249,7 @@ def test_an_outage_and_its_end_are_said_once(agent):
     agent.train(1)
     for _ in range(3):
         agent.loop.fire()
-    assert "there is progress again, 6" in agent.said[1]
+    assert "there is progress again, 4" in agent.said[1]
     assert len(agent.said) == 2
     assert len(agent.named("JobMovesAgain")) == 1
 
