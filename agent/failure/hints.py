@@ -92,7 +92,7 @@ HINTS: tuple[tuple[Fit, str], ...] = (
     (
         lambda case: bool(case.evidence.end.hung),
         (
-            "each rank's stack at that time is in its log, below the words 'is looked at'; "
+            "each rank's stack at that time is in its log, below the words 'is inspected'; "
             "--hang_timeout sets how long it may last"
         ),
     ),

@@ -74,6 +74,19 @@ def test_a_job_that_is_stopped_as_a_whole_is_left_alone(msrun: Launcher) -> None
     assert "RankHung" not in {one["event"] for one in job.events()}
 
 
+def test_time_in_which_msrun_is_stopped_as_well_counts_for_nobody(msrun: Launcher) -> None:
+    job = start(msrun, "all=trains", options=("--hang_timeout=1.5",))
+    stopped = (*job.pids().values(), job.pid)
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4)  # nothing but the time itself can be awaited
+    continued = time.time()
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    job.wait()  # all wait in collectives, and for that they have twice the limit, from now on
+    assert the(job, "RankHung")["time"] - continued > 2.5
+
+
 def stop_when_judged_twice(job: Job) -> None:
     """Nobody is judged any more when this returns."""
     poll(lambda: sum(one["event"] == "HangJudged" for one in job.events()) >= 2)

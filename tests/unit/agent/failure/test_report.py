@@ -63,7 +63,7 @@ def test_a_hung_rank_is_told_by_why_it_was_killed():
     assert ending(hung) == told
     words = hint(Evidence(hung, oom_kills=1), "python")
     assert words is not None
-    assert "each rank's stack at that time is in its log" in words
+    assert "each rank's stack at that time is in its log, below the words 'is inspected'" in words
 
 
 def test_a_hung_rank_that_another_signal_ended_is_told_so_too():
