@@ -37,10 +37,11 @@ from agent.controller.attempts import (
 from agent.controller.drain import DRAINING, apply, hear_of_dump, interrupt_hold, rank_lost
 from agent.controller.job import Job
 from agent.controller.messages import sentence
-from agent.controller.replaceable import note_own_failure
+from agent.controller.replaceable import blame_left_amid, note_own_failure
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.controller.stop_requests import exit_requested, is_leaving, stop_requested
+from agent.text.peer_lost import says_peer_lost
 from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
 
@@ -212,11 +213,14 @@ def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
     job = job.with_rank(rank, ended if exit_code else RankState.SUCCEEDED)
     if event.step is not None:
         job = job.with_step(rank, event.step)
+    if event.amid:
+        left_amid = {**job.now.left_amid, rank: event.amid}
+        job = job._replace(now=job.now._replace(left_amid=left_amid))
     match job.state:
         case JobState.STOPPING | JobState.KILLING:
             return _stopped(job, event)
         case JobState.STARTING | JobState.RUNNING if exit_code:
-            return _rank_failed(job._replace(now=job.now._replace(failure=how)), event, how)
+            return _rank_failed(job.with_failure(how), event, how, event.error)
         case JobState.STARTING:
             return Decision(move(job, event, Condition.RANKS_AWAITED))
         case JobState.RUNNING if job.alive():
@@ -242,9 +246,15 @@ def _known_alive(job: Job, rank: int, attempt: int) -> Job:
 
 
 def _rank_failed(
-    job: Job, event: ev.WorkerExited | protocol.Raised | ev.RankHung, reason: str
+    job: Job, event: ev.WorkerExited | protocol.Raised | ev.RankHung, reason: str, error: str
 ) -> Decision:
-    """The first failure: save what the others hold, or stop them."""
+    """The first failure: save what the others hold, or stop them.
+
+    ``error``: what the rank said; if it lost a peer that exited with 0 amid a step, that one is
+    to blame, although its exit looked like success.
+    """
+    if job.now.left_amid and says_peer_lost(error):
+        job, reason = blame_left_amid(job, reason)
     if job.state is JobState.RUNNING and job.reachable():
         return apply(event, dump.freeze(job, reason))
     if job.state is JobState.RUNNING and job.has_news():
@@ -281,7 +291,7 @@ def _rank_raised(job: Job, event: protocol.Raised) -> Decision:
         return Decision(move(job, event, Condition.ALWAYS))
     if job.state is JobState.HOLDING:
         return interrupt_hold(job, event, reason)
-    return _rank_failed(job, event, reason)
+    return _rank_failed(job, event, reason, event.error)
 
 
 def _fingerprinted(job: Job, event: protocol.Fingerprinted) -> Decision:
@@ -323,7 +333,7 @@ def _rank_hung(job: Job, event: ev.RankHung) -> Decision:
         case JobState.FREEZING:
             after = apply(event, dump.choose(job))
         case _:
-            after = _rank_failed(job, event, reason)
+            after = _rank_failed(job, event, reason, "")
     return Decision(after.job, killed + after.actions)
 
 

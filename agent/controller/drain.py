@@ -13,8 +13,10 @@ from agent.controller import events as ev
 from agent.controller.attempts import Decision, all_gone, leave, move, stop, succeed
 from agent.controller.dump import Turn, extend_deadline
 from agent.controller.job import Job
+from agent.controller.replaceable import blame_left_amid
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState
+from agent.text.peer_lost import says_peer_lost
 from agent.text.wording import describe_exit
 from worker_hooks.contract import protocol
 
@@ -29,6 +31,8 @@ def rank_lost(job: Job, event: ev.WorkerExited) -> Decision:
         job = job.with_failure(f"rank {event.rank} {how}")
     elif event.exit_code and job.now.is_failure_raised and event.rank not in job.now.raised:
         job = job.with_failure(f"rank {event.rank} {how} ({failure})")
+    elif event.amid and job.now.is_failure_raised and says_peer_lost(failure or ""):
+        job, _ = blame_left_amid(job, failure or "")
     match job.state:
         case JobState.HOLDING if event.exit_code:
             return interrupt_hold(job, event, f"rank {event.rank} {how}")

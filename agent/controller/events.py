@@ -43,7 +43,8 @@ class WorkerExited:
     """A rank's process ended: ``exit_code`` 0-255, or negative for the signal that ended it.
 
     ``step``: its newest commit, if it had a status page. ``error``: the last line that a rank wrote
-    which failed by itself, its exception as a rule.
+    which failed by itself, its exception as a rule. ``amid``: where in a step it was when it exited
+    with 0, such as ``in forward of step 14``; empty: nowhere, or that is not known.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class WorkerExited:
     exit_code: int
     step: int | None = None
     error: str = ""
+    amid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

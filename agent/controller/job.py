@@ -117,6 +117,7 @@ class Attempt(NamedTuple):
     first_raised: int | None = None
     failures: Mapping[int, str] = _EMPTY  # rank -> its exception, or its exit code and last words
     hung: frozenset[int] = frozenset()  # were killed for it, and may not be gone yet
+    left_amid: Mapping[int, str] = _EMPTY  # rank that exited with 0 amid a step -> where
     unreachable: frozenset[int] = frozenset()
     sent_signal: int = signals.SIGTERM  # stops ranks that start late, too
     exit: ExitProgress | None = None

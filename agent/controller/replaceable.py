@@ -46,6 +46,17 @@ def note_own_failure(job: Job, event: ev.WorkerExited | protocol.Raised) -> Job:
             return job
 
 
+def blame_left_amid(job: Job, consequence: str) -> tuple[Job, str]:
+    """The job once ranks that exited with 0 amid a step are lost, and why; others miss them."""
+    left = job.now.left_amid
+    cause = described((rank, f"exited with code 0 {where}") for rank, where in left.items())
+    for rank, where in left.items():
+        job = job.with_rank(rank, RankState.FAILED)
+        job = job.with_own_failure(rank, f"exited with code 0 {where}")
+    reason = f"{cause}, amid training ({consequence})"
+    return job.with_failure(reason), reason
+
+
 def with_deaths(job: Job, ranks: Iterable[int], step: int) -> Job:
     """The job once ``ranks`` were lost at ``step``."""
     before = {rank: job.deaths.get(rank, (NEVER, 0)) for rank in ranks}

@@ -44,6 +44,7 @@ class WorkerEnd:
     attempt: int = 0
     hung: str = ""  # why msrun ended it, if it hung
     ended_for: str = ""  # why msrun sent it the signal that ended it; empty: msrun sent none
+    amid: str = ""  # where in a step it was when it exited with 0
     told: str = ""  # the argument that msrun appended to its command line, if any
 
     @property

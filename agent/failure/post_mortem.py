@@ -120,6 +120,7 @@ class PostMortem:
             attempt=worker.attempt,
             hung=worker.hung if worker.signals.keys() - FORWARDED else "",
             ended_for=_ended_for(worker),
+            amid=worker.amid,
             told=self._told(worker),
         )
 

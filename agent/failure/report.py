@@ -65,7 +65,8 @@ def ending(end: WorkerEnd) -> str:
         return f"{sanitized(end.hung)}; msrun {'killed' if end.signal == SIGKILL else 'ended'} it"
     if end.exitcode is None:
         return "is gone; how it ended is not known"
-    return describe_exit(end.exitcode)
+    how = describe_exit(end.exitcode)
+    return f"{how} {end.amid}, amid training" if end.amid else how
 
 
 def _excerpt(root: Evidence) -> Iterator[str]:

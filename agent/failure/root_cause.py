@@ -14,25 +14,8 @@ from signal import SIGKILL
 
 from agent.failure.evidence import Evidence
 from agent.failure.log_excerpt import find_traceback
+from agent.text.peer_lost import says_peer_lost
 
-PEER_LOST = re.compile(
-    r"Connection closed by peer"
-    r"|Read error \[.*Connection reset by peer"
-    r"|writev? .*Broken pipe"
-    r"|connectFullMesh failed"
-    r"|Timed out waiting \d+ ?ms for (?:recv|send) operation"
-    r"|Application timeout caused pair closure"
-    r"|failed to pass monitoredBarrier"
-    r"|DistNetworkError|DistStoreError"
-    r"|(?:TCPStore|sendBytes|recvValue|recvVector)"
-    r".*(?:Broken pipe|Connection (?:reset|was) |timeout)"
-    r"|remote process exited or there was a network error"
-    r"|atchdog caught collective operation timeout"
-    r"|socketPollConnect|socketStartConnect|socketProgress"
-    r"|NCCL communicator was aborted"
-    r"|ncclRemoteError",
-    re.DOTALL,
-)
 STOPPED_WORDS = re.compile(r"(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|SignalException)\b")
 WINDOW_S = 1.0
 """Error files hold full seconds: if times differ by less, the order of detection decides."""
@@ -64,6 +47,8 @@ def find_cause(evidence: Sequence[Evidence]) -> Cause | None:
         return None
     lost = [each for each in failed if is_consequence(each)]
     own = [each for each in failed if each not in lost]
+    if not own:  # then somebody whom they miss left with an exit code that looks like success
+        own = [each for each in evidence if each.end.amid]
     root, reason = _choose(own, lost, _failed_before_stop(evidence))
     return Cause(
         root=root,
@@ -80,7 +65,7 @@ def is_consequence(evidence: Evidence) -> bool:
     The first exception of a chain decides: a lost peer wrapped in the script's own exception is
     still a consequence, and a ValueError whose clean-up then met a dead peer is not.
     """
-    return PEER_LOST.search(first_words(evidence)) is not None
+    return says_peer_lost(first_words(evidence))
 
 
 def first_words(evidence: Evidence) -> str:

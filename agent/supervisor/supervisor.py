@@ -199,7 +199,7 @@ class Supervisor:
         code, step = worker.exit_code, self._hooks.hear_out(worker.rank)
         is_own = code > 0 and not worker.was_stopped and self._job.has_hooks
         error = self._last_words(worker) if is_own else ""
-        self.post(ev.WorkerExited(worker.rank, worker.attempt, code, step, error))
+        self.post(ev.WorkerExited(worker.rank, worker.attempt, code, step, error, worker.amid))
 
     def worker(self, rank: int) -> Worker:
         """A rank of the present attempt."""

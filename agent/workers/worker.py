@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.controller.states import RankState
+from worker_hooks.contract.status_page import Phase
 
 if TYPE_CHECKING:
     from agent.workers.tempo import Tempo
     from worker_hooks.contract.status_page import Heartbeat
+
+
+AMID = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE})  # a step
 
 
 class Worker:
@@ -35,3 +39,11 @@ class Worker:
         self.is_slow = False  # persistently slower than its peers
         self.hung = ""  # why it was killed, if it hung
         self.why = ""  # why it could not be started
+
+    @property
+    def amid(self) -> str:
+        """Where in a step it exited with 0, such as ``in forward of step 14``; empty: nowhere."""
+        beat = self.beat
+        if self.exit_code != 0 or beat is None or beat.phase not in AMID:
+            return ""
+        return f"in {beat.phase.name.lower()} of step {beat.step + 1}"

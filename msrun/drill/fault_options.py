@@ -170,7 +170,7 @@ def _deed(fields: Mapping[str, Any], deed: str) -> tuple[Deed, int]:
         raise UsageError(f"kill: {given[0]} and {given[1]} exclude each other")
     match given:
         case ["exit"]:
-            code = whole("exit", fields["exit"], 1)
+            code = whole("exit", fields["exit"], 0)
             if code > _BYTE:
                 raise UsageError(f"kill: exit={code} is above {_BYTE}")
             return Deed.EXIT, code

@@ -45,6 +45,10 @@ DRILLS = {
         "rank=0,step=10,phase=forward,attempt=4",
         "rank=2,phase=dump,attempt=4",  # who was to write
     ),
+    "two that exit with 0 amid a step": (
+        "rank=2,step=5,phase=forward,exit=0",
+        "rank=0,step=9,phase=backward,exit=0",
+    ),
     "three deaths of one rank at one step": (
         "rank=1,step=7,phase=forward",
         "rank=1,step=7,phase=forward,attempt=1",
@@ -118,6 +122,15 @@ def test_several_at_once_and_a_hung_one_are_replaced(session: Session) -> None:
     assert {rank for each in first for rank in each["newcomers"]} == {0, 2}
     assert (last["newcomers"], last["survivors"]) == ([1], [0, 2, 3])
     assert "made no progress" in last["reason"]
+
+
+def test_an_exit_with_0_amid_training_is_a_loss_and_is_named(session: Session) -> None:
+    name = "two that exit with 0 amid a step"
+    told, history = session.outcomes[name], session.history(name)
+    assert (told["replaced"], told["restarted"], told["dump_bytes"]) == (2, 0, None)
+    first, second = (each["reason"] for each in of(history, "ReplaceRanks"))
+    assert first.startswith("rank 2 exited with code 0 in forward of step 5, amid training (rank ")
+    assert second.startswith("rank 0 exited with code 0 in backward of step 9, amid training")
 
 
 def test_a_death_on_the_way_makes_another_round(session: Session) -> None:
@@ -263,3 +276,27 @@ def test_ranks_behind_a_wrapper_are_freed_and_live_on(launcher: Launcher) -> Non
     ended = job.wait()
     assert ended.code == 0, ended
     assert [one["newcomers"] for one in job.events() if one["event"] == "ReplaceRanks"] == [[1]]
+
+
+@pytest.mark.parametrize("where", ["outside", "inside"])
+def test_a_second_death_while_the_ranks_meet_costs_no_survivor(
+    launcher: Launcher, session: Session, where: str
+) -> None:
+    """They wait for a store that nobody will serve: the forkserver that would start it is stopped."""
+    words = (*SLOW, "--inside") if where == "inside" else SLOW
+    job, folder = trained(launcher, f"met {where}", *words)
+    job.await_lines("step 3\n", RANKS)
+    server = job.forkserver()
+    os.kill(job.pids()[1], signal.SIGKILL)
+    await_seen(job, "ReplaceRanks")
+    await_seen(job, "WorkerStarted", RANKS + 1)
+    os.kill(server, signal.SIGSTOP)
+    os.kill(job.pids()[1], signal.SIGKILL)
+    await_seen(job, "ReplaceRanks", 2)
+    await_seen(job, "Rejoining", 2 * (RANKS - 1))
+    os.kill(server, signal.SIGCONT)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    history = read(folder)
+    assert [each["newcomers"] for each in of(history, "ReplaceRanks")] == [[1], [1]]
+    assert history.finals == session.reference.finals

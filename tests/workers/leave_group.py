@@ -19,7 +19,7 @@ from contextlib import suppress
 import torch
 import torch.distributed as dist
 
-from worker_hooks.contract.env import RankEnv
+from worker_hooks.contract.env import RankEnv, meeting_point
 from worker_hooks.distributed import abort, process_group
 from worker_hooks.distributed.abort import unblock
 
@@ -61,8 +61,9 @@ def rank(number, order, address, own):
     def listen():
         os.read(order, 1)
         ordered.append(time.monotonic())
-        unblock()
-        threading.Thread(target=abort.end_if_stuck, args=(is_out,), daemon=True).start()
+        store = meeting_point(os.environ)
+        unblock(store)
+        threading.Thread(target=abort.end_if_stuck, args=(is_out, store), daemon=True).start()
 
     listener = threading.Thread(target=listen)
     listener.start()
@@ -79,7 +80,7 @@ def rank(number, order, address, own):
     process_group.leave()
     place = [each for each in range(RANKS) if each != STOPPED].index(number)
     os.environ.update(RANK=str(place), WORLD_SIZE=str(RANKS - 1), MASTER_PORT=str(ports[1]))
-    process_group.join(group, lambda: None)
+    process_group.join(group)
     total = torch.ones(1)
     dist.all_reduce(total)
     process_group.leave()

@@ -24,6 +24,7 @@ parser.add_argument("--steps", type=int, default=10**9)
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--late", type=float, default=0.0, help="all ranks but 0, before an update")
 parser.add_argument("--meet", action="store_true", help="all ranks, before each forward")
+parser.add_argument("--inside", action="store_true", help="train() makes the process group")
 parser.add_argument("--ckpt", default="checkpoints")
 parser.add_argument("--say", action="store_true", help="each step")
 options = parser.parse_args()
@@ -39,14 +40,19 @@ net = nn.Sequential(
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
 state = TrainState(model=net, optimizer=optimizer, scheduler=scheduler, ckpt_save_path=options.ckpt)
-dist.init_process_group("gloo")
+if not options.inside:
+    dist.init_process_group("gloo")
 torch.manual_seed(100 + int(os.environ["RANK"]))  # Dropout differs between ranks
-world = dist.get_world_size()
-sampler = DistributedSampler(TensorDataset(inputs, labels), shuffle=True, seed=5)
+world = int(os.environ["WORLD_SIZE"])
+sampler = DistributedSampler(
+    TensorDataset(inputs, labels), world, int(os.environ["RANK"]), shuffle=True, seed=5
+)
 loader = DataLoader(sampler.dataset, batch_size=max(2, 256 // world // 16), sampler=sampler)
 
 
 def train(state):
+    if options.inside:
+        dist.init_process_group("gloo")
     model = DistributedDataParallel(net)
     for _epoch in state.epochs(options.epochs):
         for x, y in state.batches(loader):

@@ -5,8 +5,9 @@ nobody. But a rank that waits in gloo waits for bytes from the sockets to its pe
 shuts these sockets down, the rank raises within milliseconds. gloo then leaves garbage in its
 buffers, which are mostly gradient buckets; it does not touch parameters and optimizers.
 
-All other connections of a script are not touched: to a database, to the store, or from rank to rank
-by torch's RPC or by sockets of its own.
+The connections to the attempt's store, which is over, are shut down, too: a rank that makes its
+group may wait there for a peer that died. All other connections of a script are not touched: to a
+database, or from rank to rank by torch's RPC or by sockets of its own.
 
 Once in some hundreds of broken collectives gloo (torch 2.13) does not wake a sender whose socket is
 gone. There is no way to free such a thread, so its process is killed, and replaced like any other
@@ -20,21 +21,26 @@ import os
 import signal
 import socket
 import threading
+import time
 
 import torch
 import torch.distributed as dist
 
 from worker_hooks.contract.process_stat import read_stat
-from worker_hooks.distributed import stacks
+from worker_hooks.distributed import stacks, store_connection
 from worker_hooks.distributed.gloo_sockets import gloo_sockets
 
 
-def unblock() -> int:
+def unblock(store: tuple[str, int]) -> int:
     """Break every connection of a process group; return gloo's count. Any thread may call this.
 
     Errors of a single connection or group are ignored: it is broken already.
+
+    Args:
+        store: address and port of the store that the ranks met at, to which none will return.
     """
     _abort_groups()
+    store_connection.shut_down(*store)
     return sum(map(_shut, gloo_sockets()))
 
 
@@ -61,20 +67,25 @@ def _shut(descriptor: int) -> bool:
     return True
 
 
-FREE_S = 1.5  # for a thread whose sockets are gone; it needs milliseconds, at most CONNECT
+FREE_S = 1.5  # for a thread whose sockets are gone; it needs milliseconds, at most 0.2 s
 LOOK_S = 0.25  # between two looks at the thread
 
 
-def end_if_stuck(is_out: threading.Event) -> None:
+def end_if_stuck(is_out: threading.Event, store: tuple[str, int]) -> None:
     """End this process if its main thread stays in a collective.
 
     Args:
         is_out: set when the main thread has left the training function.
+        store: address and port of the store that the main thread may wait for.
     """
     before = None
-    wait_s = FREE_S
-    while not is_out.wait(wait_s):
-        wait_s = LOOK_S
+    shut: set[int] = set()
+    free_s = time.monotonic() + FREE_S
+    while not is_out.wait(LOOK_S):
+        found = store_connection.shut_down(*store)
+        if found - shut or time.monotonic() < free_s:
+            shut |= found  # it had connected once more to a store that nobody serves
+            continue
         place = _place() if stacks.waits_for_peers() else None
         if place is not None and place == before:
             stacks.write("the main thread cannot be freed from a broken collective")
@@ -84,10 +95,13 @@ def end_if_stuck(is_out: threading.Event) -> None:
 
 
 def _place() -> tuple[tuple[int, int], int] | None:
-    """The main thread's instruction, and the processor time that it has had.
+    """The main thread's instruction, and the processor time that it has had, if it sleeps.
 
-    A main thread that computes (a long backward) or spins until its device is done is not stuck.
+    A main thread that computes (a long backward) or spins until its device is done is not stuck,
+    nor is one that waits for a processor (R) or for the disk (D) on an overloaded machine.
     """
     instruction = stacks.main_instruction()
     stat = read_stat("self", threading.main_thread().native_id or "")
-    return None if instruction is None or stat is None else (instruction, stat.own_ticks)
+    if instruction is None or stat is None or stat.state != "S":
+        return None
+    return instruction, stat.own_ticks

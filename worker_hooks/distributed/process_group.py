@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -16,8 +15,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from worker_hooks.contract.env import RankEnv, meeting_point
 from worker_hooks.distributed import ddp_bucket_order
@@ -29,8 +26,6 @@ EARLY = "runs collectives before run(), which a new rank could not repeat alone"
 WRAPPED = "wraps its model in DDP outside of the training function"
 
 _THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
-_PREFIX = "default_pg"  # torch's prefix for a store that it finds itself, as new ranks do
-CONNECT = timedelta(seconds=0.2)  # for the connection; the wait for an answer is longer
 
 
 class GroupRecord(NamedTuple):
@@ -124,38 +119,13 @@ def have_threads() -> bool:
     return False
 
 
-def join(group: GroupRecord, check: Callable[[], None]) -> None:
+def join(group: GroupRecord) -> None:
     """Make the group again. A collective.
-
-    Like ``init_process_group("env://")``, but in short tries: that would try to reach a dead store
-    until the group's time-out, and nothing could interrupt it.
-
-    Args:
-        group: as it was.
-        check: called before each try to reach the store; may raise, to give up.
 
     Raises:
         RuntimeError: a peer is gone again, or never came.
     """
-    deadline = time.monotonic() + group.timeout.total_seconds()
-    while True:
-        check()
-        try:
-            store, rank, world_size = next(rendezvous("env://", timeout=CONNECT))
-        except dist.DistError:
-            if time.monotonic() > deadline:
-                raise
-        else:
-            break
-    store.set_timeout(group.timeout)
-    dist.init_process_group(
-        group.backend,
-        timeout=group.timeout,
-        store=PrefixStore(_PREFIX, store),
-        rank=rank,
-        world_size=world_size,
-        device_id=group.device,
-    )
+    dist.init_process_group(group.backend, timeout=group.timeout, device_id=group.device)
 
 
 def _timeout(group: Any) -> timedelta:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, TypedDict
 
 from worker_hooks.contract import protocol, wire
-from worker_hooks.contract.env import RankEnv
+from worker_hooks.contract.env import RankEnv, meeting_point
 from worker_hooks.contract.status_page import Page
 from worker_hooks.distributed import abort, stacks
 from worker_hooks.guard import exit_hooks
@@ -124,6 +124,7 @@ class Guard:
         self._listener: threading.Thread | None = None
         self._wakeup: SignalWakeup | None = None
         self._released = threading.Event()
+        self._store = meeting_point(os.environ)
         self._rejoin_order: protocol.Rejoin | None = None  # until it is obeyed
         self._rejoin_lock = threading.Lock()  # held by what must belong to a single attempt
         self._is_out = threading.Event()  # the main thread has obeyed the last order to rejoin
@@ -294,6 +295,7 @@ class Guard:
             assert order is not None
             self._is_out.set()
             self.env = self.env._replace(attempt=order.attempt)
+            self._store = (self._store[0], order.port or self._store[1])
             self._released.clear()
             was_torn = self.gate.is_torn
             self.gate.reenter()
@@ -376,8 +378,9 @@ class Guard:
             self.gate.eject()
             self._released.set()
             # before the lock is free: then the main thread makes sockets of the next attempt
-            abort.unblock()
-        threading.Thread(target=abort.end_if_stuck, args=(is_out,), daemon=True).start()
+            abort.unblock(self._store)
+            watched = (is_out, self._store)
+        threading.Thread(target=abort.end_if_stuck, args=watched, daemon=True).start()
 
     def _obey_exit(
         self, order: protocol.Hold | protocol.Proceed | protocol.Leave | protocol.Dismiss

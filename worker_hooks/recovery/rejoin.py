@@ -14,7 +14,7 @@ from torch import nn
 
 from worker_hooks.contract.env import rejoined
 from worker_hooks.contract.protocol import Rejoin
-from worker_hooks.distributed import ddp_release, process_group
+from worker_hooks.distributed import ddp_release, process_group, store_connection
 from worker_hooks.guard.guard import Guard
 
 log = logging.getLogger("msrun")
@@ -41,6 +41,8 @@ class Membership:
         self._group = process_group.present()
         why = process_group.not_replaceable_why(guard.env, self._modules)
         guard.not_replaceable_why = why
+        if guard.is_on and not why:
+            store_connection.connect_in_short_tries(guard.gate.raise_if_ejected)
         if why and guard.is_on and guard.env.rank == 0:
             log.warning("a dead rank will not be replaced alone, as the script %s", why)
 
@@ -81,7 +83,7 @@ class Membership:
             RuntimeError: the same, or a peer never came.
         """
         if self._group is not None:
-            process_group.join(self._group, self._guard.gate.raise_if_ejected)
+            process_group.join(self._group)
 
 
 def _are_held(users: Sequence[ref[Any]], left: Sequence[Any]) -> bool:

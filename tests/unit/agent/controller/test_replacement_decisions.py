@@ -199,3 +199,69 @@ def test_replacements_are_no_restarts():
         job = decide(job, gone(rank, 1, 3)).job
     assert (job.state, job.attempt, job.restarts, job.stalled) == (JobState.STARTING, 4, 1, 0)
     assert job.best_step == 7
+
+
+LOST_PEER = "RuntimeError: [pair.cc:537] Read error [127.0.0.1]:39091: Connection reset by peer"
+AMID = ev.WorkerExited(1, 0, 0, 5, amid="in forward of step 6")
+BLAMED = "rank 1 exited with code 0 in forward of step 6, amid training (rank 0 "
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (AMID, threw(0, LOST_PEER)),
+        (threw(0, LOST_PEER), AMID),
+        (AMID, ev.WorkerExited(0, 0, 1, 5, LOST_PEER)),
+    ],
+    ids=["exit first", "exception first", "peer died"],
+)
+def test_an_exit_with_0_amid_a_step_is_a_loss_once_a_peer_misses_it(events):
+    job = play(THREE, running(3))
+    for event in events:
+        job = decide(job, event).job
+    assert job.state is JobState.FREEZING
+    assert job.now.failure.startswith(BLAMED)
+    assert job.ranks[1] is RankState.FAILED
+    for event in (froze(0), froze(2)) if job.ranks[0].is_alive else (froze(2),):
+        decision = decide(job, event)
+        job = decision.job
+    prepared = [each.ranks for each in decision.actions if isinstance(each, do.PrepareRanks)]
+    assert prepared == [(1,) if job.ranks[0].is_alive else (0, 1)]
+
+
+@pytest.mark.parametrize("event", [threw(0), gone(0, -9), hangs(0)], ids=["bug", "death", "hang"])
+def test_an_exit_with_0_is_not_blamed_for_what_did_not_miss_it(event):
+    job = play(THREE, running(3))
+    for each in (AMID, event):
+        job = decide(job, each).job
+    assert job.ranks[1] is RankState.SUCCEEDED
+    assert "amid training" not in job.now.failure
+
+
+def test_all_may_exit_with_0_amid_a_step():
+    job = play(THREE, running(3))
+    for rank in range(3):
+        job = decide(job, AMID.__class__(rank, 0, 0, 5, amid=AMID.amid)).job
+    assert job.state is JobState.SUCCEEDED
+
+
+def test_ranks_that_exit_with_0_amid_one_step_again_are_not_replaced_a_third_time():
+    job = play(THREE, REPLACED)
+    for attempt, dump in ((1, 2), (2, 3)):
+        exited = ev.WorkerExited(1, attempt, 0, 5, amid=AMID.amid)
+        for event in (exited, threw(0, LOST_PEER, attempt)):
+            job = decide(job, event).job
+        for event in (froze(0, dump=dump), froze(2, dump=dump), wrote(0, dump=dump)):
+            job = decide(job, event).job
+        if job.now.not_replaced:
+            break
+        for event in (holds(2, dump=dump), done(MEMORY, dump), up(1, attempt + 1)):
+            job = decide(job, event).job
+        for event in (rejoins(0, attempt + 1), rejoins(2, attempt + 1)):
+            job = decide(job, event).job
+        for rank in range(3):
+            job = decide(job, reg(rank, 5, attempt + 1)).job
+    assert attempt == 2
+    assert job.now.not_replaced.startswith(
+        "the same failure twice at step 5 (exited with code 0 in"
+    )

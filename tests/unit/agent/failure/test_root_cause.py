@@ -7,6 +7,7 @@ import pytest
 from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
 from agent.failure.hints import HINTS, hint
 from agent.failure.log_excerpt import Traceback, find_fatal
+from agent.failure.report import headline
 from agent.failure.root_cause import find_cause, is_consequence
 
 GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:50088."
@@ -257,3 +258,20 @@ def test_every_hint_is_one_short_sentence():
         assert len(sentence) < 220
         assert "\n" not in sentence
         assert not sentence.endswith(".")
+
+
+def left_amid(rank):
+    end = told(rank, code=0).end
+    return Evidence(end=replace(end, amid="in forward of step 14"))
+
+
+def test_a_rank_that_exited_with_0_amid_training_is_the_root_of_those_that_miss_it():
+    cause = find_cause([left_amid(2), told(1, GLOO), told(0, GLOO)])
+    assert (cause.root.end.rank, cause.reason) == (2, "the other failed ranks only lost a peer")
+    assert headline(cause.root.end).endswith(
+        "exited with code 0 in forward of step 14, amid training"
+    )
+    assert {each.end.rank for each in cause.consequences} == {0, 1}
+    cause = find_cause([left_amid(2), told(1, "ValueError: bug"), told(0, GLOO)])
+    assert cause.root.end.rank == 1  # a failure of its own explains the rest
+    assert find_cause([left_amid(2), left_amid(1)]) is None

@@ -87,7 +87,7 @@ def test_a_stop_and_two_faults_in_one_drill():
         ("rank=1,step=3,phase=sideways", "kill", "choose from data, forward"),
         ("rank=1,step=3,signal=NOPE", "kill", "signal=NOPE is not a signal"),
         ("rank=1,step=3,signal=0", "kill", "signal=0 is not a signal"),
-        ("rank=1,step=3,exit=0", "kill", "at least 1"),
+        ("rank=1,step=3,exit=-1", "kill", "at least 0"),
         ("rank=1,step=3,exit=256", "kill", "above 255"),
         ("rank=1,step=3,exit=2,raise", "kill", "exclude each other"),
         ("rank=1,phase=dump,raise", "kill", "needs the main thread"),
