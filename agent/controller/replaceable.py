@@ -8,6 +8,7 @@ from agent.controller import events as ev
 from agent.controller.job import NEVER, Job, Repeated
 from agent.controller.replication import why_no_holder
 from agent.controller.states import RankState
+from agent.text.peer_lost import says_peer_lost
 from agent.text.wording import describe_exit, described, listed, times
 from worker_hooks.contract import protocol
 
@@ -32,7 +33,9 @@ def ranks_to_replace(job: Job) -> tuple[int, ...]:
 
 
 def note_own_failure(job: Job, event: ev.WorkerExited | protocol.Raised) -> Job:
-    """The job once a rank failed by itself, if it said how."""
+    """The job once a rank failed by itself, if it said how; the loss of a peer is not its own."""
+    if says_peer_lost(event.error):
+        return job
     match event:
         case protocol.Raised(rank=rank, error=error):
             return job.with_own_failure(rank, error)
@@ -79,15 +82,19 @@ def not_replacing(job: Job, why: str) -> Job:
     return job if job.stop.why else job._replace(now=job.now._replace(not_replaced=why))
 
 
-def why_not(job: Job, gone: Collection[int], step: int) -> str:
+def why_not(job: Job, gone: Collection[int], step: int, *, is_in_memory: bool = False) -> str:
     """Why no others can be started in the place of ``gone``; empty: they can.
 
     Args:
         job: with every loss counted.
         gone: all that would be started anew.
         step: that all would resume from.
+        is_in_memory: it is complete in the agent's memory, so no rank has to live on.
     """
-    return _why_never(job) or _why_not_now(job, gone) or _why_not_again(job, gone, step)
+    never = _why_never(job) or _why_not_now(job, gone)
+    if not never and not is_in_memory and not set(job.alive()) - set(gone):
+        never = "every rank is lost"
+    return never or _why_not_again(job, gone, step)
 
 
 def _why_never(job: Job) -> str:
@@ -115,11 +122,9 @@ def _why_not_now(job: Job, gone: Collection[int]) -> str:
         return "a stop was asked for"
     if finished := job.having(RankState.SUCCEEDED):
         return f"{listed(finished)} exited already"
-    survivors = [rank for rank in job.alive() if rank not in gone]
-    if not survivors:
-        return "every rank is lost"
     if not gone:
         return "no other rank holds the state"
+    survivors = [rank for rank in job.alive() if rank not in gone]
     unreachable = job.now.unreachable
     return described((rank, "let go of its state") for rank in survivors if rank in unreachable)
 

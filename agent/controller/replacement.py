@@ -5,8 +5,9 @@ Pure, like the controller. Theory in six lines:
 * the checkpoint in memory stays the truth until all have joined: no update can begin before;
 * a round begins when every rank that is not to live on is gone: then no lost rank, and no newcomer
   of an earlier round that had not joined, can disturb it;
-* a rank that is lost in a round, or does not leave its training function, makes another round;
-  each counts against the budget, so there is an end;
+* a rank that is lost in a round, or does not leave its training function, makes another round,
+  also if it was the last one that lived on: all is in memory. Each counts against the budget, so
+  there is an end;
 * every other problem (an exception, a start that fails, too much time, a stop) is a fall to the
   next rung: the agent alone writes the memory to disk, then all ranks are stopped;
 * an exception may be the consequence of a death that is reported a little later.
@@ -15,7 +16,7 @@ Pure, like the controller. Theory in six lines:
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -68,7 +69,7 @@ def begin(job: Job, path: str) -> Turn:
     job = job._replace(dump=dump, memory=memory)
     gone = ranks_to_replace(job)
     job = with_deaths(job, gone, step)
-    if why := why_not(job, gone, step):
+    if why := why_not(job, gone, step, is_in_memory=True):
         return fall_back_to_disk(job, why)
     going = tuple(rank for rank in gone if job.ranks[rank].is_alive)
     held = tuple(rank for rank in going if rank in job.now.raised)
@@ -289,14 +290,21 @@ def launch(job: Job) -> Turn:
         reason=_describe_round(failure, memory.step, newcomers, survivors),
     )
     reminders = [do.RemindReplaced(job.policy.replace.period_s) for _ in newcomers]
-    return wait(job, (replace, *reminders, _deadline(job, job.policy.replace.rejoin_s)))
+    # without survivors nobody has to leave the training function first
+    policy = job.policy.replace
+    return wait(
+        job,
+        (replace, *reminders, _deadline(job, policy.rejoin_s if survivors else policy.join_s)),
+    )
 
 
 def _describe_round(
-    failure: str, step: int, newcomers: Iterable[int], survivors: Iterable[int]
+    failure: str, step: int, newcomers: Iterable[int], survivors: Collection[int]
 ) -> str:
     """``rank 3 was killed by SIGKILL at step 412: replaced, ranks 0-2 live on``."""
     new, old = ranged(newcomers), ranged(survivors)
+    if not survivors:
+        return f"{failure} at step {step}: every rank is lost and replaced, from memory"
     subject = "" if failure.startswith(f"{new} ") else f"{new} "
     verb = "lives" if old.startswith("rank ") else "live"
     return f"{failure} at step {step}: {subject}replaced, {old} {verb} on"
@@ -315,7 +323,7 @@ def lose_more(job: Job, ranks: Iterable[int], why: str) -> Turn:
     leaving = (new | idle) & {*job.alive()} - replacement.going
     going = replacement.going | leaving
     gone = going | {rank for rank, state in job.ranks.items() if not state.is_alive}
-    if not_again := why_not(job, gone, memory.step):
+    if not_again := why_not(job, gone, memory.step, is_in_memory=True):
         return fall_back_to_disk(job, not_again)
     job = job.with_replacement(
         replacement._replace(

@@ -248,7 +248,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "SignalReceived": {_C.ALWAYS: _S.COMMITTING},
         "DeadlinePassed": {_C.GIVEN_UP: _S.STOPPING, **_ALL_GONE},
     },
-    _S.REPLACING: {  # somebody who lives on is always alive
+    _S.REPLACING: {
         "Rejoining": {_C.ANSWERS_AWAITED: _S.REPLACING},
         "Registered": {**_REPLACED, _C.ALL_JOINED: _S.RUNNING},
         "WorkerStarted": {_C.ANSWERS_AWAITED: _S.REPLACING},

@@ -300,3 +300,26 @@ def test_a_second_death_while_the_ranks_meet_costs_no_survivor(
     history = read(folder)
     assert [each["newcomers"] for each in of(history, "ReplaceRanks")] == [[1], [1]]
     assert history.finals == session.reference.finals
+
+
+def test_when_all_die_while_one_is_replaced_all_are_replaced_from_memory(
+    launcher: Launcher, session: Session
+) -> None:
+    job, folder = trained(launcher, "all at last", "--max-restarts=0", *SLOW)
+    job.await_lines("step 3\n", RANKS)
+    server, pids = job.forkserver(), job.pids()
+    os.kill(server, signal.SIGSTOP)  # nobody comes before all are gone
+    os.kill(pids[1], signal.SIGKILL)
+    await_seen(job, "ReplaceRanks")
+    for rank in (0, 2, 3):
+        os.kill(pids[rank], signal.SIGKILL)
+    await_seen(job, "WorkerExited", RANKS)
+    os.kill(server, signal.SIGCONT)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    history = read(folder)
+    last = of(history, "ReplaceRanks")[-1]
+    assert (last["newcomers"], last["survivors"]) == ([0, 1, 2, 3], [])
+    assert "every rank is lost and replaced, from memory" in ended.err
+    assert history.finals == session.reference.finals
+    assert history.dumps == ()

@@ -61,18 +61,23 @@ def fell(event, why, alive="0,2", newcomer=True):
 
 HISTORIES = [
     # --- too much at once
-    ("nobody is left when the memory is complete: to disk", THREE, [
-        *COMMITTING, (gone(0, -9), "committing"), (gone(2, -9), "committing"), (done(MEMORY), "committing", TO_DISK, "no rank is replaced: every rank is lost"),
-        (done("/d"), "starting", "forget; sweep; start 1 from /d; deadline starting 600", "step 5 is saved in /d; not replaced: every rank is lost")]),
-    ("and what is on disk already is not written again", THREE, [
+    ("nobody is left when the memory is complete: all are replaced from it", THREE, [
+        *COMMITTING, (gone(0, -9), "committing"), (gone(2, -9), "committing"),
+        (done(MEMORY), "replacing", starts(1, "", "0,1,2"), "rank 1 was killed by SIGKILL at step 5: every rank is lost and replaced, from memory"),
+        *((up(rank, 1), "replacing") for rank in range(3)), (reg(0, 5, 1), "replacing"), (reg(1, 5, 1), "replacing"),
+        (reg(2, 5, 1), "running", "forget; deadline running -; go on 1: 0,1,2", "ranks 0-2 replaced, every rank has joined")]),
+    ("nobody is left, and the budget is spent: to disk", asked(max_replacements=2), [
+        *COMMITTING, (gone(0, -9), "committing"), (gone(2, -9), "committing"), (done(MEMORY), "committing", TO_DISK, "all 2 replacements within 3600 s are spent"),
+        (done("/d"), "starting", "forget; sweep; start 1 from /d; deadline starting 600", "step 5 is saved in /d; not replaced: all 2 replacements")]),
+    ("and what is on disk already is not written again", asked(max_replacements=2), [
         *on_disk(COMMITTING), (gone(0, -9), "committing"), (gone(2, -9), "committing"),
-        (done(MEMORY), "starting", "forget; sweep; start 1 from /old; deadline starting 600", "step 5 is saved in /old; not replaced: every rank is lost")]),
+        (done(MEMORY), "starting", "forget; sweep; start 1 from /old; deadline starting 600", "step 5 is saved in /old; not replaced: all 2 replacements")]),
     ("if it cannot be killed the memory goes to disk", THREE, [
         *RAISED, (late("replacing"), "replacing", f"KILL 1; {KILL_S}", "still alive"), (late("replacing"), "committing", TO_DISK, "rank 1 cannot be killed"),
         (done("/d"), "stopping", f"forget; TERM 0,2; release 1; {STOP}", "rank 1 raised ValueError: bad; step 5 is saved in /d; not replaced: rank 1 cannot be killed")]),
-    ("all others die meanwhile", TWO, [
-        *raised(2), (done(MEMORY), "replacing", f"release 1; {KILL_S}", "raised"), (gone(0, -9), "committing", TO_DISK, "every rank is lost"),
-        (gone(1, 1), "committing"), (done("/d"), "starting", "forget; sweep; start 1 from /d; deadline starting 600", "not replaced: every rank is lost")]),
+    ("all others die meanwhile: all are replaced", TWO, [
+        *raised(2), (done(MEMORY), "replacing", f"release 1; {KILL_S}", "raised"), (gone(0, -9), "replacing"),
+        (gone(1, 1), "replacing", starts(1, "", "0,1"), "every rank is lost and replaced")]),
     ("a script that raises when it is entered again: to disk", THREE, [
         *JOINING, (threw(2, attempt=1), "replacing", "deadline replacing 0.5"), (rejoins(0), "replacing"), (threw(0, attempt=1), "replacing"),
         *fell(late("replacing", 1), "the script cannot be entered again: rank 2 raised ValueError: bad", alive="1")[:1],
@@ -82,18 +87,22 @@ HISTORIES = [
     ("before all have left, too", THREE, [
         *REPLACING, (threw(0, attempt=1), "replacing", "deadline replacing 0.5"), (rejoins(0), "replacing"), (rejoins(2), "replacing"),
         (late("replacing", 1), "committing", TO_DISK, "rank 0 raised")]),
-    ("nobody comes out: to disk", THREE, [*REPLACING, (up(1, 1), "replacing"), *fell(late("replacing", 1), "every rank is lost", alive="0,1,2")]),
-    ("all die: to disk", THREE, [
-        *REPLACING, (up(1, 1), "replacing"), (gone(0, -9, 1), "replacing", f"KILL 1; {KILL_S}", "rank 0"), (gone(2, -9, 1), "committing", TO_DISK, "every rank is lost"),
-        (gone(1, -9, 1), "committing"), (done("/d"), "starting", "forget; sweep; start 2 from /d; deadline starting 600", "restart 1 of 1: rank 1 was killed by SIGKILL; step 5 is saved in /d; not replaced: every rank is lost")]),
+    ("nobody comes out: all are killed and replaced", THREE, [
+        *REPLACING, (up(1, 1), "replacing"), (late("replacing", 1), "replacing", f"KILL 0,1,2; {KILL_S}", "ranks 0, 2 did not leave the training function"),
+        (gone(0, -9, 1), "replacing"), (gone(2, -9, 1), "replacing"), (gone(1, -9, 1), "replacing", starts(2, "", "0,1,2"), "did not leave")]),
+    ("nobody comes out, and the budget is spent: to disk", asked(max_replacements=2), [
+        *REPLACING, (up(1, 1), "replacing"), *fell(late("replacing", 1), "all 2 replacements within 3600 s are spent", alive="0,1,2")]),
+    ("all die: all are replaced", THREE, [
+        *REPLACING, (up(1, 1), "replacing"), (gone(0, -9, 1), "replacing", f"KILL 1; {KILL_S}", "rank 0"), (gone(2, -9, 1), "replacing"),
+        (gone(1, -9, 1), "replacing", starts(2, "", "0,1,2"), "rank 0 was killed by SIGKILL at step 5: every rank is lost and replaced")]),
     # --- what ends it
     ("a start that fails", THREE, [
         *REPLACING, (no_start(1, 1), "committing", TO_DISK, "rank 1 could not be started: no memory"), (done("/d"), "stopping", f"forget; TERM 0,2; {STOP}", "not replaced: rank 1 could not be started: no memory")]),
     ("a start that is answered only then", THREE, [
-        *REPLACING, (late("replacing", 1), "committing", TO_DISK, "every rank is lost"), (up(1, 1), "committing"), (done("/d"), "stopping", f"forget; TERM 0,1,2; {STOP}", "step 5 is saved")]),
+        *REPLACING, (reg(0, 4, 1), "committing", TO_DISK, "rank 0 came back at step 4"), (up(1, 1), "committing"), (done("/d"), "stopping", f"forget; TERM 0,1,2; {STOP}", "step 5 is saved")]),
     ("or fails then", THREE, [
-        *REPLACING, (late("replacing", 1), "committing", TO_DISK, "every rank is lost"), (no_start(1, 1), "committing"), (done("/d"), "stopping", f"forget; TERM 0,2; {STOP}", "step 5 is saved")]),
-    ("or is called off", THREE, [*REPLACING, *fell(late("replacing", 1), "every rank is lost", newcomer=False)]),
+        *REPLACING, (reg(0, 4, 1), "committing", TO_DISK, "rank 0 came back at step 4"), (no_start(1, 1), "committing"), (done("/d"), "stopping", f"forget; TERM 0,2; {STOP}", "step 5 is saved")]),
+    ("or is called off", THREE, [*REPLACING, *fell(reg(0, 4, 1), "rank 0 came back at step 4 instead of 5", newcomer=False)]),
     ("too much time to join", THREE, [*ALMOST, *fell(late("replacing", 1), "rank 2 did not join within 600 s", alive="0,1,2")]),
     ("a rank that comes back elsewhere", THREE, [*JOINING, *fell(reg(1, 0, 1), "rank 1 came back at step 0 instead of 5", alive="0,1,2")]),
     ("a rank that leaves with 0", THREE, [
@@ -129,12 +138,17 @@ HISTORIES = [
         *on_disk(REPLACING), (event, "stopping", f"forget; {actions}; {STOP}", "step 5 is saved in /old")])
       for name, event, actions in [
           ("a start fails", no_start(1, 1), "TERM 0,2"), ("a stop", ask(SIGTERM), "TERM 0,2; cancel"), ("a file", wish(attempt=1), "TERM 0,2; cancel"),
-          ("a rank leaves", gone(0, 0, 1), "TERM 2; cancel"), ("too late", late("replacing", 1), "TERM 0,2; cancel")]),
-    ("it is on disk already: lines break", TWO, [
+          ("a rank leaves", gone(0, 0, 1), "TERM 2; cancel"), ("a rank is elsewhere", reg(0, 4, 1), "TERM 0,2; cancel")]),
+    ("it is on disk already: too late", asked(max_replacements=2), [
+        *on_disk(REPLACING), (late("replacing", 1), "stopping", f"forget; TERM 0,2; cancel; {STOP}", "step 5 is saved in /old")]),
+    ("lines break, and all are replaced", TWO, [
+        *ONE_LEFT, (up(1, 1), "replacing"), (cut(0, 1), "replacing", f"KILL 0,1; {KILL_S}", "rank 0 let go of its state"),
+        (gone(0, -9, 1), "replacing"), (gone(1, -9, 1), "replacing", starts(2, "", "0,1"), "every rank is lost and replaced")]),
+    ("it is on disk already: lines break", TWO._replace(replace=TWO.replace._replace(max_replacements=1)), [
         *on_disk(ONE_LEFT),
-        (cut(0, 1), "stopping", f"forget; TERM 0; cancel; {STOP}", "every rank is lost")]),
-    ("lines break, and it is only in memory", TWO, [
-        *ONE_LEFT, (cut(0, 1), "committing", TO_DISK, "every rank is lost")]),
+        (cut(0, 1), "stopping", f"forget; TERM 0; cancel; {STOP}", "all 1 replacements")]),
+    ("lines break, and it is only in memory", TWO._replace(replace=TWO.replace._replace(max_replacements=1)), [
+        *ONE_LEFT, (cut(0, 1), "committing", TO_DISK, "all 1 replacements")]),
     ("it is on disk already, with others alive", THREE, [
         *on_disk(COMMITTING), (ask(SIGTERM), "committing"),
         (done(MEMORY), "stopping", f"forget; TERM 0,2; {STOP}", "step 5 is saved in /old")]),

@@ -43,7 +43,7 @@ def starts(attempt, old, new, step=5):
     """What begins a round."""
     reminders = "; ".join(["remind 3600"] * len(new.split(",")))
     told = f"replace {attempt}: {new} beside {old} from {MEMORY} at {step}; {reminders}"
-    return f"{told}; deadline replacing 30"
+    return f"{told}; deadline replacing {30 if old else 600}"
 
 
 JOIN = "deadline replacing 600"

@@ -68,7 +68,7 @@ class Rejoins:
     def shake(self, action: do.ReplaceRanks) -> None:
         """What can go wrong meanwhile: a survivor fails or cannot be reached, or people ask."""
         node, rng = self.node, self.rng
-        if rng.random() < self.replicas.climate.shaken:
+        if rng.random() < self.replicas.climate.shaken and action.survivors:
             process = node.processes[rng.choice(action.survivors)]
             if rng.random() < 0.7:
                 node.after(rng.random() * 3.0, self.replicas.fail, process, rng.choice((1, -9)))

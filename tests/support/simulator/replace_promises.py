@@ -76,15 +76,24 @@ class ReplaceWatch:
         more = {rank: (step, n + 1 if at == step else 1) for rank, (at, n) in known.items()}
         return {**self.deaths, **more}
 
-    def can(self, gone: Collection[int], step: int, deaths: dict[int, tuple[int, int]]) -> bool:
-        """Whether a person would have them replaced."""
+    def can(
+        self,
+        gone: Collection[int],
+        step: int,
+        deaths: dict[int, tuple[int, int]],
+        *,
+        is_in_memory: bool = True,
+    ) -> bool:
+        """Whether a person would have them replaced; nobody has to live on if all is in memory."""
         watch, policy = self.watch, self.node.policy
         staying = watch.running - set(gone)
         able = policy.replace.is_on and set(policy.ranks) <= self.fixed.keys()
         able = able and not any(self.fixed.values()) and not watch.stop.is_asked
         able = able and watch.same.can_replace()
         able = able and 0 not in [code for rank, code in watch.exits.items() if rank not in gone]
-        able = able and bool(staying) and bool(gone) and not staying & watch.dump.cut
+        able = (
+            able and (bool(staying) or is_in_memory) and bool(gone) and not staying & watch.dump.cut
+        )
         died = [deaths.get(rank, (-1, 0)) for rank in gone]
         doomed = any(at == step and count >= policy.replace.deaths for at, count in died)
         is_paid = self.replaced + len(gone) <= policy.replace.max_replacements
@@ -95,7 +104,7 @@ class ReplaceWatch:
         if 0 in self.watch.exits.values():
             return False
         lost = self.lost()
-        return self.can(lost, step, self.count(lost, step))
+        return self.can(lost, step, self.count(lost, step), is_in_memory=False)
 
     # --- what the controller was told
 
@@ -220,7 +229,7 @@ class ReplaceWatch:
             self.broken(f"{action}, but {sorted(watch.running)} are alive")
         if (action.path, action.step) != (node.replicas.disk.memory or self.memory):
             self.broken(f"{action}, but that is not what is in memory")
-        if watch.stop.is_asked or not (action.newcomers and action.survivors):
+        if watch.stop.is_asked or not action.newcomers:
             self.broken(f"{action} after a stop was asked for, or for nobody")
         worst = max(self.deaths.get(rank, (-1, 0))[1] for rank in action.newcomers)
         if worst >= node.policy.replace.deaths:

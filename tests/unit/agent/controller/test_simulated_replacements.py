@@ -151,7 +151,7 @@ BROKEN = [
     (taking_an_answer_of_the_last_round, "of another attempt"),
     (forgetting_too_soon, "while JobState.REPLACING"),
     (saving_what_is_in_memory_as_if_on_disk, "but the newest dump is|is not what|simulate"),
-    (killing_a_survivor, "while JobState.REPLACING"),
+    (killing_a_survivor, "while JobState.REPLACING|are not alive"),
     (changing(do.PrepareRanks, attempt=1), "than the next"),
     (changing(do.PrepareRanks, ranks=(0, 1)), "are dead"),
     (changing(do.ReplaceRanks, step=1), "not what is in memory"),
