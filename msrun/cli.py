@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ SUBCOMMANDS = ("status", "top", "stop", "logs", "drill", "checkpoints")
 def main(argv: Sequence[str]) -> int:
     """Run msrun with these arguments; the exit code."""
     _open_standard_streams()
+    _hear_of_children()
     try:
         if argv and argv[0] in SUBCOMMANDS:
             from msrun.commands import run
@@ -39,6 +41,12 @@ def _open_standard_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(fd, True)
     os.close(fd)
+
+
+def _hear_of_children() -> None:
+    """Undo what a shell's ``trap '' CHLD`` passes on: the kernel would hide how children end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
 def _say(text: str) -> None:

@@ -54,13 +54,12 @@ def _await_adoption(agent_pid: int) -> None:
     os.close(fd)
 
 
-def become(order: WorkerOrder, agent_pid: int) -> None:
-    """Set up what the order says: session, CPUs, streams.
+def become(order: WorkerOrder) -> None:
+    """Set up what the order says: CPUs, streams.
 
     Raises:
         OSError: the CPUs are not available.
     """
-    detach(agent_pid)
     if order.cpus:
         os.sched_setaffinity(0, order.cpus)
     _open_streams(order)

@@ -82,7 +82,8 @@ def why_not_fork() -> str:
         pid = os.fork()
         if pid == 0:
             os._exit(0)
-        os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):  # a module made SIGCHLD ignored
+            os.waitpid(pid, 0)
         if threads() > 1:
             return f"a preloaded module started {threads() - 1} threads"
     torch = sys.modules.get("torch")

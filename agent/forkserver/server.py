@@ -15,7 +15,8 @@ import signal
 import socket
 import sys
 import time
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from agent.forkserver import (
     adoption,
@@ -118,7 +119,7 @@ def serve_cold(text: str) -> None:
         os.execvpe(order.argv[0], order.argv, environ)
     except OSError as error:
         why = f"cannot run {order.argv[0]}: {error.strerror}"
-        wire.send(link, protocol.ForkFailed(order.rank, attempt, why))
+        _tell(link, protocol.ForkFailed(order.rank, attempt, why))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
@@ -137,14 +138,9 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
         message, fds = wire.receive(link)
         match message:
             case protocol.StartWorkers():
-                forked = adoption.fork_adopted(len(message.workers))
+                forked = _fork_workers(link, message, orders.agent_pid, meant)
                 if isinstance(forked, int):
-                    for signum, disposition in meant.items():
-                        signal.signal(signum, disposition)
-                    order = message.workers[forked]
-                    _become(link, order, message.attempt, orders.agent_pid)
-                    return order, message.attempt
-                _announce(link, message, forked)
+                    return message.workers[forked], message.attempt
                 # replacements may be called off, and all ranks started instead
                 is_anew = keeps and not message.keeps
                 if attempt not in {-1, message.attempt} or is_anew:
@@ -168,37 +164,60 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
 
 
 def _tell(link: socket.socket, message: protocol.Message) -> None:
-    """Tell the agent; that it is gone, the next receive says, and then orphans have to be ended."""
+    """Send; if the agent is gone, the next receive says so, and what is left is ended then."""
     with contextlib.suppress(OSError):
         wire.send(link, message)
 
 
-def _announce(
-    link: socket.socket, message: protocol.StartWorkers, forked: tuple[adoption.AdoptionResult, ...]
-) -> None:
-    for order, (pid, why) in zip(message.workers, forked, strict=True):
-        if pid:
-            _tell(link, protocol.Forked(order.rank, message.attempt, pid))
-        else:
-            _tell(link, protocol.ForkFailed(order.rank, message.attempt, why))
-
-
-def _become(link: socket.socket, order: protocol.WorkerOrder, attempt: int, agent_pid: int) -> None:
+def _introduce(link: socket.socket, message: protocol.Message) -> None:
+    """In a child: be known, or exit. The agent is gone or has given this forkserver up."""
     try:
-        child.become(order, agent_pid)
-    except OSError as error:
-        wire.send(link, protocol.ForkFailed(order.rank, attempt, describe_os_error(error)))
-        os._exit(126)
+        wire.send(link, message)
+    except OSError:
+        os._exit(1)
+
+
+def _fork_workers(
+    link: socket.socket,
+    message: protocol.StartWorkers,
+    agent_pid: int,
+    meant: Mapping[signal.Signals, Any],
+) -> int | tuple[adoption.AdoptionResult, ...]:
+    attempt = message.attempt
+
+    def introduce(index: int) -> None:
+        child.detach(agent_pid)
+        for signum, disposition in meant.items():
+            signal.signal(signum, disposition)
+        _introduce(link, protocol.Forked(message.workers[index].rank, attempt, os.getpid()))
+
+    forked = adoption.fork_adopted(len(message.workers), introduce)
+    if isinstance(forked, int):
+        order = message.workers[forked]
+        try:
+            child.become(order)
+        except OSError as error:
+            _tell(link, protocol.ForkFailed(order.rank, attempt, describe_os_error(error)))
+            os._exit(126)
+        return forked
+    for order, (pid, why) in zip(message.workers, forked, strict=True):
+        if not pid:
+            _tell(link, protocol.ForkFailed(order.rank, attempt, why))
+    return forked
 
 
 def _fork_store(link: socket.socket, message: protocol.StartStore, fd: int, agent_pid: int) -> None:
-    forked = adoption.fork_adopted(1)
+    def introduce(_index: int) -> None:
+        child.detach(agent_pid)
+        _introduce(link, protocol.StoreForked(message.attempt, os.getpid()))
+
+    forked = adoption.fork_adopted(1, introduce)
     if not isinstance(forked, int):
         (store,) = forked
-        _tell(link, protocol.StoreForked(message.attempt, pid=store.pid, why=store.why))
+        if not store.pid:
+            _tell(link, protocol.StoreForked(message.attempt, pid=0, why=store.why))
         return
     try:
-        child.detach(agent_pid)
         link.close()
         child.rename("msrun-store")
         store_host.become(fd, message.host, message.port)

@@ -223,6 +223,19 @@ class ForkserverClient:
             deliver(message)
         return False
 
+    def take_last(self, deliver: Callable[[protocol.Message], None]) -> None:
+        """Refuse all further messages and deliver what has arrived: those processes run.
+
+        A child that has not introduced itself cannot do so any more, and exits.
+        """
+        self.ready = False
+        self._waiting.clear()
+        if self.link is not None:
+            with contextlib.suppress(OSError):  # the other end is closed
+                self.link.shutdown(socket.SHUT_RDWR)
+            self.receive(lambda said: None if isinstance(said, protocol.Ready) else deliver(said))
+            self.ready = False
+
     def forget(self) -> None:
         """Close the link: the process exits then, if it is alive."""
         if self.link is not None:

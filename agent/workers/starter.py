@@ -175,8 +175,6 @@ class Starter:
         for order in self._forkserver.recall():
             self._orders += (self._sent.pop(order.rank, order),)
         if now and self._sent:
-            self._orders += tuple(self._sent.values())
-            self._sent = {}
             self._give_up(f"called off: {why}", kill=True)
         self._refuse(f"called off: {why}")
 
@@ -310,6 +308,7 @@ class Starter:
         self._unwatch()
         if kill:
             end_child(self._forkserver.pid, END_S)
+        self._forkserver.take_last(self._on_message)
         self._forkserver.forget()
         self._orders += tuple(self._sent.values())
         self._sent = {}

@@ -93,7 +93,7 @@ class StoreClient:
         elif message.pid:
             self.pid = message.pid
             self._phase = StorePhase.SERVING
-        else:
+        elif self._phase is StorePhase.ORDERED:  # else it introduced itself, and was killed at once
             self._lost()
 
     def on_exit(self) -> None:

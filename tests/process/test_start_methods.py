@@ -158,6 +158,56 @@ def test_a_stopped_forkserver_is_replaced_as_soon_as_it_is_needed(msrun, tmp_pat
     assert f"msrun: {STOPPED}: msrun kills it and starts another\n" in ended.err
 
 
+HELLO = "import os; print('hello', os.environ['RANK'], flush=True)"
+DIES = """
+import os, signal
+from agent.forkserver import adoption
+if "died" not in os.listdir():
+    def die(*_):
+        open("died", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    {moment} = die
+"""
+
+
+@pytest.mark.parametrize("moment", ["os.waitpid", "adoption.fork_adopted"])
+def test_no_rank_runs_twice_if_the_forkserver_is_killed_while_it_forks(msrun, tmp_path, moment):
+    """It dies when its children may run, and before it forks at all."""
+    write(tmp_path, DIES.format(moment=moment), "deadly.py")
+    script = write(tmp_path, HELLO)
+    job = msrun.start("--preload=deadly", "--nproc-per-node=3", script)
+    ended = job.wait()
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "died").exists()
+    assert job.logs() == {f"worker_{rank}.log": f"hello {rank}\n" for rank in range(3)}
+
+
+@pytest.mark.parametrize("warm", [(WARM,), ()], ids=["warm", "cold"])
+def test_no_rank_runs_twice_if_the_shell_ignores_sigchld(msrun, tmp_path, warm):
+    script = write(tmp_path, f"{HELLO}; os.system('exit 3') >> 8 == 3 or print('no status')")
+    words = (*warm, f"--log_dir={tmp_path / 'logs'}", "--nproc-per-node=2", script)
+    ended = subprocess.run(
+        ["env", "--ignore-signal=CHLD", sys.executable, "-m", "msrun", *map(str, words)],
+        env=msrun.env(),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    logs = [(tmp_path / f"logs/worker_{rank}.log").read_text() for rank in range(2)]
+    assert logs == ["hello 0\n", "hello 1\n"]
+
+
+def test_a_preloaded_module_may_ignore_sigchld(msrun, tmp_path):
+    write(tmp_path, "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "deaf.py")
+    job = msrun.start("--preload=deaf", "--nproc-per-node=2", write(tmp_path, HELLO))
+    assert job.wait().code == 0
+    assert job.logs() == {f"worker_{rank}.log": f"hello {rank}\n" for rank in range(2)}
+
+
 @pytest.fixture
 def anybodys_folder() -> Iterator[str]:
     """Not in pytest's folder, which another user cannot look into."""

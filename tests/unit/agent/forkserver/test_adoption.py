@@ -1,4 +1,4 @@
-"""Forks by a middle process, told to the end or not at all: each case in a subreaper of its own."""
+"""Forks by a middle process: who runs is known first. Each case in a subreaper of its own."""
 
 from __future__ import annotations
 
@@ -13,24 +13,34 @@ ROOT = Path(__file__).parents[4]
 PRELUDE = """
 import errno, json, os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from agent.forkserver import adoption
+from agent.forkserver import adoption, child
 from agent.workers.processes import become_subreaper
 
 become_subreaper()
 first = os.getpid()
 ran, run = os.pipe()
+known, know = os.pipe()
+
+def introduce(index):
+    child.detach(first)
+    os.write(know, f"{index} {os.getpid()}\\n".encode())
 
 def fork(count):
-    outcome = adoption.fork_adopted(count)
+    outcome = adoption.fork_adopted(count, introduce)
     if isinstance(outcome, int):
         fds = sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:-1]  # the last lists them
+        os.close(know)
+        os.close(known)
         os.write(run, f"{outcome} {os.getpid()} {len(fds)}\\n".encode())
         os._exit(10 + outcome)
     return outcome
 
+def read(pipe):
+    return b"".join(iter(lambda: os.read(pipe, 4096), b"")).decode().split("\\n")[:-1]
+
 def end(outcomes):
     os.close(run)
-    lines = b"".join(iter(lambda: os.read(ran, 4096), b"")).decode().split("\\n")[:-1]
+    os.close(know)
     codes = {}
     while True:
         try:
@@ -38,26 +48,48 @@ def end(outcomes):
         except ChildProcessError:
             break
         codes[pid] = os.waitstatus_to_exitcode(status)
-    print(json.dumps({"outcomes": outcomes, "ran": [line.split() for line in lines],
+    print(json.dumps({"outcomes": outcomes, "ran": [line.split() for line in read(ran)],
+                      "known": [line.split() for line in read(known)],
                       "codes": [codes.pop(pid, None) for pid, _ in outcomes],
                       "others": list(codes.values()), "fds": len(os.listdir("/proc/self/fd"))}))
 """
 PLAIN = "end(fork({count}))"
-# The middle process is killed instead of its Nth write: it tells of each child, then says go.
+# The middle process is killed instead of its Nth fork, the first fork being that of itself.
 KILLED = """
-written, write = 0, os.write
-def kill_at(fd, data):
-    global written
-    if os.getpid() != first:
-        if written == {at}:
-            os.kill(os.getpid(), signal.SIGKILL)
-        written += 1
-    return write(fd, data)
-os.write = kill_at
-outcomes = fork({count})
-os.write = write
-end(outcomes)
+forked, fork_truly = 0, os.fork
+def kill_at():
+    global forked
+    if forked == 1 + {at}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    forked += 1
+    return fork_truly()
+os.fork = kill_at
+end(fork({count}))
 """
+# A child is killed before or after it introduced itself, or before it reports that it did.
+CHILD_KILLED = """
+introduce_truly = introduce
+def introduce(index):
+    if index == 1 and {before}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    introduce_truly(index)
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+end(fork({count}))
+"""
+# The forkserver itself is killed once its middle process exists; the first process looks on.
+FORKSERVER_KILLED = """
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+forkserver = os.fork()
+if forkserver == 0:
+    adoption._read_results = die
+    fork({count})
+end(())
+"""
+IGNORED = "signal.signal(signal.SIGCHLD, signal.SIG_IGN); outcomes = fork({count}); "
+IGNORED += "signal.signal(signal.SIGCHLD, signal.SIG_DFL); os.close(run); os.close(know); "
+IGNORED += "print(json.dumps({'outcomes': outcomes, 'ran': [one.split() for one in read(ran)]}))"
 # The Nth fork fails, the middle process's own being the 0th.
 FAILING = """
 forked, fork_truly = 0, os.fork
@@ -103,6 +135,7 @@ def test_outcomes_are_in_order_and_every_child_runs_and_is_ours(count):
     assert [ran[index] for index in range(count)] == [pid for pid, _ in seen["outcomes"]]
     assert seen["codes"] == [10 + index for index in range(count)]
     assert seen["others"] == []
+    assert sorted(seen["known"]) == sorted([index, pid] for index, pid, _ in seen["ran"])
 
 
 def test_no_descriptor_is_left_here():
@@ -117,18 +150,42 @@ def test_no_descriptor_is_left_in_a_child():
 
 
 @pytest.mark.parametrize("at", range(5))
-def test_a_killed_middle_process_answers_for_all_and_none_runs(at):
-    """At 0 it had forked one and told of none, at 4 it had told of all but one of five."""
+def test_of_a_killed_middle_process_those_run_that_are_known_and_the_others_are_answered_for(at):
     seen = played(KILLED, count=5, at=at)
-    assert seen["outcomes"] == [[0, "the process that forks it was killed"]] * 5
-    assert seen["ran"] == []
-    assert seen["others"] == [1] * (at + 1)
+    assert [why for _, why in seen["outcomes"]] == [""] * at + ["it was killed before it began"] * (
+        5 - at
+    )
+    assert seen["codes"] == [10 + index for index in range(at)] + [None] * (5 - at)
+    ran = [[index, pid] for index, pid, _ in seen["ran"]]
+    told = [[str(index), str(pid)] for index, (pid, _) in enumerate(seen["outcomes"]) if pid]
+    assert sorted(seen["known"]) == sorted(ran) == told
+    assert seen["others"] == []
 
 
-def test_if_all_were_told_but_none_released_they_leave_and_are_seen_to():
-    seen = played(KILLED, count=3, at=3)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_child_that_is_killed_before_it_runs_is_answered_for(before):
+    seen = played(CHILD_KILLED, count=3, before=before)
+    assert [why for _, why in seen["outcomes"]] == ["", "it was killed before it began", ""]
+    assert sorted(index for index, *_ in seen["ran"]) == ["0", "2"]
+    assert sorted(index for index, _ in seen["known"]) == (
+        ["0", "2"] if before else ["0", "1", "2"]
+    )
+    assert seen["others"] == [-9]
+
+
+def test_if_the_forkserver_is_killed_who_runs_is_known_all_the_same():
+    seen = played(FORKSERVER_KILLED, count=4)
+    assert len(seen["ran"]) == 4
+    assert sorted(seen["known"]) == sorted([index, pid] for index, pid, _ in seen["ran"])
+    assert min(seen["others"]) == -9
+
+
+def test_where_sigchld_is_ignored_all_are_told_of():
+    seen = played(IGNORED, count=3)
     assert [why for _, why in seen["outcomes"]] == [""] * 3
-    assert (seen["ran"], seen["codes"], seen["others"]) == ([], [1, 1, 1], [])
+    assert sorted(int(pid) for _, pid, _ in seen["ran"]) == sorted(
+        pid for pid, _ in seen["outcomes"]
+    )
 
 
 def test_without_a_middle_process_each_outcome_says_why():
@@ -144,7 +201,7 @@ def test_a_fork_that_fails_says_why_and_the_others_run():
     assert sorted(index for index, _, _ in seen["ran"]) == ["0", "2"]
 
 
-@pytest.mark.parametrize("free", [1, 3])
+@pytest.mark.parametrize("free", [0, 1])
 def test_too_few_descriptors_are_a_reason_not_an_exception(free):
     seen = played(NO_PIPE, count=2, free=free)
     assert [pid for pid, _ in seen["outcomes"]] == [0, 0]
