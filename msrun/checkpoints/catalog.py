@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.spec.job_spec import UsageError
+from worker_hooks.contract.atomic_file import read_small
 from worker_hooks.contract.layout import DUMP, REMOVED, UNFINISHED
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import retention
@@ -143,7 +144,7 @@ def _index(path: Path) -> CheckpointItem:
     """Hugging Face's list of a model's files; it is damaged if one of them is missing."""
     flaws: tuple[str, ...] = ()
     try:
-        named = set(json.loads(path.read_bytes())["weight_map"].values())
+        named = set(json.loads(read_small(path))["weight_map"].values())
         missing = sorted(name for name in named if not (path.parent / name).is_file())
         flaws = tuple(f"it names {name}, which is missing" for name in missing)
     except OSError as error:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from worker_hooks.checkpoint.save_plan import CheckpointError
-from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.atomic_file import read_small, write_atomic
 from worker_hooks.contract.fingerprint import Fingerprint, describe, differences
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit
@@ -49,7 +49,7 @@ def compare_ranks(
     while True:
         for other in set(range(count)) - found.keys():
             try:
-                found[other] = json.loads((folder / _file(other)).read_bytes())
+                found[other] = json.loads(read_small(folder / _file(other)))
             except FileNotFoundError:
                 continue
         if len(found) == count:

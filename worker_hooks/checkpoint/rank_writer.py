@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder
-from worker_hooks.contract.atomic_file import describe_os_error, write_atomic
+from worker_hooks.contract.atomic_file import describe_os_error, read_small, write_atomic
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, shard_file
 from worker_hooks.storage.checksum import Bytes
@@ -72,10 +72,10 @@ def read_part(layout: CheckpointLayout, rank: int) -> RankPart | None:
         CheckpointError: the rank has reported a failure.
     """
     try:
-        fields = json.loads((layout.unfinished / layout.part(rank)).read_bytes())
+        fields = json.loads(read_small(layout.unfinished / layout.part(rank)))
     except (OSError, ValueError):
         with contextlib.suppress(OSError, ValueError, KeyError):
-            why = json.loads(failure_file(layout, rank).read_bytes())["why"]
+            why = json.loads(read_small(failure_file(layout, rank)))["why"]
             raise CheckpointError(f"{layout.folder} cannot be saved: rank {rank}: {why}") from None
         return None
     shards = tuple(Shard(**shard) for shard in fields["shards"])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from pathlib import Path
+
+SMALL = 64 << 20  # bytes; no list of files is longer
 
 
 def write_atomic(
@@ -39,6 +43,34 @@ def write_atomic(
         raise
     if durable:
         fsync_folder(path.parent)
+
+
+def open_regular(path: Path) -> int:
+    """Open a file for reading; a pipe or a device would block, or never end.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(fd).st_mode
+    if stat.S_ISREG(kind):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def read_small(path: Path) -> bytes:
+    """The content of a regular file that holds no tensors.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is too large.
+    """
+    with open(open_regular(path), "rb") as file:
+        if (nbytes := os.fstat(file.fileno()).st_size) > SMALL:
+            raise OSError(errno.EFBIG, f"it has {nbytes} bytes", str(path))
+        return file.read(SMALL)
 
 
 def fsync_folder(folder: Path) -> None:

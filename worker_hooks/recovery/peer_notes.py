@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.atomic_file import read_small, write_atomic
 from worker_hooks.contract.process_stat import read_stat
 
 SAVED = "saved.json"
@@ -68,7 +68,7 @@ class PeerNotes:
         notes = {}
         for path in self.folder.glob("rank_*.json"):
             try:
-                note = PeerNote(**json.loads(path.read_bytes()))
+                note = PeerNote(**json.loads(read_small(path)))
             except (OSError, ValueError, TypeError):
                 continue  # just being replaced, or no note
             if _is_alive(note.pid):
@@ -98,7 +98,7 @@ class PeerNotes:
     def saved(self) -> str | None:
         """The folder of the complete dump; ``None``: there is none yet."""
         try:
-            return str(json.loads((self.folder / SAVED).read_bytes())["path"])
+            return str(json.loads(read_small(self.folder / SAVED))["path"])
         except (OSError, ValueError, KeyError):
             return None
 

@@ -20,6 +20,8 @@ from threading import Semaphore, Thread
 from types import TracebackType
 from typing import Self
 
+from worker_hooks.contract.atomic_file import open_regular
+
 BLOCK = 4 << 20  # bytes
 _THREADS = 4  # more would be faster than a disk
 _AHEAD = 5  # blocks in memory that wait for their hash
@@ -154,7 +156,7 @@ def of_file(path: Path, advance: Callable[[int], None]) -> str:
     """
     import hashlib
 
-    with open(path, "rb", buffering=0) as file, Blocks() as blocks:
+    with open(open_regular(path), "rb", buffering=0) as file, Blocks() as blocks:
         size = os.fstat(file.fileno()).st_size
         if size <= BLOCK:
             content = file.read()

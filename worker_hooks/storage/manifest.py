@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.atomic_file import read_small, write_atomic
 from worker_hooks.contract.layout import MANIFEST
-from worker_hooks.storage.safetensors_file import sha256_of
+from worker_hooks.storage.safetensors_file import read_header, sha256_of
 
 FORMAT = 1
 _THREADS = 8  # more do not make a disk faster
@@ -152,7 +152,7 @@ def read(place: Path) -> Manifest:
         ValueError: there is none, or it is not one of ours; the message says which.
     """
     try:
-        fields = json.loads((place if is_in_memory(place) else place / MANIFEST).read_bytes())
+        fields = json.loads(read_small(place if is_in_memory(place) else place / MANIFEST))
     except FileNotFoundError:
         raise ValueError(f"it has no {MANIFEST}: not saved by msrun, or never completed") from None
     except OSError as error:
@@ -251,6 +251,8 @@ def verify(
         with ThreadPoolExecutor(threads, "msrun-verify") as pool:
             found = pool.map(lambda shard: _altered(folder, shard, advance), whole)
             damages.update({shard.file: one for shard, one in zip(whole, found, strict=True)})
+        for shard in whole:
+            damages[shard.file] = damages[shard.file] or _of_other_step(folder, shard, manifest)
     return [damage for damage in damages.values() if damage is not None]
 
 
@@ -280,6 +282,19 @@ def _altered(folder: Path, shard: Shard, advance: Callable[[int], None] | None) 
     except OSError as error:
         return f"{shard.file} cannot be read ({error.strerror})"
     return None if digest == shard.sha256 else f"{shard.file} was altered (its checksum differs)"
+
+
+def _of_other_step(folder: Path, shard: Shard, manifest: Manifest) -> str | None:
+    """Why a rank's private state does not belong to the manifest, which somebody may have edited."""
+    if shard.kind != PRIVATE or shard.rank in manifest.stale_private:
+        return None
+    try:
+        step = read_header(folder / shard.file).metadata.get("step", "")
+    except (OSError, ValueError):  # its bytes are as they were written: of another version
+        return None
+    if step in {"", str(manifest.step)}:
+        return None
+    return f"{shard.file} is of step {step}, but its {MANIFEST} says {manifest.step}"
 
 
 def models(manifest: Manifest) -> list[Manifest]:

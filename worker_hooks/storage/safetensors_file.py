@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from worker_hooks.contract.atomic_file import open_regular
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage import checksum
 from worker_hooks.storage.checksum import BLOCK, Blocks, Bytes
@@ -183,7 +184,7 @@ def read_header(path: Path) -> Header:
         OSError: it cannot be read.
         ValueError: it is damaged, or no safetensors file; the message says why.
     """
-    with open(path, "rb") as file:
+    with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         count = int.from_bytes(file.read(_COUNT), "little")
         if size < _COUNT or count > size - _COUNT:

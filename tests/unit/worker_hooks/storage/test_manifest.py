@@ -8,7 +8,8 @@ import os
 import pytest
 from support.checkpoints import OTHER, SHARD, flipped, saved
 
-from worker_hooks.storage.manifest import read, verify, write
+from worker_hooks.storage import safetensors_file
+from worker_hooks.storage.manifest import PRIVATE, Shard, read, verify, write
 
 
 @pytest.fixture
@@ -65,9 +66,34 @@ def a_folder(folder):
     (folder / "manifest.json").mkdir()
 
 
+def a_pipe(folder):
+    none(folder)
+    os.mkfifo(folder / "manifest.json")
+
+
+def linked_to(target):
+    def link(folder):
+        none(folder)
+        (folder / "manifest.json").symlink_to(target)
+
+    return link
+
+
+def huge(folder):
+    os.truncate(folder / "manifest.json", 1 << 40)
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
+        (a_pipe, "cannot be read (it is no regular file)"),
+        (linked_to("/dev/zero"), "cannot be read (it is no regular file)"),
+        (linked_to("/dev/tty"), "cannot be read ("),
+        (linked_to("/"), "cannot be read (Is a directory)"),
+        (linked_to("manifest.json"), "cannot be read (Too many levels of symbolic links)"),
+        (linked_to("nowhere"), "has no manifest.json"),
+        (huge, "cannot be read (it has 1099511627776 bytes)"),
         (none, "has no manifest.json: not saved by msrun, or never completed"),
         (torn, "is damaged: it is not JSON"),
         (binary, "is damaged: it is not JSON"),
@@ -190,3 +216,15 @@ def test_a_folder_may_be_reached_through_a_link(folder, tmp_path):
 def test_a_file_that_may_not_be_read_is_damage(folder):
     (folder / SHARD).chmod(0)
     assert verify(folder, read(folder)) == [f"{SHARD} cannot be read (Permission denied)"]
+
+
+@pytest.mark.parametrize("stale", [(), (1,)])
+def test_a_step_that_was_edited_is_damage_unless_the_manifest_calls_the_state_stale(folder, stale):
+    head = safetensors_file.header([], {"step": "7"})
+    done = safetensors_file.write(folder / OTHER, head, [], lambda _: None)
+    shard = Shard(OTHER, 1, PRIVATE, done.nbytes, done.sha256)
+    found = read(folder)
+    found = found._replace(shards=(found.shards[0], shard), stale_private=stale)
+    assert verify(folder, found) == []
+    said = f"{OTHER} is of step 7, but its manifest.json says 8"
+    assert verify(folder, found._replace(step=8)) == ([] if stale else [said])
