@@ -165,8 +165,9 @@ class DumpExecutor:
     ) -> FolderTarget | None:
         """The folder to save into; ``position`` of the step, if it is known without the pages."""
         writers, step, record_id = action.writers, action.step, self._spec.record_id
+        lineage = self._spec.dump.lineage
         if place:
-            return FolderTarget(DumpLayout.of_step(self._fallback, step, record_id))
+            return FolderTarget(DumpLayout.of_step(self._fallback, step, record_id), lineage)
         wanted = self._handshake.breakpoint(writers) if action.is_raised else None
         if wanted is not None:
             position = position or self._pages.position(writers, step)
@@ -176,9 +177,11 @@ class DumpExecutor:
                 layout = CheckpointLayout(
                     directory, prefix, epoch, batch, record_id=record_id, is_breakpoint=True
                 )
-                return FolderTarget(layout.place)
+                return FolderTarget(layout.place, lineage)
         folder = self._handshake.place(writers)
-        return FolderTarget(DumpLayout.of_step(Path(folder), step, record_id)) if folder else None
+        if not folder:
+            return None
+        return FolderTarget(DumpLayout.of_step(Path(folder), step, record_id), lineage)
 
     def _do(
         self,

@@ -21,9 +21,10 @@ class FolderTarget:
     kind = DUMP_KIND
     is_inline = False
 
-    def __init__(self, layout: DumpLayout) -> None:
-        """Nothing is made yet."""
+    def __init__(self, layout: DumpLayout, lineage: tuple[str, ...] = ()) -> None:
+        """Nothing is made yet; ``lineage``: the runs that this one resumed."""
         self.layout = layout
+        self._lineage = lineage
         self.name = str(layout.folder.parent)
         self.is_complete = False
         self._is_begun = False
@@ -63,9 +64,9 @@ class FolderTarget:
     def commit(self, manifest: Manifest) -> str:
         """Write the manifest, then rename the folder."""
         self._check()
-        commit.commit(self.layout, manifest)
+        folder = commit.commit(self.layout, manifest, self._lineage)
         self.is_complete = True
-        return str(self.layout.folder)
+        return str(folder)
 
     def abandon(self) -> None:
         """Let nothing more be written."""

@@ -14,7 +14,7 @@ from agent.hooks.services import Services
 from agent.spec.job_spec import DumpSpec
 from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest
-from worker_hooks.storage.find import Verify, search
+from worker_hooks.storage.find import search
 
 
 class _Found(NamedTuple):
@@ -23,6 +23,7 @@ class _Found(NamedTuple):
     path: str = ""  # empty: nothing was ever saved
     step: int = 0
     skipped: tuple[str, ...] = ()  # sentences about what cannot be trusted
+    run: str = ""  # that saved it
     refusal: str = ""
 
 
@@ -49,6 +50,7 @@ class Handshake:
             services: of the agent.
         """
         self._own = frozenset({record_id, *spec.lineage})
+        self._lineage = spec.lineage
         self._spec = spec
         self._fallback = fallback
         self._links = links
@@ -148,6 +150,8 @@ class Handshake:
         waiting, self._waiting = tuple(self._waiting), []
         is_new = found.path != self._resume
         self._resume, self._refusal, self._is_searched = found.path, found.refusal, True
+        if found.run and found.run not in self._own:
+            self._lineage = tuple(dict.fromkeys((found.run, *self._lineage)))
         if found.refusal:
             self._services.post(ev.StartRefused(attempt, found.refusal, waiting))
             return
@@ -164,6 +168,7 @@ class Handshake:
             update_grace_s=self._spec.update_grace_s,
             stall_s=self._spec.stall_s,
             is_barred=bool(self._joining),
+            lineage=":".join(self._lineage),
         )
         self._links.send(rank, welcome)
 
@@ -174,18 +179,21 @@ def _newer(folders: Sequence[Path], resume: str, own: frozenset[str]) -> _Found:
     if resume:
         with contextlib.suppress(ValueError):  # it is gone
             step = manifest.read(Path(resume)).step
-    newest = search(folders, verify=Verify.QUICK, runs=own).newest
-    if newest is not None and newest.manifest.step > step:
-        return _Found(str(newest.path), newest.manifest.step)
-    return _Found(resume, step)
+    found = search(folders, runs=own, above=step)
+    remarks = found.remarks if found.has_damaged else ()  # unfinished ones are no news here
+    if found.newest is not None:
+        return _Found(str(found.newest.path), found.newest.manifest.step, remarks)
+    return _Found(resume, step, remarks)
 
 
 def _newest(folders: Sequence[Path]) -> _Found:
     found = search(folders)
     if found.newest is not None:
-        return _Found(str(found.newest.path), found.newest.manifest.step, found.remarks)
+        about = found.newest.manifest
+        return _Found(str(found.newest.path), about.step, found.remarks, run=about.record_id)
     # what a first save that was killed left behind is no checkpoint that is missed
     if found.has_damaged:
         refusal = f"no checkpoint in {folders[0]} can be trusted: move them away to begin anew"
         return _Found(skipped=found.remarks, refusal=refusal)
-    return _Found(skipped=found.remarks)
+    nothing = f"there is nothing to resume in {folders[0]}: training begins anew"
+    return _Found(skipped=(*found.remarks, nothing))

@@ -21,7 +21,7 @@ class CheckpointContext(NamedTuple):
     guard: Guard
     committed: CommittedState
     resumed_folder: Path | None = None  # the checkpoint that training resumed from
-    ancestor: str = ""  # the run that saved that checkpoint; empty: this run, or unknown
+    lineage: str = ""  # the runs that this one resumed, newest first, joined by ":"
     memory_step: int = 0  # the step that all ranks resumed from memory; 0: they did not
 
     def freeze_failed(self) -> tuple[int, bool, str]:

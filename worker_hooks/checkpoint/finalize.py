@@ -47,14 +47,13 @@ def finalize(order: SaveOrder, advance: Advance) -> WrittenParts:
     """
     try:
         parts = _await_parts(order, advance)
-        folder, odd = _complete(order, parts)
+        folder, warnings = _complete(order, parts)
     except (OSError, CheckpointError) as error:
         shutil.rmtree(order.layout.unfinished, ignore_errors=True)
         if isinstance(error, CheckpointError):
             raise
         why = describe_error(error)
         raise CheckpointError(f"{order.final.folder} cannot be saved: {why}") from error
-    warnings = [f"{folder}: rank {rank} differs from most replicas" for rank in odd]
     try:
         warnings += prune(order, folder, advance)
     except OSError as error:
@@ -75,8 +74,11 @@ def prune(order: SaveOrder, newest: Path, advance: Advance) -> Iterator[str]:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-    found = retention.present(directory, order.prefix)
-    going = retention.chosen(found, rules.keep_max, rules.per_minutes, {newest})
+    present = retention.present(directory, order.prefix)
+    found = [each for each in present if each[1].record_id in order.runs]  # others may be alive
+    if any(one.is_disputed for path, one in found if path == newest):
+        return
+    going = retention.chosen(found, rules.keep_max, rules.per_minutes, (), order.runs, newest)
     if not going:
         return
     # if it would be the only one, its files' contents are verified; else their existence
@@ -99,7 +101,7 @@ def abandoned(order: SaveOrder) -> list[Path]:
         if not owner or owner == order.layout.record_id:
             continue
         is_past = incarnation.is_past(owner, order.record_id, order.attempt)
-        is_over = is_past or owner.rpartition("-")[0] == order.ancestor != ""
+        is_over = is_past or owner.rpartition("-")[0] in order.runs[1:]
         if is_over or now - max(_change_times(path), default=now) > STALE_S:
             found.append(path)
     return found
@@ -141,12 +143,14 @@ def _await_parts(order: SaveOrder, advance: Advance) -> dict[int, RankPart]:
     return parts
 
 
-def _complete(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[int]]:
-    """Complete the folder; return it, and the ranks whose models differ from most."""
+def _complete(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[str]]:
+    """Complete the folder; return it, and a sentence for each thing that is wrong with it."""
     digests = {rank: part.digest for rank, part in parts.items() if part.digest}
     if order.is_own:
         return _complete_own(order, parts), []
-    digest, _ = Counter(digests.values()).most_common(1)[0]
+    (digest, count), *others = Counter(digests.values()).most_common()
+    if others and 2 * count <= len(digests):
+        return _complete_disputed(order, parts, digests)
     odd = sorted(rank for rank, each in digests.items() if each != digest)
     is_split = order.share is not None and order.share.parts > 1
     if is_split and odd:
@@ -161,7 +165,35 @@ def _complete(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[
         for one in shards
         if one.kind != COPY or one.rank not in odd
     ]
-    return _commit(order, _manifest(order, shards, digest)._replace(odd=tuple(odd))), odd
+    folder = _commit(order, _manifest(order, shards, digest)._replace(odd=tuple(odd)))
+    return folder, [f"{folder}: rank {rank} differs from most replicas" for rank in odd]
+
+
+def _complete_disputed(
+    order: SaveOrder, parts: dict[int, RankPart], digests: dict[int, str]
+) -> tuple[Path, list[str]]:
+    """Keep what each side wrote: nobody knows which one is right, and nobody resumes from it."""
+    sides: dict[str, list[int]] = {}
+    for rank, digest in sorted(digests.items()):
+        sides.setdefault(digest, []).append(rank)
+    holders = tuple(map(tuple, sides.values()))
+    if order.share is not None and order.share.parts > 1:
+        said = " against ".join(f"rank {', '.join(map(str, ranks))}" for ranks in holders)
+        raise CheckpointError(
+            f"{order.layout.folder} cannot be saved: the ranks hold different states ({said}), so "
+            "that their parts make up no model"
+        )
+    shards = []
+    for rank in sorted(parts):
+        side = next((at for at, ranks in enumerate(holders) if rank in ranks), 0)
+        for one in parts[rank].shards:
+            if one.kind != COPY:
+                shards.append(one)
+            elif all(other.kind != REPLICATED or other.variant != side for other in shards):
+                shards.append(one._replace(kind=REPLICATED, variant=side))
+    made = _manifest(order, shards, "")._replace(holders=holders, is_disputed=True)
+    folder = _commit(order, made)
+    return folder, [f"{folder} is no place to resume from: {manifests.describe_dispute(made)}"]
 
 
 def _complete_own(order: SaveOrder, parts: dict[int, RankPart]) -> Path:
@@ -197,11 +229,10 @@ def _commit(order: SaveOrder, made: Manifest) -> Path:
     if place.unfinished != order.layout.unfinished:
         os.rename(order.layout.unfinished, place.unfinished)
     try:
-        commit.commit(place, made)
+        return commit.commit(place, made, order.runs)
     except OSError:
         shutil.rmtree(place.unfinished, ignore_errors=True)
         raise
-    return place.folder
 
 
 def _check_size(folder: Path, shard: Shard) -> None:

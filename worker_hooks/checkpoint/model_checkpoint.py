@@ -329,7 +329,7 @@ class ModelCheckpoint:
             world_size=env.world_size,
             attempt=env.attempt,
             record_id=env.record_id,
-            ancestor=self._context.ancestor,
+            lineage=self._context.lineage,
             reason=reason,
             is_own=bool(self._is_own),
             share=plan.share,
@@ -355,7 +355,11 @@ class ModelCheckpoint:
             env, resumed = self._context.env, self._context.resumed_folder
             try:
                 self._final_prefix = numbering.choose_prefix(
-                    self._directory, self._prefix, env.record_id, resumed
+                    self._directory,
+                    self._prefix,
+                    env.record_id,
+                    resumed,
+                    tuple(filter(None, self._context.lineage.split(":"))),
                 )
             except OSError as error:
                 raise CheckpointError(f"{self._directory} cannot be read: {error}") from error

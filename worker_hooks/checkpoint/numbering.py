@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from worker_hooks.contract.layout import BREAKPOINT, REPLACED
+from worker_hooks.contract.layout import BREAKPOINT, NUMBERED
 from worker_hooks.storage import retention
-from worker_hooks.storage.manifest import Manifest
 
 
 def prefix_in(path: Path, prefix: str) -> str:
     """The prefix of a complete checkpoint with its number; empty: it has another prefix."""
     own = rf"({re.escape(prefix)}(?:_[1-9]\d*)?)"
-    match = re.fullmatch(rf"{own}-\d+_\d+(?:{BREAKPOINT})?(?:{REPLACED}\d+)?", path.name)
+    match = re.fullmatch(rf"{own}-\d+_\d+(?:{BREAKPOINT})?(?:{NUMBERED})?", path.name)
     return "" if match is None else match[1]
 
 
-def choose_prefix(directory: Path, prefix: str, record_id: str, resumed: Path | None) -> str:
+def choose_prefix(
+    directory: Path,
+    prefix: str,
+    record_id: str,
+    resumed: Path | None,
+    lineage: Sequence[str] = (),
+) -> str:
     """The prefix to save under. Only rank 0 needs it.
 
     Args:
@@ -31,6 +37,7 @@ def choose_prefix(directory: Path, prefix: str, record_id: str, resumed: Path | 
         prefix: the one that the user gave.
         record_id: of this run; empty without msrun.
         resumed: the folder that this training resumed from; ``None``: it began anew.
+        lineage: the runs that it resumed, if they are known, the newest first.
 
     Raises:
         OSError: the directory cannot be read.
@@ -38,19 +45,16 @@ def choose_prefix(directory: Path, prefix: str, record_id: str, resumed: Path | 
     is_here = resumed is not None and Path(os.path.realpath(resumed.parent)) == directory
     if resumed is not None and is_here and (found := prefix_in(resumed, prefix)):
         return found
-    newest: dict[str, Manifest] = {}
-    present = retention.present(directory)
-    for path, manifest in sorted(present, key=lambda one: one[1].saved_at):
-        if found := prefix_in(path, prefix):
-            newest.pop(found, None)
-            newest[found] = manifest  # the newest is the last
-    mine = [found for found, one in newest.items() if one.record_id == record_id != ""]
+    runs = (record_id, *lineage)
+    there = retention.oldest_first(retention.present(directory), runs)
+    taken = [(found, one) for path, one in there if (found := prefix_in(path, prefix))]
+    mine = [found for found, one in taken if one.record_id == record_id != ""]
     if resumed is not None:
-        mine = mine or list(newest)
+        mine = mine or [found for found, one in taken if not lineage or one.record_id in lineage]
     if mine:
         return mine[-1]
     number, free = 0, prefix
-    while free in newest:
+    while free in dict(taken):
         number += 1
         free = f"{prefix}_{number}"
     return free

@@ -71,12 +71,17 @@ class SaveOrder(NamedTuple):
     world_size: int
     attempt: int
     record_id: str
-    ancestor: str  # the run that this one has resumed, so that it is over; or empty
+    lineage: str  # record ids of the runs that this one resumed, newest first, joined by ":"
     reason: str
     is_own: bool  # each rank holds a state of its own, and writes all of it
     share: Share | None
     own: OwnShare | None
     rules: SaveRules
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The record ids of this run and of those that it resumed, which are over."""
+        return (self.record_id, *filter(None, self.lineage.split(":")))
 
     @property
     def final(self) -> CheckpointLayout:

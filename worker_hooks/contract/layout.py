@@ -111,6 +111,12 @@ REMOVED = ".removed_tmp"
 REPLACED = "_replaced_"
 """In the name of a folder that a newer one of the same name replaced; a number follows."""
 
+BESIDE = "_beside_"
+"""In the name of a folder whose proper name has the folder of another run; a number follows."""
+
+NUMBERED = rf"(?:{REPLACED}|{BESIDE})\d+"
+"""Both, as a regular expression."""
+
 BREAKPOINT = "_breakpoint"
 MANIFEST = "manifest.json"
 

@@ -211,8 +211,7 @@ class _DumpWithoutAgent:
                 if note.digest and note.digest != written.digest
             ),
         )
-        commit.commit(layout, about)
-        self._notes.announce(str(layout.folder), self._step)
+        self._notes.announce(str(commit.commit(layout, about)), self._step)
 
     def _await_private(self, folder: str) -> dict[int, PeerNote]:
         """The notes of all living ranks when each has written its part, or progress has stopped."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from worker_hooks.contract.atomic_file import fsync_folder
-from worker_hooks.contract.layout import MANIFEST, REPLACED, DumpLayout
+from worker_hooks.contract.layout import BESIDE, MANIFEST, REPLACED, DumpLayout
 from worker_hooks.contract.status_page import CommitRecord, Entry
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import safetensors_file
@@ -78,11 +78,17 @@ def private_head(entries: Sequence[Entry], record: CommitRecord) -> bytes:
     return safetensors_file.header(entries, metadata)
 
 
-def commit(layout: DumpLayout, manifest: Manifest) -> None:
-    """Make an unfinished folder complete, with its manifest, under its final name.
+def commit(layout: DumpLayout, manifest: Manifest, lineage: Collection[str] = ()) -> Path:
+    """Make an unfinished folder complete, with its manifest, under its final name: its path.
 
     Files that the manifest does not name are removed. An existing folder of the final name is
-    renamed, not deleted.
+    renamed, not deleted. If another run saved that, which may resume from it, it stays as it is,
+    and the new folder gets a number.
+
+    Args:
+        layout: the folder.
+        manifest: what is in it.
+        lineage: record ids of the runs that this one resumed.
 
     Raises:
         OSError: nothing was completed.
@@ -96,16 +102,29 @@ def commit(layout: DumpLayout, manifest: Manifest) -> None:
     for path in {(folder / shard.file).parent for shard in manifest.shards}:
         fsync_folder(path)
     manifests.write(folder, manifest)  # which also makes the folder's other names durable
-    aside = _aside(layout.folder) if layout.folder.exists() else None
-    if aside is not None:
-        os.rename(layout.folder, aside)
+    final, aside = layout.folder, None
+    if final.exists():
+        if _owner(final) in {None, manifest.record_id, *lineage}:
+            aside = _free(final, REPLACED)
+            os.rename(final, aside)
+        else:
+            final = _free(final, BESIDE)
     try:
-        os.rename(folder, layout.folder)
+        os.rename(folder, final)
     except OSError:
         if aside is not None:
-            os.rename(aside, layout.folder)  # it may be what the job would resume from
+            os.rename(aside, final)  # it may be what the job would resume from
         raise
-    fsync_folder(layout.folder.parent)
+    fsync_folder(final.parent)
+    return final
+
+
+def _owner(folder: Path) -> str | None:
+    """The run that saved a checkpoint; ``None``: it is none that can be read."""
+    try:
+        return manifests.read(folder).record_id
+    except ValueError:
+        return None
 
 
 def _links(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -130,8 +149,8 @@ def _remove_others(folder: Path, named: Collection[str]) -> None:
                 path.rmdir()
 
 
-def _aside(folder: Path) -> Path:
+def _free(folder: Path, mark: str) -> Path:
     number = 1
-    while (aside := folder.with_name(f"{folder.name}{REPLACED}{number}")).exists():
+    while (free := folder.with_name(f"{folder.name}{mark}{number}")).exists():
         number += 1
-    return aside
+    return free

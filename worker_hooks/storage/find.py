@@ -9,11 +9,11 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from worker_hooks.contract.layout import BREAKPOINT, DUMP, MANIFEST, REMOVED, REPLACED, UNFINISHED
+from worker_hooks.contract.layout import BREAKPOINT, DUMP, MANIFEST, NUMBERED, REMOVED, UNFINISHED
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import Manifest
 
-_NAME = re.compile(rf"{DUMP}(\d+)(?:{REPLACED}\d+|\.[^/]+(?={UNFINISHED}))?({UNFINISHED})?")
+_NAME = re.compile(rf"{DUMP}(\d+)(?:{NUMBERED}|\.[^/]+(?={UNFINISHED}))?({UNFINISHED})?")
 _UNFINISHED = re.compile(rf".+-\d+_\d+(?:{BREAKPOINT})?(?:\.[^/]+)?{UNFINISHED}")  # not a dump
 _SHOWN = 3  # damages of one folder that a remark names
 
@@ -53,6 +53,7 @@ def search(
     verify: Verify = Verify.FULL,
     runs: Collection[str] | None = None,
     since: float = 0.0,
+    above: int = -1,
 ) -> SearchResult:
     """Find the newest checkpoint that can be trusted.
 
@@ -61,10 +62,13 @@ def search(
         verify: what it takes to be trusted.
         runs: record ids; ``None``: whichever run saved it.
         since: seconds since the epoch; older ones are left out.
+        above: a step; those at it or before it are left out.
     """
     newest, remarks, has_damaged = None, [], False
     foreign: list[FoundCheckpoint] = []
     for path, found in candidates(*folders):
+        if isinstance(found, Manifest) and found.step <= above:
+            continue
         if isinstance(found, str):
             remarks.append(f"{path} is skipped: {found}")
             has_damaged |= found != _IS_UNFINISHED

@@ -285,7 +285,7 @@ def _altered(folder: Path, shard: Shard, advance: Callable[[int], None] | None) 
 
 
 def _of_other_step(folder: Path, shard: Shard, manifest: Manifest) -> str | None:
-    """Why a rank's private state does not belong to the manifest, which somebody may have edited."""
+    """Why a private state does not belong to the manifest, which somebody may have edited."""
     if shard.kind != PRIVATE or shard.rank in manifest.stale_private:
         return None
     try:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from worker_hooks.contract.atomic_file import fsync_folder
-from worker_hooks.contract.layout import BREAKPOINT, MANIFEST, REMOVED, REPLACED, UNFINISHED
+from worker_hooks.contract.layout import BREAKPOINT, MANIFEST, NUMBERED, REMOVED, UNFINISHED
 from worker_hooks.storage.manifest import Manifest, read
 
 _MINUTE_S = 60
@@ -48,7 +48,7 @@ def present(directory: Path, prefix: str | None = None) -> list[tuple[Path, Mani
 
 def is_of(path: Path, prefix: str) -> bool:
     """Whether the name is that of a complete periodic checkpoint of the prefix."""
-    name = rf"{re.escape(prefix)}-\d+_\d+(?:{BREAKPOINT})?(?:{REPLACED}\d+)?"
+    name = rf"{re.escape(prefix)}-\d+_\d+(?:{BREAKPOINT})?(?:{NUMBERED})?"
     return re.fullmatch(name, path.name) is not None
 
 
@@ -57,11 +57,10 @@ def chosen(
     keep_max: int,
     per_minutes: int,
     spared: Collection[Path] = (),
+    lineage: Sequence[str] = (),
+    last: Path | None = None,
 ) -> list[Path]:
     """The checkpoints that a rule deletes, the oldest first. Pure.
-
-    The age is the time of saving, not the step: a new run in a folder with higher steps of an
-    earlier run must not lose what it has just saved.
 
     Args:
         found: complete checkpoints.
@@ -69,31 +68,60 @@ def chosen(
         per_minutes: one stays for each interval of this length, and the newest; used only if
             ``keep_max`` is 0. 0: no such rule. Without any rule nothing is deleted.
         spared: they stay in any case, and count like the others.
+        lineage: record ids of runs that resumed each other, the newest first.
+        last: it was just saved, and stays.
     """
-    oldest_first = [path for path, _ in sorted(found, key=_age)]
+    ordered = oldest_first(found, lineage, last)
+    paths = [path for path, _ in ordered]
     if keep_max > 0:
-        going = oldest_first[:-keep_max]
+        going = paths[:-keep_max]
     elif per_minutes > 0:
-        marks = _marks(sorted(found, key=_age), per_minutes * _MINUTE_S)
-        going = [path for path in oldest_first[:-1] if path not in marks]
+        marks = _marks(ordered, per_minutes * _MINUTE_S)
+        going = [path for path in paths[:-1] if path not in marks]
     else:
         going = []
-    return [path for path in going if path not in spared]
+    return [path for path in going if path not in spared and path != last]
 
 
-def _age(one: tuple[Path, Manifest]) -> tuple[float, int, str]:
-    path, manifest = one
-    return manifest.saved_at, manifest.step, str(path)
+def oldest_first(
+    found: Sequence[tuple[Path, Manifest]],
+    lineage: Sequence[str] = (),
+    last: Path | None = None,
+) -> list[tuple[Path, Manifest]]:
+    """Checkpoints in the order in which they were saved, whatever the clock said. Pure.
+
+    A run comes after the run that it resumed, and in a run the step tells the order. Only among
+    runs of no known lineage, and for the same step again, the time of saving does.
+
+    Args:
+        found: complete checkpoints.
+        lineage: record ids of runs that resumed each other, the newest first.
+        last: it was just saved; what its run saved of later steps was given up.
+    """
+    reached = {one.record_id: one.step for path, one in found if path == last}
+    begun: dict[str, float] = {}
+    for _, one in found:
+        begun[one.record_id] = max(one.saved_at, begun.get(one.record_id, 0.0))
+
+    def age(found: tuple[Path, Manifest]) -> tuple[int, float, bool, int, float, str]:
+        path, one = found
+        run = one.record_id
+        generation = -lineage.index(run) if run in lineage else -len(lineage)
+        among = 0.0 if run in lineage else begun[run]
+        is_valid = one.step <= reached.get(run, one.step)
+        return generation, among, is_valid, one.step, one.saved_at, str(path)
+
+    return sorted(found, key=age)
 
 
 def _marks(oldest_first: Sequence[tuple[Path, Manifest]], apart_s: int) -> set[Path]:
     """The first one, and each that was saved at least ``apart_s`` after the previous mark."""
     marks: set[Path] = set()
-    due_s = 0.0
+    mark_s = -float(apart_s)
     for path, manifest in oldest_first:
-        if manifest.saved_at >= due_s:
+        if not mark_s <= manifest.saved_at < mark_s + apart_s:  # earlier: the clock was set back
             marks.add(path)
-            due_s = manifest.saved_at + apart_s
+            mark_s = manifest.saved_at
     return marks
 
 

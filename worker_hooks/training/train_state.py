@@ -289,7 +289,9 @@ class TrainState:
             self.checkpoint_context = context._replace(memory_step=point.step)
             return
         self._guard.resumed_step = point.step
-        run = point.saved.manifest.record_id
+        welcome, run = self._guard.welcome, point.saved.manifest.record_id
+        known = [] if welcome is None else welcome.lineage.split(":")
+        runs = dict.fromkeys(each for each in (run, *known) if each not in {"", env.record_id})
         self.checkpoint_context = context._replace(
-            resumed_folder=Path(point.saved.folder), ancestor="" if run == env.record_id else run
+            resumed_folder=Path(point.saved.folder), lineage=":".join(runs)
         )

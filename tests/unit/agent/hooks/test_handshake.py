@@ -152,7 +152,8 @@ def test_when_the_first_save_was_killed_it_begins_anew_and_says_so(desk, tmp_pat
     assert desk.welcome(0)[:2] == ("", "")
     assert desk.posted == []
     assert desk.told == [
-        f"{tmp_path}/tft_saved_checkpoints-step_3_tmp is skipped: it is unfinished"
+        f"{tmp_path}/tft_saved_checkpoints-step_3_tmp is skipped: it is unfinished",
+        f"there is nothing to resume in {tmp_path}: training begins anew",
     ]
 
 
@@ -209,6 +210,28 @@ def test_a_restart_goes_on_from_what_the_run_saved_after_its_dump(desk, tmp_path
     desk.hello(2, tmp_path / "ckpt", periodic=tmp_path / "periodic")  # the answer is known
     assert {desk.welcome(rank).resume for rank in range(3)} == {str(newest)}
     assert desk.posted == [ev.CheckpointFound(1, str(newest), 12)]
+
+
+def test_a_restart_compares_checksums_and_names_what_is_damaged(desk, tmp_path):
+    sound = dump(tmp_path / "periodic", 12)
+    damaged = dump(tmp_path / "periodic", 16)
+    (damaged / "rank_0" / "x").write_bytes(b"abd")
+    desk.handshake.begin(1, str(dump(tmp_path / "ckpt", 3)))
+    desk.hello(0, tmp_path / "ckpt", periodic=tmp_path / "periodic")
+    desk.files.work()
+    assert desk.welcome(0).resume == str(sound)
+    assert desk.posted == [ev.CheckpointFound(1, str(sound), 12)]
+    assert desk.told == [f"{damaged} is skipped: rank_0/x was altered (its checksum differs)"]
+
+
+def test_ranks_are_told_which_runs_they_continue(tmp_path):
+    desk = Desk(tmp_path / "dumps", lineage=("before", "first"))
+    desk.hello(0, tmp_path)
+    assert desk.welcome(0).lineage == "before:first"
+    dump(tmp_path / "other", 3, by="someone")
+    desk.hello(1, tmp_path / "other", wants_resume=True)
+    desk.files.work()
+    assert desk.welcome(1).lineage == "someone:before:first"
 
 
 def test_a_restart_keeps_its_dump_when_that_is_newer(desk, tmp_path):

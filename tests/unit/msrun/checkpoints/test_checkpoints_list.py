@@ -303,7 +303,7 @@ def test_where_nothing_is_whole_nothing_is_deleted(tmp_path, capfd):
 
 def test_the_highest_step_stays_though_it_is_the_oldest(call, tmp_path):
     """It is what a resume would take."""
-    saved(tmp_path, step=900, saved_at=0.5)
+    saved(tmp_path, step=900, saved_at=0.5, run="an earlier one")
     for step in range(1, 4):
         periodic(tmp_path, step)
     assert call("prune", "--keep=1", "--yes", tmp_path)[0] == 0

@@ -61,8 +61,8 @@ class Rank:
             rank=rank,
             world_size=world_size,
             attempt=int(life[-1]),
-            record_id="r",
-            ancestor="before",
+            record_id=more.pop("run", "r"),
+            lineage=more.pop("lineage", "before"),
             reason="a test",
             is_own=False,
             share=share,
@@ -158,7 +158,7 @@ def test_a_replica_that_differs_is_no_copy(tmp_path):
 def test_parts_of_replicas_that_differ_make_up_nothing(tmp_path):
     Rank(tmp_path, 1, 2, part=(1, 2), odd=1).write()
     first = Rank(tmp_path, 0, 2, part=(0, 2)).write()
-    with pytest.raises(CheckpointError, match="differs from the others"):
+    with pytest.raises(CheckpointError, match=r"different states \(rank 0 against rank 1\)"):
         first.commit()
     assert names(tmp_path) == []
 
@@ -249,20 +249,68 @@ def test_the_same_step_again_is_moved_aside_first(tmp_path):
     assert names(tmp_path) == ["CKP-1_7", "CKP-1_7_replaced_1"]
 
 
+def test_the_checkpoints_of_another_run_are_not_touched_though_prefix_and_names_are_the_same(
+    tmp_path,
+):
+    for step in (1, 2, 3):
+        for run in ("r", "other"):
+            Rank(tmp_path, 0, 1, step=step, run=run, life=f"{run}-0", keep=1).write().commit()
+    Rank(tmp_path, 0, 1, step=4, keep=2).write().commit()
+    left = {path.name: read(path).record_id for path in tmp_path.iterdir()}
+    assert left == {"CKP-1_3": "r", "CKP-1_3_beside_1": "other", "CKP-1_4": "r"}
+    assert newest(tmp_path, pytest.fail).path.name == "CKP-1_4"
+
+
+def test_the_checkpoints_of_resumed_runs_are_counted_and_go_first_whatever_the_clock_said(
+    tmp_path, monkeypatch
+):
+    clock = iter(range(900, 0, -100))
+    monkeypatch.setattr(commits.manifests.time, "time", lambda: float(next(clock)))
+    for run, step in (("a", 5), ("a", 6), ("b", 3), ("stranger", 7)):
+        Rank(tmp_path, 0, 1, step=step, run=run, life=f"{run}-0").write().commit()
+    for step in (4, 5, 6):
+        done = Rank(tmp_path, 0, 1, step=step, run="c", lineage="b:a", keep=2).write().commit()
+        assert done.warnings == ()
+    left = {path.name: read(path).record_id for path in tmp_path.iterdir()}
+    assert left == {"CKP-1_5": "c", "CKP-1_6": "c", "CKP-1_7": "stranger"}
+
+
+def test_a_tie_names_nobody_and_keeps_all_sides_and_all_older_ones(tmp_path):
+    Rank(tmp_path, 0, 1, step=1).write().commit()
+    Rank(tmp_path, 1, 2, odd=1, keep=1).write()
+    done = Rank(tmp_path, 0, 2, keep=1).write().commit()
+    found = read(tmp_path / "CKP-1_7")
+    assert (found.odd, found.is_disputed, found.holders) == ((), True, ((0,), (1,)))
+    assert verify(tmp_path / "CKP-1_7", found) == []
+    (warning,) = done.warnings
+    assert "the replicas disagreed without a majority" in warning
+    assert "rank 0 against" in warning and "differs" not in warning
+    assert names(tmp_path) == ["CKP-1_1", "CKP-1_7"]
+
+
+def test_a_tie_of_which_one_rank_wrote_the_model_names_nobody(tmp_path):
+    Rank(tmp_path, 1, 2, odd=1, part=None).write()
+    done = Rank(tmp_path, 0, 2).write().commit()
+    found = read(tmp_path / "CKP-1_7")
+    assert (found.odd, found.is_disputed) == ((), False)  # the other rank told no digest
+    assert done.warnings == ()
+
+
 @pytest.mark.parametrize(("keep", "left"), [(1, 2), (2, 3)])
 def test_nothing_goes_if_the_new_one_is_not_sound(tmp_path, monkeypatch, keep, left):
     for step in range(1, keep + 1):
         Rank(tmp_path, 0, 1, step=step, keep=keep).write().commit()
     commit = commits.commit.commit
 
-    def and_damage(place, manifest):
-        commit(place, manifest)
+    def and_damage(place, manifest, lineage):
+        folder = commit(place, manifest, lineage)
         with open(place.folder / "rank_0/CKP-1_7.safetensors", "r+b") as file:
             if keep == 1:  # the only one that would stay is read
                 file.seek(9000)
                 file.write(b"\xff\xff\xff")
             else:
                 file.truncate(9000)
+        return folder
 
     monkeypatch.setattr(commits.commit, "commit", and_damage)
     done = Rank(tmp_path, 0, 1, keep=keep).write().commit()

@@ -45,6 +45,15 @@ def test_who_goes_on_from_a_dump_goes_on_with_the_newest(tmp_path):
     assert choose_prefix(tmp_path / "empty", "CKP", "r2", dump) == "CKP"
 
 
+def test_who_goes_on_from_a_dump_of_a_known_run_leaves_strangers_alone(tmp_path):
+    there(tmp_path, "CKP-1_5", "CKP_2-1_5")
+    there(tmp_path, "CKP_1-1_5", "CKP-1_6", run="stranger")
+    dump = tmp_path / "tft_saved_checkpoints-step_9"
+    assert choose_prefix(tmp_path, "CKP", "r2", dump, ("r1",)) == "CKP_2"
+    assert choose_prefix(tmp_path, "CKP", "r2", dump, ("r0",)) == "CKP_3"
+    assert choose_prefix(tmp_path, "CKP", "r1", None) == "CKP_2"
+
+
 def test_an_attempt_that_begins_anew_is_the_same_run(tmp_path):
     there(tmp_path, "CKP-1_5")
     there(tmp_path, "CKP_1-1_5", run="r2")

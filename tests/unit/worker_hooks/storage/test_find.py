@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from support.checkpoints import OTHER, SHARD, flipped, newest, saved
+from support.checkpoints import NAME, OTHER, SHARD, flipped, newest, saved
 
+from worker_hooks.contract.layout import DumpLayout
+from worker_hooks.storage import commit
 from worker_hooks.storage.find import Verify, candidates, search
+from worker_hooks.storage.manifest import read
 
 
 @pytest.fixture
@@ -130,3 +133,31 @@ def test_an_unfinished_checkpoint_is_no_damaged_one(tmp_path):
     assert (found.newest, len(found.remarks), found.has_damaged) == (None, 1, False)
     flipped(saved(tmp_path, step=4) / OTHER)
     assert search((tmp_path,)).has_damaged
+
+
+def test_a_dump_of_another_run_keeps_its_name_and_is_found_beside_the_new_one(tmp_path):
+    """A job must never resume from what another job saved under the path that it remembers."""
+
+    def draft():
+        return saved(tmp_path, f"{NAME}7.r2_tmp", run="r2")
+
+    theirs = saved(tmp_path, run="r1")
+    made = read(draft())
+    layout = DumpLayout(theirs, "r2")
+    beside = commit.commit(layout, made)
+    assert (beside.name, read(theirs).record_id) == (f"{NAME}7_beside_1", "r1")
+    assert {path.name for path, _ in candidates(tmp_path)} == {theirs.name, beside.name}
+    found = search((tmp_path,), runs=("r2",)).newest
+    assert found is not None and found.path == beside
+    draft()
+    assert commit.commit(layout, made, lineage=("r1",)) == theirs
+    assert read(theirs).record_id == "r2"
+    assert read(theirs.with_name(f"{NAME}7_replaced_1")).record_id == "r1"
+
+
+def test_what_is_not_above_a_step_is_not_looked_at(tmp_path):
+    saved(tmp_path, step=7)
+    flipped(saved(tmp_path, step=8) / OTHER)
+    found = search((tmp_path,), above=7)
+    assert (found.newest, found.has_damaged) == (None, True)
+    assert search((tmp_path,), above=8) == (None, (), False, ())

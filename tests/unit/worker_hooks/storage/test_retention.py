@@ -18,13 +18,14 @@ from worker_hooks.storage.retention import chosen, leftovers, present, remove, s
 MINUTE = 60.0
 
 
-def one(name, at, step=0):
-    made = Manifest("checkpoint", step, 0, 0, 1, 0, "r1", "", at, ())
+def one(name, at, step=0, run="r1", attempt=0):
+    made = Manifest("checkpoint", step, 0, 0, 1, attempt, run, "", at, ())
     return Path(name), made
 
 
-def gone(found, keep_max=0, per_minutes=0, spared=()):
-    return [str(path) for path in chosen(found, keep_max, per_minutes, spared)]
+def gone(found, keep_max=0, per_minutes=0, spared=(), lineage=(), last=None):
+    last = last and Path(last)
+    return [str(path) for path in chosen(found, keep_max, per_minutes, spared, lineage, last)]
 
 
 # --- choosing ----------------------------------------------------------------------------------
@@ -39,10 +40,49 @@ def test_the_oldest_go_however_the_list_is_ordered(keep_max, expected):
     assert gone(found, keep_max) == expected.split()
 
 
-def test_age_is_the_time_of_saving_and_steps_decide_only_between_equals():
-    anew = [one("old run", 10.0, step=900), one("just saved", 99.0, step=1)]
-    assert gone(anew, 1) == ["old run"]
+def test_in_a_run_the_step_decides_whatever_the_clock_said():
     assert gone([one("b", 10.0, step=2), one("a", 10.0, step=3)], 1) == ["b"]
+    set_back = [one("a", 900.0, step=1), one("b", 901.0, step=2), one("c", 5.0, step=3)]
+    assert gone(set_back, 1) == ["a", "b"]
+    assert gone(set_back, 2) == ["a"]
+
+
+def test_a_clock_that_was_set_back_an_hour_costs_no_checkpoint_of_those_just_saved():
+    kept, clock = [], 100_000.0
+    for step in range(1, 12):
+        clock += 60.0 if step != 6 else -3600.0
+        kept.append(one(str(step), clock, step=step))
+        going = chosen(kept, 3, 0, last=kept[-1][0])
+        kept = [each for each in kept if each[0] not in going]
+    assert [str(path) for path, _ in kept] == ["9", "10", "11"]
+
+
+def test_an_attempt_that_went_back_saves_newer_ones():
+    found = [one("early", 10.0, step=40), one("lost", 20.0, step=50)]
+    found += [one("again", 5.0, step=45, attempt=1)]
+    assert gone(found, 1, last="again") == ["lost", "early"]
+
+
+def test_a_run_that_resumed_another_is_newer_though_its_steps_and_its_clock_are_not():
+    found = [one("old run", 99.0, step=900, run="b"), one("just saved", 10.0, step=1, run="c")]
+    assert gone(found, 1, lineage=("c", "b", "a")) == ["old run"]
+    assert gone(found, 1, lineage=("b", "c")) == ["just saved"]
+
+
+def test_of_runs_whose_order_is_unknown_the_one_that_saved_last_is_newer():
+    anew = [one("old run", 10.0, step=900), one("just saved", 99.0, step=1, run="r2")]
+    assert gone(anew, 1) == ["old run"]
+
+
+def test_what_lies_ahead_of_the_one_just_saved_was_given_up():
+    found = [one(str(step), 100.0, step=step, run="") for step in (300, 310, 400, 900)]
+    assert gone(found, 2, last="310") == ["400", "900"]
+
+
+def test_a_mark_of_the_minutes_rule_is_no_later_than_the_clock_says():
+    found = [one("a", 9000.0, step=1), one("b", 10.0, step=2), one("c", 50.0, step=3)]
+    found += [one("d", 195.0, step=4), one("e", 200.0, step=5)]
+    assert gone(found, per_minutes=3) == ["c"]
 
 
 def test_what_is_spared_stays_and_is_counted():
