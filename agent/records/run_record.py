@@ -34,6 +34,7 @@ class Record(NamedTuple):
     checkpoints: tuple[str, ...] = ()  # folders that this run saves into, absolute
     environ: Mapping[str, str] = {}  # what remembered() keeps of the launcher's environment
     lineage: tuple[str, ...] = ()  # record ids of the runs that this one resumes, newest first
+    unrecorded: tuple[str, ...] = ()  # names of variables that were set, without their values
 
     def is_alive(self) -> bool:
         """Whether the msrun process of this record still runs."""
@@ -141,7 +142,7 @@ def read(folder: Path) -> Record | None:
     """The record in a run's own folder; ``None`` if there is none that can be read."""
     try:
         fields = json.loads((folder / RECORD).read_bytes())
-        for name in ("argv", "checkpoints", "lineage"):
+        for name in ("argv", "checkpoints", "lineage", "unrecorded"):
             fields[name] = tuple(fields.get(name, ()))
         return Record(**fields)
     except (OSError, ValueError, TypeError, KeyError):
@@ -190,14 +191,27 @@ _SESSION = frozenset(
         *("PWD", "OLDPWD", "SHLVL", "_", "SHELL", "PS1", "PS2", "PS4", "PROMPT_COMMAND", "MAIL"),
         *("COLUMNS", "LINES", "LS_COLORS", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "WINDOWID"),
         *("STY", "WINDOW", "INVOCATION_ID", "JOURNAL_STREAM", "XDG_RUNTIME_DIR"),
-        "TORCHELASTIC_ERROR_FILE",  # of an outer launcher
     )
 )
 
 _SESSION_STARTS = (
     *("TERM", "SSH_", "XDG_SESSION", "XDG_SEAT", "XDG_VTNR", "DBUS", "TMUX", "VTE_", "GPG_"),
     *("BASH_FUNC_", "MSRUN_", "SLURM_"),  # an outer run or an allocation has ended by then
+    "TORCHELASTIC_",  # of an outer launcher
 )
+
+_KEPT = frozenset(
+    ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "LANG", "TZ")
+)
+
+_KEPT_STARTS = (
+    *("PET_", "MS_", "PYTHON", "LC_"),  # options of msrun, the interpreter, the locale
+    *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "NUMEXPR_"),
+    *("TORCH", "PYTORCH_", "ATEN_", "DDP_", "TRITON_"),
+    *("NCCL_", "GLOO_", "UCX_", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "HIP_", "ROCM_", "HSA_"),
+)
+
+_DEVICES = "VISIBLE_DEVICES"  # those of an allocation that may be over
 
 _SECRET = re.compile(
     r"TOKEN(?!IZER|S(_|$))|KEY|SECRET|PASSW|PASS(_|$)|(^|_)(PWD|PAT|AUTH|DSN)(_|$)|CREDENTIAL|COOKIE",
@@ -208,12 +222,25 @@ _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 
 
 def remembered(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what belongs to a terminal's session or looks like a secret."""
+    """What a resume sets again: variables of msrun's options, of the interpreter and libraries."""
     return {
         name: value
         for name, value in environ.items()
-        if name not in _SESSION
-        and not name.startswith(_SESSION_STARTS)
+        if (name in _KEPT or name.startswith(_KEPT_STARTS))
+        and not _is_session(name)
+        and not name.endswith(_DEVICES)
         and not _SECRET.search(name)
         and not _PASSWORD_IN_URL.search(value)
     }
+
+
+def unrecorded(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of other variables, whose values are not written down: the script may read them."""
+    kept = remembered(environ)
+    names = (name for name in environ if name not in kept and not _is_session(name))
+    return tuple(sorted(name for name in names if not name.endswith(_DEVICES)))
+
+
+def _is_session(name: str) -> bool:
+    """Whether it belongs to a terminal's session, an allocation or an outer launcher."""
+    return name in _SESSION or name.startswith(_SESSION_STARTS)

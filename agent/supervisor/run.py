@@ -18,7 +18,7 @@ from agent.machine import open_files
 from agent.machine.oom_kills import read_counters
 from agent.records import run_record
 from agent.records.journal import Journal
-from agent.records.run_record import remembered
+from agent.records.run_record import remembered, unrecorded
 from agent.records.worker_output import WorkerOutput
 from agent.spec import timeouts
 from agent.spec.console import Console
@@ -178,6 +178,7 @@ def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> 
         checkpoints=() if resume is None else (str(resume.parent),),
         environ=remembered(environ),
         lineage=spec.dump.lineage,
+        unrecorded=unrecorded(environ),
     )
 
 

@@ -25,6 +25,8 @@ from worker_hooks.contract import env
 
 _UNFORWARDABLE = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD"})
 
+SHOWN_VARIABLES = 10  # names in one sentence
+
 
 class Request(NamedTuple):
     """What the user wants: a job, and what to do with it."""
@@ -69,7 +71,15 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     environ = {**environ, **resumed.environ}
     request = _request(_layers(resumed.line, environ), environ, command_words(resumed.line))
     job = request.job._replace(is_away=resumed.is_away)
-    return request._replace(job=job, origin=resumed.origin, environ=resumed.environ)
+    warnings = request.warnings
+    if resumed.lacking:
+        names = ", ".join(resumed.lacking[:SHOWN_VARIABLES])
+        more = " and others" if len(resumed.lacking) > SHOWN_VARIABLES else ""
+        said = f"the run was started with {names}{more}, which are not set now: values of a "
+        warnings += (said + "script's own variables are not recorded",)
+    return request._replace(
+        job=job, origin=resumed.origin, environ=resumed.environ, warnings=warnings
+    )
 
 
 def _names_origin(following: Sequence[str], environ: Mapping[str, str]) -> bool:

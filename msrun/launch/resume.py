@@ -37,6 +37,7 @@ class ResumedCommand(NamedTuple):
     origin: ResumeOrigin
     environ: Mapping[str, str] = {}  # recorded variables that are not set now
     is_away: bool = False  # the run's folder is not the one in which msrun was called
+    lacking: tuple[str, ...] = ()  # variables that were set at the run's start, and are not now
 
 
 def names_origin(words: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -221,7 +222,8 @@ def _recorded(
         ) from None
     missing = {name: text for name, text in record.environ.items() if name not in environ}
     line = CommandLine(given, old.script, old.script_args)
-    return ResumedCommand(line, origin, missing, is_away)
+    lacking = tuple(name for name in record.unrecorded if name not in environ)
+    return ResumedCommand(line, origin, missing, is_away, lacking)
 
 
 def _without(given: Mapping[str, Setting], dests: Iterable[str]) -> dict[str, Setting]:

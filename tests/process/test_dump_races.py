@@ -30,7 +30,7 @@ from agent.hooks.listener import name_of, open_listener
 from agent.hooks.status_pages import StatusPages
 from agent.records import file_thread, run_record
 from agent.records.journal import Journal
-from agent.records.run_record import remembered
+from agent.records.run_record import remembered, unrecorded
 from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind, UsageError
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.layout import DumpLayout
@@ -148,12 +148,14 @@ def test_a_manifest_of_no_time_is_damaged(tmp_path: Path, at: object) -> None:
     "name", ["SSHPASS", "MYSQL_PWD", "GITHUB_PAT", "AUTH", "DB_DSN", "HF_TOKEN"]
 )
 def test_more_names_of_secrets(name: str) -> None:
-    assert remembered({name: "s"}) == {}
+    assert remembered({name: "s", f"TORCH_{name}": "s"}) == {}
 
 
 @pytest.mark.parametrize("name", ["TOKENIZER_PATH", "MAX_TOKENS", "AUTHOR", "PATTERN", "PASSES"])
-def test_what_a_script_needs_is_remembered(name: str) -> None:
-    assert remembered({name: "s"}) == {name: "s"}
+def test_what_only_looks_like_a_secret_is_remembered_where_it_is_a_library_s(name: str) -> None:
+    assert remembered({f"TORCH_{name}": "s"}) == {f"TORCH_{name}": "s"}
+    assert remembered({name: "s"}) == {}
+    assert unrecorded({name: "s"}) == (name,)
 
 
 # --- the commit, failing anywhere -----------------------------------------------------------------

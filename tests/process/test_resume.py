@@ -16,6 +16,9 @@ from agent.records import run_record
 from agent.records.run_record import Record
 
 
+SET = {"MODE": "old", "API_TOKEN": "secret"}  # as when the run began
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A folder with a script."""
@@ -45,7 +48,13 @@ def newest(msrun: Launcher) -> Record:
 def failed(msrun: Launcher, home: Path, *args: object, **environ: str) -> Record:
     """A run that failed, and is remembered to save into ``ckpt``."""
     words = args or ("--worker_num=2", "--log_dir=logs", "train.py", "--lr", "1")
-    environ = {"MODE": "old", "API_TOKEN": "secret", "LEAVE": "3", **environ}
+    environ = {
+        "MODE": "old",
+        "OMP_NUM_THREADS": "7",
+        "API_TOKEN": "secret",
+        "LEAVE": "3",
+        **environ,
+    }
     assert call(msrun, home, *words, **environ).code == 1
     told(home)
     record = newest(msrun)
@@ -68,7 +77,10 @@ def test_a_failed_run_goes_on_with_its_command_its_variables_and_its_folders(msr
     assert resuming(ended) == f"resuming step 412 of run {record.record_id} from {folder}"
     first, second = told(home)
     assert first["argv"] == second["argv"] == ["--lr", "1"]  # the script names no is_recover
-    assert first["environ"] == {"MODE": "old", "RANK": "0", "API_TOKEN": None}
+    assert first["environ"] == {"MODE": None, "RANK": "0", "API_TOKEN": None}
+    assert first["threads"] == "7"
+    warned = "msrun: warning: the run was started with API_TOKEN, MODE, which are not set now: "
+    assert any(line.startswith(warned) for line in ended.err.splitlines())
     assert (first["world"], first["restarts"]) == ("2", "0")
     again = newest(msrun)
     assert again.argv[1:] == ("--worker_num=2", "--log_dir=logs", "train.py", "--lr", "1")
@@ -129,7 +141,7 @@ def test_damaged_checkpoints_are_named_and_the_next_older_is_taken(msrun, home):
     bad = saved(home / "ckpt", step=2, run=record.record_id)
     flipped(bad / OTHER)
     half = saved(home / "ckpt", "tft_saved_checkpoints-step_3_tmp", step=3)
-    ended = call(msrun, home, "--resume", LEAVE="0")
+    ended = call(msrun, home, "--resume", LEAVE="0", **SET)
     assert ended.code == 0
     assert ended.err.splitlines()[:3] == [
         f"msrun: {half} is skipped: it is unfinished",
@@ -142,7 +154,7 @@ def test_without_a_whole_checkpoint_nothing_is_started(msrun, home):
     failed(msrun, home)
     before = sorted(path.name for path in (home / "logs").iterdir())
     flipped(saved(home / "ckpt") / OTHER)
-    ended = call(msrun, home, "--resume", LEAVE="0")
+    ended = call(msrun, home, "--resume", LEAVE="0", **SET)
     assert (ended.code, ended.out) == (2, "")
     *skipped, last = ended.err.splitlines()
     assert len(skipped) == 1 and "was altered" in skipped[0]

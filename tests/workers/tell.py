@@ -8,6 +8,7 @@ told = {
     "argv": sys.argv[1:],
     "cwd": os.getcwd(),
     "environ": {name: os.environ.get(name) for name in ("MODE", "RANK", "API_TOKEN")},
+    "threads": os.environ.get("OMP_NUM_THREADS"),
     "world": os.environ["WORLD_SIZE"],
     "restarts": os.environ["TORCHELASTIC_RESTART_COUNT"],
 }

@@ -10,7 +10,7 @@ import pytest
 from support.checkpoints import saved
 
 from agent.records import run_record
-from agent.records.run_record import Record, remembered
+from agent.records.run_record import Record, remembered, unrecorded
 from agent.spec.job_spec import UsageError
 from msrun.launch.request import parse
 from msrun.launch.resume import command_words, names_origin
@@ -297,8 +297,25 @@ def test_the_next_word_is_a_run_a_folder_or_the_script(environ, following, is_or
 # --- what a record keeps -----------------------------------------------------------------------
 
 
-def test_a_record_keeps_neither_secrets_nor_the_session():
-    kept = {"PATH": "/bin", "LR": "1", "TOKENIZERS_PARALLELISM": "0", "http_proxy": "http://h:1/"}
+def test_a_record_keeps_neither_secrets_nor_the_session_nor_what_is_the_scripts_own(environ):
+    kept = {
+        "PATH": "/bin",
+        "PYTHONPATH": "/src",
+        "OMP_NUM_THREADS": "2",
+        "NCCL_DEBUG": "INFO",
+        "TORCH_LOGS": "dynamo",
+        "CUDA_LAUNCH_BLOCKING": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "PET_MAX_RESTARTS": "3",
+        "MS_ENABLE_TFT": "{TTP:1}",
+        "LC_ALL": "C",
+    }
+    own = {
+        "LR": "1",
+        "http_proxy": "http://h:1/",
+        "WEBHOOK": "https://h/secret",
+        "DB_PASSWORD": "s",
+    }
     left = {
         "PWD": "/",
         "SHLVL": "1",
@@ -313,14 +330,24 @@ def test_a_record_keeps_neither_secrets_nor_the_session():
         "WANDB_API_KEY": "s",
         "HF_TOKEN": "s",
         "aws_secret": "s",
-        "DB_PASSWORD": "s",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "NCCL_AUTH_TOKEN": "s",
         "GOOGLE_APPLICATION_CREDENTIALS": "s",
         "HTTPS_PROXY": "http://me:word@h:1/",
         "MSRUN_RUNS": "a",
         "MSRUN_DRILL": "{}",
         "TORCHELASTIC_ERROR_FILE": "/e",
     }
-    assert remembered(kept | left) == kept
+    assert remembered(kept | own | left) == kept
+    secret = {"WANDB_API_KEY", "HF_TOKEN", "aws_secret", "GOOGLE_APPLICATION_CREDENTIALS"}
+    named = {*own, *secret, "NCCL_AUTH_TOKEN", "HTTPS_PROXY"}
+    assert set(unrecorded(kept | own | left)) == named
+    made = remember(environ, "a", unrecorded=("LR", "MODE"))
+    assert made.unrecorded == ("LR", "MODE")
+    (said,) = parse(["--resume"], environ | {"MODE": "1"}).warnings
+    assert said.startswith("the run was started with LR, which are not set now")
+    assert parse(["--resume"], environ | {"MODE": "1", "LR": ""}).warnings == ()
 
 
 def test_a_record_is_private_and_notes_each_folder_once(environ):
