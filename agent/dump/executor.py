@@ -18,6 +18,7 @@ from agent.dump.draft import DumpDraft, DumpOrder, private_nbytes
 from agent.dump.flush import MemoryFlush
 from agent.dump.folder import FolderTarget
 from agent.dump.memory import MemoryTarget
+from agent.dump.old_dumps import remove_old
 from agent.dump.replies import Answer, Replies
 from agent.dump.summary import dump_summary
 from agent.dump.target import AbandonedError, SavedDump, Target, UnknownStateError
@@ -348,6 +349,20 @@ class DumpExecutor:
                 commit_s=round(now_s - began_s, 4),
             )
         )
+        if action.place != do.MEMORY:
+            self._remove_old(Path(done.path))
+
+    def _remove_old(self, newest: Path) -> None:
+        """Make room for the next dump; the checkpoint that ranks are resuming from stays."""
+        about = self._spec.dump
+        runs = (self._spec.record_id, *about.lineage)
+        spared = {Path(path) for path in (self._handshake.resumed,) if path}
+
+        def told(why: str | Exception) -> None:
+            if why:
+                self._services.say(str(why))
+
+        self._file_thread.do(lambda: remove_old(newest, about.keep, runs, spared), told)
 
     def _keep(self, kept: _Dump | None) -> None:
         if self._kept is not None:

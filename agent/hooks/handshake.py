@@ -88,6 +88,11 @@ class Handshake:
         """All have joined: a rank that says Hello from now on has made a new state."""
         self._joining = ""
 
+    @property
+    def resumed(self) -> str:
+        """The checkpoint that the ranks of this attempt resume from; or empty."""
+        return self._resume
+
     def place(self, ranks: Sequence[int]) -> str:
         """Where these ranks save to, else where any rank does; empty: nowhere."""
         paths = (self._paths.get(rank, "") for rank in (*ranks, *self._paths))

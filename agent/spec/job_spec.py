@@ -96,6 +96,7 @@ class DumpSpec(NamedTuple):
     stall_s: float = 20.0  # --dump_timeout: without a byte of progress
     split: bool = False  # --dump_split: all survivors write a part each
     fallback: Path | None = None  # --dump_fallback; None: dumps/ in the log folder
+    keep: int = 3  # --keep_dumps: of this run and those that it resumed; 0: all
     resume: Path | None = None  # the verified checkpoint folder that attempt 0 resumes from
     resume_step: int = 0  # what it holds
     lineage: tuple[str, ...] = ()  # record ids of the runs that this one resumes, newest first

@@ -91,6 +91,7 @@ def _dump(settings: Settings, ladder: TimeoutLadder, environ: Mapping[str, str])
         stall_s=ladder.stall_s,
         split=settings.boolean("dump_split"),
         fallback=_fallback(settings.of("dump_fallback")),
+        keep=settings.integer("keep_dumps") or 0,
         recover_arg=settings.text("recover_arg") if "recover_arg" in settings.given else None,
         is_strict=settings.boolean("strict"),
         restarts_explicit="max_restarts" in settings.given,

@@ -193,6 +193,10 @@ OPTIONS: tuple[Option, ...] = (
     _flag("dump-split", _S.RECOVERY,
           "Every survivor writes a part of a dump, instead of one survivor all of it.",
           origin=_OUR),
+    Option("keep-dumps", _S.RECOVERY,
+           "How many dumps of a run and of those that it resumed stay in a folder, the newest; 0: "
+           "all.",
+           default="3", kind=_K.INT, metavar="N", low=0, origin=_OUR),
     Option("freeze-timeout", _S.RECOVERY,
            "Seconds within which survivors must stand still for a dump.",
            unset="5, less with a short --shutdown-timeout", kind=_K.FLOAT, metavar="SECONDS",

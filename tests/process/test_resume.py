@@ -15,7 +15,6 @@ from support.jobs import WORKERS, Ended, Launcher, poll, refused
 from agent.records import run_record
 from agent.records.run_record import Record
 
-
 SET = {"MODE": "old", "API_TOKEN": "secret"}  # as when the run began
 
 

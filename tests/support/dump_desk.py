@@ -24,6 +24,8 @@ class Lines:
 
 
 class Places:
+    resumed = ""
+
     def place(self, _ranks):
         return self.path
 
@@ -63,11 +65,13 @@ def _result(job):
 
 
 class Desk:
-    def __init__(self, pages, folder):
+    def __init__(self, pages, folder, lineage=(), keep=3):
         self.lines, self.files, self.posted, self.said = Lines(), QueuedFileThread(), [], []
         places = Places()
         places.path = str(folder / "ckpt")
+        self.places = places
         spec = JobSpec(Program("x", (), ProgramKind.SCRIPT, "python"), 3, "run", "rec")
+        spec = spec._replace(dump=spec.dump._replace(lineage=lineage, keep=keep))
         given = services(post=self.posted.append, say=self.said.append, files=self.files)
         self.saving = DumpExecutor(spec, folder / "dumps", self.lines, pages, places, given)
         self.saving.freeze(do.FreezeRanks((0, 1), 1, "rank 2 died"))

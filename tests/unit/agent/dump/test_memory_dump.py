@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.checkpoints import NAME, saved
 from support.dump_desk import STEP, Desk, _result
 
 from agent.controller import actions as do
@@ -254,6 +255,19 @@ def test_what_is_inline_waits_for_no_thread(desk, tmp_path):
     desk.saving.forget()
     assert files() == 0
     assert isinstance(desk.commit(0, from_memory=True), ev.CommitFailed)
+
+
+def test_old_dumps_of_the_run_go_once_a_newer_one_is_complete(desk, tmp_path):
+    for step in (1, 2, 3, 4):
+        saved(tmp_path / "ckpt", step=step, run="rec")
+    saved(tmp_path / "ckpt", step=5, run="other")
+    desk.places.resumed = str(tmp_path / "ckpt" / f"{NAME}2")
+    desk.saving.hear(written(desk.save()[0].folder, 0))
+    desk.commit()
+    assert len(os.listdir(tmp_path / "ckpt")) == 5  # in memory it replaces none
+    desk.commit(0, from_memory=True)
+    left = {path.name.removeprefix(NAME) for path in (tmp_path / "ckpt").iterdir()}
+    assert left == {"2", "3", "4", "5", str(STEP)}
 
 
 def test_a_place_that_fails_for_what_is_in_memory_is_followed_by_the_fallback(desk, tmp_path):

@@ -247,6 +247,8 @@ def test_grace_comes_from_flag_then_variable(environ, line, grace_s):
         ("--shutdown-timeout 1", {}, "stall_s", 10),
         ("--scheduler_grace 18", {}, "freeze_s", 2.5),
         ("--dump_split", {}, "split", True),
+        ("--keep_dumps 7", {}, "keep", 7),
+        ("--keep-dumps=0", {}, "keep", 0),
         ("--dump_fallback /a/b", {}, "fallback", Path("/a/b")),
         ("--recover_arg=--again", {}, "recover_arg", "--again"),
         ("--recover_arg=", {}, "recover_arg", ""),
