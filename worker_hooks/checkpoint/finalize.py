@@ -227,7 +227,7 @@ def _commit(order: SaveOrder, made: Manifest) -> Path:
     for shard in shards:
         _check_size(order.layout.unfinished, shard)
     if place.unfinished != order.layout.unfinished:
-        os.rename(order.layout.unfinished, place.unfinished)
+        commit.move(order.layout.unfinished, place.unfinished)
     try:
         return commit.commit(place, made, order.runs)
     except OSError:

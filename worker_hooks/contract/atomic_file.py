@@ -9,6 +9,12 @@ import stat
 from pathlib import Path
 
 SMALL = 64 << 20  # bytes; no list of files is longer
+UNABLE = frozenset(
+    {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOTTY}
+)
+"""What file systems answer (CIFS, 9p, FUSE, stores of objects) that lack a call for folders."""
+
+_told: set[str] = set()
 
 
 def write_atomic(
@@ -74,7 +80,7 @@ def read_small(path: Path) -> bytes:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make new, renamed and removed names in a folder survive a power cut.
+    """Make new, renamed and removed names in a folder survive a power cut, if that is possible.
 
     Raises:
         OSError: they may not.
@@ -82,8 +88,21 @@ def fsync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in UNABLE:
+            raise
+        tell_once(folder, "sync folders: after a power cut the newest files may be missing")
     finally:
         os.close(fd)
+
+
+def tell_once(folder: Path, lack: str) -> None:
+    """Log once in this process what the file system of a folder cannot do, and what follows."""
+    if lack not in _told:
+        _told.add(lack)
+        import logging  # only here: the agent's start does not need it
+
+        logging.getLogger("msrun").warning("msrun: the file system of %s cannot %s", folder, lack)
 
 
 def describe_os_error(error: OSError) -> str:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from worker_hooks.contract.atomic_file import fsync_folder
+from worker_hooks.contract.atomic_file import UNABLE, fsync_folder, tell_once
 from worker_hooks.contract.layout import BESIDE, MANIFEST, REPLACED, DumpLayout
 from worker_hooks.contract.status_page import CommitRecord, Entry
 from worker_hooks.storage import manifest as manifests
@@ -106,17 +106,44 @@ def commit(layout: DumpLayout, manifest: Manifest, lineage: Collection[str] = ()
     if final.exists():
         if _owner(final) in {None, manifest.record_id, *lineage}:
             aside = _free(final, REPLACED)
-            os.rename(final, aside)
+            move(final, aside)
         else:
             final = _free(final, BESIDE)
     try:
-        os.rename(folder, final)
+        move(folder, final)
     except OSError:
         if aside is not None:
-            os.rename(aside, final)  # it may be what the job would resume from
+            move(aside, final)  # it may be what the job would resume from
         raise
     fsync_folder(final.parent)
     return final
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a folder; where that is impossible, move its files, the manifest last.
+
+    Raises:
+        OSError: it cannot be moved; there may be a part of it at the target, without a manifest.
+    """
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno not in UNABLE:
+            raise
+    else:
+        return
+    tell_once(target.parent, "rename folders: files are moved one by one, which is slower")
+    inside = sorted(source.rglob("*"), key=lambda path: (path == source / MANIFEST, path))
+    target.mkdir(exist_ok=True)
+    for path in inside:
+        there = target / path.relative_to(source)
+        if path.is_dir() and not path.is_symlink():
+            there.mkdir(exist_ok=True)
+        else:
+            os.replace(path, there)
+    for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
+        fsync_folder(folder)
+    shutil.rmtree(source)
 
 
 def _owner(folder: Path) -> str | None:

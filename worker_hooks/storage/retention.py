@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from worker_hooks.contract.atomic_file import fsync_folder
+from worker_hooks.contract.atomic_file import UNABLE, fsync_folder
 from worker_hooks.contract.layout import BREAKPOINT, MANIFEST, NUMBERED, REMOVED, UNFINISHED
 from worker_hooks.storage.manifest import Manifest, read
 
@@ -139,6 +139,11 @@ def remove(path: Path) -> None:
     try:
         os.rename(path, aside)
     except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in UNABLE:
+            raise
+        _delete(path)  # without its manifest, which goes first, nobody trusts it
         return
     fsync_folder(path.parent)  # a power cut could bring the name back, but not the files
     _delete(aside)
