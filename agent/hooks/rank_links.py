@@ -68,6 +68,7 @@ class RankLinks:
         self._expected: dict[int, int] = {}  # rank -> an attempt that has not begun
         self._early: dict[_Link, protocol.Hello] = {}  # of those ranks, until it has
         self._retry: asyncio.TimerHandle | None = None
+        self._strangers: dict[int, int] = {}  # another user's id -> how often it has connected
 
     def attach(
         self,
@@ -124,6 +125,11 @@ class RankLinks:
     def close(self) -> None:
         """Close every link and stop listening."""
         self.end()
+        for user, count in self._strangers.items():
+            if count > 1:
+                why = f"{count} connections were user {user}'s"
+                self._journal.event("LinkRefused", pid=0, why=why)
+        self._strangers.clear()
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._listener.fileno())
@@ -166,11 +172,18 @@ class RankLinks:
         connection.setblocking(False)
         link = _Link(connection)
         if link.uid != os.geteuid():
-            self._journal.event("LinkRefused", pid=link.pid, why=f"it is user {link.uid}'s")
             connection.close()
+            self._count_stranger(link)
             return
         self._unknown.add(link)
         self._loop.add_reader(connection.fileno(), self._on_readable, link)
+
+    def _count_stranger(self, link: _Link) -> None:
+        """Log the first connection of a user, then the tenth, the hundredth: logs must not fill."""
+        count = self._strangers[link.uid] = self._strangers.get(link.uid, 0) + 1
+        if str(count).strip("0") == "1":
+            times = "" if count == 1 else f", for the {count}th time"
+            self._journal.event("LinkRefused", pid=link.pid, why=f"it is user {link.uid}'s{times}")
 
     def _accept(self, link: _Link, message: protocol.Message | None) -> str:
         """Why this link is refused; empty: it is the rank's now."""

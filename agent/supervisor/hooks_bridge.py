@@ -26,6 +26,7 @@ from agent.text.sanitize import encodable
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
+from worker_hooks.contract.layout import held
 
 if TYPE_CHECKING:
     from agent.supervisor.guarding import Guarding
@@ -118,6 +119,7 @@ class HooksBridge:
         if self._guarding is None:
             from agent.supervisor.guarding import guarding
 
+            self._liveness = os.memfd_create("msrun-liveness")
             loaded = self._guarding = guarding(
                 self._spec,
                 self._fallback,
@@ -126,6 +128,7 @@ class HooksBridge:
                 self._agent.worker,
                 self._keep_place,
                 self._services,
+                held(self._liveness),
             )
             loaded.handshake.begin(self._attempt, self._resume)
             loaded.dumps.begin(self._attempt)
@@ -183,6 +186,7 @@ class HooksBridge:
         """The job is over."""
         if self._guarding is not None:
             self._guarding.dumps.forget()
+            os.close(self._liveness)
         self._links.close()
         self._services.files.close(CLOSE_S)
 

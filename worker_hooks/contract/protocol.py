@@ -109,6 +109,7 @@ class Welcome(NamedTuple):
     update_grace_s: float = 10.0
     stall_s: float = 20.0  # a dump without progress for this long is given up
     is_barred: bool = False  # no update may begin before GoOn: peers have not joined yet
+    liveness: str = ""  # the file in which each living rank locks its byte
     lineage: str = ""  # record ids of the runs that this one resumed, newest first, joined by ":"
 
 

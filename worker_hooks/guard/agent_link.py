@@ -7,6 +7,7 @@ apart. If the agent closes it, the agent is dead, or wants nothing of this proce
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -39,7 +40,8 @@ class AgentLink:
             self._socket.connect(f"\0{name}")
             size = _PEER.size
             peer = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-            self.agent_pid = int(_PEER.unpack(peer)[0])
+            self.agent_pid, user, _ = _PEER.unpack(peer)
+            _check_user(user)
             self._agent = os.pidfd_open(self.agent_pid)
         except BaseException:
             self._socket.close()
@@ -109,3 +111,9 @@ class AgentLink:
         """Close only the descriptors; in a forked child, whose parent still needs the line."""
         os.close(self._socket.detach())
         os.close(self._agent)
+
+
+def _check_user(user: int) -> None:
+    """Refuse who took the name after the agent was gone."""
+    if user != os.geteuid():
+        raise PermissionError(errno.EACCES, f"user {user} listens in msrun's place")

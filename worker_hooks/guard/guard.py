@@ -23,7 +23,7 @@ from worker_hooks.guard import exit_hooks
 from worker_hooks.guard import save as saving
 from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, AgentLink
 from worker_hooks.guard.gate import FreezeResult, Gate
-from worker_hooks.guard.liveness_socket import LivenessSocket
+from worker_hooks.guard.liveness_lock import LivenessLock
 from worker_hooks.guard.signal_wakeup import SignalWakeup
 from worker_hooks.storage.durable_file import ThrottledProgress
 
@@ -120,7 +120,7 @@ class Guard:
         self._when_agent_died = when_agent_died
         self._last_signal: int | None = None
         self._link: AgentLink | None = None
-        self._liveness: LivenessSocket | None = None
+        self._liveness: LivenessLock | None = None
         self._listener: threading.Thread | None = None
         self._wakeup: SignalWakeup | None = None
         self._released = threading.Event()
@@ -223,11 +223,18 @@ class Guard:
         if self._listener is None:
             # else the kernel kills this process when msrun dies, before it could save
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
-            self._liveness = LivenessSocket(self.env)
+            path = "" if self.welcome is None else self.welcome.liveness
+            self._liveness = LivenessLock(path, self.env.rank, self.env.world_size)
             self._catch_signals()
             self._listener = threading.Thread(target=self._listen, name="msrun", daemon=True)
             self._listener.start()
             exit_hooks.install_exit_hooks(self)
+
+    def live_ranks(self) -> set[int]:
+        """The ranks of this run on this host whose processes exist; all, if that is unknown."""
+        if self._liveness is None:
+            return set(range(self.env.world_size))
+        return self._liveness.live_ranks()
 
     def _catch_signals(self) -> None:
         """Turn the signals that request an exit into requests.

@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from worker_hooks.contract import protocol
-from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
-from worker_hooks.guard import liveness_socket
 from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
 from worker_hooks.storage import commit, manifest
@@ -59,7 +57,7 @@ def _save(guard: Guard) -> str | None:
     name = f"{DUMP}alone-{env.record_id}-{env.attempt}{UNFINISHED}"
     notes, place = _open_notes(guard, name)
     _settle(guard, notes, welcome.update_grace_s)
-    ranks = _await_all(notes, env)
+    ranks = _await_all(notes, guard)
     whole = {rank: note for rank, note in ranks.items() if note.is_whole}
     step = max((note.step for note in whole.values()), default=0)
     if step <= guard.resumed_step:
@@ -98,7 +96,7 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
         others = [note for note in notes.read().values() if note.is_settled]
         if not gate.is_torn and any(note.step <= step for note in others):
             break  # that peer holds: no collective after this commit can be finished
-        if not gate.is_torn and len(liveness_socket.live_ranks(guard.env)) < guard.env.world_size:
+        if not gate.is_torn and len(guard.live_ranks()) < guard.env.world_size:
             break  # a peer is dead: the same
         if step != notes.mine.step:
             notes.tell(step=step)
@@ -107,12 +105,12 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
     notes.tell(step=step, is_settled=True, is_whole=is_whole, why=why)
 
 
-def _await_all(notes: PeerNotes, env: RankEnv) -> dict[int, PeerNote]:
+def _await_all(notes: PeerNotes, guard: Guard) -> dict[int, PeerNote]:
     """The settled notes of all ranks that exist, or of those that settle in time."""
     while True:
         ranks = notes.read()
         settled = {rank: note for rank, note in ranks.items() if note.is_settled}
-        if settled.keys() >= liveness_socket.live_ranks(env) or notes.last_sign_s() > LATE_S:
+        if settled.keys() >= guard.live_ranks() or notes.last_sign_s() > LATE_S:
             return settled
         time.sleep(LOOK_S)
 

@@ -233,6 +233,28 @@ def test_descriptors_beside_nonsense_are_closed(room, packet):
     assert len(os.listdir("/proc/self/fd")) == open_before - 1  # the line
 
 
+def test_who_connects_without_end_costs_a_few_lines_and_a_count(room, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 12345)
+        for _ in range(123):
+            room.connect().close()
+        room.turn(20)
+    user = os.geteuid()
+    assert room.diary.why() == [
+        f"it is user {user}'s",
+        f"it is user {user}'s, for the 10th time",
+        f"it is user {user}'s, for the 100th time",
+    ]
+    room.links.end()
+    room.close = lambda: None
+    room.links.close()
+    assert room.diary.why()[3:] == [f"123 connections were user {user}'s"]
+    room.door.close()
+    room.loop.close()
+    for client in room.clients:
+        client.close()
+
+
 def test_another_user_is_not_let_in(room, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     client = room.connect()

@@ -1,7 +1,6 @@
 """What a rank that lives on puts right before it trains with new peers."""
 
 import gc
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,10 +9,9 @@ from support.jobs import poll
 from torch import nn
 from torch.nn.parallel import distributed
 
-from worker_hooks.contract.env import RankEnv, meeting_point, rejoined
+from worker_hooks.contract.env import meeting_point, rejoined
 from worker_hooks.data.feed_cache import FeedCache
 from worker_hooks.distributed import abort, ddp_reducers
-from worker_hooks.guard.liveness_socket import LivenessSocket, live_ranks
 from worker_hooks.recovery.rejoin import ModuleFlags
 from worker_hooks.state.scaler import ScalerPiece
 
@@ -60,14 +58,6 @@ def test_a_new_scaler_tells_what_an_old_one_tells():
     assert {name: each.item() for name, each in others.items()} == {
         name: each.item() for name, each in tensors.items()
     }
-
-
-def test_a_beacon_is_seen_in_later_attempts():
-    told = RankEnv(0, 2, 0, f"liveness{os.getpid()}", "", "")
-    liveness = LivenessSocket(told)
-    assert live_ranks(told._replace(rank=1, attempt=3)) == {0}
-    liveness.close()
-    assert live_ranks(told) == set()
 
 
 def test_other_loaders_are_let_go_of():
