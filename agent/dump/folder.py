@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable
 
 from agent.dump.target import AbandonedError, Advance
+from worker_hooks.contract.atomic_file import FOLDER_MODE
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.protocol import Written
 from worker_hooks.storage import commit, safetensors_file
@@ -49,7 +50,7 @@ class FolderTarget:
 
         self._check()
         path = self.layout.unfinished / shard.file
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(FOLDER_MODE, exist_ok=True)
         done = safetensors_file.write(path, head, chunks, check_and_advance)
         return shard._replace(nbytes=done.nbytes, sha256=done.sha256)
 

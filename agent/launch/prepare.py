@@ -139,7 +139,7 @@ def start_forkserver(prepared: Prepared, environ: Mapping[str, str]) -> StartedF
     log = None if spec.logs.disabled else prepared.layout.scheduler_log
     if log is not None:
         with contextlib.suppress(OSError):  # a full disk: the journal will report it
-            log.touch()
+            log.touch(0o644)
     become_subreaper()
     signals.take_from_shell(spec)
     resumes = spec.dump.resume is not None

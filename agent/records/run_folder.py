@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from agent.spec.job_spec import UsageError
+from worker_hooks.contract.atomic_file import FOLDER_MODE, ensure_folder
 from worker_hooks.contract.layout import EARLIER, EVENTS, FAILURE, SCHEDULER_LOG, STATUS, RunLayout
 
 
@@ -23,7 +24,7 @@ def open_run_folder(layout: RunLayout) -> int:
         UsageError: the folder cannot be made or written, or a live msrun writes there.
     """
     try:
-        layout.folder.mkdir(parents=True, exist_ok=True)
+        ensure_folder(layout.folder)
         lock = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(
@@ -65,10 +66,10 @@ def _set_earlier_run_aside(layout: RunLayout) -> None:
         return
     aside = _free_name(layout.folder / EARLIER, earlier or "unknown")
     with contextlib.suppress(OSError):  # a full disk: the old files are appended to instead
-        aside.mkdir(parents=True, exist_ok=True)
+        ensure_folder(aside)
         for path in found:
             kept = aside / path.relative_to(layout.folder)
-            kept.parent.mkdir(exist_ok=True)
+            kept.parent.mkdir(FOLDER_MODE, exist_ok=True)
             os.rename(path, kept)
         os.rmdir(layout.folder / "errors")  # unless it holds files of the user
 

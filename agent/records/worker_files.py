@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from worker_hooks.contract import atomic_file
 from worker_hooks.contract.env import AGENT_ERROR_FILE
 from worker_hooks.contract.layout import RunLayout
 from worker_hooks.contract.protocol import WorkerOrder
@@ -30,7 +31,7 @@ def make_folders(orders: Sequence[WorkerOrder], trouble: Trouble) -> None:
 def make_folder(folder: Path, trouble: Trouble) -> None:
     """Make a folder and its parents."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        atomic_file.ensure_folder(folder)
     except OSError as error:
         trouble(folder, error)
 

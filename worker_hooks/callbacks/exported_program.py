@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from worker_hooks.contract.atomic_file import fsync_folder
+from worker_hooks.contract.atomic_file import FILE_MODE, fsync_folder
 from worker_hooks.state.module import unwrapped
 
 _SIMPLE = (int, float, bool, str, complex, type(None), torch.dtype, torch.device)
@@ -58,6 +58,7 @@ class Example:
         try:
             torch.export.save(program, aside)
             with open(aside, "rb") as file:
+                os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & FILE_MODE)
                 os.fsync(file.fileno())
             os.replace(aside, path)
         except BaseException:

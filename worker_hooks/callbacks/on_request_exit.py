@@ -21,6 +21,7 @@ from worker_hooks.callbacks import model_file
 from worker_hooks.callbacks.exported_program import Example
 from worker_hooks.callbacks.graceful_exit import ExitControl
 from worker_hooks.callbacks.protocol import Training
+from worker_hooks.contract.atomic_file import ensure_folder
 from worker_hooks.contract.exit_file import ExitFile
 from worker_hooks.guard.signal_wakeup import SignalCatcher
 from worker_hooks.storage import safetensors_file
@@ -127,7 +128,7 @@ class OnRequestExit:
         if any(self._saves):
             directory = state.exit.redirected(str(self._directory))
             self._folder = Path(directory, f"rank_{state.rank}")
-            self._folder.mkdir(parents=True, exist_ok=True)
+            ensure_folder(self._folder)
         models = list(state.exit.models.values())
         if self._saves[1] and len(models) == 1:
             self._example = Example(models[0])

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from worker_hooks.checkpoint import incarnation, numbering
 from worker_hooks.checkpoint.rank_writer import describe_error
 from worker_hooks.checkpoint.save_plan import CheckpointError
+from worker_hooks.contract.atomic_file import FOLDER_MODE
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, retention
@@ -85,7 +86,7 @@ class OverdueCheckpoint(NamedTuple):
                 if is_known():
                     return True
                 commit.make_durable(directory)
-                sign.mkdir(exist_ok=True)
+                sign.mkdir(FOLDER_MODE, exist_ok=True)
                 return False
             due = time.monotonic()
             until = due + self.within_s

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from worker_hooks.checkpoint.save_plan import CheckpointError
-from worker_hooks.contract.atomic_file import read_small, write_atomic
+from worker_hooks.contract.atomic_file import FOLDER_MODE, read_small, write_atomic
 from worker_hooks.contract.fingerprint import Fingerprint, describe, differences
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit
@@ -42,7 +42,7 @@ def compare_ranks(
     rank, count = ranks
     folder = layout.unfinished
     commit.make_durable(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(FOLDER_MODE, exist_ok=True)
     write_atomic(folder / _file(rank), json.dumps(dict(texts)).encode(), durable=False)
     found: dict[int, Fingerprint] = {}
     deadline = time.monotonic() + stall_s

@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder
-from worker_hooks.contract.atomic_file import describe_os_error, read_small, write_atomic
+from worker_hooks.contract.atomic_file import (
+    FOLDER_MODE,
+    describe_os_error,
+    read_small,
+    write_atomic,
+)
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, shard_file
 from worker_hooks.storage.checksum import Bytes
@@ -98,13 +103,13 @@ def _write_files(order: SaveOrder, content: Content, advance: Advance) -> RankPa
     layout, rank = order.layout, order.rank
     folder = layout.unfinished
     commit.make_durable(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(FOLDER_MODE, exist_ok=True)
     for report in (folder / layout.part(rank), failure_file(layout, rank)):
         report.unlink(missing_ok=True)  # of an earlier try at this step
     shards, digest = [], ""
     if order.share is not None:
         file = layout.shard(rank)
-        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).parent.mkdir(FOLDER_MODE, exist_ok=True)
         share = order.share
         head = share.head.encode("latin-1")
         done = shard_file.write(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from worker_hooks.contract.atomic_file import write_atomic
+from worker_hooks.contract.atomic_file import ensure_folder, write_atomic
 from worker_hooks.contract.layout import UNFINISHED
 
 AHEAD = 2  # steps; one would be enough
@@ -169,7 +169,7 @@ def make_schedule(
     if world_size == 1:
         return seconds
     where = path()
-    where.parent.mkdir(parents=True, exist_ok=True)
+    ensure_folder(where.parent)
     return Announcer(seconds, where)
 
 

@@ -14,6 +14,8 @@ UNABLE = frozenset(
 )
 """What file systems answer (CIFS, 9p, FUSE, stores of objects) that lack a call for folders."""
 
+FILE_MODE, FOLDER_MODE = 0o644, 0o755  # at most: nobody else writes, whatever the umask is
+
 _told: set[str] = set()
 
 
@@ -34,7 +36,7 @@ def write_atomic(
     aside = path.parent / f".{path.name}.{os.getpid()}_tmp"  # one writer a process
 
     def opener(name: str, flags: int) -> int:
-        return os.open(name, flags, 0o600 if private else 0o666)
+        return os.open(name, flags, 0o600 if private else FILE_MODE)
 
     try:
         with open(aside, "wb", opener=opener) as file:
@@ -49,6 +51,21 @@ def write_atomic(
         raise
     if durable:
         fsync_folder(path.parent)
+
+
+def ensure_folder(folder: Path) -> None:
+    """Make a folder and its parents, unless they exist.
+
+    Raises:
+        OSError: it cannot be made, or is something else.
+    """
+    try:
+        folder.mkdir(FOLDER_MODE, exist_ok=True)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        ensure_folder(folder.parent)
+        folder.mkdir(FOLDER_MODE, exist_ok=True)
 
 
 def open_regular(path: Path) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypedDict
 
 from worker_hooks.contract import protocol
-from worker_hooks.contract.atomic_file import describe_os_error
+from worker_hooks.contract.atomic_file import FOLDER_MODE, describe_os_error
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.tensors.shard import Replica, digest, quick_digest, write, write_quick
@@ -87,7 +87,7 @@ def save(
     else:
         file = DumpLayout.shard(env.rank, *source.position(order.step))
         path = Path(order.folder, file)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(FOLDER_MODE, exist_ok=True)
         shard = write(path, replica, order.part, order.parts, advance)
     if source.version(order.step) != version:
         raise RuntimeError("the state changed while it was read")

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from worker_hooks.contract.atomic_file import read_small, write_atomic
+from worker_hooks.contract.atomic_file import ensure_folder, read_small, write_atomic
 from worker_hooks.contract.process_stat import read_stat
 
 SAVED = "saved.json"
@@ -42,7 +42,7 @@ class PeerNotes:
         Raises:
             OSError: the folder cannot be written to.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        ensure_folder(folder)
         self.folder = folder
         self._rank = rank
         self.mine = PeerNote(os.getpid(), 0)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from worker_hooks.contract.atomic_file import UNABLE, fsync_folder, tell_once
+from worker_hooks.contract.atomic_file import FOLDER_MODE, UNABLE, fsync_folder, tell_once
 from worker_hooks.contract.layout import BESIDE, MANIFEST, REPLACED, DumpLayout
 from worker_hooks.contract.status_page import CommitRecord, Entry
 from worker_hooks.storage import manifest as manifests
@@ -30,7 +30,7 @@ def make_folder(layout: DumpLayout) -> None:
     make_durable(folder.parent)
     if folder.exists():
         shutil.rmtree(folder)
-    folder.mkdir()
+    folder.mkdir(FOLDER_MODE)
 
 
 def make_durable(folder: Path) -> None:
@@ -39,7 +39,7 @@ def make_durable(folder: Path) -> None:
         return
     if folder.parent != folder:
         make_durable(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(FOLDER_MODE, exist_ok=True)
     fsync_folder(folder.parent)
 
 
@@ -56,7 +56,7 @@ def write_private(
         OSError: it cannot be written.
     """
     file = DumpLayout.private(rank)
-    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).parent.mkdir(FOLDER_MODE, exist_ok=True)
     head = private_head(entries, record)
     done = safetensors_file.write(folder / file, head, [record.payload], advance)
     return Shard(file, rank, PRIVATE, done.nbytes, done.sha256)
@@ -134,11 +134,11 @@ def move(source: Path, target: Path) -> None:
         return
     tell_once(target.parent, "rename folders: files are moved one by one, which is slower")
     inside = sorted(source.rglob("*"), key=lambda path: (path == source / MANIFEST, path))
-    target.mkdir(exist_ok=True)
+    target.mkdir(FOLDER_MODE, exist_ok=True)
     for path in inside:
         there = target / path.relative_to(source)
         if path.is_dir() and not path.is_symlink():
-            there.mkdir(exist_ok=True)
+            there.mkdir(FOLDER_MODE, exist_ok=True)
         else:
             os.replace(path, there)
     for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from worker_hooks.contract.atomic_file import FILE_MODE
+
 PROGRESS_S = 0.5
 WINDOW = 16 << 20  # bytes sent to the disk at once
 _PENDING = 6  # windows that the disk may be behind
@@ -46,7 +48,7 @@ class DurableFile:
         self._path = path
         self._advance = advance
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(path, flags, 0o666)
+        self._fd = os.open(path, flags, FILE_MODE)
         self.nbytes = 0  # written
         self._sent = 0  # bytes that were sent to the disk
         self._there = 0  # bytes that reached it

@@ -11,6 +11,7 @@ from support.checkpoints import NAME, saved
 
 from worker_hooks.contract import atomic_file
 from worker_hooks.contract.layout import DumpLayout
+from worker_hooks.contract.status_page import CommitRecord
 from worker_hooks.storage import commit, retention
 from worker_hooks.storage.find import candidates
 from worker_hooks.storage.manifest import read, verify
@@ -86,3 +87,20 @@ def test_it_can_be_deleted(tmp_path, monkeypatch):
     without(monkeypatch, "rename", errno.EXDEV)
     retention.remove(path)
     assert os.listdir(tmp_path) == []
+
+
+def test_nobody_else_may_write_whatever_the_umask_is(tmp_path):
+    before = os.umask(0)
+    try:
+        layout = DumpLayout(tmp_path / "a" / "b" / f"{NAME}7", "r1")
+        commit.make_folder(layout)
+        entries, record = (), CommitRecord(7, 0, 0, 0, b"{}", b"", is_commit=True)
+        shard = commit.write_private(layout.unfinished, 0, entries, record, lambda _: None)
+        found = read(saved(tmp_path / "other"))._replace(shards=(shard,))
+        commit.commit(layout, found)
+    finally:
+        os.umask(before)
+    paths = [tmp_path / "a", *(tmp_path / "a").rglob("*")]
+    modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in paths}
+    assert modes == {(True, 0o755), (False, 0o644)}
+    assert len(paths) == 6
