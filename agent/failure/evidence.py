@@ -78,6 +78,7 @@ class Evidence:
     logged: Traceback | None = None  # found in the log
     log_tail: tuple[str, ...] = ()
     oom_kills: int = 0  # by the kernel, in our cgroup, during this attempt
+    oom_elsewhere: int = 0  # the same in other cgroups of this machine
 
     @property
     def traceback(self) -> str | None:
@@ -94,12 +95,13 @@ class Evidence:
         return None if self.logged is None else self.logged.message
 
 
-def gather(end: WorkerEnd, oom_kills: int = 0) -> Evidence:
+def gather(end: WorkerEnd, oom_kills: int = 0, oom_elsewhere: int = 0) -> Evidence:
     """Read what ``end`` left; never raises.
 
     Args:
         end: the worker's end.
         oom_kills: how far the kernel's counter rose during this attempt.
+        oom_elsewhere: how far it rose for other cgroups of this machine.
     """
     error, problem = _error_file(end.error_file)
     lines = _log(end.log)
@@ -110,6 +112,7 @@ def gather(end: WorkerEnd, oom_kills: int = 0) -> Evidence:
         logged=pick_traceback(end, lines),
         log_tail=last_lines(lines, LOG_TAIL_LINES),
         oom_kills=oom_kills,
+        oom_elsewhere=oom_elsewhere,
     )
 
 

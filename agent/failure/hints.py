@@ -69,6 +69,10 @@ def _oom(case: DeathCase) -> bool:
     return case.evidence.oom_kills > 0 and case.ended_by(SIGKILL) and not _is_ended_by_us(case)
 
 
+def _oom_elsewhere(case: DeathCase) -> bool:
+    return case.evidence.oom_elsewhere > 0 and case.ended_by(SIGKILL)
+
+
 def _oom_child(case: DeathCase) -> bool:
     killed = r"DataLoader worker .*(?:is killed by signal: Killed|exited unexpectedly)"
     return case.evidence.oom_kills > 0 and re.search(killed, case.words) is not None
@@ -116,6 +120,14 @@ HINTS: tuple[tuple[Fit, str], ...] = (
         (
             "killed by the kernel because memory ran out (its out-of-memory counter rose): use "
             "fewer workers or a smaller batch, or raise the memory limit"
+        ),
+    ),
+    (
+        _oom_elsewhere,
+        (
+            "killed perhaps by the kernel because memory ran out: its out-of-memory counter rose "
+            "for a control group of this machine that is not msrun's; if the rank has a memory "
+            "limit of its own, raise it"
         ),
     ),
     (
@@ -297,6 +309,12 @@ HINTS: tuple[tuple[Fit, str], ...] = (
         "{code} is how a shell reports that its command was ended by {shell_signal}",
     ),
 )
+
+
+def is_for_memory(evidence: Evidence) -> bool:
+    """Whether the kernel killed the process for lack of memory, as far as that can be known."""
+    case = DeathCase(evidence, "", "")
+    return not evidence.end.hung and (_oom(case) or _oom_elsewhere(case))
 
 
 def hint(evidence: Evidence, interpreter: str) -> str | None:

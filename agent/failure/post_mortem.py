@@ -9,7 +9,7 @@ from signal import SIGUSR1, SIGUSR2
 from typing import Any
 
 from agent.failure.evidence import Evidence, WorkerEnd, gather
-from agent.failure.hints import SHELL_SIGNAL_BASE, hint
+from agent.failure.hints import SHELL_SIGNAL_BASE, hint, is_for_memory
 from agent.failure.report import Report, as_json, headline, outer_error, render
 from agent.failure.resume_advice import ResumeAdvice
 from agent.failure.resume_advice import as_json as closing_json
@@ -35,24 +35,28 @@ class PostMortem:
         self._facts = facts
         self._counters = counters
         self._report: Report | None = None
+        self.memory_hint = ""  # that what was examined last died for lack of memory
         self._newest: tuple[int | None, str, int] = (None, "", 0)  # exit code, last line, step
 
     def examine(self, workers: tuple[Worker, ...]) -> str | None:
         """Find the root cause of an attempt; one sentence, if a process failed by itself."""
         now = read_counters()
-        kills, self._counters = now.kills_since(self._counters), now
+        kills, elsewhere = now.kills_since(self._counters), now.kills_elsewhere(self._counters)
+        self._counters = now
         orders = {began: self._facts.plan(began) for began in {one.began for one in workers}}
         ends = [
-            gather(self._end(worker, orders[worker.began][worker.local_rank]), kills)
+            gather(self._end(worker, orders[worker.began][worker.local_rank]), kills, elsewhere)
             for worker in workers
             if worker.pid and worker.exit_code is not None
         ]
         cause = find_cause(ends)
-        self._report = None
+        self._report, self.memory_hint = None, ""
         if cause is None:
             return None
         program = self._facts.spec.program
         known = hint(cause.root, program.interpreter)
+        if known is not None and is_for_memory(cause.root):
+            self.memory_hint = f"rank {cause.root.end.rank} was {known}"
         why = "; ".join(filter(None, (known, self._met_again(cause.root, workers)))) or None
         self._report = Report(cause, program.name, why, self._facts.ids)
         return headline(cause.root.end).removeprefix("msrun: ")

@@ -29,6 +29,14 @@ class OomCounters:
             return max(0, self.machine - start.machine)
         return 0
 
+    def kills_elsewhere(self, start: OomCounters) -> int:
+        """Processes of other cgroups killed so; a rank may be in a group of its own."""
+        if self.cgroup is None or start.cgroup is None:
+            return 0
+        if self.machine is None or start.machine is None:
+            return 0
+        return max(0, self.machine - start.machine - self.kills_since(start))
+
 
 def read_counters(root: Path = Path("/")) -> OomCounters:
     """The counters now; ``root`` holds ``proc`` and ``sys``. The kernel counts before it kills."""

@@ -94,6 +94,8 @@ def run(
     def attempt_ended(state: JobState, workers: tuple[Worker, ...]) -> None:
         if state is not JobState.SUCCEEDED:
             journal.log(post_mortem().examine(workers) or "no process failed by itself")
+        if state is JobState.REPLACING and post_mortem().memory_hint:
+            console.say(post_mortem().memory_hint)  # else only a report would tell
 
     supervisor = Supervisor(
         spec,

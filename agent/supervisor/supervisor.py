@@ -140,7 +140,7 @@ class Supervisor:
         self._requests.attach(loop, self.post, lambda: self._job.attempt)
         self._hooks.attach(loop, self)
         try:
-            self._starter.attach(loop, self._on_answer)
+            self._starter.attach(loop, self._on_answer, self._refuse_start)
             self.post(ev.LaunchRequested())
             self.settle()  # a worker that was ordered early may have ended already
             slow = loop.call_later(SLOW_START_S, self._show_awaited)
@@ -219,6 +219,13 @@ class Supervisor:
                 self._on_forked(answer)
             case protocol.ForkFailed():
                 self._on_fork_failed(answer)
+
+    def _refuse_start(self, why: str) -> None:
+        """A restart would meet the same; a replacement has its own time-out and next rung."""
+        if self._job.state in {JobState.STARTING, JobState.RUNNING}:
+            self.post(ev.StartRefused(self._job.attempt, why, ()))
+        else:
+            self._say(why)
 
     def _on_forked(self, message: protocol.Forked) -> None:
         if self._replacements.forked(message, self._unclaimed.get(message.pid)):

@@ -60,11 +60,26 @@ class Starter:
         self._looking: asyncio.TimerHandle | None = None
         self._stopped = 0  # looks in a row at which it was stopped
 
-    def attach(self, loop: asyncio.AbstractEventLoop, answer: Callable[[Answer], None]) -> None:
-        """Listen on ``loop``; ``answer`` is called once for every ordered worker, alive or not."""
+    def attach(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        answer: Callable[[Answer], None],
+        refuse: Callable[[str], None],
+    ) -> None:
+        """Listen on ``loop``.
+
+        Args:
+            loop: the agent's.
+            answer: called once for every ordered worker, alive or not.
+            refuse: called if workers that run can never meet.
+        """
         self._loop = loop
         self._answer = answer
-        self._store = StoreClient(self._listener, loop, self._on_connection)
+
+        def give_up(why: str) -> None:
+            refuse(f"no store for the workers on MASTER_PORT can be started: {why}")
+
+        self._store = StoreClient(self._listener, loop, self._on_connection, give_up)
         self._watch()
         self._look_after()
 
@@ -263,8 +278,6 @@ class Starter:
                 self._answer(message)
             case protocol.StoreForked():
                 self._journal.event("StoreForked", **message._asdict())
-                if message.why:
-                    self._say(f"no store for the workers on MASTER_PORT: {message.why}")
                 self._store.on_forked(message)
                 self._send()
             case _:

@@ -37,12 +37,22 @@ class StoreClient:
         listener: socket.socket,
         loop: asyncio.AbstractEventLoop,
         order: Callable[[], None],
+        give_up: Callable[[str], None],
     ) -> None:
-        """``order`` is called when a worker has connected and there is no store host."""
+        """Take the parts.
+
+        Args:
+            listener: where workers connect.
+            loop: the agent's.
+            order: called when a worker has connected and there is no store host.
+            give_up: called with the reason if none could be started in an attempt.
+        """
         self.listener = listener
         self.pid = 0
         self._loop = loop
         self._order = order
+        self._give_up = give_up
+        self._has_served = False
         self._phase = StorePhase.CLOSED
         self._deaths = 0
         self._retry: asyncio.TimerHandle | None = None
@@ -64,7 +74,7 @@ class StoreClient:
 
     def begin(self, listener: socket.socket) -> None:
         """Wait for a new attempt's workers at this socket, which the caller keeps."""
-        self._deaths = 0
+        self._deaths, self._has_served = 0, False
         self.listener = listener
         if self._phase is StorePhase.ORDERED:
             self._phase = StorePhase.OUTDATED
@@ -92,9 +102,11 @@ class StoreClient:
             self._listen()
         elif message.pid:
             self.pid = message.pid
-            self._phase = StorePhase.SERVING
+            self._phase, self._has_served = StorePhase.SERVING, True
         elif self._phase is StorePhase.ORDERED:  # else it introduced itself, and was killed at once
             self._lost()
+            if self._deaths > DEATHS and not self._has_served:
+                self._give_up(message.why)
 
     def on_exit(self) -> None:
         """The store host died and is being reaped."""

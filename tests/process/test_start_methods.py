@@ -201,6 +201,54 @@ def test_no_rank_runs_twice_if_the_shell_ignores_sigchld(msrun, tmp_path, warm):
     assert logs == ["hello 0\n", "hello 1\n"]
 
 
+NO_STORE = """
+from agent.forkserver import adoption
+fork_truly = adoption.fork_adopted
+def fork(count, introduce):
+    if "_fork_store" in introduce.__qualname__:
+        return (adoption.AdoptionResult(0, "fork: Resource temporarily unavailable; raise it"),)
+    return fork_truly(count, introduce)
+adoption.fork_adopted = fork
+"""
+KNOCKS = """
+import os, socket
+peer = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+peer.recv(1)
+"""
+
+
+def test_ranks_that_can_never_meet_are_ended_with_one_sentence(msrun, tmp_path):
+    write(tmp_path, NO_STORE, "crowded.py")
+    words = ("--preload=crowded", "--nproc-per-node=2", "--max-restarts=3")
+    ended = msrun.run(*words, write(tmp_path, KNOCKS))
+    assert ended.code == 2
+    said = "no store for the workers on MASTER_PORT can be started: fork: Resource temporarily"
+    assert [line for line in ended.err.splitlines() if said in line] == ended.err.splitlines()[:1]
+
+
+GONE = """
+import os, signal, subprocess
+from agent.forkserver import preload_imports
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+def why_not_fork():
+    msrun = os.getppid()
+    os.kill(msrun, signal.SIGKILL)
+    while os.getppid() == msrun:
+        pass
+    return ""
+preload_imports.why_not_fork = why_not_fork
+"""
+
+
+def test_if_msrun_dies_before_the_forkserver_answers_what_is_left_is_ended(msrun, tmp_path):
+    write(tmp_path, GONE, "gone.py")
+    job = msrun.start("--preload=gone", write(tmp_path, "print('ran')"))
+    job.process.wait(DEADLINE_S)
+    poll(lambda: not msrun.marked())
+    assert job.process.returncode == -signal.SIGKILL
+    assert "Traceback" not in (job.folder / "scheduler.log").read_text()
+
+
 def test_a_preloaded_module_may_ignore_sigchld(msrun, tmp_path):
     write(tmp_path, "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "deaf.py")
     job = msrun.start("--preload=deaf", "--nproc-per-node=2", write(tmp_path, HELLO))

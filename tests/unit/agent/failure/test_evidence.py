@@ -186,3 +186,18 @@ def test_the_kernels_counters_are_found_in_every_layout(tmp_path, files, counter
 )
 def test_only_our_own_cgroup_counts_where_it_tells(start, now, kills):
     assert now.kills_since(start) == kills
+
+
+@pytest.mark.parametrize(
+    ("start", "now", "kills"),
+    [
+        (OomCounters(1, 5), OomCounters(1, 6), 1),
+        (OomCounters(1, 5), OomCounters(2, 6), 0),
+        (OomCounters(1, 5), OomCounters(2, 8), 2),
+        (OomCounters(None, 5), OomCounters(None, 6), 0),  # then the machine's counter is ours
+        (OomCounters(1, None), OomCounters(1, None), 0),
+        (OomCounters(5, 5), OomCounters(3, 3), 0),
+    ],
+)
+def test_what_other_cgroups_lost_is_known_where_both_counters_are(start, now, kills):
+    assert now.kills_elsewhere(start) == kills

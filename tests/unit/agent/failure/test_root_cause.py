@@ -27,6 +27,7 @@ def told(
     origin=None,
     written=None,
     oom=0,
+    elsewhere=0,
 ):
     """Evidence of one rank: ``said`` is its exception, ``written`` the time in its error file."""
     end = WorkerEnd(
@@ -42,7 +43,14 @@ def told(
     )
     logged = None if said is None else Traceback(f"Traceback\n{said}", said, origin or said, 0)
     error = None if written is None else ErrorFile(said or "", None, written, {})
-    return Evidence(end=end, error=error, logged=logged, log_tail=tuple(tail), oom_kills=oom)
+    return Evidence(
+        end=end,
+        error=error,
+        logged=logged,
+        log_tail=tuple(tail),
+        oom_kills=oom,
+        oom_elsewhere=elsewhere,
+    )
 
 
 HISTORIES = {
@@ -155,6 +163,8 @@ def test_a_killed_ranks_last_lines_are_not_its_last_words():
 
 CASES = [
     (told(0, signal=9, oom=1), "killed by the kernel because memory ran out"),
+    (told(0, signal=9, elsewhere=1), "killed perhaps by the kernel because memory ran out"),
+    (told(0, signal=9, oom=1, elsewhere=1), "killed by the kernel because memory ran out"),
     (told(0, code=137, oom=1), "killed by the kernel because memory ran out"),
     (told(0, signal=9), "kill -9, a batch system's memory or time limit"),
     (told(0, "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", oom=1), "the kernel killed a DataLoader worker"),
