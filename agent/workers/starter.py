@@ -278,7 +278,9 @@ class Starter:
                 self._answer(message)
             case protocol.StoreForked():
                 self._journal.event("StoreForked", **message._asdict())
-                self._store.on_forked(message)
+                # one that introduced itself and was killed at once is answered for again
+                if message.attempt == self._attempt or self._store.is_changing:
+                    self._store.on_forked(message)
                 self._send()
             case _:
                 raise wire.ProtocolError(f"not for an agent: {message}")

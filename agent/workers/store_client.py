@@ -98,9 +98,11 @@ class StoreClient:
     def on_forked(self, message: protocol.StoreForked) -> None:
         """The forkserver answers: the store host exists and is our child, or ``message.why``."""
         if self._phase is StorePhase.OUTDATED:
-            end_child(message.pid, END_S)
+            if message.pid:
+                end_child(message.pid, END_S)
             self._listen()
         elif message.pid:
+            self._cancel_retry()
             self.pid = message.pid
             self._phase, self._has_served = StorePhase.SERVING, True
         elif self._phase is StorePhase.ORDERED:  # else it introduced itself, and was killed at once
@@ -128,11 +130,14 @@ class StoreClient:
             # not at once: a waiting connection keeps the socket readable
             self._retry = self._loop.call_later(RETRY_S, self._listen)
 
-    def end(self) -> None:
-        """Kill the store host and wait until it is gone; an unanswered order stays ordered."""
+    def _cancel_retry(self) -> None:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
+
+    def end(self) -> None:
+        """Kill the store host and wait until it is gone; an unanswered order stays ordered."""
+        self._cancel_retry()
         if self._phase is StorePhase.LISTENING:
             self._loop.remove_reader(self.listener.fileno())
         if self.pid:
