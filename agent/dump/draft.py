@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from agent.dump import late_randomness, late_values
 from agent.dump.target import Advance, SavedDump, Target
-from agent.hooks.status_pages import record
 from agent.records.file_thread import side_by_side
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.protocol import Written
 from worker_hooks.contract.status_page import CommitRecord, Page
 from worker_hooks.storage import commit, manifest
 from worker_hooks.storage.manifest import PRIVATE, Manifest, Shard
+from worker_hooks.storage.private_records import completed, record
 
 
 class DumpOrder(NamedTuple):
@@ -57,11 +56,7 @@ class DumpDraft:
         The ranks write meanwhile. A failure here is raised by the commit.
         """
         try:
-            found = {rank: record(self._pages.get(rank), self.step) for rank in self._ranks}
-            there = {rank: one for rank, one in found.items() if one is not None}
-            entries = {rank: self._pages[rank].entries for rank in there}
-            records = late_randomness.completed(there, entries, self.step)
-            records = late_values.completed(records, self._earlier, entries, self.step)
+            records = completed(self._pages, self._ranks, self.step)
             if self._target.is_inline:
                 for rank, one in records.items():
                     self._write_private(rank, one, advance)
@@ -71,10 +66,6 @@ class DumpDraft:
                 )
         except Exception as error:  # noqa: BLE001  a rank may have written anything to its page
             self._failure = error.with_traceback(None)  # whose frames hold pages
-
-    def _earlier(self, rank: int, step: int) -> CommitRecord | None:
-        found = record(self._pages.get(rank), step)
-        return found if found is not None and found.is_commit and found.step == step else None
 
     def _write_private(self, rank: int, found: CommitRecord, advance: Advance) -> None:
         try:

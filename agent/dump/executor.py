@@ -21,7 +21,7 @@ from agent.dump.memory import MemoryTarget
 from agent.dump.old_dumps import remove_old
 from agent.dump.replies import Answer, Replies
 from agent.dump.summary import dump_summary
-from agent.dump.target import AbandonedError, SavedDump, Target, UnknownStateError
+from agent.dump.target import AbandonedError, SavedDump, Target
 from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.services import Services
@@ -33,6 +33,7 @@ from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import CheckpointLayout, DumpLayout
 from worker_hooks.contract.status_page import Page
 from worker_hooks.storage.durable_file import ThrottledProgress
+from worker_hooks.storage.late_randomness import UnknownStateError
 
 T = TypeVar("T")
 

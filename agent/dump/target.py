@@ -20,10 +20,6 @@ class AbandonedError(Exception):
         super().__init__("the dump was abandoned")
 
 
-class UnknownStateError(Exception):
-    """A dead rank's private state at the step to save cannot be known; the message says why."""
-
-
 class SavedDump(NamedTuple):
     """A complete dump."""
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import struct
 from collections.abc import Iterable, Mapping
 
-from worker_hooks.contract.status_page import CommitRecord, Heartbeat, Pace, Page
-
-_UNSOUND = (ValueError, TypeError, IndexError, RecursionError, struct.error)
+from worker_hooks.contract.status_page import Heartbeat, Pace, Page
+from worker_hooks.storage.private_records import UNSOUND
 
 
 class StatusPages:
@@ -34,7 +32,7 @@ class StatusPages:
             if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 raise ValueError("not a sealed status page")  # reading past its end would kill us
             page = Page(fd)
-        except _UNSOUND as error:
+        except UNSOUND as error:
             raise ValueError(f"rank {rank} sent no status page: {error}") from error
         finally:
             os.close(fd)
@@ -46,13 +44,13 @@ class StatusPages:
         """A rank's newest commit; ``None``: it has no page or committed nothing."""
         try:
             return None if (page := self._pages.get(rank)) is None else page.newest_step()
-        except _UNSOUND:
+        except UNSOUND:
             return None
 
     def position(self, ranks: Iterable[int], step: int) -> tuple[int, int] | None:
         """Epoch, counted from 1, and batch of a step, as the first of these ranks knows them."""
         for rank in ranks:
-            with contextlib.suppress(*_UNSOUND):
+            with contextlib.suppress(*UNSOUND):
                 page = self._pages.get(rank)
                 if page is not None and (found := page.record(step)) is not None:
                     return found.epoch + 1, found.batch
@@ -63,7 +61,7 @@ class StatusPages:
         found = {}
         for rank in ranks:
             if (page := self._pages.get(rank)) is not None:
-                with contextlib.suppress(*_UNSOUND):
+                with contextlib.suppress(*UNSOUND):
                     found[rank] = page.heartbeat()
         return found
 
@@ -72,7 +70,7 @@ class StatusPages:
         found = {}
         for rank in ranks:
             if (page := self._pages.get(rank)) is not None:
-                with contextlib.suppress(*_UNSOUND):
+                with contextlib.suppress(*UNSOUND):
                     found[rank] = page.paces()
         return found
 
@@ -87,15 +85,3 @@ class StatusPages:
     def clear(self) -> None:
         """Forget them: their attempt is over."""
         self._pages.clear()
-
-
-def record(page: Page | None, step: int) -> CommitRecord | None:
-    """A rank's private state as of ``step``, else of its newest commit, else ``None``."""
-    if page is None:
-        return None
-    try:
-        found = page.record(step) or page.newest()
-        wanted = sum(entry.nbytes for entry in page.entries)
-    except _UNSOUND:
-        return None
-    return found if found is not None and len(found.payload) == wanted else None

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -20,6 +18,7 @@ from worker_hooks.state.mismatch import listed
 from worker_hooks.state.registry import Piece, restore_alike
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import Manifest
+from worker_hooks.storage.memory_dump import HERE, HeldDump
 from worker_hooks.storage.shard_file import GLOBAL_SHAPE, OBJECTS, OFFSETS, REST, SHARDING
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.state_json import Json
@@ -113,7 +112,7 @@ class LoadedState(NamedTuple):
     tensors: Tensors
     values: dict[str, Json]  # the pieces' values without tensors, by the pieces' names
     metadata: dict[str, str]  # of the file that holds most of what its writer alone had
-    held: HeldState | None = None  # keeps the files open
+    held: HeldDump | None = None  # keeps the files open
 
     def private(self, rank: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """A rank's private state; ``None``: the dump has none.
@@ -132,30 +131,6 @@ class LoadedState(NamedTuple):
         return None
 
 
-class HeldState:
-    """Keeps files open, so that they can be read as long as this object lives."""
-
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        """Open the files.
-
-        Raises:
-            OSError: one does not exist any more.
-        """
-        opened: list[int] = []
-        finalize(self, _close_all, opened)
-        flags = os.O_RDONLY | os.O_CLOEXEC
-        opened.extend(os.open(folder / shard.file, flags) for shard in manifest.shards)
-        self.shards = tuple(
-            shard._replace(file=str(descriptor))
-            for shard, descriptor in zip(manifest.shards, opened, strict=True)
-        )
-
-
-def _close_all(opened: Iterable[int]) -> None:
-    for descriptor in opened:
-        os.close(descriptor)
-
-
 def open_in_memory(folder: Path, manifest: Manifest) -> LoadedState:
     """Open a checkpoint in the agent's memory; it stays readable if the agent drops it.
 
@@ -163,8 +138,8 @@ def open_in_memory(folder: Path, manifest: Manifest) -> LoadedState:
         OSError: the agent has dropped it already.
         ValueError: the files do not make up a state; the message says why.
     """
-    held = HeldState(folder, manifest)
-    saved = open_dump(Path("/proc/self/fd"), manifest._replace(shards=held.shards))
+    held = HeldDump(folder, manifest)
+    saved = open_dump(HERE, held.manifest)
     return saved._replace(held=held)
 
 

@@ -8,8 +8,9 @@ import os
 import pytest
 from support.status_pages import kept, make, write
 
-from agent.hooks.status_pages import StatusPages, record
+from agent.hooks.status_pages import StatusPages
 from worker_hooks.contract.status_page import Phase
+from worker_hooks.storage.private_records import record
 
 
 def test_the_descriptor_is_closed_and_the_page_stays():

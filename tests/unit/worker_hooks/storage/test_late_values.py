@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from agent.dump.late_values import completed
-from agent.dump.target import UnknownStateError
 from worker_hooks.contract import script_record
 from worker_hooks.contract.status_page import CommitRecord, Entry
+from worker_hooks.storage.late_randomness import UnknownStateError
+from worker_hooks.storage.late_values import completed
 
 STEP = 7
 

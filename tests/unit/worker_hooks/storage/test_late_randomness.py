@@ -6,9 +6,8 @@ import zlib
 
 import pytest
 
-from agent.dump.late_randomness import completed
-from agent.dump.target import UnknownStateError
 from worker_hooks.contract.status_page import LATE_BYTES, CommitRecord, Entry, LateDraws
+from worker_hooks.storage.late_randomness import UnknownStateError, completed
 
 STEP = 7
 ENTRIES = (

@@ -15,11 +15,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agent.dump.target import UnknownStateError
-from agent.text.wording import ranged
 from worker_hooks.contract import script_record
 from worker_hooks.contract.script_record import SCRIPT, ScriptRecord
 from worker_hooks.contract.status_page import CommitRecord, Entry
+from worker_hooks.storage.late_randomness import UnknownStateError
 
 _MISSING = object()
 
@@ -100,8 +99,10 @@ def completed(
     olds = [_read(earlier(rank, step - 1)).frames for rank in peers]
     news = [ranks[rank].frames for rank in peers]
     scripts = [one.script for one in ranks.values() if one.has_values]
-    behind = ranged(rank for rank, one in ranks.items() if not one.is_commit)
-    who = f"{behind} did not reach the commit of step {step}"
+    behind = [str(rank) for rank, one in ranks.items() if not one.is_commit]
+    who = (
+        f"rank{'s' * (len(behind) > 1)} {', '.join(behind)} did not reach the commit of step {step}"
+    )
     for rank, mine in ranks.items():
         if scripts and not mine.has_values:
             before = _read(earlier(rank, step - 1), entries[rank])

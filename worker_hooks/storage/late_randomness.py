@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from agent.dump.target import UnknownStateError
 from worker_hooks.contract.status_page import (
     BEFORE,
     LATE_BYTES,
@@ -21,6 +20,10 @@ from worker_hooks.contract.status_page import (
     Entry,
     LateDraws,
 )
+
+
+class UnknownStateError(Exception):
+    """A dead rank's private state at the step to save cannot be known; the message says why."""
 
 
 class _Generator(NamedTuple):

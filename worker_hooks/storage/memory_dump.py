@@ -1,0 +1,106 @@
+"""A dump in memory, held open: it stays readable, and can go to a disk, whoever dies meanwhile.
+
+Its files have no names; the agent made them, and their numbers are in its manifest. The kernel
+keeps a file as long as any process has it open.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from weakref import finalize
+
+from worker_hooks.contract.layout import DumpLayout
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.manifest import PRIVATE, Manifest, Shard
+
+HERE = Path("/proc/self/fd")
+_COUNT = 8  # bytes of a safetensors header's length
+_BLOCK = 4 << 20  # bytes read at once
+
+
+class DiskFile(NamedTuple):
+    """What one file of the dump is on a disk."""
+
+    shard: Shard  # under its name there; not its checksum
+    head: bytes
+    tensors: Iterator[bytes]
+
+
+class HeldDump:
+    """The files of one dump in memory, as long as this object lives."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        """Open the files.
+
+        Args:
+            folder: in which the manifest's files are; their maker's, or :data:`HERE`.
+            manifest: the dump's.
+
+        Raises:
+            OSError: one does not exist any more, or no descriptor is left.
+        """
+        self._opened: list[int] = []
+        finalize(self, _close_all, self._opened)
+        for shard in manifest.shards:
+            self._opened.append(os.open(folder / shard.file, os.O_RDONLY | os.O_CLOEXEC))
+        shards = zip(manifest.shards, self._opened, strict=True)
+        self.manifest = manifest._replace(
+            shards=tuple(shard._replace(file=str(file)) for shard, file in shards)
+        )
+        """With the numbers by which this process has the files open."""
+
+    @staticmethod
+    def at(path: str) -> HeldDump | None:
+        """That of a manifest in memory; ``None``: it is not in memory, or not any more."""
+        if not manifests.is_in_memory(Path(path)):
+            return None
+        try:
+            return HeldDump(Path(path).parent, manifests.read(Path(path)))
+        except (OSError, ValueError):
+            return None
+
+    def file(self, number: int) -> DiskFile:
+        """One of the files, in the manifest's order.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        about, shard = self.manifest, self.manifest.shards[number]
+        file = self._opened[number]
+        name = DumpLayout.private(shard.rank)
+        if shard.kind != PRIVATE:
+            name = DumpLayout.shard(shard.rank, about.epoch + 1, about.batch)
+        size = int.from_bytes(os.pread(file, _COUNT, 0), "little")
+        if size > shard.nbytes - _COUNT:
+            raise OSError(errno.EIO, "it ends before its header does", f"{HERE}/{file}")
+        head = b"".join(_pieces(file, 0, _COUNT + size))
+        return DiskFile(shard._replace(file=name), head, _pieces(file, len(head), shard.nbytes))
+
+    def on_disk(self, kind: str, shards: Iterable[Shard]) -> Manifest:
+        """The manifest of the same dump on a disk, where its files are ``shards``."""
+        return self.manifest._replace(
+            kind=kind,
+            saved_at=time.time(),
+            shards=tuple(shards),
+            digest="",  # what replicas in memory are compared by is no checksum
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        _close_all(self._opened)
+
+
+def _close_all(opened: list[int]) -> None:
+    while opened:
+        os.close(opened.pop())
+
+
+def _pieces(file: int, start: int, end: int) -> Iterator[bytes]:
+    while start < end and (piece := os.pread(file, min(_BLOCK, end - start), start)):
+        yield piece
+        start += len(piece)
