@@ -38,7 +38,6 @@ class Handshake:
         links: RankLinks,
         keep_place: Callable[[str], None],
         services: Services,
-        liveness: str = "",
     ) -> None:
         """Take the parts.
 
@@ -49,9 +48,7 @@ class Handshake:
             links: carry the answers.
             keep_place: remembers a folder that the run saves into; does file work.
             services: of the agent.
-            liveness: the file by which ranks see each other.
         """
-        self._liveness = liveness
         self._own = frozenset({record_id, *spec.lineage})
         self._lineage = spec.lineage
         self._spec = spec
@@ -176,7 +173,6 @@ class Handshake:
             update_grace_s=self._spec.update_grace_s,
             stall_s=self._spec.stall_s,
             is_barred=bool(self._joining),
-            liveness=self._liveness,
             lineage=":".join(self._lineage),
         )
         self._links.send(rank, welcome)

@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from agent.records.journal import Journal
 from worker_hooks.contract import protocol, wire
@@ -139,13 +139,13 @@ class RankLinks:
         link = self._links.get(rank)
         return 0 if link is None else link.pid
 
-    def send(self, rank: int, message: protocol.Message) -> None:
+    def send(self, rank: int, message: protocol.Message, fds: Sequence[int] = ()) -> None:
         """Send a message to a rank. One that no longer reads is lost."""
         link = self._links.get(rank)
         if link is None:
             return
         try:
-            wire.send(link.connection, message)
+            wire.send(link.connection, message, fds)
         except OSError as error:  # gone, or it has read nothing for a hundred messages
             self._drop(link, f"cannot be sent {type(message).__name__}: {error.strerror}")
 

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterable, Mapping
+from weakref import finalize
 
 from worker_hooks.contract.status_page import Heartbeat, Pace, Page
 from worker_hooks.storage.private_records import UNSOUND
@@ -20,9 +21,11 @@ class StatusPages:
 
     def __init__(self) -> None:
         self._pages: dict[int, Page] = {}
+        self._files: dict[int, int] = {}  # the descriptors of the pages: open as long as they are
+        self._unshared: set[int] = set()  # ranks whose page is newer than what peers have
 
     def keep(self, rank: int, attempt: int, fd: int) -> None:
-        """Map a rank's page; ``fd`` is closed.
+        """Map a rank's page; ``fd`` is kept, or closed.
 
         Raises:
             ValueError: it is no page of this rank and attempt, or could be cut short under us.
@@ -32,13 +35,33 @@ class StatusPages:
             if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 raise ValueError("not a sealed status page")  # reading past its end would kill us
             page = Page(fd)
+            if (page.rank, page.attempt) != (rank, attempt):
+                raise ValueError(f"it is the page of rank {page.rank}")
         except UNSOUND as error:
-            raise ValueError(f"rank {rank} sent no status page: {error}") from error
-        finally:
             os.close(fd)
-        if (page.rank, page.attempt) != (rank, attempt):
-            raise ValueError(f"rank {rank} sent the page of rank {page.rank}")
-        self._pages[rank] = page
+            raise ValueError(f"rank {rank} sent no status page: {error}") from error
+        except OSError:
+            os.close(fd)
+            raise
+        finalize(page, os.close, fd)
+        self._pages[rank], self._files[rank] = page, fd
+        self._unshared.add(rank)
+
+    def take_unshared(self, ranks: Iterable[int], attempt: int) -> dict[int, int]:
+        """The descriptors of the pages that peers lack, by rank, once each.
+
+        Nothing before all of these ranks have a page of this attempt: those of the last one are
+        about to be replaced.
+        """
+        present = all(
+            (page := self._pages.get(rank)) is not None and page.attempt == attempt
+            for rank in ranks
+        )
+        if not present:
+            return {}
+        found = {rank: self._files[rank] for rank in sorted(self._unshared)}
+        self._unshared.clear()
+        return found
 
     def newest_step(self, rank: int) -> int | None:
         """A rank's newest commit; ``None``: it has no page or committed nothing."""
@@ -81,7 +104,9 @@ class StatusPages:
     def drop(self, rank: int) -> None:
         """Forget the page of a rank that is gone for good."""
         self._pages.pop(rank, None)
+        self._unshared.discard(rank)
 
     def clear(self) -> None:
         """Forget them: their attempt is over."""
         self._pages.clear()
+        self._unshared.clear()

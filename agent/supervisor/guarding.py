@@ -37,7 +37,6 @@ def guarding(
     worker: Callable[[int], Worker],
     keep_place: Callable[[str], None],
     services: Services,
-    liveness: str,
 ) -> Guarding:
     """All three, for a whole job.
 
@@ -49,11 +48,8 @@ def guarding(
         worker: a rank's, in the present attempt.
         keep_place: remembers a folder that the run saves into; does file work.
         services: shared by all.
-        liveness: the file by which ranks see each other.
     """
-    handshake = Handshake(
-        spec.dump, spec.record_id, fallback, links, keep_place, services, liveness
-    )
+    handshake = Handshake(spec.dump, spec.record_id, fallback, links, keep_place, services)
     return Guarding(
         handshake=handshake,
         dumps=DumpExecutor(spec, fallback, links, pages, handshake, services),

@@ -25,8 +25,7 @@ from agent.spec.job_spec import JobSpec
 from agent.text.sanitize import encodable
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
-from worker_hooks.contract import protocol
-from worker_hooks.contract.layout import held
+from worker_hooks.contract import protocol, wire
 
 if TYPE_CHECKING:
     from agent.supervisor.guarding import Guarding
@@ -119,7 +118,6 @@ class HooksBridge:
         if self._guarding is None:
             from agent.supervisor.guarding import guarding
 
-            self._liveness = os.memfd_create("msrun-liveness")
             loaded = self._guarding = guarding(
                 self._spec,
                 self._fallback,
@@ -128,7 +126,6 @@ class HooksBridge:
                 self._agent.worker,
                 self._keep_place,
                 self._services,
-                held(self._liveness),
             )
             loaded.handshake.begin(self._attempt, self._resume)
             loaded.dumps.begin(self._attempt)
@@ -186,7 +183,6 @@ class HooksBridge:
         """The job is over."""
         if self._guarding is not None:
             self._guarding.dumps.forget()
-            os.close(self._liveness)
         self._links.close()
         self._services.files.close(CLOSE_S)
 
@@ -332,9 +328,21 @@ class HooksBridge:
         self._steps[rank] = message.step
         self._training.add(rank)
         self._agent.protect(self._links.pid(rank))
+        self._share_pages()
         self._agent.post(
             message._replace(not_replaceable_why=encodable(message.not_replaceable_why))
         )
+
+    def _share_pages(self) -> None:
+        """Hand the ranks' pages to their peers, which save without msrun if it is killed."""
+        ranks = self._spec.ranks_here
+        pages = self._pages.take_unshared(ranks, self._attempt)
+        for rank in ranks:
+            others = [other for other in pages if other != rank]
+            for start in range(0, len(others), wire.MOST_FDS):
+                part = others[start : start + wire.MOST_FDS]
+                message = protocol.PeerPages(part, [self._links.pid(other) for other in part])
+                self._links.send(rank, message, [pages[other] for other in part])
 
     def _leave(self, rank: int, *, is_done: bool) -> None:
         self._training.discard(rank)

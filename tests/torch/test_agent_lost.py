@@ -1,6 +1,9 @@
 """kill -9 of msrun itself: the ranks save by themselves and leave, and nothing of the job stays."""
 
+import contextlib
+import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -11,21 +14,49 @@ from worker_hooks.storage import manifest as manifests
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPT = Path(__file__).parents[1] / "workers" / "train_small.py"
-RANKS = 3
+RANKS = 4
 LONG_S = 60.0
 
 
-def trained_for(msrun: Launcher, steps: int, ckpt: Path) -> Job:
+SMALL = ("--epochs=3", "--digest")  # 24 steps
+
+
+def trained_for(msrun: Launcher, steps: int, ckpt: Path, *args: str) -> Job:
     """A job whose ranks have all committed so many steps."""
     job = msrun.start(
         f"--nproc-per-node={RANKS}",
         SCRIPT,
         "--pause=0.02",
-        "--epochs=99",
         f"--ckpt={ckpt}",
         "--say",
+        *(args or ("--epochs=99",)),
     )
     job.await_lines(f"step {steps}\n", RANKS, LONG_S)
+    return job
+
+
+def digests(job: Job) -> dict[str, str]:
+    """By log: what a rank held at the end."""
+    found = {
+        name: re.findall(r"^digest (\w+)", log, re.MULTILINE) for name, log in job.logs().items()
+    }
+    return {name: each[-1] for name, each in found.items() if each}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(launcher: Launcher) -> dict[str, str]:
+    """What the ranks hold at the end of the same training without a fault."""
+    job = launcher.start(f"--nproc-per-node={RANKS}", SCRIPT, *SMALL)
+    assert job.wait().code == 0
+    found = digests(job)
+    assert len(set(found.values())) == RANKS
+    return found
+
+
+def resumed(msrun: Launcher) -> Job:
+    job = msrun.start("--resume", log_dir=msrun.tmp / "resumed")
+    ended = job.wait()
+    assert ended.code == 0, ended.err
     return job
 
 
@@ -42,6 +73,10 @@ def kill(job: Job, msrun: Launcher, *ranks: int) -> None:
     job.signal(signal.SIGSTOP)  # it must not order anything in between
     for rank in ranks:
         os.kill(pids[rank], signal.SIGKILL)
+    kill_msrun(job, msrun)
+
+
+def kill_msrun(job: Job, msrun: Launcher) -> None:
     job.signal(signal.SIGKILL)
     job.process.wait()
     poll(lambda: not msrun.marked())
@@ -62,7 +97,7 @@ def test_a_rank_killed_at_the_same_moment_is_done_without(msrun, tmp_path):
     job = trained_for(msrun, 5, tmp_path / "ckpt")
     kill(job, msrun, 1)
     _, manifest = dump_of(tmp_path / "ckpt")
-    assert manifest.without_private == (1,)
+    assert (manifest.without_private, manifest.stale_private) == ((), ())
     assert manifest.step >= 5
 
 
@@ -70,7 +105,7 @@ def test_the_lowest_rank_killed_with_msrun_leads_nobody(msrun, tmp_path):
     job = trained_for(msrun, 5, tmp_path / "ckpt")
     kill(job, msrun, 0, 2)
     _, manifest = dump_of(tmp_path / "ckpt")
-    assert manifest.without_private == (0, 2)
+    assert (manifest.without_private, manifest.stale_private) == ((), ())
     assert [shard.rank for shard in manifest.shards if shard.kind == "replicated"] == [1]
 
 
@@ -79,3 +114,86 @@ def test_where_nothing_can_be_written_the_fallback_is_taken(msrun, tmp_path):
     job = trained_for(msrun, 3, tmp_path / "file" / "ckpt")
     kill(job, msrun)
     dump_of(job.folder / "dumps")
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["a rank", "all but the other ranks"])
+def test_what_ranks_saved_that_outlived_msrun_and_a_peer_is_resumed_bit_by_bit(
+    is_alone, msrun, tmp_path, undisturbed
+):
+    """The dead rank's randomness, buffers and place in the data are on its page, which its peers have."""
+    job = trained_for(msrun, 5, tmp_path / "ckpt", *SMALL)
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    others = set(map(int, children)) - set(job.pids().values())
+    for pid in () if is_alone else others:  # the forkserver, the store
+        os.kill(pid, signal.SIGKILL)
+    kill(job, msrun, 1)
+    dump_of(tmp_path / "ckpt")
+    assert digests(resumed(msrun)) == undisturbed
+
+
+@pytest.mark.parametrize("place", ["start", "state", "group", "model", "batch"])
+def test_msrun_killed_while_a_rank_is_replaced_loses_nothing(place, msrun, tmp_path, undisturbed):
+    job = trained_for(msrun, 5, tmp_path / "ckpt", *SMALL, f"--stay={place}")
+    os.kill(job.pids()[1], signal.SIGKILL)
+    job.await_lines(f"stays at {place}\n")
+    survivors = RANKS - 1
+    poll(lambda: [one["event"] for one in job.events()].count("Rejoining") == survivors)
+    kill_msrun(job, msrun)
+    _, manifest = dump_of(tmp_path / "ckpt")
+    assert (manifest.without_private, manifest.stale_private) == ((), ())
+    assert manifest.step >= 5
+    assert digests(resumed(msrun)) == undisturbed
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_do_not_wait_for_one_that_is_stopped_when_msrun_is_killed(
+    rank, msrun, tmp_path, undisturbed
+):
+    job = trained_for(msrun, 5, tmp_path / "ckpt", *SMALL)
+    pids = job.pids()
+    os.kill(pids[rank], signal.SIGSTOP)
+    kill_msrun(job, msrun)  # the stopped one does not stay, either
+    _, manifest = dump_of(tmp_path / "ckpt")
+    assert (manifest.without_private, manifest.stale_private) == ((), ())
+    killed = [name for name, log in job.logs().items() if f"did not answer: rank {rank}" in log]
+    assert killed
+    assert digests(resumed(msrun)) == undisturbed
+
+
+def test_ranks_do_not_wait_for_one_that_keeps_the_interpreter_when_msrun_is_killed(
+    msrun, tmp_path, undisturbed
+):
+    job = trained_for(msrun, 5, tmp_path / "ckpt", *SMALL)
+    os.kill(job.pids()[1], signal.SIGUSR1)
+    job.signal(signal.SIGSTOP)  # it would replace that rank
+    kill_msrun(job, msrun)
+    _, manifest = dump_of(tmp_path / "ckpt")
+    assert (manifest.without_private, manifest.stale_private) == ((), ())
+    assert digests(resumed(msrun)) == undisturbed
+
+
+def leader(folder: Path) -> int | None:
+    """The rank that writes, as it says in its note."""
+    for path in folder.glob("*alone*/rank_*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            note = json.loads(path.read_bytes())
+            if note["leads"] and Path(f"/proc/{note['pid']}/stat").exists():
+                return int(path.stem[5:])
+    return None
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_whoever_saves_without_msrun_may_die_or_stop_too(signum, msrun, tmp_path):
+    job = trained_for(msrun, 2, tmp_path / "ckpt", "--epochs=3", "--fill=24")
+    pids = job.pids()
+    job.signal(signal.SIGKILL)
+    job.process.wait()
+    poll(lambda: leader(tmp_path / "ckpt") == 0)
+    os.kill(pids[0], signum)
+    poll(lambda: leader(tmp_path / "ckpt") == 1)
+    os.kill(pids[2], signum)  # who only follows
+    poll(lambda: not msrun.marked())
+    dump, manifest = dump_of(tmp_path / "ckpt")
+    assert [shard.rank for shard in manifest.shards if shard.kind == "replicated"] == [1]
+    assert (manifest.without_private, manifest.stale_private) == ((), ())
+    assert list((tmp_path / "ckpt").iterdir()) == [dump]

@@ -3,11 +3,15 @@
 BatchNorm, Dropout, AdamW, a scheduler, a shuffling DistributedSampler, two backwards an update,
 DistributedDataParallel on gloo. `--steps N` stops after N updates, `--epochs N` counts loops over
 the data; `--pause S` makes a step slower, `--late S` some ranks' updates; with `--meet`, a rank in a forward
-proves that every rank committed the step before. Like most scripts', its parser refuses arguments that it does not know.
+proves that every rank committed the step before. `--stay PLACE` holds a newcomer there. The digest at the end is of all
+that a rank holds. At SIGUSR1 a rank keeps the interpreter to itself, for ever. Like most scripts', its parser refuses arguments that it does not know.
 """
 
 import argparse
+import ctypes
+import hashlib
 import os
+import signal
 import time
 
 import torch
@@ -27,8 +31,23 @@ parser.add_argument("--meet", action="store_true", help="all ranks, before each 
 parser.add_argument("--inside", action="store_true", help="train() makes the process group")
 parser.add_argument("--ckpt", default="checkpoints")
 parser.add_argument("--say", action="store_true", help="each step")
+parser.add_argument(
+    "--stay", choices=["start", "state", "group", "model", "batch"], help="a newcomer, for ever"
+)
+parser.add_argument("--fill", type=int, default=0, help="MB of weights more")
+parser.add_argument("--digest", action="store_true", help="at the end, of all that the rank holds")
 options = parser.parse_args()
+signal.signal(signal.SIGUSR1, lambda *_: ctypes.PyDLL(None).pause())
+is_newcomer = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
 
+
+def arrive(place):
+    if is_newcomer and options.stay == place:
+        print(f"stays at {place}", flush=True)
+        signal.pause()
+
+
+arrive("start")
 ACCUMULATED = 2
 torch.set_num_threads(1)
 torch.manual_seed(3)
@@ -37,11 +56,15 @@ labels = (inputs[:, :4].sum(1) > 0).long()
 net = nn.Sequential(
     nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
 )  # fmt: skip
+if options.fill:
+    net.register_parameter("filling", nn.Parameter(torch.zeros(options.fill * 250_000)))
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
 state = TrainState(model=net, optimizer=optimizer, scheduler=scheduler, ckpt_save_path=options.ckpt)
+arrive("state")
 if not options.inside:
     dist.init_process_group("gloo")
+arrive("group")
 torch.manual_seed(100 + int(os.environ["RANK"]))  # Dropout differs between ranks
 world = int(os.environ["WORLD_SIZE"])
 sampler = DistributedSampler(
@@ -53,15 +76,19 @@ loader = DataLoader(sampler.dataset, batch_size=max(2, 256 // world // 16), samp
 def train(state):
     if options.inside:
         dist.init_process_group("gloo")
+    arrive("model")
     model = DistributedDataParallel(net)
     for _epoch in state.epochs(options.epochs):
         for x, y in state.batches(loader):
+            arrive("batch")
             if state.step >= options.steps:
                 break
             time.sleep(options.pause)
             if options.meet:
                 dist.barrier()
             loss = nn.functional.cross_entropy(model(x), y)
+            if options.fill:
+                loss = loss + 0.0 * net.filling.sum()
             (loss / ACCUMULATED).backward()
             if state.batch % ACCUMULATED == 0:
                 time.sleep(options.late if dist.get_rank() else 0)
@@ -75,4 +102,8 @@ def train(state):
 
 run(train, state)
 print(f"trained to step {state.step}", flush=True)
+if options.digest:
+    held = [*net.state_dict().values(), torch.get_rng_state(), torch.rand(3)]
+    told = hashlib.sha256(b"".join(each.numpy().tobytes() for each in held))
+    print(f"digest {told.hexdigest()}", flush=True)
 dist.destroy_process_group()

@@ -24,6 +24,11 @@ class ProcessStat(NamedTuple):
         return self.state in {"Z", "X"}
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether none of it runs before a signal or a debugger lets it."""
+        return self.state in {"T", "t"}
+
+    @property
     def is_exiting(self) -> bool:
         """Whether the kernel takes it apart: its descriptors close before it is dead."""
         return bool(self.flags & _EXITING)

@@ -9,7 +9,7 @@ that import a forkserver is ready 20 ms earlier.
                            ExitRequested, Standing, Frozen, Written, Digested, SaveFailed, Progress,
                            Rejoining, Stack
     agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
-                           GoOn, Inspect
+                           GoOn, Inspect, PeerPages
 """
 
 from __future__ import annotations
@@ -109,7 +109,6 @@ class Welcome(NamedTuple):
     update_grace_s: float = 10.0
     stall_s: float = 20.0  # a dump without progress for this long is given up
     is_barred: bool = False  # no update may begin before GoOn: peers have not joined yet
-    liveness: str = ""  # the file in which each living rank locks its byte
     lineage: str = ""  # record ids of the runs that this one resumed, newest first, joined by ":"
 
 
@@ -315,6 +314,13 @@ class GoOn(NamedTuple):
     attempt: int
 
 
+class PeerPages(NamedTuple):
+    """What a rank needs of others if the agent dies; their status pages travel beside this."""
+
+    ranks: list[int]
+    pids: list[int]  # of the same ranks
+
+
 class Inspect(NamedTuple):
     """Write all threads' stacks to the rank's log, and answer Stack."""
 
@@ -365,6 +371,7 @@ Message = (
     | Rejoin
     | Rejoining
     | GoOn
+    | PeerPages
     | Inspect
     | Stack
 )

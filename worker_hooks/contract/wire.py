@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from worker_hooks.contract.protocol import Message, Preload, StartWorkers, WorkerOrder
 
+MOST_FDS = 250  # beside one message; the kernel takes 253
+_FD = 4  # bytes of a descriptor's number
 PACKET_BYTES = 200_000  # below Linux's default socket buffer (net.core.wmem_default, 212,992)
 
 _KINDS = {kind.__name__: kind for kind in get_args(Message)}
@@ -102,12 +105,17 @@ def receive(link: socket.socket) -> tuple[Message | None, list[int]]:
         ProtocolError: the peer sent something unknown.
         BlockingIOError: the link does not block and holds no message.
     """
-    try:
-        packet, fds, _flags, _address = socket.recv_fds(link, PACKET_BYTES, 4)
+    room = socket.CMSG_SPACE(MOST_FDS * _FD)
+    try:  # not socket.recv_fds: it drops flags, and every child would inherit the descriptors
+        packet, beside, _, _ = link.recvmsg(PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return None, []
+    fds = array("i")
+    for level, kind, octets in beside:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(octets[: len(octets) // _FD * _FD])
     try:
-        return (decode(packet) if packet else None), fds
+        return (decode(packet) if packet else None), list(fds)
     except ProtocolError:
         for fd in fds:
             os.close(fd)

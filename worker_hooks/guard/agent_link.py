@@ -70,8 +70,8 @@ class AgentLink:
 
     def listen(
         self, other: int = -1, on_other: Callable[[], None] = lambda: None
-    ) -> protocol.Message | None:
-        """Wait for the next message, however long; ``None``: the connection is closed.
+    ) -> tuple[protocol.Message | None, list[int]]:
+        """Wait for the next message and what is beside it; ``None``: the connection is closed.
 
         Args:
             other: a descriptor to wait for, too.
@@ -91,9 +91,9 @@ class AgentLink:
             if other in ready:
                 on_other()
         try:
-            return wire.receive(self._socket)[0]
+            return wire.receive(self._socket)
         except OSError:
-            return None
+            return None, []
 
     def is_agent_dead(self, within_s: float) -> bool:
         """Whether the agent's process ended; the kernel closes its sockets a moment before."""

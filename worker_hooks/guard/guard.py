@@ -23,9 +23,10 @@ from worker_hooks.guard import exit_hooks
 from worker_hooks.guard import save as saving
 from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, AgentLink
 from worker_hooks.guard.gate import FreezeResult, Gate
-from worker_hooks.guard.liveness_lock import LivenessLock
+from worker_hooks.guard.peers import KnownPeers
 from worker_hooks.guard.signal_wakeup import SignalWakeup
 from worker_hooks.storage.durable_file import ThrottledProgress
+from worker_hooks.storage.memory_dump import HeldDump
 
 log = logging.getLogger("msrun")
 
@@ -115,12 +116,15 @@ class Guard:
         self.exit_order: protocol.Leave | None = None  # the order that ends a graceful exit
         self.not_replaceable_why = ""  # why this rank can join no other group; empty: it can
         self._unsafe_why = ""  # why no moment of this training is known to be whole
+        self.peers = KnownPeers()
+        self.memory: HeldDump | None = None
+        """From the order to rejoin, or a newcomer's welcome, until GoOn: the dump that this rank
+        resumes from. Until then it is the state, whatever the main thread does."""
         self.digest = ""  # quick, of the state that was compared last
         self._before_dump = before_dump
         self._when_agent_died = when_agent_died
         self._last_signal: int | None = None
         self._link: AgentLink | None = None
-        self._liveness: LivenessLock | None = None
         self._listener: threading.Thread | None = None
         self._wakeup: SignalWakeup | None = None
         self._released = threading.Event()
@@ -181,6 +185,7 @@ class Guard:
         self._link, self.welcome = link, answer
         if answer.is_barred:
             self.gate.block_updates()
+            self.memory = HeldDump.at(answer.resume)
         _guarded.add(self._pid)
         os.register_at_fork(after_in_child=self._forget_in_child)
         return answer
@@ -223,18 +228,10 @@ class Guard:
         if self._listener is None:
             # else the kernel kills this process when msrun dies, before it could save
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
-            path = "" if self.welcome is None else self.welcome.liveness
-            self._liveness = LivenessLock(path, self.env.rank, self.env.world_size)
             self._catch_signals()
             self._listener = threading.Thread(target=self._listen, name="msrun", daemon=True)
             self._listener.start()
             exit_hooks.install_exit_hooks(self)
-
-    def live_ranks(self) -> set[int]:
-        """The ranks of this run on this host whose processes exist; all, if that is unknown."""
-        if self._liveness is None:
-            return set(range(self.env.world_size))
-        return self._liveness.live_ranks()
 
     def _catch_signals(self) -> None:
         """Turn the signals that request an exit into requests.
@@ -337,8 +334,9 @@ class Guard:
         if self._link is not None:
             self._link.forget()
             self._link = None
-        if self._liveness is not None:
-            self._liveness.close()
+        self.peers.forget()
+        if self.memory is not None:
+            self.memory.close()
         self.source.forget()  # the page is the parent's
         self.gate.reset()
 
@@ -349,17 +347,23 @@ class Guard:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             other = -1 if self._wakeup is None else self._wakeup.fileno
-            while (message := self._link.listen(other, self._take_signals)) is not None:
-                self._obey(message)
+            while True:
+                message, fds = self._link.listen(other, self._take_signals)
+                if message is None:
+                    break
+                self._obey(message, fds)
             if self.exit_order is None and self._link.is_agent_dead(DYING_S):
+                self._is_out.set()  # else a main thread that is stuck would end the process
                 self._when_agent_died(self)
         except Exception:
             log.exception("the guard of rank %d failed", self.env.rank)
         finally:
             self._stop_guarding("")
 
-    def _obey(self, message: protocol.Message) -> None:
+    def _obey(self, message: protocol.Message, fds: list[int]) -> None:
         match message:
+            case protocol.PeerPages():
+                self.peers.learn(message.ranks, message.pids, fds)
             case protocol.Freeze():
                 self._freeze(message)
             case protocol.Save():
@@ -369,6 +373,7 @@ class Guard:
             case protocol.Rejoin():
                 self._eject(message)
             case protocol.GoOn():
+                self.memory = None  # first: the state is what this rank holds from now on
                 self.gate.open()
             case protocol.Inspect():
                 self._send(stacks.inspect(**self._sender, order=message))
@@ -380,6 +385,10 @@ class Guard:
     def _eject(self, order: protocol.Rejoin) -> None:
         """Take the main thread out of the training function; it will :meth:`rejoin`."""
         is_out = threading.Event()
+        # it is lost if the agent dies before the main thread has come to read it
+        self.memory = HeldDump.at(order.path)
+        if self.memory is None and self._link.is_agent_dead(0.0):
+            return  # what this rank holds is all that is left
         with self._rejoin_lock:
             self._rejoin_order, self._is_out = order, is_out
             self.gate.eject()

@@ -4,7 +4,12 @@ All ranks find their connection closed at about the same time, and hold at their
 all are whole at the same step, because no rank can finish the next collective alone; a rank that is
 already inside that collective stays there, and is whole. They agree through notes in a folder next
 to the checkpoints: the lowest whole rank leads and writes the replicated state, every rank writes
-its own private state, and the leader completes the dump when everything is written.
+its own private state, and the leader completes the dump when everything is written. The private
+state of a rank that is dead or does not answer is on its page, which its peers have open; the
+leader writes it. If the leader dies, stops or hangs, the next one takes over in its own folder.
+
+While a rank is being replaced, the dump in memory is the state that all resume from. Each rank that
+was sent there has it open, and one of them writes it to the disk.
 """
 
 from __future__ import annotations
@@ -15,59 +20,65 @@ import shutil
 import sys
 import time
 from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from worker_hooks.contract import protocol
 from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
 from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
-from worker_hooks.storage import commit, manifest
-from worker_hooks.storage.manifest import REPLICATED, Shard
+from worker_hooks.storage import commit, manifest, private_records, safetensors_file
+from worker_hooks.storage.late_randomness import UnknownStateError
+from worker_hooks.storage.manifest import DUMP_KIND, REPLICATED, Manifest, Shard
+from worker_hooks.storage.memory_dump import HeldDump
 
 log = logging.getLogger("msrun")
 
 LOOK_S = 0.01  # between two looks at the notes: not every file system reports changes
-LATE_S = 20.0  # without any sign: ranks that have not settled by then never will
+LATE_S = 5.0  # without a note: no thread of that rank runs, its page has what it did last
 LAST_LOOK_S = 1.0  # at a main thread that may be blocked after a complete update
+LEAVE_S = 5.0  # for the others, to see that the dump is complete
 EXIT = 1
 
 
 def save_without_agent(guard: Guard) -> None:
     """Save the state of this rank and its peers, and end the process. Runs in the listener."""
-    path = None
     try:
-        path = _save(guard)
+        _save(guard)
     except OSError as error:
         log.error("msrun is gone, and nothing could be saved: %s", error)  # noqa: TRY400
     except Exception:
         log.exception("msrun is gone, and saving failed")
     finally:
-        if path:
-            log.error("msrun is gone; saved: %s; resume with: msrun --resume", path)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(EXIT)
 
 
-def _save(guard: Guard) -> str | None:
-    welcome, env = guard.welcome, guard.env
+def _save(guard: Guard) -> None:
+    welcome = guard.welcome
     assert welcome is not None
     guard.gate.hold()
-    name = f"{DUMP}alone-{env.record_id}-{env.attempt}{UNFINISHED}"
+    name = f"{DUMP}alone-{guard.env.record_id}{UNFINISHED}"
     notes, place = _open_notes(guard, name)
+    began_s = time.monotonic()
     _settle(guard, notes, welcome.update_grace_s)
-    ranks = _await_all(notes, guard)
-    whole = {rank: note for rank, note in ranks.items() if note.is_whole}
-    step = max((note.step for note in whole.values()), default=0)
-    if step <= guard.resumed_step:
-        log.error(_why_nothing(ranks, step, guard.resumed_step))
-        return None
-    dump = _DumpWithoutAgent(guard, notes, step, welcome.stall_s)
-    saved = dump.save([place, *([welcome.fallback] if place != welcome.fallback else [])])
-    if saved is not None and dump.leads:
-        shutil.rmtree(notes.folder, ignore_errors=True)
-    return saved
+    silent = _await_all(guard, notes, began_s, welcome.update_grace_s)
+    dump = _DumpWithoutAgent(guard, notes, welcome.stall_s)
+    try:
+        saved = dump.save([place, *([welcome.fallback] if place != welcome.fallback else [])])
+    finally:
+        # nobody else would: the forkserver gives each rank half an hour to save
+        silent = (silent - notes.read().keys()) | dump.stuck | guard.peers.stopped()
+        if ended := guard.peers.end(silent):
+            log.error("msrun is gone; killed, as it did not answer: rank %s", _listed(ended))
+    if saved is None:
+        log.error("msrun is gone; %s", dump.why_nothing(guard.resumed_step))
+    else:
+        log.error("msrun is gone; saved: %s; resume with: msrun --resume", saved)
+    if dump.leads and saved is not None:
+        dump.clean_up()
 
 
 def _open_notes(guard: Guard, name: str) -> tuple[PeerNotes, str]:
@@ -89,15 +100,24 @@ def _open_notes(guard: Guard, name: str) -> tuple[PeerNotes, str]:
 
 def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
     """Wait until this rank's state will not change any more, then describe it in its note."""
+    if guard.memory is not None:
+        step = guard.memory.manifest.step
+        notes.tell(step=step, is_settled=True, is_whole=True, is_memory=True)
+        return
     gate, source = guard.gate, guard.source
-    deadline = time.monotonic() + grace_s
+    began_s = time.monotonic()
+    deadline = began_s + grace_s
     while time.monotonic() < deadline and not gate.is_held:
         step = source.step
-        others = [note for note in notes.read().values() if note.is_settled]
+        told = notes.read()
+        others = [note for note in told.values() if note.is_settled]
         if not gate.is_torn and any(note.step <= step for note in others):
             break  # that peer holds: no collective after this commit can be finished
-        if not gate.is_torn and len(guard.live_ranks()) < guard.env.world_size:
-            break  # a peer is dead: the same
+        if not gate.is_torn and not guard.peers.are_all_awake:
+            break  # a peer is dead or stopped: the same
+        is_late = time.monotonic() > began_s + LATE_S
+        if not gate.is_torn and is_late and set(guard.peers) - told.keys():
+            break  # a peer does not run: the same
         if step != notes.mine.step:
             notes.tell(step=step)
         time.sleep(LOOK_S)
@@ -105,62 +125,123 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
     notes.tell(step=step, is_settled=True, is_whole=is_whole, why=why)
 
 
-def _await_all(notes: PeerNotes, guard: Guard) -> dict[int, PeerNote]:
-    """The settled notes of all ranks that exist, or of those that settle in time."""
+def _await_all(guard: Guard, notes: PeerNotes, began_s: float, grace_s: float) -> set[int]:
+    """Wait for the notes of all ranks that can write one; the ranks that did not.
+
+    A rank that is stopped cannot. One whose listener does not run (its main thread is in a call
+    that keeps the interpreter, or in the kernel) writes none within LATE_S.
+    """
+    late_s = began_s + LATE_S
+    until_s = late_s + grace_s + LAST_LOOK_S
     while True:
-        ranks = notes.read()
-        settled = {rank: note for rank, note in ranks.items() if note.is_settled}
-        if settled.keys() >= guard.live_ranks() or notes.last_sign_s() > LATE_S:
-            return settled
+        notes.touch()
+        told = notes.read()
+        unsettled = guard.peers.awake() - {rank for rank, note in told.items() if note.is_settled}
+        now_s = time.monotonic()
+        if not unsettled or now_s > until_s or (now_s > late_s and not unsettled & told.keys()):
+            return set(guard.peers) - told.keys()
         time.sleep(LOOK_S)
 
 
-def _why_nothing(ranks: dict[int, PeerNote], step: int, resumed: int) -> str:
-    if step and step == resumed:
-        return f"msrun is gone; step {step} is saved already; resume with: msrun --resume"
-    torn = "; ".join(f"rank {rank}: {note.why}" for rank, note in ranks.items() if note.why)
-    return f"msrun is gone; nothing to save ({torn or 'no step was committed'})"
+class _PrivateStates(NamedTuple):
+    """What a dump has of the ranks' private states."""
+
+    shards: tuple[Shard, ...]
+    stale: tuple[int, ...] = ()  # ranks whose is of an earlier step
+    why_lost: str = ""
 
 
 class _DumpWithoutAgent:
     """One rank's part in a dump without an agent."""
 
-    def __init__(self, guard: Guard, notes: PeerNotes, step: int, stall_s: float) -> None:
+    def __init__(self, guard: Guard, notes: PeerNotes, stall_s: float) -> None:
         self._guard = guard
         self._notes = notes
-        self._step = step
         self._stall_s = stall_s
         self._rank = guard.env.rank
+        self.stuck: set[int] = set()  # leaders that gave no sign for too long
+        self._tried: set[Path] = set()  # folders that this rank made
+        self._seen: dict[int, PeerNote] = {}
         self.leads = False
 
     def save(self, places: list[str]) -> str | None:
         """Take part until the dump is complete; its folder, or ``None`` if it cannot be."""
         while (path := self._notes.saved()) is None:
-            notes = self._notes.read()
-            leaders = [
-                rank
-                for rank, note in sorted(notes.items())
-                if note.is_whole and note.step == self._step and not note.failed
-            ]
-            if not leaders or self._notes.last_sign_s() > self._stall_s:
-                return None
-            if leaders[0] == self._rank:
-                self._lead(places)
+            found = self._notes.read()
+            self._seen |= found
+            leader = self._leader(found)
+            if leader is None:
+                return self._notes.saved()
+            if leader == self._rank:
+                # a leader that is stuck may be so because of its disk
+                self._lead(places[::-1] if self.stuck else places)
             else:
-                self._follow(notes[leaders[0]].leads)
+                self._follow(found[leader])
+            self._notes.touch()
             time.sleep(LOOK_S)
         return path
 
+    def _leader(self, notes: Mapping[int, PeerNote]) -> int | None:
+        """Who writes: of those that hold the newest step who does so already, else the lowest.
+
+        A dump in memory precedes what ranks hold: it was compared when it was made.
+        """
+        able = [
+            (-note.step, not note.leads, not note.is_memory, rank)
+            for rank, note in notes.items()
+            if note.is_whole and note.step > self._guard.resumed_step and not note.failed
+        ]
+        for *_, rank in sorted(able):
+            if rank != self._rank and self._notes.silent_s(rank) > self._stall_s:
+                if rank not in self.stuck:
+                    log.error("rank %d was to save, and gives no sign", rank)
+                self.stuck.add(rank)
+            if rank not in self.stuck:
+                return rank
+        return None
+
+    def why_nothing(self, resumed: int) -> str:
+        """Why nothing was saved, as a part of a sentence."""
+        step = max((note.step for note in self._seen.values() if note.is_whole), default=0)
+        if step and step == resumed:
+            return f"step {step} is saved already; resume with: msrun --resume"
+        reasons = [
+            f"rank {rank}: {why}"
+            for rank, note in sorted(self._seen.items())
+            if (why := note.failed or note.why)
+        ]
+        reasons += [f"rank {rank} gave no sign for {self._stall_s:g} s" for rank in self.stuck]
+        return f"nothing is saved ({'; '.join(reasons) or 'no step was committed'})"
+
+    def clean_up(self) -> None:
+        """Remove the notes, and what other leaders left, when nobody needs them any more."""
+        until_s = time.monotonic() + LEAVE_S
+        while len(self._notes.read()) > 1 and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+        for folder in {self._notes.folder.parent, *(path.parent for path in self._tried)}:
+            for path in folder.glob(f"{DUMP}*.{self._guard.env.record_id}-*{UNFINISHED}"):
+                shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self._notes.folder, ignore_errors=True)
+
     def _lead(self, places: list[str]) -> None:
         self.leads = True
-        why = ""
+        why, env, step = "", self._guard.env, self._notes.mine.step
         for place in filter(None, places):
+            # of its own: another leader may have died amid a file of its folder, or not quite
+            owner = f"{env.record_id}-{self._rank}"
+            layout = DumpLayout.of_step(Path(place), step, owner)
+            self._tried.add(layout.unfinished)
             try:
-                env = self._guard.env
-                self._write(DumpLayout.of_step(Path(place), self._step, env.record_id))
+                commit.make_folder(layout)
+                self._notes.tell(leads=str(layout.unfinished))
+                if self._guard.memory is not None:
+                    self._write_memory(layout, self._guard.memory)
+                else:
+                    self._write(layout, step)
             except OSError as error:
                 why = f"{error.strerror}: {place}"
                 log.error("rank %d cannot save: %s", self._rank, why)  # noqa: TRY400
+                shutil.rmtree(layout.unfinished, ignore_errors=True)  # notes need some room, too
             except Exception as error:
                 why = repr(error)
                 log.exception("rank %d cannot save", self._rank)
@@ -169,82 +250,143 @@ class _DumpWithoutAgent:
                 return
         self._notes.tell(failed=why or "no folder to save to")
 
-    def _write(self, layout: DumpLayout) -> None:
+    def _write_memory(self, layout: DumpLayout, held: HeldDump) -> None:
+        shards = []
+        for number in range(len(held.manifest.shards)):
+            shard, head, tensors = held.file(number)
+            path = layout.unfinished / shard.file
+            path.parent.mkdir(exist_ok=True)
+            done = safetensors_file.write(path, head, tensors, self._advance)
+            shards.append(shard._replace(nbytes=done.nbytes, sha256=done.sha256))
+        self._complete(layout, held.on_disk(DUMP_KIND, shards))
+
+    def _write(self, layout: DumpLayout, step: int) -> None:
         guard, env = self._guard, self._guard.env
-        commit.make_folder(layout)
         folder = str(layout.unfinished)
-        self._notes.tell(leads=folder)
-        order = protocol.Save(dump_id=0, step=self._step, folder=folder, part=0, parts=1)
+        order = protocol.Save(dump_id=0, step=step, folder=folder, part=0, parts=1)
         written = guard.save(order, self._advance)
         assert isinstance(written, protocol.Written)
-        self._notes.tell(digest=written.digest, private=self._private(folder), folder=folder)
-        others = self._await_private(folder)
+        own = self._private(folder, step)
+        self._notes.tell(digest=written.digest, private=own, folder=folder)
+        others = self._await_answers(folder)
         digests = Counter(note.digest for note in others.values() if note.digest)
         common, count = digests.most_common(1)[0]
         if 2 * count <= digests.total() and len(digests) > 1:
             self._notes.tell(failed="the ranks hold different states, and msrun is gone")
-            log.error("step %d is not saved: ranks hold different states", self._step)
+            log.error("step %d is not saved: ranks hold different states", step)
             return
         if common != written.digest and count > digests.total() // 2:
             self._notes.tell(failed="it differs from most replicas")
             log.error("rank %d differs from the other replicas: another rank saves", self._rank)
             return
         shard = Shard(written.file, self._rank, REPLICATED, written.nbytes, written.sha256)
-        private = [Shard(**note.private) for note in others.values() if note.private]
-        epoch, batch = guard.source.position(self._step)
+        given = [Shard(**note.private) for note in others.values() if note.private]
+        private = self._complete_private(layout, step, given)
+        epoch, batch = guard.source.position(step)
         about = manifest.new(
-            manifest.DUMP_KIND,
-            step=self._step,
+            DUMP_KIND,
+            step=step,
             epoch=epoch - 1,
             batch=batch,
             world_size=env.world_size,
             attempt=env.attempt,
             record_id=env.record_id,
             reason="msrun was killed",
-            shards=(shard, *private),
+            shards=(shard, *private.shards),
             digest=written.digest,
             odd=(
                 rank
                 for rank, note in sorted(others.items())
                 if note.digest and note.digest != written.digest
             ),
+            stale_private=private.stale,
         )
-        self._notes.announce(str(commit.commit(layout, about)), self._step)
 
-    def _await_private(self, folder: str) -> dict[int, PeerNote]:
-        """The notes of all living ranks when each has written its part, or progress has stopped."""
+    def _complete(self, layout: DumpLayout, about: Manifest) -> None:
+        self._notes.announce(str(commit.commit(layout, about)), about.step)
+
+    def _say_lost(self, about: Manifest, private: _PrivateStates) -> None:
+        for ranks, what in (
+            (about.without_private, f"are lost{private.why_lost and ': '}{private.why_lost}"),
+            (about.stale_private, f"are of a step before {about.step}"),
+        ):
+            if ranks:
+                whose = f"the random numbers and data position of rank {_listed(ranks)}"
+                log.error("step %d: %s %s", about.step, whose, what)
+
+    def _await_answers(self, folder: str) -> dict[int, PeerNote]:
+        """The notes of the ranks that have written their part, when no other one will."""
         while True:
             notes = self._notes.read()
-            if all(note.folder == folder for note in notes.values()):
-                return notes
-            if self._notes.last_sign_s() > self._stall_s:
-                return {rank: note for rank, note in notes.items() if note.folder == folder}
+            waited = [rank for rank, note in notes.items() if note.folder != folder]
+            if all(self._notes.silent_s(rank) > self._stall_s for rank in waited):
+                return {rank: note for rank, note in notes.items() if rank not in waited}
+            self._notes.touch()
             time.sleep(LOOK_S)
 
-    def _follow(self, folder: str) -> None:
-        """Write this rank's private state into the leader's folder, once."""
-        if not folder or self._notes.mine.folder == folder:
-            return
-        digest = ""
-        if self._notes.mine.is_whole and self._notes.mine.step == self._step:
-            order = protocol.Save(dump_id=0, step=self._step, folder=folder)
-            answer = self._guard.save(order, self._advance)
-            assert isinstance(answer, protocol.Digested)
-            digest = answer.digest
-        private: dict[str, Any] | None = None
+    def _complete_private(
+        self, layout: DumpLayout, step: int, given: Collection[Shard]
+    ) -> _PrivateStates:
+        """What the ranks wrote, and of those that wrote nothing what their pages have."""
+        source, env = self._guard.source, self._guard.env
+        pages = self._guard.peers.pages()
+        if source.page is not None:
+            pages[self._rank] = source.page
+        ranks, why = range(env.world_size), ""
         try:
-            private = self._private(folder)
-        except OSError as error:  # the leader's folder: the leader fails, too
-            log.error("rank %d cannot save its private state: %s", self._rank, error)  # noqa: TRY400
+            records = private_records.completed(pages, ranks, step)
+        except UnknownStateError as error:
+            why = str(error)
+            found = {rank: private_records.record(page, step) for rank, page in pages.items()}
+            records = {
+                rank: one for rank, one in found.items() if one is not None and one.is_commit
+            }
+        shards, stale = list(given), []
+        for rank in sorted(records.keys() - {shard.rank for shard in given}):
+            record, entries = records[rank], pages[rank].entries
+            try:
+                shards.append(
+                    commit.write_private(layout.unfinished, rank, entries, record, self._advance)
+                )
+            except (ValueError, TypeError, KeyError):
+                continue  # a page that describes itself wrongly is as good as none
+            if record.step != step:
+                stale.append(rank)
+        return _PrivateStates(tuple(shards), tuple(stale), why)
+
+    def _follow(self, leader: PeerNote) -> None:
+        """Compare this rank's state and write its private one into the leader's folder, once."""
+        folder, mine = leader.leads, self._notes.mine
+        if not folder or mine.folder == folder:
+            return
+        digest, private = "", None
+        if not leader.is_memory:
+            try:
+                if mine.is_whole and mine.step == leader.step and not mine.is_memory:
+                    order = protocol.Save(dump_id=0, step=leader.step, folder=folder)
+                    digest = self._guard.save(order, self._advance).digest
+                private = self._private(folder, leader.step)
+            except OSError as error:  # the leader's folder: the leader fails, too
+                log.error("rank %d cannot save its private state: %s", self._rank, error)  # noqa: TRY400
+            except RuntimeError:
+                log.exception("rank %d cannot compare its state", self._rank)
         self._notes.tell(folder=folder, digest=digest, private=private)
 
-    def _private(self, folder: str) -> dict[str, Any] | None:
-        page = self._guard.source.page
-        record = None if page is None else page.record(self._step)
-        if page is None or record is None:
+    def _private(self, folder: str, step: int) -> dict[str, object] | None:
+        """Write this rank's private state, if it is that of the step's end."""
+        page, mine = self._guard.source.page, self._notes.mine
+        record = None if page is None else page.record(step)
+        is_known = record is not None and (
+            record.is_commit or (mine.is_whole and mine.step == step and not mine.is_memory)
+        )
+        if page is None or record is None or not is_known:
             return None
         shard = commit.write_private(Path(folder), self._rank, page.entries, record, self._advance)
         return shard._asdict()
 
     def _advance(self, _nbytes: int) -> None:
         self._notes.touch()
+
+
+def _listed(ranks: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))

@@ -6,6 +6,7 @@ dead writer is detected, and the time of its file is a living writer's sign of p
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -16,6 +17,7 @@ from worker_hooks.contract.atomic_file import ensure_folder, read_small, write_a
 from worker_hooks.contract.process_stat import read_stat
 
 SAVED = "saved.json"
+TOUCH_S = 0.5
 
 
 class PeerNote(NamedTuple):
@@ -25,6 +27,7 @@ class PeerNote(NamedTuple):
     step: int  # the newest commit
     is_settled: bool = False  # the state will not change any more; the rest describes it
     is_whole: bool = False
+    is_memory: bool = False  # what it holds of that step is a dump in memory
     why: str = ""
     leads: str = ""  # the folder that it writes a dump to, as the leader
     failed: str = ""  # why it cannot lead
@@ -46,8 +49,8 @@ class PeerNotes:
         self.folder = folder
         self._rank = rank
         self.mine = PeerNote(os.getpid(), 0)
-        self._signs: dict[str, int] = {}
-        self._heard_at = time.monotonic()
+        self._signs: dict[int, tuple[int, float]] = {}  # by rank: the newest, and when it was seen
+        self._touched_s = 0.0
 
     def tell(self, **changed: Any) -> None:
         """Change fields of this rank's note.
@@ -57,34 +60,40 @@ class PeerNotes:
         """
         self.mine = self.mine._replace(**changed)
         text = json.dumps(self.mine._asdict()).encode()
-        write_atomic(self.folder / f"rank_{self._rank}.json", text, durable=False)
+        write_atomic(self._path(self._rank), text, durable=False)
 
     def touch(self) -> None:
-        """Give a sign of progress."""
-        os.utime(self.folder / f"rank_{self._rank}.json")
+        """Give a sign of life, at most twice a second."""
+        if (now_s := time.monotonic()) > self._touched_s + TOUCH_S:
+            self._touched_s = now_s
+            with contextlib.suppress(OSError):  # whoever looks sees that it is missing
+                os.utime(self._path(self._rank))
 
     def read(self) -> dict[int, PeerNote]:
-        """The notes of all ranks that are alive, this rank's included."""
+        """The notes of all ranks that are alive and not stopped, this rank's included."""
         notes = {}
         for path in self.folder.glob("rank_*.json"):
             try:
                 note = PeerNote(**json.loads(read_small(path)))
             except (OSError, ValueError, TypeError):
                 continue  # just being replaced, or no note
-            if _is_alive(note.pid):
+            if _is_awake(note.pid):
                 notes[int(path.stem[5:])] = note
         return notes
 
-    def last_sign_s(self) -> float:
-        """Seconds since this process last saw a sign of progress of any rank.
+    def silent_s(self, rank: int) -> float:
+        """Seconds since this process last saw a sign of life of a rank.
 
         The files' times are only compared with each other, because clocks are adjusted, and a file
         server has its own clock.
         """
-        signs = {path.name: path.stat().st_mtime_ns for path in self.folder.glob("rank_*.json")}
-        if signs != self._signs:
-            self._signs, self._heard_at = signs, time.monotonic()
-        return time.monotonic() - self._heard_at
+        try:
+            sign = self._path(rank).stat().st_mtime_ns
+        except OSError:
+            sign = 0
+        if rank not in self._signs or self._signs[rank][0] != sign:
+            self._signs[rank] = sign, time.monotonic()
+        return time.monotonic() - self._signs[rank][1]
 
     def announce(self, path: str, step: int) -> None:
         """Announce the complete dump.
@@ -102,7 +111,10 @@ class PeerNotes:
         except (OSError, ValueError, KeyError):
             return None
 
+    def _path(self, rank: int) -> Path:
+        return self.folder / f"rank_{rank}.json"
 
-def _is_alive(pid: int) -> bool:
+
+def _is_awake(pid: int) -> bool:
     found = read_stat(pid)
-    return found is not None and not found.is_dead
+    return found is not None and not found.is_dead and not found.is_stopped

@@ -137,3 +137,29 @@ def test_a_page_full_of_garbage_harms_nobody(seed):
     other.newest_step(0)
     other.beats([0])
     record(other.all()[0], 5)
+
+
+def test_peers_get_each_page_once_when_all_ranks_of_the_attempt_have_one():
+    pages = StatusPages()
+
+    def sent(rank, attempt):
+        pages.keep(rank, attempt, make(rank, attempt)[0])
+        found = pages.take_unshared((0, 1), attempt)
+        assert all(os.readlink(f"/proc/self/fd/{fd}").count("msrun-page") for fd in found.values())
+        return list(found)
+
+    assert sent(0, 0) == []
+    assert sent(1, 0) == [0, 1]
+    assert pages.take_unshared((0, 1), 0) == {}
+    assert sent(1, 0) == [1]  # its page had to grow
+    assert sent(0, 1) == []  # rank 1 is about to be replaced
+    pages.drop(1)
+    assert pages.take_unshared((0, 1), 1) == {}
+    assert sent(1, 1) == [0, 1]
+
+
+def test_a_page_that_is_refused_is_closed():
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError, match="page of rank 3"):
+        StatusPages().keep(0, 0, make(3)[0])
+    assert len(os.listdir("/proc/self/fd")) == before

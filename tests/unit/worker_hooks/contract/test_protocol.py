@@ -17,7 +17,15 @@ from worker_hooks.contract.protocol import (
     StoreForked,
     WorkerOrder,
 )
-from worker_hooks.contract.wire import PACKET_BYTES, ProtocolError, decode, encode, receive, send
+from worker_hooks.contract.wire import (
+    MOST_FDS,
+    PACKET_BYTES,
+    ProtocolError,
+    decode,
+    encode,
+    receive,
+    send,
+)
 
 PLAIN = WorkerOrder(0, ("python", "-u", "train.py"), {"RANK": "0"}, "", "")
 BOUND = WorkerOrder(7, ("a b", "ä\n"), {}, "/l/o.log", "/l/e.log", cpus=(0, 3))
@@ -64,6 +72,7 @@ MESSAGES = [
     protocol.Rejoin(2, "/proc/4711/fd/12", "rank 3 was killed"),
     protocol.Rejoining(3, 2),
     protocol.GoOn(2),
+    protocol.PeerPages([0, 3], [4711, 4712]),
     protocol.Inspect(1),
     protocol.Stack(3, 2, 1, is_in_collective=True, text="all_reduce"),
 ]
@@ -74,6 +83,16 @@ def link():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         yield ours, theirs
+
+
+def test_as_many_descriptors_arrive_as_travel_beside_a_message_and_no_child_has_them(link):
+    ours, theirs = link
+    send(ours, protocol.PeerPages([1], [2]), [0] * MOST_FDS)
+    message, fds = receive(theirs)
+    inherited = [fd for fd in fds if os.get_inheritable(fd)]
+    for fd in fds:
+        os.close(fd)
+    assert (message, len(fds), inherited) == (protocol.PeerPages([1], [2]), MOST_FDS, [])
 
 
 def test_every_kind_of_message_is_tried():

@@ -131,7 +131,7 @@ def _guard(agent, monkeypatch):
     agent.link.shutdown(socket.SHUT_RDWR)
     guard._listener.join(LONG_S)
     guard._wakeup._close()
-    guard._liveness.close()
+    guard.peers.forget()
     guard._link.forget()
     assert alone == []
 

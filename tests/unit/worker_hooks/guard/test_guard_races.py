@@ -148,13 +148,13 @@ def test_an_object_that_fails_later_fails_the_dump_and_not_the_training():
 def test_a_clock_that_is_set_makes_nobody_late(tmp_path, monkeypatch):
     notes = PeerNotes(tmp_path, 0)
     notes.tell(step=1)
-    assert notes.last_sign_s() < 5.0
+    assert notes.silent_s(0) < 5.0
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 3600.0)  # or a server of files ahead of us
-    assert notes.last_sign_s() < 5.0
+    assert notes.silent_s(0) < 5.0
     monkeypatch.setattr(time, "time", lambda: now() - 3600.0)
     time.sleep(0.05)
-    assert 0.05 <= notes.last_sign_s() < 5.0
+    assert 0.05 <= notes.silent_s(0) < 5.0
 
 
 # --- without msrun ----------------------------------------------------------------------------
