@@ -116,6 +116,7 @@ class Attempt(NamedTuple):
     raised: frozenset[int] = frozenset()  # ranks that are held at their top
     first_raised: int | None = None
     failures: Mapping[int, str] = _EMPTY  # rank -> its exception, or its exit code and last words
+    futile: str = ""  # of those, one that a new rank would meet, too
     hung: frozenset[int] = frozenset()  # were killed for it, and may not be gone yet
     left_amid: Mapping[int, str] = _EMPTY  # rank that exited with 0 amid a step -> where
     unreachable: frozenset[int] = frozenset()

@@ -37,8 +37,9 @@ def note_own_failure(job: Job, event: ev.WorkerExited | protocol.Raised) -> Job:
     if says_peer_lost(event.error):
         return job
     match event:
-        case protocol.Raised(rank=rank, error=error):
-            return job.with_own_failure(rank, error)
+        case protocol.Raised(rank=rank, error=error, is_futile=is_futile):
+            job = job.with_own_failure(rank, error)
+            return job._replace(now=job.now._replace(futile=error)) if is_futile else job
         case ev.WorkerExited(rank=rank, exit_code=code, error=error) if code > 0 and error:
             return job.with_own_failure(rank, f"{describe_exit(code)}: {error}")
         case ev.WorkerExited(rank=rank, exit_code=code) if code < 0 and rank in job.now.failures:
@@ -122,6 +123,8 @@ def _why_not_now(job: Job, gone: Collection[int]) -> str:
         return "a stop was asked for"
     if finished := job.having(RankState.SUCCEEDED):
         return f"{listed(finished)} exited already"
+    if job.now.futile:
+        return f"a new rank would fail as well ({job.now.futile})"
     if not gone:
         return "no other rank holds the state"
     survivors = [rank for rank in job.alive() if rank not in gone]

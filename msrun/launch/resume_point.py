@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.spec.job_spec import DumpSpec, UsageError
+from agent.text.wording import listed
 
 LINEAGE = 100  # runs of a long chain that a record keeps
 
@@ -40,14 +41,20 @@ def resume_origin(
     for remark in remarks:
         say(remark)
     if found.newest is None:
-        listed = ", ".join(str(place) for place in origin.folders)
-        raise UsageError(f"there is no complete checkpoint in {listed}: nothing was started")
+        places = ", ".join(str(place) for place in origin.folders)
+        raise UsageError(f"there is no complete checkpoint in {places}: nothing was started")
     path, manifest = found.newest
     for other in found.foreign:
         if other.manifest.step > manifest.step:
             say(f"{other.path} is skipped: another run saved it ({other.manifest.record_id})")
     run = lineage[0] if lineage and manifest.record_id in lineage else manifest.record_id
     say(f"resuming step {manifest.step} of run {run} from {path}")
+    for ranks, what in (
+        (manifest.without_private, "were not saved, and begin anew"),
+        (manifest.stale_private, f"are of a step before {manifest.step}"),
+    ):
+        if ranks:
+            say(f"the random numbers and data position of {listed(ranks)} {what}")
     if manifest.world_size != world_size:
         say(
             f"{manifest.world_size} ranks saved it, now there are {world_size}: training "

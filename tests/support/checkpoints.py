@@ -31,7 +31,14 @@ def shard(folder: Path, file: str, data: bytes, kind: str) -> Shard:
 
 
 def saved(
-    parent: Path, name: str = "", *, step: int = 7, saved_at: float = 1.0, run: str = "r1"
+    parent: Path,
+    name: str = "",
+    *,
+    step: int = 7,
+    saved_at: float = 1.0,
+    run: str = "r1",
+    lost: tuple[int, ...] = (),
+    stale: tuple[int, ...] = (),
 ) -> Path:
     """A complete checkpoint of two files."""
     folder = parent / (name or f"{NAME}{step}")
@@ -40,7 +47,7 @@ def saved(
         shard(folder, OTHER, os.urandom(5000), "private"),
     )
     made = Manifest(
-        "dump", step, 0, 7, 2, 0, run, "a reason", saved_at, shards, "d", (1,), (), (0,)
+        "dump", step, 0, 7, 2, 0, run, "a reason", saved_at, shards, "d", (1,), lost, stale
     )
     write(folder, made)
     return folder

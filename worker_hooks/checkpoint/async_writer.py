@@ -17,7 +17,7 @@ import torch
 from worker_hooks.checkpoint.finalize import WrittenParts
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, encode
 from worker_hooks.checkpoint.staging import StagingBuffer
-from worker_hooks.checkpoint.writer_process import ERROR, FOLDER, ORDER, ROOM, WARNINGS
+from worker_hooks.checkpoint.writer_process import ERROR, FOLDER, ORDER, PASSES, ROOM, WARNINGS
 
 SILENT_S = 600.0  # without a sign of progress; a single fsync can take long
 END_S = 10.0
@@ -176,7 +176,7 @@ class AsyncWriter:
                 if message:
                     self._order = None
                     if ERROR in message:
-                        raise CheckpointError(message[ERROR])
+                        raise CheckpointError(message[ERROR], is_passing=message[PASSES])
                     return WrittenParts(message[FOLDER], tuple(message[WARNINGS]))
             within_s = 0.0
         return None

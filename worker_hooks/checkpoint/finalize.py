@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from worker_hooks.checkpoint import incarnation, rank_writer
 from worker_hooks.checkpoint.rank_writer import Advance, RankPart, describe_error
-from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder
+from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, is_passing
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, retention
 from worker_hooks.storage import manifest as manifests
@@ -53,7 +53,9 @@ def finalize(order: SaveOrder, advance: Advance) -> WrittenParts:
         if isinstance(error, CheckpointError):
             raise
         why = describe_error(error)
-        raise CheckpointError(f"{order.final.folder} cannot be saved: {why}") from error
+        raise CheckpointError(
+            f"{order.final.folder} cannot be saved: {why}", is_passing=is_passing(error)
+        ) from error
     try:
         warnings += prune(order, folder, advance)
     except OSError as error:

@@ -17,10 +17,11 @@ from worker_hooks.checkpoint.config import CheckpointConfig
 from worker_hooks.checkpoint.context import CheckpointContext, CheckpointedTraining
 from worker_hooks.checkpoint.finalize import WrittenParts, finalize
 from worker_hooks.checkpoint.overdue import OverdueCheckpoint
+from worker_hooks.checkpoint.passing_failures import PassingFailures
 from worker_hooks.checkpoint.planner import PlannedCheckpoint, plan_checkpoint
 from worker_hooks.checkpoint.rank_comparison import compare_ranks
 from worker_hooks.checkpoint.rank_writer import write_part
-from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, SaveRules
+from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, SaveRules, is_passing
 from worker_hooks.contract.fingerprint import bundled
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.guard.exit_hooks import after_uncaught, describe
@@ -68,6 +69,7 @@ class ModelCheckpoint:
         self._final_prefix: str | None = None  # the prefix with its number, once it is known
         self._step = 0  # saved, being saved, or resumed from
         self._is_own: bool | None = None  # each rank's state is its own; None: not compared yet
+        self._failures = PassingFailures()
         self._context: CheckpointContext
         self._pid = os.getpid()
 
@@ -111,13 +113,16 @@ class ModelCheckpoint:
         """Save if a checkpoint is due.
 
         Raises:
-            CheckpointError: it cannot be saved, or the previous one could not be saved.
+            CheckpointError: it cannot be saved, or the previous one could not be saved, and the
+                next one could not be, either. A disk that is full or fails ends no training: that
+                is said, and the next checkpoint is tried when it is due.
         """
         self._poll()
         if self._schedule is None:
             self._schedule = self._make_schedule(state)
         if self._schedule.is_due(state.step):
-            self._save(state.step, self._reason())
+            with self._failures.said(self._context.guard):
+                self._save(state.step, self._reason())
         elif self._writer is not None and not self._writer.staging.nbytes:
             self._writer.reserve(self._plan(state.step).nbytes)
 
@@ -136,6 +141,7 @@ class ModelCheckpoint:
             self._writer.give_up()
             self._writer = AsyncWriter()
         self._step = 0  # as in the new rank, which does not know what was saved
+        self._failures = PassingFailures()
 
     def armed(self, state: CheckpointedTraining) -> None:
         """After a replacement, save the checkpoint that was due when the rank died, if missing.
@@ -148,8 +154,10 @@ class ModelCheckpoint:
             CheckpointError: it cannot be saved.
         """
         step = self._context.memory_step
-        if self._schedule is None and step and self._is_overdue(state, step):
-            self._save(step, f"{self._reason()}, made up for")
+        if self._schedule is None and step:
+            with self._failures.said(self._context.guard):
+                if self._is_overdue(state, step):
+                    self._save(step, f"{self._reason()}, made up for")
 
     def end(self, state: CheckpointedTraining) -> None:
         """Save the last step, and wait until everything is saved.
@@ -179,8 +187,9 @@ class ModelCheckpoint:
     def _save_newest(
         self, state: CheckpointedTraining, reason: str, *, is_end: bool = False
     ) -> None:
-        self.wait()
+        self._finish_previous()
         step = state.step
+        self._failures.raise_that_of(step)
         if step > self._step:
             if step == self._context.memory_step and self._overdue(step).is_saved(step):
                 self._step = step
@@ -195,7 +204,7 @@ class ModelCheckpoint:
             CheckpointError: it failed.
         """
         if self._writer is not None:
-            self._warn(self._writer.wait(self._context.guard.gate.raise_if_ejected))
+            self._done(self._writer.wait(self._context.guard.gate.raise_if_ejected))
 
     # --- internals ------------------------------------------------------------------------------
 
@@ -219,7 +228,17 @@ class ModelCheckpoint:
 
     def _poll(self) -> None:
         if self._writer is not None and self._writer.is_busy:
-            self._warn(self._writer.poll())
+            with self._failures.said(self._context.guard):
+                self._done(self._writer.poll())
+
+    def _finish_previous(self) -> None:
+        with self._failures.said(self._context.guard):
+            self.wait()
+
+    def _done(self, done: WrittenParts | None) -> None:
+        if done is not None:
+            self._failures.saved(self._context.guard, done.folder)
+        self._warn(done)
 
     def _warn(self, done: WrittenParts | None) -> None:
         for warning in () if done is None else done.warnings:
@@ -252,21 +271,26 @@ class ModelCheckpoint:
         return OverdueCheckpoint(self._layout(step), self._context.env, step, check, STALL_S)
 
     def _save(self, step: int, reason: str, *, is_end: bool = False) -> None:
-        self.wait()
+        self._finish_previous()
         # behind the last step no update follows that gradients could wait for
         if (why := self._context.committed.why_pending) and not is_end:
             log.warning("step %d is not saved: %s", step, why)
             return
         resumed = self._context.memory_step
         is_trial = 0 < resumed < step <= resumed + COMMITS
+        self._failures.attempt(step)
         if self._is_own is None or is_trial:
             self._is_own = self._compare(step)
         if is_trial and self._is_own:  # the agent is about to undo the replacement
             self._is_own = None
             log.warning("step %d is not saved: the ranks differ since one was replaced", step)
             return
+        # first: all ranks count a step as tried, whichever of them could not write
+        self._step = step
         plan = self._plan(step)
         order = self._order(step, plan, reason)
+        if order.rank == 0:
+            self._failures.begin(order.layout.unfinished)
         if self._writer is None:
             self._write(order, plan)
         else:
@@ -274,7 +298,6 @@ class ModelCheckpoint:
             ready = () if plan.replica is None else plan.replica.ready
             copying = self._writer.staging.fill(plan.tensors, plan.octets, ready)
             self._writer.begin(order, copying)
-        self._step = step
 
     def _compare(self, step: int) -> bool:
         """Whether each rank has to write a state of its own."""
@@ -287,7 +310,9 @@ class ModelCheckpoint:
             ranks = env.rank, env.world_size
             found = compare_ranks(layout, ranks, texts, self._check_ejected, STALL_S)
         except (OSError, TypeError) as error:
-            raise CheckpointError(f"{layout.folder} cannot be saved: {error}") from error
+            raise CheckpointError(
+                f"{layout.folder} cannot be saved: {error}", is_passing=is_passing(error)
+            ) from error
         if found and env.rank == 0:
             log.warning("each rank saves a state of its own, as ranks differ: %s", found)
         return bool(found)
@@ -295,7 +320,7 @@ class ModelCheckpoint:
     def _write(self, order: SaveOrder, plan: PlannedCheckpoint) -> None:
         write_part(order, plan, self._check_ejected)
         if order.rank == 0:
-            self._warn(finalize(order, self._check_ejected))
+            self._done(finalize(order, self._check_ejected))
 
     def _check_ejected(self, _nbytes: int) -> None:
         self._context.guard.gate.raise_if_ejected()  # an awaited rank may be dead
@@ -362,7 +387,9 @@ class ModelCheckpoint:
                     tuple(filter(None, self._context.lineage.split(":"))),
                 )
             except OSError as error:
-                raise CheckpointError(f"{self._directory} cannot be read: {error}") from error
+                raise CheckpointError(
+                    f"{self._directory} cannot be read: {error}", is_passing=is_passing(error)
+                ) from error
         return self._final_prefix
 
     def _make_schedule(

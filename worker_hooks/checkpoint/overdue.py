@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from worker_hooks.checkpoint import incarnation, numbering
 from worker_hooks.checkpoint.rank_writer import describe_error
-from worker_hooks.checkpoint.save_plan import CheckpointError
+from worker_hooks.checkpoint.save_plan import CheckpointError, is_passing
 from worker_hooks.contract.atomic_file import FOLDER_MODE
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import CheckpointLayout
@@ -123,7 +123,9 @@ class OverdueCheckpoint(NamedTuple):
             yield self.layout.directory
         except OSError as error:
             why = describe_error(error)
-            raise CheckpointError(f"{self.layout.folder} cannot be saved: {why}") from error
+            raise CheckpointError(
+                f"{self.layout.folder} cannot be saved: {why}", is_passing=is_passing(error)
+            ) from error
 
 
 def _remove(path: Path) -> None:

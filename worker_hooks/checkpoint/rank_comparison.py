@@ -10,7 +10,13 @@ import json
 import time
 from collections.abc import Callable, Mapping
 
-from worker_hooks.checkpoint.save_plan import CheckpointError
+from worker_hooks.checkpoint.rank_writer import (
+    describe_error,
+    failure_file,
+    raise_reported,
+    report_failure,
+)
+from worker_hooks.checkpoint.save_plan import CheckpointError, is_passing
 from worker_hooks.contract.atomic_file import FOLDER_MODE, read_small, write_atomic
 from worker_hooks.contract.fingerprint import Fingerprint, describe, differences
 from worker_hooks.contract.layout import CheckpointLayout
@@ -43,7 +49,12 @@ def compare_ranks(
     folder = layout.unfinished
     commit.make_durable(folder.parent)
     folder.mkdir(FOLDER_MODE, exist_ok=True)
-    write_atomic(folder / _file(rank), json.dumps(dict(texts)).encode(), durable=False)
+    try:
+        write_atomic(folder / _file(rank), json.dumps(dict(texts)).encode(), durable=False)
+    except OSError as error:
+        failed = failure_file(layout, rank)
+        report_failure(failed, describe_error(error), passes=is_passing(error))
+        raise
     found: dict[int, Fingerprint] = {}
     deadline = time.monotonic() + stall_s
     while True:
@@ -51,7 +62,7 @@ def compare_ranks(
             try:
                 found[other] = json.loads(read_small(folder / _file(other)))
             except FileNotFoundError:
-                continue
+                raise_reported(layout, other)
         if len(found) == count:
             return describe(differences(found))
         check(0)

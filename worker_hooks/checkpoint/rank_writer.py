@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder
+from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, is_passing
 from worker_hooks.contract.atomic_file import (
     FOLDER_MODE,
     describe_os_error,
@@ -64,10 +64,14 @@ def write_part(order: SaveOrder, content: Content, advance: Advance) -> None:
         shards = [shard._asdict() for shard in done.shards]
         _write_json(layout.unfinished / layout.part(rank), {**done._asdict(), "shards": shards})
     except (OSError, ValueError) as error:
-        why = describe_error(error)
-        with contextlib.suppress(OSError):
-            _write_json(failure_file(layout, rank), {"why": why})
-        raise CheckpointError(f"{layout.folder} cannot be saved: {why}") from error
+        why, passes = describe_error(error) + _room(error, order), is_passing(error)
+        if isinstance(error, FileNotFoundError) and not layout.unfinished.exists():
+            why, passes = "rank 0 could not write, and gave it up", True
+        else:
+            report_failure(failure_file(layout, rank), why, passes=passes)
+        raise CheckpointError(
+            f"{layout.folder} cannot be saved: {why}", is_passing=passes
+        ) from error
 
 
 def read_part(layout: CheckpointLayout, rank: int) -> RankPart | None:
@@ -79,9 +83,7 @@ def read_part(layout: CheckpointLayout, rank: int) -> RankPart | None:
     try:
         fields = json.loads(read_small(layout.unfinished / layout.part(rank)))
     except (OSError, ValueError):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            why = json.loads(read_small(failure_file(layout, rank)))["why"]
-            raise CheckpointError(f"{layout.folder} cannot be saved: rank {rank}: {why}") from None
+        raise_reported(layout, rank)
         return None
     shards = tuple(Shard(**shard) for shard in fields["shards"])
     return RankPart(fields["step"], shards, fields["digest"])
@@ -90,6 +92,48 @@ def read_part(layout: CheckpointLayout, rank: int) -> RankPart | None:
 def failure_file(layout: CheckpointLayout, rank: int) -> Path:
     """The file in which a rank reports a failure."""
     return layout.unfinished / f"rank_{rank}.failed.json"
+
+
+def report_failure(path: Path, why: str, *, passes: bool) -> None:
+    """Tell the other ranks that this one cannot write; where not even that has room, that alone."""
+    try:
+        _write_json(path, {"why": why, "is_passing": passes})
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.touch()
+
+
+def raise_reported(layout: CheckpointLayout, rank: int) -> None:
+    """Raise what a rank has reported, if it has.
+
+    Raises:
+        CheckpointError: it could not write.
+    """
+    try:
+        content = failure_file(layout, rank).read_bytes()
+    except OSError:
+        return
+    fields = {"why": "it had no room to say why", "is_passing": True}
+    with contextlib.suppress(ValueError):
+        fields |= json.loads(content)
+    raise CheckpointError(
+        f"{layout.folder} cannot be saved: rank {rank}: {fields['why']}",
+        is_passing=bool(fields["is_passing"]),
+    )
+
+
+def _room(error: Exception, order: SaveOrder) -> str:
+    """How much room there is and how much is needed, if that is what is wrong."""
+    if not isinstance(error, OSError) or error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        return ""
+    needed = 0 if order.share is None else order.share.nbytes + order.share.buffers
+    needed += 0 if order.own is None else order.own.nbytes
+    try:
+        disk = os.statvfs(order.layout.directory)
+    except OSError:
+        return ""
+    free = disk.f_bavail * disk.f_frsize
+    return f" ({needed / 1e6:.1f} MB to write, {free / 1e6:.1f} MB free)"
 
 
 def describe_error(error: Exception) -> str:

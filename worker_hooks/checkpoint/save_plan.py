@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,9 +10,23 @@ from typing import Any, NamedTuple
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.contract.status_page import CommitRecord, Entry
 
+_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
+"""Errors of a disk that may be another one at the next checkpoint: it is full, or fails."""
+
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be saved; the message says why."""
+
+    def __init__(self, why: str, *, is_passing: bool = False) -> None:
+        """``is_passing``: the next one may be saved; training need not end for it."""
+        super().__init__(why)
+        self.is_passing = is_passing
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether what raised this may succeed later, with nothing changed but the disk."""
+    is_disk = isinstance(error, OSError) and error.errno in _PASSING
+    return is_disk or (isinstance(error, CheckpointError) and error.is_passing)
 
 
 class Share(NamedTuple):

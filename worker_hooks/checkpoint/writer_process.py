@@ -21,7 +21,7 @@ from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, decode
 from worker_hooks.storage.durable_file import ThrottledProgress
 
 ORDER, ROOM = "order", "room"
-FOLDER, WARNINGS, ERROR = "folder", "warnings", "error"
+FOLDER, WARNINGS, ERROR, PASSES = "folder", "warnings", "error", "passes"
 SIGN_S = 1.0
 _PIECE = 4 << 20  # bytes
 _NICE = 10  # a tenth of training's share of a core
@@ -86,20 +86,16 @@ def _execute(order: SaveOrder, fd: int) -> dict[str, object]:
     try:
         return _write_and_finalize(order, fd, ThrottledProgress(lambda _: _send({}), SIGN_S))
     except CheckpointError as error:
-        return {ERROR: str(error)}
+        return {ERROR: str(error), PASSES: error.is_passing}
     except Exception as error:  # noqa: BLE001  sent to training, which raises it
-        return {ERROR: f"{order.layout.folder} cannot be saved: {error!r}"}
+        return {ERROR: f"{order.layout.folder} cannot be saved: {error!r}", PASSES: False}
 
 
 def _write_and_finalize(order: SaveOrder, fd: int, advance: Advance) -> dict[str, object]:
-    with mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ) as whole:
-        memory = memoryview(whole)
-        content = SharedContent(order, memory)
-        try:
-            write_part(order, content, advance)
-        finally:
-            del content
-            memory.release()
+    # not closed: the frames of an error hold slices of it, and to close it would raise instead
+    memory = memoryview(mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ))
+    write_part(order, SharedContent(order, memory), advance)
+    del memory
     if order.rank:
         return {FOLDER: "", WARNINGS: []}
     done = finalize(order, advance)

@@ -139,6 +139,7 @@ class Raised(NamedTuple):
     rank: int
     attempt: int
     error: str  # its last line
+    is_futile: bool = False  # a new rank in its place would fail, too
 
 
 class Unprotected(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Protocol
 class ExitHold(Protocol):
     """What can hold the main thread."""
 
-    def hold_exception(self, error: str) -> bool:
+    def hold_exception(self, error: str, *, is_futile: bool = False) -> bool:
         """Wait until nothing is to be saved any more."""
 
     def hold_exit(self) -> None:

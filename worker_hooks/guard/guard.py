@@ -274,8 +274,12 @@ class Guard:
 
     # --- the main thread ------------------------------------------------------------------------
 
-    def hold_exception(self, error: str) -> bool:
+    def hold_exception(self, error: str, *, is_futile: bool = False) -> bool:
         """Hold the main thread, whose training function has raised, until nothing is to be saved.
+
+        Args:
+            error: its last line.
+            is_futile: a new rank in this one's place would fail in the same way.
 
         Returns:
             Whether it is to :meth:`rejoin`.
@@ -284,7 +288,10 @@ class Guard:
             self.gate.note_raised()
             with self._rejoin_lock:
                 if self._rejoin_order is None:  # else the attempt that failed is over already
-                    self._send(protocol.Raised(**self._sender, error=error[:2000]))
+                    raised = protocol.Raised(
+                        **self._sender, error=error[:2000], is_futile=is_futile
+                    )
+                    self._send(raised)
             self._await_release()
         return self._rejoin_order is not None
 

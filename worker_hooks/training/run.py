@@ -39,7 +39,7 @@ def run(train: Callable[[TrainState], Result], state: TrainState) -> Result:
         except EjectedError:
             is_again = True
         except Exception as error:
-            is_again = state.hold(describe(error))
+            is_again = state.hold(error)
             if not is_again:
                 raise
             log.warning("rank %d repeats its step after: %s", state.rank, describe(error)[:200])

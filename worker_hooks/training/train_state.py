@@ -21,6 +21,8 @@ import torch
 from worker_hooks.callbacks.graceful_exit import ExitControl
 from worker_hooks.callbacks.protocol import CallbackList
 from worker_hooks.checkpoint.context import CheckpointContext
+from worker_hooks.checkpoint.save_plan import CheckpointError
+from worker_hooks.guard.exit_hooks import describe
 from worker_hooks.recovery import resume
 from worker_hooks.recovery.rejoin import Membership
 from worker_hooks.recovery.resume import ResumePoint
@@ -250,9 +252,11 @@ class TrainState:
         self._membership.begin()
         self._loop.begin_run(train)
 
-    def hold(self, error: str) -> bool:
+    def hold(self, error: Exception) -> bool:
         """After a failure, wait while the state is saved; whether to :meth:`rejoin`."""
-        return self._guard.hold_exception(error)
+        # a healthy rank, and a new one would owe the same checkpoint
+        is_futile = isinstance(error, CheckpointError)
+        return self._guard.hold_exception(describe(error), is_futile=is_futile)
 
     def rejoin(self) -> None:
         """Continue with new peers, from the checkpoint that the agent has in memory."""

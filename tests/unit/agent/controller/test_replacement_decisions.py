@@ -182,6 +182,15 @@ def test_an_exception_that_comes_again_at_its_step_is_the_script_s():
     assert job.now.not_replaced == "the same failure twice at step 5 (ValueError: bad)"
 
 
+def test_an_exception_that_a_new_rank_would_meet_too_costs_no_replacement():
+    """A checkpoint that the disk does not take: the new rank would owe the same one."""
+    job = play(THREE, running(3))
+    first, *rest = raises(1, 5, 1)
+    for event in [first._replace(is_futile=True), *rest[:4]]:
+        job = decide(job, event).job
+    assert job.now.not_replaced == "a new rank would fail as well (ValueError: bad)"
+
+
 @pytest.mark.parametrize(("step", "error"), [(6, "ValueError: bad"), (5, "ValueError: worse")])
 def test_one_at_another_step_or_another_one_is_replaced(step, error):
     job = play(THREE, running(3))

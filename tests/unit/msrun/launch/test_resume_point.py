@@ -18,6 +18,16 @@ def test_another_number_of_ranks_is_said(tmp_path):
     assert said[1].startswith("2 ranks saved it, now there are 3")
 
 
+def test_what_the_checkpoint_lacks_is_said(tmp_path):
+    saved(tmp_path, lost=(1,), stale=(0,))
+    said = []
+    dump(ResumeOrigin((tmp_path,)), said)
+    assert said[1:] == [
+        "the random numbers and data position of rank 1 were not saved, and begin anew",
+        "the random numbers and data position of rank 0 are of a step before 7",
+    ]
+
+
 def test_the_newest_whole_checkpoint_of_all_places_is_taken(tmp_path):
     base = "tft_saved_checkpoints-step_"
     best = saved(tmp_path / "b", f"{base}5", step=5)

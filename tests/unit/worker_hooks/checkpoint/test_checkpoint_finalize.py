@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import threading
 
 import pytest
@@ -10,9 +12,10 @@ import torch
 from support.checkpoints import newest
 
 from worker_hooks.checkpoint import finalize as commits
-from worker_hooks.checkpoint import rank_writer
+from worker_hooks.checkpoint import rank_comparison, rank_writer
 from worker_hooks.checkpoint.finalize import finalize
 from worker_hooks.checkpoint.planner import PlannedCheckpoint
+from worker_hooks.checkpoint.rank_comparison import compare_ranks
 from worker_hooks.checkpoint.rank_writer import write_part
 from worker_hooks.checkpoint.save_plan import (
     CheckpointError,
@@ -173,6 +176,57 @@ def test_what_a_rank_cannot_write_all_hear(tmp_path):
     with pytest.raises(CheckpointError, match=r"rank 1: .*Is a directory"):
         first.commit()
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(("number", "passes"), [(errno.ENOSPC, True), (errno.EACCES, False)])
+@pytest.mark.parametrize("has_room", [True, False], ids=["", "not even for the reason"])
+def test_all_hear_whether_what_failed_may_pass(tmp_path, monkeypatch, has_room, number, passes):
+    error = OSError(number, os.strerror(number))
+
+    def refuse(*_, **__):
+        raise error
+
+    second, first = Rank(tmp_path, 1, 2, part=None), Rank(tmp_path, 0, 2).write()
+    with monkeypatch.context() as patched:
+        patched.setattr(rank_writer.commit, "write_private", refuse)
+        if not has_room:
+            patched.setattr(rank_writer, "write_atomic", refuse)
+        with pytest.raises(CheckpointError, match=os.strerror(number)) as told:
+            second.write()
+    assert told.value.is_passing == passes
+    assert ("MB to write" in str(told.value)) == passes
+    why = os.strerror(number) if has_room else "it had no room to say why"
+    with pytest.raises(CheckpointError, match=f"rank 1: {why}") as heard:
+        first.commit()
+    assert heard.value.is_passing == (passes or not has_room)
+
+
+def test_a_part_of_what_rank_0_gave_up_is_given_up(tmp_path, monkeypatch):
+    second = Rank(tmp_path, 1, 2, part=None)
+
+    def remove(*_, **__):
+        shutil.rmtree(second.order.layout.unfinished)
+        (second.order.layout.unfinished / "private").write_bytes(b"")
+
+    monkeypatch.setattr(rank_writer.commit, "write_private", remove)
+    with pytest.raises(CheckpointError, match="rank 0 could not write") as told:
+        second.write()
+    assert told.value.is_passing
+
+
+def test_a_rank_that_cannot_say_what_it_holds_keeps_nobody_waiting(tmp_path, monkeypatch):
+    layout = CheckpointLayout(tmp_path, "CKP", 1, 7, "r-0")
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rank_comparison, "write_atomic", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            compare_ranks(layout, (1, 2), {}, quiet, 60.0)
+    with pytest.raises(CheckpointError, match="rank 1: No space left") as told:
+        compare_ranks(layout, (0, 2), {}, quiet, 60.0)
+    assert told.value.is_passing
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path):

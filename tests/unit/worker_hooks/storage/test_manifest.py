@@ -14,7 +14,7 @@ from worker_hooks.storage.manifest import PRIVATE, Shard, read, verify, write
 
 @pytest.fixture
 def folder(tmp_path):
-    return saved(tmp_path)
+    return saved(tmp_path, stale=(0,))
 
 
 def changed(folder, **fields):
