@@ -40,18 +40,25 @@ def detach(agent_pid: int) -> None:
 
 
 def _await_adoption(agent_pid: int) -> None:
-    """Wait until the middle process is gone and the kernel has made the agent our parent."""
+    """Wait until the middle process is gone and the kernel has made the agent our parent.
+
+    Or until the agent is gone. Then the parent may be a process that never ends, such as init.
+    """
     middle = os.getppid()
     if middle == agent_pid:
         return
+    waiting = select.poll()  # not select(): a descriptor may be above 1023
+    opened: list[int] = []
     try:
-        fd = os.pidfd_open(middle)
+        for pid in (middle, agent_pid):
+            opened.append(os.pidfd_open(pid))
+            waiting.register(opened[-1], select.POLLIN)
+        waiting.poll(60_000)
     except ProcessLookupError:
         return
-    waiting = select.poll()  # not select(): a descriptor may be above 1023
-    waiting.register(fd, select.POLLIN)
-    waiting.poll(60_000)
-    os.close(fd)
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
 def become(order: WorkerOrder) -> None:

@@ -110,7 +110,7 @@ def raise_reported(layout: CheckpointLayout, rank: int) -> None:
         CheckpointError: it could not write.
     """
     try:
-        content = failure_file(layout, rank).read_bytes()
+        content = read_small(failure_file(layout, rank))
     except OSError:
         return
     fields = {"why": "it had no room to say why", "is_passing": True}

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from agent.forkserver import server
+from agent.forkserver.adoption import AdoptionResult
+from worker_hooks.contract import protocol
 
 ROOT = Path(__file__).parents[4]
 PRELUDE = """
@@ -207,3 +213,48 @@ def test_too_few_descriptors_are_a_reason_not_an_exception(free):
     assert [pid for pid, _ in seen["outcomes"]] == [0, 0]
     assert all("Too many open files" in why for _, why in seen["outcomes"])
     assert seen["fds"] == played("end(())")["fds"]
+
+
+ABANDONED = """
+import os, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+from agent.forkserver import child
+
+agent = subprocess.Popen(["sleep", "600"])
+if os.fork() == 0:  # whose parent is gone, and then the agent
+    ready, go = os.pipe()
+    if os.fork() == 0:
+        os.close(go)
+        os.read(ready, 1)  # until the parent has ended
+        print("waits", flush=True)
+        child.detach(agent.pid)
+        print("became a worker of nobody", flush=True)
+        os._exit(0)
+    os._exit(0)
+sys.stdin.read()
+agent.kill()
+"""
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["before it looks", "while it waits"])
+def test_who_is_forked_for_an_agent_that_dies_ends_with_it(is_early):
+    """Its parent is then init, or another process that never ends."""
+    words = [sys.executable, "-c", ABANDONED, str(ROOT)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        if not is_early:
+            assert run.stdout.readline() == "waits\n"
+        run.stdin.close()
+        # the line ends with the last process that holds it
+        done = threading.Thread(target=run.stdout.read)
+        done.start()
+        done.join(30)
+        assert not done.is_alive()
+
+
+def test_a_forkserver_whose_agent_dies_amid_an_answer_lives_on_to_end_what_is_left():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    order = protocol.WorkerOrder(0, ("python",), {}, "", "")
+    orders = protocol.StartWorkers(0, (order, order))
+    with ours:
+        server._announce(ours, orders, (AdoptionResult(4711), AdoptionResult(0, "no memory")))
