@@ -223,8 +223,9 @@ class Guard:
                 [page],
             )
         except OSError:
-            self._stop_guarding("the connection to msrun broke")
-            return
+            if self._listener is None:
+                self._stop_guarding("the connection to msrun broke")
+            return  # else the listener finds out, too: it saves if msrun is dead
         if self._listener is None:
             # else the kernel kills this process when msrun dies, before it could save
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)

@@ -331,3 +331,18 @@ def test_a_newcomer_waits_for_its_welcome_while_a_state_is_saved(monkeypatch, at
         guard = unconnected(RankEnv(3, 4, attempt, "run", name, ""))
         assert guard.greet(wants_resume=False) is None
     assert (waits[0] > 600) is is_long
+
+
+def test_a_rank_whose_line_breaks_as_it_tells_of_a_page_begins_no_update(agent, guard, monkeypatch):
+    """Its listener hears of it, too: if msrun is dead, it saves what must not change meanwhile."""
+
+    def refuse(*_):
+        raise BrokenPipeError
+
+    guard.gate.block_updates()
+    with monkeypatch.context() as patched, open("/dev/null", "rb") as page:
+        patched.setattr(guard._link, "send", refuse)
+        guard.register(page.fileno(), 4)
+    assert guard.gate.needs_slow_path
+    assert not guard._released.is_set()
+    guard.gate.open()
