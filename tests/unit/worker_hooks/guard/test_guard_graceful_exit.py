@@ -333,7 +333,7 @@ def test_a_newcomer_waits_for_its_welcome_while_a_state_is_saved(monkeypatch, at
     assert (waits[0] > 600) is is_long
 
 
-def test_a_rank_whose_line_breaks_as_it_tells_of_a_page_begins_no_update(agent, guard, monkeypatch):
+def test_a_rank_whose_line_breaks_as_it_tells_of_a_page_begins_no_update(guard, monkeypatch):
     """Its listener hears of it, too: if msrun is dead, it saves what must not change meanwhile."""
 
     def refuse(*_):
