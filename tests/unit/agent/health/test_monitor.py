@@ -104,10 +104,10 @@ class Agent:
 def start(monkeypatch):
     made = []
     yield lambda hang_s=None: made.append(Agent(monkeypatch, hang_s)) or made[-1]
-    for page in (
-        page for each in made for page in (*each.mine.values(), *each.pages.all().values())
-    ):
-        page.close()
+    for each in made:
+        each.pages.clear()
+        for page in each.mine.values():
+            page.close()
 
 
 @pytest.fixture
