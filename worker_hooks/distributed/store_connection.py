@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,7 @@ def connect_in_short_tries(check: Callable[[], None]) -> None:
     """Reach stores in short tries from now on, whoever calls ``init_process_group``.
 
     Args:
-        check: called before each try; may raise, to give up.
+        check: a bound method, called before each try; may raise, to give up. It is not kept alive.
     """
     rendezvous = sys.modules[_MODULE]
     original = getattr(rendezvous, _FACTORY, None)
@@ -41,13 +42,15 @@ def connect_in_short_tries(check: Callable[[], None]) -> None:
         log.warning("torch %s connects to stores in an unknown way: %s", torch.__version__, _RISK)
         return
     create: Callable[..., Any] = getattr(original, "original", original)
+    checking = WeakMethod(check)
 
     def connect(
         host: str, port: int, rank: int, world_size: int, timeout: timedelta, *args: Any, **kw: Any
     ) -> Any:
         deadline = time.monotonic() + timeout.total_seconds()
         while True:
-            check()
+            if (ask := checking()) is not None:
+                ask()
             try:
                 store = create(host, port, rank, world_size, min(CONNECT, timeout), *args, **kw)
             except dist.DistError:

@@ -392,6 +392,7 @@ class Guard:
 
     def _eject(self, order: protocol.Rejoin) -> None:
         """Take the main thread out of the training function; it will :meth:`rejoin`."""
+        assert self._link is not None
         is_out = threading.Event()
         # it is lost if the agent dies before the main thread has come to read it
         self.memory = HeldDump.at(order.path)

@@ -301,6 +301,8 @@ class _DumpWithoutAgent:
             ),
             stale_private=private.stale,
         )
+        self._complete(layout, about)
+        self._say_lost(about, private)
 
     def _complete(self, layout: DumpLayout, about: Manifest) -> None:
         self._notes.announce(str(commit.commit(layout, about)), about.step)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
-
-from agent.forkserver import server
-from agent.forkserver.adoption import AdoptionResult
-from worker_hooks.contract import protocol
 
 ROOT = Path(__file__).parents[4]
 PRELUDE = """
@@ -249,12 +244,3 @@ def test_who_is_forked_for_an_agent_that_dies_ends_with_it(is_early):
         done.start()
         done.join(30)
         assert not done.is_alive()
-
-
-def test_a_forkserver_whose_agent_dies_amid_an_answer_lives_on_to_end_what_is_left():
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    theirs.close()
-    order = protocol.WorkerOrder(0, ("python",), {}, "", "")
-    orders = protocol.StartWorkers(0, (order, order))
-    with ours:
-        server._announce(ours, orders, (AdoptionResult(4711), AdoptionResult(0, "no memory")))
