@@ -17,6 +17,7 @@ is why a recorded history can be replayed and random schedules simulated. Theory
 from __future__ import annotations
 
 import signal as signals
+from dataclasses import replace
 
 from agent.controller import actions as do
 from agent.controller import dump, graceful_exit, replacement, replication
@@ -199,6 +200,8 @@ def _start_failed(job: Job, event: ev.StartFailed) -> Decision:
 
 
 def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
+    if event.is_over and job.state is JobState.RUNNING:  # nothing of it is missing
+        event = replace(event, exit_code=0)
     rank, exit_code = event.rank, event.exit_code
     job = _known_alive(job, rank, event.attempt)
     how = f"rank {rank} {describe_exit(exit_code)}"

@@ -44,7 +44,8 @@ class WorkerExited:
 
     ``step``: its newest commit, if it had a status page. ``error``: the last line that a rank wrote
     which failed by itself, its exception as a rule. ``amid``: where in a step it was when it exited
-    with 0, such as ``in forward of step 14``; empty: nowhere, or that is not known.
+    with 0, such as ``in forward of step 14``; empty: nowhere, or that is not known. ``is_over``: it
+    was killed on its way out, after the end of its script.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class WorkerExited:
     step: int | None = None
     error: str = ""
     amid: str = ""
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ every rank has registered.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
@@ -16,7 +15,6 @@ from agent.controller.states import JobState
 from agent.health.hang import HangDetector, Inspection
 from agent.health.stall import (
     DEAD,
-    IN_KERNEL,
     STOPPED,
     Observation,
     StallKind,
@@ -27,17 +25,16 @@ from agent.hooks.rank_links import Timer
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
 from agent.machine.cgroup import is_frozen
+from agent.machine.process_use import process_use
 from agent.workers.tempo import Tempo, tempo
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
-from worker_hooks.contract.process_stat import children, read_stat
 
 SHORTEST_S, LONGEST_S = 0.25, 5.0  # between two looks
 LOOKS = 4  # within the shortest limit
 LATE_S = 0.5  # a look that is so late says nothing about the ranks: the machine was late
 ANSWER_S = 1.0
 CANNOT_ANSWER = frozenset({STOPPED, *DEAD})
-DEPTH = 3  # of processes below a rank's
 
 PAUSED = (
     "all ranks are stopped (SIGSTOP): msrun takes the job to be paused by a person; SIGCONT to "
@@ -46,7 +43,6 @@ PAUSED = (
 AT_PROMPT = "waits for a person, in a debugger or for input from the terminal"
 FROZEN = "is frozen by its control group"
 LATE = "msrun could not run when the ranks answered"
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Peers(Protocol):
@@ -192,7 +188,7 @@ class HealthMonitor:
         for rank, beat in beats.items():
             seen = Observation(rank, beat, rank in self._paced)
             if self._detector.is_silent(rank, beat) and (pid := self._links.pid(rank)):
-                state, cpu_s = process(pid)
+                state, cpu_s = process_use(pid)
                 seen = seen._replace(state=state, cpu_s=cpu_s)
             found.append(seen)
         return found
@@ -219,7 +215,7 @@ class HealthMonitor:
         if self._answers is None:
             return
         silent = self._asked.keys() - self._answers.keys()
-        if all(process(self._links.pid(rank))[0] in CANNOT_ANSWER for rank in silent):
+        if all(process_use(self._links.pid(rank))[0] in CANNOT_ANSWER for rank in silent):
             self._judge()
 
     def _judge(self) -> None:
@@ -259,31 +255,3 @@ class HealthMonitor:
             words = f"there is progress again, {lasted_s:.0f} s after the standstill was noticed"
             self._journal.event("JobMovesAgain", reason=words)
             self._services.say(words)
-
-
-def process(pid: int) -> tuple[str, float]:
-    """The kernel's letter for a process, and the processor seconds it used, with its children.
-
-    One that is gone, or that may not be looked at, is ``X``. One that sleeps while a child waits
-    inside the kernel, such as a worker of a data loader, counts as waiting there itself.
-    """
-    state, used = _stat(pid)
-    states, used_below = _below(pid, DEPTH)
-    if state == "S" and IN_KERNEL in states:
-        state = IN_KERNEL
-    return state, (used + used_below) / _TICKS
-
-
-def _stat(pid: int) -> tuple[str, int]:
-    found = read_stat(pid)
-    return ("X", 0) if found is None else (found.state, found.own_ticks + found.reaped_ticks)
-
-
-def _below(pid: int, depth: int) -> tuple[str, int]:
-    """The states of living children, and what they used: who waits for data workers is not idle."""
-    states, used = "", 0
-    for child in children(pid):
-        found = [_stat(child)] + ([_below(child, depth - 1)] if depth else [])
-        states += "".join(state for state, _ in found)
-        used += sum(ticks for _, ticks in found)
-    return states, used

@@ -1,4 +1,10 @@
-"""Ranks that want to exit by themselves: each may, unless a dump or a peer needs it."""
+"""Ranks that want to exit by themselves: each may, unless a dump or a peer needs it.
+
+A finished rank is kept while others still work, however long: they may evaluate or export for
+hours, and only finished ranks can save the last step if one of those dies. A rank may also wait for
+the *end* of a finished one, which nothing shows but that no rank does anything. Therefore finished
+ranks are let go after a long time in which the others used no processor.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +15,45 @@ from agent.controller.drain import DRAINING
 from agent.controller.states import JobState
 from agent.hooks.rank_links import RankLinks, Timer
 from agent.hooks.status_pages import StatusPages
+from agent.machine.process_use import process_use
+from agent.text.wording import ranged
 from worker_hooks.contract import protocol
 
 TRAINING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.HOLDING})
-PATIENCE_S = 30.0  # how long a finished rank waits for its peers, which may train much longer
+LOOK_S = 30.0  # between two looks at what the others do while finished ranks wait for them
+LONGEST_IDLE_S = 600.0  # of those others
+AT_WORK = 0.002  # of one processor: less is a timer that wakes up, and no work
 DOUBT_S = 0.5  # how long to wait for a death notice when an unfinished rank wants to exit
 
 
 class ExitingRanks:
     """Those of the present attempt."""
 
-    def __init__(self, links: RankLinks, pages: StatusPages, training: AbstractSet[int]) -> None:
+    def __init__(
+        self,
+        links: RankLinks,
+        pages: StatusPages,
+        training: AbstractSet[int],
+        say: Callable[[str], None],
+    ) -> None:
         """Know no such rank yet.
 
         Args:
             links: to the ranks.
             pages: the ranks' status pages.
             training: ranks that registered and are neither gone nor about to exit; it changes.
+            say: tells people one sentence.
         """
+        self._say = say
         self._links = links
         self._pages = pages
         self._training = training
         self._waiting: dict[int, bool] = {}  # rank -> whether its training is over
         self._finished: set[int] = set()  # may exit after their training
-        self._patience: Timer | None = None  # of finished ranks, with others
+        self._next_look: Timer | None = None  # while finished ranks wait for others
+        self._used_s = 0.0  # processor time of those others at the last look
+        self._idle_s = 0.0  # they have used none for so long
+        self._is_kept_said = self._is_given_up = False
         self._doubts: dict[int, Timer] = {}  # unfinished ranks, which perhaps flee a death
         self._state = JobState.NEW
         self.agreed = 0  # the step that all come to in a graceful exit; 0: none yet
@@ -44,8 +65,9 @@ class ExitingRanks:
     def add(self, rank: int, *, is_done: bool) -> None:
         """A rank wants to exit, perhaps because its training is over; it waits."""
         self._waiting[rank] = is_done
-        if is_done and self._patience is None:
-            self._patience = self._call_later(PATIENCE_S, self._lose_patience)
+        if is_done and self._next_look is None and not self._is_given_up:
+            self._used_s, self._idle_s = self._used(), 0.0
+            self._next_look = self._call_later(LOOK_S, self._look)
         if not is_done and rank not in self._doubts:
             self._doubts[rank] = self._call_later(DOUBT_S, lambda: self._end_doubt(rank))
 
@@ -80,7 +102,7 @@ class ExitingRanks:
         if self._state in DRAINING:
             return
         may_be_needed = bool(self._training) and self._state in TRAINING
-        is_awaited = may_be_needed and self._patience is not None
+        is_awaited = may_be_needed and not self._is_given_up
         is_needed = is_awaited or self._state is JobState.REPLACING
         doubted = self._doubts if may_be_needed else {}
         kept = {
@@ -102,15 +124,37 @@ class ExitingRanks:
         del self._doubts[rank]
         self.let_go()
 
-    def _lose_patience(self) -> None:
-        self.end_patience()
-        self.let_go()
+    def _look(self) -> None:
+        """Finished ranks have waited for a while: say so once, and see whether others work."""
+        self._next_look = None
+        finished = sorted(rank for rank, is_done in self._waiting.items() if is_done)
+        if not finished or not self._training:
+            return
+        used_s = self._used()
+        is_idle = used_s - self._used_s < AT_WORK * LOOK_S
+        self._idle_s = self._idle_s + LOOK_S if is_idle else 0.0
+        self._used_s = used_s
+        whom, others = ranged(finished), ranged(self._training)
+        if self._idle_s >= LONGEST_IDLE_S:
+            self._is_given_up = True
+            idle = f"{others} did nothing for {self._idle_s:.0f} s"
+            self._say(f"{idle}: {whom} may exit, and with them whoever could save the last step")
+            self.let_go()
+            return
+        if not self._is_kept_said:
+            self._is_kept_said = True
+            self._say(f"{whom} finished training and wait: they hold the last step for {others}")
+        self._next_look = self._call_later(LOOK_S, self._look)
 
-    def end_patience(self) -> None:
-        """Finished ranks wait for their peers no longer."""
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _used(self) -> float:
+        """Processor seconds of the ranks that have not finished, with their children."""
+        return sum(process_use(pid)[1] for pid in map(self._links.pid, self._training) if pid)
+
+    def stop_looking(self) -> None:
+        """No finished rank waits any more, or not for those who work."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
 
     def clear(self) -> None:
         """Every rank is gone."""
@@ -119,4 +163,5 @@ class ExitingRanks:
             self.forget(rank)
         self._finished.clear()
         self.agreed = 0
-        self.end_patience()
+        self._is_given_up = False
+        self.stop_looking()

@@ -97,7 +97,7 @@ class HooksBridge:
         self._resume = ""
         self._steps: dict[int, int] = {}  # rank -> its step when it registered
         self._training: set[int] = set()  # registered, and neither gone nor about to exit
-        self._exiting = ExitingRanks(self._links, self._pages, self._training)
+        self._exiting = ExitingRanks(self._links, self._pages, self._training, say)
         self._raised: set[int] = set()
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
@@ -152,7 +152,7 @@ class HooksBridge:
         self._links.renew(action.attempt, action.survivors)
         guarding.handshake.renew(action.attempt, action.path, action.newcomers)
         guarding.dumps.begin(action.attempt)
-        self._exiting.end_patience()
+        self._exiting.stop_looking()
         for rank in action.newcomers:
             self._pages.drop(rank)
             self._steps.pop(rank, None)
@@ -203,6 +203,10 @@ class HooksBridge:
         self.refresh({rank: self._agent.worker(rank)})
         step = self._pages.newest_step(rank)
         return self._steps.get(rank) if step is None else step
+
+    def has_finished(self, rank: int) -> bool:
+        """Whether a rank's script had ended, and the rank was on its way out."""
+        return self._exiting.has_finished(rank)
 
     @property
     def is_needed(self) -> bool:

@@ -35,6 +35,7 @@ from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
+KILLED_AT_EXIT = "was killed by SIGKILL on its way out, after the end of its script: all is done"
 SLOW_START_S = 2.0  # after which a terminal shows for which ranks msrun waits
 
 
@@ -199,7 +200,14 @@ class Supervisor:
         code, step = worker.exit_code, self._hooks.hear_out(worker.rank)
         is_own = code > 0 and not worker.was_stopped and self._job.has_hooks
         error = self._last_words(worker) if is_own else ""
-        self.post(ev.WorkerExited(worker.rank, worker.attempt, code, step, error, worker.amid))
+        is_over = code == -signal.SIGKILL and self._hooks.has_finished(worker.rank)
+        if is_over and self._job.state is JobState.RUNNING:
+            self._say(f"rank {worker.rank} {KILLED_AT_EXIT}")
+        self.post(
+            ev.WorkerExited(
+                worker.rank, worker.attempt, code, step, error, worker.amid, is_over=is_over
+            )
+        )
 
     def worker(self, rank: int) -> Worker:
         """A rank of the present attempt."""

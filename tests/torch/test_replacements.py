@@ -323,3 +323,18 @@ def test_when_all_die_while_one_is_replaced_all_are_replaced_from_memory(
     assert "every rank is lost and replaced, from memory" in ended.err
     assert history.finals == session.reference.finals
     assert history.dumps == ()
+
+
+def test_a_rank_that_is_killed_on_its_way_out_costs_nothing(
+    launcher: Launcher, session: Session
+) -> None:
+    """Training is over on all ranks, and they were let go: nobody could save its last step."""
+    words = (WORKERS / "train_small.py", "--epochs=2", "--linger=1")
+    job, folder = trained(launcher, "lingers", *words)
+    job.await_lines("on its way out")
+    await_seen(job, "WorkerExited", RANKS - 1)
+    os.kill(job.pids()[1], signal.SIGKILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert "rank 1 was killed by SIGKILL on its way out, after the end of its script" in ended.err
+    assert read(folder).finals == session.reference.finals

@@ -8,6 +8,7 @@ that a rank holds. At SIGUSR1 a rank keeps the interpreter to itself, for ever. 
 """
 
 import argparse
+import atexit
 import ctypes
 import hashlib
 import os
@@ -34,11 +35,21 @@ parser.add_argument("--say", action="store_true", help="each step")
 parser.add_argument(
     "--stay", choices=["start", "state", "group", "model", "batch"], help="a newcomer, for ever"
 )
+parser.add_argument("--linger", type=int, help="this rank, on its way out, for ever")
 parser.add_argument("--fill", type=int, default=0, help="MB of weights more")
 parser.add_argument("--digest", action="store_true", help="at the end, of all that the rank holds")
 options = parser.parse_args()
 signal.signal(signal.SIGUSR1, lambda *_: ctypes.PyDLL(None).pause())
 is_newcomer = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+
+
+def linger():
+    if int(os.environ["RANK"]) == options.linger:
+        print("on its way out", flush=True)
+        signal.pause()
+
+
+atexit.register(linger)  # first: it runs last
 
 
 def arrive(place):

@@ -8,6 +8,7 @@ from support.histories.plain import (
     HISTORIES,
     ONE,
     ONE_AGAIN,
+    STARTED_2,
     THREE,
     TWO,
     TWO_AGAIN,
@@ -24,6 +25,7 @@ from support.histories.plain import (
 )
 
 from agent.controller import actions as do
+from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.job import Job
 from agent.controller.states import JobState, RankState
@@ -127,3 +129,11 @@ def test_a_failed_start_of_a_rank_that_runs_changes_nothing():
 def test_an_exit_also_says_that_the_rank_had_started(exit_code):
     job = replay(ONE, [launch(), gone(0, exit_code)])
     assert job.state.is_end
+
+
+def test_a_rank_that_is_killed_on_its_way_out_was_successful():
+    job = play(TWO, STARTED_2)
+    job = decide(job, ev.WorkerExited(1, 0, -9, 60, is_over=True)).job
+    assert (job.state, job.ranks[1]) == (JobState.RUNNING, RankState.SUCCEEDED)
+    decision = decide(job, gone(0, 0))
+    assert decision.job.state is JobState.SUCCEEDED

@@ -1,6 +1,5 @@
 """When the agent looks at ranks, and what it does then; time and processes are made up."""
 
-import os
 import time
 from types import SimpleNamespace
 
@@ -57,7 +56,7 @@ class Agent:
             self.mine[rank] = Page(fd)
             self.pages.keep(rank, 0, fd)
         self.frozen = set()
-        monkeypatch.setattr(monitor, "process", lambda pid: (self.states[pid - 1], 0.0))
+        monkeypatch.setattr(monitor, "process_use", lambda pid: (self.states[pid - 1], 0.0))
         monkeypatch.setattr(monitor, "is_frozen", lambda pid: pid - 1 in self.frozen)
         journal = SimpleNamespace(event=lambda what, **more: self.events.append((what, more)))
         given = Services(self.loop, self.post, self.said.append, journal, files=None)
@@ -273,22 +272,3 @@ def test_a_straggler_is_named_in_the_journal_when_it_begins_and_when_it_ends(age
     agent.train(64, own_ms=(50, 50, 50))
     assert agent.named("StragglerEnded") == [{"rank": 2}]
     assert not agent.workers[2].is_slow
-
-
-def test_a_process_is_told_with_its_children():
-    state, used_s = monitor.process(os.getpid())
-    assert (state, used_s > 0) == ("R", True)
-    assert monitor.process(0) == ("X", 0.0)
-
-
-def test_who_waits_for_a_child_inside_the_kernel_waits_there(monkeypatch):
-    """A data loader's worker on a network file system, two processes below the rank."""
-    family = {1: [2, 3], 3: [4]}
-    states = {1: "S", 2: "S", 3: "S", 4: "D"}
-    monkeypatch.setattr(monitor, "children", lambda pid: family.get(pid, []))
-    monkeypatch.setattr(monitor, "_stat", lambda pid: (states[pid], pid * monitor._TICKS))
-    assert monitor.process(1) == ("D", 10.0)
-    states[1] = "T"
-    assert monitor.process(1) == ("T", 10.0)
-    states |= {1: "S", 4: "R"}
-    assert monitor.process(1) == ("S", 10.0)

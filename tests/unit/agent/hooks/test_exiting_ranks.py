@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.controller.states import JobState
+from agent.hooks import exiting_ranks
 from agent.hooks.exiting_ranks import ExitingRanks
 from worker_hooks.contract.protocol import Release
 
@@ -15,13 +16,16 @@ class Room:
     """Rank 0 trains; what ranks are told."""
 
     def __init__(self):
-        self.released, self.training, self.timers = [], {0}, []
-        self.exiting = ExitingRanks(self, self, self.training)
+        self.released, self.training, self.timers, self.said = [], {0}, [], []
+        self.exiting = ExitingRanks(self, self, self.training, self.said.append)
         self.exiting.attach(self.call_later)
 
     def send(self, rank, message):
         assert isinstance(message, Release)
         self.released.append(rank)
+
+    def pid(self, rank):
+        return 100 + rank
 
     def newest_step(self, _rank):
         return 5
@@ -57,13 +61,48 @@ def test_who_is_let_go(state, is_done, is_let_go):
     assert room.released == [1]
 
 
-def test_patience_with_peers_has_an_end():
+@pytest.fixture
+def used(monkeypatch):
+    """Processor seconds, by process."""
+    seconds = {100: 0.0}
+    monkeypatch.setattr(exiting_ranks, "process_use", lambda pid: ("S", seconds[pid]))
+    return seconds
+
+
+def test_a_finished_rank_is_kept_as_long_as_another_works_and_that_is_said_once(used):
+    room = Room()
+    room.exiting.decided(S.RUNNING)
+    for rank in (1, 2):
+        room.exiting.add(rank, is_done=True)
+    room.exiting.let_go()
+    for _ in range(1000):
+        used[100] += 1.0
+        (look,) = room.timers
+        room.timers.clear()
+        look()
+    assert room.released == []
+    assert room.said == ["ranks 1-2 finished training and wait: they hold the last step for rank 0"]
+    room.training.clear()  # it wants to exit, too
+    room.exiting.let_go()
+    assert room.released == [1, 2]
+
+
+def test_a_finished_rank_is_let_go_when_the_others_only_seem_to_wait_for_its_end(used):
     room = Room()
     room.exiting.decided(S.RUNNING)
     room.exiting.add(1, is_done=True)
-    room.exiting.let_go()
-    room.timers.pop()()
+    for idle_s in (570.0, 600.0):
+        used[100] += 10.0
+        for _ in range(1 + int(idle_s / exiting_ranks.LOOK_S)):
+            assert room.released == []
+            room.timers.pop()()
     assert room.released == [1]
+    assert room.timers == []
+    assert "rank 0 did nothing for 600 s: rank 1 may exit" in room.said[-1]
+    room.exiting.clear()  # the next attempt
+    room.exiting.add(1, is_done=True)
+    room.exiting.let_go()
+    assert (room.released, len(room.timers)) == ([1], 1)
 
 
 def test_who_leaves_amid_training_waits_a_moment_for_a_death_to_be_heard_of():

@@ -1,0 +1,39 @@
+"""What a rank's process does, as the kernel sees it, with the processes below it."""
+
+from __future__ import annotations
+
+import os
+
+from worker_hooks.contract.process_stat import children, read_stat
+
+DEPTH = 3  # of processes below a rank's
+_IN_KERNEL = "D"
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def process_use(pid: int) -> tuple[str, float]:
+    """The kernel's letter for a process, and the processor seconds it used, with its children.
+
+    One that is gone, or that may not be looked at, is ``X``. One that sleeps while a child waits
+    inside the kernel, such as a worker of a data loader, counts as waiting there itself.
+    """
+    state, used = _stat(pid)
+    states, used_below = _below(pid, DEPTH)
+    if state == "S" and _IN_KERNEL in states:
+        state = _IN_KERNEL
+    return state, (used + used_below) / _TICKS
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    found = read_stat(pid)
+    return ("X", 0) if found is None else (found.state, found.own_ticks + found.reaped_ticks)
+
+
+def _below(pid: int, depth: int) -> tuple[str, int]:
+    """The states of living children, and what they used: who waits for data workers is not idle."""
+    states, used = "", 0
+    for child in children(pid):
+        found = [_stat(child)] + ([_below(child, depth - 1)] if depth else [])
+        states += "".join(state for state, _ in found)
+        used += sum(ticks for _, ticks in found)
+    return states, used
