@@ -110,6 +110,7 @@ def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901  a row for each 
         case (
             ev.WorkerExited()
             | ev.RankUnreachable()
+            | ev.RankExiting()
             | protocol.Registered()
             | protocol.Fingerprinted()
             | protocol.Raised()
@@ -158,6 +159,9 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
             return _rank_hung(job, event)
         case ev.RankUnreachable():
             return _rank_unreachable(job, event)
+        case ev.RankExiting():
+            now = job.now._replace(exiting=job.now.exiting | {event.rank})
+            return Decision(job._replace(now=now))
         case protocol.Registered():
             return Decision(replacement.with_registered(job, event))
         case protocol.Fingerprinted():

@@ -127,6 +127,14 @@ class RankUnreachable:
 
 
 @dataclass(frozen=True, slots=True)
+class RankExiting:
+    """A rank's script has come to its end, and waits: it cannot train again in this process."""
+
+    rank: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class DumpProgressed:
     """The agent's own share of a dump made progress. A rank says ``protocol.Progress``."""
 
@@ -191,7 +199,8 @@ RankMessage = (
 AgentEvent = (
     LaunchRequested | WorkerStarted | StartFailed | WorkerExited | StopRequested
     | ExitRequestedByFile | SignalReceived | DeadlinePassed | CheckpointFound | StartRefused
-    | RankUnreachable | DumpProgressed | DumpCommitted | CommitFailed | RankHung | ReplacementAged
+    | RankUnreachable | RankExiting | DumpProgressed | DumpCommitted | CommitFailed | RankHung
+    | ReplacementAged
 )
 # fmt: on
 Event = AgentEvent | RankMessage
@@ -221,7 +230,11 @@ def renewed(event: Event, attempt: int, survivors: Collection[int]) -> Event:
     that it said belongs to the old one.
     """
     match event:
-        case WorkerExited(rank=rank, attempt=old) | RankUnreachable(rank=rank, attempt=old):
+        case (
+            WorkerExited(rank=rank, attempt=old)
+            | RankUnreachable(rank=rank, attempt=old)
+            | RankExiting(rank=rank, attempt=old)
+        ):
             if rank in survivors and old == attempt - 1:
                 return replace(event, attempt=attempt)
         case _:

@@ -120,6 +120,7 @@ class Attempt(NamedTuple):
     hung: frozenset[int] = frozenset()  # were killed for it, and may not be gone yet
     left_amid: Mapping[int, str] = _EMPTY  # rank that exited with 0 amid a step -> where
     unreachable: frozenset[int] = frozenset()
+    exiting: frozenset[int] = frozenset()  # their scripts have ended: they cannot train again
     sent_signal: int = signals.SIGTERM  # stops ranks that start late, too
     exit: ExitProgress | None = None
     outcome: str = ""  # what became of the attempt's state, once it is known

@@ -17,7 +17,8 @@ def ranks_to_replace(job: Job) -> tuple[int, ...]:
     """Ranks in whose place others are to be started, once the survivors are frozen.
 
     Those that are dead, hung, or did not even answer; else the one that raised before all others.
-    A rank that raised after a death lives on: the exception is the consequence of that death.
+    A rank that raised after a death lives on: the exception is the consequence of that death. One
+    whose script has ended cannot train again: it writes what it holds, and is then started anew.
     """
     now, answers = job.now, () if job.dump is None else job.dump.answers
     found = tuple(
@@ -27,9 +28,10 @@ def ranks_to_replace(job: Job) -> tuple[int, ...]:
         or rank in now.hung
         or (rank in now.registered and rank not in now.unreachable and rank not in answers)
     )
-    if found or now.first_raised is None:
-        return found
-    return (now.first_raised,)
+    if not found and now.first_raised is not None:
+        found = (now.first_raised,)
+    # what is to be trained again needs all ranks, also those whose scripts have ended
+    return tuple(sorted({*found, *(now.exiting & {*job.alive()})})) if found else ()
 
 
 def note_own_failure(job: Job, event: ev.WorkerExited | protocol.Raised) -> Job:
@@ -93,7 +95,8 @@ def why_not(job: Job, gone: Collection[int], step: int, *, is_in_memory: bool = 
         is_in_memory: it is complete in the agent's memory, so no rank has to live on.
     """
     never = _why_never(job) or _why_not_now(job, gone)
-    if not never and not is_in_memory and not set(job.alive()) - set(gone):
+    able = set(job.alive()) - (set(gone) - job.now.exiting)
+    if not never and not is_in_memory and not able:
         never = "every rank is lost"
     return never or _why_not_again(job, gone, step)
 

@@ -56,6 +56,7 @@ Event = (
     | protocol.Registered
     | protocol.Raised
     | ev.RankUnreachable
+    | ev.RankExiting
     | ev.DeadlinePassed
 )
 
@@ -74,6 +75,8 @@ def begin(job: Job, path: str) -> Turn:
     going = tuple(rank for rank in gone if job.ranks[rank].is_alive)
     held = tuple(rank for rank in going if rank in job.now.raised)
     silent = tuple(rank for rank in going if rank not in job.now.raised | job.now.hung)
+    over = tuple(rank for rank in silent if rank in job.now.exiting)
+    silent = tuple(rank for rank in silent if rank not in over)
     why = job.now.failure or "unknown"
     job = job.with_replacement(
         Replacement(why, frozenset(gone), frozenset(going), is_killing=not held)
@@ -81,6 +84,7 @@ def begin(job: Job, path: str) -> Turn:
     if not going:
         return launch(job)._replace(condition=Condition.REPLACEABLE)
     killed = signal_ranks(silent, signals.SIGKILL, f"{listed(silent)} did not even answer")
+    killed += signal_ranks(over, signals.SIGKILL, f"{listed(over)} had finished, and train again")
     actions = (*killed, *release(held, why), _deadline(job, job.policy.timeouts.kill_s))
     return Turn(job, Condition.REPLACEABLE, actions)
 
@@ -106,11 +110,8 @@ def hear(job: Job, event: Event) -> Turn:
             return _registered(_existing(job, event.rank), event)
         case protocol.Raised():
             return _raised(_existing(job, event.rank), event)
-        case ev.RankUnreachable(rank=rank):
-            job = _existing(job, rank)
-            now = job.now._replace(unreachable=job.now.unreachable | {rank})
-            job = job._replace(now=now)
-            return lose_more(job, (rank,), f"rank {rank} let go of its state")
+        case ev.RankExiting() | ev.RankUnreachable():
+            return _cannot_join(_existing(job, event.rank), event)
 
 
 def is_awaited(job: Job, event: protocol.Rejoining) -> bool:
@@ -167,6 +168,14 @@ def _rejoining(job: Job, rank: int) -> Turn:
     is_last = replacement.leaving == {rank} and not replacement.going and not replacement.doubt
     job = job.with_replacement(replacement._replace(leaving=replacement.leaving - {rank}))
     return wait(job, (_deadline(job, job.policy.replace.join_s),) if is_last else ())
+
+
+def _cannot_join(job: Job, event: ev.RankExiting | ev.RankUnreachable) -> Turn:
+    rank = event.rank
+    if isinstance(event, ev.RankExiting):
+        return lose_more(job, (rank,), f"the script of rank {rank} has ended")
+    now = job.now._replace(unreachable=job.now.unreachable | {rank})
+    return lose_more(job._replace(now=now), (rank,), f"rank {rank} let go of its state")
 
 
 def _registered(job: Job, event: protocol.Registered) -> Turn:
@@ -304,7 +313,7 @@ def _describe_round(
     """``rank 3 was killed by SIGKILL at step 412: replaced, ranks 0-2 live on``."""
     new, old = ranged(newcomers), ranged(survivors)
     if not survivors:
-        return f"{failure} at step {step}: every rank is lost and replaced, from memory"
+        return f"{failure} at step {step}: all ranks are replaced, from memory"
     subject = "" if failure.startswith(f"{new} ") else f"{new} "
     verb = "lives" if old.startswith("rank ") else "live"
     return f"{failure} at step {step}: {subject}replaced, {old} {verb} on"

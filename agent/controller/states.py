@@ -255,6 +255,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "WorkerExited": _REPLACED,
         "StartFailed": _REPLACED,
         "Raised": {_C.ANSWERS_AWAITED: _S.REPLACING},
+        "RankExiting": _REPLACED,
         "RankUnreachable": _REPLACED,
         "StopRequested": {
             _C.IN_MEMORY: _S.COMMITTING,

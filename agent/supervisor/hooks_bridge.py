@@ -351,6 +351,7 @@ class HooksBridge:
     def _leave(self, rank: int, *, is_done: bool) -> None:
         self._training.discard(rank)
         self._exiting.add(rank, is_done=is_done)
+        self._agent.post(ev.RankExiting(rank, self._attempt))
         self._agent.settle()  # an earlier death may make this rank's state the last one
         self._exiting.let_go()
 

@@ -320,9 +320,26 @@ def test_when_all_die_while_one_is_replaced_all_are_replaced_from_memory(
     history = read(folder)
     last = of(history, "ReplaceRanks")[-1]
     assert (last["newcomers"], last["survivors"]) == ([0, 1, 2, 3], [])
-    assert "every rank is lost and replaced, from memory" in ended.err
+    assert "all ranks are replaced, from memory" in ended.err
     assert history.finals == session.reference.finals
     assert history.dumps == ()
+
+
+def test_a_rank_that_dies_after_training_costs_no_step(
+    launcher: Launcher, session: Session
+) -> None:
+    """The others have ended their scripts, and hold the last step; it only evaluates."""
+    words = (WORKERS / "train_small.py", "--epochs=2", "--evaluate=1")
+    job, folder = trained(launcher, "evaluates", "--max-restarts=0", *words)
+    job.await_lines("evaluates")
+    await_seen(job, "RankExiting", RANKS - 1)
+    os.kill(job.pids()[1], signal.SIGKILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    (begun,) = of(read(folder), "ReplaceRanks")
+    assert (begun["step"], begun["newcomers"]) == (16, [0, 1, 2, 3])
+    assert read(folder).finals == session.reference.finals
+    assert read(folder).dumps == ()
 
 
 def test_a_rank_that_is_killed_on_its_way_out_costs_nothing(

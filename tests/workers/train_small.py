@@ -35,6 +35,7 @@ parser.add_argument("--say", action="store_true", help="each step")
 parser.add_argument(
     "--stay", choices=["start", "state", "group", "model", "batch"], help="a newcomer, for ever"
 )
+parser.add_argument("--evaluate", type=int, help="this rank, after training, in its first life")
 parser.add_argument("--linger", type=int, help="this rank, on its way out, for ever")
 parser.add_argument("--fill", type=int, default=0, help="MB of weights more")
 parser.add_argument("--digest", action="store_true", help="at the end, of all that the rank holds")
@@ -118,3 +119,6 @@ if options.digest:
     told = hashlib.sha256(b"".join(each.numpy().tobytes() for each in held))
     print(f"digest {told.hexdigest()}", flush=True)
 dist.destroy_process_group()
+if int(os.environ["RANK"]) == options.evaluate and not is_newcomer:
+    print("evaluates", flush=True)
+    signal.pause()

@@ -106,6 +106,8 @@ class Rejoins:
         if rng.random() < self.replicas.climate.clumsy:
             if rng.random() < 0.8:
                 self.replicas.fail(process, rng.choice((1, -11)))
+            elif rng.random() < 0.5:  # its script ends instead
+                self.replicas.say(process, ev.RankExiting(process.rank, process.knows))
             return
         self.arrived.add(process.rank)
         if len(self.arrived) == len(node.policy.ranks):

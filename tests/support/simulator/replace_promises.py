@@ -151,7 +151,9 @@ class ReplaceWatch:
         new: set[int] = set()
         is_fatal = isinstance(event, Called)
         match event:
-            case ev.WorkerExited() | ev.RankUnreachable() if before != self.node.job:
+            case ev.WorkerExited() | ev.RankUnreachable() | ev.RankExiting() if (
+                before != self.node.job
+            ):
                 new = {event.rank} - self.gone
             case ev.DeadlinePassed() if before != self.node.job:
                 new = killed - self.gone - idle

@@ -274,3 +274,46 @@ def test_ranks_that_exit_with_0_amid_one_step_again_are_not_replaced_a_third_tim
     assert job.now.not_replaced.startswith(
         "the same failure twice at step 5 (exited with code 0 in"
     )
+
+
+def over(rank, attempt=0):
+    return ev.RankExiting(rank, attempt)
+
+
+def test_ranks_whose_scripts_have_ended_write_what_they_hold_and_are_started_anew():
+    """Training is over, rank 1 still evaluates, and dies."""
+    job = play(THREE, running(3))
+    for event in (over(0), over(2), gone(1, -9), froze(0)):
+        job = decide(job, event).job
+    decision = decide(job, froze(2))
+    (save,) = (each for each in decision.actions if isinstance(each, do.SaveRanks))
+    assert (save.place, save.writers, save.digesters) == (do.MEMORY, (0,), (2,))
+    job = decision.job
+    for event in (wrote(0), holds(2)):
+        job = decide(job, event).job
+    decision = decide(job, done(MEMORY))
+    (killed,) = (each for each in decision.actions if isinstance(each, do.SignalRanks))
+    assert (killed.ranks, killed.signum) == ((0, 2), 9)
+    assert killed.reason == "ranks 0, 2 had finished, and train again"
+    job = decide(decision.job, gone(0, -9)).job
+    decision = decide(job, gone(2, -9))
+    (begun,) = (each for each in decision.actions if isinstance(each, do.ReplaceRanks))
+    assert (begun.newcomers, begun.survivors) == ((0, 1, 2), ())
+    assert decision.job.restarts == 0
+
+
+def test_a_survivor_whose_script_ends_meanwhile_makes_another_round():
+    job = play(THREE, REPLACING)
+    decision = decide(job, over(2, 1))
+    (killed,) = (each for each in decision.actions if isinstance(each, do.SignalRanks))
+    assert killed.ranks == (2,)
+    assert decision.job.state is JobState.REPLACING
+    assert decision.job.since_restart.replacement.lost == {1, 2}
+
+
+def test_ranks_that_exit_are_not_lost_while_nothing_fails():
+    job = play(THREE, running(3))
+    for event in (over(0), over(1), over(2), gone(0, 0), gone(1, 0), gone(2, 0)):
+        decision = decide(job, event)
+        job = decision.job
+    assert job.state is JobState.SUCCEEDED
