@@ -99,6 +99,7 @@ class HooksBridge:
         self._training: set[int] = set()  # registered, and neither gone nor about to exit
         self._exiting = ExitingRanks(self._links, self._pages, self._training, say)
         self._raised: set[int] = set()
+        self._why_not_replicated = ""
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
         """Listen on ``loop``."""
@@ -186,9 +187,12 @@ class HooksBridge:
         self._links.close()
         self._services.files.close(CLOSE_S)
 
-    def decided(self, state: JobState) -> None:
-        """The job is in this state now."""
+    def decided(self, state: JobState, why_not_replicated: str) -> None:
+        """The job is in this state now; why no rank may save the state of another one, if so."""
         self._state = state
+        if why_not_replicated != self._why_not_replicated:
+            self._why_not_replicated = why_not_replicated
+            self._tell(tuple(self._steps), protocol.Replicated(why_not_replicated))
         self._exiting.decided(state)
         self._watch()
 
@@ -336,6 +340,7 @@ class HooksBridge:
         self._agent.post(
             message._replace(not_replaceable_why=encodable(message.not_replaceable_why))
         )
+        self._links.send(rank, protocol.Replicated(self._why_not_replicated))
 
     def _share_pages(self) -> None:
         """Hand the ranks' pages to their peers, which save without msrun if it is killed."""

@@ -19,6 +19,7 @@ from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.events import renewed
 from agent.controller.job import Job, first_job
+from agent.controller.replication import why_no_holder
 from agent.controller.restart_policy import why_not_saved
 from agent.controller.states import JobState, RankState
 from agent.records.journal import Journal
@@ -297,7 +298,7 @@ class Supervisor:
             name, fields = do.name_and_fields(action)
             self._journal.event(name, **fields)
             self._act(action)
-        self._hooks.decided(self._job.state)
+        self._hooks.decided(self._job.state, why_no_holder(self._job))
         if decision.say:
             self._say(decision.say)
 

@@ -101,6 +101,42 @@ def test_a_rank_killed_at_the_same_moment_is_done_without(msrun, tmp_path):
     assert manifest.step >= 5
 
 
+OWN_STATE = """
+import os, sys, time, torch, torch.distributed as dist
+from torch import nn
+from msrun import TrainState, run
+own = nn.Linear(1, 1)  # of each rank alone
+net = nn.Linear(2, 2)
+opt = torch.optim.SGD([*net.parameters(), *own.parameters()], lr=0.1)
+state = TrainState(model=nn.ModuleList([net, own]), optimizer=opt, ckpt_save_path=sys.argv[1])
+dist.init_process_group("gloo")
+
+def train(state):
+    for _ in state.batches(range(10**6)):
+        time.sleep(0.02)
+        (net(torch.ones(2)).sum() + int(os.environ["RANK"]) * own(torch.ones(1)).sum()).backward()
+        for each in net.parameters():
+            dist.all_reduce(each.grad)
+        opt.step()
+        opt.zero_grad()
+        print(f"step {state.step}", flush=True)
+
+run(train, state)
+"""
+
+
+def test_nobody_saves_state_of_its_own_as_that_of_a_dead_rank(msrun, tmp_path):
+    """What differs by rank was said at the first steps; msrun and one rank die together."""
+    script = tmp_path / "own.py"
+    script.write_text(OWN_STATE)
+    job = msrun.start("--nproc-per-node=2", script, tmp_path / "ckpt")
+    job.await_lines("step 6\n", 2, LONG_S)
+    kill(job, msrun, 1)
+    assert not list((tmp_path / "ckpt").glob("*[0-9]"))
+    log = job.logs()["worker_0.log"]
+    assert "nothing is saved (rank 0: nobody holds the state of rank 1: " in log
+
+
 def test_the_lowest_rank_killed_with_msrun_leads_nobody(msrun, tmp_path):
     job = trained_for(msrun, 5, tmp_path / "ckpt")
     kill(job, msrun, 0, 2)

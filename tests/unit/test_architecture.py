@@ -30,7 +30,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.callbacks": "graceful_exit monitors on_request_exit protocol",
     "worker_hooks.training": "run train_state",
     "agent.forkserver": "",  # runs in a process of its own
-    "agent.controller": "actions decide drain events job restart_policy states",
+    "agent.controller": "actions decide drain events job replication restart_policy states",
     "agent.launch": "prepare rank_plan recover_arg signals warm_imports",
     "agent.health": "monitor",
     "agent.dump": "executor",

@@ -9,7 +9,7 @@ that import a forkserver is ready 20 ms earlier.
                            ExitRequested, Standing, Frozen, Written, Digested, SaveFailed, Progress,
                            Rejoining, Stack
     agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
-                           GoOn, Inspect, PeerPages
+                           GoOn, Inspect, PeerPages, Replicated
 """
 
 from __future__ import annotations
@@ -322,6 +322,15 @@ class PeerPages(NamedTuple):
     pids: list[int]  # of the same ranks
 
 
+class Replicated(NamedTuple):
+    """Whether a rank may save the state of others if the agent dies.
+
+    ``why_not``: it may not, as they hold different state, or nobody knows; empty: it may.
+    """
+
+    why_not: str
+
+
 class Inspect(NamedTuple):
     """Write all threads' stacks to the rank's log, and answer Stack."""
 
@@ -373,6 +382,7 @@ Message = (
     | Rejoining
     | GoOn
     | PeerPages
+    | Replicated
     | Inspect
     | Stack
 )

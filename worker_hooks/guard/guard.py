@@ -123,6 +123,7 @@ class Guard:
         self.digest = ""  # quick, of the state that was compared last
         self._before_dump = before_dump
         self._when_agent_died = when_agent_died
+        self.why_not_replicated = "msrun had not said whether the ranks hold the same"
         self._last_signal: int | None = None
         self._link: AgentLink | None = None
         self._listener: threading.Thread | None = None
@@ -370,6 +371,8 @@ class Guard:
 
     def _obey(self, message: protocol.Message, fds: list[int]) -> None:
         match message:
+            case protocol.Replicated():
+                self.why_not_replicated = message.why_not
             case protocol.PeerPages():
                 self.peers.learn(message.ranks, message.pids, fds)
             case protocol.Freeze():

@@ -279,6 +279,12 @@ class _DumpWithoutAgent:
             self._notes.tell(failed="it differs from most replicas")
             log.error("rank %d differs from the other replicas: another rank saves", self._rank)
             return
+        own_state = set(range(env.world_size)) - {r for r, note in others.items() if note.digest}
+        if own_state and guard.why_not_replicated:
+            why = f"nobody holds the state of rank {_listed(own_state)}: {guard.why_not_replicated}"
+            self._notes.tell(failed=why)
+            log.error("step %d is not saved: %s", step, why)
+            return
         shard = Shard(written.file, self._rank, REPLICATED, written.nbytes, written.sha256)
         given = [Shard(**note.private) for note in others.values() if note.private]
         private = self._complete_private(layout, step, given)
