@@ -112,7 +112,7 @@ class Handshake:
             self._welcome(hello.rank, self._joining)
             return
         places = [place for place in (hello.ckpt_save_path, hello.checkpoints) if place]
-        for place in dict.fromkeys(places):
+        for place in dict.fromkeys(places or [str(self._fallback)]):
             self._keep(place)
         is_again = self._attempt > 0 and bool(hello.checkpoints)
         if not self._is_due(bool(places) and hello.wants_resume, is_again):

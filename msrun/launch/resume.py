@@ -156,7 +156,7 @@ def _folders(record: Record) -> tuple[str, ...]:
         given = scan(record.argv[1:]).given.get("dump_fallback")
         if given is not None and given.text:
             fallback = os.path.join(record.cwd, given.text)
-    return (*record.checkpoints, fallback)
+    return tuple(dict.fromkeys((*record.checkpoints, fallback)))
 
 
 def _saved_into(record: Record, folder: str) -> bool:

@@ -21,7 +21,7 @@ LONG_S = 60.0
 SMALL = ("--epochs=3", "--digest")  # 24 steps
 
 
-def trained_for(msrun: Launcher, steps: int, ckpt: Path, *args: str) -> Job:
+def trained_for(msrun: Launcher, steps: int, ckpt: Path | str, *args: str) -> Job:
     """A job whose ranks have all committed so many steps."""
     job = msrun.start(
         f"--nproc-per-node={RANKS}",
@@ -99,6 +99,14 @@ def test_a_rank_killed_at_the_same_moment_is_done_without(msrun, tmp_path):
     _, manifest = dump_of(tmp_path / "ckpt")
     assert (manifest.without_private, manifest.stale_private) == ((), ())
     assert manifest.step >= 5
+
+
+def test_what_is_saved_without_a_folder_of_the_scripts_is_resumed(msrun, undisturbed):
+    """The line to type that each rank says works: msrun knows its own folder, too."""
+    job = trained_for(msrun, 5, "", *SMALL)
+    kill(job, msrun, 1)
+    assert "resume with: msrun --resume" in job.logs()["worker_0.log"]
+    assert digests(resumed(msrun)) == undisturbed
 
 
 OWN_STATE = """

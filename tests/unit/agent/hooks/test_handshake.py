@@ -82,11 +82,11 @@ def test_newcomers_join_from_memory_at_once_and_are_barred(desk, tmp_path):
     assert desk.links.said[1][2] == welcome._replace(resume="/ckpt/step_7", is_barred=False)
 
 
-def test_where_ranks_save_is_remembered_once(desk):
+def test_where_ranks_save_is_remembered_once(desk, tmp_path):
     for rank, path in enumerate(("/a", "/b", "/a", "")):
         desk.hello(rank, path)
     desk.files.work()
-    assert desk.kept == ["/a", "/b"]
+    assert desk.kept == ["/a", "/b", str(tmp_path / "dumps")]  # the last names no folder
     assert desk.handshake.place((1, 0)) == "/b"
     assert desk.handshake.place((3,)) == "/a"  # that of another rank
     desk.handshake.begin(1, "")
