@@ -363,7 +363,9 @@ class DumpExecutor:
             if why:
                 self._services.say(str(why))
 
-        self._file_thread.do(lambda: remove_old(newest, about.keep, runs, spared), told)
+        self._file_thread.do(
+            lambda: remove_old(newest, about.keep, runs, about.resume_step, spared), told
+        )
 
     def _keep(self, kept: _Dump | None) -> None:
         if self._kept is not None:

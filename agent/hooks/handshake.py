@@ -49,7 +49,8 @@ class Handshake:
             keep_place: remembers a folder that the run saves into; does file work.
             services: of the agent.
         """
-        self._own = frozenset({record_id, *spec.lineage})
+        # what an earlier run saved after the step that this one began from is not its past
+        self._own = frozenset({record_id})
         self._lineage = spec.lineage
         self._spec = spec
         self._fallback = fallback
@@ -174,6 +175,7 @@ class Handshake:
             stall_s=self._spec.stall_s,
             is_barred=bool(self._joining),
             lineage=":".join(self._lineage),
+            resumed_step=self._spec.resume_step,
         )
         self._links.send(rank, welcome)
 

@@ -34,6 +34,7 @@ class Record(NamedTuple):
     checkpoints: tuple[str, ...] = ()  # folders that this run saves into, absolute
     environ: Mapping[str, str] = {}  # what remembered() keeps of the launcher's environment
     lineage: tuple[str, ...] = ()  # record ids of the runs that this one resumes, newest first
+    resumed_step: int | None = None  # of those, that this one began from
     unrecorded: tuple[str, ...] = ()  # names of variables that were set, without their values
 
     def is_alive(self) -> bool:

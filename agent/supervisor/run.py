@@ -180,6 +180,7 @@ def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> 
         checkpoints=() if resume is None else (str(resume.parent),),
         environ=remembered(environ),
         lineage=spec.dump.lineage,
+        resumed_step=spec.dump.resume_step if spec.dump.resume else None,
         unrecorded=unrecorded(environ),
     )
 

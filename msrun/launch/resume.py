@@ -85,7 +85,12 @@ def resumed_command(
     else:
         assert record is not None  # else `_record` has raised
         folders = _folders(record)
-    origin = ResumeOrigin(tuple(map(Path, folders)), lineage, prefers_own=folder is None)
+    origin = ResumeOrigin(
+        tuple(map(Path, folders)),
+        lineage,
+        prefers_own=folder is None,
+        resumed_step=None if record is None else record.resumed_step,
+    )
     if script is not None:
         return ResumedCommand(typed, origin)
     if record is None:

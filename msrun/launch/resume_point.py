@@ -18,6 +18,7 @@ class ResumeOrigin(NamedTuple):
     folders: tuple[Path, ...]  # that may hold checkpoints
     lineage: tuple[str, ...] = ()  # record ids: the resumed run, then those before it
     prefers_own: bool = False  # a checkpoint of the lineage comes first, even if another is newer
+    resumed_step: int | None = None  # that the resumed run began from, of a run before it
 
 
 def resume_origin(
@@ -33,7 +34,9 @@ def resume_origin(
     from worker_hooks.storage.find import search  # rarely needed
 
     lineage = origin.lineage
-    found = search(origin.folders, runs=lineage if origin.prefers_own else None)
+    found = search(origin.folders, runs=lineage[:1] if origin.prefers_own else None)
+    if found.newest is None and origin.prefers_own:  # what the runs before it saved until then
+        found = search(origin.folders, runs=lineage, until=origin.resumed_step)
     remarks = found.remarks
     if found.newest is None and found.foreign:
         found = search([each.path for each in found.foreign])  # own ones were verified already

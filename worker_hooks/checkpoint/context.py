@@ -22,6 +22,7 @@ class CheckpointContext(NamedTuple):
     committed: CommittedState
     resumed_folder: Path | None = None  # the checkpoint that training resumed from
     lineage: str = ""  # the runs that this one resumed, newest first, joined by ":"
+    resumed_step: int = 0  # of those runs, that this one began from
     memory_step: int = 0  # the step that all ranks resumed from memory; 0: they did not
 
     def freeze_failed(self) -> tuple[int, bool, str]:

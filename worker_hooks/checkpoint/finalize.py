@@ -77,7 +77,7 @@ def prune(order: SaveOrder, newest: Path, advance: Advance) -> Iterator[str]:
         else:
             path.unlink(missing_ok=True)
     present = retention.present(directory, order.prefix)
-    found = [each for each in present if each[1].record_id in order.runs]  # others may be alive
+    found = retention.of_lineage(present, order.runs, order.resumed_step)  # others may be alive
     if any(one.is_disputed for path, one in found if path == newest):
         return
     going = retention.chosen(found, rules.keep_max, rules.per_minutes, (), order.runs, newest)

@@ -355,6 +355,7 @@ class ModelCheckpoint:
             attempt=env.attempt,
             record_id=env.record_id,
             lineage=self._context.lineage,
+            resumed_step=self._context.resumed_step,
             reason=reason,
             is_own=bool(self._is_own),
             share=plan.share,

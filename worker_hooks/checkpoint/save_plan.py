@@ -87,6 +87,7 @@ class SaveOrder(NamedTuple):
     attempt: int
     record_id: str
     lineage: str  # record ids of the runs that this one resumed, newest first, joined by ":"
+    resumed_step: int  # of those runs, that this one began from
     reason: str
     is_own: bool  # each rank holds a state of its own, and writes all of it
     share: Share | None

@@ -110,6 +110,7 @@ class Welcome(NamedTuple):
     stall_s: float = 20.0  # a dump without progress for this long is given up
     is_barred: bool = False  # no update may begin before GoOn: peers have not joined yet
     lineage: str = ""  # record ids of the runs that this one resumed, newest first, joined by ":"
+    resumed_step: int = 0  # of those runs, that this one began from
 
 
 class Registered(NamedTuple):

@@ -54,6 +54,7 @@ def search(
     runs: Collection[str] | None = None,
     since: float = 0.0,
     above: int = -1,
+    until: int | None = None,
 ) -> SearchResult:
     """Find the newest checkpoint that can be trusted.
 
@@ -63,11 +64,13 @@ def search(
         runs: record ids; ``None``: whichever run saved it.
         since: seconds since the epoch; older ones are left out.
         above: a step; those at it or before it are left out.
+        until: a step; those after it are left out.
     """
     newest, remarks, has_damaged = None, [], False
+    latest = float("inf") if until is None else until
     foreign: list[FoundCheckpoint] = []
     for path, found in candidates(*folders):
-        if isinstance(found, Manifest) and found.step <= above:
+        if isinstance(found, Manifest) and not above < found.step <= latest:
             continue
         if isinstance(found, str):
             remarks.append(f"{path} is skipped: {found}")

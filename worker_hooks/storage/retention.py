@@ -46,6 +46,24 @@ def present(directory: Path, prefix: str | None = None) -> list[tuple[Path, Mani
     return found
 
 
+def of_lineage(
+    found: Sequence[tuple[Path, Manifest]], runs: Sequence[str], until: int
+) -> list[tuple[Path, Manifest]]:
+    """Those that this run or its past saved. Pure.
+
+    Args:
+        found: complete checkpoints.
+        runs: record ids of this run, and of those that it resumed.
+        until: the step that this run began from. What those saved of later steps is another
+            course of training, to which somebody may want to return.
+    """
+    return [
+        (path, one)
+        for path, one in found
+        if one.record_id == runs[0] or (one.record_id in runs and one.step <= until)
+    ]
+
+
 def is_of(path: Path, prefix: str) -> bool:
     """Whether the name is that of a complete periodic checkpoint of the prefix."""
     name = rf"{re.escape(prefix)}-\d+_\d+(?:{BREAKPOINT})?(?:{NUMBERED})?"

@@ -296,6 +296,9 @@ class TrainState:
         welcome, run = self._guard.welcome, point.saved.manifest.record_id
         known = [] if welcome is None else welcome.lineage.split(":")
         runs = dict.fromkeys(each for each in (run, *known) if each not in {"", env.record_id})
+        is_again = run == env.record_id and welcome is not None  # a restart of the same run
         self.checkpoint_context = context._replace(
-            resumed_folder=Path(point.saved.folder), lineage=":".join(runs)
+            resumed_folder=Path(point.saved.folder),
+            lineage=":".join(runs),
+            resumed_step=welcome.resumed_step if welcome and is_again else point.step,
         )

@@ -253,13 +253,14 @@ def test_a_restart_takes_nothing_that_is_not_the_runs_own(desk, tmp_path):
     assert desk.posted == []
 
 
-def test_a_resumed_run_restarts_from_what_the_run_before_it_saved(tmp_path):
+def test_a_run_that_went_back_does_not_restart_from_what_the_run_before_it_saved_later(tmp_path):
     desk = Desk(tmp_path / "dumps", lineage=("before",))
-    found = dump(tmp_path / "periodic", 20, by="before")
-    desk.handshake.begin(1, "")
+    chosen = dump(tmp_path / "periodic", 10, by="before")
+    dump(tmp_path / "periodic", 20, by="before")  # another course of training
+    desk.handshake.begin(1, str(chosen))
     desk.hello(0, "", periodic=tmp_path / "periodic")
     desk.files.work()
-    assert desk.welcome(0).resume == str(found)
+    assert desk.welcome(0).resume == str(chosen)
 
 
 def test_the_first_attempt_does_not_go_on_unasked(desk, tmp_path):

@@ -66,6 +66,7 @@ class Rank:
             attempt=int(life[-1]),
             record_id=more.pop("run", "r"),
             lineage=more.pop("lineage", "before"),
+            resumed_step=more.pop("resumed_step", 10**9),
             reason="a test",
             is_own=False,
             share=share,
