@@ -51,7 +51,7 @@ class Peers(Protocol):
     def pid(self, rank: int) -> int:
         """The process at a rank's line; 0: there is none."""
 
-    def send(self, rank: int, message: protocol.Message) -> None:
+    def send(self, rank: int, message: protocol.Message) -> object:
         """Say something to a rank."""
 
 

@@ -81,6 +81,7 @@ class ExitingRanks:
         """A rank that may have exited is a new process now, or trains again."""
         self.forget(rank)
         self._finished.discard(rank)
+        self._is_given_up = False
 
     def has_finished(self, rank: int) -> bool:
         """Whether a rank may exit after its training."""

@@ -8,6 +8,7 @@ is not ours, comes twice or sends nonsense, and it never waits.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import struct
@@ -139,15 +140,22 @@ class RankLinks:
         link = self._links.get(rank)
         return 0 if link is None else link.pid
 
-    def send(self, rank: int, message: protocol.Message, fds: Sequence[int] = ()) -> None:
-        """Send a message to a rank. One that no longer reads is lost."""
+    def send(self, rank: int, message: protocol.Message, fds: Sequence[int] = ()) -> bool:
+        """Send a message to a rank. One that no longer reads is lost.
+
+        Returns:
+            Whether it need not be sent again: ``False`` if too many descriptors are on their way.
+        """
         link = self._links.get(rank)
         if link is None:
-            return
+            return True
         try:
             wire.send(link.connection, message, fds)
         except OSError as error:  # gone, or it has read nothing for a hundred messages
+            if error.errno == errno.ETOOMANYREFS:  # of this user, as many as it may have open
+                return False
             self._drop(link, f"cannot be sent {type(message).__name__}: {error.strerror}")
+        return True
 
     # --- who connects ----------------------------------------------------------------------------
 

@@ -63,6 +63,10 @@ class StatusPages:
         self._unshared.clear()
         return found
 
+    def has(self, rank: int, file: int) -> bool:
+        """Whether this descriptor is still that of the rank's page."""
+        return self._files.get(rank) == file
+
     def newest_step(self, rank: int) -> int | None:
         """A rank's newest commit; ``None``: it has no page or committed nothing."""
         try:

@@ -30,6 +30,7 @@ from worker_hooks.contract import protocol, wire
 if TYPE_CHECKING:
     from agent.supervisor.guarding import Guarding
 
+RESEND_S = 0.05  # of descriptors, if peers have not taken earlier ones yet
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
 # fmt: off
@@ -344,14 +345,21 @@ class HooksBridge:
 
     def _share_pages(self) -> None:
         """Hand the ranks' pages to their peers, which save without msrun if it is killed."""
-        ranks = self._spec.ranks_here
-        pages = self._pages.take_unshared(ranks, self._attempt)
-        for rank in ranks:
-            others = [other for other in pages if other != rank]
-            for start in range(0, len(others), wire.MOST_FDS):
-                part = others[start : start + wire.MOST_FDS]
-                message = protocol.PeerPages(part, [self._links.pid(other) for other in part])
-                self._links.send(rank, message, [pages[other] for other in part])
+        if pages := self._pages.take_unshared(self._spec.ranks_here, self._attempt):
+            for rank in self._spec.ranks_here:
+                self._send_pages(rank, pages)
+
+    def _send_pages(self, rank: int, pages: Mapping[int, int]) -> None:
+        """Send ``pages`` to a rank, once the kernel takes so many descriptors."""
+        others = [
+            other for other in pages if other != rank and self._pages.has(other, pages[other])
+        ]
+        for start in range(0, len(others), wire.MOST_FDS):
+            part = others[start : start + wire.MOST_FDS]
+            message = protocol.PeerPages(part, [self._links.pid(other) for other in part])
+            if not self._links.send(rank, message, [pages[other] for other in part]):
+                self._services.loop.call_later(RESEND_S, self._send_pages, rank, pages)
+                return
 
     def _leave(self, rank: int, *, is_done: bool) -> None:
         self._training.discard(rank)

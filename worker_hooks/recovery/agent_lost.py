@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from worker_hooks.contract import protocol
+from worker_hooks.contract.atomic_file import FOLDER_MODE
 from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
 from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
@@ -66,11 +67,13 @@ def _save(guard: Guard) -> None:
     _settle(guard, notes, welcome.update_grace_s)
     silent = _await_all(guard, notes, began_s, welcome.update_grace_s)
     dump = _DumpWithoutAgent(guard, notes, welcome.stall_s)
+    saved = None
     try:
         saved = dump.save([place, *([welcome.fallback] if place != welcome.fallback else [])])
     finally:
         # nobody else would: the forkserver gives each rank half an hour to save
-        silent = (silent - notes.read().keys()) | dump.stuck | guard.peers.stopped()
+        silent = (silent - notes.read().keys()) | dump.stuck if saved else set()
+        silent |= guard.peers.stopped()
         if ended := guard.peers.end(silent):
             log.error("msrun is gone; killed, as it did not answer: rank %s", _listed(ended))
     if saved is None:
@@ -255,7 +258,7 @@ class _DumpWithoutAgent:
         for number in range(len(held.manifest.shards)):
             shard, head, tensors = held.file(number)
             path = layout.unfinished / shard.file
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(FOLDER_MODE, exist_ok=True)
             done = safetensors_file.write(path, head, tensors, self._advance)
             shards.append(shard._replace(nbytes=done.nbytes, sha256=done.sha256))
         self._complete(layout, held.on_disk(DUMP_KIND, shards))
@@ -311,7 +314,9 @@ class _DumpWithoutAgent:
         self._say_lost(about, private)
 
     def _complete(self, layout: DumpLayout, about: Manifest) -> None:
-        self._notes.announce(str(commit.commit(layout, about)), about.step)
+        assert self._guard.welcome is not None
+        lineage = tuple(filter(None, self._guard.welcome.lineage.split(":")))
+        self._notes.announce(str(commit.commit(layout, about, lineage)), about.step)
 
     def _say_lost(self, about: Manifest, private: _PrivateStates) -> None:
         for ranks, what in (
@@ -326,9 +331,14 @@ class _DumpWithoutAgent:
         """The notes of the ranks that have written their part, when no other one will."""
         while True:
             notes = self._notes.read()
-            waited = [rank for rank, note in notes.items() if note.folder != folder]
+            # one that leads by itself, as this rank seemed stuck, writes all into its own folder
+            waited = [
+                rank
+                for rank, note in notes.items()
+                if note.folder != folder and note.leads in {"", folder}
+            ]
             if all(self._notes.silent_s(rank) > self._stall_s for rank in waited):
-                return {rank: note for rank, note in notes.items() if rank not in waited}
+                return {rank: note for rank, note in notes.items() if note.folder == folder}
             self._notes.touch()
             time.sleep(LOOK_S)
 

@@ -254,8 +254,9 @@ class TrainState:
 
     def hold(self, error: Exception) -> bool:
         """After a failure, wait while the state is saved; whether to :meth:`rejoin`."""
-        # a healthy rank, and a new one would owe the same checkpoint
-        is_futile = isinstance(error, CheckpointError)
+        # a new rank would owe the same checkpoint, and find the same folder
+        is_of_folder = isinstance(error.__cause__, OSError)
+        is_futile = isinstance(error, CheckpointError) and (error.is_passing or is_of_folder)
         return self._guard.hold_exception(describe(error), is_futile=is_futile)
 
     def rejoin(self) -> None:
