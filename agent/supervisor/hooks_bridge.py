@@ -30,6 +30,7 @@ from worker_hooks.contract import protocol, wire
 if TYPE_CHECKING:
     from agent.supervisor.guarding import Guarding
 
+WRAPPER_S = 0.5  # until a wrapper ends whose rank has died
 RESEND_S = 0.05  # of descriptors, if peers have not taken earlier ones yet
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
@@ -379,4 +380,11 @@ class HooksBridge:
             self._training.discard(rank)
             if self._exiting.has_finished(rank) and self._state is JobState.HOLDING:
                 return  # it is about to end, which disturbs nobody
+            if pid != worker.pid and is_exiting(pid):  # its wrapper will exit as well
+                self._services.loop.call_later(WRAPPER_S, self._note_unreachable, rank, attempt)
+                return
+            self._agent.post(ev.RankUnreachable(rank, attempt))
+
+    def _note_unreachable(self, rank: int, attempt: int) -> None:
+        if attempt == self._attempt and self._agent.worker(rank).exit_code is None:
             self._agent.post(ev.RankUnreachable(rank, attempt))
