@@ -219,6 +219,9 @@ HISTORIES = [
     ("one that answered late is the last resort", THREE, [
         *FREEZING, (froze(0), "freezing"), (late("freezing"), "dumping", f"save 5 by 0; {PROGRESS}", "step 5"), (froze(2), "dumping"),
         (unable(0), "dumping", f"save 5 by 2; {PROGRESS}", "rank 0 failed")]),
+    ("unless it is at a later step", THREE, [
+        *FREEZING, (froze(0), "freezing"), (late("freezing"), "dumping", f"save 5 by 0; {PROGRESS}", "step 5"), (froze(2, 6), "dumping"),
+        (unable(0), "stopping", "abandon; TERM 0,2; deadline stopping 30", "is not saved")]),
     # --- places
     ("a full folder: the same rank writes to the fallback", THREE, [
         *DUMPING, (full(0), "dumping", f"save 5 by 0 place 1; {PROGRESS}", "no space left"), (wrote(0, number=0), "dumping"), (wrote(0, number=1), "dumping", PROGRESS),

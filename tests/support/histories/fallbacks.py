@@ -102,6 +102,7 @@ HISTORIES = [
         *REPLACING, (reg(0, 4, 1), "committing", TO_DISK, "rank 0 came back at step 4"), (up(1, 1), "committing"), (done("/d"), "stopping", f"forget; TERM 0,1,2; {STOP}", "step 5 is saved")]),
     ("or fails then", THREE, [
         *REPLACING, (reg(0, 4, 1), "committing", TO_DISK, "rank 0 came back at step 4"), (no_start(1, 1), "committing"), (done("/d"), "stopping", f"forget; TERM 0,2; {STOP}", "step 5 is saved")]),
+    ("who is a step ahead is as wrong as who is behind", THREE, [*REPLACING, *fell(reg(0, 6, 1), "rank 0 came back at step 6 instead of 5", newcomer=False)]),
     ("or is called off", THREE, [*REPLACING, *fell(reg(0, 4, 1), "rank 0 came back at step 4 instead of 5", newcomer=False)]),
     ("too much time to join", THREE, [*ALMOST, *fell(late("replacing", 1), "rank 2 did not join within 600 s", alive="0,1,2")]),
     ("a rank that comes back elsewhere", THREE, [*JOINING, *fell(reg(1, 0, 1), "rank 1 came back at step 0 instead of 5", alive="0,1,2")]),

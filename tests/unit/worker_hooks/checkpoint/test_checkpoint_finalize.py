@@ -157,6 +157,9 @@ def test_a_replica_that_differs_is_no_copy(tmp_path):
     found = read(tmp_path / "CKP-1_7")
     assert found.odd == (0,) and "rank 0 differs" in done.warnings[0]
     assert [shard.rank for shard in found.shards if shard.kind == "replicated"] == [1]
+    # nor does it stand in for a model that is damaged later
+    held = [{one.rank for one in model.shards if one.kind != "private"} for model in models(found)]
+    assert held == [{1}, {2}]
 
 
 def test_parts_of_replicas_that_differ_make_up_nothing(tmp_path):

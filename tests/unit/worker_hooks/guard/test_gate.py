@@ -75,6 +75,27 @@ def test_an_update_that_never_ends_is_torn(gate):
     assert gate.close(0.05, lambda: True) is FreezeResult.TORN
 
 
+def test_an_update_under_way_is_torn_though_all_has_changed(gate, monkeypatch):
+    monkeypatch.setattr(gates, "STILL_S", 0.01)
+    gate.begin_update()  # the main thread waits for a device in the optimizer, say
+    assert closed(gate, 0.1, lambda: True) is FreezeResult.TORN
+
+
+def test_a_commit_that_is_being_noted_is_waited_for_though_all_has_changed(gate, monkeypatch):
+    monkeypatch.setattr(gates, "STILL_S", 0.01)
+    found = []
+    listener = threading.Thread(target=lambda: found.append(gate.close(LONG_S, lambda: True)))
+
+    def record():
+        listener.start()
+        listener.join(0.2)  # the main thread is still, and half of the commit is noted
+        assert found == []
+
+    gate.commit(record)
+    listener.join(LONG_S)
+    assert found == [FreezeResult.WHOLE]
+
+
 def test_between_update_and_commit_it_is_torn_unless_all_is_complete(gate):
     gate.begin_update()
     gate.end_update()

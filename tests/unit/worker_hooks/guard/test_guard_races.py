@@ -83,6 +83,21 @@ def test_what_changes_twice_in_a_step_is_not_complete_after_the_first_time():
         committed.commit(Position(0, batch))
 
 
+def test_what_changes_between_two_loops_is_not_expected_of_a_step():
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    committed = CommittedState(pieces_of({"model": net, "optimizer": optimizer}), dict)
+    committed.begin_loop(0, 0)
+    for batch in (1, 0, 2):  # the commit before a loop's first batch is of no batch
+        for each in net.parameters():
+            each.grad = torch.ones_like(each)
+        for _ in range(1 if batch else 3):
+            optimizer.step()
+            committed.updated(1)
+        assert batch != 2 or committed.is_complete()
+        committed.commit(Position(0, batch))
+
+
 def test_a_commit_that_is_interrupted_does_not_look_like_a_complete_step(monkeypatch):
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

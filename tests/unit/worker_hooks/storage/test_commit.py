@@ -12,7 +12,7 @@ from support.checkpoints import NAME, saved
 from worker_hooks.contract import atomic_file
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.status_page import CommitRecord
-from worker_hooks.storage import commit, retention
+from worker_hooks.storage import commit, manifest, retention
 from worker_hooks.storage.find import candidates
 from worker_hooks.storage.manifest import read, verify
 
@@ -65,6 +65,25 @@ def test_any_other_trouble_is_an_error(tmp_path, monkeypatch, number, lacks):
     without(monkeypatch, lacks, number)
     with pytest.raises(OSError, match=os.strerror(number)):
         completed(tmp_path)
+
+
+def test_the_names_of_all_files_are_durable_before_the_manifest_is(tmp_path, monkeypatch):
+    order, fsync_folder, write = [], commit.fsync_folder, manifest.write
+
+    def synced(folder):
+        order.append(folder.name)
+        fsync_folder(folder)
+
+    def written(*args):
+        order.append("manifest")
+        write(*args)
+
+    made = read(saved(tmp_path, f"{NAME}7.r1_tmp"))
+    monkeypatch.setattr(commit, "fsync_folder", synced)
+    monkeypatch.setattr(manifest, "write", written)
+    commit.commit(DumpLayout(tmp_path / f"{NAME}7", "r1"), made)
+    assert {*order[: order.index("manifest")]} == {"rank_0", "rank_1"}
+    assert order[-2:] == ["manifest", tmp_path.name]
 
 
 def test_moved_file_by_file_it_has_no_manifest_before_it_is_whole(tmp_path, monkeypatch):
