@@ -30,24 +30,21 @@ LIMIT_S = 600.0  # for the tests without a mutant
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 MEMORY = 8 << 30  # bytes of a process: a loop without an end is to fail soon
 
-Runs = tuple[tuple[str, ...], ...]  # of pytest; a later one if all before pass
+Runs = tuple[tuple[str, ...], ...]  # arguments of Python; a later one if all before end well
 
-CONTROLLER = ("-m", "not slow", "tests/unit/agent/controller")
-SCHEDULES = (
-    "tests/unit/agent/controller/test_simulator.py"
-    "::test_a_hundred_thousand_schedules_keep_every_promise[0]"
-)
-STATE = ("state", "training", "recovery", "guard")
+PYTEST = ("-m", "pytest", "-qx", "-p", "no:cacheprovider", "-m", "not slow")
+SCHEDULES = ("-c", "from support.simulator.node import census; census(0, 3_000)")
+HOOKS = "tests/unit/worker_hooks"
 TESTS: dict[str, Runs] = {
-    "agent/controller": (CONTROLLER, (SCHEDULES,)),
-    "agent/dump/draft.py": (("tests/unit/agent/dump",),),
-    "worker_hooks/guard/gate.py": (("tests/unit/worker_hooks/guard",),),
+    "agent/controller": ((*PYTEST, "tests/unit/agent/controller"), SCHEDULES),
+    "agent/dump/draft.py": ((*PYTEST, "tests/unit/agent/dump"),),
+    "worker_hooks/guard/gate.py": ((*PYTEST, f"{HOOKS}/guard"),),
     "worker_hooks/state/committed_state.py": (
-        tuple(f"tests/unit/worker_hooks/{each}" for each in STATE),
+        (*PYTEST, *(f"{HOOKS}/{each}" for each in ("training", "guard", "state", "recovery"))),
     ),
     "worker_hooks/storage/retention.py": (
-        ("tests/unit/worker_hooks/storage/test_retention.py",),
-        ("tests/unit/worker_hooks/checkpoint", "tests/unit/msrun/checkpoints"),
+        (*PYTEST, f"{HOOKS}/storage/test_retention.py"),
+        (*PYTEST, f"{HOOKS}/checkpoint", "tests/unit/msrun/checkpoints"),
     ),
 }
 Job = tuple[str, Mutant]
@@ -125,11 +122,14 @@ def run_all(jobs: list[Job], folder: Path) -> Iterator[tuple[Job, bool]]:
             (copy / file).write_text(originals[file])
             copies.put(copy)
 
-    with ThreadPoolExecutor(2) as pool:
+    pool = ThreadPoolExecutor(2)
+    try:
         list(pool.map(prepare, [folder / "one", folder / "other"]))
         for job, survived in zip(jobs, pool.map(survives, jobs), strict=True):
             print("SURVIVED" if survived else "killed  ", described(*job), flush=True)
             yield job, survived
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C
 
 
 def _copy_tree(copy: Path) -> None:
@@ -148,12 +148,12 @@ def runs_of(file: str) -> Runs:
 def passes(copy: Path, runs: Runs, within_s: float, environ: dict[str, str]) -> bool:
     """Whether all tests pass in this copy. A hang is noticed by people: it counts as a failure."""
     deadline = time.monotonic() + within_s
-    for tests in runs:
-        command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *tests]
+    path = os.pathsep.join((str(copy), str(copy / "tests")))
+    for arguments in runs:
         with subprocess.Popen(
-            command,
+            [sys.executable, *arguments],
             cwd=copy,
-            env={**os.environ, "PYTHONPATH": str(copy), **environ},
+            env={**os.environ, "PYTHONPATH": path, **environ},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
