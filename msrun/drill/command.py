@@ -59,13 +59,22 @@ from agent.spec.job_spec import UsageError
     "step, with replacement and with restarts; NAMES, with commas: some of them; with --random: at "
     "random moments.",
 )
+@click.option(
+    "--marathon",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="One job that lives through N faults of all kinds in random order, at random moments, "
+    "some in pairs: ranks, newcomers, the forkserver, the store host and msrun itself; without "
+    "JOB, or with options of msrun alone, a script of the drill's own.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--keep", is_flag=True, help="Keep all logs and checkpoints.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Limit for each run (default: 10 times the undisturbed run, plus 60).",
+    help="Limit for each run (default: 10 times the undisturbed run, plus 60); of a marathon: for "
+    "its job without a step (default: 240).",
 )
 @click.argument("job", nargs=-1, type=click.UNPROCESSED)
 def drill(
@@ -79,6 +88,7 @@ def drill(
     kinds: str | None,
     faults: tuple[str, ...],
     patterns: str | None,
+    marathon: int | None,
     as_json: bool,
     keep: bool,
     timeout: float | None,
@@ -99,6 +109,17 @@ def drill(
         return pattern_session.drill(
             pattern_session.PatternRequest(
                 patterns, job, number, seed, timeout_s=timeout, as_json=as_json, keep=keep
+            ),
+            os.environ,
+        )
+    if marathon is not None:
+        from msrun.drill import marathon as marathons
+
+        if faults or kinds or number or any(given.values()):
+            raise UsageError("msrun drill: --marathon has its own faults: give none besides")
+        return marathons.drill(
+            marathons.MarathonRequest(
+                marathon, job, seed, timeout_s=timeout, as_json=as_json, keep=keep
             ),
             os.environ,
         )

@@ -1,15 +1,21 @@
-"""Random drills: their number and kinds, drawn once the number of steps is known."""
+"""Random drills: their number and kinds, drawn once the number of steps is known.
+
+And the faults of a marathon, which strike one job, so that their steps are counted from one to the
+next. What msrun does not promise to survive is not drawn: the death of all ranks at once, and that
+of msrun and a rank at once (docs/user-guide/protecting-state.md).
+"""
 
 from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agent.spec.job_spec import UsageError
-from worker_hooks.drill.plan import LAUNCHER, Deed, Fault
+from agent.text.ranges import format_ranges
+from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment
 
 _KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -79,3 +85,120 @@ def _draw(
         case "again":
             return fault, other._replace(rank=chance.randrange(world_size), attempt=1)
     return (fault,)
+
+
+class MarathonFault(NamedTuple):
+    """One fault of a marathon."""
+
+    kind: str
+    ranks: tuple[int, ...] = ()  # those that it strikes; empty: a process of msrun's
+    gap: int = 1  # steps that every rank makes before it
+    delay: float = 0.0  # and a fraction of one more
+    moment: Moment = Moment.ANY  # in a step, of a fault that strikes from inside
+    after_s: float = 0.0  # of a second fault, from the first; of a newcomer's death, from its start
+    for_s: float = 0.0  # length of a stop
+
+    @property
+    def words(self) -> str:
+        """As text: ``several ranks killed: 0,2-3``."""
+        what = MARATHON_KINDS[self.kind].words
+        if not self.ranks:
+            return what
+        return f"{what}: {format_ranges(tuple(sorted(self.ranks)))}"
+
+
+class MarathonKind(NamedTuple):
+    """What one kind of fault of a marathon does."""
+
+    words: str
+    weight: int  # how often it is drawn
+    deed: Deed | None = None  # of a fault that its rank injects from inside; None: from outside
+    on_ranks: bool = True
+    loses_rank: bool = True  # a rank that it strikes must be replaced
+    ends_msrun: bool = False
+
+
+MARATHON_KINDS: Mapping[str, MarathonKind] = MappingProxyType(
+    {
+        "rank": MarathonKind("rank killed", 22),
+        "several": MarathonKind("several ranks killed", 8),
+        "all_but_one": MarathonKind("all ranks but one killed", 6),
+        "newcomer": MarathonKind("rank and its newcomer killed", 8),
+        "stopped": MarathonKind("rank stopped", 6),
+        "exit_0": MarathonKind("rank left with exit code 0", 6, Deed.EXIT),
+        "raise": MarathonKind("exception in rank", 6, Deed.RAISE),
+        "held": MarathonKind("interpreter held in rank", 2, Deed.HOLD),
+        "paused": MarathonKind("rank paused", 5, loses_rank=False),
+        "forkserver": MarathonKind("forkserver killed", 6, on_ranks=False),
+        "forkserver_stopped": MarathonKind("forkserver stopped", 3, on_ranks=False),
+        "store": MarathonKind("store host killed", 6, on_ranks=False),
+        "msrun": MarathonKind("msrun killed", 5, on_ranks=False, ends_msrun=True),
+        "msrun_paused": MarathonKind("msrun paused", 3, on_ranks=False),
+        "graceful": MarathonKind("graceful exit", 4, on_ranks=False, ends_msrun=True),
+    }
+)
+PAIRS = 0.25  # share of the faults that another one follows
+PAIR_S = 0.3  # a second fault follows within this time
+PAUSES_S = (0.1, 1.0)
+GAP = 8.0  # steps from one fault to the next, on average
+_MOMENTS = (Moment.DATA, Moment.FORWARD, Moment.BACKWARD, Moment.COMMIT)
+
+
+def draw_marathon(
+    number: int, seed: int, world_size: int, gap: float = GAP
+) -> Iterator[tuple[MarathonFault, ...]]:
+    """``number`` faults in order, alone or in pairs; equal values draw equal faults."""
+    chance = random.Random(seed)  # noqa: S311  it must be reproducible
+    left = number
+    while left > 0:
+        first = _draw_one(chance, world_size, gap)
+        drawn: tuple[MarathonFault, ...] = (first,)
+        if left > 1 and chance.random() < PAIRS:
+            second = _draw_one(chance, world_size, gap)
+            while not _is_promised(first, second, world_size):
+                second = _draw_one(chance, world_size, gap)
+            after_s = round(chance.uniform(0, PAIR_S), 3)
+            drawn = (first, second._replace(gap=0, delay=0.0, after_s=after_s))
+        left -= len(drawn)
+        yield drawn
+
+
+def _draw_one(chance: random.Random, world_size: int, gap: float) -> MarathonFault:
+    kinds = [kind for kind in MARATHON_KINDS if world_size > 1 or not _is_of_many(kind)]
+    weights = [MARATHON_KINDS[kind].weight for kind in kinds]
+    (kind,) = chance.choices(kinds, weights)
+    count = 1
+    if kind == "several":
+        count = chance.randint(min(2, world_size - 1), world_size - 1)
+    elif kind == "all_but_one":
+        count = world_size - 1
+    ranks = chance.sample(range(world_size), count) if MARATHON_KINDS[kind].on_ranks else ()
+    return MarathonFault(
+        kind,
+        tuple(ranks),
+        gap=chance.randint(1, max(1, round(2 * gap) - 1)),
+        delay=round(chance.random(), 3),
+        moment=chance.choice(_MOMENTS),
+        after_s=round(chance.uniform(0, PAIR_S), 3) if kind == "newcomer" else 0.0,
+        for_s=round(chance.uniform(*PAUSES_S), 3),
+    )
+
+
+def _is_of_many(kind: str) -> bool:
+    """Whether only a job of several ranks survives it."""
+    return MARATHON_KINDS[kind].on_ranks and MARATHON_KINDS[kind].loses_rank
+
+
+def _is_promised(first: MarathonFault, second: MarathonFault, world_size: int) -> bool:
+    """Whether msrun promises to survive both at once."""
+    kinds = MARATHON_KINDS[first.kind], MARATHON_KINDS[second.kind]
+    lost = {
+        rank
+        for fault, kind in zip((first, second), kinds, strict=True)
+        for rank in (fault.ranks if kind.loses_rank else ())
+    }
+    if all(kind.ends_msrun for kind in kinds):
+        return False  # msrun is gone when the second one is due
+    if "msrun" in {first.kind, second.kind} and lost:
+        return False
+    return len(lost) < world_size  # somebody has to keep the state

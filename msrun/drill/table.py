@@ -12,6 +12,9 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from agent.text.sanitize import sanitized
+from msrun.drill.marathon_verdict import MarathonOutcome, largest_growths
+from msrun.drill.random_faults import MARATHON_KINDS
 from msrun.drill.verdict import TrialOutcome
 from msrun.terminal.stdout import put
 from msrun.terminal.table import UNKNOWN, brief, table
@@ -29,6 +32,8 @@ COLUMNS = (
     "verdict",
 )
 _MB = 1e6
+_PAIR = "pair"
+_KIND_COLUMNS = ("fault", "times", "replaced", "restarted", "resumed", "longest", "steps lost")
 
 
 class DrillBar(Protocol):
@@ -79,6 +84,93 @@ def as_json(reference: dict[str, Any], outcomes: Sequence[TrialOutcome]) -> str:
     kept = not reference["trouble"] and not any(outcome.broken for outcome in outcomes)
     content = {"ok": kept, "reference": reference}
     return json.dumps({**content, "drills": drills}, indent=1) + "\n"
+
+
+def show_marathon(outcome: MarathonOutcome, *, as_json: bool) -> None:
+    """Print a marathon's result on stdout: a row for each kind of fault, restarts, processes."""
+    if as_json:
+        put(_marathon_json(outcome))
+        return
+    put(table(_KIND_COLUMNS, _kind_rows(outcome), styled="steps lost", style=_red_unless_zero))
+    for strike, answer in zip(outcome.strikes, outcome.answers, strict=True):
+        for reason in answer.restarts:
+            put(sanitized(f"restart at step {strike.step}, {strike.words}: {reason}\n"))
+    for each in largest_growths(outcome.growths):
+        told = f"{each.name}, {each.looks} faults old: {each.first.words}, then {each.last.words}"
+        put(f"{told}\n")
+    end = outcome.end
+    put(f"{end.log_files} log files, {end.log_mb:.1f} MB\n")
+    for why in outcome.broken:
+        put(sanitized(f"broken: {why}\n"))
+    put(
+        f"seed {outcome.seed}: {outcome.struck} faults in {outcome.steps} steps, "
+        f"{end.took_s:.0f} s: {'bitwise equal' if outcome.is_equal else 'NOT EQUAL'}, "
+        f"{'every promise kept' if not outcome.broken else 'promises broken'}\n"
+    )
+
+
+def _kind_rows(outcome: MarathonOutcome) -> Iterator[tuple[str, ...]]:
+    """A row for each kind, and one for all pairs."""
+    kinds = {kind: each.words for kind, each in MARATHON_KINDS.items()} | {_PAIR: "two at once"}
+    found: dict[str, list[int]] = {kind: [] for kind in kinds}
+    for index, strike in enumerate(outcome.strikes):
+        found[strike.faults[0].kind if len(strike.faults) == 1 else _PAIR].append(index)
+    for kind, indices in found.items():
+        if indices:
+            answers = [outcome.answers[index] for index in indices]
+            took = [outcome.strikes[index].took_s for index in indices]
+            yield (
+                kinds[kind],
+                str(len(indices)),
+                str(sum(len(answer.replaced) for answer in answers)),
+                str(sum(len(answer.restarts) for answer in answers)),
+                str(sum(len(answer.exits) for answer in answers)),
+                brief(max((each for each in took if each is not None), default=None)),
+                str(sum(answer.lost for answer in answers)),
+            )
+
+
+def _red_unless_zero(cell: str) -> str:
+    return "" if cell == "0" else "red"
+
+
+def _marathon_json(outcome: MarathonOutcome) -> str:
+    strikes = [
+        {
+            "faults": strike.words,
+            "time": strike.time,
+            "step": strike.step,
+            "took_s": strike.took_s,
+            "missed": len(strike.missed),
+            "replaced": answer.replaced,
+            "restarts": answer.restarts,
+            "exits": [went._asdict() for went in answer.exits],
+            "steps_lost": answer.lost,
+        }
+        for strike, answer in zip(outcome.strikes, outcome.answers, strict=True)
+    ]
+    growths = [
+        {
+            "process": each.name,
+            "faults": each.looks,
+            "first": each.first._asdict(),
+            "last": each.last._asdict(),
+        }
+        for each in largest_growths(outcome.growths)
+    ]
+    content = {
+        "ok": not outcome.broken,
+        "seed": outcome.seed,
+        "wanted": outcome.wanted,
+        "struck": outcome.struck,
+        "steps": outcome.steps,
+        "equal": outcome.is_equal,
+        "broken": outcome.broken,
+        "end": asdict(outcome.end),
+        "processes": growths,
+        "strikes": strikes,
+    }
+    return json.dumps(content, indent=1) + "\n"
 
 
 @contextlib.contextmanager

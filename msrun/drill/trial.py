@@ -102,7 +102,7 @@ class Trial:
                 if went is not None and went.exit_code == REFUSED_EXIT:
                     went = self._launch(first, environ, deadline)  # as a user would
         finally:
-            with _uninterrupted():
+            with uninterrupted():
                 if self._process is not None:
                     self._process.cancel()
                 left = drill_process.sweep()
@@ -163,11 +163,16 @@ class Trial:
         is_failed = went.exit_code != 0 and (is_spent or went.exit_code < 0)
         if not (is_failed or is_stopped):
             return None
-        return [sys.executable, "-m", "msrun", "--resume", record]
+        return resume_argv(record)
+
+
+def resume_argv(record: str) -> list[str]:
+    """The command line that resumes the run with this record."""
+    return [sys.executable, "-m", "msrun", "--resume", record]
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Keep a second Ctrl-C from interrupting the cleanup."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:

@@ -77,7 +77,7 @@ def judge(
         took_s: how long it took in all.
     """
     lost, asked = steps_lost(history), judge_exit(faults, history, departures)
-    differing = tuple(_differing(reference, history))
+    others = tuple(differing(reference, history))
     broken = [
         *_unstruck(faults, history),
         *_ending(history, exit_code, left, took_s),
@@ -86,14 +86,14 @@ def judge(
         *([f"{lost} step{'s' if lost > 1 else ''} lost"] if lost else []),
     ]
     if exit_code == 0:  # else it did not reach an end that could be compared
-        broken += [*differing, *_curves(reference, history)]
+        broken += [*others, *curves(reference, history)]
     return TrialOutcome(
         fault=" + ".join(fault.words for fault in faults),
         **_timings(faults, history),
         steps_lost=lost,
         replaced=sum(len(each["newcomers"]) for each in _of(history, "ReplaceRanks")),
         restarted=sum(each["attempt"] > 0 for each in _of(history, "StartAttempt")),
-        weights_equal=exit_code == 0 and not differing,
+        weights_equal=exit_code == 0 and not others,
         runs=max(1, len(departures)),
         left_s=None if asked is None else asked.left_s,
         in_time=None if asked is None else asked.in_time,
@@ -148,7 +148,8 @@ def _disturbed(faults: Sequence[Fault], history: DrillHistory) -> Iterator[str]:
         yield "a stopped rank caused a restart"
 
 
-def _differing(reference: DrillHistory, history: DrillHistory) -> Iterator[str]:
+def differing(reference: DrillHistory, history: DrillHistory) -> Iterator[str]:
+    """The ranks whose end is not the undisturbed run's, each with what differs."""
     for rank, expected in reference.finals.items():
         found = history.finals.get(rank)
         if found is None:
@@ -161,7 +162,7 @@ def _differing(reference: DrillHistory, history: DrillHistory) -> Iterator[str]:
             yield f"random state or buffers differ on rank {rank}"
 
 
-def _curves(reference: DrillHistory, history: DrillHistory) -> Iterator[str]:
+def curves(reference: DrillHistory, history: DrillHistory) -> Iterator[str]:
     """The first step at which a rank's loss differs.
 
     A rank that dies before its own commit of a step, which its peers can save, has no loss for it.

@@ -216,6 +216,10 @@ class DrillLayout(NamedTuple):
         """The mark of the plan's fault ``number``: made before the fault, so it occurs once."""
         return self.folder / f"struck_{number}.json"
 
+    def order(self, rank: int) -> Path:
+        """A fault that a rank finds while it trains: the drill writes it, the rank removes it."""
+        return self.folder / f"order_{rank}.json"
+
     def lines(self, rank: int) -> Path:
         """What a rank computed and when, over all attempts."""
         return self.folder / f"rank_{rank}.jsonl"

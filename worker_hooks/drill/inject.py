@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,7 +26,7 @@ from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import DrillLayout
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.drill.observer import StepObserver
-from worker_hooks.drill.plan import LAUNCHER, Deed, DrillPlan, Fault, Moment
+from worker_hooks.drill.plan import LAUNCHER, Deed, DrillPlan, Fault, Moment, OrderedFault
 
 log = logging.getLogger("msrun")
 
@@ -47,9 +48,16 @@ class DrillError(RuntimeError):
 class FaultInjector(StepObserver):
     """Injects the faults of one rank."""
 
-    def __init__(self, layout: DrillLayout, faults: Mapping[int, Fault], attempt: int) -> None:
-        """``faults``: the rank's own, by their index in the plan."""
+    def __init__(
+        self,
+        layout: DrillLayout,
+        faults: Mapping[int, Fault],
+        attempt: int,
+        orders: Path | None = None,
+    ) -> None:
+        """``faults``: the rank's own, by their index. ``orders``: where others may appear."""
         self._layout = layout
+        self._orders = orders
         self._faults = dict(faults)
         self._attempt = attempt
         self._step = 0  # under way
@@ -72,7 +80,10 @@ class FaultInjector(StepObserver):
             and (fault.attempt is None or fault.attempt >= env.attempt)
             and not plan.layout.struck(index).exists()
         }
-        return FaultInjector(plan.layout, faults, env.attempt) if faults else None
+        orders = plan.layout.order(env.rank) if plan.takes_orders else None
+        if not faults and orders is None:
+            return None
+        return FaultInjector(plan.layout, faults, env.attempt, orders)
 
     def attempt_begins(self, attempt: int) -> None:
         """Faults of this attempt strike from now on."""
@@ -88,20 +99,24 @@ class FaultInjector(StepObserver):
             self._measure_step(step)
         if self._is_counting:
             self._end_count()
-        moments = _MOMENTS.get(phase, ())
+        if self._orders is not None:
+            self._take(self._orders)
         for index, fault in tuple(self._faults.items()):
-            if fault.attempt not in {None, self._attempt}:
-                continue
-            if fault.moment is Moment.UPDATE and phase is Phase.UPDATE:
-                # the previous update is counted, too, to know the middle of this one
-                if step >= fault.step - 1 and not self._is_counting:
-                    self._count(index if step >= fault.step else None, fault)
-            elif step < fault.step:
-                continue
-            elif fault.moment is Moment.ANY:
-                self._start_timer(index, fault)
-            elif fault.moment in moments:
-                self._strike(index, fault)
+            if fault.attempt in {None, self._attempt}:
+                self._meet(index, fault, phase, step)
+
+    def _meet(self, index: int, fault: Fault, phase: Phase, step: int) -> None:
+        """Strike now, later in this step, or not at all yet."""
+        if fault.moment is Moment.UPDATE and phase is Phase.UPDATE:
+            # the previous update is counted, too, to know the middle of this one
+            if step >= fault.step - 1 and not self._is_counting:
+                self._count(index if step >= fault.step else None, fault)
+        elif step < fault.step:
+            return
+        elif fault.moment is Moment.ANY:
+            self._start_timer(index, fault)
+        elif fault.moment in _MOMENTS.get(phase, ()):
+            self._strike(index, fault)
 
     def dump_begins(self) -> None:
         """Strike if a fault is due in a dump."""
@@ -116,6 +131,16 @@ class FaultInjector(StepObserver):
             timer.cancel()
         if self._is_counting:
             self._end_count()
+
+    def _take(self, orders: Path) -> None:
+        """Read and remove the order that a drill has put there meanwhile."""
+        try:
+            content = orders.read_bytes()
+            orders.unlink()
+        except OSError:  # no order, as nearly always
+            return
+        number, fault = OrderedFault.decode(content)
+        self._faults[number] = fault
 
     def _measure_step(self, step: int) -> None:
         now = time.monotonic()
@@ -172,6 +197,8 @@ class FaultInjector(StepObserver):
                 os._exit(fault.number)
             case Deed.STOP:
                 self._correct(index, _stop(pid, fault.for_s))
+            case Deed.HOLD:
+                _hold_interpreter()
             case Deed.RAISE if in_timer:
                 _raise_in_main_thread()
             case Deed.RAISE:
@@ -228,6 +255,18 @@ def _stop(pid: int, for_s: float) -> float:
     at = time.monotonic()
     os.kill(pid, signal.SIGSTOP)  # neither call lets another thread of this process run
     return at
+
+
+def _hold_interpreter() -> None:
+    """Keep the interpreter's lock forever, without processor time.
+
+    The call waits for a lock that it holds itself; a signal does not interrupt it, as it would
+    interrupt a pause.
+    """
+    libc = ctypes.PyDLL(None)  # unlike CDLL, it keeps the interpreter's lock
+    mutex = ctypes.create_string_buffer(64)  # zeros are an unlocked pthread_mutex_t
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
 
 
 def _raise_in_main_thread() -> None:

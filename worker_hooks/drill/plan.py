@@ -38,6 +38,7 @@ class Deed(Enum):
     STOP = "stop"  # SIGSTOP, and SIGCONT some time later
     REQUEST = "request"  # a signal that requests a graceful exit of msrun
     PREEMPT = "preempt"  # the same, followed some time later by SIGKILL to the whole job
+    HOLD = "hold"  # a C call that keeps the interpreter's lock and never returns
 
 
 class Fault(NamedTuple):
@@ -86,6 +87,8 @@ class Fault(NamedTuple):
                 return "graceful exit"
             case Deed.REQUEST:
                 return f"graceful exit by {signals.Signals(self.number).name}"
+            case Deed.HOLD:
+                return f"interpreter held in {target}"
             case Deed.PREEMPT:
                 return f"preemption with {self.grace_s:g} s"
 
@@ -96,6 +99,7 @@ class DrillPlan(NamedTuple):
     folder: str  # where ranks record what they did and computed
     ckpt: str = ""  # replaces every folder that the script saves to; empty: the script's folders
     faults: tuple[Fault, ...] = ()
+    takes_orders: bool = False  # each rank looks for an OrderedFault in each phase of its steps
 
     @property
     def layout(self) -> DrillLayout:
@@ -104,11 +108,7 @@ class DrillPlan(NamedTuple):
 
     def encode(self) -> str:
         """The plan as one line of JSON."""
-        faults = [
-            {**fault._asdict(), "moment": fault.moment.value, "deed": fault.deed.value}
-            for fault in self.faults
-        ]
-        return json.dumps({**self._asdict(), "faults": faults})
+        return json.dumps({**self._asdict(), "faults": [*map(_fields, self.faults)]})
 
     @staticmethod
     def decode(text: str) -> DrillPlan | None:
@@ -125,6 +125,27 @@ class DrillPlan(NamedTuple):
             return DrillPlan(**fields, faults=faults)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise ValueError(f"unreadable drill {text[:80]!r}: {error!r}") from error
+
+
+class OrderedFault(NamedTuple):
+    """A fault that is decided while the job runs; it strikes as soon as its rank has read it."""
+
+    number: int  # of its mark
+    fault: Fault
+
+    def encode(self) -> bytes:
+        """As the content of a file."""
+        return json.dumps({"number": self.number, "fault": _fields(self.fault)}).encode()
+
+    @staticmethod
+    def decode(content: bytes) -> OrderedFault:
+        """Read a file's content."""
+        found = json.loads(content)
+        return OrderedFault(found["number"], _fault(found["fault"]))
+
+
+def _fields(fault: Fault) -> dict[str, Any]:
+    return {**fault._asdict(), "moment": fault.moment.value, "deed": fault.deed.value}
 
 
 def _fault(fields: dict[str, Any]) -> Fault:
