@@ -137,6 +137,7 @@ MARATHON_KINDS: Mapping[str, MarathonKind] = MappingProxyType(
         "graceful": MarathonKind("graceful exit", 4, on_ranks=False, ends_msrun=True),
     }
 )
+_HANGS = frozenset({"stopped", "held"})
 PAIRS = 0.25  # share of the faults that another one follows
 PAIR_S = 0.3  # a second fault follows within this time
 PAUSES_S = (0.1, 1.0)
@@ -201,4 +202,6 @@ def _is_promised(first: MarathonFault, second: MarathonFault, world_size: int) -
         return False  # msrun is gone when the second one is due
     if "msrun" in {first.kind, second.kind} and lost:
         return False
+    if second.kind in _HANGS and kinds[0].loses_rank and {*first.ranks} & {*second.ranks}:
+        return False  # nobody watches a newcomer before its first commit
     return len(lost) < world_size  # somebody has to keep the state

@@ -402,6 +402,7 @@ class Guard:
         if self.memory is None and self._link.is_agent_dead(0.0):
             return  # what this rank holds is all that is left
         with self._rejoin_lock:
+            self._is_out.set()  # an order that this one replaces is obeyed with it: one watch ends
             self._rejoin_order, self._is_out = order, is_out
             self.gate.eject()
             self._released.set()

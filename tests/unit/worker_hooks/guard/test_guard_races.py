@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from queue import SimpleQueue
 
 import pytest
 import torch
 from torch import nn
 
+from worker_hooks.contract import protocol
 from worker_hooks.contract.env import RankEnv
+from worker_hooks.distributed import abort
 from worker_hooks.guard.gate import FreezeResult, Gate
 from worker_hooks.guard.guard import Guard, StartupOptions
 from worker_hooks.recovery import agent_lost
@@ -170,6 +173,29 @@ def test_a_clock_that_is_set_makes_nobody_late(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: now() - 3600.0)
     time.sleep(0.05)
     assert 0.05 <= notes.silent_s(0) < 5.0
+
+
+# --- a second order to rejoin -----------------------------------------------------------------
+
+
+def test_nobody_watches_a_main_thread_any_more_once_it_has_rejoined(tmp_path, monkeypatch):
+    """A second peer may die before this rank has obeyed the first order: it rejoins only once."""
+    watches: SimpleQueue[threading.Event] = SimpleQueue()
+    monkeypatch.setattr(abort, "end_if_stuck", lambda is_out, _store: watches.put(is_out))
+    monkeypatch.setattr(abort, "unblock", lambda _store: 0)
+    told = RankEnv(rank=0, world_size=2, attempt=0, record_id="races", hooks="", drill="")
+    options = StartupOptions(str(tmp_path))
+    guard = Guard(
+        told, Complete(), options, before_dump=lambda: None, when_agent_died=lambda _: None
+    )
+    monkeypatch.setattr(guard, "_send", lambda _message: None)
+    watched = []
+    for attempt in (1, 2):
+        guard._obey(protocol.Rejoin(attempt, "/somewhere", "a peer died"))
+        watched.append(watches.get(timeout=LONG_S))
+    assert not watched[1].is_set()
+    assert guard.rejoin()[0].attempt == 2
+    assert [each.is_set() for each in watched] == [True, True]
 
 
 # --- without msrun ----------------------------------------------------------------------------
