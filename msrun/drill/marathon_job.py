@@ -44,8 +44,10 @@ class _Life(NamedTuple):
 class _Tail:
     """The lines of a file that grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, than: int | None = None) -> None:
+        """``than``: the inode of an earlier file of this name, which is about to be moved away."""
         self._path = path
+        self._than = than
         self._file: int | None = None
         self._partial = b""
 
@@ -53,19 +55,26 @@ class _Tail:
         """Those that are new and complete; one that a death has cut off is skipped."""
         if self._file is None:
             try:
-                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 return
+            if os.fstat(file).st_ino == self._than:
+                os.close(file)
+                return
+            self._file = file
         while chunk := os.read(self._file, 1 << 16):
             *whole, self._partial = (self._partial + chunk).split(b"\n")
             for line in whole:
                 with contextlib.suppress(ValueError):
                     yield json.loads(line)
 
-    def close(self) -> None:
-        """Read no more."""
-        if self._file is not None:
-            os.close(self._file)
+    def close(self) -> int | None:
+        """Read no more; the inode that was read."""
+        if self._file is None:
+            return None
+        inode = os.fstat(self._file).st_ino
+        os.close(self._file)
+        return inode
 
 
 class MarathonJob:
@@ -104,7 +113,6 @@ class MarathonJob:
         self._lives: dict[int, _Life] = {}
         self._commits: dict[int, list[float]] = {rank: [] for rank in self._ranks}  # of its life
         self._pids: dict[int, int] = {}
-        self._attempts: dict[int, int] = {}
         self._store = 0
         self._reason = ""  # of the last end, as msrun recorded it
         self._process: DrillProcess | None = None
@@ -123,9 +131,8 @@ class MarathonJob:
         Raises:
             OSError: it cannot be started.
         """
-        self._events.close()
-        self._events = _Tail(self.folder / "logs" / EVENTS)
-        self._pids, self._attempts, self._store, self._reason = {}, {}, 0, ""
+        self._events = _Tail(self.folder / "logs" / EVENTS, than=self._events.close())
+        self._pids, self._store, self._reason = {}, 0, ""
         self._process = DrillProcess(
             argv or self._first, self._environ, self.folder / "console.log"
         )
@@ -148,8 +155,8 @@ class MarathonJob:
                         self.newest = max(self.newest, step)
         for event in self._events.lines():
             match event:
-                case {"event": "WorkerStarted", "rank": rank, "pid": pid, "attempt": attempt}:
-                    self._pids[rank], self._attempts[rank] = pid, attempt
+                case {"event": "WorkerStarted", "rank": rank, "pid": pid}:
+                    self._pids[rank] = pid
                 case {"event": "StoreForked", "pid": pid} if pid:
                     self._store = pid
                 case {"event": "Finish", "reason": reason}:

@@ -179,6 +179,7 @@ def judge_marathon(
 ) -> MarathonOutcome:
     """The outcome; ``reference``: the undisturbed run to the same step."""
     losses = tuple(each_loss(history))
+    lost = sum(steps for _, steps in losses)
     answers = read_answers(strikes, history.events, exits, losses)
     others = (*differing(reference, history), *curves(reference, history))
     is_over = end.exit_code == 0 and not end.trouble
@@ -187,7 +188,7 @@ def judge_marathon(
         *([f"the job ended with exit code {end.exit_code}"] if end.exit_code else []),
         *(others if is_over else ()),
         *_unexplained(strikes, answers),
-        *([f"{lost} steps lost" for lost in [sum(steps for _, steps in losses)] if lost]),
+        *([f"{lost} step{'s' if lost > 1 else ''} lost"] if lost else []),
         *(
             f"{each.name} has {each.leaks} after {each.looks} faults"
             for each in growths

@@ -1,8 +1,9 @@
 """Random drills: their number and kinds, drawn once the number of steps is known.
 
 And the faults of a marathon, which strike one job, so that their steps are counted from one to the
-next. What msrun does not promise to survive is not drawn: the death of all ranks at once, and that
-of msrun and a rank at once (docs/user-guide/protecting-state.md).
+next. What msrun does not promise to survive is not drawn: the death of all ranks at once, that of
+msrun and a rank at once (docs/user-guide/protecting-state.md), and a hang where hangs are not looked
+for (docs/user-guide/failures.md).
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ PAIRS = 0.25  # share of the faults that another one follows
 PAIR_S = 0.3  # a second fault follows within this time
 PAUSES_S = (0.1, 1.0)
 GAP = 8.0  # steps from one fault to the next, on average
-_MOMENTS = (Moment.DATA, Moment.FORWARD, Moment.BACKWARD, Moment.COMMIT)
+_WATCHED = (Moment.FORWARD, Moment.BACKWARD)  # a rank may be idle elsewhere
+_MOMENTS = (Moment.DATA, *_WATCHED, Moment.COMMIT)
 
 
 def draw_marathon(
@@ -179,7 +181,7 @@ def _draw_one(chance: random.Random, world_size: int, gap: float) -> MarathonFau
         tuple(ranks),
         gap=chance.randint(1, max(1, round(2 * gap) - 1)),
         delay=round(chance.random(), 3),
-        moment=chance.choice(_MOMENTS),
+        moment=chance.choice(_WATCHED if kind == "held" else _MOMENTS),
         after_s=round(chance.uniform(0, PAIR_S), 3) if kind == "newcomer" else 0.0,
         for_s=round(chance.uniform(*PAUSES_S), 3),
     )
