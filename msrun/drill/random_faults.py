@@ -2,8 +2,8 @@
 
 And the faults of a marathon, which strike one job, so that their steps are counted from one to the
 next. What msrun does not promise to survive is not drawn: the death of all ranks at once, that of
-msrun and a rank at once (docs/user-guide/protecting-state.md), and a hang where hangs are not looked
-for (docs/user-guide/failures.md).
+msrun and a rank at once (docs/user-guide/protecting-state.md), and a hang where msrun does not look
+for hangs (docs/user-guide/failures.md).
 """
 
 from __future__ import annotations

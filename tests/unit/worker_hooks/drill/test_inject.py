@@ -7,17 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.jobs import poll
 
 from worker_hooks.contract.env import DRILL, RankEnv
 from worker_hooks.contract.layout import DrillLayout
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.drill import trace
 from worker_hooks.drill.inject import DrillError, FaultInjector
-from worker_hooks.drill.plan import LAUNCHER, Deed, DrillPlan, Fault, Moment
+from worker_hooks.drill.plan import LAUNCHER, Deed, DrillPlan, Fault, Moment, OrderedFault
 from worker_hooks.drill.trace import TrainingTrace
 from worker_hooks.training.startup import read_env
 
@@ -45,6 +47,16 @@ for step in range(1, 7):
                 print(step, "DONE", file=said)
             update()
         elif phase is Phase.DATA: time.sleep(0.02)
+"""
+
+# Besides, a thread that writes as long as it may run, and a handler of signals.
+BESIDE = """
+import signal, sys, threading, time
+signal.signal(signal.SIGUSR1, lambda *_: None)
+beside = open(sys.argv[4], "a", buffering=1)
+def write():
+    while True: print("beside", file=beside); time.sleep(0.001)
+threading.Thread(target=write, daemon=True).start()
 """
 
 
@@ -225,6 +237,60 @@ def test_the_mark_of_a_stop_is_not_older_than_what_the_rank_still_did(tmp_path):
     assert last <= mark(tmp_path)["at"] <= first
 
 
+# --- orders, which come while the rank trains -----------------------------------------------------
+
+
+def ordered(tmp_path, deed, moment=Moment.BACKWARD):
+    order = OrderedFault(7, Fault(0, 0, moment, deed, 0))
+    layout = DrillLayout(tmp_path)
+    layout.order(0).write_bytes(order.encode())
+    return FaultInjector(layout, {}, 2, layout.order(0))
+
+
+def test_an_ordered_fault_strikes_at_its_moment_in_any_step_and_once(tmp_path):
+    injector = ordered(tmp_path, Deed.RAISE)
+    injector.phase_begins(Phase.FORWARD, 41)
+    assert not DrillLayout(tmp_path).order(0).exists()
+    with pytest.raises(DrillError):
+        injector.phase_begins(Phase.BACKWARD, 41)
+    mark = json.loads(DrillLayout(tmp_path).struck(7).read_bytes())
+    assert (mark["step"], mark["attempt"]) == (41, 2)
+    injector.phase_begins(Phase.BACKWARD, 42)
+
+
+def test_a_rank_looks_for_orders_only_if_the_plan_says_so(tmp_path):
+    made = plan(tmp_path)
+    assert FaultInjector.of(made, rank_env(0)) is None
+    assert FaultInjector.of(made._replace(takes_orders=True), rank_env(0)) is not None
+
+
+def test_whoever_holds_the_interpreter_lets_no_thread_run_whatever_signals_come(tmp_path):
+    """A pause, for one, would end with the first signal."""
+    held = plan(tmp_path, Fault(0, 3, Moment.FORWARD, Deed.HOLD))
+    said = tmp_path / "beside"
+    rank = subprocess.Popen(
+        [sys.executable, "-S", "-c", BESIDE + RANK, "0", "0", tmp_path / "said", said],
+        env={**os.environ, DRILL: held.encode(), "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+    )
+
+    def grew() -> bool:
+        before = said.stat().st_size
+        time.sleep(0.5)
+        return said.stat().st_size > before
+
+    try:
+        poll(said.exists)
+        poll(lambda: DrillLayout(tmp_path).struck(0).exists() and not grew())
+        for _ in range(3):
+            rank.send_signal(signal.SIGUSR1)
+        assert not grew()
+        assert rank.poll() is None
+    finally:
+        rank.kill()
+        rank.wait()
+
+
 def test_what_did_not_strike_in_training_does_not_afterwards(tmp_path):
     injector = FaultInjector(
         DrillLayout(tmp_path), {0: Fault(0, 2, Moment.ANY, Deed.EXIT, 9, delay=1.0)}, 0
@@ -253,8 +319,9 @@ def test_a_profiler_of_the_script_stays_in_place(tmp_path):
 
 def test_a_plan_survives_its_journey():
     fault = Fault(3, 50, Moment.BACKWARD, Deed.EXIT, 7, 1, 0.25, 3.0, 4.0)
-    sent = DrillPlan("/f", "/c", (fault, fault._replace(deed=Deed.PREEMPT)))
+    sent = DrillPlan("/f", "/c", (fault, fault._replace(deed=Deed.PREEMPT)), takes_orders=True)
     assert DrillPlan.decode(sent.encode()) == sent
+    assert OrderedFault.decode(OrderedFault(3, fault).encode()) == OrderedFault(3, fault)
     assert DrillPlan.decode("") is None
 
 
