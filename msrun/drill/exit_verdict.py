@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from agent.text.ranges import format_ranges
@@ -57,17 +56,10 @@ def steps_lost(history: DrillHistory) -> int | None:
 
     ``None``: no rank committed anything.
     """
-    if not any(map(_newest, history.rounds())):
-        return None
-    return sum(steps for _, steps in each_loss(history))
-
-
-def each_loss(history: DrillHistory) -> Iterator[tuple[float, int]]:
-    """Each loss: the number of steps, and when the ranks began again (monotonic)."""
     rounds = [lives for lives in history.rounds() if _newest(lives)]
-    for before, after in pairwise(rounds):
-        if lost := _lost(before, after):
-            yield _begun(after), lost
+    if not rounds:
+        return None
+    return sum(_lost(rounds[index], rounds[index + 1]) for index in range(len(rounds) - 1))
 
 
 def _lost_at(history: DrillHistory, strike: Strike) -> int:

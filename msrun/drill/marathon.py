@@ -241,6 +241,8 @@ class Marathon:
         self._ends = 0  # of msrun, that faults must still lead to
         self._ends_in_a_row = 0
         self._since = 0.0  # steps after this moment count
+        self._deadline = 0.0
+        self._hangs = 0  # how often the job had to be stopped since the last strike
         self.census = Census()
         self.strikes: list[MarathonStrike] = []
         self.is_over = False  # the job has ended by itself
@@ -254,6 +256,7 @@ class Marathon:
         self._job.start()
         self._await(SETTLED_STEPS)
         for faults in rounds:
+            self._since = time.monotonic()
             self._await(max(1, faults[0].gap))
             if self.is_over:
                 return
@@ -266,12 +269,11 @@ class Marathon:
         Raises:
             StuckError: it does not end.
         """
-        deadline = time.monotonic() + self._patience_s
         newest = -1
         while not self.is_over:
             if self._job.newest > newest:
-                newest, deadline = self._job.newest, time.monotonic() + self._patience_s
-            self._look(deadline)
+                newest, self._deadline = self._job.newest, time.monotonic() + self._patience_s
+            self._look()
         return self._job.last_exit
 
     def _strike(self, faults: tuple[MarathonFault, ...]) -> MarathonStrike:
@@ -287,7 +289,8 @@ class Marathon:
         strike = strike._replace(missed=tuple(missed))
         self.strikes.append(strike)  # in case that the job never trains again
         self._await(SETTLED_STEPS)
-        strike = strike._replace(took_s=time.monotonic() - struck_at)
+        strike = strike._replace(took_s=time.monotonic() - struck_at, hangs=self._hangs)
+        self._hangs = 0
         self.strikes[-1] = strike
         self.census.look(job, self._world_size)
         return strike
@@ -334,9 +337,9 @@ class Marathon:
         first = job.rank(rank)
         if not self._signal(first, signal.SIGKILL):
             return False
-        deadline = time.monotonic() + self._patience_s
+        self._deadline = time.monotonic() + self._patience_s
         while (newcomer := job.newcomer(rank, first or 0)) is None:
-            self._look(deadline)
+            self._look()
         self._wait(time.monotonic() + fault.after_s)
         return self._signal(newcomer if job.rank(rank) == newcomer else None, signal.SIGKILL)
 
@@ -367,10 +370,9 @@ class Marathon:
 
     def _await(self, steps: int) -> None:
         """Wait until every fault has struck and each rank has made so many steps since."""
-        deadline = time.monotonic() + self._patience_s
-        self._since = max(self._since, time.monotonic()) if steps != SETTLED_STEPS else self._since
+        self._deadline = time.monotonic() + self._patience_s
         while not self.is_over:
-            self._look(deadline)
+            self._look()
             if not self._is_pending() and self._job.trained(steps, self._since):
                 self._ends_in_a_row = 0
                 return
@@ -388,14 +390,16 @@ class Marathon:
             self._continue()
             time.sleep(min(left, LOOK_S))
 
-    def _look(self, deadline: float) -> None:
-        """One look at everything; resume the job if its msrun is gone."""
+    def _look(self) -> None:
+        """One look at everything; resume the job if its msrun is gone, or if nothing happens."""
         self._job.look()
         self._continue()
+        if time.monotonic() > self._deadline:
+            self._hangs += 1
+            self._job.cancel()
         if self._job.has_ended():
             self._resume()
-        elif time.monotonic() > deadline:
-            raise StuckError(f"the job has not trained for {self._patience_s:.0f} s")
+            self._deadline = time.monotonic() + self._patience_s
         time.sleep(LOOK_S)
 
     def _continue(self) -> None:

@@ -142,6 +142,11 @@ class MarathonJob:
         """Whether the present msrun is gone."""
         return self._process is None or self._process.await_end(time.monotonic())
 
+    def cancel(self) -> None:
+        """End an msrun whose job does not train any more, as a person would."""
+        if self._process is not None:
+            self._process.cancel()
+
     def look(self) -> None:
         """Read what was written since the last look."""
         for rank, trace in self._traces.items():

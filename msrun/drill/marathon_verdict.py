@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from msrun.drill.exit_verdict import each_loss
-from msrun.drill.history import DrillHistory
+from msrun.drill.history import DrillHistory, RankLife
 from msrun.drill.random_faults import MARATHON_KINDS, MarathonFault
 from msrun.drill.verdict import curves, differing
 
@@ -26,6 +26,13 @@ class MarathonStrike(NamedTuple):
     step: int  # the newest that some rank had committed
     took_s: float | None = None  # after the last fault; None: the job did not train again
     missed: tuple[int, ...] = ()  # indices of faults that found no process any more
+    hangs: int = 0  # how often the job did not train again and had to be stopped
+
+    @property
+    def lost_ranks(self) -> frozenset[int]:
+        """The ranks that had to be replaced."""
+        lost = (fault.ranks for fault in self.faults if MARATHON_KINDS[fault.kind].loses_rank)
+        return frozenset(chain.from_iterable(lost))
 
     @property
     def words(self) -> str:
@@ -167,6 +174,34 @@ def read_answers(
     return tuple(found)
 
 
+def read_losses(
+    strikes: Sequence[MarathonStrike], history: DrillHistory
+) -> Iterator[tuple[float, int]]:
+    """Each time that steps were lost: when they were begun again (monotonic), and how many.
+
+    What only ranks had committed that were struck themselves is the interrupted step: nobody who
+    lives on has it.
+    """
+    rounds: dict[tuple[str, int], dict[int, RankLife]] = {}
+    for rank, lives in history.lives.items():
+        for life in lives:
+            if life.commits:
+                rounds.setdefault((life.run, life.attempt), {})[rank] = life
+    moments = [strike.at for strike in strikes]
+    in_order = sorted(rounds.values(), key=_begun)
+    for before, after in pairwise(in_order):
+        index = bisect_right(moments, _begun(after)) - 1
+        struck = strikes[index].lost_ranks if index >= 0 else frozenset()
+        held = max((max(before[rank].commits) for rank in before.keys() - struck), default=0)
+        lost = held + 1 - min(min(life.commits) for life in after.values())
+        if lost > 0:
+            yield _begun(after), lost
+
+
+def _begun(lives: Mapping[int, RankLife]) -> float:
+    return min(life.begun_at for life in lives.values())
+
+
 def judge_marathon(
     seed: int,
     wanted: int,
@@ -178,7 +213,7 @@ def judge_marathon(
     history: DrillHistory,
 ) -> MarathonOutcome:
     """The outcome; ``reference``: the undisturbed run to the same step."""
-    losses = tuple(each_loss(history))
+    losses = tuple(read_losses(strikes, history))
     lost = sum(steps for _, steps in losses)
     answers = read_answers(strikes, history.events, exits, losses)
     others = (*differing(reference, history), *curves(reference, history))
@@ -227,7 +262,10 @@ def _unexplained(
         for reason in answer.restarts:
             if not reason:
                 yield f"a restart without a reason at step {strike.step} ({strike.words})"
+        if strike.hangs:
+            yield f"the job hung at step {strike.step} ({strike.words}), was stopped, and resumed"
         asked = sum(MARATHON_KINDS[fault.kind].ends_msrun for fault in strike.faults)
+        asked += strike.hangs
         for went in answer.exits[asked:]:
             why = went.reason or "no reason is recorded"
             yield (

@@ -138,7 +138,6 @@ MARATHON_KINDS: Mapping[str, MarathonKind] = MappingProxyType(
         "graceful": MarathonKind("graceful exit", 4, on_ranks=False, ends_msrun=True),
     }
 )
-_HANGS = frozenset({"stopped", "held"})
 PAIRS = 0.25  # share of the faults that another one follows
 PAIR_S = 0.3  # a second fault follows within this time
 PAUSES_S = (0.1, 1.0)
@@ -156,7 +155,7 @@ def draw_marathon(
     while left > 0:
         first = _draw_one(chance, world_size, gap)
         drawn: tuple[MarathonFault, ...] = (first,)
-        if left > 1 and chance.random() < PAIRS:
+        if left > 1 and first.kind != "msrun" and chance.random() < PAIRS:
             second = _draw_one(chance, world_size, gap)
             while not _is_promised(first, second, world_size):
                 second = _draw_one(chance, world_size, gap)
@@ -204,6 +203,8 @@ def _is_promised(first: MarathonFault, second: MarathonFault, world_size: int) -
         return False  # msrun is gone when the second one is due
     if "msrun" in {first.kind, second.kind} and lost:
         return False
-    if second.kind in _HANGS and kinds[0].loses_rank and {*first.ranks} & {*second.ranks}:
-        return False  # nobody watches a newcomer before its first commit
+    if kinds[0].loses_rank and second.kind == "held":
+        return False  # a hang in backward is not found before a newcomer's second commit
+    if kinds[0].loses_rank and second.kind == "stopped" and {*first.ranks} & {*second.ranks}:
+        return False  # nobody watches a newcomer before it has registered
     return len(lost) < world_size  # somebody has to keep the state

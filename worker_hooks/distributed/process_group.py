@@ -7,7 +7,9 @@ before it imports anything of ours.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ STORE = "gives init_process_group a store or an address of its own"
 EARLY = "runs collectives before run(), which a new rank could not repeat alone"
 WRAPPED = "wraps its model in DDP outside of the training function"
 
+_PREFIXING = "init_process_group.<locals>._distributed_excepthook"
 _THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
 
 
@@ -105,9 +108,21 @@ def leave() -> list[Any]:
     groups = list(_world().pg_map)
     if dist.is_initialized():
         dist.destroy_process_group()
+    _take_prefix_away()
     # the next group's name is a number; new ranks begin with 0, and failed groups count, too
     _world().group_count = 0
     return groups
+
+
+def _take_prefix_away() -> None:
+    """Undo what ``init_process_group`` did to ``sys.excepthook``: the next call does it again.
+
+    Each call puts the rank in front of every line of a traceback, also of lines that have it; after
+    a thousand replacements the chain of hooks would be too deep to print any traceback.
+    """
+    hook = sys.excepthook
+    if getattr(hook, "__qualname__", "") == _PREFIXING:
+        sys.excepthook = inspect.getclosurevars(hook).nonlocals["old_hook"]
 
 
 def have_threads() -> bool:

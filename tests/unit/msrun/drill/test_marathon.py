@@ -66,10 +66,11 @@ def test_nothing_is_drawn_that_msrun_does_not_promise_to_survive():
     for first, second in PAIRS:
         assert len(lost(first) | lost(second)) < RANKS, "nobody keeps the state"
         kinds = [first.kind, second.kind]
-        assert "msrun" not in kinds or not lost(first) | lost(second)
+        assert first.kind != "msrun", "nothing is left to strike"
+        assert second.kind != "msrun" or not lost(first)
         assert sum(MARATHON_KINDS[kind].ends_msrun for kind in kinds) < 2
-        is_watched = second.kind not in {"stopped", "held"} or not lost(first) & lost(second)
-        assert is_watched, "a newcomer that hangs is not found before its first commit"
+        assert second.kind != "stopped" or not lost(first) & lost(second), "it may not be watched"
+        assert second.kind != "held" or not lost(first), "in the first step it is not found"
 
 
 def test_a_job_of_one_rank_has_faults_too_but_keeps_its_rank():
@@ -171,6 +172,8 @@ def test_steps_that_are_trained_again_are_lost():
     assert found.is_equal
     assert found.broken == ("1 step lost",)
     assert found.answers[0].lost == 1
+    both = strike(10, MarathonFault("several", (0, 1)))
+    assert judged(history(first=2), strikes=[both]).broken == (), "nobody lives on who has step 2"
 
 
 def test_a_restart_is_explained_by_its_reason_or_breaks_the_promise():
@@ -191,6 +194,12 @@ def test_only_a_fault_of_msrun_itself_may_end_it():
     assert judged(exits=[went]).broken == (
         "msrun ended with exit code -9 at step 5 (rank killed: 1): no reason is recorded",
     )
+
+
+def test_a_hang_breaks_the_promise_although_the_job_was_stopped_and_resumed():
+    stuck = strike(10)._replace(hangs=1)
+    (why,) = judged(strikes=[stuck], exits=[MarathonExit(1100.0, 143)]).broken
+    assert why == "the job hung at step 5 (rank killed: 1), was stopped, and resumed"
 
 
 def test_what_grows_from_fault_to_fault_leaks():
