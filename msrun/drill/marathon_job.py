@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.controller.states import JobState
+from agent.workers.processes import is_stopped
 from msrun.drill import process as drill_process
 from msrun.drill.marathon_verdict import MarathonExit, ProcessGrowth, ProcessUse
 from msrun.drill.process import DrillProcess
@@ -211,6 +213,9 @@ class MarathonJob:
         self.look()
         code = self._process.reap()
         now = time.time()
+        for pid in children(os.getpid()):  # a forkserver that a fault has stopped cannot end
+            if is_stopped(pid):
+                os.kill(pid, signal.SIGCONT)
         if not drill_process.await_orphans(time.monotonic() + within_s):
             raise StuckError(f"{within_s:.0f} s after the end of msrun its ranks are alive")
         self.look()

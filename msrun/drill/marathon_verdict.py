@@ -238,7 +238,7 @@ def judge_marathon(
         answers=answers,
         growths=tuple(growths),
         end=end,
-        steps=history.last_step,
+        steps=max([history.last_step, *(strike.step for strike in strikes)]),
         is_equal=is_over and bool(reference.finals) and not others,
         broken=tuple(broken),
     )

@@ -160,7 +160,8 @@ def subcommand(arguments: list[str], folder: Path) -> None:
     if asked["patterns"]:
         assert choose(asked["patterns"])
         return
-    assert any(asked[each] for each in (*FAULTS, "faults", "number")), "the drill has no fault"
+    has_faults = any(asked[each] for each in (*FAULTS, "faults", "number", "marathon"))
+    assert has_faults, "the drill has no fault"
     for kind in FAULTS:
         for fault in asked[kind]:
             read_words(fault, kind)

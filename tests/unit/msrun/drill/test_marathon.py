@@ -150,7 +150,7 @@ def judged(told=None, *, strikes=None, exits=(), growths=(), end=None, events=()
 
 def test_an_equal_end_keeps_every_promise():
     found = judged()
-    assert (found.is_equal, found.broken, found.struck, found.steps) == (True, (), 1, 3)
+    assert (found.is_equal, found.broken, found.struck, found.steps) == (True, (), 1, 5)
     assert judged(strikes=[strike(10, missed=(0,))]).struck == 0
 
 
@@ -247,7 +247,7 @@ def test_the_result_is_a_row_for_each_kind_and_one_for_pairs(capfd):
         "restart at step 5, msrun killed, store host killed 100 ms later: nobody was left",
         "msrun, 9 faults old: 30 descriptors, 3 threads, 30 MB, then 30 descriptors, 3 threads, 30 MB",
         "0 log files, 0.0 MB",
-        "seed 4: 3 faults in 3 steps, 0 s: bitwise equal, every promise kept",
+        "seed 4: 3 faults in 5 steps, 0 s: bitwise equal, every promise kept",
     ]
     table.show_marathon(found, as_json=True)
     told = json.loads(capfd.readouterr().out)
