@@ -54,9 +54,7 @@ class MarathonRequest(NamedTuple):
     """What the user wants."""
 
     number: int  # of faults
-    job: tuple[
-        str, ...
-    ] = ()  # its words after ``msrun``; options alone: for the drill's own script
+    job: tuple[str, ...] = ()  # words after ``msrun``; options alone: for the drill's own script
     seed: int = 0
     timeout_s: float | None = None  # without a step; None: PATIENCE_S
     as_json: bool = False
@@ -122,11 +120,12 @@ class _Session:
             MarathonJob(place, job, self._environ, self._world_size, keeps_ckpt=True), rounds
         )
         history = read(place)
-        self._tell_last(history.last_step)
+        newest = history.last_step or ended.job.newest  # a job that was given up is compared, too
+        self._tell_last(newest)
         reference = command._replace(
             program=(*command.program, *options, f"--ckpt={self._folder / 'reference/ckpt'}")
         )
-        whole = self._undisturbed(reference) if history.last_step else None
+        whole = self._undisturbed(reference) if newest else None
         return self._judge(ended, whole or DrillHistory({}, {}), history)
 
     def run_users(self) -> MarathonOutcome | None:

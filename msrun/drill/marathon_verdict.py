@@ -216,12 +216,12 @@ def judge_marathon(
     losses = tuple(read_losses(strikes, history))
     lost = sum(steps for _, steps in losses)
     answers = read_answers(strikes, history.events, exits, losses)
-    others = (*differing(reference, history), *curves(reference, history))
     is_over = end.exit_code == 0 and not end.trouble
+    others = [*(differing(reference, history) if is_over else ()), *curves(reference, history)]
     broken = [
         *([end.trouble] if end.trouble else []),
         *([f"the job ended with exit code {end.exit_code}"] if end.exit_code else []),
-        *(others if is_over else ()),
+        *others,
         *_unexplained(strikes, answers),
         *([f"{lost} step{'s' if lost > 1 else ''} lost"] if lost else []),
         *(

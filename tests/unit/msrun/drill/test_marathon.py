@@ -219,6 +219,8 @@ def test_what_is_left_and_an_end_that_is_none_break_the_promise():
     assert judged(end=MarathonEnd(1)).broken == ("the job ended with exit code 1",)
     stuck = judged(end=MarathonEnd(None, "the job has not trained for 240 s"))
     assert (stuck.is_equal, stuck.broken) == (False, ("the job has not trained for 240 s",))
+    wrong = judged(history(loss="0x2p0"), end=MarathonEnd(None, "stuck"))
+    assert wrong.broken == ("stuck", *(f"the loss of rank {n} differs at step 3" for n in (0, 1)))
     left = MarathonEnd(0, left=2, zombies=1, left_files=("step_4_tmp",))
     assert judged(end=left).broken == (
         "2 processes outlived the job",
