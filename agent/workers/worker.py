@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from agent.controller.states import RankState
@@ -12,7 +13,13 @@ if TYPE_CHECKING:
     from worker_hooks.contract.status_page import Heartbeat
 
 
-AMID = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE})  # a step
+AMID: Mapping[Phase, str] = {  # training; a loop that is over leaves the phase IDLE
+    Phase.DATA: "in data",
+    Phase.FORWARD: "in forward",
+    Phase.BACKWARD: "in backward",
+    Phase.UPDATE: "in update",
+    Phase.UPDATED: "behind the update",
+}
 
 
 class Worker:
@@ -46,4 +53,4 @@ class Worker:
         beat = self.beat
         if self.exit_code != 0 or beat is None or beat.phase not in AMID:
             return ""
-        return f"in {beat.phase.name.lower()} of step {beat.step + 1}"
+        return f"{AMID[beat.phase]} of step {beat.step + 1}"

@@ -45,9 +45,11 @@ DRILLS = {
         "rank=0,step=10,phase=forward,attempt=4",
         "rank=2,phase=dump,attempt=4",  # who was to write
     ),
-    "two that exit with 0 amid a step": (
+    "exits with 0 amid training": (
         "rank=2,step=5,phase=forward,exit=0",
         "rank=0,step=9,phase=backward,exit=0",
+        "rank=1,step=11,phase=data,exit=0",
+        "rank=2,step=13,phase=commit,exit=0",
     ),
     "three deaths of one rank at one step": (
         "rank=1,step=7,phase=forward",
@@ -125,12 +127,16 @@ def test_several_at_once_and_a_hung_one_are_replaced(session: Session) -> None:
 
 
 def test_an_exit_with_0_amid_training_is_a_loss_and_is_named(session: Session) -> None:
-    name = "two that exit with 0 amid a step"
+    name = "exits with 0 amid training"
     told, history = session.outcomes[name], session.history(name)
-    assert (told["replaced"], told["restarted"], told["dump_bytes"]) == (2, 0, None)
-    first, second = (each["reason"] for each in of(history, "ReplaceRanks"))
-    assert first.startswith("rank 2 exited with code 0 in forward of step 5, amid training (rank ")
-    assert second.startswith("rank 0 exited with code 0 in backward of step 9, amid training")
+    assert (told["replaced"], told["restarted"], told["dump_bytes"]) == (4, 0, None)
+    reasons = [each["reason"] for each in of(history, "ReplaceRanks")]
+    assert [each.partition(", amid training (rank ")[0] for each in reasons] == [
+        "rank 2 exited with code 0 in forward of step 5",
+        "rank 0 exited with code 0 in backward of step 9",
+        "rank 1 exited with code 0 in data of step 11",
+        "rank 2 exited with code 0 behind the update of step 13",
+    ]
 
 
 def test_a_death_on_the_way_makes_another_round(session: Session) -> None:
