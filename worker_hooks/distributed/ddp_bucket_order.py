@@ -205,11 +205,10 @@ def _layout(ddp: DistributedDataParallel, order: Sequence[int]) -> list[list[int
     parameters, is_sparse = private._build_params_for_reducer()
     if sorted(order) != list(range(len(parameters))):
         raise ValueError(f"it reduces {len(parameters)} parameters, {len(order)} were recorded")
-    config = private._bucket_config
-    limits = config.per_bucket_bytes_caps or (
-        config.first_bucket_bytes_cap,
-        config.bucket_bytes_cap,
-    )
+    has_default = private.bucket_bytes_cap_default  # then the first bucket is smaller
+    first: int = dist._DEFAULT_FIRST_BUCKET_BYTES if has_default else private.bucket_bytes_cap
+    # the list is new in torch 2.13
+    limits = getattr(private, "bucket_bytes_cap_list", ()) or (first, private.bucket_bytes_cap)
     is_last_small = _is_last_small()
     order = order[::-1] if is_last_small else order
     buckets: list[list[int]] = dist._compute_bucket_assignment_by_size(  # type: ignore[attr-defined]
