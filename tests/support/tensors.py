@@ -5,7 +5,6 @@ import torch
 from worker_hooks.tensors.tensor_bytes import to_bytes
 
 
-
 def is_copied(dtype):
     """Whether this torch copies such tensors at all: 2.9 made float4, but copies none."""
     try:

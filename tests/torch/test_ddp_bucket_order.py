@@ -195,7 +195,7 @@ def test_a_foreign_order_is_refused_with_a_sentence(said, order):
 
 
 @pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("name", ["_bucket_config", "_has_rebuilt_buckets", "_join_config"])
+@pytest.mark.parametrize("name", ["bucket_bytes_cap", "_has_rebuilt_buckets", "_join_config"])
 def test_another_torch_is_said_once(said, monkeypatch, name):
     model = DistributedDataParallel(net())
     order = ours.ready_order(trained(DistributedDataParallel(net())))
@@ -204,6 +204,30 @@ def test_another_torch_is_said_once(said, monkeypatch, name):
     assert not ours.rehearse(model, order)
     assert len(said.messages) == 1
     assert name in said.messages[0]
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", ["_has_rebuilt_buckets", "_join_config"])
+def test_another_torch_is_seen_while_training(monkeypatch, name):
+    model = trained(DistributedDataParallel(net()))
+    monkeypatch.delattr(model, name)
+    whys = [ours.learn(model) for _ in range(3)]
+    assert [bool(why) for why in whys] == [True, False, False]
+    assert name in whys[0]
+    assert ours.ready_order(model) is None
+
+
+@pytest.mark.usefixtures("group")
+def test_a_layout_by_another_rule_is_seen_while_training(monkeypatch):
+    monkeypatch.setattr(ours, "_layout", lambda *_: [[0], [1, 2, 3]])
+    model = DistributedDataParallel(net())
+    whys = []
+    for _ in range(4):
+        model(torch.ones(2, 4)).sum().backward()
+        whys.append(ours.learn(model))
+    (why,) = filter(None, whys)
+    assert "(this torch lays them out by another rule)" in why
+    assert ours.ready_order(model) is None
 
 
 @pytest.mark.usefixtures("group")

@@ -12,8 +12,8 @@ out from that order before its first step. Nothing is computed, reduced or hooke
 made to believe that all gradients have been ready, and called to rebuild. As always it then takes
 the layout that rank 0 broadcasts, and rank 0 broadcasts the recorded one.
 
-The reducer's interface is private to torch. Where it is missing, training continues without the
-promise, and the log says so once. Not covered, each for one step after the resume:
+The reducer's interface is private to torch. Where it is missing or does something else, which
+:func:`learn` sees, nothing is promised. Not covered, each for one step after the resume:
 
 * ``static_graph=True`` when resumed after step 1, or 2 with unused parameters (torch itself knows
   the order a step later);
@@ -113,21 +113,27 @@ def unhook(ddp: DistributedDataParallel) -> None:
         log.warning("an earlier DDP stays hooked to its parameters: %s", error)
 
 
-def learn(ddp: DistributedDataParallel) -> None:
+def learn(ddp: DistributedDataParallel) -> str:
     """See in which order gradients become ready. The main thread calls this at every commit.
 
     Once the order is final, usually after the third step, this costs a look-up (0.3 us). No other
     thread may call it: the reducer is locked while backward waits for a peer.
+
+    Returns:
+        Why the buckets could not be laid out so again, said once; empty: they can.
     """
     if ddp in _settled:
-        return
+        return ""
     try:
         if _rebuilds(ddp):
             order = _rebuilt_order(ddp) if ddp._has_rebuilt_buckets else _first_order(ddp)
             if order is not None:
                 _orders[ddp] = order
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        _give_up(str(error))
+        _orders.pop(ddp, None)
+        _settled.add(ddp)
+        return f"DDP's buckets cannot be laid out again as they are ({error})"
+    return ""
 
 
 def is_settled(ddp: DistributedDataParallel) -> bool:
@@ -206,7 +212,8 @@ def _layout(ddp: DistributedDataParallel, order: Sequence[int]) -> list[list[int
     if sorted(order) != list(range(len(parameters))):
         raise ValueError(f"it reduces {len(parameters)} parameters, {len(order)} were recorded")
     has_default = private.bucket_bytes_cap_default  # then the first bucket is smaller
-    first: int = dist._DEFAULT_FIRST_BUCKET_BYTES if has_default else private.bucket_bytes_cap
+    small: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
+    first = small if has_default else private.bucket_bytes_cap
     # the list is new in torch 2.13
     limits = getattr(private, "bucket_bytes_cap_list", ()) or (first, private.bucket_bytes_cap)
     is_last_small = _is_last_small()
@@ -233,9 +240,12 @@ def _rebuilt_order(ddp: DistributedDataParallel) -> list[int] | None:
     text = facts.get("rebuilt_per_bucket_param_indices")
     if text:
         buckets = [[int(word) for word in bucket.split()] for bucket in text.split(",")]
+        layout = buckets
         if _is_last_small():
             buckets = [bucket[::-1] for bucket in buckets]
         order = [index for bucket in buckets for index in bucket]
+        if sorted(_layout(ddp, order)) != sorted(layout):
+            raise ValueError("this torch lays them out by another rule")
         _settled.add(ddp)
         return order
     text = facts["prev_iteration_grad_ready_order_indices"]

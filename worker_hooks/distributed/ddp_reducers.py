@@ -76,13 +76,17 @@ class Reducers:
                 ddp_bucket_order.rehearse(one, order)
         self.is_expecting = False
 
-    def learn(self) -> None:
-        """See in which order gradients become ready. Called at every commit."""
+    def learn(self) -> str:
+        """See in which order gradients become ready. Called at every commit.
+
+        Returns:
+            Why a resumed training could not reduce in this order, said once; empty: it can.
+        """
         if self._found is None:
             self._found = ddp_bucket_order.find_all(self._modules())
-        for one in self._found:
-            ddp_bucket_order.learn(one)
+        whys = [ddp_bucket_order.learn(one) for one in self._found]
         self.has_learned = all(map(ddp_bucket_order.is_settled, self._found))
+        return next(filter(None, whys), "")
 
     def _forget_new(self) -> list[Any] | None:
         """Stop noting new DDPs; those that were made, if they were noted."""

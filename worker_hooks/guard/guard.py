@@ -34,6 +34,10 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 DYING_S = 1.0  # from a closed connection to the end of the agent that closed it by dying
 LOOK_S = 1.0
 
+NOTHING_PROMISED = (
+    "{}: no rank is replaced and no step is saved, because a training that goes on after a death "
+    "could get other weights; use a torch that msrun was tested with"
+)
 _guarded: set[int] = set()  # this process, once the agent has welcomed it
 
 
@@ -256,6 +260,22 @@ class Guard:
     def distrust(self, why: str) -> None:
         """From now on this rank's state counts as torn: it changes where nobody can see it."""
         self._unsafe_why = why
+
+    def promise_nothing(self, why: str) -> None:
+        """As :meth:`distrust`, for a reason that lies in torch, and have msrun say so.
+
+        Args:
+            why: empty: there is no reason.
+
+        Raises:
+            SystemExit: the script is not to train so, because of ``--strict``, exit code 2.
+        """
+        if not why:
+            return
+        self.distrust(why)
+        if self.is_on and self.env.rank == 0:
+            is_refused = self.env.is_strict and self._listener is None  # before the first step
+            self.say_unprotected(NOTHING_PROMISED.format(why), is_refused=is_refused)
 
     def request_exit(self, why: str) -> None:
         """Request that the whole job exits gracefully; without an agent, that this process does."""

@@ -526,7 +526,7 @@ class DataLoop:
     def _commit(self, position: Position | None = None) -> None:
         self.tracker.has_updated = False
         if not self.reducers.has_learned:
-            self.reducers.learn()
+            self._guard.promise_nothing(self.reducers.learn())
         self._look_at_script()
         self._has_committed = True
         position = position or self._position()

@@ -13,6 +13,7 @@ from worker_hooks.drill.observer import StepObserver
 from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.guard.guard import Guard, StartupOptions, StateSource
 from worker_hooks.recovery import agent_lost, resume
+from worker_hooks.training import torch_names
 
 log = logging.getLogger("msrun")
 
@@ -66,7 +67,7 @@ def connect(
         The guard, and the checkpoint to resume from.
 
     Raises:
-        SystemExit: the agent refuses, exit code 2.
+        SystemExit: the agent refuses, exit code 2; or ``--strict`` does, because of torch.
         ValueError: another state of this process is guarded, or a switch is unreadable.
     """
 
@@ -83,6 +84,8 @@ def connect(
     )
     is_wanted = is_tft_enabled(os.environ)
     welcome = guard.greet(wants_resume=wants_resume) if is_wanted else None
+    if guard.is_on:
+        guard.promise_nothing(torch_names.why_nothing_is_promised())
     if env.rank == 0:
         _warn_unguarded(guard, is_wanted=is_wanted)
     if welcome is None and wants_resume:

@@ -1,0 +1,54 @@
+"""On a torch whose inside is another one nothing is promised, and that is said before any death."""
+
+from __future__ import annotations
+
+import pytest
+from support.jobs import WORKERS, Launcher
+from support.training_kinds import Run, msrun_of, run
+
+from msrun.drill.fault_options import read_words
+from msrun.drill.history import read
+from worker_hooks.drill.plan import DrillPlan
+
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
+OTHER = WORKERS / "other_torch.py"
+NOTHING = "no rank is replaced and no step is saved"
+
+
+def killed(launcher: Launcher, how: str) -> Run:
+    folder = launcher.tmp / how
+    faults = read_words("rank=1,step=9,phase=forward", "kill").faults
+    plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), faults)
+    words = msrun_of(launcher, "--worker_num=2", "--max-restarts=1", OTHER, how, "--steps=12")
+    prelude = 'mkdir traces ckpt && exec "$@"'
+    return run(launcher, folder, "sh", "-c", prelude, "sh", *words, MSRUN_DRILL=plan.encode())
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("lacks", "lacks torch.distributed.distributed_c10d._get_default_store: no rank"),
+        ("lays out", "(this torch lays them out by another rule)"),
+    ],
+)
+def test_nothing_is_replaced_or_saved_and_all_begin_again(
+    how: str, why: str, launcher: Launcher
+) -> None:
+    done = killed(launcher, how)
+    assert done.ended.code == 0, done.ended.out
+    before, after = done.ended.out.split("restart 1 of 1", maxsplit=1)
+    (line,) = [each for each in before.splitlines() if NOTHING in each]
+    assert line.startswith("msrun: ") and why in line
+    assert "no rank holds it whole: rank 0 cannot save it" in after
+    history = read(done.folder)
+    assert len(history.strikes) == 1
+    assert history.dumps == ()
+    assert not [each for each in history.events if each["event"] == "ReplaceRanks"]
+
+
+def test_a_strict_run_is_refused(launcher: Launcher) -> None:
+    words = msrun_of(launcher, "--worker_num=2", "--strict", OTHER, "lacks", "--steps=12")
+    done = run(launcher, launcher.tmp / "strict", *words)
+    assert done.ended.code == 2, done.ended.out
+    assert NOTHING in done.ended.out
+    assert "trained to step" not in done.ended.out
