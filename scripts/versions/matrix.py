@@ -2,8 +2,8 @@
 
 ``matrix.py [TORCH:PYTHON ...]``; by default every torch with the oldest Python, and the newest with
 every Python. Each pair has an environment of its own in ``$XDG_CACHE_HOME/msrun-matrix``, several
-GB large where pip finds no build of torch for the CPU alone. A version holds, or it lacks what msrun
-needs and a run says so in its first line; any other is a failure, and the exit code is 1.
+GB large where pip finds no build of torch for the CPU alone. A version holds, or it lacks what
+msrun needs and a run says so in its first line; any other is a failure, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ class Pair(NamedTuple):
 
     @property
     def venv(self) -> Path:
+        """Its environment."""
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Path(cache, "msrun-matrix", f"torch-{self.torch}-python-{self.python}")
 
     @property
     def log(self) -> Path:
+        """What its trials printed."""
         return self.venv.with_name(f"{self.venv.name}.log")
 
 
@@ -69,6 +71,7 @@ class Row(NamedTuple):
 
     @property
     def is_good(self) -> bool:
+        """Whether nothing can be wrong without a word."""
         return self.verdict == HOLDS or self.verdict.startswith(SAYS)
 
     def __str__(self) -> str:
