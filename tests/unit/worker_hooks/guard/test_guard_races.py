@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -189,9 +190,10 @@ def test_nobody_watches_a_main_thread_any_more_once_it_has_rejoined(tmp_path, mo
         told, Complete(), options, before_dump=lambda: None, when_agent_died=lambda _: None
     )
     monkeypatch.setattr(guard, "_send", lambda _message: None)
+    monkeypatch.setattr(guard, "_link", SimpleNamespace(is_agent_dead=lambda _within_s: False))
     watched = []
     for attempt in (1, 2):
-        guard._obey(protocol.Rejoin(attempt, "/somewhere", "a peer died"))
+        guard._eject(protocol.Rejoin(attempt, "/somewhere", "a peer died"))
         watched.append(watches.get(timeout=LONG_S))
     assert not watched[1].is_set()
     assert guard.rejoin()[0].attempt == 2
