@@ -66,6 +66,7 @@ dist.destroy_process_group()
     assert run.stdout.splitlines() == [" ".join(PLAIN_NAMES)] * 4
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")
 def test_a_compiled_module_trains_on_with_what_was_restored():
     source, target = two_layers(), torch.compile(two_layers(), backend="eager")
     x = torch.randn(1, 2)
