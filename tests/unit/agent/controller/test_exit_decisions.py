@@ -9,12 +9,14 @@ from support.histories.dumps import (
     froze,
     running,
 )
-from support.histories.exits import AGREED, HISTORIES, TWO
-from support.histories.plain import play, rules
+from support.histories.exits import AGREED, HELD, HISTORIES, LEAVING, TWO, stands
+from support.histories.plain import gone, play, replay, rules
 
 from agent.controller import events as ev
 from agent.controller.decide import decide
+from agent.controller.dump import NOTHING
 from agent.controller.job import Job
+from agent.controller.states import RankState
 from agent.spec import exit_budget
 
 
@@ -45,3 +47,14 @@ def test_the_split_is_kept():
     asked = rules(ranks=(0, 1), split=True)
     *_, last = AGREED, (froze(1, 6), "holding")
     play(asked, [*AGREED, last, (froze(0, 6), "dumping", f"save 6 by 1,0; {PROGRESS}", "step 6")])
+
+
+def test_a_rank_that_fails_when_it_was_ordered_to_exit_has_failed():
+    job = replay(TWO, [*events_of(LEAVING), gone(0, 1), gone(1, 0)])
+    assert job.ranks == {0: RankState.FAILED, 1: RankState.SUCCEEDED}
+
+
+def test_before_the_first_step_there_is_nothing_to_save_and_that_is_said():
+    stay = [stands(0, 0), stands(1, 0), froze(0, 0), froze(1, 0)]
+    job = replay(TWO, [*events_of([*running(2), HELD]), *stay])
+    assert job.now.outcome == NOTHING

@@ -12,6 +12,8 @@ from support.histories.replacements import JOINING, MEMORY, RAISED, REPLACING, T
 from agent.controller import actions as do
 from agent.controller.decide import decide
 from agent.controller.job import Job
+from agent.controller.messages import sentence
+from agent.controller.states import JobState
 
 TWO = rules(max_restarts=3)
 TRAINING = running(2, 4)
@@ -62,6 +64,19 @@ def test_what_is_said(steps, event, words):
 )  # fmt: skip
 def test_what_is_said_of_a_replacement(steps, event, words):
     assert told(steps, event, THREE) == words
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "words"),
+    [
+        (JobState.RUNNING, JobState.COMMITTING, "b; no rank is replaced any more, all resume from the step before"),
+        (JobState.COMMITTING, JobState.COMMITTING, "b; no rank is replaced any more"),
+        (JobState.RUNNING, JobState.RUNNING, "b; no rank is replaced any more"),
+    ],
+)  # fmt: skip
+def test_only_what_goes_back_is_said_to_go_back(was, is_now, words):
+    before = Job(TWO)._replace(state=was)
+    assert sentence(before, before._replace(state=is_now, diverged="b"), ()) == words
 
 
 def test_a_restart_says_why():

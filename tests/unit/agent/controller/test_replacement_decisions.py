@@ -247,6 +247,14 @@ def test_an_exit_with_0_is_not_blamed_for_what_did_not_miss_it(event):
     assert "amid training" not in job.now.failure
 
 
+def test_an_exit_with_0_is_not_blamed_where_a_death_explains_the_lost_peer():
+    job = play(THREE, running(3))
+    for each in (threw(0, LOST_PEER), gone(2, -9), AMID):
+        job = decide(job, each).job
+    assert job.ranks[1] is RankState.SUCCEEDED
+    assert job.now.failure.startswith("rank 2 was killed by SIGKILL (rank 0 raised")
+
+
 def test_all_may_exit_with_0_amid_a_step():
     job = play(THREE, running(3))
     for rank in range(3):

@@ -1,5 +1,8 @@
 """What an attempt goes on from, and when another one would only meet the same."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 from support.histories.dumps import (
     COMMITTING,
@@ -27,7 +30,7 @@ from support.histories.restarts import ASKED, HISTORIES, TWO_AGAIN, found
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import decide
-from agent.controller.job import Job
+from agent.controller.job import Job, first_job
 from agent.controller.states import JobState
 
 
@@ -178,3 +181,14 @@ def test_ids_of_dumps_are_never_used_again():
     job = replay(asked, [*events_of(SAVED), gone(0, -15), gone(2, -15)])
     job = replay_from(job, [each for rank in range(3) for each in (up(rank, 1), reg(rank, 5, 1))])
     assert decide(job, gone(0, -9, 1)).actions[0].dump_id == 2
+
+
+def test_a_job_that_was_told_where_to_resume_knows_the_step():
+    dump = SimpleNamespace(resume=Path("/old"), resume_step=7)
+    job = first_job(SimpleNamespace(dump=dump, policy=TWO))
+    assert (job.resume, job.saved_step, job.policy) == ("/old", 7, TWO)
+
+
+def test_late_news_of_an_older_step_are_no_way_back():
+    job = replay(TWO, events_of(running(2, 7))).with_step(0, 5)
+    assert job.now.registered == {0: 7, 1: 7}

@@ -8,7 +8,7 @@ import pytest
 from support.gates import LONG_S, Rank, closed, never, until
 
 from worker_hooks.guard import gate as gates
-from worker_hooks.guard.gate import FreezeResult, Gate
+from worker_hooks.guard.gate import EjectedError, FreezeResult, Gate
 
 
 @pytest.fixture
@@ -245,6 +245,38 @@ def test_a_gate_that_a_child_inherited_is_open(gate):
     gate.reset()
     assert not gate.needs_slow_path
     gate.begin_update()
+
+
+def ejected(*calls):
+    for call in calls:
+        with pytest.raises(EjectedError):
+            call()
+
+
+def test_who_is_ejected_leaves_at_each_passage_and_updates_nothing_before_the_gate_opens(gate):
+    gate.eject()
+    ejected(gate.begin_update, gate.pause, gate.raise_if_ejected)
+    assert not gate.is_torn
+    gate.reenter()
+    assert gate.pause() is False
+    done, thread = training(gate.begin_update)
+    thread.join(0.05)
+    assert done == []
+    gate.open()
+    thread.join(LONG_S)
+    assert gate.is_torn
+
+
+def test_a_gate_that_closed_meanwhile_is_closed_for_who_enters_again(gate):
+    gate.eject()
+    gate.open()
+    gate.close(LONG_S, never)
+    gate.reenter()
+    done, thread = training(gate.begin_update)
+    thread.join(0.05)
+    assert done == []
+    gate.open()
+    thread.join(LONG_S)
 
 
 # --- a commit that a peer came to -----------------------------------------------------------------

@@ -18,7 +18,7 @@ from worker_hooks.guard.gate import FreezeResult, Gate
 from worker_hooks.guard.guard import Guard, StartupOptions
 from worker_hooks.recovery import agent_lost
 from worker_hooks.recovery.peer_notes import PeerNotes
-from worker_hooks.state.committed_state import CommittedState, Position
+from worker_hooks.state.committed_state import CommittedState, Position, UnreadableState, _moved
 from worker_hooks.state.registry import pieces_of
 
 LONG_S = 30.0
@@ -159,6 +159,12 @@ def test_an_object_that_fails_later_fails_the_dump_and_not_the_training():
     assert not committed.is_complete()
     with pytest.raises(RuntimeError, match="moody"):
         committed.replica(4)
+
+
+def test_a_change_of_any_kind_counts_as_one():
+    broken = UnreadableState("not now")
+    moves = [_moved(5, 2), _moved(2, 5), _moved(broken, 3), _moved(3, broken), _moved("b", "a")]
+    assert moves == [3, 1, 1, 1, 1]
 
 
 # --- the notes --------------------------------------------------------------------------------
