@@ -73,6 +73,7 @@ MESSAGES = [
     protocol.Rejoining(3, 2),
     protocol.GoOn(2),
     protocol.PeerPages([0, 3], [4711, 4712]),
+    protocol.Replicated("the ranks hold different state"),
     protocol.Inspect(1),
     protocol.Stack(3, 2, 1, is_in_collective=True, text="all_reduce"),
 ]
