@@ -331,11 +331,12 @@ class _DumpWithoutAgent:
         """The notes of the ranks that have written their part, when no other one will."""
         while True:
             notes = self._notes.read()
-            # one that leads by itself, as this rank seemed stuck, writes all into its own folder
+            # one that leads by itself, as this rank seemed stuck, writes all into its own folder;
+            # one that led in vain follows, and may hold another state
             waited = [
                 rank
                 for rank, note in notes.items()
-                if note.folder != folder and note.leads in {"", folder}
+                if note.folder != folder and (note.failed or note.leads in {"", folder})
             ]
             if all(self._notes.silent_s(rank) > self._stall_s for rank in waited):
                 return {rank: note for rank, note in notes.items() if note.folder == folder}

@@ -1,0 +1,57 @@
+"""Ranks that save without msrun: whose answer a leader waits for."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from worker_hooks.recovery import agent_lost
+from worker_hooks.recovery.peer_notes import PeerNotes
+
+LONG_S = 60.0
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Set after each look at the notes."""
+    seen = threading.Event()
+    pause = threading.Event()
+    sleeper = SimpleNamespace(
+        monotonic=agent_lost.time.monotonic, sleep=lambda s: (seen.set(), pause.wait(s))
+    )
+    monkeypatch.setattr(agent_lost, "time", sleeper)
+    return seen
+
+
+def leader(folder):
+    """Rank 0, which leads and has written its own part into ``A``."""
+    notes = PeerNotes(folder, 0)
+    notes.tell(step=7, is_settled=True, is_whole=True, leads="A", folder="A", digest="mine")
+    guard = SimpleNamespace(env=SimpleNamespace(rank=0))
+    return agent_lost._DumpWithoutAgent(guard, notes, stall_s=LONG_S)
+
+
+def test_two_that_lead_do_not_wait_for_each_other(tmp_path):
+    """The disk of the first stood still until the second took over."""
+    PeerNotes(tmp_path, 1).tell(step=7, is_settled=True, is_whole=True, leads="B", folder="B")
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(leader(tmp_path)._await_answers, "A").result(LONG_S / 2)
+    assert found.keys() == {0}
+
+
+def test_one_that_led_in_vain_answers_the_next_leader_like_any_other(tmp_path, looks):
+    """It may hold another state: without its digest this rank would save its own for all."""
+    first = PeerNotes(tmp_path, 1)
+    first.tell(step=7, is_settled=True, is_whole=True, leads="B", folder="B", failed="disk full")
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(leader(tmp_path)._await_answers, "A")
+        for _ in range(2):
+            looks.clear()
+            assert looks.wait(LONG_S)
+        assert not found.done()
+        first.tell(folder="A", digest="another")
+        answers = found.result(LONG_S)
+    assert {rank: note.digest for rank, note in answers.items()} == {0: "mine", 1: "another"}
