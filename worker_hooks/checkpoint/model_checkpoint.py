@@ -24,6 +24,7 @@ from worker_hooks.checkpoint.rank_writer import write_part
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, SaveRules, is_passing
 from worker_hooks.contract.fingerprint import bundled
 from worker_hooks.contract.layout import CheckpointLayout
+from worker_hooks.contract.protocol import runs_of
 from worker_hooks.guard.exit_hooks import after_uncaught, describe
 from worker_hooks.state.replication import COMMITS, fingerprint
 
@@ -385,7 +386,7 @@ class ModelCheckpoint:
                     self._prefix,
                     env.record_id,
                     resumed,
-                    tuple(filter(None, self._context.lineage.split(":"))),
+                    runs_of(self._context.lineage),
                 )
             except OSError as error:
                 raise CheckpointError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from worker_hooks.contract.layout import CheckpointLayout
+from worker_hooks.contract.protocol import runs_of
 from worker_hooks.contract.status_page import CommitRecord, Entry
 
 _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
@@ -97,7 +98,7 @@ class SaveOrder(NamedTuple):
     @property
     def runs(self) -> tuple[str, ...]:
         """The record ids of this run and of those that it resumed, which are over."""
-        return (self.record_id, *filter(None, self.lineage.split(":")))
+        return (self.record_id, *runs_of(self.lineage))
 
     @property
     def final(self) -> CheckpointLayout:

@@ -20,6 +20,7 @@ HOOKS = "MSRUN_HOOKS"
 DRILL = "MSRUN_DRILL"
 """JSON: the faults that a drill injects, and where ranks record what they computed."""
 
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torch reads it: no rank hosts the store
 AUDIT = "MSRUN_AUDIT"
 """Share of the training's time in which ranks look whether tensors change unseen; 0: never."""
 
@@ -77,7 +78,7 @@ class JobEnv(NamedTuple):
             "MASTER_PORT": str(self.master_port),
             "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
             "TORCHELASTIC_RUN_ID": self.run_id,
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            AGENT_STORE: str(True),
             "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(self.signals),
             NCCL_ASYNC_ERRORS: inherited.get(NCCL_ASYNC_ERRORS, "1"),
             AUDIT: f"{self.audit:g}",

@@ -100,6 +100,11 @@ class Hello(NamedTuple):
     breakpoints: str = ""  # their prefix, if an exception's dump is saved there; empty: not
 
 
+def runs_of(lineage: str) -> tuple[str, ...]:
+    """The record ids of a lineage, which are joined by ":"."""
+    return tuple(filter(None, lineage.split(":")))
+
+
 class Welcome(NamedTuple):
     """The agent guards this rank; ``resume``: the folder to resume from, or empty."""
 

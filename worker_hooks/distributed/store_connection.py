@@ -23,11 +23,12 @@ from weakref import WeakMethod
 import torch
 import torch.distributed as dist
 
+from worker_hooks.contract.env import AGENT_STORE
+
 log = logging.getLogger("msrun")
 CONNECT = timedelta(seconds=0.2)  # for the connection; the wait for an answer is longer
 _MODULE = "torch.distributed.rendezvous"  # the attribute of this name is a function
 _FACTORY = "_create_c10d_store"  # behind env:// and tcp://; torch has no public place
-_AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _RISK = "a second death while ranks meet may end all of them, and costs a restart"
 
 
@@ -48,7 +49,7 @@ def connect_in_short_tries(check: Callable[[], None]) -> None:
     def connect(
         host: str, port: int, rank: int, world_size: int, timeout: timedelta, *args: Any, **kw: Any
     ) -> Any:
-        if os.environ.get(_AGENTS_STORE) != str(True):  # a rank hosts it, and waits for the others
+        if os.environ.get(AGENT_STORE) != str(True):  # a rank hosts it, and waits for the others
             return create(host, port, rank, world_size, timeout, *args, **kw)
         deadline = time.monotonic() + timeout.total_seconds()
         while True:

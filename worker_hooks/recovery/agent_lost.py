@@ -315,7 +315,7 @@ class _DumpWithoutAgent:
 
     def _complete(self, layout: DumpLayout, about: Manifest) -> None:
         assert self._guard.welcome is not None
-        lineage = tuple(filter(None, self._guard.welcome.lineage.split(":")))
+        lineage = protocol.runs_of(self._guard.welcome.lineage)
         self._notes.announce(str(commit.commit(layout, about, lineage)), about.step)
 
     def _say_lost(self, about: Manifest, private: _PrivateStates) -> None:

@@ -22,6 +22,7 @@ from worker_hooks.callbacks.graceful_exit import ExitControl
 from worker_hooks.callbacks.protocol import CallbackList
 from worker_hooks.checkpoint.context import CheckpointContext
 from worker_hooks.checkpoint.save_plan import CheckpointError
+from worker_hooks.contract import protocol
 from worker_hooks.guard.exit_hooks import describe
 from worker_hooks.recovery import resume
 from worker_hooks.recovery.rejoin import Membership
@@ -295,11 +296,11 @@ class TrainState:
             return
         self._guard.resumed_step = point.step
         welcome, run = self._guard.welcome, point.saved.manifest.record_id
-        known = [] if welcome is None else welcome.lineage.split(":")
+        known = () if welcome is None else protocol.runs_of(welcome.lineage)
         runs = dict.fromkeys(each for each in (run, *known) if each not in {"", env.record_id})
-        is_again = run == env.record_id and welcome is not None  # a restart of the same run
+        is_restart = run == env.record_id
         self.checkpoint_context = context._replace(
             resumed_folder=Path(point.saved.folder),
             lineage=":".join(runs),
-            resumed_step=welcome.resumed_step if welcome and is_again else point.step,
+            resumed_step=welcome.resumed_step if welcome and is_restart else point.step,
         )

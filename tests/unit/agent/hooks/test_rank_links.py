@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -418,3 +419,18 @@ def test_nobody_is_admitted_to_another_attempt(room):
     assert room.is_closed(early)
     room.links.admit()
     assert room.heard == []
+
+
+def test_a_rank_is_not_lost_because_too_many_descriptors_are_on_their_way(room, monkeypatch):
+    """The kernel's limit counts all of a user's; those that are to be sent are sent later."""
+    room.hello()
+
+    def refuse(*_):
+        raise OSError(errno.ETOOMANYREFS, "Too many references: cannot splice")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "send", refuse)
+        assert not room.links.send(0, protocol.PeerPages([1], [2]), [0])
+    assert (room.links.pid(0), room.lost) == (os.getpid(), [])
+    assert room.links.send(0, protocol.Release("later"))
+    assert room.links.send(7, protocol.Release("it is not there"))
