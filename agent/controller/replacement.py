@@ -173,6 +173,9 @@ def _rejoining(job: Job, rank: int) -> Turn:
 def _cannot_join(job: Job, event: ev.RankExiting | ev.RankUnreachable) -> Turn:
     rank = event.rank
     if isinstance(event, ev.RankExiting):
+        job = job._replace(now=job.now._replace(exiting=job.now.exiting | {rank}))
+        if rank in job.present_replacement().joined:
+            return wait(job)  # nothing was left to train, and it is kept until the others joined
         return lose_more(job, (rank,), f"the script of rank {rank} has ended")
     now = job.now._replace(unreachable=job.now.unreachable | {rank})
     return lose_more(job._replace(now=now), (rank,), f"rank {rank} let go of its state")
@@ -327,8 +330,9 @@ def lose_more(job: Job, ranks: Iterable[int], why: str) -> Turn:
         return wait(job)
     now = job.now._replace(failure=job.now.failure or why)
     job = with_deaths(job._replace(now=now), new, memory.step)
-    # newcomers that have not joined may know the broken group, and cannot be ordered out of it
-    idle = replacement.newcomers - replacement.joined
+    # newcomers that have not joined may know the broken group, and cannot be ordered out of it;
+    # nor can ranks whose scripts have ended
+    idle = replacement.newcomers - replacement.joined | now.exiting
     leaving = (new | idle) & {*job.alive()} - replacement.going
     going = replacement.going | leaving
     gone = going | {rank for rank, state in job.ranks.items() if not state.is_alive}

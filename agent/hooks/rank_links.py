@@ -141,7 +141,9 @@ class RankLinks:
         return 0 if link is None else link.pid
 
     def send(self, rank: int, message: protocol.Message, fds: Sequence[int] = ()) -> bool:
-        """Send a message to a rank. One that no longer reads is lost.
+        """Send a message to a rank. One that reads nothing any more is dropped.
+
+        One that is dead is dropped once all has been heard that it had said.
 
         Returns:
             Whether it need not be sent again: ``False`` if too many descriptors are on their way.
@@ -151,7 +153,9 @@ class RankLinks:
             return True
         try:
             wire.send(link.connection, message, fds)
-        except OSError as error:  # gone, or it has read nothing for a hundred messages
+        except ConnectionError:
+            return True  # the end of its messages shows its death, and follows in the loop
+        except OSError as error:  # it has read nothing for a hundred messages
             if error.errno == errno.ETOOMANYREFS:  # of this user, as many as it may have open
                 return False
             self._drop(link, f"cannot be sent {type(message).__name__}: {error.strerror}")
@@ -217,31 +221,33 @@ class RankLinks:
 
     # --- what it says ---------------------------------------------------------------------------
 
-    def _on_readable(self, link: _Link) -> None:
+    def _on_readable(self, link: _Link) -> bool:
+        """Take in a burst of messages; whether more may wait."""
         for _ in range(BURST):
             if link.connection.fileno() < 0:
-                return  # closed meanwhile
+                return False  # closed meanwhile
             try:
                 message, fds = wire.receive(link.connection)
             except BlockingIOError:
-                return
+                return False
             except (wire.ProtocolError, OSError) as error:
                 self._drop(link, str(error))
-                return
+                return False
             if self._is_early(link, message):
                 assert isinstance(message, protocol.Hello)
                 _close_all(fds)
                 self._early[link] = message
-                return
+                return False
             if link.rank < 0 and (why := self._accept(link, message)):
                 _close_all(fds)
                 self._drop(link, why)
-                return
+                return False
             if message is None:
                 _close_all(fds)  # beside a packet without a byte
                 self._drop(link, "")
-                return
+                return False
             self._hear(link, message, fds)
+        return True
 
     def _hear(self, link: _Link, message: protocol.Message, fds: list[int]) -> None:
         present = self._attempt
@@ -268,7 +274,8 @@ class RankLinks:
         """Take in the last messages of a dead rank, then close its link."""
         link = self._links.get(rank)
         if link is not None:
-            self._on_readable(link)
+            while self._on_readable(link):
+                pass
             self._close(link)
 
     def catch_up(self, ranks: Iterable[int]) -> None:

@@ -98,6 +98,13 @@ def send(link: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
     socket.send_fds(link, [encode(message)], list(fds))
 
 
+def _next_packet(link: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    room = socket.CMSG_SPACE(MOST_FDS * _FD)
+    # not socket.recv_fds: it drops flags, and every child would inherit the descriptors
+    packet, beside, _, _ = link.recvmsg(PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    return packet, beside
+
+
 def receive(link: socket.socket) -> tuple[Message | None, list[int]]:
     """The next message and the descriptors that came with it; ``None`` when the peer is gone.
 
@@ -105,11 +112,10 @@ def receive(link: socket.socket) -> tuple[Message | None, list[int]]:
         ProtocolError: the peer sent something unknown.
         BlockingIOError: the link does not block and holds no message.
     """
-    room = socket.CMSG_SPACE(MOST_FDS * _FD)
-    try:  # not socket.recv_fds: it drops flags, and every child would inherit the descriptors
-        packet, beside, _, _ = link.recvmsg(PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionError:
-        return None, []
+    try:
+        packet, beside = _next_packet(link)
+    except ConnectionResetError:  # once, if the peer died with unread messages of ours
+        packet, beside = _next_packet(link)  # what it had sent before still waits here
     fds = array("i")
     for level, kind, octets in beside:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -29,6 +29,7 @@ class Rejoins:
         self.node = replicas.node
         self.rng = replicas.rng
         self.arrived: set[int] = set()  # at the new group, which forms when all are there
+        self.is_trained = False  # the memory holds the last step: scripts end once they joined
 
     def perform(self, action: do.Action) -> None:
         node = self.node
@@ -49,6 +50,7 @@ class Rejoins:
         node, rng = self.node, self.rng
         self.replicas.bar(action.step)
         self.arrived = set()
+        self.is_trained = rng.random() < self.replicas.climate.clumsy
         self.replicas.reports.newcomers |= set(action.newcomers)
         for rank in action.survivors:
             process = node.processes[rank]
@@ -134,6 +136,13 @@ class Rejoins:
                 replicas.reports.are_awaited,
             ),
         )
+        if self.is_trained:  # its link keeps the order
+            self.node.after(0.3 + rng.random(), self.leave, process, attempt)
+
+    def leave(self, process: Process, attempt: int) -> None:
+        """Its script ends: nothing was left to train."""
+        if self.is_here(process, attempt) and not process.is_held:
+            self.replicas.say(process, ev.RankExiting(process.rank, attempt))
 
     # --- hangs
 

@@ -42,6 +42,7 @@ class ReplaceWatch:
         self.hung: set[int] = set()
         self.gone: set[int] = set()  # lost, or called off; of the round to come
         self.newcomers: set[int] = set()
+        self.over: set[int] = set()  # their scripts have ended, in this attempt
         self.is_called_off = False
         self.doubt = False  # somebody raised, and nobody is known to be dead
         self.killed: set[int] = set()
@@ -50,6 +51,7 @@ class ReplaceWatch:
     def begin(self) -> None:
         """All ranks are started anew."""
         self.fixed = {}
+        self.over = set()
         self.first_raised = None
         self.forget_round()
 
@@ -65,11 +67,12 @@ class ReplaceWatch:
     # --- who is lost, and whether that can be replaced
 
     def lost(self) -> set[int]:
-        """Dead, hung or mute; else the first that raised."""
+        """Dead, hung or mute, else the first that raised; with them whoever cannot train again."""
         watch = self.watch
         mute = watch.dump.reachable() - watch.dump.frozen.keys()
         lost = set(watch.exits) | self.hung | mute
-        return lost or ({self.first_raised} if self.first_raised is not None else set())
+        lost = lost or ({self.first_raised} if self.first_raised is not None else set())
+        return lost | (self.over & watch.running) if lost else set()
 
     def count(self, ranks: Iterable[int], step: int) -> dict[int, tuple[int, int]]:
         known = {rank: self.deaths.get(rank, (-1, 0)) for rank in ranks}
@@ -92,7 +95,10 @@ class ReplaceWatch:
         able = able and watch.same.can_replace()
         able = able and 0 not in [code for rank, code in watch.exits.items() if rank not in gone]
         able = (
-            able and (bool(staying) or is_in_memory) and bool(gone) and not staying & watch.dump.cut
+            able
+            and (bool(staying | self.over & watch.running) or is_in_memory)
+            and bool(gone)
+            and not staying & watch.dump.cut
         )
         died = [deaths.get(rank, (-1, 0)) for rank in gone]
         doomed = any(at == step and count >= policy.replace.deaths for at, count in died)
@@ -119,6 +125,8 @@ class ReplaceWatch:
             case protocol.Registered() if event.attempt == self.watch.attempt:
                 if event.rank in self.watch.running | self.unheard():
                     self.fixed[event.rank] = event.not_replaceable_why
+            case ev.RankExiting() if before != self.node.job:
+                self.over.add(event.rank)
             case ev.ReplacementAged() if not before.state.is_end:
                 self.replaced = max(0, self.replaced - 1)
         if before.state is JobState.REPLACING:
@@ -140,30 +148,11 @@ class ReplaceWatch:
     def disturbed(self, before: Job, event: ev.Event, actions: Sequence[do.Action]) -> None:
         """Whoever is lost makes another round, unless there can be none."""
         watch, state = self.watch, self.node.job.state
-        killed = {
-            rank
-            for each in actions
-            if isinstance(each, do.SignalRanks) and each.signum == SIGKILL
-            for rank in each.ranks
-        }
         self.is_called_off |= any(isinstance(each, do.CancelStarts) for each in actions)
-        idle = self.newcomers - watch.dump.registered
-        new: set[int] = set()
-        is_fatal = isinstance(event, Called)
-        match event:
-            case ev.WorkerExited() | ev.RankUnreachable() | ev.RankExiting() if (
-                before != self.node.job
-            ):
-                new = {event.rank} - self.gone
-            case ev.DeadlinePassed() if before != self.node.job:
-                new = killed - self.gone - idle
-                is_fatal = True
-            case protocol.Registered() if before != self.node.job:
-                is_fatal = self.memory is not None and event.step != self.memory[1]
-                if is_fatal and state is JobState.REPLACING and event.rank not in self.gone:
-                    self.broken(f"{event} came back elsewhere, and nothing follows")
-            case protocol.Raised() if before != self.node.job:
-                self.doubt |= not self.gone
+        idle = self.newcomers - watch.dump.registered | self.over & watch.running
+        is_known = before == self.node.job
+        new, is_fatal = (set(), False) if is_known else self.lose(before, event, actions, idle)
+        is_fatal |= isinstance(event, Called)
         if new:
             assert self.memory is not None
             self.deaths = self.count(new, self.memory[1])
@@ -177,6 +166,37 @@ class ReplaceWatch:
             self.broken(f"{state} without a reason")
         if state is JobState.REPLACING:
             self.check_progress(actions)
+
+    def lose(
+        self, before: Job, event: ev.Event, actions: Sequence[do.Action], idle: set[int]
+    ) -> tuple[set[int], bool]:
+        """The ranks that ``event`` costs, and whether it may end the replacement."""
+        match event:
+            case ev.RankExiting(rank=rank) if rank in self.watch.dump.registered:
+                pass  # it has joined
+            case ev.WorkerExited() | ev.RankUnreachable() | ev.RankExiting():
+                return {event.rank} - self.gone, False
+            case ev.DeadlinePassed():
+                killed = {
+                    rank
+                    for each in actions
+                    if isinstance(each, do.SignalRanks) and each.signum == SIGKILL
+                    for rank in each.ranks
+                }
+                new = killed - self.gone - idle
+                if not new and self.memory is not None:  # it gives up at once: nobody is killed
+                    late = self.node.job.deaths.items() - before.deaths.items()
+                    self.deaths = self.count([rank for rank, _ in late], self.memory[1])
+                return new, True
+            case protocol.Registered():
+                is_astray = self.memory is not None and event.step != self.memory[1]
+                is_replacing = self.node.job.state is JobState.REPLACING
+                if is_astray and is_replacing and event.rank not in self.gone:
+                    self.broken(f"{event} came back elsewhere, and nothing follows")
+                return set(), is_astray
+            case protocol.Raised():
+                self.doubt |= not self.gone
+        return set(), False
 
     def check_progress(self, actions: Sequence[do.Action]) -> None:
         """Nobody waits for what is known."""
@@ -244,6 +264,7 @@ class ReplaceWatch:
             self.broken(f"{action}: the budget of replacements is exceeded")
         self.rounds += 1
         watch.begin_round(action)
+        self.over = set()
         self.first_raised = None
         self.forget_round()
         self.newcomers = set(action.newcomers)

@@ -319,6 +319,26 @@ def test_a_survivor_whose_script_ends_meanwhile_makes_another_round():
     assert decision.job.since_restart.replacement.lost == {1, 2}
 
 
+def test_a_rank_that_has_joined_may_end_its_script_before_the_others_join():
+    """The memory holds the last step: nothing is left to train."""
+    job = play(THREE, [*REPLACING, (reg(0, 5, 1), "replacing"), (reg(1, 5, 1), "replacing")])
+    decision = decide(job, over(1, 1))
+    assert decision.actions == ()
+    decision = decide(decision.job, reg(2, 5, 1))
+    assert decision.job.state is JobState.RUNNING
+    assert decision.job.now.exiting == {1}
+
+
+def test_it_is_started_anew_if_another_one_is_lost_before_that():
+    job = play(THREE, [*REPLACING, (reg(0, 5, 1), "replacing"), (over(0, 1), "replacing")])
+    decision = decide(job, gone(1, -9, 1))
+    (killed,) = (each for each in decision.actions if isinstance(each, do.SignalRanks))
+    assert (killed.ranks, killed.signum) == ((0,), 9)
+    decision = decide(decision.job, gone(0, -9, 1))
+    (begun,) = (each for each in decision.actions if isinstance(each, do.ReplaceRanks))
+    assert (begun.newcomers, begun.survivors) == ((0, 1), (2,))
+
+
 def test_ranks_that_exit_are_not_lost_while_nothing_fails():
     job = play(THREE, running(3))
     for event in (over(0), over(1), over(2), gone(0, 0), gone(1, 0), gone(2, 0)):

@@ -300,6 +300,43 @@ def test_what_a_rank_said_before_it_died_is_heard(room):
     room.links.hear_out(0)
 
 
+def test_however_much_a_rank_said_before_it_died_is_heard(room):
+    client = room.hello()
+    for _ in range(2 * BURST + 1):
+        wire.send(client, protocol.Progress(0, 0, 1, 10))
+    client.close()
+    room.heard.clear()
+    room.links.hear_out(0)
+    assert len(room.heard) == 2 * BURST + 1
+
+
+def test_a_rank_that_died_before_it_read_everything_is_heard(room):
+    """The kernel says first that the connection was reset; a new status page may wait behind."""
+    client = room.hello()
+    room.links.send(0, protocol.Release("unread"))
+    with open(os.devnull) as page:
+        wire.send(client, protocol.Registered(0, 0, 4, "", True), [page.fileno()])
+    room.heard.clear()
+    client.close()
+    room.turn()
+    assert [type(each) for each in room.heard] == [protocol.Registered]
+    assert len(room.fds) == 1
+    assert room.lost == [(0, os.getpid())]
+
+
+def test_a_rank_that_died_unnoticed_is_heard_although_it_cannot_be_told(room):
+    client = room.hello()
+    wire.send(client, protocol.Progress(0, 0, 1, 10))
+    room.heard.clear()
+    client.close()
+    assert room.links.send(0, protocol.Release("too late"))
+    assert room.links.send(0, protocol.Release("too late"))
+    assert room.heard == room.lost == []
+    room.turn()
+    assert len(room.heard) == 1
+    assert room.lost == [(0, os.getpid())]
+
+
 def test_what_others_said_before_a_death_is_taken_in_with_it(room):
     dead, living = room.hello(0), room.hello(1)
     room.heard.clear()
