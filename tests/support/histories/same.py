@@ -141,6 +141,16 @@ HISTORIES = [
         ],
     ),
     (
+        "digests that differ soon after a replacement wait for what the ranks report",
+        THREE,
+        [
+            *KEPT,
+            *BEFORE["dumping"],
+            (wrote(0, "a", dump=2), "dumping", PROGRESS),
+            (holds(1, "b", dump=2), "dumping", PROGRESS),
+        ],
+    ),
+    (
         "what differs from the beginning is each rank's own, and dies with it",
         THREE,
         [*OWN, *refused("no other rank holds what rank 2 has")],

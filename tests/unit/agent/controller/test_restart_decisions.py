@@ -62,6 +62,14 @@ def test_three_attempts_without_a_new_commit_end_the_job_whatever_the_budget():
     assert decision.actions[-1].exit_code == 1
 
 
+def test_the_first_step_is_one_to_name():
+    job = replay(rules(max_restarts=9), [launch(), *crash(0, 0, 1), *crash(1, 1, 1)])
+    for event in [*crash(2, 1, 1), *crash(3, 1, 1)]:
+        decision = decide(job, event)
+        job = decision.job
+    assert "3 attempts in a row reached no commit after step 1" in decision.actions[-1].reason
+
+
 def test_a_new_commit_begins_the_count_anew():
     job = replay(
         rules(max_restarts=9), [launch(), *crash(0, 0, 3), *crash(1, 0, 3), *crash(2, 0, 2)]

@@ -267,6 +267,12 @@ def test_who_is_ejected_leaves_at_each_passage_and_updates_nothing_before_the_ga
     assert gate.is_torn
 
 
+def test_who_is_ejected_leaves_although_the_gate_has_opened_meanwhile(gate):
+    gate.eject()
+    gate.open()
+    ejected(gate.pause, gate.begin_update)
+
+
 def test_a_gate_that_closed_meanwhile_is_closed_for_who_enters_again(gate):
     gate.eject()
     gate.open()
