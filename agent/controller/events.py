@@ -120,10 +120,14 @@ class StartRefused:
 
 @dataclass(frozen=True, slots=True)
 class RankUnreachable:
-    """A rank closed its link without ending: it finished training, or its hooks gave up."""
+    """A rank can be told nothing: its hooks gave up, or a signal has stopped it.
+
+    ``why``: a verb phrase.
+    """
 
     rank: int
     attempt: int
+    why: str = "let go of its state"
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ def _cannot_join(job: Job, event: ev.RankExiting | ev.RankUnreachable) -> Turn:
             return wait(job)  # nothing was left to train, and it is kept until the others joined
         return lose_more(job, (rank,), f"the script of rank {rank} has ended")
     now = job.now._replace(unreachable=job.now.unreachable | {rank})
-    return lose_more(job._replace(now=now), (rank,), f"rank {rank} let go of its state")
+    return lose_more(job._replace(now=now), (rank,), f"rank {rank} {event.why}")
 
 
 def _registered(job: Job, event: protocol.Registered) -> Turn:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from agent.dump.executor import DumpExecutor
 from agent.failure import post_mortem  # noqa: F401  a restart must not wait for this import
+from agent.health.joining import JoinWatch
 from agent.health.monitor import HealthMonitor
 from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
@@ -27,6 +28,7 @@ class Guarding(NamedTuple):
     handshake: Handshake
     dumps: DumpExecutor
     health: HealthMonitor
+    joining: JoinWatch
 
 
 def guarding(
@@ -38,7 +40,7 @@ def guarding(
     keep_place: Callable[[str], None],
     services: Services,
 ) -> Guarding:
-    """All three, for a whole job.
+    """All four, for a whole job.
 
     Args:
         spec: the job.
@@ -54,4 +56,7 @@ def guarding(
         handshake=handshake,
         dumps=DumpExecutor(spec, fallback, links, pages, handshake, services),
         health=HealthMonitor(spec.timeouts.hang_s, pages, links, worker, services),
+        joining=JoinWatch(
+            () if spec.timeouts.hang_s == 0 else spec.ranks_here, links.pid, worker, services
+        ),
     )

@@ -230,6 +230,7 @@ class HooksBridge:
         if self._guarding is not None:
             are_all = len(self._training) == self._spec.nproc
             self._guarding.health.watch(self._state, self._training, are_all=are_all)
+            self._guarding.joining.watch(self._state)
 
     # --- what is decided ------------------------------------------------------------------------
 

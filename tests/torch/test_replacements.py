@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 from support.jobs import WORKERS, Job, Launcher, poll
 
+from agent.health.joining import WHY
 from msrun.drill.fault_options import read_words
 from msrun.drill.history import DrillHistory, read
 from worker_hooks.contract.process_stat import children
@@ -329,6 +330,23 @@ def test_when_all_die_while_one_is_replaced_all_are_replaced_from_memory(
     assert "all ranks are replaced, from memory" in ended.err
     assert history.finals == session.reference.finals
     assert history.dumps == ()
+
+
+def test_a_survivor_that_is_stopped_while_others_wait_for_it_is_replaced_as_well(
+    launcher: Launcher, session: Session
+) -> None:
+    job, folder = trained(launcher, "stands", *SLOW)
+    job.await_lines("step 3\n", RANKS)
+    os.kill(job.forkserver(), signal.SIGSTOP)  # nobody comes before it is given up, too
+    os.kill(job.pids()[1], signal.SIGKILL)
+    await_seen(job, "Rejoining", RANKS - 1)
+    os.kill(job.pids()[2], signal.SIGSTOP)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    first, second = of(read(folder), "ReplaceRanks")
+    assert (first["newcomers"], second["newcomers"]) == ([1], [1, 2])
+    assert f"rank 2 {WHY}" in second["reason"]
+    assert read(folder).finals == session.reference.finals
 
 
 def test_a_rank_that_dies_after_training_costs_no_step(
