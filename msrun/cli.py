@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 
 from agent.spec.job_spec import UsageError
+from msrun.options.program import SUBCOMMANDS
 
 USAGE_EXIT = 2
 STDERR = 2
 LAST_MESSAGES_S = 10.0  # for a stderr that takes nothing: scheduler.log has the messages, too
-SUBCOMMANDS = ("status", "top", "stop", "logs", "drill", "checkpoints")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -12,9 +12,34 @@ from agent.records import run_record
 from agent.spec.job_spec import UsageError
 from msrun.checkpoints.commands import checkpoints, completed
 from msrun.drill.command import drill
-from msrun.terminal.stdout import ReaderLeftError
+from msrun.terminal.stdout import ReaderLeftError, put
 
 INTERRUPTED_EXIT = 130
+USAGE_EXIT = 2  # as :mod:`msrun.cli` ends wrong usage
+
+PROTECT = """\
+Protect a training: register what it trains, and let TrainState count epochs and batches.
+
+    from msrun import TrainState, run
+
+    state = TrainState(model=model, optimizer=optimizer, ckpt_save_path="checkpoints")
+
+    def train(state):
+        ddp = DistributedDataParallel(model)       # in here: a survivor wraps it again
+        for epoch in state.epochs(10):             # was: for epoch in range(10)
+            for x, y in state.batches(loader):     # was: for x, y in loader
+                loss = loss_function(ddp(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    run(train, state)                              # was: train()
+
+Then a rank that dies is replaced while the others keep running, and no step is lost; msrun says so
+as training begins ("protected: ..."). This proves it by kills:
+
+    msrun drill --random 5 -- --worker_num=2 train.py
+"""
 
 RUN = click.argument("run", required=False)
 
@@ -35,9 +60,11 @@ commands.add_command(drill)
 def status(run: str | None, *, every: bool, as_json: bool) -> None:
     """Show a run's state and its ranks.
 
-    RUN is a run's id or its beginning; without it the newest run that is alive, else the newest.
+    RUN is a run's id or its beginning; without it the newest run of this folder, a living one
+    first.
     """
     from msrun.runs import status as show_status
+    from msrun.runs.choice import chosen
     from msrun.runs.run_state import look
     from msrun.terminal import table
 
@@ -51,7 +78,7 @@ def status(run: str | None, *, every: bool, as_json: bool) -> None:
         else:
             show_status.show_runs(found)
         return
-    one = look(run_record.find(os.environ, run))
+    one = look(chosen(os.environ, run, "msrun status"))
     if as_json:
         table.show_json(show_status.as_json(one))
     else:
@@ -75,7 +102,8 @@ def top(run: str | None, *, once: bool, interval: float) -> None:
     It costs the job nothing: all of it is read from shared memory and files. Keys: q quits, j and k
     or the arrows select a rank, l or Enter shows the end of its log, Esc returns.
 
-    RUN is a run's id or its beginning; without it the newest run that is alive.
+    RUN is a run's id or its beginning; without it the newest run of this folder, a living one
+    first.
     """
     from msrun.top.watch import top as watch
 
@@ -110,7 +138,7 @@ def stop(
 
     If every rank has hooks, all of them finish one step, save it, and exit.
 
-    RUN is a run's id or its beginning; without it the only run that is alive.
+    RUN is a run's id or its beginning; without it the only run of this folder that is alive.
     """
     from agent.records.stop_note import StopNote
     from msrun.runs.stop import stop as stop_run
@@ -133,9 +161,11 @@ def logs(
 ) -> None:
     """Show the output of a run's workers.
 
-    RUN is a run's id or its beginning; without it the newest run that is alive, else the newest.
+    RUN is a run's id or its beginning; without it the newest run of this folder, a living one
+    first.
     """
     from msrun.runs import logs as show_logs
+    from msrun.runs.choice import chosen
     from msrun.runs.log_files import Wanted
     from msrun.runs.run_state import look
 
@@ -146,9 +176,21 @@ def logs(
         )
     show = show_logs.follow if follow else show_logs.show
     show(
-        look(run_record.find(os.environ, run)),
+        look(chosen(os.environ, run, "msrun logs")),
         Wanted(rank=rank, attempt=attempt, scheduler=scheduler),
     )
+
+
+@commands.command("help")
+@click.argument("topic", required=False, type=click.Choice(["protect"]))
+def show_help(topic: str | None) -> None:
+    """Explain a TOPIC: how to protect a training; without it, print msrun's options."""
+    if topic is None:
+        from msrun.options.help import help_text
+
+        put(help_text())
+    else:
+        put(PROTECT)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -164,6 +206,9 @@ def run(argv: Sequence[str]) -> int:
         argv = completed(argv)
     try:
         code = commands.main(args=list(argv), prog_name="msrun", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        put(f"{error.format_message()}\n")
+        return USAGE_EXIT
     except click.ClickException as error:
         raise UsageError(_sentence(_command(argv[0], error), error)) from error
     except click.Abort:  # Ctrl-C

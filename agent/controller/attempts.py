@@ -14,6 +14,7 @@ from agent.controller import events as ev
 from agent.controller.job import Attempt, ExitProgress, Job, SinceRestart
 from agent.controller.restart_policy import decide_restart
 from agent.controller.states import Condition, JobState, RankState, next_state
+from agent.text.tone import Tone
 from worker_hooks.contract import protocol
 
 FAILED_EXIT = 1
@@ -28,6 +29,7 @@ class Decision(NamedTuple):
     job: Job
     actions: tuple[do.Action, ...] = ()
     say: str = ""
+    tone: Tone = Tone.PLAIN  # of that sentence
 
 
 def move(job: Job, event: ev.Event, condition: Condition) -> Job:

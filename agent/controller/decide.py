@@ -37,12 +37,13 @@ from agent.controller.attempts import (
 )
 from agent.controller.drain import DRAINING, apply, hear_of_dump, interrupt_hold, rank_lost
 from agent.controller.job import Job
-from agent.controller.messages import sentence
+from agent.controller.messages import sentence, tone
 from agent.controller.replaceable import blame_left_amid, note_own_failure
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.controller.stop_requests import exit_requested, is_leaving, stop_requested
-from agent.text.peer_lost import says_peer_lost
+from agent.text.peer_lost import says_peer_lost, with_consequence
+from agent.text.tone import Tone
 from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
 
@@ -66,7 +67,9 @@ def decide(job: Job, event: ev.Event) -> Decision:
     actions = after.actions
     after_job, freed = replacement.forget(after.job)
     after_job, warmed = _warm_up(job, event, after_job)
-    return Decision(after_job, freed + actions + warmed, sentence(job, after_job, actions))
+    say = sentence(job, after_job, actions)
+    tone_of_it = tone(job, after_job, actions) if say else Tone.PLAIN
+    return Decision(after_job, freed + actions + warmed, say, tone_of_it)
 
 
 def _warm_up(before: Job, event: ev.Event, job: Job) -> tuple[Job, tuple[do.Action, ...]]:
@@ -333,7 +336,7 @@ def _rank_hung(job: Job, event: ev.RankHung) -> Decision:
     if job.now.failure is None:
         job = job.with_failure(reason)
     elif job.now.is_failure_raised:
-        job = job.with_failure(f"{reason} ({job.now.failure})")
+        job = job.with_failure(with_consequence(reason, job.now.failure))
     match job.state:
         case JobState.HOLDING:
             after = interrupt_hold(job, event, reason)

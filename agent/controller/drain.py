@@ -16,7 +16,7 @@ from agent.controller.job import Job
 from agent.controller.replaceable import blame_left_amid
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState
-from agent.text.peer_lost import says_peer_lost
+from agent.text.peer_lost import says_peer_lost, with_consequence
 from agent.text.wording import describe_exit
 from worker_hooks.contract import protocol
 
@@ -30,7 +30,7 @@ def rank_lost(job: Job, event: ev.WorkerExited) -> Decision:
     if event.exit_code and failure is None:  # until now only a stop was asked for
         job = job.with_failure(f"rank {event.rank} {how}")
     elif event.exit_code and job.now.is_failure_raised and event.rank not in job.now.raised:
-        job = job.with_failure(f"rank {event.rank} {how} ({failure})")
+        job = job.with_failure(with_consequence(f"rank {event.rank} {how}", failure or ""))
     elif event.amid and job.now.is_failure_raised and says_peer_lost(failure or ""):
         job, _ = blame_left_amid(job, failure or "")
     match job.state:

@@ -76,6 +76,7 @@ class Comparison(NamedTuple):
     late: frozenset[int] = frozenset()  # those steps at which parts of the state came into being
     compared: int = NEVER  # the newest step at which all were compared
     unprotected: str = ""  # why no rank can save the state of another one
+    holds: str = ""  # what was compared, as text: ``3 modules, 1 optimizer``
 
 
 class UnconfirmedReplacement(NamedTuple):

@@ -6,11 +6,23 @@ from collections.abc import Collection, Iterator, Sequence
 
 from agent.controller import actions as do
 from agent.controller.drain import DRAINING
-from agent.controller.job import Job
+from agent.controller.job import NEVER, Job
+from agent.controller.protection import Level, protection
 from agent.controller.states import JobState
 from agent.spec import exit_budget
+from agent.text.tone import Tone
 from agent.text.wording import ranged
 from worker_hooks.contract.fingerprint import LATE, RESULT
+
+ELAPSED = "\0"
+"""Stands for the time since the failure, which the controller does not know: `` after 0.3 s``."""
+
+TONES = {
+    Level.UNKNOWN: Tone.PLAIN,
+    Level.PROTECTED: Tone.GOOD,
+    Level.PARTLY: Tone.PLAIN,
+    Level.NOT_PROTECTED: Tone.BAD,
+}
 
 _NAMED = 6  # values of the script's own in one sentence
 _DIES = "by rank: if a rank dies between its backward and its commit,"
@@ -26,8 +38,19 @@ def sentence(before: Job, after: Job, actions: Sequence[do.Action]) -> str:
         _of_start(actions)
         or _of_stop(before, after)
         or _of_replacement(before, after)
-        or _of_comparison(before, after)
+        or "; ".join(filter(None, (_of_protection(before, after), _of_own_values(before, after))))
     )
+
+
+def tone(before: Job, after: Job, actions: Sequence[do.Action]) -> Tone:
+    """Whether that sentence is good or bad news."""
+    if _of_start(actions):
+        return Tone.BAD
+    if before.since_restart.replacement is not None and after.state is JobState.RUNNING:
+        return Tone.GOOD
+    if _of_protection(before, after):
+        return TONES[protection(after).level]
+    return Tone.PLAIN
 
 
 def _of_start(actions: Sequence[do.Action]) -> str:
@@ -82,20 +105,26 @@ def _of_replacement(before: Job, after: Job) -> str:
         resumed = ", all resume from the step before" if is_undone else ""
         return f"{after.diverged}; no rank is replaced any more{resumed}"
     if was is not None and after.state is JobState.RUNNING:
-        return f"{ranged(was.lost)} replaced: every rank resumes from step {after.newest_step()}"
+        who, are = ranged(was.lost), "is" if len(was.lost) == 1 else "are"
+        resumed = f"training resumes at step {after.newest_step() + 1}, no step is lost"
+        return f"{who} {are} back{ELAPSED}; {resumed}"
     if was is not None and now is None and after.state is JobState.COMMITTING:
         return f"not replaced, {after.now.not_replaced}: the state is saved before a restart"
     return ""
 
 
-def _of_comparison(before: Job, after: Job) -> str:
-    """It turned out that the ranks do not hold the same."""
-    was, now = before.since_restart.comparison, after.since_restart.comparison
-    if now.unprotected and not was.unprotected:
-        return (
-            f"not protected: {now.unprotected}; if a rank dies, training resumes from the newest "
-            "ModelCheckpoint, else from its beginning"
-        )
+def _of_protection(before: Job, after: Job) -> str:
+    """It is known now what a rank's death costs, or that it costs more than it did."""
+    was, now = protection(before).level, protection(after)
+    is_first = before.since_restart.comparison.compared == NEVER and was is Level.UNKNOWN
+    is_new = after.restarts == 0 or after.best_step == 0  # else it was said before the restart
+    is_known = is_first and is_new and now.level is not Level.UNKNOWN
+    is_lost = now.level is Level.NOT_PROTECTED and was is not Level.NOT_PROTECTED
+    return str(now) if is_known or is_lost else ""
+
+
+def _of_own_values(before: Job, after: Job) -> str:
+    """Values of the script's own turned out to differ by rank."""
     news = after.differing - before.differing
     return "; ".join(_of_values(news)) if news else ""
 

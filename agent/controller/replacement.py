@@ -32,6 +32,7 @@ from agent.controller.replaceable import (
 )
 from agent.controller.replication import begin_trial
 from agent.controller.states import Condition, JobState, RankState
+from agent.text.peer_lost import with_consequence
 from agent.text.wording import describe_exit, listed, ranged
 from worker_hooks.contract import protocol
 
@@ -157,7 +158,7 @@ def _exited(job: Job, event: ev.WorkerExited) -> Turn:
         return _note_gone(job, rank)
     is_cause = job.now.is_failure_raised and event.exit_code != 0 and rank not in job.now.raised
     if failure is not None and is_cause:
-        why = f"{why} ({failure})"
+        why = with_consequence(why, failure)
         job = job.with_failure(why).with_replacement(replacement._replace(why=why))
     return lose_more(job, (rank,), why)
 
@@ -313,13 +314,19 @@ def launch(job: Job) -> Turn:
 def _describe_round(
     failure: str, step: int, newcomers: Iterable[int], survivors: Collection[int]
 ) -> str:
-    """``rank 3 was killed by SIGKILL at step 412: replaced, ranks 0-2 live on``."""
+    """``rank 3 was killed by SIGKILL in step 413; replacing it, ranks 0-2 keep running``.
+
+    ``step``: the newest commit; people count the step under way.
+    """
     new, old = ranged(newcomers), ranged(survivors)
+    where = "" if " of step " in failure else f" in step {step + 1}"
     if not survivors:
-        return f"{failure} at step {step}: all ranks are replaced, from memory"
-    subject = "" if failure.startswith(f"{new} ") else f"{new} "
-    verb = "lives" if old.startswith("rank ") else "live"
-    return f"{failure} at step {step}: {subject}replaced, {old} {verb} on"
+        return f"{failure}{where}; replacing all ranks, from memory"
+    whom = new
+    if failure.startswith(f"{new} "):
+        whom = "it" if new.startswith("rank ") else "them"
+    verb = "keeps" if old.startswith("rank ") else "keep"
+    return f"{failure}{where}; replacing {whom}, {old} {verb} running"
 
 
 def lose_more(job: Job, ranks: Iterable[int], why: str) -> Turn:

@@ -47,6 +47,7 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
         reports={other: each for other, each in reports.items() if other > step},
         late=frozenset(other for other in late if other > step),
         compared=max(step, known.compared),
+        holds=known.holds if event.is_late else event.holds,
     )
     job = _with(job, known)._replace(differing=job.differing | own_values)
     if trial is not None and step >= trial.step + TRIAL_COMMITS:

@@ -58,6 +58,17 @@ TORCH_USERS = frozenset(
 )
 
 
+# Packages that train nothing, or not with our hooks.
+HOOKS_FREE = frozenset(
+    {
+        *("torch", "numpy", "scipy", "pandas", "sklearn", "PIL", "cv2", "matplotlib", "tqdm"),
+        *("transformers", "datasets", "tokenizers", "sentencepiece", "tiktoken", "einops", "peft"),
+        *("wandb", "tensorboard", "tensorboardX", "mlflow", "hydra", "omegaconf", "yaml", "click"),
+        *("rich", "psutil", "safetensors", "requests", "packaging", "torchmetrics", "evaluate"),
+    }
+)
+
+
 class Findings:
     """What the sources contain."""
 
@@ -141,6 +152,25 @@ def entry(program: Program) -> Path | None:
 def search_path_of(program: Program, source: Path) -> Path:
     """The folder that will be ``sys.path[0]``."""
     return source.parent if program.kind is ProgramKind.SCRIPT else Path.cwd()
+
+
+def uses_torch_unprotected(found: Findings, search_path: Path) -> bool:
+    """Whether all sources could be read, use torch, and never import our hooks.
+
+    A package that is neither known nor beside the script may train with our hooks itself.
+    """
+    is_all = 0 < found.files < MAX_FILES and not any(
+        _may_train(top, search_path) for top in {_top(module) for module in found.modules}
+    )
+    return is_all and _imports_torch(found) and not _imports_hooks(found, search_path)
+
+
+def _may_train(top: str, search_path: Path) -> bool:
+    """Whether a package is one of whose sources nothing is known; ``top`` is empty: relative."""
+    is_known = not top or top in sys.stdlib_module_names or top in HOOKS_FREE | TORCH_USERS
+    return not is_known and not any(
+        (search_path / each).exists() for each in (f"{top}.py", f"{top}/__init__.py", top)
+    )
 
 
 def _imports_torch(found: Findings) -> bool:

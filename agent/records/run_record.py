@@ -162,10 +162,8 @@ def records(environ: Mapping[str, str]) -> Iterator[Record]:
     yield from sorted(known.values(), key=lambda record: record.started, reverse=True)
 
 
-def find(environ: Mapping[str, str], name: str | None) -> Record:
+def find(environ: Mapping[str, str], name: str) -> Record:
     """The record called ``name`` (run id, record id, or the unique beginning of one).
-
-    Without a name: the newest run that is alive, else the newest.
 
     Raises:
         UsageError: there is none, or more than one.
@@ -173,8 +171,6 @@ def find(environ: Mapping[str, str], name: str | None) -> Record:
     known = list(records(environ))
     if not known:
         raise UsageError("no run is recorded for this user on this host")
-    if name is None:
-        return next((record for record in known if record.is_alive()), known[0])
     for exact in known:
         if name in {exact.record_id, exact.run_id}:
             return exact

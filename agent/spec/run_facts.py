@@ -18,6 +18,7 @@ class RunFacts:
     layout: RunLayout
     host: str
     started: float  # seconds since the epoch
+    unprotected: str  # why a rank's death costs its steps, as the sources show; empty: not known
     plan: Callable[[int], tuple[WorkerOrder, ...]]  # the orders of an attempt, by local rank
 
     @property

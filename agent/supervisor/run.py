@@ -11,9 +11,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from agent.controller.job import Job
+from agent.controller.protection import Level, Protection
 from agent.controller.states import JobState
 from agent.launch import rank_plan
 from agent.launch.prepare import Prepared, StartedForkserver
+from agent.launch.unprotected import unprotected
 from agent.machine import open_files
 from agent.machine.oom_kills import read_counters
 from agent.records import run_record
@@ -28,6 +30,7 @@ from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.requests import Requests
 from agent.supervisor.status import status
 from agent.supervisor.supervisor import RunEnding, Supervisor
+from agent.text.tone import Tone
 from agent.workers.starter import Starter
 from agent.workers.worker import Worker
 from worker_hooks.contract.layout import FALLBACK
@@ -55,7 +58,8 @@ def run(
             spec, layout, attempt, environ, prepared.bindings, resumes=resumes
         )
 
-    facts = RunFacts(spec, layout, socket.gethostname(), time.time(), plan)
+    host = socket.gethostname()
+    facts = RunFacts(spec, layout, host, time.time(), unprotected(spec), plan)
     kept = None if spec.logs.disabled else layout
     journal = Journal(kept, console.say, _echo(spec, console))
     warm = "warm" if forkserver.warmth else "cold"
@@ -64,6 +68,7 @@ def run(
     journal.log(timeouts.describe(spec))
     record = _record(prepared, facts, environ)
     keep_place = _write_record(prepared, record, journal)
+    _say_unprotected(facts, console)
     counters = read_counters()
 
     @cache
@@ -106,6 +111,7 @@ def run(
         output=output,
         journal=journal,
         say=console.say,
+        tell=console.tell,
         changed=changed,
         attempt_ended=attempt_ended,
         last_words=lambda worker: post_mortem().last_words(worker),
@@ -126,6 +132,11 @@ def run(
     if prepared.claim is not None:
         os.close(prepared.claim)
     return ending.exit_code
+
+
+def _say_unprotected(facts: RunFacts, console: Console) -> None:
+    if facts.unprotected:
+        console.tell(str(Protection(Level.NOT_PROTECTED, facts.unprotected)), Tone.BAD)
 
 
 def _echo(spec: JobSpec, console: Console) -> Callable[[str], None] | None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from agent.controller.job import Job
+from agent.controller.protection import Level, Protection, protection
 from agent.controller.states import JobState
 from agent.spec.run_facts import RunFacts
 from agent.text.wording import describe_exit
@@ -22,7 +23,9 @@ from worker_hooks.contract.layout import RunLayout
 def status(facts: RunFacts, job: Job, workers: Sequence[Worker]) -> dict[str, object]:
     """Everything known; times in seconds since the epoch."""
     spec, layout = facts.spec, facts.layout
-    ended = time.time() if job.state.is_end else None
+    ended, known = time.time() if job.state.is_end else None, protection(job)
+    if known.level is Level.UNKNOWN and facts.unprotected and not job.has_hooks:
+        known = Protection(Level.NOT_PROTECTED, facts.unprotected)
     return {
         "record_id": spec.record_id,
         "run_id": spec.run_id,
@@ -39,6 +42,7 @@ def status(facts: RunFacts, job: Job, workers: Sequence[Worker]) -> dict[str, ob
         "asked_exit_s": spec.timeouts.asked_exit_s,
         "dump_s": spec.dump.stall_s,
         "reason": job.now.failure,
+        "protection": {"level": known.level.value, "why": known.why},
         "started": facts.started,
         "updated": time.time(),
         "ended": ended,

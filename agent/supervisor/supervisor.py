@@ -19,6 +19,7 @@ from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.events import renewed
 from agent.controller.job import Job, first_job
+from agent.controller.messages import ELAPSED
 from agent.controller.replication import why_no_holder
 from agent.controller.restart_policy import why_not_saved
 from agent.controller.states import JobState, RankState
@@ -29,6 +30,7 @@ from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.requests import Requests
 from agent.supervisor.status import StatusPublisher
 from agent.text.ranges import format_ranges
+from agent.text.tone import Tone
 from agent.workers import processes
 from agent.workers.replacements import Replacements
 from agent.workers.starter import Starter
@@ -37,6 +39,7 @@ from worker_hooks.contract import protocol
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 KILLED_AT_EXIT = "was killed by SIGKILL on its way out, after the end of its script: all is done"
+UNDISTURBED = frozenset({JobState.NEW, JobState.STARTING, JobState.RUNNING, JobState.HOLDING})
 SLOW_START_S = 2.0  # after which a terminal shows for which ranks msrun waits
 
 
@@ -86,6 +89,7 @@ class Supervisor:
         output: WorkerOutput,
         journal: Journal,
         say: Callable[[str], None],
+        tell: Callable[[str, Tone], None],
         changed: Callable[[Job, tuple[Worker, ...]], None],
         attempt_ended: Callable[[JobState, tuple[Worker, ...]], None],
         last_words: Callable[[Worker], str],
@@ -101,6 +105,7 @@ class Supervisor:
             output: the workers' files and their view on the console.
             journal: what is written about the run.
             say: prints one sentence for people.
+            tell: prints one that is good or bad news.
             changed: takes the present state, soon after it changed.
             attempt_ended: takes the workers of an attempt whose last process is gone, before the
                 next attempt begins.
@@ -114,6 +119,7 @@ class Supervisor:
         self._output = output
         self._journal = journal
         self._say = say
+        self._tell = tell
         self._changed = changed
         self._attempt_ended = attempt_ended
         self._last_words = last_words
@@ -130,6 +136,7 @@ class Supervisor:
         self._reminders: list[asyncio.TimerHandle] = []
         self._ending: RunEnding | None = None
         self._deciding = False
+        self._failed_s = 0.0  # when training was interrupted last
         self._bug: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._on_bug)
@@ -287,8 +294,10 @@ class Supervisor:
         return self._hooks.is_needed and not self._job.state.is_end
 
     def _decide(self, event: ev.Event) -> None:
-        decision = decide(self._job, event)
+        before, decision = self._job.state, decide(self._job, event)
         self._job = decision.job
+        if before in UNDISTURBED and self._job.state not in UNDISTURBED:
+            self._failed_s = self._loop.time()
         for rank, state in self._job.ranks.items():
             if rank in self._workers and self._workers[rank].attempt == self._job.attempt:
                 self._workers[rank].state = state
@@ -300,7 +309,8 @@ class Supervisor:
             self._act(action)
         self._hooks.decided(self._job.state, why_no_holder(self._job))
         if decision.say:
-            self._say(decision.say)
+            after = f" after {self._loop.time() - self._failed_s:.1f} s"
+            self._tell(decision.say.replace(ELAPSED, after), decision.tone)
 
     # --- actions out ---------------------------------------------------------------------------
 

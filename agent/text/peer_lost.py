@@ -27,3 +27,8 @@ _PEER_LOST = re.compile(
 def says_peer_lost(error: str) -> bool:
     """Whether the text of an exception names the loss of a peer or of the store."""
     return _PEER_LOST.search(error) is not None
+
+
+def with_consequence(cause: str, consequence: str) -> str:
+    """A failure with the exception that it caused, unless that only says that a peer was lost."""
+    return cause if says_peer_lost(consequence) else f"{cause} ({consequence})"

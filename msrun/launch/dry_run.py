@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.controller.protection import Level, Protection
 from agent.launch import rank_plan
 from agent.launch.prepare import bindings
 from agent.launch.rank_plan import Binding
+from agent.launch.unprotected import unprotected
 from agent.launch.warm_imports import Choice, choose
 from agent.spec.job_spec import JobSpec, UsageError
 from agent.text.ranges import format_ranges
@@ -96,7 +98,9 @@ def lines(plan: LaunchPlan, rank: int | None) -> Iterator[str]:
     yield from (f"# {name:<9} {_one_line(value)}" for name, value in facts(plan))
     yield ""
     yield "# environment of every rank"
-    yield from (f"export {_assigned(name, plan.environ)}" for name in sorted(plan.environ))
+    for name in sorted(plan.environ):
+        is_open = plan.environ[name] == FREE_PORT
+        yield f"# {name}: {FREE_PORT}" if is_open else f"export {_assigned(name, plan.environ)}"
     for order in chosen:
         yield ""
         yield from rank_lines(order)
@@ -113,6 +117,8 @@ def facts(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
     yield "start", f"{'warm' if plan.choice.warmth else 'cold'}: {plan.choice.reason}"
     yield "logs", "none (/dev/null)" if spec.logs.disabled else str(plan.folder)
     yield "failure", _on_failure(spec)
+    if why := unprotected(spec):
+        yield "safety", str(Protection(Level.NOT_PROTECTED, why))
     yield "restarts", f"at most {spec.max_restarts}"
     yield "resumes", f"with {spec.dump.recover_arg or 'no argument'} appended"
     yield "timeouts", _timeouts(spec)

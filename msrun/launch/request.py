@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 import time
@@ -128,8 +129,19 @@ def _request(layers: _Layers, environ: Mapping[str, str], argv: tuple[str, ...])
 
 def _print(what: str) -> NoReturn:
     """Print the version or the help, and exit."""
-    print(f"msrun {__version__}" if what == "version" else help_text())
+    print(_version() if what == "version" else help_text())
     sys.exit(0)
+
+
+def _version() -> str:
+    """Ours, and those that a report of a fault needs; torch is not imported for it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        torch = f"torch {version('torch')}"
+    except PackageNotFoundError:
+        torch = "no torch"
+    return f"msrun {__version__}, {torch}, Python {platform.python_version()}"
 
 
 def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> JobSpec:
@@ -224,6 +236,8 @@ def _signals(setting: Setting, warnings: list[str]) -> tuple[str, ...]:
             warnings.append(f"{setting.shown}: {name} cannot be handled and is left out.")
         else:
             kept.append(name)
+    if names and not kept:
+        raise UsageError(f"{setting.shown}: no signal is left to handle; SIGTERM and SIGINT can be")
     return tuple(kept)
 
 

@@ -10,6 +10,9 @@ from agent.spec.job_spec import Program, ProgramKind, UsageError
 from msrun.options.settings import Settings
 from worker_hooks.contract import env
 
+SUBCOMMANDS = ("status", "top", "stop", "logs", "drill", "checkpoints", "help")
+"""First words that name no script."""
+
 _PROGRAMS = frozenset({"python", "python3", "pytest"})
 """MindSpore's msrun runs these directly: ``msrun --worker_num=8 python train.py``."""
 
@@ -59,7 +62,13 @@ def _check(name: str, kind: ProgramKind, environ: Mapping[str, str]) -> None:
 def _check_script(name: str) -> None:
     """A file python can read, or a folder with a ``__main__.py``."""
     if not os.path.exists(name):
-        raise UsageError(f"there is no script {name!r}: give its path, or -m and a module's name")
+        import difflib  # slow to import, rarely needed
+
+        near = difflib.get_close_matches(name, SUBCOMMANDS, n=1)
+        meant = f" (did you mean msrun {near[0]}?)" if near else ""
+        raise UsageError(
+            f"there is no script {name!r}{meant}: give its path, or -m and a module's name"
+        )
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
         raise UsageError(f"{name!r} is a directory without __main__.py: give the script inside it")
     if not os.access(name, os.R_OK):

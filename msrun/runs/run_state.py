@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.controller.protection import Level
 from agent.controller.states import JobState, RankState
 from agent.records.run_record import Record
 from agent.spec.job_spec import Timeouts
 from worker_hooks.contract.layout import EARLIER, STATUS
 
 LOST = "lost"
+UNKNOWN = Level.UNKNOWN.value
 ENDS = frozenset(state.value for state in JobState if state.is_end)
 ALIVE = frozenset(state.value for state in RankState if state.is_alive)
 
@@ -64,6 +66,7 @@ class LastStatus:
     workers: tuple[WorkerState, ...]
     graceful_s: float = 0.0  # in addition to stop_s, for a graceful exit after a signal
     asked_s: float = 0.0  # the same after a request of another kind
+    protection: str = ""  # what a rank's death costs; empty: not known
 
     @property
     def counts(self) -> tuple[str, str, str]:
@@ -189,7 +192,14 @@ def _last_status(fields: Mapping[str, Any]) -> LastStatus:
         workers=tuple(_worker(worker) for worker in fields["workers"]),
         graceful_s=_exit_s(fields, float(fields.get("exit_s", 0.0))),
         asked_s=_exit_s(fields, float(fields.get("asked_exit_s", 0.0))),
+        protection=_protection(fields),
     )
+
+
+def _protection(fields: Mapping[str, Any]) -> str:
+    found = fields.get("protection", {})
+    level, why = str(found.get("level", UNKNOWN)), str(found.get("why", ""))
+    return "" if level == UNKNOWN else f"{level}: {why}"
 
 
 def _exit_s(fields: Mapping[str, Any], grace_s: float) -> float:

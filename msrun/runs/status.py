@@ -57,6 +57,8 @@ def facts(run: RunState, now: float) -> Iterable[tuple[str, str]]:
     yield "msrun", f"pid {record.pid}" if run.alive else f"pid {record.pid} (ended)"
     if status:
         yield "attempt", ", ".join(status.counts).removeprefix("attempt ")
+    if status and status.protection:
+        yield "safety", status.protection
     yield "uptime", f"{uptime(run, now)} (started {moment(record.started)})"
     if status and status.reason:
         yield "reason", status.reason

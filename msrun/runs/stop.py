@@ -14,9 +14,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.records.run_record import Record, find, records
+from agent.records.run_record import Record, records
 from agent.records.stop_note import StopNote, write_note
 from agent.spec.job_spec import Timeouts, UsageError
+from msrun.runs.choice import agreed, chosen
 from msrun.runs.run_state import RunState, has_ended, is_alive, look, open_process
 from msrun.terminal.stdout import put
 from msrun.terminal.table import duration
@@ -24,6 +25,7 @@ from worker_hooks.contract.layout import EVENTS, runs_folder
 
 SLACK_S = 10.0  # for msrun's own end, in addition to the job's timeouts
 FAILED_EXIT = 1
+COMMAND = "msrun stop"
 
 
 def stop(
@@ -60,11 +62,16 @@ def _choose(environ: Mapping[str, str], name: str | None) -> Record:
     """Several living runs are an error: stopping the wrong one loses work."""
     living = [record for record in records(environ) if is_alive(record)]
     if name is not None:
-        living = [record for record in living if name in {record.record_id, record.run_id}]
-    if len(living) > 1:
-        listed = ", ".join(record.record_id for record in living)
-        raise UsageError(f"{len(living)} runs are alive ({listed}): say which one to stop")
-    return living[0] if living else find(environ, name)
+        fitting = [record for record in living if name in {record.record_id, record.run_id}]
+    else:
+        fitting = [record for record in living if record.cwd == os.getcwd()] or living
+    if len(fitting) > 1:
+        listed = ", ".join(f"{record.record_id} in {record.cwd}" for record in fitting)
+        raise UsageError(f"{len(fitting)} runs are alive ({listed}): say which one to stop")
+    if not fitting:
+        return chosen(environ, name, COMMAND)
+    is_ours = name is not None or fitting[0].cwd == os.getcwd()
+    return fitting[0] if is_ours else agreed(fitting[0], COMMAND)
 
 
 def _bound(run: RunState, timeout_s: float | None, note: StopNote) -> float | None:

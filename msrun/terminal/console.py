@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from queue import SimpleQueue
 
 from agent.spec.console import Console
+from agent.text.tone import Tone
 
 STDERR = 2
+_COLOURS = {Tone.GOOD: "\033[32m", Tone.BAD: "\033[31m"}
+_RESET = "\033[0m"
 
 
 class Messages:
@@ -59,10 +63,25 @@ def say(text: str) -> None:
     MESSAGES.put(f"msrun: {text}")
 
 
+def tell(text: str, tone: Tone) -> None:
+    """Print one sentence on stderr, on a terminal green or red if it is good or bad news."""
+    code = _COLOURS.get(tone, "") if has_colours(os.environ) else ""
+    say(f"{code}{text}{_RESET}" if code else text)
+
+
+def has_colours(environ: Mapping[str, str]) -> bool:
+    """Whether stderr shows them, by the conventions of no-color.org and force-color.org."""
+    if environ.get("NO_COLOR"):
+        return False
+    return bool(environ.get("FORCE_COLOR")) or (
+        os.isatty(STDERR) and environ.get("TERM", "dumb") != "dumb"
+    )
+
+
 def progress(text: str) -> None:
     """Print one sentence if somebody waits at a terminal."""
     if os.isatty(STDERR):
         say(text)
 
 
-CONSOLE = Console(say, MESSAGES.put, progress)
+CONSOLE = Console(say, tell, MESSAGES.put, progress)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from agent.controller.states import RankState
 from agent.records.run_record import Record
-from msrun.runs.run_state import ALIVE, LOST, RunState, WorkerState, look
+from msrun.runs.run_state import ALIVE, LOST, LastStatus, RunState, WorkerState, look
 from msrun.runs.status import script, uptime
 from msrun.top.checkpoints import Checkpoints
 from msrun.top.events import Events
@@ -77,7 +77,7 @@ class Gatherer:
             ranks=tuple(
                 self._rank(seen, worker) for worker in sorted(workers, key=lambda one: one.rank)
             ),
-            counts=run.status.counts if run.status else (),
+            counts=_counts(run.status),
             history=seen.history,
             checkpoint=self._checkpoints.newest(),
             now=now,
@@ -105,6 +105,14 @@ class Gatherer:
             gpu_bytes=gpu.nbytes,
             gpu_percent=gpu.percent,
         )
+
+
+def _counts(status: LastStatus | None) -> tuple[str, ...]:
+    """Attempt, restarts, replaced ranks, and whether a rank's death costs anything."""
+    if status is None:
+        return ()
+    level = status.protection.partition(":")[0]
+    return (*status.counts, level) if level else status.counts
 
 
 def _workers_of(pages: Mapping[int, PageFacts]) -> list[WorkerState]:

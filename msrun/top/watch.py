@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from agent.records import run_record
 from agent.spec.job_spec import UsageError
 from agent.text.log_lines import last_lines, log_lines
+from msrun.runs.choice import chosen
 from msrun.runs.log_files import Wanted, checked_attempt, views
 from msrun.runs.run_state import RunState, has_ended, look, open_process
 from msrun.terminal.stdout import ReaderLeftError, put
@@ -33,7 +33,7 @@ def top(environ: Mapping[str, str], name: str | None, interval_s: float, *, once
 
     Args:
         environ: msrun's environment.
-        name: a run; ``None`` for the newest that is alive.
+        name: a run; ``None`` for the newest of this folder, a living one first.
         interval_s: time from one frame to the next.
         once: only one frame, as into a pipe.
 
@@ -41,7 +41,7 @@ def top(environ: Mapping[str, str], name: str | None, interval_s: float, *, once
         UsageError: there is no such run.
         ReaderLeftError: nobody reads the output any more.
     """
-    record = run_record.find(environ, name)
+    record = chosen(environ, name, "msrun top")
     process = open_process(record)
     if process is None:
         put(f"run {record.record_id} is not running: {look(record).state_words}\n")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import click
 from markdown_tables import alternatives, code, note, table, with_code
 
-from msrun.cli import SUBCOMMANDS
 from msrun.commands import commands
+from msrun.options.program import SUBCOMMANDS
 from msrun.options.table import OPTIONS, Kind, Option, Section
 
 _FOREWORD = """\

@@ -19,7 +19,6 @@ import yaml
 from support.documents import PAGES, ROOT, Block, blocks, marked, patched
 
 from msrun.checkpoints.commands import completed
-from msrun.cli import SUBCOMMANDS
 from msrun.commands import commands
 from msrun.drill.fault_options import read_file, read_words
 from msrun.drill.patterns import choose
@@ -27,6 +26,7 @@ from msrun.drill.random_faults import read_kinds
 from msrun.launch.request import parse
 from msrun.launch.resume import command_words
 from msrun.options.argv import scan
+from msrun.options.program import SUBCOMMANDS
 from worker_hooks import TrainState
 
 OURS = {"msrun", "worker_hooks", "agent"}

@@ -206,6 +206,7 @@ def following(launcher: Launcher, *args: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "msrun", "logs", "-f", *args],
         env=launcher.env(),
+        cwd=launcher.tmp,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -257,6 +258,7 @@ def test_a_reader_that_left_is_no_error(msrun, args, closed):
     done = subprocess.run(
         words,
         env=msrun.env(),
+        cwd=msrun.tmp,
         stdout=write,
         stderr=subprocess.PIPE,
         timeout=DEADLINE_S,

@@ -98,8 +98,7 @@ def test_only_who_is_lost_is_started_again_as_often_as_it_takes(msrun: Launcher)
     status = job.status()
     assert {worker["attempt"] for worker in status["workers"]} == {2}
     assert (status["restarts"], status["replaced"], status["max_replacements"]) == (0, 3, 20)
-    shown = subprocess.check_output([sys.executable, "-m", "msrun", "status"], env=msrun.env())
-    assert b"attempt  2, 0 of 0 restarts, 3 replaced\n" in shown
+    assert "attempt  2, 0 of 0 restarts, 3 replaced\n" in msrun.command("status").out
 
 
 def test_a_newcomer_begins_while_the_state_is_saved(msrun: Launcher) -> None:

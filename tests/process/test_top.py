@@ -36,7 +36,7 @@ class Terminal:
         self.shown = ""
         return subprocess.Popen(
             [sys.executable, "-m", "msrun", "top", *args],
-            env=self.launcher.env(TERM="xterm"),
+            env=self.launcher.env(TERM="xterm"), cwd=self.launcher.tmp,
             stdin=self.theirs, stdout=self.theirs, stderr=self.theirs, start_new_session=True,
         )  # fmt: skip
 
@@ -102,7 +102,7 @@ def test_every_way_out_gives_the_terminal_back(msrun: Launcher, terminal: Termin
         assert top.wait(DEADLINE_S) == code and terminal.is_as_before(), way
     frame = subprocess.run(
         [sys.executable, "-m", "msrun", "top", "--once"],
-        env=msrun.env(COLUMNS="80", NO_COLOR="1"), capture_output=True, text=True, timeout=DEADLINE_S, check=True,
+        env=msrun.env(COLUMNS="80", NO_COLOR="1"), cwd=msrun.tmp, capture_output=True, text=True, timeout=DEADLINE_S, check=True,
     ).stdout  # fmt: skip
     assert max(map(len, frame.splitlines())) <= 80 and "\x1b" not in frame
     assert re.search(rf"\n   0 +{job.pids()[0]} running   updated +1/5 ", frame)

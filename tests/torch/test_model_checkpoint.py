@@ -53,7 +53,7 @@ def train(
         environ["MSRUN_DRILL"] = DrillPlan(str(msrun.tmp / "traces"), "", faults).encode()
     ended = msrun.run(*words, **environ)
     assert ended.code == 0, ended.err
-    assert ended.err.count(" replaced: every rank resumes from step ") == bool(fault), ended.err
+    assert ended.err.count(" back after ") == bool(fault), ended.err
     return {rank: (msrun.tmp / f"end.{rank}").read_text() for rank in range(ranks)}
 
 

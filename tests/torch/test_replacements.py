@@ -327,7 +327,7 @@ def test_when_all_die_while_one_is_replaced_all_are_replaced_from_memory(
     history = read(folder)
     last = of(history, "ReplaceRanks")[-1]
     assert (last["newcomers"], last["survivors"]) == ([0, 1, 2, 3], [])
-    assert "all ranks are replaced, from memory" in ended.err
+    assert "replacing all ranks, from memory" in ended.err
     assert history.finals == session.reference.finals
     assert history.dumps == ()
 

@@ -30,9 +30,9 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.callbacks": "graceful_exit monitors on_request_exit protocol",
     "worker_hooks.training": "run train_state",
     "agent.forkserver": "",  # runs in a process of its own
-    "agent.controller": "actions decide drain events job replication restart_policy states",
-    "agent.launch": "prepare rank_plan recover_arg signals warm_imports",
-    "agent.health": "monitor",
+    "agent.controller": "actions decide drain events job messages protection replication restart_policy states",
+    "agent.launch": "prepare rank_plan recover_arg signals unprotected warm_imports",
+    "agent.health": "joining monitor",
     "agent.dump": "executor",
     "agent.failure": "post_mortem resume_advice",
     "agent.supervisor": "run",

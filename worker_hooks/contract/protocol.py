@@ -137,6 +137,7 @@ class Fingerprinted(NamedTuple):
     texts: dict[str, str]  # as worker_hooks.contract.fingerprint
     is_late: bool = False  # only of parts that did not exist at the rank's first commits
     problem: str = ""  # why the state cannot be compared, nor saved
+    holds: str = ""  # what it was compared of, as text: ``3 modules, 1 optimizer``
 
 
 class Raised(NamedTuple):

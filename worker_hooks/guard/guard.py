@@ -151,7 +151,7 @@ class Guard:
         return self._link is not None and self.env.world_size > 1
 
     def report_fingerprint(
-        self, step: int, texts: Mapping[str, str], is_late: bool, problem: str
+        self, step: int, texts: Mapping[str, str], is_late: bool, problem: str, holds: str
     ) -> None:
         """Tell the agent what this rank holds as of its newest commit."""
         self._send(
@@ -161,6 +161,7 @@ class Guard:
                 texts=dict(texts),
                 is_late=is_late,
                 problem=problem[:500],
+                holds=holds,
             )
         )
 

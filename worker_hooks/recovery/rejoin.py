@@ -43,8 +43,6 @@ class Membership:
         guard.not_replaceable_why = why
         if guard.is_on and not why:
             store_connection.connect_in_short_tries(self._raise_if_ejected)
-        if why and guard.is_on and guard.env.rank == 0:
-            log.warning("a dead rank will not be replaced alone, as the script %s", why)
 
     def _raise_if_ejected(self) -> None:
         self._guard.gate.raise_if_ejected()

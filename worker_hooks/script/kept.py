@@ -73,7 +73,8 @@ class ScriptValues:
         self._is_settled = False  # and the step is complete but for its commit
         self._is_stale = False  # the content says what does not hold any more
         self._changed: set[str] = set()  # at that look
-        self._count = 0  # of values that are saved
+        self.count = 0
+        """How many values are saved here."""
         self._recent: list[Variable] = []  # changed since the newest commit
         self._data: list[DataObject] = []
         self._entry: Callable[..., Any] | FrameType | None = None
@@ -349,8 +350,8 @@ class ScriptValues:
                     kept[variable.name] = variable.packed
                     if variable.was:
                         was[variable.name] = variable.was
-        if len(kept) != self._count or not self.held.issuperset(kept):
-            self.held, self._count = _with_owners(kept), len(kept)
+        if len(kept) != self.count or not self.held.issuperset(kept):
+            self.held, self.count = _with_owners(kept), len(kept)
         self.content = values.join(
             kept, was, self.late, printed=self._printed(), is_settled=self._is_settled
         )

@@ -18,7 +18,11 @@ from typing import Any
 from torch import Tensor
 
 from worker_hooks.contract.fingerprint import bundled
+from worker_hooks.state.module import ModulePiece
+from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.registry import Piece
+from worker_hooks.state.scaler import ScalerPiece
+from worker_hooks.state.scheduler import SchedulerPiece
 from worker_hooks.tensors.fast_digest import FastDigest
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import entry_of
@@ -30,8 +34,17 @@ _TEXT = 48  # characters of a value that is sent as it is
 _JUMP = 2.0  # a larger factor between two steps is said
 _LEAVES = 40  # of a nested value that are sent each by itself
 
-Report = Callable[[int, Mapping[str, str], bool, str], None]
-"""Takes the step, the fingerprint, whether it is of new parts only, and why there is none."""
+Report = Callable[[int, Mapping[str, str], bool, str, str], None]
+"""Takes the step, the fingerprint, whether it is of new parts only, why there is none, and of what
+it is, as text."""
+
+_KINDS = (
+    (ModulePiece, "module"),
+    (OptimizerPiece, "optimizer"),
+    (SchedulerPiece, "scheduler"),
+    (ScalerPiece, "scaler"),
+    (object, "other object"),
+)
 
 
 class Replication:
@@ -42,6 +55,7 @@ class Replication:
         pieces: Sequence[Piece],
         report: Report,
         own_values: Callable[[], Mapping[str, str]] = dict,
+        own_count: Callable[[], int] = int,
     ) -> None:
         """Nothing is reported before the first commit.
 
@@ -50,9 +64,11 @@ class Replication:
             report: sends it to the agent.
             own_values: returns texts of values of the script's own that would be unknown if this
                 rank died before its commit, unless they are equal on all ranks.
+            own_count: returns how many values of the script's own are saved.
         """
         self._pieces = pieces
         self._own_values = own_values
+        self._own_count = own_count
         self._report = report
         self._optimizers = [each for piece in pieces for each in piece.optimizers]
         updated = {id(tensor) for tensor in self._updated()}
@@ -96,7 +112,7 @@ class Replication:
     def training_begins(self, step: int) -> None:
         """The script has made its wrappers: report at once if they took the state away."""
         if problem := self._why_not_saved():
-            self._report(step, {}, False, problem)
+            self._report(step, {}, False, problem, "")
 
     def _why_not_saved(self) -> str:
         held = {name: each for piece in self._pieces for name, each in piece.tensors().items()}
@@ -134,10 +150,22 @@ class Replication:
         try:
             texts = fingerprint(self._pieces, self._known if is_late else frozenset())
         except Exception as error:  # noqa: BLE001  the script's own kinds of tensors and objects
-            self._report(step, {}, is_late, str(error) or repr(error))
+            self._report(step, {}, is_late, str(error) or repr(error), "")
             return
         self._known |= texts.keys()
-        self._report(step, {**bundled(texts), **self._own_values()}, is_late, "")
+        texts = {**bundled(texts), **self._own_values()}
+        self._report(step, texts, is_late, "", "" if is_late else self._holds())
+
+    def _holds(self) -> str:
+        """What is compared, for people: ``3 modules, 1 optimizer, 2 values of your own``."""
+        counts: dict[str, int] = {}
+        for piece in self._pieces:
+            kind = next(name for kind, name in _KINDS if isinstance(piece, kind))
+            counts[kind] = counts.get(kind, 0) + 1
+        found = [f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items()]
+        if own := self._own_count():
+            found.append(f"{own} value{'s' * (own != 1)} of your own")
+        return ", ".join(found)
 
 
 def fingerprint(pieces: Sequence[Piece], known: Collection[str] = frozenset()) -> dict[str, str]:

@@ -103,7 +103,10 @@ class DataLoop:
         committed.settled_position = self._settled
         self.reducers = Reducers(committed.modules)
         self._replication = Replication(
-            committed.pieces, guard.report_fingerprint, self._late_values
+            committed.pieces,
+            guard.report_fingerprint,
+            self._late_values,
+            lambda: committed.private.script.count,
         )
         self.epoch = 0  # as the script counts, from 0
         self.batch = 0  # handed out in the current loop

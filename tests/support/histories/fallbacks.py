@@ -63,7 +63,7 @@ HISTORIES = [
     # --- too much at once
     ("nobody is left when the memory is complete: all are replaced from it", THREE, [
         *COMMITTING, (gone(0, -9), "committing"), (gone(2, -9), "committing"),
-        (done(MEMORY), "replacing", starts(1, "", "0,1,2"), "rank 1 was killed by SIGKILL at step 5: all ranks are replaced, from memory"),
+        (done(MEMORY), "replacing", starts(1, "", "0,1,2"), "rank 1 was killed by SIGKILL in step 6; replacing all ranks, from memory"),
         *((up(rank, 1), "replacing") for rank in range(3)), (reg(0, 5, 1), "replacing"), (reg(1, 5, 1), "replacing"),
         (reg(2, 5, 1), "running", "forget; deadline running -; go on 1: 0,1,2", "ranks 0-2 replaced, every rank has joined")]),
     ("nobody is left, and the budget is spent: to disk", asked(max_replacements=2), [
@@ -77,7 +77,7 @@ HISTORIES = [
         (done("/d"), "stopping", f"forget; TERM 0,2; release 1; {STOP}", "rank 1 raised ValueError: bad; step 5 is saved in /d; not replaced: rank 1 cannot be killed")]),
     ("all others die meanwhile: all are replaced", TWO, [
         *raised(2), (done(MEMORY), "replacing", f"release 1; {KILL_S}", "raised"), (gone(0, -9), "replacing"),
-        (gone(1, 1), "replacing", starts(1, "", "0,1"), "all ranks are replaced")]),
+        (gone(1, 1), "replacing", starts(1, "", "0,1"), "replacing all ranks")]),
     ("a script that raises when it is entered again: to disk", THREE, [
         *JOINING, (threw(2, attempt=1), "replacing", "deadline replacing 0.5"), (rejoins(0), "replacing"), (threw(0, attempt=1), "replacing"),
         *fell(late("replacing", 1), "the script cannot be entered again: rank 2 raised ValueError: bad", alive="1")[:1],
@@ -94,7 +94,7 @@ HISTORIES = [
         *REPLACING, (up(1, 1), "replacing"), *fell(late("replacing", 1), "all 2 replacements within 3600 s are spent", alive="0,1,2")]),
     ("all die: all are replaced", THREE, [
         *REPLACING, (up(1, 1), "replacing"), (gone(0, -9, 1), "replacing", f"KILL 1; {KILL_S}", "rank 0"), (gone(2, -9, 1), "replacing"),
-        (gone(1, -9, 1), "replacing", starts(2, "", "0,1,2"), "rank 0 was killed by SIGKILL at step 5: all ranks are replaced")]),
+        (gone(1, -9, 1), "replacing", starts(2, "", "0,1,2"), "rank 0 was killed by SIGKILL in step 6; replacing all ranks")]),
     # --- what ends it
     ("a start that fails", THREE, [
         *REPLACING, (no_start(1, 1), "committing", TO_DISK, "rank 1 could not be started: no memory"), (done("/d"), "stopping", f"forget; TERM 0,2; {STOP}", "not replaced: rank 1 could not be started: no memory")]),
@@ -150,7 +150,7 @@ HISTORIES = [
         *REPLACING, (ev.RankExiting(2, 1), "replacing", f"KILL 2; cancel; {KILL_S}", "the script of rank 2 has ended")]),
     ("lines break, and all are replaced", TWO, [
         *ONE_LEFT, (up(1, 1), "replacing"), (cut(0, 1), "replacing", f"KILL 0,1; {KILL_S}", "rank 0 let go of its state"),
-        (gone(0, -9, 1), "replacing"), (gone(1, -9, 1), "replacing", starts(2, "", "0,1"), "all ranks are replaced")]),
+        (gone(0, -9, 1), "replacing"), (gone(1, -9, 1), "replacing", starts(2, "", "0,1"), "replacing all ranks")]),
     ("it is on disk already: lines break", TWO._replace(replace=TWO.replace._replace(max_replacements=1)), [
         *on_disk(ONE_LEFT),
         (cut(0, 1), "stopping", f"forget; TERM 0; cancel; {STOP}", "all 1 replacements")]),

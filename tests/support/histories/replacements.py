@@ -82,7 +82,7 @@ REPLACING = [
         done(MEMORY),
         "replacing",
         starts(1, "0,2", "1"),
-        "rank 1 was killed by SIGKILL at step 5: replaced, ranks 0,2 live on",
+        "rank 1 was killed by SIGKILL in step 6; replacing it, ranks 0,2 keep running",
     ),
 ]
 JOINING = [
@@ -106,7 +106,12 @@ ONE_LEFT = [  # of two
     (gone(1, -9), "freezing", "freeze 1: 0; deadline freezing 15", "rank 1 was killed by SIGKILL"),
     (froze(0), "dumping", f"save 5 by 0 memory; {PROGRESS}; prepare 1: 1", "step 5 is the newest"),
     (wrote(0), "committing", "commit 5 by 0 memory; deadline committing 20", "rank 0"),
-    (done(MEMORY), "replacing", starts(1, "0", "1"), "at step 5: replaced, rank 0 lives on"),
+    (
+        done(MEMORY),
+        "replacing",
+        starts(1, "0", "1"),
+        "in step 6; replacing it, rank 0 keeps running",
+    ),
 ]
 
 
@@ -154,7 +159,7 @@ HISTORIES = [
         *REPLACED, (gone(0, -9, 1), "freezing", "freeze 2: 1,2; deadline freezing 15", "rank 0 was killed by SIGKILL"),
         (froze(1, 7, dump=2), "freezing"), (froze(2, 7, dump=2), "dumping", f"save 7 by 1 digest 2 memory; {PROGRESS}; prepare 2: 0", "step 7"),
         (wrote(1, dump=2), "dumping", PROGRESS), (holds(2, dump=2), "committing", "commit 7 by 1 memory; deadline committing 20", "written"),
-        (done(MEMORY, 2), "replacing", starts(2, "1,2", "0", 7), "at step 7: replaced, ranks 1-2 live on")]),
+        (done(MEMORY, 2), "replacing", starts(2, "1,2", "0", 7), "in step 8; replacing it, ranks 1-2 keep running")]),
     ("a job that was replaced can succeed", THREE, [
         *REPLACED, (gone(0, 0, 1), "running"), (gone(1, 0, 1), "running"), (gone(2, 0, 1), "succeeded", "sweep; finish succeeded 0", "exited with 0")]),
     ("a survivor may join before it was heard to leave", TWO, [
@@ -165,37 +170,37 @@ HISTORIES = [
     ("deaths until the memory is complete are of one replacement", FOUR, [
         *running(4), (gone(1, -9), "freezing", "freeze 1: 0,2,3; deadline freezing 15", "SIGKILL"), (gone(2, -9), "freezing"), (froze(0), "freezing"),
         (froze(3), "dumping", f"save 5 by 0 digest 3 memory; {PROGRESS}; prepare 1: 1,2", "step 5"), (wrote(0), "dumping", PROGRESS), (holds(3), "committing", "commit 5 by 0 memory; deadline committing 20", "written"),
-        (gone(0, -11), "committing"), (done(MEMORY), "replacing", starts(1, "3", "0,1,2"), "rank 1 was killed by SIGKILL at step 5: ranks 0-2 replaced, rank 3 lives on")]),
+        (gone(0, -11), "committing"), (done(MEMORY), "replacing", starts(1, "3", "0,1,2"), "rank 1 was killed by SIGKILL in step 6; replacing ranks 0-2, rank 3 keeps running")]),
     ("the writer dies in the middle: another one writes", THREE, [
         *ORDERED, (gone(0, -9), "dumping", f"save 5 by 2 memory; {PROGRESS}", "rank 0 was killed by SIGKILL"), (holds(2), "dumping", PROGRESS),
-        (wrote(2, number=1), "committing", "commit 5 by 2 memory; deadline committing 20", "rank 2"), (done(MEMORY), "replacing", starts(1, "2", "0,1"), "ranks 0-1 replaced, rank 2 lives on")]),
+        (wrote(2, number=1), "committing", "commit 5 by 2 memory; deadline committing 20", "rank 2"), (done(MEMORY), "replacing", starts(1, "2", "0,1"), "replacing ranks 0-1, rank 2 keeps running")]),
     ("who did not even answer is killed and replaced", THREE, [
         *DIED, (froze(0), "freezing"), (late("freezing"), "dumping", f"save 5 by 0 memory; {PROGRESS}; prepare 1: 1", "step 5"), (wrote(0), "committing", "commit 5 by 0 memory; deadline committing 20", "rank 0"),
-        (done(MEMORY), "replacing", f"KILL 2; {KILL_S}", "rank 2 did not even answer"), (gone(2, -9), "replacing", starts(1, "0", "1,2"), "ranks 1-2 replaced, rank 0 lives on")]),
+        (done(MEMORY), "replacing", f"KILL 2; {KILL_S}", "rank 2 did not even answer"), (gone(2, -9), "replacing", starts(1, "0", "1,2"), "replacing ranks 1-2, rank 0 keeps running")]),
     # --- exceptions
     ("who raised after a death is its victim and lives on", THREE, [
         *ORDERED, (threw(2), "dumping"), *COMMITTING[len(ORDERED):], (done(MEMORY), "replacing", starts(1, "0,2", "1"), "rank 1 was killed")]),
     ("an exception before the death is heard of is a consequence, too", THREE, [
         *running(3), (threw(2), "freezing", "freeze 1: 0,1,2; deadline freezing 15", "ValueError"), (gone(1, -9), "freezing"), *REPLACING[len(DIED):-1],
-        (done(MEMORY), "replacing", starts(1, "0,2", "1"), "rank 1 was killed by SIGKILL (rank 2 raised ValueError: bad) at step 5: replaced, ranks 0,2 live on")]),
+        (done(MEMORY), "replacing", starts(1, "0,2", "1"), "rank 1 was killed by SIGKILL (rank 2 raised ValueError: bad) in step 6; replacing it, ranks 0,2 keep running")]),
     ("the first that raised is released and replaced, the others live on", THREE, [
         *raised()[:-1], (threw(2), "dumping"), *raised()[-1:], (done(MEMORY), "replacing", f"release 1; {KILL_S}", "rank 1 raised"),
-        (threw(0), "replacing"), (gone(1, 1), "replacing", starts(1, "0,2", "1"), "rank 1 raised ValueError: bad at step 5: replaced, ranks 0,2 live on")]),
-    ("it may leave with any code", THREE, [*RAISED, (gone(1, 0), "replacing", starts(1, "0,2", "1"), "replaced")]),
+        (threw(0), "replacing"), (gone(1, 1), "replacing", starts(1, "0,2", "1"), "rank 1 raised ValueError: bad in step 6; replacing it, ranks 0,2 keep running")]),
+    ("it may leave with any code", THREE, [*RAISED, (gone(1, 0), "replacing", starts(1, "0,2", "1"), "replacing it")]),
     ("if it does not leave it is killed", THREE, [
         *RAISED, (late("replacing"), "replacing", f"KILL 1; {KILL_S}", "rank 1 still alive 10 s after the order to exit"), (gone(1, -9), "replacing", starts(1, "0,2", "1"), "rank 1 raised")]),
     ("another one dies meanwhile: both are replaced, and the death is to blame", THREE, [
-        *RAISED, (gone(2, -9), "replacing"), (gone(1, 1), "replacing", starts(1, "0", "1,2"), "rank 2 was killed by SIGKILL (rank 1 raised ValueError: bad) at step 5: ranks 1-2 replaced")]),
+        *RAISED, (gone(2, -9), "replacing"), (gone(1, 1), "replacing", starts(1, "0", "1,2"), "rank 2 was killed by SIGKILL (rank 1 raised ValueError: bad) in step 6; replacing ranks 1-2")]),
     ("unless a death explains it", THREE, [
-        *JOINING, (threw(2, attempt=1), "replacing", "deadline replacing 0.5"), (gone(1, -9, 1), "replacing", starts(2, "0,2", "1"), "rank 1 was killed by SIGKILL at step 5: replaced, ranks 0,2 live on")]),
+        *JOINING, (threw(2, attempt=1), "replacing", "deadline replacing 0.5"), (gone(1, -9, 1), "replacing", starts(2, "0,2", "1"), "rank 1 was killed by SIGKILL in step 6; replacing it, ranks 0,2 keep running")]),
     # --- hangs
     ("a rank that hangs is killed while the others stand still already", THREE, [
         *running(3), (hangs(1), "freezing", "KILL 1; freeze 1: 0,2; deadline freezing 15", "rank 1 made no progress for 2.1 s (stopped)"), (hangs(1), "freezing"), (gone(1, -9), "freezing"),
-        *REPLACING[len(DIED):-1], (done(MEMORY), "replacing", starts(1, "0,2", "1"), "rank 1 made no progress for 2.1 s (stopped) at step 5: replaced, ranks 0,2 live on")]),
+        *REPLACING[len(DIED):-1], (done(MEMORY), "replacing", starts(1, "0,2", "1"), "rank 1 made no progress for 2.1 s (stopped) in step 6; replacing it, ranks 0,2 keep running")]),
     ("two that hang", FOUR, [
         *running(4), (hangs(1), "freezing", "KILL 1; freeze 1: 0,2,3; deadline freezing 15", "rank 1 made"), (hangs(2), "freezing", "KILL 2", "rank 2 made"), (froze(0), "freezing"),
         (froze(3), "dumping", f"save 5 by 0 digest 3 memory; {PROGRESS}", "step 5"), (wrote(0), "dumping", PROGRESS), (holds(3), "committing", "commit 5 by 0 memory; deadline committing 20", "written"),
-        (gone(1, -9), "committing"), (done(MEMORY), "replacing", KILL_S), (gone(2, -9), "replacing", starts(1, "0,3", "1,2"), "ranks 1-2 replaced")]),
+        (gone(1, -9), "committing"), (done(MEMORY), "replacing", KILL_S), (gone(2, -9), "replacing", starts(1, "0,3", "1,2"), "replacing ranks 1-2")]),
     ("one that is killed for it and does not die", TWO, [
         *running(2), (hangs(1), "freezing", "KILL 1; freeze 1: 0; deadline freezing 15", "rank 1 made"), (froze(0), "dumping", f"save 5 by 0 memory; {PROGRESS}", "step 5"),
         (wrote(0), "committing", "commit 5 by 0 memory; deadline committing 20", "rank 0"), (done(MEMORY), "replacing", KILL_S), (late("replacing"), "committing", TO_DISK, "rank 1 cannot be killed")]),
@@ -213,7 +218,7 @@ HISTORIES = [
         (wrote(0), "committing", "commit 5 by 0; deadline committing 20", "rank 0"), (done("/d"), "stopping", f"TERM 0; {STOP}", "rank 0 made no progress for 2.1 s (stopped); step 5 is saved in /d; not replaced: no other rank holds the state")]),
     ("an exception is the consequence of a hang", THREE, [
         *running(3), (threw(0), "freezing", "freeze 1: 0,1,2; deadline freezing 15", "ValueError"), (hangs(1), "freezing", "KILL 1", "rank 1 made"), (gone(1, -9), "freezing"), *REPLACING[len(DIED):-1],
-        (done(MEMORY), "replacing", starts(1, "0,2", "1"), "rank 1 made no progress for 2.1 s (stopped) (rank 0 raised ValueError: bad) at step 5")]),
+        (done(MEMORY), "replacing", starts(1, "0,2", "1"), "rank 1 made no progress for 2.1 s (stopped) (rank 0 raised ValueError: bad) in step 6")]),
     ("without replacing it is killed, saved and restarted", asked(is_on=False), [
         *running(3), (hangs(1), "freezing", "KILL 1; freeze 1: 0,2; deadline freezing 15", "rank 1 made no progress"), (froze(0), "freezing"), (froze(2), "dumping", f"save 5 by 0 digest 2; {PROGRESS}", "step 5"),
         (gone(1, -9), "dumping", PROGRESS), (wrote(0), "dumping", PROGRESS), (holds(2), "committing", "commit 5 by 0; deadline committing 20", "written"),
@@ -226,31 +231,31 @@ HISTORIES = [
     ("while it saves", THREE, [*ORDERED, (hangs(0), "dumping")]),
     # --- more are lost in a round
     ("the newcomer dies: another one", THREE, [
-        *JOINING, (gone(1, 1, 1), "replacing", starts(2, "0,2", "1"), "rank 1 exited with code 1 at step 5: replaced, ranks 0,2 live on"),
+        *JOINING, (gone(1, 1, 1), "replacing", starts(2, "0,2", "1"), "rank 1 exited with code 1 in step 6; replacing it, ranks 0,2 keep running"),
         (gone(2, -9, 1), "replacing"), (rejoins(0, 2), "replacing"), (rejoins(0, 1), "replacing"), (rejoins(2, 2), "replacing", JOIN)]),
     ("a survivor dies: the newcomer that has not joined begins anew", THREE, [
         *JOINING, (gone(0, -9, 1), "replacing", f"KILL 1; {KILL_S}", "rank 0 was killed by SIGKILL; rank 1 cannot join then"), (reg(1, 5, 1), "replacing"), (rejoins(1), "replacing"),
-        (threw(2, attempt=1), "replacing"), (gone(1, -9, 1), "replacing", starts(2, "2", "0,1"), "rank 0 was killed by SIGKILL at step 5: ranks 0-1 replaced, rank 2 lives on"),
+        (threw(2, attempt=1), "replacing"), (gone(1, -9, 1), "replacing", starts(2, "2", "0,1"), "rank 0 was killed by SIGKILL in step 6; replacing ranks 0-1, rank 2 keeps running"),
         (up(0, 2), "replacing"), (up(1, 2), "replacing"), (rejoins(2, 2), "replacing", JOIN), (reg(2, 5, 2), "replacing"), (reg(0, 5, 2), "replacing"),
         (reg(1, 5, 2), "running", "forget; deadline running -; go on 2: 0,1,2", "ranks 0-1 replaced")]),
     ("and the one whose start is not known yet is called off", THREE, [
-        *REPLACING, (gone(0, -9, 1), "replacing", f"cancel; {KILL_S}", "rank 0 was killed"), (no_start(1, 1), "replacing", starts(2, "2", "0,1"), "ranks 0-1 replaced")]),
+        *REPLACING, (gone(0, -9, 1), "replacing", f"cancel; {KILL_S}", "rank 0 was killed"), (no_start(1, 1), "replacing", starts(2, "2", "0,1"), "replacing ranks 0-1")]),
     ("or killed when it comes to life", THREE, [
         *REPLACING, (gone(0, -9, 1), "replacing", f"cancel; {KILL_S}", "rank 0 was killed"), (up(1, 1), "replacing", "KILL 1", "rank 1 came to life while it was called off"),
-        (gone(1, -9, 1), "replacing", starts(2, "2", "0,1"), "ranks 0-1 replaced")]),
+        (gone(1, -9, 1), "replacing", starts(2, "2", "0,1"), "replacing ranks 0-1")]),
     ("whatever it says first", THREE, [
         *REPLACING, (gone(0, -9, 1), "replacing", f"cancel; {KILL_S}", "rank 0 was killed"), (reg(1, 5, 1), "replacing", "KILL 1", "rank 1 came to life while it was called off"),
-        (up(1, 1), "replacing"), (gone(1, -9, 1), "replacing", starts(2, "2", "0,1"), "ranks 0-1 replaced")]),
+        (up(1, 1), "replacing"), (gone(1, -9, 1), "replacing", starts(2, "2", "0,1"), "replacing ranks 0-1")]),
     ("a newcomer that has joined lives on", THREE, [
-        *JOINING, (reg(1, 5, 1), "replacing"), (gone(0, -9, 1), "replacing", starts(2, "1,2", "0"), "rank 0 was killed by SIGKILL at step 5: replaced, ranks 1-2 live on")]),
-    ("the sender dies in mid-transfer", THREE, [*ALMOST, (gone(0, -9, 1), "replacing", starts(2, "1,2", "0"), "replaced, ranks 1-2 live on")]),
+        *JOINING, (reg(1, 5, 1), "replacing"), (gone(0, -9, 1), "replacing", starts(2, "1,2", "0"), "rank 0 was killed by SIGKILL in step 6; replacing it, ranks 1-2 keep running")]),
+    ("the sender dies in mid-transfer", THREE, [*ALMOST, (gone(0, -9, 1), "replacing", starts(2, "1,2", "0"), "replacing it, ranks 1-2 keep running")]),
     ("one that cannot be unblocked is killed and replaced", THREE, [
         *REPLACING, (up(1, 1), "replacing"), (rejoins(0), "replacing"), (late("replacing", 1), "replacing", f"KILL 1,2; {KILL_S}", "rank 2 did not leave the training function within 30 s"),
-        (gone(2, -9, 1), "replacing"), (gone(1, -9, 1), "replacing", SECOND, "rank 2 did not leave the training function within 30 s at step 5: ranks 1-2 replaced, rank 0 lives on")]),
+        (gone(2, -9, 1), "replacing"), (gone(1, -9, 1), "replacing", SECOND, "rank 2 did not leave the training function within 30 s in step 6; replacing ranks 1-2, rank 0 keeps running")]),
     ("one that lets go of its state, too", THREE, [
-        *JOINING, (reg(1, 5, 1), "replacing"), (cut(2, 1), "replacing", f"KILL 2; {KILL_S}", "rank 2 let go of its state"), (cut(2, 1), "replacing"), (gone(2, -9, 1), "replacing", starts(2, "0,1", "2"), "ranks 0-1 live on")]),
+        *JOINING, (reg(1, 5, 1), "replacing"), (cut(2, 1), "replacing", f"KILL 2; {KILL_S}", "rank 2 let go of its state"), (cut(2, 1), "replacing"), (gone(2, -9, 1), "replacing", starts(2, "0,1", "2"), "ranks 0-1 keep running")]),
     ("a line may break before the start is announced", THREE, [
-        *REPLACING, (cut(1, 1), "replacing", f"KILL 1; {KILL_S}", "rank 1 let go"), (gone(1, -9, 1), "replacing", starts(2, "0,2", "1"), "replaced")]),
+        *REPLACING, (cut(1, 1), "replacing", f"KILL 1; {KILL_S}", "rank 1 let go"), (gone(1, -9, 1), "replacing", starts(2, "0,2", "1"), "replacing it")]),
 ]  # fmt: skip
 
 

@@ -30,7 +30,10 @@ def test_what_has_no_attempt_stays():
     ("event", "said"),
     [
         (protocol.Rejoining(1, 3), {"rank": 1, "attempt": 3}),
-        (ev.RankUnreachable(1, 3), {"rank": 1, "attempt": 3}),
+        (
+            ev.RankUnreachable(1, 3),
+            {"rank": 1, "attempt": 3, "why": "let go of its state"},
+        ),
     ],
 )
 def test_the_journal_has_an_event_by_its_fields(event, said):

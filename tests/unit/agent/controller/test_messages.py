@@ -12,7 +12,7 @@ from support.histories.replacements import JOINING, MEMORY, RAISED, REPLACING, T
 from agent.controller import actions as do
 from agent.controller.decide import decide
 from agent.controller.job import Job
-from agent.controller.messages import sentence
+from agent.controller.messages import ELAPSED, sentence
 from agent.controller.states import JobState
 
 TWO = rules(max_restarts=3)
@@ -52,11 +52,11 @@ def test_what_is_said(steps, event, words):
 @pytest.mark.parametrize(
     ("steps", "event", "words"),
     [
-        (replacements.COMMITTING, done(MEMORY), "rank 1 was killed by SIGKILL at step 5: replaced, ranks 0,2 live on"),
-        (RAISED, gone(1, 1), "rank 1 raised ValueError: bad at step 5: replaced, ranks 0,2 live on"),
+        (replacements.COMMITTING, done(MEMORY), "rank 1 was killed by SIGKILL in step 6; replacing it, ranks 0,2 keep running"),
+        (RAISED, gone(1, 1), "rank 1 raised ValueError: bad in step 6; replacing it, ranks 0,2 keep running"),
         (REPLACING, up(1, 1), ""),
-        (replacements.ALMOST, reg(2, 5, 1), "rank 1 replaced: every rank resumes from step 5"),
-        (JOINING, gone(1, 1, 1), "rank 1 exited with code 1 at step 5: replaced, ranks 0,2 live on"),
+        (replacements.ALMOST, reg(2, 5, 1), f"rank 1 is back{ELAPSED}; training resumes at step 6, no step is lost"),
+        (JOINING, gone(1, 1, 1), "rank 1 exited with code 1 in step 6; replacing it, ranks 0,2 keep running"),
         (JOINING, reg(1, 4, 1), "not replaced, rank 1 came back at step 4 instead of 5: the state is saved before a restart"),
         (JOINING, ask(SIGTERM), "the state is saved before the stop; one more signal ends the job without it"),
         (JOINING, now(), ""),

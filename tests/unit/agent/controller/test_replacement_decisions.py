@@ -252,7 +252,7 @@ def test_an_exit_with_0_is_not_blamed_where_a_death_explains_the_lost_peer():
     for each in (threw(0, LOST_PEER), gone(2, -9), AMID):
         job = decide(job, each).job
     assert job.ranks[1] is RankState.SUCCEEDED
-    assert job.now.failure.startswith("rank 2 was killed by SIGKILL (rank 0 raised")
+    assert job.now.failure == "rank 2 was killed by SIGKILL"  # what rank 0 raised only follows
 
 
 def test_all_may_exit_with_0_amid_a_step():

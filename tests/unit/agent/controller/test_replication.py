@@ -43,6 +43,7 @@ def test_values_of_the_scripts_own_that_differ_are_said_and_the_state_stays_prot
         decision = told(job, rank, 1, "a", "b" if rank else "c")
         job = decision.job
     assert decision.say == (
+        "protected: a rank that dies is replaced, no step is lost; "
         "t.py:4 `mean` differs by rank: if a rank dies between its backward and its commit, it "
         "lacks that step, and what training returns may be another"
     )
@@ -57,10 +58,18 @@ def test_values_of_the_scripts_own_that_differ_are_said_and_the_state_stays_prot
     assert (comparison.unprotected, comparison.compared) == ("", 2)
 
 
-def test_equal_ranks_need_no_word():
+def test_equal_ranks_are_said_to_be_protected_once():
     job = play(THREE, EQUAL[:-1])
-    decision = decide(job, EQUAL[-1][0])
-    assert (decision.say, decision.actions) == ("", ())
+    decision = decide(job, EQUAL[-1][0]._replace(holds="1 module, 1 optimizer"))
+    assert decision.actions == ()
+    assert decision.say == (
+        "protected: a rank that dies is replaced, no step is lost (checked: 1 module, 1 optimizer)"
+    )
+    job = decision.job
+    for rank in range(3):
+        again = decide(job, says(rank, 2))
+        job = again.job
+        assert again.say == ""
     assert decision.job.since_restart.comparison.compared == 1
     assert not decision.job.since_restart.comparison.reports
 

@@ -92,7 +92,6 @@ def test_a_record_is_read_as_it_was_written(environ):
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        (None, "b1"),  # the newest that is alive
         ("a1", "a1"),
         ("a", "a1"),  # a unique beginning
         ("mine", "b1"),  # a run id
@@ -104,11 +103,6 @@ def test_a_run_is_found_by_id_run_id_or_unique_beginning(environ, name, found):
         environ, record("a1", alive=True), record("b1", alive=True, run_id="mine"), record("b2")
     )
     assert run_record.find(environ, name).record_id == found
-
-
-def test_without_a_living_run_the_newest_is_found(environ):
-    written(environ, record("a1"), record("b1"))
-    assert run_record.find(environ, None).record_id == "b1"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +117,7 @@ def test_a_name_that_fits_none_or_several_is_refused(environ, name, sentence):
 
 def test_no_record_at_all_is_one_sentence(environ):
     with pytest.raises(UsageError, match="no run is recorded"):
-        run_record.find(environ, None)
+        run_record.find(environ, "a")
 
 
 def test_a_reused_pid_is_not_the_run_s_msrun():
@@ -171,7 +165,7 @@ def test_a_state_home_shows_its_own_runs_only(environ):
     written(elsewhere, record("foreign", alive=True))
     assert list(run_record.records(environ)) == []
     written(environ, record("mine"))
-    assert run_record.find(environ, None).record_id == "mine"
+    assert run_record.find(environ, "mine").record_id == "mine"
     with pytest.raises(UsageError, match="no run is called foreign"):
         run_record.find(environ, "foreign")
 

@@ -75,7 +75,7 @@ def test_the_last_result_of_each_rank_counts():
     console = """\
 [rank 0]: epoch 1 loss 0.5
 [rank 1]: FINAL weights=first best=0.1
-msrun: rank 1 replaced: every rank resumes from step 2
+msrun: rank 1 is back after 0.3 s; training resumes at step 3, no step is lost
 [rank 1]: FINAL weights=41b5 best=0.5 seen=3
 [rank 0]: FINAL weights=41b5
 [rank 0]: not FINAL weights=no
@@ -98,7 +98,7 @@ def test_what_is_said_before_the_death_excuses_and_what_follows_does_not():
 msrun: half protected: `best` begins anew after a replacement
 [rank 0]: the script itself says that this is not protected
 msrun: protected: a rank that dies is replaced, no step is lost
-msrun: rank 1 was killed by SIGKILL at step 2: replaced, rank 0 lives on
+msrun: rank 1 was killed by SIGKILL in step 3; replacing it, rank 0 keeps running
 msrun: not replaced: step 2 is not saved
 """
     told = history((9.0, "queue cannot be saved"), (9.5, "epoch 2"), (11.0, "nothing is saved"))

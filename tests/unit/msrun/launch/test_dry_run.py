@@ -70,7 +70,8 @@ def test_each_rank_is_shown_with_its_own_environment_and_command():
 @pytest.mark.parametrize("port", [None, 0])
 def test_without_a_port_a_free_one_is_promised_and_none_is_bound(port):
     shown = text(SPEC._replace(master_port=port))
-    assert exported(shown)["MASTER_PORT"] == exported(shown)["MS_SCHED_PORT"] == "a free port"
+    assert not exported(shown).keys() & {"MASTER_PORT", "MS_SCHED_PORT"}
+    assert "# MASTER_PORT: a free port" in shown
     assert "# master    127.0.0.1, a free port" in shown
 
 

@@ -203,6 +203,7 @@ def test_a_wrong_variable_is_named(environ, said):
         ([], "no script was given (usage: msrun"),
         (["--standalone"], "no script was given"),
         (["nope.py"], "there is no script 'nope.py'"),
+        (["statsu"], "there is no script 'statsu' (did you mean msrun status?)"),
         ([""], "there is no script ''"),
         (["x" * 5000], "there is no script 'xxx"),
         (["empty"], "'empty' is a directory without __main__.py"),

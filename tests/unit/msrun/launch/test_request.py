@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from agent.spec.job_spec import BindSpec, DumpSpec, ProgramKind, StartMethod, Std, UsageError
+from msrun import __version__
 from msrun.launch.request import parse, record_id
 from msrun.options.rank_maps import words
 from msrun.options.settings import Setting
@@ -314,7 +316,7 @@ def test_devices_size_the_job(monkeypatch):
     ("line", "said"),
     [
         ("--signals-to-handle SIGTERM,SIGNOPE", "SIGNOPE cannot be handled"),
-        ("--signals-to-handle SIGKILL", "SIGKILL cannot be handled"),
+        ("--signals-to-handle SIGKILL,SIGINT", "SIGKILL cannot be handled"),
         ("--node-rank 2", "--node-rank=2 is ignored"),
         ("--standalone --master-port 7", "--standalone overrides --master-port=7"),
         ("-r 0:3,5:3", "-r=0:3,5:3: local rank 5 is ignored"),
@@ -335,7 +337,13 @@ def test_streams_of_all_ranks_and_of_ranks_that_are_there_are_no_warning(line):
     assert parse([*line.split(), "t.py"], {}).warnings == ()
 
 
-@pytest.mark.parametrize(("flag", "said"), [("--help", "usage: msrun"), ("--version", "msrun 0.")])
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--help", "usage: msrun"),
+        ("--version", f"msrun {__version__}, torch {version('torch')}, P"),
+    ],
+)
 def test_help_and_version_are_printed_and_leave_with_0(capsys, flag, said):
     with pytest.raises(SystemExit) as left:
         parse([flag], {})

@@ -72,7 +72,10 @@ def test_the_first_commits_are_reported_and_then_only_what_is_new():
     training = Training()
     for _ in range(5):
         training.step()
-    assert [(step, is_late) for step, _, is_late, _ in training.reports] == [(1, False), (2, False)]
+    assert [(step, is_late) for step, _, is_late, _, _ in training.reports] == [
+        (1, False),
+        (2, False),
+    ]
     grown = nn.Linear(4, 4)
     training.net.append(grown)
     training.optimizer.add_param_group({"params": grown.parameters()})
@@ -94,9 +97,10 @@ def test_another_attempt_is_compared_in_full():
         training.step()
     training.replication.begin_again()
     training.step()
-    step, texts, is_late, problem = training.reports[-1]
+    step, texts, is_late, problem, holds = training.reports[-1]
     assert (step, is_late, problem) == (4, False, "")
     assert texts.keys() == training.reports[0][1].keys()
+    assert holds == "1 module, 1 optimizer"
 
 
 def test_a_model_that_lost_its_parameters_is_reported_before_the_first_step():
@@ -105,7 +109,7 @@ def test_a_model_that_lost_its_parameters_is_reported_before_the_first_step():
     assert training.reports == []
     training.net[0].weight = nn.Parameter(torch.zeros(4, 4))
     training.replication.training_begins(0)
-    ((step, texts, _, problem),) = training.reports
+    ((step, texts, _, problem, _),) = training.reports
     assert (step, texts) == (0, {})
     assert (
         problem

@@ -1,0 +1,88 @@
+"""What a rank's death would cost the running job: known once all ranks have shown what they hold.
+
+Pure. Nothing is promised before that: it depends on the script, and only the running job shows it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from agent.controller.job import NEVER, Job
+from agent.controller.replication import why_no_holder
+from agent.text.wording import described
+
+CURES = (
+    ("wraps its model in DDP outside", "move DDP(...) into train(state)"),
+    ("does not train inside run", "put the loop into train(state), and call run(train, state)"),
+    ("makes process groups outside", "make them in train(state)"),
+    ("runs collectives before run()", "move them into train(state)"),
+)
+"""What to change in the script, by a part of the reason why no rank is replaced."""
+
+
+class Level(Enum):
+    """How much of the training a rank's death costs."""
+
+    UNKNOWN = "unknown"  # not all ranks have committed their first step
+    PROTECTED = "protected"  # nothing
+    PARTLY = "partly protected"  # a restart
+    NOT_PROTECTED = "not protected"  # the steps since the newest checkpoint
+
+
+class Protection(NamedTuple):
+    """The level, and what it means for this job."""
+
+    level: Level
+    why: str = ""
+
+    def __str__(self) -> str:
+        """The sentence that people read."""
+        return f"{self.level.value}: {self.why}" if self.why else self.level.value
+
+
+def protection(job: Job) -> Protection:
+    """What a rank's death would cost this job now."""
+    known = job.since_restart.comparison
+    if known.unprotected:
+        return Protection(
+            Level.NOT_PROTECTED,
+            f"{known.unprotected}; if a rank dies, training resumes from the newest "
+            "ModelCheckpoint, else from its beginning",
+        )
+    if len(job.ranks) == 1 and job.has_hooks:
+        return Protection(
+            Level.NOT_PROTECTED,
+            "there is one rank only, and no other holds its state: if it is killed, training "
+            "resumes from the newest ModelCheckpoint; a stop by a signal saves the step",
+        )
+    if known.compared == NEVER or why_no_holder(job):
+        return Protection(Level.UNKNOWN)
+    checked = f" (checked: {known.holds})" if known.holds else ""
+    if not (why := _why_not_replaced(job)):
+        return Protection(
+            Level.PROTECTED, f"a rank that dies is replaced, no step is lost{checked}"
+        )
+    if not job.policy.dump.after_failure:
+        return Protection(
+            Level.NOT_PROTECTED, f"{why}, and nothing is saved after a failure (--on_failure)"
+        )
+    follows = "save and restart"
+    if not job.policy.max_restarts:
+        follows = "save, and the end of the job (--max-restarts=1 restarts it)"
+    cures = [cure for part, cure in CURES if part in why]
+    cure = f". {cures[0][0].upper()}{cures[0][1:]}" if cures else ""
+    return Protection(Level.PARTLY, f"{why}; a death means {follows}{checked}{cure}")
+
+
+def _why_not_replaced(job: Job) -> str:
+    """Why no lost rank is replaced alone, as far as that is no matter of the moment."""
+    replace, reasons = job.policy.replace, job.since_restart.not_replaceable
+    if replace.why_off or not replace.is_on:
+        return replace.why_off or "replacing is off"
+    if job.diverged:
+        return job.diverged
+    found = {why for why in reasons.values() if why}
+    if len(found) == 1 and all(reasons.values()):
+        return f"the script {found.pop()}"
+    return described((rank, why) for rank, why in sorted(reasons.items()) if why)

@@ -1,0 +1,69 @@
+"""What a rank's death would cost: said when it is known, from the reasons that the ranks gave."""
+
+import pytest
+from support.histories.dumps import reg, running
+from support.histories.replacements import THREE, play
+from support.histories.same import EQUAL, OWN, says
+
+from agent.controller.decide import decide
+from agent.controller.protection import CURES, Level, protection
+from agent.text.tone import Tone
+from worker_hooks.contract import protocol
+from worker_hooks.distributed import process_group
+
+
+def registered(why, policy=THREE):
+    """Three ranks that hold the same, none of which can join a new group for this reason."""
+    job = play(policy, EQUAL[:-1])
+    for rank in range(3):
+        job = decide(job, protocol.Registered(rank, 0, 0, why, True)).job
+    return decide(job, EQUAL[-1][0])
+
+
+def test_nothing_is_promised_before_all_have_shown_what_they_hold():
+    job = play(THREE, [])
+    assert protection(job).level is Level.UNKNOWN
+    assert protection(play(THREE, running(3))).level is Level.UNKNOWN
+    assert protection(play(THREE, EQUAL[:-1])).level is Level.UNKNOWN
+    assert protection(play(THREE, EQUAL)).level is Level.PROTECTED
+
+
+def test_parts_of_the_ranks_own_are_not_protected():
+    found = protection(play(THREE, OWN))
+    assert found.level is Level.NOT_PROTECTED
+    assert "no other rank holds what rank 2 has" in str(found)
+
+
+def test_state_that_came_later_is_not_promised_before_it_was_compared():
+    job = decide(play(THREE, EQUAL), says(0, 4, {"optimizer.m": "1"}, late=True)).job
+    assert protection(job).level is Level.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "why", [process_group.WRAPPED, process_group.OUTSIDE, process_group.GROUPS, process_group.EARLY]
+)
+def test_a_script_that_cannot_be_entered_again_is_partly_protected_and_told_the_cure(why):
+    decision = registered(why)
+    assert protection(decision.job).level is Level.PARTLY
+    assert decision.say.startswith(f"partly protected: the script {why}; a death means save")
+    ((_, cure),) = [each for each in CURES if each[0] in why]
+    assert decision.say.endswith(f". {cure[0].upper()}{cure[1:]}")
+
+
+def test_a_rank_alone_has_nobody_who_holds_its_state():
+    policy = THREE._replace(ranks=(0,))
+    job = play(policy, running(1)[:2])
+    decision = decide(job, reg(0, 0))
+    assert decision.say.startswith("not protected: there is one rank only")
+
+
+def test_it_is_said_once_though_later_state_is_compared_again():
+    job, heard = play(THREE, EQUAL[:-1]), []
+    events = [EQUAL[-1][0]]
+    events += [says(rank, 4, {"optimizer.m": "1"}, late=True) for rank in range(3)]
+    for event in events:
+        decision = decide(job, event)
+        job = decision.job
+        heard.append((decision.say.partition(":")[0], decision.tone))
+    assert heard == [("protected", Tone.GOOD), *[("", Tone.PLAIN)] * 3]
+    assert protection(job).level is Level.PROTECTED
