@@ -35,11 +35,8 @@ def chosen(environ: Mapping[str, str], name: str | None, command: str) -> Record
     if not known:
         raise UsageError("no run is recorded for this user on this host")
     here = [record for record in known if record.cwd == os.getcwd()]
-    for group in (here, known):
-        if group:
-            found = next((record for record in group if is_alive(record)), group[0])
-            return found if group is here else agreed(found, command)
-    raise AssertionError
+    newest = next(filter(is_alive, here or known), (here or known)[0])
+    return newest if here else agreed(newest, command)
 
 
 def agreed(record: Record, command: str) -> Record:
