@@ -43,7 +43,8 @@ def page(chain: Sequence[Recording], now: float) -> str:
         now: seconds since the epoch.
     """
     newest = chain[-1]
-    title = f"msrun report: {os.path.basename(script(newest.record))}"
+    shown = newest.record._replace(argv=without_secrets(newest.record.argv))
+    title = f"msrun report: {os.path.basename(script(shown))}"
     body = [tag("h1", title), *_run(newest, now)]
     for earlier in reversed(chain[:-1]):
         body += [tag("h2", f"The run before it: {earlier.record.record_id}"), *_run(earlier, now)]
@@ -69,6 +70,8 @@ def _run(found: Recording, now: float) -> Iterator[Markup]:
     began, ended = timeline.first_start or timeline.began, timeline.ended
     if run.alive:
         ended = max(ended, now)
+    elif run.status:  # of a run that was lost, the last that is known of it
+        ended = max(ended, run.status.ended or run.status.updated)
     if began is None:
         yield tag("p", f"No events are recorded in {run.folder}: they were removed, or never kept.")
         return
