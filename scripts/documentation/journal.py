@@ -50,6 +50,28 @@ NOTES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "A worker's process exists and could not become what was ordered; its exit follows.",
         {"rank": int, "why": str},
     ),
+    "IncidentOver": (
+        "Training resumed after a failure, or the job ended: what it was, and what it cost.",
+        {
+            "at": float,
+            "attempt": int,
+            "ranks": _INTEGERS,
+            "kind": str,
+            "cause": str,
+            "step": int | None,
+            "answer": str,
+            "lost_s": float | None,
+            "lost_steps": int | None,
+        },
+    ),
+    "StepsTimed": (
+        "The newest step, and the median time of the ranks' last steps; of many ranks, of three.",
+        {
+            "step": int,
+            "ranks": _INTEGERS,
+            "median_s": {"type": "array", "items": {"type": "number"}},
+        },
+    ),
     "LeftoversKilled": (
         "Processes that workers had left behind were killed at the end of an attempt.",
         {"pids": _INTEGERS},

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract storage rng distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
-    "agent": "forkserver text spec machine controller records workers hooks launch health dump failure supervisor",
-    "msrun": "options terminal runs checkpoints launch top drill",
+    "agent": "forkserver text spec machine controller accounting records workers hooks launch health dump failure supervisor",
+    "msrun": "options terminal runs report checkpoints launch top drill",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
@@ -30,7 +30,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.callbacks": "graceful_exit monitors on_request_exit protocol",
     "worker_hooks.training": "run train_state",
     "agent.forkserver": "",  # runs in a process of its own
-    "agent.controller": "actions decide drain events job messages protection replication restart_policy states",
+    "agent.controller": "actions attempts decide drain events job messages protection replication restart_policy states",
     "agent.launch": "prepare rank_plan recover_arg signals unprotected warm_imports",
     "agent.health": "monitor stopped",
     "agent.dump": "executor",
@@ -38,11 +38,12 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.supervisor": "run",
     "msrun.checkpoints": "commands",
     "msrun.launch": "detach dry_run request resume_point",
+    "msrun.report": "report",
     "msrun.top": "watch",
     "msrun.drill": "command",
 }
 PURE = {  # packages and modules without effects
-    *("agent.controller", "agent.text", "agent.spec"),
+    *("agent.controller", "agent.accounting", "agent.text", "agent.spec"),
     *("agent.failure.root_cause", "agent.failure.report", "agent.launch.rank_plan"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
     *(
@@ -52,6 +53,8 @@ PURE = {  # packages and modules without effects
     ),
     *("msrun.top.columns", "msrun.top.facts", "msrun.top.history", "msrun.top.view"),
     "msrun.top.keys",
+    *("msrun.report.lanes", "msrun.report.markup", "msrun.report.pace", "msrun.report.timeline"),
+    *("msrun.report.pictures", "msrun.report.style", "msrun.report.whole_restarts"),
 }
 
 EFFECTS = {"os", "time", "random", "socket", "asyncio", "subprocess", "threading"}
