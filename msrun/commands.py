@@ -38,7 +38,7 @@ Protect a training: register what it trains, and let TrainState count epochs and
 Then a rank that dies is replaced while the others keep running, and no step is lost; msrun says so
 as training begins ("protected: ..."). This proves it by kills:
 
-    msrun drill --random 5 -- --worker_num=2 train.py
+    msrun drill --random 5 -- --worker-num=2 train.py
 """
 
 RUN = click.argument("run", required=False)
@@ -184,11 +184,11 @@ def logs(
 @commands.command("help")
 @click.argument("topic", required=False, type=click.Choice(["protect"]))
 def show_help(topic: str | None) -> None:
-    """Explain a TOPIC: how to protect a training; without it, print msrun's options."""
+    """Explain a TOPIC: how to protect a training; without it, print what `msrun --help` does."""
     if topic is None:
-        from msrun.options.help import help_text
+        from msrun.options.help import short_help
 
-        put(help_text())
+        put(short_help())
     else:
         put(PROTECT)
 

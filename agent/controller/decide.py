@@ -379,7 +379,7 @@ def _wait_ended(job: Job, event: ev.DeadlinePassed) -> Decision:
     match event.state:
         case JobState.STARTING:
             late = listed(job.having(RankState.PENDING))
-            reason = f"{late} did not start within {timeouts.start_s:g} s (--cluster_time_out)"
+            reason = f"{late} did not start within {timeouts.start_s:g} s (--cluster-time-out)"
             moved = moved._replace(now=moved.now._replace(failure=reason))
             return stop(moved, signals.SIGTERM, reason)
         case JobState.STOPPING:

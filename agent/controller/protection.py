@@ -65,7 +65,7 @@ def protection(job: Job) -> Protection:
         )
     if not job.policy.dump.after_failure:
         return Protection(
-            Level.NOT_PROTECTED, f"{why}, and nothing is saved after a failure (--on_failure)"
+            Level.NOT_PROTECTED, f"{why}, and nothing is saved after a failure (--on-failure)"
         )
     follows = "save and restart"
     if not job.policy.max_restarts:

@@ -97,7 +97,7 @@ HINTS: tuple[tuple[Fit, str], ...] = (
         lambda case: bool(case.evidence.end.hung),
         (
             "each rank's stack at that time is in its log, below the words 'is inspected'; "
-            "--hang_timeout sets how long it may last"
+            "--hang-timeout sets how long it may last"
         ),
     ),
     (lambda case: _is_ended_by_us(case) and case.evidence.message is None, SENT),
@@ -112,7 +112,7 @@ HINTS: tuple[tuple[Fit, str], ...] = (
         _refuses_argument,
         (
             "msrun appended {told} to the script's arguments because the rank resumes "
-            "(--recover_arg= leaves it out)"
+            "(--recover-arg= leaves it out)"
         ),
     ),
     (

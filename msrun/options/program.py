@@ -10,11 +10,19 @@ from agent.spec.job_spec import Program, ProgramKind, UsageError
 from msrun.options.settings import Settings
 from worker_hooks.contract import env
 
-SUBCOMMANDS = ("status", "top", "stop", "logs", "drill", "checkpoints", "help")
-"""First words that name no script."""
+SUBCOMMANDS: Mapping[str, str] = {
+    "status": "a run's state and its ranks",
+    "top": "the same live",
+    "logs": "what the workers print; -f follows, --rank R: one of them",
+    "stop": "all ranks finish one step, save it and exit; --now kills them",
+    "checkpoints": "list, show, verify, prune and merge checkpoints",
+    "drill": "kill ranks of a job on purpose and prove that nothing is lost",
+    "help": "msrun help protect: how a script is protected",
+}
+"""First words that name no script, and what each is for in ``msrun --help``."""
 
 _PROGRAMS = frozenset({"python", "python3", "pytest"})
-"""MindSpore's msrun runs these directly: ``msrun --worker_num=8 python train.py``."""
+"""MindSpore's msrun runs these directly: ``msrun --worker-num=8 python train.py``."""
 
 
 def build_program(

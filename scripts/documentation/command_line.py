@@ -14,7 +14,7 @@ from msrun.options.table import OPTIONS, Kind, Option, Section
 _FOREWORD = """\
 # Command line
 
-Every option of `msrun`, with its default, and every subcommand. `msrun --help` and
+Every option of `msrun`, with its default, and every subcommand. `msrun --help-all` and
 `msrun COMMAND --help` print the same in a terminal.
 
     msrun [options] script.py [script arguments]

@@ -245,7 +245,7 @@ def test_an_argument_that_msrun_appended_and_the_script_refuses_is_named(said):
     evidence = replace(evidence, end=replace(evidence.end, told="--is_recover=1"))
     assert hint(evidence, "/opt/python") == (
         "msrun appended --is_recover=1 to the script's arguments because the rank resumes "
-        "(--recover_arg= leaves it out)"
+        "(--recover-arg= leaves it out)"
     )
     other = replace(evidence, log_tail=("ValueError: bad",))
     assert hint(other, "/opt/python") is None

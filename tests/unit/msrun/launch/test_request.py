@@ -323,7 +323,7 @@ def test_devices_size_the_job(monkeypatch):
         ("-t 1:3", "-t=1:3: local rank 1 is ignored"),
         ("--local-ranks-filter 9", "local rank 9 is ignored"),
         ("--local-ranks-filter 0,9", "local rank 9 is ignored"),
-        ("--sim_rank_id 0", "is ignored without --dry_run"),
+        ("--sim_rank_id 0", "is ignored without --dry-run"),
     ],
 )
 def test_what_torchrun_lets_pass_is_a_warning(line, said):
@@ -341,6 +341,7 @@ def test_streams_of_all_ranks_and_of_ranks_that_are_there_are_no_warning(line):
     ("flag", "said"),
     [
         ("--help", "usage: msrun"),
+        ("--help-all", "usage: msrun"),
         ("--version", f"msrun {__version__}, torch {version('torch')}, P"),
     ],
 )
