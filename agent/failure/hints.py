@@ -140,8 +140,8 @@ HINTS: tuple[tuple[Fit, str], ...] = (
     (
         _anothers(SIGKILL),
         (
-            "not by the kernel's out-of-memory killer as far as its counters tell; someone or "
-            "something else sent it: kill -9, a batch system's memory or time limit"
+            "probably not out of memory (the kernel's counters show no such kill): something else "
+            "sent SIGKILL, such as kill -9, or a time or memory limit of Slurm or Kubernetes"
         ),
     ),
     (
@@ -183,8 +183,8 @@ HINTS: tuple[tuple[Fit, str], ...] = (
     (
         _says(r"(?:ModuleNotFoundError: |python\S*: )No module named '?(?P<module>[\w.]+)"),
         (
-            "module {module} is not there for the workers' interpreter, {interpreter}: install "
-            "it there, or add its folder to PYTHONPATH"
+            "module {module} is not installed for {interpreter}: install it there, or add its "
+            "folder to PYTHONPATH"
         ),
     ),
     (

@@ -34,6 +34,16 @@ class Cause:
     stopped: tuple[int, ...] = ()  # ranks that msrun stopped
 
     @property
+    def repeats(self) -> tuple[Evidence, ...]:
+        """Those of the others that raised what the root raised."""
+        root = self.root
+        return tuple(
+            each
+            for each in self.others
+            if root.message is not None and each.message == root.message
+        )
+
+    @property
     def failures(self) -> tuple[Evidence, ...]:
         """All ranks that failed by themselves, in order of detection, the root among them."""
         found = (self.root, *self.consequences, *self.others)
@@ -107,9 +117,9 @@ def _reason_own(root: Evidence, own: list[Evidence], lost: list[Evidence]) -> st
         later_s = failed_at(second) - failed_at(root)
         if later_s > WINDOW_S:
             return f"it failed {later_s:.0f} s before rank {second.end.rank}"
-        return "it was the first that was seen to fail"
+        return "it was the first seen to fail"
     if lost:
-        return "the other failed ranks only lost a peer"
+        return "the other failures are consequences: those ranks lost their connection to a peer"
     return "it is the only rank that failed by itself"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.text.sanitize import sanitized
-from agent.text.wording import sized
+from agent.text.wording import duration, sized
 from msrun.checkpoints.catalog import (
     FOREIGN,
     LEFTOVER,
@@ -19,7 +19,7 @@ from msrun.checkpoints.catalog import (
 )
 from msrun.terminal.progress import bar
 from msrun.terminal.stdout import put
-from msrun.terminal.table import UNKNOWN, duration, show_json, table
+from msrun.terminal.table import UNKNOWN, show_json, table
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.safetensors_file import Header
 

@@ -15,9 +15,10 @@ from typing import Any
 from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
 from agent.text.sanitize import sanitized
+from agent.text.wording import duration
 from msrun.runs.run_state import ALIVE, LOST, RunState, WorkerState
 from msrun.terminal.stdout import put
-from msrun.terminal.table import UNKNOWN, brief, duration, moment, table
+from msrun.terminal.table import UNKNOWN, brief, moment, table
 
 RUN_COLUMNS = ("run", "state", "pid", "workers", "started", "script", "logs")
 RANK_COLUMNS = ("rank", "pid", "state", "attempt", "uptime", "exit")

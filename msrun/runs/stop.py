@@ -17,10 +17,10 @@ from pathlib import Path
 from agent.records.run_record import Record, records
 from agent.records.stop_note import StopNote, write_note
 from agent.spec.job_spec import Timeouts, UsageError
+from agent.text.wording import duration
 from msrun.runs.choice import agreed, chosen
 from msrun.runs.run_state import RunState, has_ended, is_alive, look, open_process
 from msrun.terminal.stdout import put
-from msrun.terminal.table import duration
 from worker_hooks.contract.layout import EVENTS, runs_folder
 
 SLACK_S = 10.0  # for msrun's own end, in addition to the job's timeouts

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from agent.text.sanitize import sanitized
-from msrun.terminal.table import STYLES, duration
+from agent.text.wording import duration
+from msrun.terminal.table import STYLES
 from msrun.top.columns import BLOCKS, CHART, GAP, Fitted, chart, fit, span, tallest
 from msrun.top.facts import JobFacts, RankFacts
 from msrun.top.history import Failure

@@ -175,7 +175,7 @@ def test_a_note_counts_for_one_signal(msrun: Launcher) -> None:
     (record,) = (msrun.tmp / "state" / "msrun" / "runs").iterdir()
     assert [path.name for path in record.iterdir()] == ["record.json"]
     job.signal(signal.SIGTERM)
-    assert "msrun received SIGTERM, too" in job.wait().err
+    assert "msrun received SIGTERM again" in job.wait().err
 
 
 @pytest.mark.parametrize("words", [("--now", "--graceful"), ("--now", "--grace=3"), ("--grace=0",)])

@@ -8,10 +8,11 @@ import pytest
 from agent.records import run_record
 from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
+from agent.text.wording import duration
 from msrun.runs import run_state
 from msrun.runs.log_files import Wanted, checked_attempt, views
 from msrun.runs.status import show_run
-from msrun.terminal.table import brief, duration
+from msrun.terminal.table import brief
 
 
 @pytest.fixture
