@@ -102,7 +102,9 @@ def _flaws(item: CheckpointItem, found: Sequence[str] | None) -> Sequence[str]:
 def _row(
     folder: Path, item: CheckpointItem, found: Sequence[str] | None, now: float
 ) -> tuple[str, ...]:
-    known = (fact(item, name) for name in FACTS)
+    known = [fact(item, name) for name in FACTS]
+    if isinstance(item.content, Manifest):
+        known[1] = item.content.epoch + 1  # people count from one, as the names do
     step, epoch, batch, ranks = (UNKNOWN if one is None else str(one) for one in known)
     return (
         *(step, epoch, batch, item.kind, sized(item.nbytes), ranks),

@@ -149,7 +149,7 @@ def _facts(view: FolderView, others: int, now: float) -> Iterator[tuple[str, str
 
 
 def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    yield "step", f"{manifest.step} (epoch {manifest.epoch}, batch {manifest.batch})"
+    yield "step", f"{manifest.step} (epoch {manifest.epoch + 1}, batch {manifest.batch})"
     yield "ranks", str(manifest.world_size)
     yield "run", f"{manifest.record_id or UNKNOWN} (attempt {manifest.attempt})"
     if manifest.reason:

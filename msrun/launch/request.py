@@ -26,6 +26,7 @@ from worker_hooks.contract import env
 
 _UNFORWARDABLE = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD"})
 
+DETACHED = "the run was detached, and so is this one"
 SHOWN_VARIABLES = 10  # names in one sentence
 
 
@@ -78,6 +79,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         more = " and others" if len(resumed.lacking) > SHOWN_VARIABLES else ""
         said = f"the run was started with {names}{more}, which are not set now: values of a "
         warnings += (said + "script's own variables are not recorded",)
+    if not request.join and "join" not in line.given:
+        warnings += (f"{DETACHED}: --join=True keeps it in the foreground",)
     return request._replace(
         job=job, origin=resumed.origin, environ=resumed.environ, warnings=warnings
     )

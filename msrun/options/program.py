@@ -72,7 +72,8 @@ def _check_script(name: str) -> None:
     if not os.path.exists(name):
         import difflib  # slow to import, rarely needed
 
-        near = difflib.get_close_matches(name, SUBCOMMANDS, n=1)
+        words = [*SUBCOMMANDS, "--version"]
+        near = difflib.get_close_matches(name, words, n=1)
         meant = f" (did you mean msrun {near[0]}?)" if near else ""
         raise UsageError(
             f"there is no script {name!r}{meant}: give its path, or -m and a module's name"

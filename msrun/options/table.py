@@ -253,8 +253,8 @@ OPTIONS: tuple[Option, ...] = (
            "Stem of the names of the workers' log files; {ip} and {hostname} are filled in.",
            default="worker", metavar="NAME", origin=_MS),
     Option("duplicate-stdout-filters", _S.LOGS,
-           "Texts; a line of stdout that contains one is also written to filtered_stdout.log; ,, "
-           "is a comma.",
+           "Texts; a line of a stdout shown by -t that contains one is also written to "
+           "filtered_stdout.log; ,, is a comma.",
            metavar="TEXT,..."),
     Option("duplicate-stderr-filters", _S.LOGS, "The same for stderr and filtered_stderr.log.",
            metavar="TEXT,..."),

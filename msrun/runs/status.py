@@ -105,8 +105,8 @@ def rank_row(run: RunState, worker: WorkerState, now: float) -> tuple[str, ...]:
 
 
 def progress(worker: WorkerState) -> tuple[str, ...]:
-    """A rank's step and epoch."""
-    known = (worker.step, worker.epoch)
+    """A rank's step and epoch, both counted from one."""
+    known = (worker.step, None if worker.epoch is None else worker.epoch + 1)
     return tuple(UNKNOWN if number is None else str(number) for number in known)
 
 

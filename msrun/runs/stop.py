@@ -100,10 +100,10 @@ def _stop(run: RunState, process: int, bound_s: float | None, note: StopNote, fo
     if now or not is_repeated:
         _write_note(record, folder, note)
         _terminate(record, process)
-    asked = "is asked to exit gracefully" if note.is_graceful else "is asked to stop"
-    verb = "is being killed" if now else "was asked to stop before" if is_repeated else asked
-    patience = "" if bound_s is None else f", waiting up to {duration(bound_s)}"
-    put(f"run {record.record_id} (msrun pid {record.pid}) {verb}{patience}\n")
+    doing = "killing" if now else "still stopping" if is_repeated else "stopping"
+    how = ", gracefully" if note.is_graceful and not is_repeated else ""
+    patience = "" if bound_s is None else f" (up to {duration(bound_s)})"
+    put(f"{doing} run {record.record_id}{how}{patience}\n")
     if _await_end(process, bound_s, began):
         took = time.monotonic() - began
         put(f"run {record.record_id} ended after {took:.1f} s: {_end(look(record))}\n")
