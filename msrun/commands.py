@@ -1,10 +1,11 @@
-"""The subcommands: ``status``, ``top``, ``stop``, ``logs``, ``drill`` and ``checkpoints``."""
+"""The subcommands: ``status``, ``top``, ``stop``, ``logs``, ``doctor`` and the others."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -179,6 +180,29 @@ def logs(
         look(chosen(os.environ, run, "msrun logs")),
         Wanted(rank=rank, attempt=attempt, scheduler=scheduler),
     )
+
+
+@commands.command()
+@click.argument("folder", default=".", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(folder: Path, *, as_json: bool) -> int:
+    """Look whether this machine is fit for a job: what was found, and what to do.
+
+    Python, torch, devices, memory, limits, ports, clock, and FOLDER (default: this one) as a place
+    for checkpoints, in which up to 256 MB are written and removed again. Nothing that hangs takes
+    longer than its deadline.
+
+    Exit code 1: something will make a job fail.
+    """
+    from msrun.doctor import command
+    from msrun.terminal import table
+
+    found = command.examine(folder, os.environ)
+    if not as_json:
+        return command.show(found, os.environ)
+    content = command.as_json(found)
+    table.show_json(content)
+    return command.exit_code(content["worst"] == "fail")
 
 
 @commands.command("help")

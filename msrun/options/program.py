@@ -17,6 +17,7 @@ SUBCOMMANDS: Mapping[str, str] = {
     "stop": "all ranks finish one step, save it and exit; --now kills them",
     "checkpoints": "list, show, verify, prune and merge checkpoints",
     "drill": "kill ranks of a job on purpose and prove that nothing is lost",
+    "doctor": "is this machine, and a folder for checkpoints, fit for a job?",
     "help": "msrun help protect: how a script is protected",
 }
 """First words that name no script, and what each is for in ``msrun --help``."""

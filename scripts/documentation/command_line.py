@@ -21,6 +21,7 @@ Every option of `msrun`, with its default, and every subcommand. `msrun --help-a
     msrun status|top|stop|logs [RUN]
     msrun drill [faults] -- [options] script.py [script arguments]
     msrun checkpoints list|show|verify|prune|merge FOLDER
+    msrun doctor [FOLDER]
 
 ## How options are read
 
