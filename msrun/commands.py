@@ -226,10 +226,8 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         UsageError: one sentence on what is wrong.
     """
-    if argv[0] == checkpoints.name:
-        argv = completed(argv)
     try:
-        code = commands.main(args=list(argv), prog_name="msrun", standalone_mode=False)
+        code = commands.main(args=list(completed(argv)), prog_name="msrun", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         put(f"{error.format_message()}\n")
         return USAGE_EXIT

@@ -152,8 +152,8 @@ def merge(folder: Path, *, output: Path | None, only: str | None, is_forced: boo
 
 
 def completed(argv: Sequence[str]) -> Sequence[str]:
-    """``checkpoints FOLDER`` as ``checkpoints list FOLDER``."""
-    word = argv[1] if len(argv) > 1 else ""
+    """``checkpoints FOLDER`` as ``checkpoints list FOLDER``; other commands as they are."""
+    word = argv[1] if len(argv) > 1 and argv[0] == checkpoints.name else ""
     is_folder = word not in checkpoints.commands and (os.path.exists(word) or os.sep in word)
     return (argv[0], "list", *argv[1:]) if is_folder else argv
 
