@@ -205,6 +205,30 @@ def doctor(folder: Path, *, as_json: bool) -> int:
     return command.exit_code(content["worst"] == "fail")
 
 
+@commands.command(context_settings={"ignore_unknown_options": True})
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish", "words"]))
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def completion(shell: str, words: tuple[str, ...]) -> None:
+    """Print what a SHELL reads to complete options, commands, runs and scripts.
+
+    In a start-up file: `eval "$(msrun completion bash)"` (zsh: after compinit), or for fish
+    `msrun completion fish | source`. With `words -- WORDS` it prints what may stand in the place of
+    the last one of WORDS, for other shells.
+    """
+    from msrun.completion.scripts import SCRIPTS
+    from msrun.completion.words import Sources, candidates
+
+    if shell in SCRIPTS:
+        put(SCRIPTS[shell])
+        return
+
+    def runs(is_living: bool) -> list[str]:
+        known = run_record.records(os.environ)
+        return [one.record_id for one in known if one.is_alive() or not is_living]
+
+    put("".join(f"{word}\n" for word in candidates(words, Sources(commands, runs))))
+
+
 @commands.command("help")
 @click.argument("topic", required=False, type=click.Choice(["protect"]))
 def show_help(topic: str | None) -> None:
