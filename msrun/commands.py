@@ -205,6 +205,37 @@ def doctor(folder: Path, *, as_json: bool) -> int:
     return command.exit_code(content["worst"] == "fail")
 
 
+@commands.command()
+@RUN
+@click.option("--no-logs", is_flag=True, help="Leave out what ranks printed, and what quotes it.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The archive to write (default: msrun-bugreport-RUN-TIME.tar.gz in this folder).",
+)
+def bugreport(run: str | None, *, no_logs: bool, output: Path | None) -> int:
+    """Put what others need to understand a fault into one archive.
+
+    It holds the run's record and events, the end of each log, versions, and what `msrun doctor`
+    says of the run's checkpoint folder. Values that look like secrets are masked; what the script
+    printed is included as it is.
+
+    RUN is a run's id or its beginning; without it the newest run of this folder, a living one
+    first.
+    """
+    from msrun.bugreport.command import ReportOrder, report
+    from msrun.doctor import command
+    from msrun.runs.choice import chosen
+    from msrun.runs.run_state import look
+
+    found = look(chosen(os.environ, run, "msrun bugreport"))
+    folder = Path(next(iter(found.record.checkpoints), found.record.cwd))
+    machine = command.as_json(command.examine(folder, os.environ))
+    return report(found, ReportOrder(output, has_logs=not no_logs), machine)
+
+
 @commands.command(context_settings={"ignore_unknown_options": True})
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish", "words"]))
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)

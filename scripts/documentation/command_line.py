@@ -22,6 +22,7 @@ Every option of `msrun`, with its default, and every subcommand. `msrun --help-a
     msrun drill [faults] -- [options] script.py [script arguments]
     msrun checkpoints list|show|verify|prune|merge FOLDER
     msrun doctor [FOLDER]
+    msrun bugreport [RUN]
     msrun completion bash|zsh|fish
 
 ## How options are read

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract storage rng distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
     "agent": "forkserver text spec machine controller records workers hooks launch health dump failure supervisor",
-    "msrun": "options terminal runs checkpoints launch top doctor completion drill",
+    "msrun": "options terminal runs checkpoints launch top doctor bugreport completion drill",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
@@ -39,6 +39,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "msrun.checkpoints": "commands",
     "msrun.launch": "detach dry_run request resume_point",
     "msrun.top": "watch",
+    "msrun.bugreport": "command",
     "msrun.completion": "scripts words",
     "msrun.doctor": "command",
     "msrun.drill": "command",
