@@ -42,10 +42,10 @@ from agent.controller.replaceable import blame_left_amid, note_own_failure
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.controller.stop_requests import exit_requested, is_leaving, stop_requested
-from agent.text.peer_lost import says_peer_lost, with_consequence
 from agent.text.tone import Tone
 from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
+from worker_hooks.contract.peer_lost import says_peer_lost, with_consequence
 
 _UNDOABLE = frozenset({JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING})
 

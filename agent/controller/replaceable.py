@@ -9,9 +9,9 @@ from agent.controller.job import NEVER, Job, Repeated
 from agent.controller.protection import of_script
 from agent.controller.replication import why_no_holder
 from agent.controller.states import RankState
-from agent.text.peer_lost import says_peer_lost
 from agent.text.wording import describe_exit, described, listed, times
 from worker_hooks.contract import protocol
+from worker_hooks.contract.peer_lost import says_peer_lost
 
 
 def ranks_to_replace(job: Job) -> tuple[int, ...]:

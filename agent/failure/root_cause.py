@@ -14,7 +14,7 @@ from signal import SIGKILL
 
 from agent.failure.evidence import Evidence
 from agent.failure.log_excerpt import find_traceback
-from agent.text.peer_lost import says_peer_lost
+from worker_hooks.contract.peer_lost import says_peer_lost
 
 STOPPED_WORDS = re.compile(r"(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|SignalException)\b")
 WINDOW_S = 1.0

@@ -1,7 +1,8 @@
 """Tracebacks that several ranks print at once: the console shows one, and which ranks repeat it.
 
 A traceback waits a moment for its last line and for those of the other ranks. The log files hold
-every one of them. The line that MindSpore's callback prints in each rank is treated alike.
+every one of them. The line that MindSpore's callback prints in each rank is treated alike; what
+survivors say when a peer died is in the files only, as msrun says it.
 """
 
 from __future__ import annotations
@@ -11,16 +12,15 @@ from collections.abc import Callable
 
 from agent.records.log_view import LogView
 from agent.text.wording import ranged
+from worker_hooks.contract.rank_lines import LOST_A_PEER, TRIGGERED
 
 HOLD_S = 0.3
 MAX_HELD_BYTES = 1 << 16  # of one rank; a longer text is shown at once
 MAX_KNOWN = 64  # different texts
 MAX_LINE_CHARS = 200
 
-_SIGNS = (
-    b"Traceback (most recent call last):\n",
-    b"Graceful exit is triggered, stop training.\n",
-)
+_SIGNS = (b"Traceback (most recent call last):\n", f"{TRIGGERED}\n".encode())
+_HIDDEN = f"{LOST_A_PEER}\n".encode()
 _TORCHS = rb"(?:\[rank\d+\]: ?)?"  # what torch's excepthook writes in front of each line
 
 
@@ -36,6 +36,8 @@ class Repeats:
 
     def take(self, view: LogView, data: bytes, now: float) -> None:
         """Show lines of a file, each with its prefix; from a traceback's head on, in a moment."""
+        if _HIDDEN in data:
+            data = re.sub(rb"(?m)^" + re.escape((view.prefix or b"") + _HIDDEN), b"", data)
         since, held = self._held.get(view, (now, b""))
         if not held:
             at = _head(view, data)

@@ -51,6 +51,8 @@ PURE = {  # packages and modules without effects
     *(
         "worker_hooks.contract.env",
         "worker_hooks.contract.fingerprint",
+        "worker_hooks.contract.peer_lost",
+        "worker_hooks.contract.rank_lines",
         "worker_hooks.contract.protocol",
     ),
     *("msrun.top.columns", "msrun.top.facts", "msrun.top.history", "msrun.top.view"),

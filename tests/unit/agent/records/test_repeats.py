@@ -82,6 +82,14 @@ def test_what_mindspores_callback_prints_is_folded_too(console):
     assert console.after(LATER) == [*of(0, line), f"[ranks 1-3]: the same as rank 0: {line}"]
 
 
+def test_what_survivors_say_is_left_to_msrun(console):
+    line = "lost its connection to a peer, and repeats its step"
+    console.says(0, "step 5", line, "step 6")
+    console.says(1, *BOOM, line)
+    console.says(2, f"it {line}")
+    assert console.after(LATER) == [*of(0, "step 5", "step 6"), *of(2, f"it {line}"), *of(1, *BOOM)]
+
+
 @pytest.mark.parametrize("last", ["ValueError: other", "ValueError: boom\n[rank 1]: and more"])
 def test_a_traceback_that_differs_is_shown(console, last):
     console.says(0, *BOOM)
