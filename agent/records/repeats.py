@@ -2,7 +2,7 @@
 
 A traceback waits a moment for its last line and for those of the other ranks. The log files hold
 every one of them. The line that MindSpore's callback prints in each rank is treated alike; what
-survivors say when a peer died is in the files only, as msrun says it.
+survivors say when a peer died is in the files only, as msrun says it; so are C++ stacks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ MAX_KNOWN = 64  # different texts
 MAX_LINE_CHARS = 200
 
 _SIGNS = (b"Traceback (most recent call last):\n", f"{TRIGGERED}\n".encode())
-_HIDDEN = f"{LOST_A_PEER}\n".encode()
+_MARKS = (LOST_A_PEER.encode(), b"(most recent call first):\n", b"frame #", b"<omitting python")
+_HIDDEN = re.compile(
+    rb"(?:%b|Exception raised from .* \(most recent call first\):"
+    rb"|frame #\d+: .* \+ 0x[0-9a-f]+ \(0x.*\)|<omitting python frames>)\n" % LOST_A_PEER.encode()
+)
 _TORCHS = rb"(?:\[rank\d+\]: ?)?"  # what torch's excepthook writes in front of each line
 
 
@@ -36,8 +40,7 @@ class Repeats:
 
     def take(self, view: LogView, data: bytes, now: float) -> None:
         """Show lines of a file, each with its prefix; from a traceback's head on, in a moment."""
-        if _HIDDEN in data:
-            data = re.sub(rb"(?m)^" + re.escape((view.prefix or b"") + _HIDDEN), b"", data)
+        data = _without_hidden(view, data)
         since, held = self._held.get(view, (now, b""))
         if not held:
             at = _head(view, data)
@@ -87,6 +90,15 @@ class Repeats:
             said = f"[{who}]: the same as rank {first}: {last[:MAX_LINE_CHARS]}\n"
             self._write(views[0].fd, said.encode(errors="backslashreplace"))
         self._same = {}
+
+
+def _without_hidden(view: LogView, data: bytes) -> bytes:
+    """Without frames of C++ stacks, and without what survivors say."""
+    if not any(mark in data for mark in _MARKS):
+        return data
+    begin = len(view.prefix or b"")
+    lines = re.findall(rb"[^\n]*\n", data)  # every line is complete
+    return b"".join(line for line in lines if not _HIDDEN.fullmatch(line, begin))
 
 
 def _head(view: LogView, data: bytes) -> int:

@@ -90,6 +90,19 @@ def test_what_survivors_say_is_left_to_msrun(console):
     assert console.after(LATER) == [*of(0, "step 5", "step 6"), *of(2, f"it {line}"), *of(1, *BOOM)]
 
 
+def test_stacks_of_c_plus_plus_are_left_to_the_files(console):
+    first = "[W1123 04:16:38 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=14)"
+    told = (first, "frame #1 of the film", "50%\r100%", "")
+    stack = (
+        "Exception raised from recvBytes at /c10d/Utils.hpp:787 (most recent call first):",
+        "frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f36b2d84b8d in /lib/libc10.so)",
+        "<omitting python frames>",
+        "frame #37: _start + 0x21 (0x558dcac87081 in /bin/python)",
+    )
+    console.says(2, told[0], *stack, *told[1:])
+    assert console.shown.decode() == "".join(f"[rank 2]: {line}\n" for line in told)
+
+
 @pytest.mark.parametrize("last", ["ValueError: other", "ValueError: boom\n[rank 1]: and more"])
 def test_a_traceback_that_differs_is_shown(console, last):
     console.says(0, *BOOM)
