@@ -1,1 +1,1 @@
-"""``msrun bugreport``: what others need to understand a fault, in one archive without secrets."""
+"""``msrun bugreport``: what others need to understand a fault, in one archive."""
