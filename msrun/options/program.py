@@ -18,7 +18,7 @@ SUBCOMMANDS: Mapping[str, str] = {
     "checkpoints": "list, show, verify, prune and merge checkpoints",
     "drill": "kill ranks of a job on purpose and prove that nothing is lost",
     "doctor": "is this machine, and a folder for checkpoints, fit for a job?",
-    "bugreport": "an archive for those who help you; what looks secret is masked",
+    "bugreport": "an archive for those who help you, with secrets masked",
     "completion": 'for a shell: eval "$(msrun completion bash)"; also zsh, fish',
     "help": "msrun help protect: how a script is protected",
 }
