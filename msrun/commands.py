@@ -1,4 +1,4 @@
-"""The subcommands: ``status``, ``top``, ``stop``, ``logs``, ``report``, ``drill``, ..."""
+"""The subcommands: ``status``, ``top``, ``stop``, ``logs``, ``report`` and the others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Protect a training: register what it trains, and let TrainState count epochs and
 Then a rank that dies is replaced while the others keep running, and no step is lost; msrun says so
 as training begins ("protected: ..."). This proves it by kills:
 
-    msrun drill --random 5 -- --worker_num=2 train.py
+    msrun drill --random 5 -- --worker-num=2 train.py
 """
 
 RUN = click.argument("run", required=False)
@@ -213,14 +213,92 @@ def report(run: str | None, output: Path | None) -> None:
     put(f"{path}\n")
 
 
+@commands.command()
+@click.argument("folder", default=".", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(folder: Path, *, as_json: bool) -> int:
+    """Look whether this machine is fit for a job: what was found, and what to do.
+
+    Python, torch, devices, memory, limits, ports, clock, and FOLDER (default: this one) as a place
+    for checkpoints, in which up to 256 MB are written and removed again. Nothing that hangs takes
+    longer than its deadline.
+
+    Exit code 1: something will make a job fail.
+    """
+    from msrun.doctor import command
+    from msrun.terminal import table
+
+    found = command.examine(folder, os.environ)
+    if not as_json:
+        return command.show(found, os.environ)
+    content = command.as_json(found)
+    table.show_json(content)
+    return command.exit_code(content["worst"] == "fail")
+
+
+@commands.command()
+@RUN
+@click.option("--no-logs", is_flag=True, help="Leave out what ranks printed, and what quotes it.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The archive to write (default: msrun-bugreport-RUN-TIME.tar.gz in this folder).",
+)
+def bugreport(run: str | None, *, no_logs: bool, output: Path | None) -> int:
+    """Put what others need to understand a fault into one archive.
+
+    It holds the run's record and events, the end of each log, versions, and what `msrun doctor`
+    says of the run's checkpoint folder. Values that look like secrets are masked; what the script
+    printed is included as it is.
+
+    RUN is a run's id or its beginning; without it the newest run of this folder, a living one
+    first.
+    """
+    from msrun.bugreport.command import ReportOrder, report
+    from msrun.doctor import command
+    from msrun.runs.choice import chosen
+    from msrun.runs.run_state import look
+
+    found = look(chosen(os.environ, run, "msrun bugreport"))
+    folder = Path(next(iter(found.record.checkpoints), found.record.cwd))
+    machine = command.as_json(command.examine(folder, os.environ))
+    return report(found, ReportOrder(output, has_logs=not no_logs), machine)
+
+
+@commands.command(context_settings={"ignore_unknown_options": True})
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish", "words"]))
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def completion(shell: str, words: tuple[str, ...]) -> None:
+    """Print what a SHELL reads to complete options, commands, runs and scripts.
+
+    In a start-up file: `eval "$(msrun completion bash)"` (zsh: after compinit), or for fish
+    `msrun completion fish | source`. With `words -- WORDS` it prints what may stand in the place of
+    the last one of WORDS, for other shells.
+    """
+    from msrun.completion.scripts import SCRIPTS
+    from msrun.completion.words import Sources, candidates
+
+    if shell in SCRIPTS:
+        put(SCRIPTS[shell])
+        return
+
+    def runs(is_living: bool) -> list[str]:
+        known = run_record.records(os.environ)
+        return [one.record_id for one in known if one.is_alive() or not is_living]
+
+    put("".join(f"{word}\n" for word in candidates(words, Sources(commands, runs))))
+
+
 @commands.command("help")
 @click.argument("topic", required=False, type=click.Choice(["protect"]))
 def show_help(topic: str | None) -> None:
-    """Explain a TOPIC: how to protect a training; without it, print msrun's options."""
+    """Explain a TOPIC: how to protect a training; without it, print what `msrun --help` does."""
     if topic is None:
-        from msrun.options.help import help_text
+        from msrun.options.help import short_help
 
-        put(help_text())
+        put(short_help())
     else:
         put(PROTECT)
 
@@ -234,10 +312,8 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         UsageError: one sentence on what is wrong.
     """
-    if argv[0] == checkpoints.name:
-        argv = completed(argv)
     try:
-        code = commands.main(args=list(argv), prog_name="msrun", standalone_mode=False)
+        code = commands.main(args=list(completed(argv)), prog_name="msrun", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         put(f"{error.format_message()}\n")
         return USAGE_EXIT

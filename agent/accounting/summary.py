@@ -6,7 +6,7 @@ import math
 
 from agent.accounting.account import Account
 from agent.controller.job import Job
-from agent.text.wording import lasting
+from agent.text.wording import duration
 
 
 def percent(share: float) -> str:
@@ -24,7 +24,7 @@ def summary(account: Account, job: Job) -> str:
     share = account.goodput
     if not account.incidents or (share is None and not done):
         return ""
-    wall = lasting(account.wall_s)
+    wall = duration(account.wall_s)
     if share is None:
         return f"{done} in {wall}; what was lost is not known without a TrainState in every rank"
     lost = _lost(account.lost_s, account.lost_steps)

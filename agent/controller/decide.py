@@ -42,10 +42,10 @@ from agent.controller.replaceable import blame_left_amid, note_own_failure
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.controller.stop_requests import exit_requested, is_leaving, stop_requested
-from agent.text.peer_lost import says_peer_lost, with_consequence
 from agent.text.tone import Tone
 from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
+from worker_hooks.contract.peer_lost import says_peer_lost, with_consequence
 
 _UNDOABLE = frozenset({JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING})
 
@@ -379,7 +379,7 @@ def _wait_ended(job: Job, event: ev.DeadlinePassed) -> Decision:
     match event.state:
         case JobState.STARTING:
             late = listed(job.having(RankState.PENDING))
-            reason = f"{late} did not start within {timeouts.start_s:g} s (--cluster_time_out)"
+            reason = f"{late} did not start within {timeouts.start_s:g} s (--cluster-time-out)"
             moved = moved._replace(now=moved.now._replace(failure=reason))
             return stop(moved, signals.SIGTERM, reason)
         case JobState.STOPPING:

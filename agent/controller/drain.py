@@ -16,9 +16,9 @@ from agent.controller.job import Job
 from agent.controller.replaceable import blame_left_amid
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState
-from agent.text.peer_lost import says_peer_lost, with_consequence
 from agent.text.wording import describe_exit
 from worker_hooks.contract import protocol
+from worker_hooks.contract.peer_lost import says_peer_lost, with_consequence
 
 DRAINING = frozenset({JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING})
 

@@ -11,7 +11,7 @@ from agent.controller.protection import Level, protection
 from agent.controller.states import JobState
 from agent.spec import exit_budget
 from agent.text.tone import Tone
-from agent.text.wording import ranged
+from agent.text.wording import MINUTE_S, duration, ranged
 from worker_hooks.contract.fingerprint import LATE, RESULT
 
 ELAPSED = "\0"
@@ -69,7 +69,7 @@ def _of_start(actions: Sequence[do.Action]) -> str:
 def _of_stop(before: Job, after: Job) -> str:
     exit_, stop = after.now.exit, after.stop
     if before.state is JobState.HOLDING and exit_ is not None and exit_.interrupted:
-        follows = "what is whole is saved at once"
+        follows = "what is complete is saved at once"
         if after.state not in DRAINING:
             follows = "the job ends at once"
         return f"no graceful exit, {exit_.interrupted}: {follows}{_more_signals(after)}"
@@ -77,9 +77,10 @@ def _of_stop(before: Job, after: Job) -> str:
         return ""
     if after.state is JobState.HOLDING and exit_ is not None:
         within_s = exit_budget.hold_s(exit_.grace_s, after.policy.dump.answer_s)
+        bound = duration(within_s) if within_s >= MINUTE_S else f"{within_s:.3g} s"
         return (
-            f"graceful exit: {stop.why}; all ranks come to the end of one step within "
-            f"{within_s:.3g} s, save it and exit; one more signal saves at once"
+            f"graceful exit: {stop.why}; all ranks finish one step, which is then saved (at most "
+            f"{bound}); one more signal saves at once"
         )
     if after.state in DRAINING:
         return f"the state is saved before the stop{_more_signals(after)}"

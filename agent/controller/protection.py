@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from agent.controller.job import NEVER, Job
 from agent.controller.replication import why_no_holder
-from agent.text.wording import described
+from agent.text.wording import listed
 
 CURES = (
     ("wraps its model in DDP outside", "move DDP(...) into train(state)"),
@@ -65,24 +65,38 @@ def protection(job: Job) -> Protection:
         )
     if not job.policy.dump.after_failure:
         return Protection(
-            Level.NOT_PROTECTED, f"{why}, and nothing is saved after a failure (--on_failure)"
+            Level.NOT_PROTECTED, f"{why}, and nothing is saved after a failure (--on-failure)"
         )
     follows = "save and restart"
     if not job.policy.max_restarts:
         follows = "save, and the end of the job (--max-restarts=1 restarts it)"
-    cures = [cure for part, cure in CURES if part in why]
-    cure = f". {cures[0][0].upper()}{cures[0][1:]}" if cures else ""
+    cure = cure_of(why)
+    cure = f". {cure[0].upper()}{cure[1:]}" if cure else ""
     return Protection(Level.PARTLY, f"{why}; a death means {follows}{checked}{cure}")
+
+
+def cure_of(why: str) -> str:
+    """What to change in the script so that its ranks can be replaced; empty: it is not known."""
+    return next((cure for part, cure in CURES if part in why), "")
 
 
 def _why_not_replaced(job: Job) -> str:
     """Why no lost rank is replaced alone, as far as that is no matter of the moment."""
-    replace, reasons = job.policy.replace, job.since_restart.not_replaceable
+    replace = job.policy.replace
     if replace.why_off or not replace.is_on:
         return replace.why_off or "replacing is off"
     if job.diverged:
         return job.diverged
-    found = {why for why in reasons.values() if why}
-    if len(found) == 1 and all(reasons.values()):
-        return f"the script {found.pop()}"
-    return described((rank, why) for rank, why in sorted(reasons.items()) if why)
+    return of_script(job)
+
+
+def of_script(job: Job) -> str:
+    """What the script does that keeps its ranks from being replaced; empty: nothing."""
+    reasons = job.since_restart.not_replaceable
+    alike: dict[str, list[int]] = {}
+    for rank, why in sorted(reasons.items()):
+        if why:
+            alike.setdefault(why, []).append(rank)
+    if len(alike) == 1 and all(reasons.values()):
+        return f"the script {next(iter(alike))}"
+    return "; ".join(f"{listed(ranks)}: {why}" for why, ranks in alike.items())

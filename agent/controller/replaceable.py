@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable
 
 from agent.controller import events as ev
 from agent.controller.job import NEVER, Job, Repeated
+from agent.controller.protection import of_script
 from agent.controller.replication import why_no_holder
 from agent.controller.states import RankState
-from agent.text.peer_lost import says_peer_lost
 from agent.text.wording import describe_exit, described, listed, times
 from worker_hooks.contract import protocol
+from worker_hooks.contract.peer_lost import says_peer_lost
 
 
 def ranks_to_replace(job: Job) -> tuple[int, ...]:
@@ -114,11 +115,7 @@ def _why_never(job: Job) -> str:
     silent = [rank for rank in job.ranks if rank not in known]
     if silent:
         return f"{listed(silent)} registered no state"
-    by_reason: dict[str, list[int]] = {}
-    for rank, why in sorted(known.items()):
-        if why:
-            by_reason.setdefault(why, []).append(rank)
-    return "; ".join(f"{listed(ranks)}: {why}" for why, ranks in by_reason.items())
+    return of_script(job)
 
 
 def _why_not_now(job: Job, gone: Collection[int]) -> str:

@@ -32,9 +32,9 @@ from agent.controller.replaceable import (
 )
 from agent.controller.replication import begin_trial
 from agent.controller.states import Condition, JobState, RankState
-from agent.text.peer_lost import with_consequence
 from agent.text.wording import describe_exit, listed, ranged
 from worker_hooks.contract import protocol
+from worker_hooks.contract.peer_lost import with_consequence
 
 DOUBT_S = 0.5  # how long to wait for a death of which an exception may be the consequence
 

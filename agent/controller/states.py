@@ -70,7 +70,7 @@ class Condition(Enum):
     RANK_FAILED = "a rank failed, others are alive"
     STATE_HELD = "a rank failed, ranks that hold the state are alive"
     ANSWERS_AWAITED = "answers are still awaited"
-    WHOLE = "a step that is not saved yet is whole"
+    WHOLE = "a step that is not saved yet is complete"
     WRITTEN = "the whole state is written"
     GIVEN_UP = "nothing is to be saved or can be, ranks are alive"
     BUDGET_LEFT = "no rank is alive, the restart budget allows another attempt"

@@ -41,7 +41,7 @@ def stop_requested(job: Job, event: ev.StopRequested) -> Decision:
             signum = event.signum if event.passes else signals.SIGTERM
             return _begin_stop(job, event, signum, grace_s)
         case JobState.HOLDING if count == HURRIED:
-            return interrupt_hold(job, event, f"{why}, too")
+            return interrupt_hold(job, event, f"{why} again")
         case JobState.HOLDING:  # the first signal: a file or a rank asked before, less urgently
             return apply(event, graceful_exit.shorten(job, grace_s))
         case JobState.REPLACING:  # a replacement loses only time

@@ -97,7 +97,7 @@ HINTS: tuple[tuple[Fit, str], ...] = (
         lambda case: bool(case.evidence.end.hung),
         (
             "each rank's stack at that time is in its log, below the words 'is inspected'; "
-            "--hang_timeout sets how long it may last"
+            "--hang-timeout sets how long it may last"
         ),
     ),
     (lambda case: _is_ended_by_us(case) and case.evidence.message is None, SENT),
@@ -112,7 +112,7 @@ HINTS: tuple[tuple[Fit, str], ...] = (
         _refuses_argument,
         (
             "msrun appended {told} to the script's arguments because the rank resumes "
-            "(--recover_arg= leaves it out)"
+            "(--recover-arg= leaves it out)"
         ),
     ),
     (
@@ -140,8 +140,8 @@ HINTS: tuple[tuple[Fit, str], ...] = (
     (
         _anothers(SIGKILL),
         (
-            "not by the kernel's out-of-memory killer as far as its counters tell; someone or "
-            "something else sent it: kill -9, a batch system's memory or time limit"
+            "probably not out of memory (the kernel's counters show no such kill): something else "
+            "sent SIGKILL, such as kill -9, or a time or memory limit of Slurm or Kubernetes"
         ),
     ),
     (
@@ -183,8 +183,8 @@ HINTS: tuple[tuple[Fit, str], ...] = (
     (
         _says(r"(?:ModuleNotFoundError: |python\S*: )No module named '?(?P<module>[\w.]+)"),
         (
-            "module {module} is not there for the workers' interpreter, {interpreter}: install "
-            "it there, or add its folder to PYTHONPATH"
+            "module {module} is not installed for {interpreter}: install it there, or add its "
+            "folder to PYTHONPATH"
         ),
     ),
     (

@@ -43,8 +43,8 @@ def _story(report: Report) -> Iterator[str]:
     yield headline(root.end)
     if report.hint:
         yield f"  hint: {sanitized(report.hint)}"
-    if len(report.cause.failures) > 1:
-        yield f"  why this rank: {report.cause.reason}"
+    if len(report.cause.failures) > 1 + len(report.cause.repeats):
+        yield f"  chosen as root cause: {report.cause.reason}"
     if root.error_problem:
         yield f"  {sanitized(root.error_problem)}"
     yield from _excerpt(root)
@@ -96,22 +96,19 @@ def _aftermath(cause: Cause) -> Iterator[str]:
     """One line: what happened to the other ranks."""
     parts = []
     if cause.stopped:
-        count = len(cause.stopped)
-        parts.append(f"msrun stopped {ranged(cause.stopped)} ({_workers(count)})")
+        parts.append(f"msrun stopped {ranged(cause.stopped)}")
     if cause.consequences:
         parts.append(f"{ranged(_of(cause.consequences))} failed in consequence")
-    if cause.others:
-        parts.append(f"{ranged(_of(cause.others))} failed, too")
+    if cause.repeats:
+        parts.append(f"{ranged(_of(cause.repeats))} raised the same")
+    if others := [each for each in cause.others if each not in cause.repeats]:
+        parts.append(f"{ranged(_of(others))} failed as well")
     if parts:
         yield "; ".join(parts)
 
 
 def _of(failures: Iterable[Evidence]) -> tuple[int, ...]:
     return tuple(evidence.end.rank for evidence in failures)
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agent.controller.protection import cure_of
 from agent.records import run_record
 from agent.records.run_record import Record
 from agent.text.sanitize import sanitized
@@ -39,7 +40,7 @@ class ResumeAdvice(NamedTuple):
     @property
     def text(self) -> str:
         """The advice for people; the last line is what to type."""
-        return "\n".join(_lines(self))
+        return "\n".join(f"msrun: {line}" for line in _lines(self))
 
 
 def resume_advice(
@@ -105,7 +106,8 @@ def _command(
 def _lines(closing: ResumeAdvice) -> Iterator[str]:
     kept = closing.kept
     if closing.not_replaced:
-        yield f"not replaced: {sanitized(closing.not_replaced)}"
+        cure = cure_of(closing.not_replaced)
+        yield f"not replaced: {sanitized(closing.not_replaced)}{f'; {cure}' if cure else ''}"
     if closing.gave_up:
         yield f"gave up: {sanitized(closing.gave_up)}"
     if closing.lost:
@@ -115,7 +117,7 @@ def _lines(closing: ResumeAdvice) -> Iterator[str]:
         ranks = "1 rank" if kept.world_size == 1 else f"{kept.world_size} ranks"
         name = "older checkpoint" if closing.lost else "saved"
         yield f"{name}: step {kept.step}, {ranks}, {sanitized(kept.path)}"
-        yield closing.command
+        yield f"to resume: {closing.command}"
 
 
 def as_json(closing: ResumeAdvice) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from signal import SIGKILL
 
 from agent.failure.evidence import Evidence
 from agent.failure.log_excerpt import find_traceback
-from agent.text.peer_lost import says_peer_lost
+from worker_hooks.contract.peer_lost import says_peer_lost
 
 STOPPED_WORDS = re.compile(r"(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|SignalException)\b")
 WINDOW_S = 1.0
@@ -32,6 +32,16 @@ class Cause:
     consequences: tuple[Evidence, ...] = ()  # failed because they lost a peer
     others: tuple[Evidence, ...] = ()  # failed, too, for reasons of their own
     stopped: tuple[int, ...] = ()  # ranks that msrun stopped
+
+    @property
+    def repeats(self) -> tuple[Evidence, ...]:
+        """Those of the others that raised what the root raised."""
+        root = self.root
+        return tuple(
+            each
+            for each in self.others
+            if root.message is not None and each.message == root.message
+        )
 
     @property
     def failures(self) -> tuple[Evidence, ...]:
@@ -107,9 +117,9 @@ def _reason_own(root: Evidence, own: list[Evidence], lost: list[Evidence]) -> st
         later_s = failed_at(second) - failed_at(root)
         if later_s > WINDOW_S:
             return f"it failed {later_s:.0f} s before rank {second.end.rank}"
-        return "it was the first that was seen to fail"
+        return "it was the first seen to fail"
     if lost:
-        return "the other failed ranks only lost a peer"
+        return "the other failures are consequences: those ranks lost their connection to a peer"
     return "it is the only rank that failed by itself"
 
 

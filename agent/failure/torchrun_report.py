@@ -1,17 +1,18 @@
 """torchrun's report of a failed job, in its exact layout, because tools parse it. Pure.
 
-One difference: ranks that msrun itself stopped are not failures and are not listed.
+Two differences: ranks that msrun itself stopped are not failures and are not listed, and of ranks
+that raised the same only the root is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from agent.failure.evidence import Evidence
 from agent.failure.root_cause import Cause
 from agent.text.sanitize import sanitized
-from agent.text.wording import known_signal
+from agent.text.wording import known_signal, ranged
 
 NOT_AVAILABLE = "<N/A>"
 NO_TRACEBACK = (
@@ -23,7 +24,9 @@ MAX_WIDTH = 60
 def block(cause: Cause, script: str) -> str:
     """The report; it begins with an empty line, as torchrun's does."""
     title = f"{sanitized(script)} FAILED"
-    entries = {id(each): _entry(index, each) for index, each in enumerate(cause.failures)}
+    repeats = cause.repeats
+    listed = [each for each in cause.failures if each not in repeats]
+    entries = {id(each): _entry(index, each) for index, each in enumerate(listed)}
     lines = [title, *(line for entry in entries.values() for line in entry.split("\n"))]
     width = min(MAX_WIDTH, max(map(len, lines)))
     root = entries.pop(id(cause.root))
@@ -34,13 +37,18 @@ def block(cause: Cause, script: str) -> str:
             title,
             "-" * width,
             "Failures:",
-            *(entries.values() or ("  <NO_OTHER_FAILURES>",)),
+            *(entries.values() or ("  <NO_OTHER_FAILURES>",) * (not repeats)),
+            *((f"  {ranged(same)} raised the same",) if (same := _ranks(repeats)) else ()),
             "-" * width,
             "Root Cause (first observed failure):",
             root,
             "=" * width,
         )
     )
+
+
+def _ranks(failures: Sequence[Evidence]) -> list[int]:
+    return [each.end.rank for each in failures]
 
 
 def local_time(epoch_s: float) -> str:

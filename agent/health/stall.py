@@ -83,7 +83,7 @@ class TypicalSteps(NamedTuple):
 def limits(steps: TypicalSteps, fixed_s: float | None) -> Limits:
     """The limits for such steps; ``fixed_s``: the one limit that was asked for."""
     if fixed_s is not None:
-        return Limits(fixed_s, fixed_s, fixed_s, f"--hang_timeout={fixed_s:g}")
+        return Limits(fixed_s, fixed_s, fixed_s, f"--hang-timeout={fixed_s:g}")
     return Limits(
         max(1.5, 5 * steps.median_s),
         max(15.0, 30 * steps.slowest_s),

@@ -1,8 +1,8 @@
 """Which CPUs each local rank is bound to. Pure: a machine and a request in, sets of CPUs out.
 
-``--bind_core=True`` gives every rank an even share: ranks are dealt to NUMA nodes in contiguous
+``--bind-core=True`` gives every rank an even share: ranks are dealt to NUMA nodes in contiguous
 blocks, in proportion to the nodes' cores, and a node's cores to its ranks; the hardware threads
-of a core stay together. ``--bind_numa`` means what torch's ``--numa-binding`` means where there
+of a core stay together. ``--bind-numa`` means what torch's ``--numa-binding`` means where there
 are GPUs (a rank is bound beside its GPU); without GPUs the ranks are dealt to nodes as above.
 """
 
@@ -52,7 +52,7 @@ def _listed(topology: Topology, request: BindSpec, nproc: int) -> Shares:
     for rank in sorted(request.cores):
         if rank >= nproc:
             raise UsageError(
-                f"--bind_core has an entry device{rank}, but this node runs {nproc} workers "
+                f"--bind-core has an entry device{rank}, but this node runs {nproc} workers "
                 f"(device0 to device{nproc - 1}): remove it or start more workers"
             )
     return tuple(
@@ -62,7 +62,7 @@ def _listed(topology: Topology, request: BindSpec, nproc: int) -> Shares:
 
 
 def _entry(topology: Topology, rank: int, ranges: Sequence[str]) -> frozenset[int]:
-    name = f"--bind_core device{rank}"
+    name = f"--bind-core device{rank}"
     try:
         cpus = frozenset(cpu for text in ranges for cpu in parse_ranges(text))
     except ValueError as error:
@@ -90,7 +90,7 @@ def _even(topology: Topology, nproc: int) -> Shares:
 def _by_node(topology: Topology, mode: str, nproc: int) -> Shares:
     choose = MODES.get(mode)
     if choose is None:
-        raise UsageError(f"--bind_numa={mode} is unknown: use one of {', '.join(MODES)}")
+        raise UsageError(f"--bind-numa={mode} is unknown: use one of {', '.join(MODES)}")
     places = _beside_gpus(topology, nproc) or _deal(topology, nproc)
     return tuple(choose(topology, node, at, of) for node, at, of in places)
 
@@ -156,8 +156,8 @@ def _exclusive(topology: Topology, node: int, at: int, of: int) -> frozenset[int
     cores = _on_node(topology, node)
     if of > len(cores):
         raise UsageError(
-            f"--bind_numa=exclusive needs a core for each worker: NUMA node {node} has "
-            f"{len(cores)} usable for {of}; start fewer workers or use --bind_numa=node"
+            f"--bind-numa=exclusive needs a core for each worker: NUMA node {node} has "
+            f"{len(cores)} usable for {of}; start fewer workers or use --bind-numa=node"
         )
     return _share(cores, at, of)
 

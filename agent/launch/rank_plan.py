@@ -38,7 +38,7 @@ class Streams(NamedTuple):
 
 
 def run_layout(spec: JobSpec, records_folder: Path) -> RunLayout:
-    """Every path of the run: under ``--log_dir``, else under its record."""
+    """Every path of the run: under ``--log-dir``, else under its record."""
     folder = spec.logs.log_dir or records_folder / spec.record_id
     return RunLayout(
         folder=folder.absolute(),

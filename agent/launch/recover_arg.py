@@ -2,7 +2,7 @@
 
 Most parsers refuse an argument that they do not know, and a script that refuses its arguments can
 be neither replaced nor restarted. So ``--is_recover=1``, which MindSpore's msrun appends, is
-appended only where the script's own sources name it. ``--recover_arg`` overrides in both ways.
+appended only where the script's own sources name it. ``--recover-arg`` overrides in both ways.
 """
 
 from __future__ import annotations

@@ -28,18 +28,18 @@ def open_run_folder(layout: RunLayout) -> int:
         lock = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(
-            f"--log_dir {layout.folder} is not a folder: name one, it is made if missing"
+            f"--log-dir {layout.folder} is not a folder: name one, it is made if missing"
         ) from error
     except OSError as error:
         raise UsageError(
-            f"--log_dir {layout.folder} cannot be written ({error.strerror}): name another folder"
+            f"--log-dir {layout.folder} cannot be written ({error.strerror}): name another folder"
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(lock)
         raise UsageError(
-            f"--log_dir {layout.folder} is in use by another msrun: name another folder"
+            f"--log-dir {layout.folder} is in use by another msrun: name another folder"
         ) from error
     _set_earlier_run_aside(layout)
     return lock

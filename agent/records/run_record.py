@@ -6,13 +6,13 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from agent.spec.job_spec import UsageError
+from agent.text.secret_names import has_password, is_secret_name
 from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.layout import DUMP, RECORD, runs_folder
 from worker_hooks.contract.process_stat import read_stat
@@ -210,13 +210,6 @@ _KEPT_STARTS = (
 
 _DEVICES = "VISIBLE_DEVICES"  # those of an allocation that may be over
 
-_SECRET = re.compile(
-    r"TOKEN(?!IZER|S(_|$))|KEY|SECRET|PASSW|PASS(_|$)|(^|_)(PWD|PAT|AUTH|DSN)(_|$)|CREDENTIAL|COOKIE",
-    re.IGNORECASE,
-)
-
-_PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]*@")
-
 
 def remembered(environ: Mapping[str, str]) -> dict[str, str]:
     """What a resume sets again: variables of msrun's options, of the interpreter and libraries."""
@@ -226,25 +219,9 @@ def remembered(environ: Mapping[str, str]) -> dict[str, str]:
         if (name in _KEPT or name.startswith(_KEPT_STARTS))
         and not _is_session(name)
         and not name.endswith(_DEVICES)
-        and not _SECRET.search(name)
-        and not _PASSWORD_IN_URL.search(value)
+        and not is_secret_name(name)
+        and not has_password(value)
     }
-
-
-def without_secrets(argv: Sequence[str]) -> tuple[str, ...]:
-    """A command line for others to read: values of options that look secret are left out."""
-    found: list[str] = []
-    is_secret = False
-    for word in argv:
-        name, equals, _ = word.partition("=")
-        if is_secret and not word.startswith("-"):
-            found.append("...")
-        elif equals and _SECRET.search(name):
-            found.append(f"{name}=...")
-        else:
-            found.append(_PASSWORD_IN_URL.sub("://...@", word))
-        is_secret = word.startswith("-") and not equals and bool(_SECRET.search(word))
-    return tuple(found)
 
 
 def unrecorded(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import resource
 import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from agent.records.log_view import LogView
+from agent.records.repeats import Repeats
 
 IN_MODIFY = 0x2  # linux/inotify.h
 IN_NONBLOCK = 0o4000
@@ -24,18 +27,6 @@ CHUNK_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 20  # a longer line is shown in pieces of about this size
 SPARED_FILES = 16  # descriptors reserved for the rest of the process
 POLL_S = 0.2  # only where the kernel has no inotify watch left
-
-
-@dataclass(frozen=True, slots=True)
-class LogView:
-    """How one file is shown."""
-
-    path: Path
-    fd: int  # 1 or 2: where it is shown; -1: not shown
-    prefix: bytes | None  # before each line; None: bytes pass as they come
-    filters: tuple[bytes, ...] = ()  # a line with one of these is copied ...
-    filtered: Path | None = None  # ... to this file
-    rank: int = -1  # whose output it is; -1: nobody's in particular
 
 
 def append(path: Path, data: bytes) -> None:
@@ -137,6 +128,7 @@ class Tail:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._files_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._inotify = _Inotify()
+        self._repeats = Repeats(self._write)
         self._thread: threading.Thread | None = None
         self.progress = time.monotonic()
 
@@ -203,13 +195,17 @@ class Tail:
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         poll.register(self._inotify.fd, select.POLLIN)
+        wait_s: float | None = None
         while True:
-            poll.poll(int(POLL_S * 1000) if self._inotify.blind else None)
+            if self._inotify.blind:
+                wait_s = min(POLL_S, wait_s or POLL_S)
+            poll.poll(None if wait_s is None else math.ceil(wait_s * 1000))
             for fd in (self._wake_read, self._inotify.fd):
                 _drain(fd)
             stopping = self._stopping  # before reading: what has been written by now is shown
             self._read_all()
             self._take_wanted()
+            wait_s = self._repeats.release(time.monotonic())
             if stopping:
                 self._end_all()
                 return
@@ -233,7 +229,7 @@ class Tail:
 
     def _read(self, follower: Follower) -> bool:
         try:
-            return follower.read(self._write)
+            return follower.read(self._shown(follower))
         except OSError as error:
             self._trouble(follower.view.path, error, "show")
             return False
@@ -242,8 +238,16 @@ class Tail:
         self._read_all()
         for follower in self._followers:
             if follower not in kept:
-                follower.finish(self._write)
+                follower.finish(self._shown(follower))
+        self._repeats.end()
         self._followers = []
+
+    def _shown(self, follower: Follower) -> Callable[[int, bytes], None]:
+        """What shows its lines."""
+        view = follower.view
+        if not view.folds or view.fd < 0:
+            return self._write
+        return lambda _fd, data: self._repeats.take(view, data, time.monotonic())
 
     def _copy(self, path: Path, data: bytes) -> None:
         try:

@@ -9,7 +9,8 @@ from string import Template
 
 from agent.records import worker_files
 from agent.records.journal import Journal
-from agent.records.tail import LogView, Tail
+from agent.records.log_view import LogView
+from agent.records.tail import Tail
 from agent.spec.job_spec import JobSpec, Std
 from worker_hooks.contract.layout import RunLayout, held
 from worker_hooks.contract.protocol import WorkerOrder
@@ -136,6 +137,7 @@ class WorkerOutput:
                 filters=tuple(word.encode() for word in words) if teed and filtered else (),
                 filtered=filtered if teed else None,
                 rank=rank,
+                folds=not teed and logs.prefix_template is None and self._spec.nproc > 1,
             )
         ]
 

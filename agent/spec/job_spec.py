@@ -55,13 +55,13 @@ class Program(NamedTuple):
 class Timeouts(NamedTuple):
     """Bounds of the waiting states, in seconds; ``None``: no bound."""
 
-    start_s: float | None = 600.0  # --cluster_time_out
+    start_s: float | None = 600.0  # --cluster-time-out
     grace_s: float = 30.0  # --shutdown-timeout: from asking workers to stop to SIGKILL
     kill_s: float = 30.0  # from SIGKILL to giving up on an unkillable worker
-    scheduler_s: float | None = None  # --scheduler_grace: how long the cluster lets msrun exit
+    scheduler_s: float | None = None  # --scheduler-grace: how long the cluster lets msrun exit
     exit_s: float = 30.0  # --grace: from a signal that asks for a stop until the step is saved
     asked_exit_s: float = 600.0  # the same for other requests: nobody kills msrun after them
-    hang_s: float | None = None  # --hang_timeout; None: from the ranks' own pace; 0: no detection
+    hang_s: float | None = None  # --hang-timeout; None: from the ranks' own pace; 0: no detection
 
 
 class LogSpec(NamedTuple):
@@ -72,7 +72,7 @@ class LogSpec(NamedTuple):
     redirects: Mapping[int, Std] = {}  # empty: no -r given
     tee: Mapping[int, Std] = {}  # empty: no -t given
     local_ranks_filter: frozenset[int] | None = None  # console shows only these; None: all
-    tail: frozenset[int] | None = None  # --tail_worker_log, console shows only these; None: all
+    tail: frozenset[int] | None = None  # --tail-worker-log, console shows only these; None: all
     duplicate_stdout_filters: tuple[str, ...] = ()
     duplicate_stderr_filters: tuple[str, ...] = ()
     worker_log_name: str = "worker"  # {ip} and {hostname} already filled in
@@ -91,19 +91,19 @@ class DumpSpec(NamedTuple):
     """
 
     audit: float = AUDIT_SHARE  # --audit: of the training's time
-    update_grace_s: float = 10.0  # --update_grace: for an optimizer update in progress
-    freeze_s: float = 5.0  # --freeze_timeout: until ranks outside an update report to be frozen
-    stall_s: float = 20.0  # --dump_timeout: without a byte of progress
-    split: bool = False  # --dump_split: all survivors write a part each
-    fallback: Path | None = None  # --dump_fallback; None: dumps/ in the log folder
-    keep: int = 3  # --keep_dumps: of this run and those that it resumed; 0: all
+    update_grace_s: float = 10.0  # --update-grace: for an optimizer update in progress
+    freeze_s: float = 5.0  # --freeze-timeout: until ranks outside an update report to be frozen
+    stall_s: float = 20.0  # --dump-timeout: without a byte of progress
+    split: bool = False  # --dump-split: all survivors write a part each
+    fallback: Path | None = None  # --dump-fallback; None: dumps/ in the log folder
+    keep: int = 3  # --keep-dumps: of this run and those that it resumed; 0: all
     resume: Path | None = None  # the verified checkpoint folder that attempt 0 resumes from
     resume_step: int = 0  # what it holds
     lineage: tuple[str, ...] = ()  # record ids of the runs that this one resumes, newest first
     recover_arg: str | None = None  # appended at a resume; empty: nothing; None: not decided yet
     is_strict: bool = False  # --strict: refuse a script with variables that cannot be restored
     restarts_explicit: bool = False  # whether --max-restarts was given, in whatever way
-    after_failure: bool = True  # --on_failure allows a dump; a graceful exit is saved in any case
+    after_failure: bool = True  # --on-failure allows a dump; a graceful exit is saved in any case
     ttp: bool = True  # MS_ENABLE_TFT='{TTP:0}' switches the feature off
     places: int = 2  # folders to try: the script's and the fallback
     memory_writers: int = 8  # at most: a core touches 2 GB of memory a second, a GPU has its link
@@ -117,10 +117,10 @@ class DumpSpec(NamedTuple):
 class ReplaceSpec(NamedTuple):
     """Whether only lost ranks are started again while the others stay alive."""
 
-    is_on: bool = True  # --on_failure, MS_ENABLE_TFT='{ARF:0}'
+    is_on: bool = True  # --on-failure, MS_ENABLE_TFT='{ARF:0}'
     why_off: str = ""  # as text, if it is not on
-    max_replacements: int = 20  # --max_replacements within the period
-    period_s: float = 3600.0  # --replacement_period
+    max_replacements: int = 20  # --max-replacements within the period
+    period_s: float = 3600.0  # --replacement-period
     deaths: int = 3  # of one rank at one step: after so many it is not replaced any more
     failures: int = 2  # the same of the script's own, in a row at one step: likewise
     rejoin_s: float = 30.0  # for survivors to leave the training function
@@ -141,7 +141,7 @@ class Policy(NamedTuple):
 class BindSpec(NamedTuple):
     """The requested CPU binding; ``agent.launch.cpu_binding`` resolves it."""
 
-    auto: bool = False  # --bind_core=True: an even, NUMA-aware share of the cores
+    auto: bool = False  # --bind-core=True: an even, NUMA-aware share of the cores
     cores: Mapping[int, tuple[str, ...]] = {}  # {0: ("0-3", "8")}
     numa: str | None = None  # node | socket | exclusive | core-complex
 
@@ -170,8 +170,8 @@ class JobSpec(NamedTuple):
     preload: tuple[str, ...] = ()
     timeouts: Timeouts = Timeouts()
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-    graceful_signals: tuple[int, ...] = ()  # --graceful_signals
-    exit_file: Path | None = None  # --graceful_exit_file, absolute
+    graceful_signals: tuple[int, ...] = ()  # --graceful-signals
+    exit_file: Path | None = None  # --graceful-exit-file, absolute
     logs: LogSpec = LogSpec()
     bind: BindSpec = BindSpec()
     dump: DumpSpec = DumpSpec()

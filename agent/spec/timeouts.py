@@ -21,7 +21,7 @@ from agent.spec.job_spec import JobSpec, UsageError
 
 
 class TimeoutRung(NamedTuple):
-    """A time that the user gave, in seconds, and its name in an error (``--dump_timeout=9``)."""
+    """A time that the user gave, in seconds, and its name in an error (``--dump-timeout=9``)."""
 
     seconds: float
     shown: str

@@ -148,7 +148,9 @@ def _say_what_remains(
     ending: RunEnding, advice: ResumeAdvice | None, console: Console, journal: Journal
 ) -> None:
     if ending.state is JobState.STOPPED:
-        console.say(ending.reason)
+        kept = None if advice is None else advice.kept
+        saved = "" if kept is None else f"; step {kept.step} is saved in {kept.path}"
+        console.say(ending.reason.removesuffix(saved))  # the advice says it
     if ending.cost:
         console.say(ending.cost)
         journal.log(ending.cost)

@@ -455,7 +455,11 @@ class Supervisor:
     def _show_awaited(self) -> None:
         awaited = self._job.having(RankState.PENDING)
         if awaited and self._job.state is JobState.STARTING:
-            doing = "" if self._starter.is_ready else "; the forkserver is still importing"
+            doing = (
+                ""
+                if self._starter.is_ready
+                else "; torch and other modules are still being imported"
+            )
             ranks = f"rank{'s' if len(awaited) > 1 else ''} {format_ranges(awaited)}"
             self._output.progress(f"waiting for {ranks} to start{doing}")
 

@@ -10,4 +10,5 @@ class Tone(Enum):
 
     PLAIN = "plain"
     GOOD = "good"
+    CAUTION = "caution"
     BAD = "bad"

@@ -73,7 +73,7 @@ def sized(nbytes: float) -> str:
     return f"{nbytes / KB:.3g} TB"
 
 
-def lasting(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """``7 s``, ``2 min 7 s``, ``3 h 02 min``, ``4 d 3 h``."""
     whole = max(0, int(seconds))
     if whole < MINUTE_S:

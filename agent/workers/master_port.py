@@ -66,7 +66,7 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "no host has such a name"
         raise UsageError(
-            f"--master_addr {host!r} does not resolve ({why}): give a name or address of this host"
+            f"--master-addr {host!r} does not resolve ({why}): give a name or address of this host"
         ) from error
     # IPv4 first: what `localhost` means to most scripts
     family, _, _, _, address = min(found, key=lambda info: info[0] is not socket.AF_INET)
@@ -98,14 +98,14 @@ def _why(error: OSError, host: str, port: int) -> str:
     match error.errno:
         case errno.EADDRINUSE:
             return (
-                f"port {port} on {host} is already in use: choose another --master_port, "
+                f"port {port} on {host} is already in use: choose another --master-port, "
                 "or leave it out and a free one is taken"
             )
         case errno.EACCES:
-            return f"port {port} needs privileges to bind: choose a --master_port above 1023"
+            return f"port {port} needs privileges to bind: choose a --master-port above 1023"
         case errno.EADDRNOTAVAIL:
             return (
-                f"--master_addr {host} is not an address of this machine: with one node leave it "
+                f"--master-addr {host} is not an address of this machine: with one node leave it "
                 "out or give a local address"
             )
         case _:

@@ -48,11 +48,12 @@ class CheckpointItem(NamedTuple):
         return self.content is not None and not self.flaws
 
 
-def look(folder: Path) -> list[CheckpointItem]:
+def look(folder: Path, *, below: bool = False) -> list[CheckpointItem]:
     """All items: checkpoints, the newest step first, then foreign files by name.
 
     Args:
         folder: a folder with checkpoints, a checkpoint itself, or a single file.
+        below: if it holds no checkpoint itself, take those of the folders in it.
 
     Raises:
         UsageError: there are no items.
@@ -64,7 +65,8 @@ def look(folder: Path) -> list[CheckpointItem]:
         raise UsageError(f"{folder} {what}")
     if folder.name.endswith(REMOVED):
         return [_leftover(folder)]
-    items = [_checkpoint(path, found) for path, found in candidates(folder)]
+    known = candidates(folder) or (candidates(*_folders(folder)) if below else [])
+    items = [_checkpoint(path, found) for path, found in known]
     with contextlib.suppress(OSError):  # an unreadable folder is an item already
         items += map(_leftover, retention.leftovers(folder))
     claimed = {os.path.realpath(item.path) for item in items}
@@ -152,6 +154,16 @@ def _index(path: Path) -> CheckpointItem:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         flaws = ("is not a list of a model's files",)
     return CheckpointItem(path, FOREIGN, nbytes=0, saved_at=_changed(path), flaws=flaws)
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    """Folders in a project's folder that may hold checkpoints; hidden ones are left out."""
+    for place, folders, _ in os.walk(folder):
+        here = Path(place)
+        if len(here.parts) - len(folder.parts) >= _DEPTH - 1:
+            folders.clear()
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (here / name for name in folders)
 
 
 def _foreign(folder: Path, claimed: Collection[str], suffix: str) -> list[Path]:

@@ -33,7 +33,7 @@ def checkpoints() -> None:
 @click.option("--verify", "verifies", is_flag=True, help="Also compare all checksums.")
 @AS_JSON
 def list_(folder: Path, *, verifies: bool, as_json: bool) -> int:
-    """List what FOLDER holds, the newest step first.
+    """List what FOLDER, or else the folders in it, holds, the newest step first.
 
     Without --verify only manifests, headers and sizes are checked.
     """
@@ -41,7 +41,9 @@ def list_(folder: Path, *, verifies: bool, as_json: bool) -> int:
     from msrun.checkpoints.list import show as show_list
 
     return _code(
-        is_sound=show_list(folder, look(folder), time.time(), verifies=verifies, as_json=as_json)
+        is_sound=show_list(
+            folder, look(folder, below=True), time.time(), verifies=verifies, as_json=as_json
+        )
     )
 
 
@@ -150,8 +152,8 @@ def merge(folder: Path, *, output: Path | None, only: str | None, is_forced: boo
 
 
 def completed(argv: Sequence[str]) -> Sequence[str]:
-    """``checkpoints FOLDER`` as ``checkpoints list FOLDER``."""
-    word = argv[1] if len(argv) > 1 else ""
+    """``checkpoints FOLDER`` as ``checkpoints list FOLDER``; other commands as they are."""
+    word = argv[1] if len(argv) > 1 and argv[0] == checkpoints.name else ""
     is_folder = word not in checkpoints.commands and (os.path.exists(word) or os.sep in word)
     return (argv[0], "list", *argv[1:]) if is_folder else argv
 

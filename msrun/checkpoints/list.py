@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.text.sanitize import sanitized
-from agent.text.wording import lasting, sized
+from agent.text.wording import duration, sized
 from msrun.checkpoints.catalog import (
     FOREIGN,
     LEFTOVER,
@@ -102,11 +102,13 @@ def _flaws(item: CheckpointItem, found: Sequence[str] | None) -> Sequence[str]:
 def _row(
     folder: Path, item: CheckpointItem, found: Sequence[str] | None, now: float
 ) -> tuple[str, ...]:
-    known = (fact(item, name) for name in FACTS)
+    known = [fact(item, name) for name in FACTS]
+    if isinstance(item.content, Manifest):
+        known[1] = item.content.epoch + 1  # people count from one, as the names do
     step, epoch, batch, ranks = (UNKNOWN if one is None else str(one) for one in known)
     return (
         *(step, epoch, batch, item.kind, sized(item.nbytes), ranks),
-        lasting(now - item.saved_at) if item.saved_at else UNKNOWN,
+        duration(now - item.saved_at) if item.saved_at else UNKNOWN,
         "yes" if item.is_complete else "no",
         _verified(item, found),
         named(folder, item.path),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.text.sanitize import sanitized
-from agent.text.wording import lasting, sized
+from agent.text.wording import duration, sized
 from msrun.checkpoints.catalog import CheckpointItem, checkpoints, state_files
 from msrun.checkpoints.tensors import JoinedTensor, joined
 from msrun.terminal.progress import counted
@@ -137,7 +137,7 @@ def _facts(view: FolderView, others: int, now: float) -> Iterator[tuple[str, str
     if isinstance(item.content, Manifest):
         yield from _manifest_facts(item.content)
     if item.saved_at:
-        yield "saved", f"{moment(item.saved_at)} ({lasting(now - item.saved_at)} ago)"
+        yield "saved", f"{moment(item.saved_at)} ({duration(now - item.saved_at)} ago)"
     for name, text in sorted(view.metadata.items()):
         cut = text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]}... ({len(text)} in all)"
         yield "metadata", f"{name}={json.dumps(cut)}"
@@ -149,7 +149,7 @@ def _facts(view: FolderView, others: int, now: float) -> Iterator[tuple[str, str
 
 
 def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    yield "step", f"{manifest.step} (epoch {manifest.epoch}, batch {manifest.batch})"
+    yield "step", f"{manifest.step} (epoch {manifest.epoch + 1}, batch {manifest.batch})"
     yield "ranks", str(manifest.world_size)
     yield "run", f"{manifest.record_id or UNKNOWN} (attempt {manifest.attempt})"
     if manifest.reason:

@@ -73,8 +73,8 @@ def drill(wanted: MarathonRequest, environ: Mapping[str, str]) -> int:
     """
     given = Command.of(scan(wanted.job))
     is_own = not given.program
-    budget = (f"--max-restarts={BUDGET}", f"--max_replacements={BUDGET}")
-    job = (f"--worker_num={OWN_RANKS}", *wanted.job, str(OWN_SCRIPT)) if is_own else wanted.job
+    budget = (f"--max-restarts={BUDGET}", f"--max-replacements={BUDGET}")
+    job = (f"--worker-num={OWN_RANKS}", *wanted.job, str(OWN_SCRIPT)) if is_own else wanted.job
     request = parse(job, environ)
     if request.dry_run or request.origin is not None:
         raise UsageError("msrun drill: a marathon starts from the beginning, and trains")

@@ -108,7 +108,7 @@ class MarathonJob:
             "XDG_STATE_HOME": str(folder / "state"),
             "TMPDIR": str(folder / TEMPORARY),
         }
-        self._first = command.argv(["--join=True", f"--log_dir={folder / 'logs'}"])
+        self._first = command.argv(["--join=True", f"--log-dir={folder / 'logs'}"])
         self._ranks = range(world_size)
         self._traces = {rank: JsonTail(self.layout.lines(rank)) for rank in self._ranks}
         self._events = JsonTail(folder / "logs" / EVENTS)

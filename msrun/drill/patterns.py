@@ -28,7 +28,7 @@ from worker_hooks.drill.plan import Fault, Moment
 CATALOGUE = Path(__file__).with_name("catalogue")
 RUNGS: Mapping[str, tuple[str, ...]] = {
     "replacement": (),
-    "restart": ("--on_failure=dump,restart",),
+    "restart": ("--on-failure=dump,restart",),
 }
 RESTARTS = 6  # one more than deaths in a job
 RANKS = 2  # unless the script's description says: Ranks: 3
@@ -213,7 +213,7 @@ class PatternDrill:
         self, pattern: Pattern, rung: Sequence[str] = (), faults: Sequence[Fault] = ()
     ) -> Trial:
         self._number += 1
-        options = (f"--worker_num={pattern.ranks}", f"--max-restarts={RESTARTS}", *rung)
+        options = (f"--worker-num={pattern.ranks}", f"--max-restarts={RESTARTS}", *rung)
         command = Command((*options, *self._options), (str(pattern.path),))
         return Trial(self._folder / f"{self._number:04}_{pattern.name}", command, faults)
 

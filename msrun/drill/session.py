@@ -63,7 +63,7 @@ def drill(wanted: DrillRequest, environ: Mapping[str, str]) -> int:
         )
     request = parse(wanted.job, environ)
     if request.dry_run:
-        raise UsageError("msrun drill: a dry run trains nothing to compare: remove --dry_run")
+        raise UsageError("msrun drill: a dry run trains nothing to compare: remove --dry-run")
     if request.origin is not None:
         raise UsageError("msrun drill: its runs start from the beginning: remove --resume")
     world_size = request.job.world_size

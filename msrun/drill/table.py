@@ -23,7 +23,7 @@ COLUMNS = (
     "fault",
     "noticed",
     "frozen",
-    "dump",
+    "state copied",
     "step saved",
     "steps lost",
     "training again",

@@ -90,7 +90,7 @@ class Trial:
             DRILL: self._plan.encode(),
             "XDG_STATE_HOME": str(self.folder / "state"),
         }
-        first = self._command.argv(["--join=True", f"--log_dir={self.folder / 'logs'}"])
+        first = self._command.argv(["--join=True", f"--log-dir={self.folder / 'logs'}"])
         departures: list[DrillExit] = []
         try:
             went = self._launch(first, environ, deadline)

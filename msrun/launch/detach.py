@@ -25,7 +25,7 @@ def detach(prepared: Prepared) -> bool:
         abandon(prepared)
         raise UsageError(
             f"the job cannot be detached ({error.strerror}): raise the limits (ulimit -u), or name "
-            "another --log_dir"
+            "another --log-dir"
         ) from error
     if pid:
         os.close(done)

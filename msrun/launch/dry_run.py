@@ -1,4 +1,4 @@
-"""``--dry_run``: the launch plan as text that a shell can run; nothing is started, made or bound.
+"""``--dry-run``: the launch plan as text that a shell can run; nothing is started, made or bound.
 
 It is the plan that the supervisor uses (``agent.launch.rank_plan``), not a copy of its logic.
 Comment lines are for people; the environment and each rank's command line can be pasted.
@@ -48,7 +48,7 @@ def show(request: Request, environ: Mapping[str, str]) -> int:
     """Print the plan of a request; the exit code.
 
     Raises:
-        UsageError: the job has no rank ``--sim_rank_id``, or the binding does not fit it.
+        UsageError: the job has no rank ``--sim-rank-id``, or the binding does not fit it.
     """
     bound = bindings(request.job, environ)
     plan = make_plan(request.job, environ, bound, _records_folder(environ))
@@ -93,7 +93,7 @@ def lines(plan: LaunchPlan, rank: int | None) -> Iterator[str]:
     chosen = [order for order in plan.orders if rank in {None, order.rank}]
     if not chosen:
         known = f"{plan.orders[0].rank} to {plan.orders[-1].rank}"
-        raise UsageError(f"--sim_rank_id={rank} is out of range: the ranks are {known}")
+        raise UsageError(f"--sim-rank-id={rank} is out of range: the ranks are {known}")
     yield "# dry run: nothing is started; every run gets new ids"
     yield from (f"# {name:<9} {_one_line(value)}" for name, value in facts(plan))
     yield ""
@@ -148,7 +148,7 @@ def _binding(spec: JobSpec) -> str:
     if not spec.bind.wanted:
         return "none"
     if spec.bind.cores:
-        return "as listed by --bind_core"
+        return "as listed by --bind-core"
     return f"by NUMA ({spec.bind.numa})" if spec.bind.numa else "an even share of the cores"
 
 

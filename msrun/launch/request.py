@@ -16,7 +16,7 @@ from msrun import __version__
 from msrun.launch.resume_point import ResumeOrigin
 from msrun.options import dialects
 from msrun.options.argv import CommandLine, scan
-from msrun.options.help import USAGE, help_text
+from msrun.options.help import USAGE, help_text, short_help
 from msrun.options.logs import logs
 from msrun.options.program import build_program
 from msrun.options.recovery import graceful_signals, on_failure, recovery_options
@@ -26,6 +26,7 @@ from worker_hooks.contract import env
 
 _UNFORWARDABLE = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD"})
 
+DETACHED = "the run was detached, and so is this one"
 SHOWN_VARIABLES = 10  # names in one sentence
 
 
@@ -58,7 +59,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
 
     Raises:
         UsageError: one sentence on what is wrong and where it comes from.
-        SystemExit: 0, after ``--help`` or ``--version`` was printed.
+        SystemExit: 0, after ``--help``, ``--help-all`` or ``--version`` was printed.
     """
     line = scan(argv, lambda words: _names_origin(words, environ))
     if line.print_only is not None:
@@ -82,6 +83,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     if resumed.other_args:
         said = "the script gets other arguments than in the run that is resumed, which had: "
         warnings += (said + resumed.other_args,)
+    if not request.join and "join" not in line.given:
+        warnings += (f"{DETACHED}: --join=True keeps it in the foreground",)
     return request._replace(
         job=job, origin=resumed.origin, environ=resumed.environ, warnings=warnings
     )
@@ -147,8 +150,9 @@ def _report(settings: Settings, job: JobSpec) -> Path | None:
 
 
 def _print(what: str) -> NoReturn:
-    """Print the version or the help, and exit."""
-    print(_version() if what == "version" else help_text())
+    """Print the version or one of the two helps, and exit."""
+    texts = {"version": _version, "help": short_help, "help-all": help_text}
+    print(texts[what]().rstrip("\n"))
     sys.exit(0)
 
 
@@ -167,7 +171,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
     """The checked job."""
     settings = layers.settings
     if layers.script is None:
-        raise UsageError(f"no script was given ({USAGE}); msrun --help lists the options")
+        raise UsageError(f"no script was given ({USAGE}); msrun --help shows examples")
     size = dialects.size(settings, environ)
     master = dialects.master(settings, warnings)
     _check_unused(settings)
@@ -299,6 +303,6 @@ def _sim_rank(settings: Settings, world_size: int, warnings: list[str]) -> int |
     if rank >= world_size:
         raise UsageError(f"{setting.shown}: the ranks are 0 to {world_size - 1}")
     if not _dry_run(settings):
-        warnings.append(f"{setting.shown} is ignored without --dry_run or --sim_level.")
+        warnings.append(f"{setting.shown} is ignored without --dry-run or --sim-level.")
         return None
     return rank

@@ -16,6 +16,7 @@ from agent.spec.job_spec import UsageError
 from msrun.options.settings import Setting
 from msrun.options.table import OPTIONS, SPELLINGS, Kind, Option, OptionOrigin
 
+PRINTED = frozenset({"help", "help-all", "version"})
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
@@ -25,7 +26,7 @@ class CommandLine(NamedTuple):
     given: Mapping[str, Setting]
     script: str | None
     script_args: tuple[str, ...]
-    print_only: str | None = None  # "help" or "version": print that and do nothing else
+    print_only: str | None = None  # one of PRINTED: print that and do nothing else
 
 
 def scan(
@@ -54,7 +55,7 @@ def scan(
         if option.kind is not Kind.FLAG:
             given[option.dest] = Setting(_value(spelling, value, rest), spelling)
             continue
-        if option.name in {"help", "version"}:
+        if option.name in PRINTED:
             return CommandLine(given, None, (), option.name)
         if value is not None:  # -mr3 is -m -r3
             rest.insert(0, _after_flag(spelling, value))
@@ -102,7 +103,9 @@ def _match(token: str) -> tuple[Option, str, str | None]:
         case [option]:
             pass
         case []:
-            raise UsageError(f"unrecognized option {name}{_closest(name)}: msrun --help lists all")
+            raise UsageError(
+                f"unrecognized option {name}{_closest(name)}: msrun --help-all lists all"
+            )
         case several:
             names = ", ".join(option.long for option in several)
             raise UsageError(f"ambiguous option {name}: it could match {names}")

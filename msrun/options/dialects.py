@@ -43,7 +43,7 @@ def disagreement(*settings: Setting) -> UsageError:
 
 
 def size(settings: Settings, environ: Mapping[str, str]) -> JobSize:
-    """Nodes and workers from --nnodes, --nproc-per-node, --worker_num, --local_worker_num.
+    """Nodes and workers from --nnodes, --nproc-per-node, --worker-num, --local-worker-num.
 
     Raises:
         UsageError: they contradict each other or are out of range.
@@ -196,7 +196,7 @@ def _same_host(one: str, other: str) -> bool:
 
 
 def bind(settings: Settings, nproc: int) -> BindSpec:
-    """CPU binding from --bind_core, --bind_numa and --numa-binding."""
+    """CPU binding from --bind-core, --bind-numa and --numa-binding."""
     core, numa = settings.of("bind_core"), _numa(settings)
     try:
         auto = truth(core)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.spec.job_spec import LogSpec, UsageError
+from agent.spec.job_spec import LogSpec, Std, UsageError
 from msrun.options import rank_maps
 from msrun.options.dialects import JobSize
 from msrun.options.settings import Setting, Settings
@@ -27,11 +27,19 @@ def logs(
     for dest in ("redirects", "tee", "local_ranks_filter"):
         if dest == "local_ranks_filter" or ":" in settings.of(dest).text:  # -t 3 names no rank
             _warn_beyond(settings.of(dest), nproc, warnings)
+    tee = rank_maps.streams(settings.of("tee"), nproc)
+    for dest, stream in (
+        ("duplicate_stdout_filters", Std.OUT),
+        ("duplicate_stderr_filters", Std.ERR),
+    ):
+        if settings.text(dest) and not any(shown & stream for shown in tee.values()):
+            shown = settings.of(dest).shown
+            warnings.append(f"{shown} is ignored: it picks lines of streams that -t shows.")
     return LogSpec(
         log_dir=folder(log_dir),
         disabled=log_dir.text == os.devnull,
         redirects=rank_maps.streams(settings.of("redirects"), nproc),
-        tee=rank_maps.streams(settings.of("tee"), nproc),
+        tee=tee,
         local_ranks_filter=_filter(settings.of("local_ranks_filter")),
         tail=_tail(settings.of("tail_worker_log"), size.nnodes * nproc),
         duplicate_stdout_filters=rank_maps.words(settings.of("duplicate_stdout_filters")),

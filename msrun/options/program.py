@@ -10,11 +10,23 @@ from agent.spec.job_spec import Program, ProgramKind, UsageError
 from msrun.options.settings import Settings
 from worker_hooks.contract import env
 
-SUBCOMMANDS = ("status", "top", "stop", "logs", "report", "drill", "checkpoints", "help")
-"""First words that name no script."""
+SUBCOMMANDS: Mapping[str, str] = {
+    "status": "a run's state and its ranks",
+    "top": "the same live",
+    "logs": "what the workers print; -f follows, --rank R: one of them",
+    "stop": "all ranks finish one step, save it and exit; --now kills them",
+    "report": "one HTML file: what each rank did when, and what failures cost",
+    "checkpoints": "list, show, verify, prune and merge checkpoints",
+    "drill": "kill ranks of a job on purpose and prove that nothing is lost",
+    "doctor": "is this machine, and a folder for checkpoints, fit for a job?",
+    "bugreport": "an archive for those who help you, with secrets masked",
+    "completion": 'for a shell: eval "$(msrun completion bash)"; also zsh, fish',
+    "help": "msrun help protect: how a script is protected",
+}
+"""First words that name no script, and what each is for in ``msrun --help``."""
 
 _PROGRAMS = frozenset({"python", "python3", "pytest"})
-"""MindSpore's msrun runs these directly: ``msrun --worker_num=8 python train.py``."""
+"""MindSpore's msrun runs these directly: ``msrun --worker-num=8 python train.py``."""
 
 
 def build_program(
@@ -64,7 +76,8 @@ def _check_script(name: str) -> None:
     if not os.path.exists(name):
         import difflib  # slow to import, rarely needed
 
-        near = difflib.get_close_matches(name, SUBCOMMANDS, n=1)
+        words = [*SUBCOMMANDS, "--version"]
+        near = difflib.get_close_matches(name, words, n=1)
         meant = f" (did you mean msrun {near[0]}?)" if near else ""
         raise UsageError(
             f"there is no script {name!r}{meant}: give its path, or -m and a module's name"

@@ -201,7 +201,7 @@ def _rungs(setting: Setting) -> tuple[str, ...]:
 def _replace(
     settings: Settings, rungs: tuple[str, ...], environ: Mapping[str, str], *, is_explicit: bool
 ) -> ReplaceSpec:
-    """Whether lost ranks are replaced: by --on_failure, else by MindSpore's switch."""
+    """Whether lost ranks are replaced: by --on-failure, else by MindSpore's switch."""
     most = settings.integer("max_replacements") or 0
     period_s = settings.seconds("replacement_period") or 0.0
     text = environ.get(env.ENABLE_TFT, "")

@@ -1,7 +1,7 @@
 """The one table of options: spellings, defaults, environment names and help of every flag.
 
-The command line (`argv`), the YAML keys (`config_file`), the environment (`settings`), ``--help``
-(`help`) and ``docs/reference/command-line.md`` are all read from it. Pure data.
+The command line (`argv`), the YAML keys (`config_file`), the environment (`settings`),
+``--help-all`` (`help`) and ``docs/reference/command-line.md`` are all read from it. Pure data.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Section(Enum):
-    """The headings of ``--help``, in their order."""
+    """The headings of ``--help-all``, in their order."""
 
     JOB = "Job"
     PROGRAM = "Workers"
@@ -72,13 +72,13 @@ class Option(NamedTuple):
 
     @property
     def long(self) -> str:
-        """The spelling to show: torchrun writes dashes, MindSpore underscores."""
-        return f"--{self.name if self.origin is OptionOrigin.TORCHRUN else self.dest}"
+        """The spelling to show, one for all: with dashes."""
+        return f"--{self.name}"
 
     @property
     def spellings(self) -> tuple[str, ...]:
         """Every full spelling that is accepted."""
-        both = dict.fromkeys((self.long, f"--{self.name}", f"--{self.dest}"))
+        both = dict.fromkeys((self.long, f"--{self.dest}"))
         return (self.short, *both) if self.short else tuple(both)
 
     @property
@@ -166,10 +166,10 @@ OPTIONS: tuple[Option, ...] = (
            "ranks.",
            default="replace,dump,restart", metavar="RUNG,...", origin=_OUR),
     Option("max-replacements", _S.RECOVERY,
-           "How many ranks msrun replaces at most within --replacement_period.",
+           "How many ranks msrun replaces at most within --replacement-period.",
            default="20", kind=_K.INT, metavar="N", low=0, origin=_OUR),
     Option("replacement-period", _S.RECOVERY,
-           "Seconds after which a replacement no longer counts towards --max_replacements.",
+           "Seconds after which a replacement no longer counts towards --max-replacements.",
            default="3600", kind=_K.FLOAT, metavar="SECONDS", origin=_OUR),
     Option("shutdown-timeout", _S.RECOVERY,
            "Seconds from the request to stop until workers get SIGKILL.",
@@ -228,7 +228,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("grace", _S.RECOVERY,
            "Seconds from a request to stop until all ranks have reached one step and saved it; "
            "then msrun saves what is complete.",
-           unset="30 after a signal, 600 after msrun stop --graceful, a file or --graceful_signals",
+           unset="30 after a signal, 600 after msrun stop --graceful, a file or --graceful-signals",
            kind=_K.FLOAT, metavar="SECONDS", origin=_OUR),
     Option("graceful-signals", _S.RECOVERY,
            "More signals, by name or number, that request a graceful exit; workers never get them.",
@@ -258,8 +258,8 @@ OPTIONS: tuple[Option, ...] = (
            unset="off; msrun-report-ID.html without a name", kind=_K.MAYBE, metavar="[=FILE]",
            origin=_OUR),
     Option("duplicate-stdout-filters", _S.LOGS,
-           "Texts; a line of stdout that contains one is also written to filtered_stdout.log; ,, "
-           "is a comma.",
+           "Texts; a line of a stdout shown by -t that contains one is also written to "
+           "filtered_stdout.log; ,, is a comma.",
            metavar="TEXT,..."),
     Option("duplicate-stderr-filters", _S.LOGS, "The same for stderr and filtered_stderr.log.",
            metavar="TEXT,..."),
@@ -273,7 +273,7 @@ OPTIONS: tuple[Option, ...] = (
            metavar="|".join(NUMA_MODES), choices=NUMA_MODES, has_env=False),
 
     _flag("dry-run", _S.LOOKING, "Print what msrun would start, and start nothing.", origin=_OUR),
-    Option("sim-level", _S.LOOKING, "0 to 3 mean --dry_run.",
+    Option("sim-level", _S.LOOKING, "0 to 3 mean --dry-run.",
            default="-1", unset="off", kind=_K.INT, metavar="LEVEL", low=-1, high=SIM_LEVEL_MAX,
            origin=_MS),
     Option("sim-rank-id", _S.LOOKING, "Print only this rank.",
@@ -297,7 +297,9 @@ OPTIONS: tuple[Option, ...] = (
     _flag("verbose", _S.GENERAL, "Print the derived timeouts before the start.", short="-v",
           origin=_OUR),
     _flag("version", _S.GENERAL, "Print the version and exit.", origin=_OUR, has_env=False),
-    _flag("help", _S.GENERAL, "Print this text and exit.", short="-h", has_env=False),
+    _flag("help", _S.GENERAL, "Print examples, commands and the usual options, and exit.",
+          short="-h", has_env=False),
+    _flag("help-all", _S.GENERAL, "Print this text and exit.", origin=_OUR, has_env=False),
 )
 # fmt: on
 

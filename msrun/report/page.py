@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from agent.accounting.summary import percent
-from agent.records.run_record import without_secrets
 from agent.text.ranges import format_ranges
-from agent.text.wording import lasting, ranged
+from agent.text.secret_names import without_secrets
+from agent.text.wording import duration, ranged
 from msrun.report.evidence import MOST_RANKS, log_end, stacks
 from msrun.report.lanes import lanes
 from msrun.report.markup import Markup, joined, table, tag
@@ -129,7 +129,7 @@ def _incidents(found: Recording, began: float) -> Iterator[Markup]:
 
 def _row(one: PastIncident, began: float) -> tuple[object, ...]:
     return (
-        tag("div", lasting(one.at - began), class_="when"),
+        tag("div", duration(one.at - began), class_="when"),
         format_ranges(one.ranks) or UNKNOWN,
         tag("div", one.cause, class_="cause"),
         one.answer or UNKNOWN,

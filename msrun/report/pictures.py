@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agent.text.ranges import format_ranges
-from agent.text.wording import lasting
+from agent.text.wording import duration
 from msrun.report.lanes import CELLS, Lane
 from msrun.report.markup import Markup, joined, tag
 from msrun.report.pace import Point
@@ -66,7 +66,7 @@ def _lane(lane: Lane) -> Markup:
 
 
 def _axis(began: float, ended: float) -> Markup:
-    marks = [lasting((ended - began) * part / 4) for part in range(5)]
+    marks = [duration((ended - began) * part / 4) for part in range(5)]
     return tag("div", *(tag("span", mark) for mark in marks), class_="axis")
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from agent.accounting.summary import percent
 from agent.text.ranges import format_ranges
-from agent.text.wording import lasting
+from agent.text.wording import duration
 from msrun.terminal.table import UNKNOWN, brief, moment
 
 INCIDENT_COLUMNS = ("incident", "rank", "step", "cause", "answer", "lost", "steps lost")
@@ -46,7 +46,7 @@ class Cost(NamedTuple):
         if self.share is None:
             why = "unknown: not every rank has registered a TrainState"
             return f"{why}; {count}" if self.incidents else why
-        said = f"{percent(self.share)} of {lasting(self.wall_s)} was training"
+        said = f"{percent(self.share)} of {duration(self.wall_s)} was training"
         if not self.incidents:
             return said
         steps = "unknown" if self.lost_steps is None else str(self.lost_steps)

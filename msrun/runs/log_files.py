@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.records.tail import LogView
+from agent.records.log_view import LogView
 from agent.spec.job_spec import UsageError
 from msrun.runs.run_state import RunState, WorkerState
 from worker_hooks.contract.layout import SCHEDULER_LOG, RunLayout

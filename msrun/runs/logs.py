@@ -6,7 +6,8 @@ import os
 import select
 import sys
 
-from agent.records.tail import Follower, LogView, Tail
+from agent.records.log_view import LogView
+from agent.records.tail import Follower, Tail
 from agent.spec.job_spec import UsageError
 from msrun.runs.log_files import STDOUT, Wanted, checked_attempt, views
 from msrun.runs.run_state import RunState, look, open_process

@@ -161,7 +161,7 @@ def look(record: Record) -> RunState:
 
 
 def _folder(record: Record) -> Path:
-    """Where its files are: a later run with the same ``--log_dir`` moves them aside."""
+    """Where its files are: a later run with the same ``--log-dir`` moves them aside."""
     folder = Path(record.log_dir)
     aside = folder / EARLIER / record.record_id
     return aside if os.path.isdir(aside) else folder

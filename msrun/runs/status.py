@@ -15,7 +15,7 @@ from typing import Any
 from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
 from agent.text.sanitize import sanitized
-from agent.text.wording import lasting
+from agent.text.wording import duration
 from msrun.runs.cost import INCIDENT_COLUMNS, incident_rows
 from msrun.runs.run_state import ALIVE, LOST, RunState, WorkerState
 from msrun.terminal.stdout import put
@@ -86,11 +86,11 @@ def facts(run: RunState, now: float) -> Iterable[tuple[str, str]]:
 def uptime(run: RunState, now: float) -> str:
     """How long the run has lasted, as far as msrun knows."""
     if run.status and run.status.ended is not None:
-        return lasting(run.status.ended - run.record.started)
+        return duration(run.status.ended - run.record.started)
     if run.alive:
-        return lasting(now - run.record.started)
+        return duration(now - run.record.started)
     if run.status:
-        return f"{lasting(run.status.updated - run.record.started)} or more"
+        return f"{duration(run.status.updated - run.record.started)} or more"
     return UNKNOWN
 
 
@@ -104,14 +104,14 @@ def rank_row(run: RunState, worker: WorkerState, now: float) -> tuple[str, ...]:
         str(worker.pid or UNKNOWN),
         LOST if alive and run.lost else worker.state,
         str(worker.attempt),
-        lasting((last or 0) - (worker.started or 0)) if known else UNKNOWN,
+        duration((last or 0) - (worker.started or 0)) if known else UNKNOWN,
         worker.exit or UNKNOWN,
     )
 
 
 def progress(worker: WorkerState) -> tuple[str, ...]:
-    """A rank's step and epoch."""
-    known = (worker.step, worker.epoch)
+    """A rank's step and epoch, both counted from one."""
+    known = (worker.step, None if worker.epoch is None else worker.epoch + 1)
     return tuple(UNKNOWN if number is None else str(number) for number in known)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from agent.records.run_record import Record, records
 from agent.records.stop_note import StopNote, write_note
 from agent.spec.job_spec import Timeouts, UsageError
-from agent.text.wording import lasting
+from agent.text.wording import duration
 from msrun.runs.choice import agreed, chosen
 from msrun.runs.run_state import RunState, has_ended, is_alive, look, open_process
 from msrun.terminal.stdout import put
@@ -100,17 +100,17 @@ def _stop(run: RunState, process: int, bound_s: float | None, note: StopNote, fo
     if now or not is_repeated:
         _write_note(record, folder, note)
         _terminate(record, process)
-    asked = "is asked to exit gracefully" if note.is_graceful else "is asked to stop"
-    verb = "is being killed" if now else "was asked to stop before" if is_repeated else asked
-    patience = "" if bound_s is None else f", waiting up to {lasting(bound_s)}"
-    put(f"run {record.record_id} (msrun pid {record.pid}) {verb}{patience}\n")
+    doing = "killing" if now else "still stopping" if is_repeated else "stopping"
+    how = ", gracefully" if note.is_graceful and not is_repeated else ""
+    patience = "" if bound_s is None else f" (up to {duration(bound_s)})"
+    put(f"{doing} run {record.record_id}{how}{patience}\n")
     if _await_end(process, bound_s, began):
         took = time.monotonic() - began
         put(f"run {record.record_id} ended after {took:.1f} s: {_end(look(record))}\n")
         return 0
     alive = _still_alive(look(record))
     hint = "" if now else f"; `msrun stop --now {record.record_id}` kills its workers"
-    put(f"run {record.record_id} has not ended within {lasting(bound_s or 0)}{alive}{hint}\n")
+    put(f"run {record.record_id} has not ended within {duration(bound_s or 0)}{alive}{hint}\n")
     return FAILED_EXIT
 
 

@@ -14,8 +14,8 @@ from queue import SimpleQueue
 from agent.spec.console import Console
 from agent.text.tone import Tone
 
-STDERR = 2
-_COLOURS = {Tone.GOOD: "\033[32m", Tone.BAD: "\033[31m"}
+STDOUT, STDERR = 1, 2
+_COLOURS = {Tone.GOOD: "\033[32m", Tone.CAUTION: "\033[33m", Tone.BAD: "\033[31m"}
 _RESET = "\033[0m"
 
 
@@ -65,16 +65,21 @@ def say(text: str) -> None:
 
 def tell(text: str, tone: Tone) -> None:
     """Print one sentence on stderr, on a terminal green or red if it is good or bad news."""
-    code = _COLOURS.get(tone, "") if has_colours(os.environ) else ""
-    say(f"{code}{text}{_RESET}" if code else text)
+    say(coloured(text, tone, os.environ))
 
 
-def has_colours(environ: Mapping[str, str]) -> bool:
-    """Whether stderr shows them, by the conventions of no-color.org and force-color.org."""
+def coloured(text: str, tone: Tone, environ: Mapping[str, str], fd: int = STDERR) -> str:
+    """The text in the colour of its tone, where ``fd`` shows colours."""
+    code = _COLOURS.get(tone, "") if has_colours(environ, fd) else ""
+    return f"{code}{text}{_RESET}" if code else text
+
+
+def has_colours(environ: Mapping[str, str], fd: int = STDERR) -> bool:
+    """Whether ``fd`` shows them, by the conventions of no-color.org and force-color.org."""
     if environ.get("NO_COLOR"):
         return False
     return bool(environ.get("FORCE_COLOR")) or (
-        os.isatty(STDERR) and environ.get("TERM", "dumb") != "dumb"
+        os.isatty(fd) and environ.get("TERM", "dumb") != "dumb"
     )
 
 

@@ -36,7 +36,7 @@ class Column(NamedTuple):
 
 def progress(one: RankFacts) -> str:
     """Epoch and step, as the script counts them."""
-    return UNKNOWN if one.step is None else f"{one.epoch}/{one.step}"
+    return UNKNOWN if one.step is None else f"{(one.epoch or 0) + 1}/{one.step}"
 
 
 def rate(steps_per_s: float | None) -> str:

@@ -116,7 +116,7 @@ def _counts(status: LastStatus | None) -> tuple[str, ...]:
 
 
 def _workers_of(pages: Mapping[int, PageFacts]) -> list[WorkerState]:
-    """The ranks of a run without a ``status.json`` (``--log_dir /dev/null``), from their pages."""
+    """The ranks of a run without a ``status.json`` (``--log-dir /dev/null``), from their pages."""
     return [
         WorkerState(
             rank=rank,

@@ -92,7 +92,7 @@ def _log(run: RunState, rank: int, lines: int) -> tuple[str, Sequence[str]]:
             file.seek(max(0, size - LOG_BYTES))
             found = log_lines(file.read(LOG_BYTES), cut=size > LOG_BYTES)
     except (OSError, ValueError, UsageError):
-        return "no log", ("the rank wrote nothing, or --log_dir /dev/null is set",)
+        return "no log", ("the rank wrote nothing, or --log-dir /dev/null is set",)
     return str(newest), last_lines(found, lines)
 
 

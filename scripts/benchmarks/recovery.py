@@ -109,7 +109,7 @@ def training(
     replaces: bool = False,
     options: tuple[str, ...] = (),
 ) -> AbstractContextManager[Trial]:
-    """Start the side's own way to train without lasting damage by deaths.
+    """Start the side's own way to train without duration damage by deaths.
 
     ``replaces``: msrun may also replace the dead rank alone, not only save and restart all.
     """

@@ -76,7 +76,7 @@ def memory(side: Side, nproc: int, kills: int) -> Figures:
         TrialError: the job did not recover, or all ranks were started again.
     """
     stay = nproc - nproc // 2
-    options = (f"--max_replacements={2 * kills}",)  # a replacement may itself need a second one
+    options = (f"--max-replacements={2 * kills}",)  # a replacement may itself need a second one
     held: dict[int, list[Held]] = {}
     with guarded(side, nproc=nproc, options=options) as (trial, board):
         board.wait_all(nproc, 1, LIMIT_S)

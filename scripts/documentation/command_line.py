@@ -14,13 +14,16 @@ from msrun.options.table import OPTIONS, Kind, Option, Section
 _FOREWORD = """\
 # Command line
 
-Every option of `msrun`, with its default, and every subcommand. `msrun --help` and
+Every option of `msrun`, with its default, and every subcommand. `msrun --help-all` and
 `msrun COMMAND --help` print the same in a terminal.
 
     msrun [options] script.py [script arguments]
     msrun status|top|stop|logs [RUN]
     msrun drill [faults] -- [options] script.py [script arguments]
     msrun checkpoints list|show|verify|prune|merge FOLDER
+    msrun doctor [FOLDER]
+    msrun bugreport [RUN]
+    msrun completion bash|zsh|fish
 
 ## How options are read
 

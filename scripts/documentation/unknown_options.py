@@ -33,7 +33,7 @@ def problems(page: Page) -> Iterator[str]:
 
 
 def _of_line(line: str) -> Iterator[str]:
-    """Of ``$ PET_ROLE=x srun msrun --worker_num=8 train.py``, what follows the command."""
+    """Of ``$ PET_ROLE=x srun msrun --worker-num=8 train.py``, what follows the command."""
     try:
         words = shlex.split(line, comments=True)
     except ValueError:  # a quotation mark in a sentence

@@ -52,6 +52,8 @@ def test_readmes_script_survives_a_kill_and_ends_like_the_unchanged_one(msrun):
         promised = re.sub(r"step\\ \d+", "step [0-9]+", re.escape(line))
         promised = re.sub(r"\d+\\\.\d+\\ s", "[0-9.]+ s", promised)
         assert re.search(promised, killed.err), (promised, killed.err)
+    assert "lost its connection" not in killed.out
+    assert "RuntimeError" not in killed.out  # what a peer raises because of the death
 
 
 @pytest.mark.parametrize("text", of(""))

@@ -68,7 +68,7 @@ def again(msrun: Launcher) -> list[str]:
     """A run that failed with step 5 saved; the words that go on from it."""
     job = start(msrun)
     kill(job, 2)
-    assert job.wait().err.splitlines()[-1] == "msrun --resume"
+    assert job.wait().err.splitlines()[-1] == "msrun: to resume: msrun --resume"
     return ["--resume"]
 
 
@@ -82,7 +82,10 @@ def test_a_resumed_run_knows_what_its_checkpoint_holds(msrun: Launcher, again: l
     assert ended.code == 1
     assert "step -1" not in ended.err
     assert "lost: " not in ended.err
-    assert ended.err.splitlines()[-2:] == [f"saved: step 5, 3 ranks, {folder}", "msrun --resume"]
+    assert ended.err.splitlines()[-2:] == [
+        f"msrun: saved: step 5, 3 ranks, {folder}",
+        "msrun: to resume: msrun --resume",
+    ]
     assert f"step 5 is saved in {folder}" in seen(job, "Finish")[0]["reason"]
     assert os.listdir(msrun.tmp / "ckpt") == [STEP_5]  # the same is not saved once more
     assert folder.stat().st_ino == before
@@ -109,8 +112,8 @@ def test_the_line_to_type_works_without_a_record(msrun: Launcher) -> None:
     ended = job.wait()
     assert ended.code == 1
     *_, kept, line = ended.err.splitlines()
-    assert kept == f"saved: step 5, 2 ranks, {msrun.tmp}/ckpt/{STEP_5}"
-    program, *words = shlex.split(line)
+    assert kept == f"msrun: saved: step 5, 2 ranks, {msrun.tmp}/ckpt/{STEP_5}"
+    program, *words = shlex.split(line.removeprefix("msrun: to resume: "))
     assert program == "msrun"
     again = msrun.start(*words)
     await_registered(again, 2)

@@ -16,7 +16,7 @@ def test_sigterm_brings_all_to_one_step(msrun: Launcher) -> None:
     job.signal(signal.SIGTERM)
     ended = job.wait()
     check_graceful(msrun, job, ended, "msrun received SIGTERM", step=7)
-    assert "within 20 s, save it and exit; one more signal saves at once" in ended.err
+    assert "which is then saved (at most 20 s); one more signal saves at once" in ended.err
     assert [one["step"] for one in seen(job, "Frozen")] == [7] * 3
 
 
@@ -67,7 +67,7 @@ def test_who_finishes_meanwhile_is_let_go_and_the_others_agree(msrun: Launcher) 
     ended = job.wait()
     assert time.monotonic() - asked_s < Timeouts().exit_s  # --grace=3 bounds it, no other timeout
     assert (ended.code, job.status()["state"]) == (143, "stopped")
-    assert "step 5 is saved in" in ended.err
+    assert "msrun: saved: step 5, " in ended.err
 
 
 def test_who_is_done_before_the_step_of_the_others_is_let_go(msrun: Launcher) -> None:
@@ -90,14 +90,14 @@ def test_a_death_makes_it_a_power_off_dump(msrun: Launcher) -> None:
     ended = job.wait()
     assert ended.code == 143
     assert (
-        "no graceful exit, rank 2 was killed by SIGKILL: what is whole is saved at once"
+        "no graceful exit, rank 2 was killed by SIGKILL: what is complete is saved at once"
         in ended.err
     )
     assert (
-        "stopped by SIGTERM, not gracefully: rank 2 was killed by SIGKILL; step 5 is saved in"
+        "stopped by SIGTERM, not gracefully: rank 2 was killed by SIGKILL\nmsrun: saved: step 5, "
         in ended.err
     )
-    assert ended.err.splitlines()[-1] == "msrun --resume"
+    assert ended.err.splitlines()[-1] == "msrun: to resume: msrun --resume"
     assert (
         saved(msrun, 5).reason
         == "graceful exit: msrun received SIGTERM, but rank 2 was killed by SIGKILL"
@@ -113,7 +113,8 @@ def test_the_second_signal_saves_at_once(msrun: Launcher) -> None:
     ended = job.wait()
     assert ended.code == 143
     assert (
-        "no graceful exit, msrun received SIGTERM, too: what is whole is saved at once" in ended.err
+        "no graceful exit, msrun received SIGTERM again: what is complete is saved at once"
+        in ended.err
     )
     assert saved(msrun, 5).world_size == 3
 
@@ -155,7 +156,7 @@ def test_who_does_not_leave_is_killed(msrun: Launcher) -> None:
     ended = job.wait()
     assert ended.code == 143
     assert (
-        "not gracefully: rank 1 still alive 2 s after the order to exit; step 6 is saved"
+        "not gracefully: rank 1 still alive 2 s after the order to exit\nmsrun: saved: step 6, "
         in ended.err
     )
     assert saved(msrun, 6).world_size == 3
@@ -168,7 +169,7 @@ def test_who_fails_when_it_leaves_is_named(msrun: Launcher) -> None:
     assert ended.code == 143
     assert "rank 1 on" in ended.err
     assert (
-        "not gracefully: rank 1 exited with code 3 when it was ordered to exit; step 6 is saved"
+        "not gracefully: rank 1 exited with code 3 when it was ordered to exit\nmsrun: saved: step 6, "
         in ended.err
     )
 

@@ -63,7 +63,7 @@ def test_who_stands_in_no_collective_is_the_culprit(msrun: Launcher) -> None:
     assert the(job, "HangJudged")["victims"] == [0, 1]
     assert the(job, "RankHung")["rank"] == 2
     assert the(job, "RankHung")["why"].endswith(
-        "the limit is 1 s, --hang_timeout=1); it stands at train.py:9 f"
+        "the limit is 1 s, --hang-timeout=1); it stands at train.py:9 f"
     )
 
 

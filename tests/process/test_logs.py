@@ -235,7 +235,7 @@ def test_the_report_has_root_cause_consequences_and_torchruns_block_in_this_orde
             "Traceback (most recent call last)",
             "RuntimeError: rank 2 had enough",
             "  log: ",
-            "msrun stopped ranks 0-1,3 (3 workers)",
+            "msrun stopped ranks 0-1,3",
             "fails_at.py FAILED",
             "Root Cause (first observed failure):",
         )

@@ -164,7 +164,9 @@ def test_what_is_in_memory_goes_to_the_disk_when_nobody_can_be_replaced(msrun: L
     assert {shard.rank for shard in found.shards if shard.kind == "private"} == {0, 1, 2}
     assert os.listdir(msrun.tmp / "ckpt") == [STEP_5]
     assert "saved from memory in 0." in ended.err
-    assert "not replaced: rank 2 died three times at step 5\nsaved: step 5," in ended.err
+    assert (
+        "msrun: not replaced: rank 2 died three times at step 5\nmsrun: saved: step 5," in ended.err
+    )
     assert "was killed by SIGKILL" in ended.err
 
 

@@ -114,7 +114,9 @@ def test_a_run_is_gone_on_with_from_anywhere_in_its_own_folder(msrun, home, tmp_
     ended = call(msrun, tmp_path, "--resume", record.record_id, LEAVE="4")
     assert ended.code == 1
     assert {rank["cwd"] for rank in told(home)} == {str(home)}
-    assert ended.err.splitlines()[-1] == f"msrun --resume {newest(msrun).record_id}"
+    assert (
+        ended.err.splitlines()[-1] == f"msrun: to resume: msrun --resume {newest(msrun).record_id}"
+    )
 
 
 def test_a_run_that_went_on_and_failed_says_how_to_go_on_and_does(msrun, home):
@@ -122,7 +124,10 @@ def test_a_run_that_went_on_and_failed_says_how_to_go_on_and_does(msrun, home):
     folder = saved(home / "ckpt", step=5, run=record.record_id)
     ended = call(msrun, home, "--resume", "ckpt", LEAVE="4")
     assert ended.code == 1
-    assert ended.err.splitlines()[-2:] == [f"saved: step 5, 2 ranks, {folder}", "msrun --resume"]
+    assert ended.err.splitlines()[-2:] == [
+        f"msrun: saved: step 5, 2 ranks, {folder}",
+        "msrun: to resume: msrun --resume",
+    ]
     second = newest(msrun)
     report = json.loads((Path(second.log_dir) / "failure.json").read_text())
     assert report["saved"]["path"] == str(folder)

@@ -30,9 +30,9 @@ def test_what_a_script_found_by_itself_is_gone_on_from(msrun: Launcher) -> None:
     assert f"resumed from {folder} with --is_recover=1" in job.logs()["worker_0.log"]
     why = "3 attempts in a row reached no commit after step 5 (1 of 3 restarts left unused)"
     assert ended.err.splitlines()[-3:] == [
-        f"gave up: {why}",
-        f"saved: step 5, 2 ranks, {folder}",
-        "msrun --resume",
+        f"msrun: gave up: {why}",
+        f"msrun: saved: step 5, 2 ranks, {folder}",
+        "msrun: to resume: msrun --resume",
     ]
     assert json.loads((job.folder / "failure.json").read_bytes())["gave_up"] == why
 

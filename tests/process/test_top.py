@@ -71,7 +71,7 @@ def test_a_job_is_watched_to_its_end(msrun: Launcher, terminal: Terminal) -> Non
     job = start(msrun)
     top = terminal.watch("--interval=0.1")
     terminal.until(re.escape(ENTER))
-    row = rf"\n\x1b\[K[^\n]* 0 +{job.pids()[0]} .*running.*updated +1/5 "
+    row = rf"\n\x1b\[K[^\n]* 0 +{job.pids()[0]} .*running.*updated +2/5 "
     frame = terminal.until(row + r".*q quit")
     assert max(map(len, CONTROL.sub("", frame).splitlines())) <= 80
     assert not terminal.is_as_before()
@@ -105,6 +105,6 @@ def test_every_way_out_gives_the_terminal_back(msrun: Launcher, terminal: Termin
         env=msrun.env(COLUMNS="80", NO_COLOR="1"), cwd=msrun.tmp, capture_output=True, text=True, timeout=DEADLINE_S, check=True,
     ).stdout  # fmt: skip
     assert max(map(len, frame.splitlines())) <= 80 and "\x1b" not in frame
-    assert re.search(rf"\n   0 +{job.pids()[0]} running   updated +1/5 ", frame)
+    assert re.search(rf"\n   0 +{job.pids()[0]} running   updated +2/5 ", frame)
     job.signal(signal.SIGTERM)
     job.wait()

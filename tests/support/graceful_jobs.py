@@ -44,11 +44,11 @@ def check_graceful(msrun: Launcher, job: Job, ended: Ended, why: str, step: int 
     assert ended.code == 0, ended.err
     path = msrun.tmp / "ckpt" / f"tft_saved_checkpoints-step_{step}"
     lines = ended.err.splitlines()
-    assert (
-        f"msrun: graceful exit: {why}, every rank exited with 0; step {step} is saved in {path}"
-        in lines
-    )
-    assert lines[-2:] == [f"saved: step {step}, 3 ranks, {path}", "msrun --resume"]
+    assert lines[-3:] == [
+        f"msrun: graceful exit: {why}, every rank exited with 0",
+        f"msrun: saved: step {step}, 3 ranks, {path}",
+        "msrun: to resume: msrun --resume",
+    ]
     assert "Root Cause" not in ended.err
     assert [log.count(LINE) for log in job.logs().values()] == [1] * 3
     assert job.status()["state"] == "stopped"

@@ -26,5 +26,5 @@ def test_an_argument_that_newcomers_refuse_is_named(msrun: Launcher) -> None:
     assert f"(exited with code 2: {refusal}): the state is saved before a restart" in ended.err
     assert "not replaced, the same failure twice at step " in ended.err
     hint = "msrun appended --nonsense to the script's arguments because the rank resumes"
-    assert f"  hint: {hint} (--recover_arg= leaves it out)" in ended.err
-    assert ended.err.splitlines()[-1] == "msrun --resume"
+    assert f"  hint: {hint} (--recover-arg= leaves it out)" in ended.err
+    assert ended.err.splitlines()[-1] == "msrun: to resume: msrun --resume"

@@ -34,7 +34,7 @@ def test_power_off_sample_learns_under_plain_python(tmp_path, warm_python):
     assert [line.split()[1] for line in epochs] == ["1/3", "2/3", "3/3"]
     right, _, tested = last.partition("(")[2].partition(")")[0].partition(" of ")
     assert int(right) > 0.7 * int(tested)  # by chance it would be a tenth
-    assert ended.stderr.count("nothing guards this run") == 1
+    assert ended.stderr.count("this run is not protected") == 1
     assert not list(tmp_path.iterdir())  # nobody died, nothing is saved
 
 

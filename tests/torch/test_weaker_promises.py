@@ -19,7 +19,7 @@ from worker_hooks.drill.plan import DrillPlan
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
 PLAIN = "plain"
-UNGUARDED = "nothing guards this run; under msrun a dead rank loses nothing"
+UNGUARDED = "not running under msrun, so this run is not protected"
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_a_script_can_be_told_to_leave_it(launcher: Launcher, torchrun: Run) -> 
     words = msrun_of(launcher, f"--worker_num={RANKS}", SCRIPT, "out", "--kind=clip")
     done = run(launcher, folder, *words, MS_ENABLE_TFT="{TTP:0}")
     assert done.ended.code == 0, done.ended.out
-    assert "nothing guards this run: MS_ENABLE_TFT says so" in done.ended.out
+    assert "this run is not protected: MS_ENABLE_TFT says so" in done.ended.out
     assert done.results("clip") == torchrun.results("clip", out=PLAIN)
     lines = (folder / "logs" / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
@@ -155,7 +155,7 @@ def test_half_the_ranks_go_on_where_all_stopped(launcher: Launcher) -> None:
     environ = {"MSRUN_DRILL": plan.encode()}
     done = run(launcher, folder, "sh", "-c", prelude, "sh", *words, **environ)
     assert done.ended.code == 1
-    assert done.ended.out.splitlines()[-1] == "msrun --resume"
+    assert done.ended.out.splitlines()[-1] == "msrun: to resume: msrun --resume"
     again = run(
         launcher,
         folder / "again",

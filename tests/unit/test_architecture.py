@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract storage rng distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
     "agent": "forkserver text spec machine controller accounting records workers hooks launch health dump failure supervisor",
-    "msrun": "options terminal runs report checkpoints launch top drill",
+    "msrun": "options terminal runs report checkpoints launch top doctor bugreport completion drill",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
@@ -40,6 +40,9 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "msrun.launch": "detach dry_run request resume_point",
     "msrun.report": "report",
     "msrun.top": "watch",
+    "msrun.bugreport": "command",
+    "msrun.completion": "scripts words",
+    "msrun.doctor": "command",
     "msrun.drill": "command",
 }
 PURE = {  # packages and modules without effects
@@ -49,6 +52,8 @@ PURE = {  # packages and modules without effects
     *(
         "worker_hooks.contract.env",
         "worker_hooks.contract.fingerprint",
+        "worker_hooks.contract.peer_lost",
+        "worker_hooks.contract.rank_lines",
         "worker_hooks.contract.protocol",
     ),
     *("msrun.top.columns", "msrun.top.facts", "msrun.top.history", "msrun.top.view"),

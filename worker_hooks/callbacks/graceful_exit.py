@@ -9,14 +9,13 @@ import torch
 from torch import nn
 
 from worker_hooks.callbacks.protocol import CallbackList, Training
+from worker_hooks.contract.rank_lines import TRIGGERED
 from worker_hooks.guard.guard import Guard
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.registry import Piece
 from worker_hooks.state.scaler import ScalerPiece
 
 log = logging.getLogger("msrun")
-
-TRIGGERED = "Graceful exit is triggered, stop training."  # MindSpore's text
 
 
 class GracefulExit(SystemExit):

@@ -1,6 +1,6 @@
 """Where things are written: the only place that builds a path.
 
-A run's folder (``--log_dir``) holds::
+A run's folder (``--log-dir``) holds::
 
     worker_0.log ...            stdout and stderr of each rank, written by the rank itself
     worker_0.attempt_0.log ...  the same of attempts before the last
@@ -15,7 +15,7 @@ With ``-r``/``-t`` the workers' streams are in torchrun's tree beside these:
 ``<run id>_<record id>/attempt_0/0/{stdout.log,stderr.log,error.json}``.
 
 Run records live in ``$XDG_STATE_HOME/msrun/runs/<record id>/``: ``record.json``, and the run's
-folder itself when no ``--log_dir`` was given.
+folder itself when no ``--log-dir`` was given.
 """
 
 from __future__ import annotations

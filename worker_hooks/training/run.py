@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from worker_hooks.contract.peer_lost import says_peer_lost
+from worker_hooks.contract.rank_lines import LOST_A_PEER
 from worker_hooks.guard.exit_hooks import describe
 from worker_hooks.guard.gate import EjectedError
 from worker_hooks.training.train_state import TrainState
@@ -42,6 +44,14 @@ def run(train: Callable[[TrainState], Result], state: TrainState) -> Result:
             is_again = state.hold(error)
             if not is_again:
                 raise
-            log.warning("rank %d repeats its step after: %s", state.rank, describe(error)[:200])
+            _say_why(state.rank, describe(error))
         else:
             return result
+
+
+def _say_why(rank: int, error: str) -> None:
+    """What it raised, unless that only follows from the death; msrun's journal has every text."""
+    if says_peer_lost(error):
+        log.warning(LOST_A_PEER)
+    else:
+        log.warning("rank %d repeats its step after: %s", rank, error[:200])

@@ -95,11 +95,11 @@ def connect(
 
 def _warn_unguarded(guard: Guard, *, is_wanted: bool) -> None:
     if not is_wanted:
-        log.warning("TrainState: nothing guards this run: %s says so", ENABLE_TFT)
+        log.warning("TrainState: this run is not protected: %s says so", ENABLE_TFT)
     elif guard.welcome is None and not guard.env.hooks:
-        log.warning("TrainState: nothing guards this run; under msrun a dead rank loses nothing")
+        log.warning("TrainState: not running under msrun, so this run is not protected")
     elif guard.welcome is None:
-        log.warning("TrainState: nothing guards this state: its rank has another one")
+        log.warning("TrainState: this state is not protected: its rank has another one")
     elif guard.is_on and not guard.env.audit:
         log.warning("TrainState: --audit=0: changes that torch does not count are not noticed")
     elif not guard.options.ckpt_save_path:

@@ -2,7 +2,7 @@
 
 It knows nothing of its launcher; all of these run it unchanged::
 
-    msrun --worker_num=8 train.py
+    msrun --worker-num=8 train.py
     torchrun --nproc-per-node 8 train.py
     python train.py
 """

@@ -1,6 +1,6 @@
 """A small convolutional network on handwritten digits; any rank may be killed at any moment.
 
-    msrun --worker_num=8 --max-restarts=3 train.py
+    msrun --worker-num=8 --max-restarts=3 train.py
 
 What guards it are the three places marked below. BatchNorm, Dropout, a schedule and a shuffling
 sampler are here because all of them must come back exactly. ``torchrun`` and ``python`` run it,

@@ -137,9 +137,9 @@ HISTORIES = [
     ("a rank stays elsewhere", TWO, [*AGREED, (froze(1, 7), "freezing", FREEZE_2, "rank 1 stays at step 7")]),
     ("a rank is torn", TWO, [*AGREED, (froze(1, 6, "torn"), "freezing", FREEZE_2, "rank 1 cannot save step 6 (torn)")]),
     ("the second request does not wait for the step, the third means now", TWO, [
-        *HOLDING, (ask(SIGTERM), "freezing", FREEZE_2, "msrun received SIGTERM, too"), (wish(0), "freezing"), (ask(SIGTERM), "killing", "abandon; KILL 0,1; deadline killing 10", "msrun received SIGTERM again"),
-        (wish(0), "killing", "dismiss 0", "rank 0 caught the signal"), (gone(0, -9), "killing"), (gone(1, -9), "stopped", "sweep; finish stopped 143", "not gracefully: msrun received SIGTERM, too")]),
-    ("a signal after a file's request waits less, the second one not at all", TWO, [*running(2, 4), (wish(), "holding", "hold 1: 0,1; deadline holding 585", "e.json"), (ask(SIGINT), "holding", "deadline holding 20"), (ask(SIGINT), "freezing", FREEZE_2, "msrun received SIGINT, too"),
+        *HOLDING, (ask(SIGTERM), "freezing", FREEZE_2, "msrun received SIGTERM again"), (wish(0), "freezing"), (ask(SIGTERM), "killing", "abandon; KILL 0,1; deadline killing 10", "msrun received SIGTERM again"),
+        (wish(0), "killing", "dismiss 0", "rank 0 caught the signal"), (gone(0, -9), "killing"), (gone(1, -9), "stopped", "sweep; finish stopped 143", "not gracefully: msrun received SIGTERM again")]),
+    ("a signal after a file's request waits less, the second one not at all", TWO, [*running(2, 4), (wish(), "holding", "hold 1: 0,1; deadline holding 585", "e.json"), (ask(SIGINT), "holding", "deadline holding 20"), (ask(SIGINT), "freezing", FREEZE_2, "msrun received SIGINT again"),
         (froze(0, 4, dump=2), "freezing"), (froze(1, 4, "torn", 2), "dumping", f"save 4 by 0; {PROGRESS}", "step 4")]),
     ("a death while the step is saved: the others leave", TWO, [
         *DUMPING, (gone(1, -9), "dumping", f"save 6 by 0; {PROGRESS}", "killed"), (wrote(0, number=1), "committing", "commit 6 by 0; deadline committing 20", "step 6"), (done(), "stopping", "leave at 6: 0; deadline stopping 30", "step 6 is saved"),

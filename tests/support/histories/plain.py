@@ -135,14 +135,14 @@ HISTORIES = [
     ("a start fails after the others have exited with 0", TWO_AGAIN, [
         BEGIN, (up(0), "starting"), (gone(0, 0), "starting"), (no_start(1), "starting", AGAIN, "rank 1 could not be started: no memory")]),
     ("a rank does not start in time", THREE, [
-        BEGIN, (up(1), "starting"), (late("starting"), "stopping", "TERM 1; cancel; deadline stopping 30", "ranks 0, 2 did not start within 600 s (--cluster_time_out)"),
+        BEGIN, (up(1), "starting"), (late("starting"), "stopping", "TERM 1; cancel; deadline stopping 30", "ranks 0, 2 did not start within 600 s (--cluster-time-out)"),
         (no_start(0), "stopping"), (no_start(2), "stopping"),
         (gone(1, -15), "failed", "sweep; finish failed 1", "ranks 0, 2 did not start within 600 s")]),
     ("a start that is never answered ends, too", ONE, [
         BEGIN, (late("starting"), "stopping", "cancel; deadline stopping 30", "rank 0 did not start within 600 s"),
         (late("stopping"), "killing", "cancel now; deadline killing 10", "rank 0 still alive 30 s"),
-        (late("killing"), "failed", "sweep; finish failed 1", "rank 0 did not start within 600 s (--cluster_time_out); rank 0 cannot be killed")]),
-    ("without --cluster_time_out starts may take for ever", rules(ranks=(0,), start_s=None), [
+        (late("killing"), "failed", "sweep; finish failed 1", "rank 0 did not start within 600 s (--cluster-time-out); rank 0 cannot be killed")]),
+    ("without --cluster-time-out starts may take for ever", rules(ranks=(0,), start_s=None), [
         (launch(), "starting", "start 0; deadline starting -", "the job begins"), (up(0), "running")]),
     ("a late start while stopping is stopped with the same signal", TWO, [
         BEGIN, (up(0), "starting"), (ask(SIGINT), "stopping", "INT 0; cancel; deadline stopping 30", "msrun received SIGINT"),

@@ -103,7 +103,7 @@ def test_long_lists_of_ranks_are_cut():
     reason = decide(replay(many, [launch()]), late("starting")).job.now.failure
     assert (
         reason
-        == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... did not start within 600 s (--cluster_time_out)"
+        == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... did not start within 600 s (--cluster-time-out)"
     )
 
 

@@ -153,9 +153,9 @@ def test_only_waiting_states_have_a_deadline():
 
 
 def test_a_stop_can_be_asked_for_in_every_state_that_lasts():
-    lasting = set(MOVES) - {JobState.NEW}
+    duration = set(MOVES) - {JobState.NEW}
     assert all(
-        {"StopRequested", "ExitRequested", "SignalReceived"} <= MOVES[at].keys() for at in lasting
+        {"StopRequested", "ExitRequested", "SignalReceived"} <= MOVES[at].keys() for at in duration
     )
 
 

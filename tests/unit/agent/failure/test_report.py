@@ -37,7 +37,7 @@ def test_the_story_comes_before_the_block():
         '  File "train.py", line 8, in <module>',
         "ValueError: boom",
         "  log: /logs/worker_3.log",
-        "msrun stopped ranks 0-2,4-7 (7 workers)",
+        "msrun stopped ranks 0-2,4-7",
         "",
         "=" * 33,
         "train.py FAILED",
@@ -108,11 +108,27 @@ def test_consequences_are_one_line():
     lost = tuple(Evidence(replace(KILLED, rank=rank)) for rank in (5, 4))
     cause = Cause(ROOT, "why", lost, (Evidence(replace(KILLED, rank=7)),), (6,))
     lines = written(cause)
-    assert "  why this rank: why" in lines
-    assert (
-        "msrun stopped rank 6 (1 worker); ranks 4-5 failed in consequence; rank 7 failed, too"
-        in lines
-    )
+    assert "  chosen as root cause: why" in lines
+    assert "msrun stopped rank 6; ranks 4-5 failed in consequence; rank 7 failed as well" in lines
+
+
+def test_what_all_ranks_raised_is_shown_once():
+    same = tuple(replace(ROOT, end=replace(END, rank=rank, order=9 + rank)) for rank in (0, 1, 2))
+    lines = written(Cause(ROOT, "why", (), same))
+    assert "ranks 0-2 raised the same" in lines
+    assert not [line for line in lines if "chosen as root cause" in line]
+    assert lines[lines.index("Failures:") + 1] == "  ranks 0-2 raised the same"
+    assert [line for line in lines if line.startswith("[")] == ["[0]:"]
+
+
+def test_other_failures_beside_the_same_are_told():
+    other = Evidence(replace(KILLED, rank=7))
+    quiet = Evidence(replace(END, rank=5, order=4))
+    same = replace(ROOT, end=replace(END, rank=1, order=5))
+    lines = written(Cause(ROOT, "why", (), (other, quiet, same)))
+    assert "  chosen as root cause: why" in lines
+    assert "rank 1 raised the same; ranks 5,7 failed as well" in lines
+    assert [line for line in lines if line.startswith("[")] == ["[0]:", "[2]:", "[1]:"]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,10 @@ def test_the_last_line_is_what_to_type(environ, tmp_path, others, is_away, comma
         remember(environ, name, started, cwd)
     folder = saved(tmp_path, step=412)
     found = resume_advice(str(folder), "", record, environ, is_away=is_away)
-    assert found.text.split("\n") == [f"saved: step 412, 2 ranks, {folder}", command]
+    assert found.text.split("\n") == [
+        f"msrun: saved: step 412, 2 ranks, {folder}",
+        f"msrun: to resume: {command}",
+    ]
     assert as_json(found) == {
         "saved": {"step": 412, "world_size": 2, "path": str(folder), "command": command},
         "lost": None,
@@ -54,16 +57,16 @@ def test_what_was_lost_comes_first_and_the_older_checkpoint_is_named(environ, tm
     record = remember(environ, "mine", 5, checkpoints=("/nowhere", str(tmp_path)))
     found = resume_advice(None, "step 9 is not saved: \x1b[2J", record, environ, is_away=False)
     assert found.text.split("\n") == [
-        "lost: step 9 is not saved: \\x1b[2J",
-        f"older checkpoint: step 3, 2 ranks, {good}",
-        "msrun --resume",
+        "msrun: lost: step 9 is not saved: \\x1b[2J",
+        f"msrun: older checkpoint: step 3, 2 ranks, {good}",
+        "msrun: to resume: msrun --resume",
     ]
 
 
 def test_without_any_checkpoint_there_is_nothing_to_type(environ, tmp_path):
     record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
     found = resume_advice(None, "no step was committed", record, environ, is_away=False)
-    assert found.text == "lost: no step was committed; no older checkpoint remains"
+    assert found.text == "msrun: lost: no step was committed; no older checkpoint remains"
     none = {"saved": None, "gave_up": None, "not_replaced": None}
     assert as_json(found) == {**none, "lost": "no step was committed"}
     gone = resume_advice(str(tmp_path / "gone"), "", record, environ, is_away=False)
@@ -86,13 +89,19 @@ def test_why_there_was_no_restart_and_why_nobody_was_replaced(environ, tmp_path,
     folder = saved(tmp_path, step=412)
     found = resume_advice(str(folder), "", record, environ, is_away=False, **{key: why})
     assert found.text.split("\n") == [
-        f"{words}: {why}",
-        f"saved: step 412, 2 ranks, {folder}",
-        "msrun --resume",
+        f"msrun: {words}: {why}",
+        f"msrun: saved: step 412, 2 ranks, {folder}",
+        "msrun: to resume: msrun --resume",
     ]
     assert as_json(found)[key] == why
 
 
+def test_what_the_script_has_to_change_follows_the_reason():
+    why = "the script wraps its model in DDP outside of the training function"
+    (line,) = ResumeAdvice(None, "", "", not_replaced=why).text.split("\n")
+    assert line == f"msrun: not replaced: {why}; move DDP(...) into train(state)"
+
+
 def test_one_rank_is_one_rank():
     text = ResumeAdvice(KeptCheckpoint(1, 1, "/c"), "", "msrun --resume").text
-    assert text == "saved: step 1, 1 rank, /c\nmsrun --resume"
+    assert text == "msrun: saved: step 1, 1 rank, /c\nmsrun: to resume: msrun --resume"

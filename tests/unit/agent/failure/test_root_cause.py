@@ -55,14 +55,14 @@ def told(
 
 HISTORIES = {
     "one rank fails, the others are stopped": ([told(0, signal=15, ours=True), told(3, "ValueError: boom")], 3, "the only rank that failed"),
-    "the peer of a killed rank is seen first": ([told(0, GLOO, order=0), told(3, signal=9, order=1)], 3, "only lost a peer"),
-    "the peer of a failing rank is seen first": ([told(0, GLOO, at=99.0, order=0), told(3, "ValueError: boom", at=102.0, order=1)], 3, "only lost a peer"),
+    "the peer of a killed rank is seen first": ([told(0, GLOO, order=0), told(3, signal=9, order=1)], 3, "lost their connection to a peer"),
+    "the peer of a failing rank is seen first": ([told(0, GLOO, at=99.0, order=0), told(3, "ValueError: boom", at=102.0, order=1)], 3, "lost their connection to a peer"),
     "two independent failures, the earlier one": ([told(0, "ValueError: a", at=110.0, order=1), told(3, "KeyError: b", at=100.0, order=0)], 3, "10 s before rank 0"),
-    "two failures at once, the order of detection": ([told(0, "ValueError: a", at=100.0, order=1), told(3, "KeyError: b", at=100.4, order=0)], 3, "first that was seen"),
+    "two failures at once, the order of detection": ([told(0, "ValueError: a", at=100.0, order=1), told(3, "KeyError: b", at=100.4, order=0)], 3, "first seen to fail"),
     "an error file's time beats a late exit": ([told(0, "ValueError: a", at=100.0, order=0), told(3, "KeyError: b", at=101.0, order=1, written=90)], 3, "10 s before rank 0"),
-    "an error file's whole second decides nothing": ([told(0, "ValueError: a", at=100.9, order=0), told(3, "KeyError: b", at=101.0, order=1, written=100)], 0, "first that was seen"),
-    "an error file from 1970 is not believed": ([told(0, "ValueError: a", at=100_000.0, order=0), told(3, "KeyError: b", at=100_000.5, order=1, written=10)], 0, "first that was seen"),
-    "an error file from the future is not believed": ([told(0, "ValueError: a", at=100.0, order=0, written=10**30), told(3, "KeyError: b", at=99.0, order=1)], 0, "first that was seen"),
+    "an error file's whole second decides nothing": ([told(0, "ValueError: a", at=100.9, order=0), told(3, "KeyError: b", at=101.0, order=1, written=100)], 0, "first seen to fail"),
+    "an error file from 1970 is not believed": ([told(0, "ValueError: a", at=100_000.0, order=0), told(3, "KeyError: b", at=100_000.5, order=1, written=10)], 0, "first seen to fail"),
+    "an error file from the future is not believed": ([told(0, "ValueError: a", at=100.0, order=0, written=10**30), told(3, "KeyError: b", at=99.0, order=1)], 0, "first seen to fail"),
     "all lost a peer": ([told(0, GLOO, order=1), told(3, GLOO, order=0)], 3, "every failed rank lost a peer"),
     "one timed out waiting for a rank that hung": ([told(0, TIMEOUT), told(3, signal=15, ours=True)], 0, "one hangs or was too late"),
     "the culprit was stopped while it was dying": ([told(0, GLOO), told(3, "ValueError: boom", signal=15, ours=True)], 3, "failed by itself when msrun stopped it"),
@@ -166,7 +166,7 @@ CASES = [
     (told(0, signal=9, elsewhere=1), "killed perhaps by the kernel because memory ran out"),
     (told(0, signal=9, oom=1, elsewhere=1), "killed by the kernel because memory ran out"),
     (told(0, code=137, oom=1), "killed by the kernel because memory ran out"),
-    (told(0, signal=9), "kill -9, a batch system's memory or time limit"),
+    (told(0, signal=9), "kill -9, or a time or memory limit of Slurm or Kubernetes"),
     (told(0, "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", oom=1), "the kernel killed a DataLoader worker"),
     (told(0, "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory."), "/dev/shm"),
     (told(0, signal=7), "/dev/shm"),
@@ -180,7 +180,7 @@ CASES = [
     (told(0, TIMEOUT), "did not come to the same collective"),
     (told(0, "OSError: [Errno 98] Address already in use"), "--master-port"),
     (told(0, "torch.distributed.DistNetworkError: The server socket has failed to listen (errno: 98 - Address already in use)."), "--master-port"),
-    (told(0, "ModuleNotFoundError: No module named 'einops.layers'"), "module einops.layers is not there for the workers' interpreter, /opt/python:"),
+    (told(0, "ModuleNotFoundError: No module named 'einops.layers'"), "module einops.layers is not installed for /opt/python:"),
     (told(0, tail=["/opt/python: No module named train_it"]), "module train_it is not"),
     (told(0, tail=["/opt/python: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')"]), "module a is not"),
     (told(0, "AssertionError: Torch not compiled with CUDA enabled"), "CPU build"),
@@ -245,7 +245,7 @@ def test_an_argument_that_msrun_appended_and_the_script_refuses_is_named(said):
     evidence = replace(evidence, end=replace(evidence.end, told="--is_recover=1"))
     assert hint(evidence, "/opt/python") == (
         "msrun appended --is_recover=1 to the script's arguments because the rank resumes "
-        "(--recover_arg= leaves it out)"
+        "(--recover-arg= leaves it out)"
     )
     other = replace(evidence, log_tail=("ValueError: bad",))
     assert hint(other, "/opt/python") is None
@@ -277,7 +277,10 @@ def left_amid(rank):
 
 def test_a_rank_that_exited_with_0_amid_training_is_the_root_of_those_that_miss_it():
     cause = find_cause([left_amid(2), told(1, GLOO), told(0, GLOO)])
-    assert (cause.root.end.rank, cause.reason) == (2, "the other failed ranks only lost a peer")
+    assert (cause.root.end.rank, cause.reason) == (
+        2,
+        "the other failures are consequences: those ranks lost their connection to a peer",
+    )
     assert headline(cause.root.end).endswith(
         "exited with code 0 in forward of step 14, amid training"
     )

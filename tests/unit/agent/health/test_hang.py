@@ -402,7 +402,7 @@ def test_a_limit_that_was_asked_for_holds_for_all():
         job.busy = {1} if busy else set()
         assert 1 in job.until(200)
         assert 103.9 <= job.now_s <= 105
-        assert "the limit is 4 s, --hang_timeout=4" in job.vigil.judge({0: COLLECTIVE}).culprits[1]
+        assert "the limit is 4 s, --hang-timeout=4" in job.vigil.judge({0: COLLECTIVE}).culprits[1]
 
 
 def test_a_process_that_ends_is_not_hung():

@@ -74,12 +74,12 @@ def test_listed_cores_bind_their_ranks_and_leave_the_others():
 @pytest.mark.parametrize(
     ("cores", "nproc", "words"),
     [
-        ({0: ("0-99",)}, 2, "--bind_core device0: CPUs 16-99 are not online or not allowed here; use some of 0-15"),
-        ({1: ("0-x",)}, 2, "--bind_core device1: '0-x' is neither a number nor a range such as 0-3"),
-        ({1: ("3-1",)}, 2, "--bind_core device1: '3-1' runs backwards"),
-        ({1: ()}, 2, "--bind_core device1 names no CPU"),
-        ({1: ("",)}, 2, "--bind_core device1 names no CPU"),
-        ({2: ("0",)}, 2, "--bind_core has an entry device2, but this node runs 2 workers"),
+        ({0: ("0-99",)}, 2, "--bind-core device0: CPUs 16-99 are not online or not allowed here; use some of 0-15"),
+        ({1: ("0-x",)}, 2, "--bind-core device1: '0-x' is neither a number nor a range such as 0-3"),
+        ({1: ("3-1",)}, 2, "--bind-core device1: '3-1' runs backwards"),
+        ({1: ()}, 2, "--bind-core device1 names no CPU"),
+        ({1: ("",)}, 2, "--bind-core device1 names no CPU"),
+        ({2: ("0",)}, 2, "--bind-core has an entry device2, but this node runs 2 workers"),
     ],
 )  # fmt: skip
 def test_a_wrong_entry_is_named(cores, nproc, words):

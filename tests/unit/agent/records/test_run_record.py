@@ -8,7 +8,7 @@ import pytest
 from agent.records import run_record
 from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
-from agent.text.wording import lasting
+from agent.text.wording import duration
 from msrun.runs import run_state
 from msrun.runs.log_files import Wanted, checked_attempt, views
 from msrun.runs.status import show_run
@@ -279,7 +279,7 @@ def test_a_rank_s_step_is_shown_where_ranks_tell(tmp_path, capfd):
     show_run(run(tmp_path, workers=told), 5.0)
     header, first, second = (line.split() for line in capfd.readouterr().out.splitlines()[-3:])
     assert header[-2:] == ["step", "epoch"]
-    assert (first[-2:], second[-2:]) == (["412", "3"], ["-", "-"])
+    assert (first[-2:], second[-2:]) == (["412", "4"], ["-", "-"])
     show_run(run(tmp_path), 5.0)
     assert "step" not in capfd.readouterr().out.splitlines()[-2]
 
@@ -296,7 +296,7 @@ def test_a_rank_s_pace_is_shown_where_ranks_tell_and_a_slow_one_is_named(tmp_pat
     lines = capfd.readouterr().out.splitlines()
     header, first, _, third = (line.split() for line in lines[-4:])
     assert header[-4:] == ["step", "epoch", "median", "p95"]
-    assert (first[-6:], third[-2:]) == (["412", "3", "83.1", "ms", "1.5", "s"], ["-", "-"])
+    assert (first[-6:], third[-2:]) == (["412", "4", "83.1", "ms", "1.5", "s"], ["-", "-"])
     assert "slow     rank 1 needs 80 ms a step without waiting, its peers 50 ms" in lines
 
 
@@ -348,4 +348,4 @@ def test_ranks_and_attempts_that_never_were_are_refused(tmp_path):
     [(-1, "0 s"), (59.9, "59 s"), (127, "2 min 7 s"), (7260, "2 h 01 min"), (90000, "1 d 1 h")],
 )
 def test_durations_are_said_in_two_units(seconds, words):
-    assert lasting(seconds) == words
+    assert duration(seconds) == words

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from agent.records import tail as room
-from agent.records.tail import MAX_LINE_BYTES, Follower, LogView, Tail
+from agent.records.log_view import LogView
+from agent.records.tail import MAX_LINE_BYTES, Follower, Tail
 
 
 @pytest.fixture

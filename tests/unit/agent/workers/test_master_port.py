@@ -72,7 +72,7 @@ def test_a_port_of_a_job_that_just_ended_is_free():
 def test_a_host_that_does_not_resolve_is_named(host):
     with pytest.raises(UsageError) as raised:
         listen(host, None)
-    assert f"--master_addr {host!r} does not resolve (" in str(raised.value)
+    assert f"--master-addr {host!r} does not resolve (" in str(raised.value)
     assert "Errno" not in str(raised.value)
 
 
@@ -84,7 +84,7 @@ def test_a_host_elsewhere_is_named():
 @pytest.mark.parametrize(
     "number, told",
     [
-        (errno.EACCES, "port 80 needs privileges to bind: choose a --master_port above 1023"),
+        (errno.EACCES, "port 80 needs privileges to bind: choose a --master-port above 1023"),
         (errno.EADDRINUSE, "port 80 on 127.0.0.1 is already in use"),
         (errno.EMFILE, "cannot listen on 127.0.0.1:80: Too many open files"),
     ],

@@ -67,7 +67,7 @@ def test_a_folder_s_content_is_listed_newest_first(call, tmp_path):
     assert list(found) == [
         "CKP-0_12", f"{NAME}9", "CKP-0_13_tmp", f"CKP-0_1{REMOVED}", "rank_0/Net_train.safetensors",
     ]  # fmt: skip
-    assert found["CKP-0_12"][:4] == ["12", "3", "12", "checkpoint"]
+    assert found["CKP-0_12"][:4] == ["12", "4", "12", "checkpoint"]
     assert found[f"{NAME}9"][3] == "dump"
     assert " 2 min 5 s " in out
     assert found[f"{NAME}9"][-3:-1] == ["yes", "-"]
@@ -77,6 +77,22 @@ def test_a_folder_s_content_is_listed_newest_first(call, tmp_path):
     assert found["rank_0/Net_train.safetensors"][-3:-1] == ["yes", "header"]
     assert "CKP-0_13_tmp: unfinished" in out
     assert call("list", tmp_path) == (code, out)
+
+
+def test_a_project_s_folder_lists_what_is_saved_below_it(call, tmp_path):
+    saved(tmp_path / "run" / "ckpt", step=9)
+    saved(tmp_path / "other", step=7)
+    saved(tmp_path / ".cache", step=8)
+    (tmp_path / "a/b/c").mkdir(parents=True)
+    saved(tmp_path / "a/b/c", step=6)
+    found = rows(call(tmp_path)[1])
+    assert [name for name in found if name.endswith(NAME + found[name][0])] == [
+        f"run/ckpt/{NAME}9",
+        f"other/{NAME}7",
+    ]
+    assert not [name for name in found if name.startswith(("run/", "other/")) and "rank_" in name]
+    with pytest.raises(UsageError, match="holds no complete checkpoint"):
+        call("prune", "--keep=1", "--yes", tmp_path)
 
 
 def test_a_link_to_a_checkpoint_is_no_second_one(call, tmp_path):

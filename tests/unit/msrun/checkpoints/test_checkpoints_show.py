@@ -36,7 +36,7 @@ def test_a_checkpoint_s_facts_and_tensors_are_shown(call, tmp_path, net):
     assert code == 0
     assert f"path       {folder}\n" in out
     assert "beside     1 other: " in out
-    assert "step       7 (epoch 1, batch 7)\n" in out
+    assert "step       7 (epoch 2, batch 7)\n" in out
     assert "tensors    12, 4.5 MB" in out
     lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
     assert lines["model.wide.weight"][:3] == ["F32", "[800,", "700]"]

@@ -83,7 +83,7 @@ def test_one_rank_alone_can_be_shown():
 @pytest.mark.parametrize("rank", [3, -2])
 def test_a_rank_that_does_not_exist_is_refused(rank):
     with pytest.raises(
-        UsageError, match=f"--sim_rank_id={rank} is out of range: the ranks are 0 to 2"
+        UsageError, match=f"--sim-rank-id={rank} is out of range: the ranks are 0 to 2"
     ):
         text(SPEC, rank)
 

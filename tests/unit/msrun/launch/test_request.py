@@ -323,7 +323,10 @@ def test_devices_size_the_job(monkeypatch):
         ("-t 1:3", "-t=1:3: local rank 1 is ignored"),
         ("--local-ranks-filter 9", "local rank 9 is ignored"),
         ("--local-ranks-filter 0,9", "local rank 9 is ignored"),
-        ("--sim_rank_id 0", "is ignored without --dry_run"),
+        ("--sim_rank_id 0", "is ignored without --dry-run"),
+        ("--duplicate-stdout-filters x", "filters=x is ignored: it picks lines of streams that -t"),
+        ("-r 3 --duplicate-stderr-filters x", "--duplicate-stderr-filters=x is ignored"),
+        ("-t 1 --duplicate-stderr-filters x", "--duplicate-stderr-filters=x is ignored"),
     ],
 )
 def test_what_torchrun_lets_pass_is_a_warning(line, said):
@@ -332,7 +335,17 @@ def test_what_torchrun_lets_pass_is_a_warning(line, said):
     assert warning.endswith(".")
 
 
-@pytest.mark.parametrize("line", ["-t 3", "-r 3", "-r 0:3", "-r 2 -t 1", "--local-ranks-filter 0"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-t 3",
+        "-t 2 --duplicate-stderr-filters x",
+        "-r 3",
+        "-r 0:3",
+        "-r 2 -t 1",
+        "--local-ranks-filter 0",
+    ],
+)
 def test_streams_of_all_ranks_and_of_ranks_that_are_there_are_no_warning(line):
     assert parse([*line.split(), "t.py"], {}).warnings == ()
 
@@ -341,6 +354,7 @@ def test_streams_of_all_ranks_and_of_ranks_that_are_there_are_no_warning(line):
     ("flag", "said"),
     [
         ("--help", "usage: msrun"),
+        ("--help-all", "usage: msrun"),
         ("--version", f"msrun {__version__}, torch {version('torch')}, P"),
     ],
 )

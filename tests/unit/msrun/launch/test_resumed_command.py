@@ -259,6 +259,13 @@ def test_missing_variables_of_the_launch_come_back_and_present_ones_stay(environ
     assert request.job.max_restarts == 4
 
 
+@pytest.mark.parametrize(("typed", "said"), [([], 1), (["--join=False"], 0), (["--join=True"], 0)])
+def test_a_run_that_was_detached_says_that_it_is_again(environ, typed, said):
+    remember(environ, "a", "--join=False", "train.py")
+    warnings = parse(["--resume", *typed], environ).warnings
+    assert sum("was detached" in warning for warning in warnings) == said
+
+
 def test_paths_typed_elsewhere_are_those_of_that_place(environ, tmp_path):
     here = Path.cwd()
     remember(environ, "a", "--log_dir=logs", "train.py", cwd=elsewhere(tmp_path))

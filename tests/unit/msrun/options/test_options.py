@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from agent.spec.job_spec import UsageError
+from msrun.commands import commands
 from msrun.options.argv import scan
-from msrun.options.help import help_text
+from msrun.options.help import help_text, short_help
+from msrun.options.program import SUBCOMMANDS
 from msrun.options.table import OPTIONS, SPELLINGS, Kind, Section
 
 
@@ -41,6 +43,24 @@ def test_help_names_every_option_and_section_within_its_width(width):
     assert all(option.long in text for option in OPTIONS)
     assert all(f"{section.value}:" in text for section in Section)
     assert all(len(line) <= max(width, 96) for line in text.splitlines())
+
+
+def test_the_short_help_fits_a_terminal_and_names_every_command():
+    lines = short_help().splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("usage: msrun")
+    assert "--help-all" in lines[-1]
+    assert all(any(line.startswith(f"msrun {name} ") for line in lines) for name in SUBCOMMANDS)
+    assert sum(line.startswith("  -") for line in lines) == 10
+
+
+def test_every_subcommand_has_its_line_of_help():
+    assert SUBCOMMANDS.keys() == commands.commands.keys()
+
+
+def test_every_option_is_shown_with_dashes():
+    assert not [option.long for option in OPTIONS if "_" in option.long]
 
 
 def test_help_imports_nothing_heavy():
@@ -171,6 +191,8 @@ def test_an_option_whose_value_may_be_missing_takes_only_what_fits(argv, given, 
     ("argv", "printed"),
     [
         (["--help"], "help"),
+        (["--hel"], "help"),
+        (["--help-all"], "help-all"),
         (["-h"], "help"),
         (["--standalone", "--version"], "version"),
         (["t.py", "--help"], None),

@@ -31,8 +31,8 @@ def test_colours_are_for_terminals_that_show_them(monkeypatch, environ, is_termi
 def test_the_tone_is_the_colour(monkeypatch, tone, expected):
     said = []
     monkeypatch.setattr(console, "say", said.append)
-    monkeypatch.setattr(console, "has_colours", lambda _: True)
+    monkeypatch.setattr(console, "has_colours", lambda *_: True)
     console.tell("back", tone)
-    monkeypatch.setattr(console, "has_colours", lambda _: False)
+    monkeypatch.setattr(console, "has_colours", lambda *_: False)
     console.tell("back", tone)
     assert said == [expected, "back"]

@@ -66,7 +66,7 @@ def test_a_job_at_80_columns():
         "step 48  saved step 40  attempt 2  1 of 3 restarts  1 replaced",
         "12 s ago rank 2 was killed by SIGKILL: rank 2 replaced at step 48",
         "rank     pid state     phase     ep/step steps/s step time       RSS CPU% silent",
-        "   0 4194304 running   backward     2/48    31.4 ▇▇▇▇█████▇▇▇▇  261M   99       ",
+        "   0 4194304 running   backward     3/48    31.4 ▇▇▇▇█████▇▇▇▇  261M   99       ",
     ]
     assert len(lines) == 4 + 8
 

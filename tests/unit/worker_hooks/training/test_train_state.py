@@ -376,8 +376,8 @@ def test_the_heartbeat_follows_the_step():
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({}, "nothing guards this run; under msrun a dead rank loses nothing"),
-        ({"MS_ENABLE_TFT": "{TTP:0}"}, "nothing guards this run: MS_ENABLE_TFT says so"),
+        ({}, "not running under msrun, so this run is not protected"),
+        ({"MS_ENABLE_TFT": "{TTP:0}"}, "this run is not protected: MS_ENABLE_TFT says so"),
         ({"RANK": "1"}, ""),
     ],
 )

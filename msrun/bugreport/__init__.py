@@ -1,0 +1,1 @@
+"""``msrun bugreport``: what others need to understand a fault, in one archive."""

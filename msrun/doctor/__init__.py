@@ -1,0 +1,1 @@
+"""``msrun doctor``: is this machine, and a folder, fit for a job? Every look has a deadline."""
