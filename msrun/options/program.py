@@ -15,7 +15,7 @@ SUBCOMMANDS: Mapping[str, str] = {
     "top": "the same live",
     "logs": "what the workers print; -f follows, --rank R: one of them",
     "stop": "all ranks finish one step, save it and exit; --now kills them",
-    "report": "one HTML file: what each rank did when, and what failures cost",
+    "report": "one HTML file: what ranks did when, and what failures cost",
     "checkpoints": "list, show, verify, prune and merge checkpoints",
     "drill": "kill ranks of a job on purpose and prove that nothing is lost",
     "doctor": "is this machine, and a folder for checkpoints, fit for a job?",
