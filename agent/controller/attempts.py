@@ -118,7 +118,9 @@ def all_gone(job: Job, event: ev.Event) -> Decision:
     job, condition, reason = decide_restart(job)
     moved = move(job, event, condition)
     if condition is Condition.BUDGET_LEFT:
-        again = moved._replace(attempt=job.attempt + 1, restarts=job.restarts + 1)
+        again = moved._replace(
+            attempt=job.attempt + 1, restarts=job.restarts + 1, failed=job.now.failure or ""
+        )
         begun = begin(again, reason)
         return Decision(begun.job, (do.Sweep(reason), *begun.actions))
     return Decision(moved, (do.Sweep(reason), do.Finish(moved.state, _exit_code(job), reason)))

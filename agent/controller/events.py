@@ -173,12 +173,14 @@ class CommitFailed:
 class RankHung:
     """A rank is alive and makes no progress while its peers wait for it.
 
-    ``why``: a verb phrase, such as ``made no progress for 2.1 s (stopped)``.
+    ``why``: a verb phrase, such as ``made no progress for 2.1 s (stopped)``. ``silent_s``: how long
+    ago its last progress was.
     """
 
     rank: int
     attempt: int
     why: str
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

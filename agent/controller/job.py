@@ -160,6 +160,7 @@ class Job(NamedTuple):
     since_restart: SinceRestart = SinceRestart()
     stop: StopRequests = StopRequests()
     restarts: int = 0  # of all ranks
+    failed: str = ""  # why the attempt before the last restart failed
     replaced: int = 0  # ranks, within the period
     replaced_in_all: int = 0  # ranks, since the job began
     deaths: Mapping[int, tuple[int, int]] = _EMPTY  # rank -> a step, how often it was lost there

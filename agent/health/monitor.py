@@ -26,7 +26,7 @@ from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
 from agent.machine.cgroup import is_frozen
 from agent.machine.process_use import process_use
-from agent.workers.tempo import Tempo, tempo
+from agent.workers.tempo import NS, Tempo, tempo
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
@@ -245,9 +245,12 @@ class HealthMonitor:
             self._stood_from_s = now_s
             self._journal.event("JobStandsStill", reason=verdict.standstill)
             self._services.say(verdict.standstill)
+        beats = self._pages.beats(verdict.culprits)
         for rank, why in verdict.culprits.items():
             self._worker(rank).hung = why
-            self._services.post(ev.RankHung(rank, self._asked[rank], why))
+            silent_s = max(0.0, now_s - NS * beats[rank].at_ns) if rank in beats else 0.0
+            hung = ev.RankHung(rank, self._asked[rank], why, round(silent_s, 3))
+            self._services.post(hung)
 
     def _end_standstill(self, now_s: float) -> None:
         if self._stood_from_s is not None and not self._detector.stands_still:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
+from agent.accounting.account import Account
 from agent.controller.job import Job
 from agent.controller.protection import Level, Protection
 from agent.controller.states import JobState
@@ -93,8 +94,8 @@ def run(
     sys.setswitchinterval(SWITCH_S)
     open_files.allow_files(FILES_PER_RANK * spec.nproc)
 
-    def changed(job: Job, workers: tuple[Worker, ...]) -> None:
-        journal.replace(layout.status, status(facts, job, workers))
+    def changed(job: Job, workers: tuple[Worker, ...], account: Account) -> None:
+        journal.replace(layout.status, status(facts, job, workers, account))
 
     def attempt_ended(state: JobState, workers: tuple[Worker, ...]) -> None:
         if state is not JobState.SUCCEEDED:
@@ -148,6 +149,9 @@ def _say_what_remains(
 ) -> None:
     if ending.state is JobState.STOPPED:
         console.say(ending.reason)
+    if ending.cost:
+        console.say(ending.cost)
+        journal.log(ending.cost)
     if advice is not None and (advice.kept or ending.state is JobState.FAILED):
         console.report(advice.text)
         journal.log(advice.text)

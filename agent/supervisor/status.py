@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from agent.accounting.account import Account
 from agent.controller.job import Job
 from agent.controller.protection import Level, Protection, protection
 from agent.controller.states import JobState
@@ -20,7 +21,9 @@ from agent.workers.worker import Worker
 from worker_hooks.contract.layout import RunLayout
 
 
-def status(facts: RunFacts, job: Job, workers: Sequence[Worker]) -> dict[str, object]:
+def status(
+    facts: RunFacts, job: Job, workers: Sequence[Worker], account: Account
+) -> dict[str, object]:
     """Everything known; times in seconds since the epoch."""
     spec, layout = facts.spec, facts.layout
     ended, known = time.time() if job.state.is_end else None, protection(job)
@@ -42,6 +45,8 @@ def status(facts: RunFacts, job: Job, workers: Sequence[Worker]) -> dict[str, ob
         "asked_exit_s": spec.timeouts.asked_exit_s,
         "dump_s": spec.dump.stall_s,
         "reason": job.now.failure,
+        "goodput": account.facts(),
+        "incidents": [incident.facts() for incident in account.shown],
         "protection": {"level": known.level.value, "why": known.why},
         "started": facts.started,
         "updated": time.time(),

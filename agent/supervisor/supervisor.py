@@ -14,8 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from agent.accounting import ledger
+from agent.accounting.account import Account
+from agent.accounting.incident import Incident
+from agent.accounting.summary import summary
 from agent.controller import actions as do
 from agent.controller import events as ev
+from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.events import renewed
 from agent.controller.job import Job, first_job
@@ -39,7 +44,6 @@ from worker_hooks.contract import protocol
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 KILLED_AT_EXIT = "was killed by SIGKILL on its way out, after the end of its script: all is done"
-UNDISTURBED = frozenset({JobState.NEW, JobState.STARTING, JobState.RUNNING, JobState.HOLDING})
 SLOW_START_S = 2.0  # after which a terminal shows for which ranks msrun waits
 
 
@@ -57,9 +61,10 @@ class RunEnding:
     has_hooks: bool = False  # some rank's state could be saved
     gave_up: str = ""  # why restarts were left unused
     not_replaced: str = ""  # why no rank was replaced although replacing is on
+    cost: str = ""  # what its failures cost, in one sentence
 
     @staticmethod
-    def of(action: do.Finish, job: Job, workers: tuple[Worker, ...]) -> RunEnding:
+    def of(action: do.Finish, job: Job, workers: tuple[Worker, ...], account: Account) -> RunEnding:
         """The end of ``job`` that was decided."""
         was_to_replace = job.policy.replace.is_on and job.now.failure
         return RunEnding(
@@ -73,6 +78,7 @@ class RunEnding:
             has_hooks=job.has_hooks,
             gave_up=job.gave_up,
             not_replaced=job.now.not_replaced if was_to_replace else "",
+            cost=summary(account, job),
         )
 
 
@@ -90,7 +96,7 @@ class Supervisor:
         journal: Journal,
         say: Callable[[str], None],
         tell: Callable[[str, Tone], None],
-        changed: Callable[[Job, tuple[Worker, ...]], None],
+        changed: Callable[[Job, tuple[Worker, ...], Account], None],
         attempt_ended: Callable[[JobState, tuple[Worker, ...]], None],
         last_words: Callable[[Worker], str],
     ) -> None:
@@ -106,7 +112,7 @@ class Supervisor:
             journal: what is written about the run.
             say: prints one sentence for people.
             tell: prints one that is good or bad news.
-            changed: takes the present state, soon after it changed.
+            changed: takes the present state, and what failures cost, soon after it changed.
             attempt_ended: takes the workers of an attempt whose last process is gone, before the
                 next attempt begins.
             last_words: reads the last line that a worker which exited wrote about its failure.
@@ -124,6 +130,7 @@ class Supervisor:
         self._attempt_ended = attempt_ended
         self._last_words = last_words
         self._job = first_job(spec)
+        self._account = Account()
         self._workers: dict[int, Worker] = {}
         self._ranks_by_pid: dict[int, int] = {}
         self._unclaimed: dict[int, int] = {}  # pid -> exit code: ended before it was announced
@@ -136,7 +143,6 @@ class Supervisor:
         self._reminders: list[asyncio.TimerHandle] = []
         self._ending: RunEnding | None = None
         self._deciding = False
-        self._failed_s = 0.0  # when training was interrupted last
         self._bug: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._on_bug)
@@ -290,14 +296,14 @@ class Supervisor:
 
     def _publish(self) -> bool:
         self._hooks.refresh(self._workers)
-        self._changed(self._job, tuple(self._workers.values()))
+        account = self._account._replace(now_s=self._loop.time())
+        self._changed(self._job, tuple(self._workers.values()), account)
         return self._hooks.is_needed and not self._job.state.is_end
 
     def _decide(self, event: ev.Event) -> None:
-        before, decision = self._job.state, decide(self._job, event)
+        before, decision = self._job, decide(self._job, event)
         self._job = decision.job
-        if before in UNDISTURBED and self._job.state not in UNDISTURBED:
-            self._failed_s = self._loop.time()
+        over = self._take_account(before, event, decision)
         for rank, state in self._job.ranks.items():
             if rank in self._workers and self._workers[rank].attempt == self._job.attempt:
                 self._workers[rank].state = state
@@ -307,10 +313,21 @@ class Supervisor:
             name, fields = do.name_and_fields(action)
             self._journal.event(name, **fields)
             self._act(action)
+        for incident in over:
+            self._journal.event("IncidentOver", **incident.facts())
         self._hooks.decided(self._job.state, why_no_holder(self._job))
         if decision.say:
-            after = f" after {self._loop.time() - self._failed_s:.1f} s"
+            after = "".join(f" after {one.lost_s:.1f} s" for one in over if one.lost_s is not None)
             self._tell(decision.say.replace(ELAPSED, after), decision.tone)
+
+    def _take_account(
+        self, before: Job, event: ev.Event, decision: Decision
+    ) -> tuple[Incident, ...]:
+        """Note what the decision means for training; the incidents that are over now."""
+        known, now_s = self._account, self._loop.time()
+        self._account = ledger.after(known, before, event, decision, now_s, time.time())
+        count = self._account.over - known.over
+        return self._account.recent[-count:] if count else ()
 
     # --- actions out ---------------------------------------------------------------------------
 
@@ -425,7 +442,8 @@ class Supervisor:
         self._attempt_ended(self._job.state, (*gone, *self._workers.values()))
 
     def _finish(self, action: do.Finish) -> None:
-        self._ending = RunEnding.of(action, self._job, tuple(self._workers.values()))
+        workers = tuple(self._workers.values())
+        self._ending = RunEnding.of(action, self._job, workers, self._account)
         self._loop.stop()
 
     def _show_awaited(self) -> None:

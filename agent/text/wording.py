@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from agent.text.ranges import format_ranges
 
 KB = 1000
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 LISTED = 8  # ranks named in a sentence
 
 
@@ -70,3 +71,15 @@ def sized(nbytes: float) -> str:
         if nbytes < KB:
             return f"{nbytes:.3g} {unit}"
     return f"{nbytes / KB:.3g} TB"
+
+
+def lasting(seconds: float) -> str:
+    """``7 s``, ``2 min 7 s``, ``3 h 02 min``, ``4 d 3 h``."""
+    whole = max(0, int(seconds))
+    if whole < MINUTE_S:
+        return f"{whole} s"
+    if whole < HOUR_S:
+        return f"{whole // MINUTE_S} min {whole % MINUTE_S} s"
+    if whole < DAY_S:
+        return f"{whole // HOUR_S} h {whole % HOUR_S // MINUTE_S:02} min"
+    return f"{whole // DAY_S} d {whole % DAY_S // HOUR_S} h"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.text.sanitize import sanitized
-from agent.text.wording import sized
+from agent.text.wording import lasting, sized
 from msrun.checkpoints.catalog import (
     FOREIGN,
     LEFTOVER,
@@ -19,7 +19,7 @@ from msrun.checkpoints.catalog import (
 )
 from msrun.terminal.progress import bar
 from msrun.terminal.stdout import put
-from msrun.terminal.table import UNKNOWN, duration, show_json, table
+from msrun.terminal.table import UNKNOWN, show_json, table
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.safetensors_file import Header
 
@@ -106,7 +106,7 @@ def _row(
     step, epoch, batch, ranks = (UNKNOWN if one is None else str(one) for one in known)
     return (
         *(step, epoch, batch, item.kind, sized(item.nbytes), ranks),
-        duration(now - item.saved_at) if item.saved_at else UNKNOWN,
+        lasting(now - item.saved_at) if item.saved_at else UNKNOWN,
         "yes" if item.is_complete else "no",
         _verified(item, found),
         named(folder, item.path),

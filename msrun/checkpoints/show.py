@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.text.sanitize import sanitized
-from agent.text.wording import sized
+from agent.text.wording import lasting, sized
 from msrun.checkpoints.catalog import CheckpointItem, checkpoints, state_files
 from msrun.checkpoints.tensors import JoinedTensor, joined
 from msrun.terminal.progress import counted
 from msrun.terminal.stdout import put
-from msrun.terminal.table import UNKNOWN, duration, moment, show_json, table
+from msrun.terminal.table import UNKNOWN, moment, show_json, table
 from worker_hooks.storage.manifest import Manifest, Shard, describe_dispute
 from worker_hooks.storage.safetensors_file import Header, read_header
 
@@ -137,7 +137,7 @@ def _facts(view: FolderView, others: int, now: float) -> Iterator[tuple[str, str
     if isinstance(item.content, Manifest):
         yield from _manifest_facts(item.content)
     if item.saved_at:
-        yield "saved", f"{moment(item.saved_at)} ({duration(now - item.saved_at)} ago)"
+        yield "saved", f"{moment(item.saved_at)} ({lasting(now - item.saved_at)} ago)"
     for name, text in sorted(view.metadata.items()):
         cut = text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]}... ({len(text)} in all)"
         yield "metadata", f"{name}={json.dumps(cut)}"

@@ -18,6 +18,7 @@ from agent.controller.protection import Level
 from agent.controller.states import JobState, RankState
 from agent.records.run_record import Record
 from agent.spec.job_spec import Timeouts
+from msrun.runs.cost import Cost, read_cost
 from worker_hooks.contract.layout import EARLIER, STATUS
 
 LOST = "lost"
@@ -67,6 +68,7 @@ class LastStatus:
     graceful_s: float = 0.0  # in addition to stop_s, for a graceful exit after a signal
     asked_s: float = 0.0  # the same after a request of another kind
     protection: str = ""  # what a rank's death costs; empty: not known
+    cost: Cost | None = None  # what failures did cost; None: a status of an older version
 
     @property
     def counts(self) -> tuple[str, str, str]:
@@ -193,6 +195,7 @@ def _last_status(fields: Mapping[str, Any]) -> LastStatus:
         graceful_s=_exit_s(fields, float(fields.get("exit_s", 0.0))),
         asked_s=_exit_s(fields, float(fields.get("asked_exit_s", 0.0))),
         protection=_protection(fields),
+        cost=read_cost(fields),
     )
 
 

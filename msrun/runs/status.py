@@ -15,9 +15,11 @@ from typing import Any
 from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
 from agent.text.sanitize import sanitized
+from agent.text.wording import lasting
+from msrun.runs.cost import INCIDENT_COLUMNS, incident_rows
 from msrun.runs.run_state import ALIVE, LOST, RunState, WorkerState
 from msrun.terminal.stdout import put
-from msrun.terminal.table import UNKNOWN, brief, duration, moment, table
+from msrun.terminal.table import UNKNOWN, brief, moment, table
 
 RUN_COLUMNS = ("run", "state", "pid", "workers", "started", "script", "logs")
 RANK_COLUMNS = ("rank", "pid", "state", "attempt", "uptime", "exit")
@@ -41,6 +43,8 @@ def show_run(run: RunState, now: float) -> None:
             times = [(each.step_median_s, each.step_p95_s) for each in run.status.workers]
             rows = [(*row, *map(brief, pair)) for row, pair in zip(rows, times, strict=True)]
         put("\n" + table(columns, rows, styled="state"))
+    if run.status and run.status.cost and (last := run.status.cost.last):
+        put("\n" + table(INCIDENT_COLUMNS, incident_rows(last), styled="answer", wrapped={"cause"}))
 
 
 def show_runs(runs: Iterable[RunState]) -> None:
@@ -59,6 +63,8 @@ def facts(run: RunState, now: float) -> Iterable[tuple[str, str]]:
         yield "attempt", ", ".join(status.counts).removeprefix("attempt ")
     if status and status.protection:
         yield "safety", status.protection
+    if status and status.cost:
+        yield "goodput", status.cost.words
     yield "uptime", f"{uptime(run, now)} (started {moment(record.started)})"
     if status and status.reason:
         yield "reason", status.reason
@@ -80,11 +86,11 @@ def facts(run: RunState, now: float) -> Iterable[tuple[str, str]]:
 def uptime(run: RunState, now: float) -> str:
     """How long the run has lasted, as far as msrun knows."""
     if run.status and run.status.ended is not None:
-        return duration(run.status.ended - run.record.started)
+        return lasting(run.status.ended - run.record.started)
     if run.alive:
-        return duration(now - run.record.started)
+        return lasting(now - run.record.started)
     if run.status:
-        return f"{duration(run.status.updated - run.record.started)} or more"
+        return f"{lasting(run.status.updated - run.record.started)} or more"
     return UNKNOWN
 
 
@@ -98,7 +104,7 @@ def rank_row(run: RunState, worker: WorkerState, now: float) -> tuple[str, ...]:
         str(worker.pid or UNKNOWN),
         LOST if alive and run.lost else worker.state,
         str(worker.attempt),
-        duration((last or 0) - (worker.started or 0)) if known else UNKNOWN,
+        lasting((last or 0) - (worker.started or 0)) if known else UNKNOWN,
         worker.exit or UNKNOWN,
     )
 

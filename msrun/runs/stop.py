@@ -17,10 +17,10 @@ from pathlib import Path
 from agent.records.run_record import Record, records
 from agent.records.stop_note import StopNote, write_note
 from agent.spec.job_spec import Timeouts, UsageError
+from agent.text.wording import lasting
 from msrun.runs.choice import agreed, chosen
 from msrun.runs.run_state import RunState, has_ended, is_alive, look, open_process
 from msrun.terminal.stdout import put
-from msrun.terminal.table import duration
 from worker_hooks.contract.layout import EVENTS, runs_folder
 
 SLACK_S = 10.0  # for msrun's own end, in addition to the job's timeouts
@@ -102,7 +102,7 @@ def _stop(run: RunState, process: int, bound_s: float | None, note: StopNote, fo
         _terminate(record, process)
     asked = "is asked to exit gracefully" if note.is_graceful else "is asked to stop"
     verb = "is being killed" if now else "was asked to stop before" if is_repeated else asked
-    patience = "" if bound_s is None else f", waiting up to {duration(bound_s)}"
+    patience = "" if bound_s is None else f", waiting up to {lasting(bound_s)}"
     put(f"run {record.record_id} (msrun pid {record.pid}) {verb}{patience}\n")
     if _await_end(process, bound_s, began):
         took = time.monotonic() - began
@@ -110,7 +110,7 @@ def _stop(run: RunState, process: int, bound_s: float | None, note: StopNote, fo
         return 0
     alive = _still_alive(look(record))
     hint = "" if now else f"; `msrun stop --now {record.record_id}` kills its workers"
-    put(f"run {record.record_id} has not ended within {duration(bound_s or 0)}{alive}{hint}\n")
+    put(f"run {record.record_id} has not ended within {lasting(bound_s or 0)}{alive}{hint}\n")
     return FAILED_EXIT
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.text.sanitize import sanitized
+from agent.text.wording import MINUTE_S
 from msrun.terminal.stdout import put
 
 UNKNOWN = "-"
@@ -31,8 +32,6 @@ STYLES = {
 }
 
 WRAPPED = frozenset({"script", "logs", "exit"})  # columns that a narrow terminal wraps first
-
-MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 ROUNDED_S = 0.9995  # and more is shown in seconds
 
@@ -84,18 +83,6 @@ def table(
     with console.capture() as captured:
         console.print(grid)
     return "".join(line.rstrip() + "\n" for line in captured.get().splitlines())
-
-
-def duration(seconds: float) -> str:
-    """``7 s``, ``2 min 7 s``, ``3 h 02 min``, ``4 d 3 h``."""
-    whole = max(0, int(seconds))
-    if whole < MINUTE_S:
-        return f"{whole} s"
-    if whole < HOUR_S:
-        return f"{whole // MINUTE_S} min {whole % MINUTE_S} s"
-    if whole < DAY_S:
-        return f"{whole // HOUR_S} h {whole % HOUR_S // MINUTE_S:02} min"
-    return f"{whole // DAY_S} d {whole % DAY_S // HOUR_S} h"
 
 
 def brief(seconds: float | None) -> str:

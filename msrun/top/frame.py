@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from agent.text.sanitize import sanitized
-from msrun.terminal.table import STYLES, duration
+from agent.text.wording import lasting
+from msrun.terminal.table import STYLES
 from msrun.top.columns import BLOCKS, CHART, GAP, Fitted, chart, fit, span, tallest
 from msrun.top.facts import JobFacts, RankFacts
 from msrun.top.history import Failure
@@ -85,7 +86,7 @@ def _head(job: JobFacts, width: int) -> Iterator[Text]:
 
 def _failure(job: JobFacts, failure: Failure, width: int) -> str:
     """When it failed, how, and what was done about it; a long error is cut."""
-    ago = f"{duration(job.now - failure.at)} ago "
+    ago = f"{lasting(job.now - failure.at)} ago "
     what, done = _line(failure.what), f": {failure.done or f'the job is {job.state}'}"
     spare = max(LEAST_TEXT, width - len(ago) - len(done))
     return f"{ago}{what if len(what) <= spare else f'{what[: spare - 1]}…'}{_line(done)}"

@@ -50,6 +50,19 @@ NOTES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "A worker's process exists and could not become what was ordered; its exit follows.",
         {"rank": int, "why": str},
     ),
+    "IncidentOver": (
+        "Training resumed after a failure, or the job ended: what it was, and what it cost.",
+        {
+            "at": float,
+            "ranks": _INTEGERS,
+            "kind": str,
+            "cause": str,
+            "step": int | None,
+            "answer": str,
+            "lost_s": float | None,
+            "lost_steps": int | None,
+        },
+    ),
     "LeftoversKilled": (
         "Processes that workers had left behind were killed at the end of an attempt.",
         {"pids": _INTEGERS},

@@ -21,6 +21,7 @@ class Told(NamedTuple):
 
     statuses: list[dict[str, Any]]
     events: list[dict[str, Any]]
+    said: str
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +31,10 @@ def told(launcher: Launcher) -> Told:
     os.kill(job.pids()[1], signal.SIGKILL)
     statuses.append(poll(lambda: job.status()["attempt"] == 1 and trains(job, since=60)))
     job.signal(signal.SIGTERM)
-    assert job.wait().code == 0
+    ended = job.wait()
+    assert ended.code == 0
     statuses.append(job.status())
-    return Told(statuses, job.events())
+    return Told(statuses, job.events(), ended.err)
 
 
 def trains(job: Job, since: int) -> dict[str, Any] | None:
@@ -82,6 +84,28 @@ def test_every_status_is_as_its_schema_says(told):
     for status in told.statuses:
         checked.validate(status)
         assert list(undescribed(checked.schema, status)) == []
+
+
+def test_what_the_death_cost_is_the_same_everywhere(told):
+    before, during, ended = told.statuses
+    assert before["incidents"] == [] and before["goodput"]["incidents"] == 0
+    (noted,) = (line for line in told.events if line["event"] == "IncidentOver")
+    (incident,) = ended["incidents"]
+    assert incident == during["incidents"][0] == {name: noted[name] for name in incident}
+    assert (incident["ranks"], incident["kind"], incident["answer"]) == ([1], "killed", "replaced")
+    assert incident["lost_steps"] == 0
+    (died, back) = (
+        next(line["time"] for line in told.events if line["event"] == name)
+        for name in ("FreezeRanks", "GoOn")
+    )
+    assert incident["lost_s"] == pytest.approx(back - died, abs=0.1)
+    cost = ended["goodput"]
+    assert cost["lost_s"] == incident["lost_s"] and cost["incidents"] == 1
+    assert 0 < cost["training_s"] < cost["wall_s"] - cost["lost_s"]
+    assert cost["share"] == pytest.approx(cost["training_s"] / cost["wall_s"], abs=1e-3)
+    lost = f"1 rank replaced, 0 steps and {incident['lost_s']:.1f} s lost"
+    (line,) = (line for line in told.said.splitlines() if "training was" in line)
+    assert line.startswith("msrun: training was ") and line.endswith(lost)
 
 
 def test_the_schemas_refuse_what_is_wrong(told):

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract storage rng distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
-    "agent": "forkserver text spec machine controller records workers hooks launch health dump failure supervisor",
+    "agent": "forkserver text spec machine controller accounting records workers hooks launch health dump failure supervisor",
     "msrun": "options terminal runs checkpoints launch top drill",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
@@ -30,7 +30,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.callbacks": "graceful_exit monitors on_request_exit protocol",
     "worker_hooks.training": "run train_state",
     "agent.forkserver": "",  # runs in a process of its own
-    "agent.controller": "actions decide drain events job messages protection replication restart_policy states",
+    "agent.controller": "actions attempts decide drain events job messages protection replication restart_policy states",
     "agent.launch": "prepare rank_plan recover_arg signals unprotected warm_imports",
     "agent.health": "joining monitor",
     "agent.dump": "executor",
@@ -42,7 +42,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "msrun.drill": "command",
 }
 PURE = {  # packages and modules without effects
-    *("agent.controller", "agent.text", "agent.spec"),
+    *("agent.controller", "agent.accounting", "agent.text", "agent.spec"),
     *("agent.failure.root_cause", "agent.failure.report", "agent.launch.rank_plan"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
     *(

@@ -8,10 +8,11 @@ import pytest
 from agent.records import run_record
 from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
+from agent.text.wording import lasting
 from msrun.runs import run_state
 from msrun.runs.log_files import Wanted, checked_attempt, views
 from msrun.runs.status import show_run
-from msrun.terminal.table import brief, duration
+from msrun.terminal.table import brief
 
 
 @pytest.fixture
@@ -347,4 +348,4 @@ def test_ranks_and_attempts_that_never_were_are_refused(tmp_path):
     [(-1, "0 s"), (59.9, "59 s"), (127, "2 min 7 s"), (7260, "2 h 01 min"), (90000, "1 d 1 h")],
 )
 def test_durations_are_said_in_two_units(seconds, words):
-    assert duration(seconds) == words
+    assert lasting(seconds) == words
