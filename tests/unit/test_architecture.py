@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract storage rng distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
     "agent": "forkserver text spec machine controller accounting records workers hooks launch health dump failure supervisor",
-    "msrun": "options terminal runs checkpoints launch top drill",
+    "msrun": "options terminal runs checkpoints job top drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
@@ -37,9 +37,10 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.failure": "post_mortem resume_advice",
     "agent.supervisor": "run",
     "msrun.checkpoints": "commands",
-    "msrun.launch": "detach dry_run request resume_point",
+    "msrun.job": "detach dry_run request resume_point",
     "msrun.top": "watch",
     "msrun.drill": "command",
+    "msrun.function": "failure launch",
 }
 PURE = {  # packages and modules without effects
     *("agent.controller", "agent.accounting", "agent.text", "agent.spec"),
@@ -214,7 +215,7 @@ def test_only_the_hooks_and_what_is_forked_import_torch():
     assert outside <= {"agent.forkserver.store_host"}
 
 
-@pytest.mark.parametrize("module", ["msrun.cli", "agent.launch.prepare", "msrun.launch.request"])
+@pytest.mark.parametrize("module", ["msrun.cli", "agent.launch.prepare", "msrun.job.request"])
 def test_a_start_loads_nothing_heavy(module):
     assert loaded(f"import {module}") & HEAVY == set()
 

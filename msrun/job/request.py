@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 
 from agent.spec.job_spec import JobSpec, StartMethod, UsageError
 from msrun import __version__
-from msrun.launch.resume_point import ResumeOrigin
+from msrun.job.resume_point import ResumeOrigin
 from msrun.options import dialects
 from msrun.options.argv import CommandLine, scan
 from msrun.options.help import USAGE, help_text
@@ -66,7 +66,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     name = _resumed_name(layers.settings)
     if name is None:
         return _request(layers, environ, tuple(argv))
-    from msrun.launch.resume import command_words, resumed_command
+    from msrun.job.resume import command_words, resumed_command
 
     resumed = resumed_command(name, line, layers.script, environ)
     environ = {**environ, **resumed.environ}
@@ -84,7 +84,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
 
 
 def _names_origin(following: Sequence[str], environ: Mapping[str, str]) -> bool:
-    from msrun.launch.resume import names_origin
+    from msrun.job.resume import names_origin
 
     return names_origin(following, environ)
 

@@ -12,7 +12,7 @@ from agent.controller.states import JobState
 from agent.records import run_record
 from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
-from msrun.launch.resume_point import ResumeOrigin
+from msrun.job.resume_point import ResumeOrigin
 from msrun.options.argv import CommandLine, scan
 from msrun.options.settings import Setting
 from msrun.options.table import BY_DEST, Kind
