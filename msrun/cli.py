@@ -104,6 +104,11 @@ def _launch(argv: Sequence[str]) -> int:
     from msrun.terminal.console import CONSOLE, MESSAGES
 
     try:
-        return run(prepared, started, os.environ, CONSOLE)
+        code = run(prepared, started, os.environ, CONSOLE)
+        if request.report is not None:
+            from msrun.report.report import report_at_end
+
+            report_at_end(os.environ, request.job.record_id, request.report, CONSOLE)
+        return code
     finally:
         MESSAGES.close(LAST_MESSAGES_S)

@@ -1,10 +1,11 @@
-"""The subcommands: ``status``, ``top``, ``stop``, ``logs``, ``drill`` and ``checkpoints``."""
+"""The subcommands: ``status``, ``top``, ``stop``, ``logs``, ``report``, ``drill``, ..."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -179,6 +180,37 @@ def logs(
         look(chosen(os.environ, run, "msrun logs")),
         Wanted(rank=rank, attempt=attempt, scheduler=scheduler),
     )
+
+
+@commands.command()
+@RUN
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The file to write (default: msrun-report-ID.html in this folder).",
+)
+def report(run: str | None, output: Path | None) -> None:
+    """Write a report of a run: one HTML file that needs no other, also of a run that has ended.
+
+    It shows what each rank did when, the time of steps, each incident with its logs, and what the
+    run's incidents would have cost under torchrun. The command line in it lacks values of options
+    that look secret; the ends of logs are as the script printed them.
+
+    RUN is a run's id or its beginning; without it the newest run of this folder, a living one
+    first.
+    """
+    from msrun.report.report import default_path, write_report
+    from msrun.runs.choice import chosen
+
+    record = chosen(os.environ, run, "msrun report")
+    path = output or default_path(record.record_id)
+    try:
+        write_report(os.environ, record, path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror})") from error
+    put(f"{path}\n")
 
 
 @commands.command("help")

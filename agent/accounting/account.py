@@ -7,6 +7,7 @@ without a ``TrainState`` train is not known, so neither is their share.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from agent.accounting.incident import Incident
@@ -63,7 +64,7 @@ class Account(NamedTuple):
         """For programs."""
         share, training_s, lost_s = self.goodput, self.training_s, self.lost_s
         return {
-            "share": None if share is None else round(share, 4),
+            "share": None if share is None else math.floor(1e4 * share) / 1e4,
             "training_s": None if training_s is None else round(training_s, 3),
             "wall_s": round(self.wall_s, 3),
             "lost_s": None if lost_s is None else round(lost_s, 3),

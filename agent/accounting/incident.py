@@ -41,6 +41,7 @@ class Incident(NamedTuple):
 
     at: float  # seconds since the epoch, for people
     began_s: float  # monotonic
+    attempt: int  # that broke
     kind: FailureKind
     ranks: frozenset[int]  # that were lost
     causes: Mapping[int, str] = {}  # as the controller says it, by attempt
@@ -68,6 +69,7 @@ class Incident(NamedTuple):
         """For programs."""
         return {
             "at": round(self.at, 3),
+            "attempt": self.attempt,
             "ranks": sorted(self.ranks),
             "kind": self.kind.value,
             "cause": self.cause,

@@ -36,7 +36,7 @@ def after(
     if _breaks(account, before, decision):
         account = _without_present(account, job)
         kind, ranks = blamed(before, event, job)
-        present = Incident(at - silent_s, now_s - silent_s, kind, ranks)
+        present = Incident(at - silent_s, now_s - silent_s, before.attempt, kind, ranks)
         account = account._replace(present=present._replace(reached=account.unresumed))
     account = _with_answer(account, before, event, decision)
     is_over = job.state.is_end or is_joined(job)

@@ -11,7 +11,7 @@ from agent.text.wording import lasting
 
 def percent(share: float) -> str:
     """``98.7 %``; rounded down, so that 100 % is all of it."""
-    return f"{math.floor(1000 * share) / 10:.1f} %"
+    return f"{math.floor(round(1000 * share, 6)) / 10:.1f} %"
 
 
 def summary(account: Account, job: Job) -> str:

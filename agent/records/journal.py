@@ -36,14 +36,19 @@ class Journal:
 
     def event(self, what: str, **fields: object) -> None:
         """One event or decision."""
+        self.figures(what, **fields)
+        if self._layout is not None:
+            words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
+            self._append(self._layout.scheduler_log, f"{_stamp()} {what} {words}")
+
+    def figures(self, what: str, **fields: object) -> None:
+        """The same for programs only: people would find nothing else in the log."""
         entry = {"time": round(time.time(), 6), "event": what, **fields}
         line = json.dumps(entry, default=_plain)
         if self._echo is not None:
             self._echo(line)
         if self._layout is not None:
             self._append(self._layout.events, line)
-            words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
-            self._append(self._layout.scheduler_log, f"{_stamp()} {what} {words}")
 
     def log(self, text: str) -> None:
         """Lines for people in ``scheduler.log`` only."""

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -229,6 +229,22 @@ def remembered(environ: Mapping[str, str]) -> dict[str, str]:
         and not _SECRET.search(name)
         and not _PASSWORD_IN_URL.search(value)
     }
+
+
+def without_secrets(argv: Sequence[str]) -> tuple[str, ...]:
+    """A command line for others to read: values of options that look secret are left out."""
+    found: list[str] = []
+    is_secret = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        if is_secret and not word.startswith("-"):
+            found.append("...")
+        elif equals and _SECRET.search(name):
+            found.append(f"{name}=...")
+        else:
+            found.append(_PASSWORD_IN_URL.sub("://...@", word))
+        is_secret = word.startswith("-") and not equals and bool(_SECRET.search(word))
+    return tuple(found)
 
 
 def unrecorded(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from agent.spec.job_spec import JobSpec
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.requests import Requests
 from agent.supervisor.status import StatusPublisher
+from agent.supervisor.step_times import StepTimes
 from agent.text.ranges import format_ranges
 from agent.text.tone import Tone
 from agent.workers import processes
@@ -147,6 +148,7 @@ class Supervisor:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._on_bug)
         self._publisher = StatusPublisher(self._loop, self._publish)
+        self._step_times = StepTimes(journal, self._loop.time())
 
     def run(self) -> RunEnding:
         """Run the job to its end."""
@@ -296,7 +298,11 @@ class Supervisor:
 
     def _publish(self) -> bool:
         self._hooks.refresh(self._workers)
-        account = self._account._replace(now_s=self._loop.time())
+        account = self._account
+        if not self._job.state.is_end:
+            account = account._replace(now_s=self._loop.time())
+        if account.since_s is not None:
+            self._step_times.note(self._workers.values(), account.now_s)
         self._changed(self._job, tuple(self._workers.values()), account)
         return self._hooks.is_needed and not self._job.state.is_end
 

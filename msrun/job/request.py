@@ -40,6 +40,7 @@ class Request(NamedTuple):
     verbose: bool = False
     origin: ResumeOrigin | None = None  # None: the job starts from the beginning
     environ: Mapping[str, str] = {}  # of the resumed run: to be set before anything starts
+    report: Path | None = None  # the file to write a report into at the end
 
 
 class _Layers(NamedTuple):
@@ -124,7 +125,22 @@ def _request(layers: _Layers, environ: Mapping[str, str], argv: tuple[str, ...])
         sim_rank_id=_sim_rank(settings, job.world_size, warnings),
         warnings=tuple(warnings),
         verbose=settings.boolean("verbose"),
+        report=_report(settings, job),
     )
+
+
+def _report(settings: Settings, job: JobSpec) -> Path | None:
+    """The file for a report at the end, absolute; ``None``: none is wanted."""
+    setting = settings.of("report")
+    is_off = is_truth(setting) and setting.text != "" and not truth(setting)
+    if "report" not in settings.given or is_off:
+        return None
+    if job.logs.disabled:
+        raise UsageError(f"{setting.shown} needs the files that --log-dir=/dev/null does not keep")
+    name = f"msrun-report-{job.record_id}.html" if is_truth(setting) else setting.text
+    if os.path.isdir(name) or not os.path.isdir(os.path.dirname(os.path.abspath(name))):
+        raise UsageError(f"{setting.shown} must name a file in a folder that exists")
+    return Path(os.path.abspath(name))
 
 
 def _print(what: str) -> NoReturn:

@@ -35,8 +35,7 @@ def scan(
 
     Args:
         argv: the words.
-        takes: given the words after an option whose value is optional, whether the first of them
-            is the option's value.
+        takes: given the words after ``--resume``, whether the first of them is its value.
 
     Raises:
         UsageError: an option is unknown or ambiguous, lacks its value, or takes none.
@@ -46,7 +45,8 @@ def scan(
     while rest and rest[0] != "--" and _is_option(rest[0]):
         option, spelling, value = _match(rest.pop(0))
         if option.kind is Kind.MAYBE and value is None:
-            takes_it = bool(rest) and not _is_option(rest[0]) and rest[0] != "--" and takes(rest)
+            follows = bool(rest) and not _is_option(rest[0]) and rest[0] != "--"
+            takes_it = follows and option.dest == "resume" and takes(rest)
             given[option.dest] = Setting(
                 rest.pop(0) if takes_it else "", spelling, flag=not takes_it
             )

@@ -12,8 +12,8 @@ _FOREWORD = """\
 Start, watch and restart the workers of a training script.
 
 Also: msrun status [RUN], msrun top [RUN], msrun stop [RUN], msrun logs [RUN] [-f] [--rank R],
-msrun drill, msrun checkpoints FOLDER. msrun --resume resumes the newest run of this folder
-from its newest checkpoint.
+msrun report [RUN], msrun drill, msrun checkpoints FOLDER. msrun --resume resumes the newest run
+of this folder from its newest checkpoint.
 """
 _AFTERWORD = """\
 Every option may be spelled with dashes or underscores, and abbreviated as long as it is
@@ -42,7 +42,8 @@ def _entry(option: Option, width: int) -> Iterator[str]:
     if option.kind is not Kind.FLAG:
         sentence += f" Default: {option.shown_default}."
     short = f"{option.short}, " if option.short else ""
-    left = f"  {short}{option.long} {option.metavar}".rstrip()
+    joint = "" if option.metavar.startswith("[=") else " "
+    left = f"  {short}{option.long}{joint}{option.metavar}".rstrip()
     lines = _wrapped(sentence, width - _COLUMN)
     if len(left) < _COLUMN:
         yield left.ljust(_COLUMN) + next(lines)

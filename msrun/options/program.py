@@ -10,7 +10,7 @@ from agent.spec.job_spec import Program, ProgramKind, UsageError
 from msrun.options.settings import Settings
 from worker_hooks.contract import env
 
-SUBCOMMANDS = ("status", "top", "stop", "logs", "drill", "checkpoints", "help")
+SUBCOMMANDS = ("status", "top", "stop", "logs", "report", "drill", "checkpoints", "help")
 """First words that name no script."""
 
 _PROGRAMS = frozenset({"python", "python3", "pytest"})

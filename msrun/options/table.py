@@ -252,6 +252,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("worker-log-name", _S.LOGS,
            "Stem of the names of the workers' log files; {ip} and {hostname} are filled in.",
            default="worker", metavar="NAME", origin=_MS),
+    Option("report", _S.LOGS,
+           "Write a report of the run at its end, one HTML file, as msrun report does; its name "
+           "only after an equals sign.",
+           unset="off; msrun-report-ID.html without a name", kind=_K.MAYBE, metavar="[=FILE]",
+           origin=_OUR),
     Option("duplicate-stdout-filters", _S.LOGS,
            "Texts; a line of stdout that contains one is also written to filtered_stdout.log; ,, "
            "is a comma.",

@@ -18,6 +18,7 @@ class PastIncident(NamedTuple):
     """A failure and what was done about it; ``None``: not over, or not known."""
 
     at: float  # seconds since the epoch
+    attempt: int  # that broke
     ranks: tuple[int, ...]
     kind: str
     cause: str
@@ -76,6 +77,7 @@ def read_incident(fields: Mapping[str, Any]) -> PastIncident:
     """One of them, of ``status.json`` or ``events.jsonl``."""
     return PastIncident(
         at=float(fields["at"]),
+        attempt=int(fields["attempt"]),
         ranks=tuple(map(int, fields["ranks"])),
         kind=str(fields["kind"]),
         cause=str(fields["cause"]),

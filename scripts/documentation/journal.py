@@ -54,6 +54,7 @@ NOTES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "Training resumed after a failure, or the job ended: what it was, and what it cost.",
         {
             "at": float,
+            "attempt": int,
             "ranks": _INTEGERS,
             "kind": str,
             "cause": str,
@@ -61,6 +62,14 @@ NOTES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "answer": str,
             "lost_s": float | None,
             "lost_steps": int | None,
+        },
+    ),
+    "StepsTimed": (
+        "The newest step, and the median time of the ranks' last steps; of many ranks, of three.",
+        {
+            "step": int,
+            "ranks": _INTEGERS,
+            "median_s": {"type": "array", "items": {"type": "number"}},
         },
     ),
     "LeftoversKilled": (

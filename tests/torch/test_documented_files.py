@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 import pytest
 from jsonschema import Draft202012Validator
 from support.jobs import ROOT, WORKERS, Job, Launcher, poll
+from support.recorded_runs import Page
+
+from agent.accounting.summary import percent
+from msrun.terminal.table import brief
 
 pytestmark = pytest.mark.torch
 SCHEMAS = ROOT / "docs/reference/schemas"
@@ -22,11 +26,13 @@ class Told(NamedTuple):
     statuses: list[dict[str, Any]]
     events: list[dict[str, Any]]
     said: str
+    report: str
 
 
 @pytest.fixture(scope="module")
 def told(launcher: Launcher) -> Told:
-    job = launcher.start("--worker_num=2", WORKERS / "train_small.py", "--epochs=9999")
+    words = ("--worker_num=2", "--report=run.html", WORKERS / "train_small.py", "--epochs=9999")
+    job = launcher.start(*words)
     statuses = [poll(lambda: trains(job, since=20))]  # so many steps make a pace
     os.kill(job.pids()[1], signal.SIGKILL)
     statuses.append(poll(lambda: job.status()["attempt"] == 1 and trains(job, since=60)))
@@ -34,7 +40,7 @@ def told(launcher: Launcher) -> Told:
     ended = job.wait()
     assert ended.code == 0
     statuses.append(job.status())
-    return Told(statuses, job.events(), ended.err)
+    return Told(statuses, job.events(), ended.err, (launcher.tmp / "run.html").read_text())
 
 
 def trains(job: Job, since: int) -> dict[str, Any] | None:
@@ -106,6 +112,21 @@ def test_what_the_death_cost_is_the_same_everywhere(told):
     lost = f"1 rank replaced, 0 steps and {incident['lost_s']:.1f} s lost"
     (line,) = (line for line in told.said.splitlines() if "training was" in line)
     assert line.startswith("msrun: training was ") and line.endswith(lost)
+
+
+def test_the_report_at_the_end_shows_the_death_and_what_it_cost(told):
+    page = Page(told.report)
+    (incident,) = told.statuses[-1]["incidents"]
+    assert "rank 1 was killed by SIGKILL" in page.text and "replaced" in page.texts
+    at = page.texts.index("goodput: share that was training")
+    assert page.texts[at - 1] == percent(told.statuses[-1]["goodput"]["share"])
+    assert "lost, until it is replaced" in page.text and "a rank failed" in page.text
+    assert "rank 0" in page.texts and "rank 1" in page.texts  # lines of step times
+    row = page.texts.index("msrun, this run")
+    assert page.texts[row + 1 : row + 3] == ["0", brief(incident["lost_s"])]
+    again = sum((incident["step"] - 1) % interval for interval in (10,))
+    row = page.texts.index("torchrun, a checkpoint every N = 10 steps")
+    assert page.texts[row + 1] == str(again)
 
 
 def test_the_schemas_refuse_what_is_wrong(told):

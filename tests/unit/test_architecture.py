@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract storage rng distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
     "agent": "forkserver text spec machine controller accounting records workers hooks launch health dump failure supervisor",
-    "msrun": "options terminal runs checkpoints job top drill function",
+    "msrun": "options terminal runs report checkpoints job top drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
@@ -38,6 +38,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.supervisor": "run",
     "msrun.checkpoints": "commands",
     "msrun.job": "detach dry_run request resume_point",
+    "msrun.report": "report",
     "msrun.top": "watch",
     "msrun.drill": "command",
     "msrun.function": "failure launch",
@@ -53,6 +54,8 @@ PURE = {  # packages and modules without effects
     ),
     *("msrun.top.columns", "msrun.top.facts", "msrun.top.history", "msrun.top.view"),
     "msrun.top.keys",
+    *("msrun.report.lanes", "msrun.report.markup", "msrun.report.pace", "msrun.report.timeline"),
+    *("msrun.report.pictures", "msrun.report.style", "msrun.report.whole_restarts"),
 }
 
 EFFECTS = {"os", "time", "random", "socket", "asyncio", "subprocess", "threading"}

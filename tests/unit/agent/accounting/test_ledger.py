@@ -1,12 +1,12 @@
 """What failures cost, by replayed histories: a second passes before each event."""
 
-from signal import SIGTERM
+from signal import SIGTERM, SIGUSR1
 
 import pytest
 from support.histories import dumps, exits, fallbacks, plain, replacements, restarts, same
 from support.histories.dumps import SAVED, froze, reg, running, threw
-from support.histories.plain import ask, gone, launch, rules, up
-from support.histories.replacements import ALMOST, DIED, JOINING, REPLACED, THREE
+from support.histories.plain import ask, gone, launch, rules, tell, up
+from support.histories.replacements import ALMOST, DIED, JOINING, RAISED, REPLACED, THREE
 from support.simulator.node import simulate
 
 from agent.accounting.account import RECENT, Account
@@ -87,7 +87,9 @@ def test_evaluation_of_one_rank_is_training_until_all_scripts_are_at_their_end()
     leaving = [ev.RankExiting(rank, 0) for rank in range(3)]
     one = heard(THREE, *running(3), *leaving[:2])
     assert one.since_s is not None
-    assert heard(THREE, *running(3), *leaving).training_s == 3
+    assert heard(THREE, *running(3), *leaving, tell(SIGUSR1)).training_s == 3
+    gone_already = heard(THREE, *running(3), *leaving[:2], gone(2, 0), tell(SIGUSR1))
+    assert gone_already.training_s == 3 and gone_already.since_s is None
 
 
 def test_a_replaced_rank_costs_the_time_until_all_have_joined_and_no_step():
@@ -132,6 +134,10 @@ def test_an_exception_that_a_death_explains_is_no_incident_of_its_own():
     one = heard(THREE, *running(3), threw(2), gone(1, -9))
     assert (the(one).kind, the(one).ranks) == (FailureKind.KILLED, {1})
     assert heard(THREE, *running(3), threw(2)).present.kind is FailureKind.RAISED
+    found = the(heard(THREE, *RAISED, gone(1, 1)))  # it was held, and let go
+    assert (found.kind, found.ranks) == (FailureKind.RAISED, {1})
+    # another one dies meanwhile
+    assert the(heard(THREE, *RAISED, gone(2, -9), gone(1, 1))).ranks == {1, 2}
     # the victims of a death raise, too
     assert the(heard(THREE, *DIED, threw(0), threw(2))).ranks == {1}
 
@@ -176,12 +182,15 @@ def test_a_lone_rank_that_is_started_again_at_once_says_why():
     found = the(one)
     assert (found.cause, found.answer) == ("rank 0 was killed by SIGKILL", Answer.RESTARTED)
     assert (found.lost_s, found.lost_steps, found.step) == (2, 3, 8)
+    silent = heard(asked, launch(), up(0), reg(0, 7), gone(0, -9), up(0, 1), reg(0, 7, 1))
+    assert (the(silent).step, the(silent).lost_steps) == (8, 0)
 
 
 def test_without_a_train_state_it_is_not_known_what_was_lost():
     asked = rules(max_restarts=1)
     one = heard(asked, *plain.FAILING, gone(0, -15), up(0, 1), up(1, 1))
     assert one.goodput is None and the(one).answer is Answer.RESTARTED
+    assert the(one).ranks == {1}  # the other one was stopped
     done = heard(
         asked, *plain.FAILING, gone(0, -15), up(0, 1), up(1, 1), gone(0, 0, 1), gone(1, 0, 1)
     )
@@ -193,6 +202,26 @@ def test_a_job_that_ends_says_whether_its_last_step_is_saved():
     assert (saved.answer, saved.lost_steps) == (Answer.SAVED, 0)
     lost = the(heard(rules(), *running(2), *FAILED))
     assert (lost.answer, lost.lost_steps, lost.lost_s) == (Answer.ENDED, None, 2)
+
+
+def test_before_the_first_commit_there_is_nothing_to_save():
+    one = heard(
+        rules(), launch(), up(0), up(1), reg(0), reg(1), gone(1, -9), froze(0, 0), gone(0, -15)
+    )
+    assert (the(one).answer, the(one).lost_steps, the(one).ranks) == (Answer.ENDED, 0, {1})
+
+
+def test_the_last_incidents_are_shown_and_all_are_counted():
+    asked = rules(ranks=(0,), max_restarts=9)
+    kept = Bookkeeper(asked).hear(launch(), up(0), reg(0))
+    for attempt in range(6):
+        again = attempt + 1
+        kept.hear(gone(0, -9, attempt), up(0, again), reg(0, again, again))
+    kept.hear(gone(0, -11, 6))
+    assert (kept.account.incidents, kept.account.over) == (7, 6)
+    assert len(kept.account.shown) == RECENT
+    assert kept.account.shown[-1] is kept.account.present
+    assert [one.attempt for one in kept.account.shown] == [2, 3, 4, 5, 6]
 
 
 def test_a_stop_is_no_incident_and_no_training():

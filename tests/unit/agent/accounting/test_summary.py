@@ -33,4 +33,7 @@ def test_one_sentence(account, job, words):
 
 def test_what_is_not_all_is_never_called_all():
     assert percent(0.99999) == "99.9 %" and percent(1.0) == "100.0 %"
-    assert percent(0.0) == "0.0 %"
+    assert percent(0.0) == "0.0 %" and percent(0.987) == "98.7 %"
+    shares = [at / 7919 for at in range(7919)]
+    for account in (KNOWN._replace(trained_s=share * KNOWN.wall_s) for share in shares):
+        assert percent(account.facts()["share"]) == percent(account.goodput)

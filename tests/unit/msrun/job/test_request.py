@@ -360,3 +360,23 @@ def test_a_record_id_is_unique_and_sorts_by_time():
 def test_a_run_id_of_none_is_a_new_one():
     job = _job("--rdzv-id none")
     assert job.run_id == job.record_id
+
+
+def test_a_report_has_the_name_that_stands_behind_the_equals_sign(folder):
+    def wanted(*words, **environ):
+        request = parse([*words, "t.py"], environ)
+        assert request.job.program.name == "t.py"
+        return request.report
+
+    assert wanted() is None and wanted("--report=False") is None
+    assert wanted("--report=r.html") == folder / "r.html"
+    default = re.escape(str(folder)) + r"/msrun-report-\d{8}-\d{6}-\w{6}\.html"
+    for path in (wanted("--report"), wanted("--report="), wanted(PET_REPORT="1")):
+        assert re.fullmatch(default, str(path))
+    for given in (
+        ["--report", "--log-dir=/dev/null"],
+        ["--report=none/r.html"],
+        ["--report=package"],
+    ):
+        with pytest.raises(UsageError, match="--report"):
+            parse([*given, "t.py"], {})

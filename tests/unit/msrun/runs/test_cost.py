@@ -8,6 +8,7 @@ from msrun.runs.cost import LONGEST, incident_rows, read_cost
 
 KILLED = {
     "at": 1_795_403_851.2,
+    "attempt": 0,
     "ranks": [1],
     "kind": "killed",
     "cause": "rank 1 was killed by SIGKILL",

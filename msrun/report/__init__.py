@@ -1,0 +1,1 @@
+"""`msrun report`: one HTML file from what a run recorded."""

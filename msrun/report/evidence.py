@@ -1,0 +1,61 @@
+"""What ranks left behind when they failed: the end of their logs, and where hung ranks stood."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agent.spec.job_spec import UsageError
+from agent.text.log_lines import last_lines, log_lines
+from msrun.report.recording import Recording
+from msrun.runs.cost import PastIncident
+from msrun.runs.log_files import Wanted, views
+
+LINES = 15  # of one log
+BYTES = 6000
+MOST_RANKS = 4  # of one incident
+MOST_FRAMES = 30  # lines of one rank's stack
+
+
+def log_end(recording: Recording, rank: int, attempt: int) -> str:
+    """The last lines of what a rank printed in an attempt; empty: there are none."""
+    try:
+        found = views(recording.run, Wanted(rank=rank), attempt)
+    except UsageError:
+        return ""
+    for view in found:
+        if text := _end(view.path):
+            return text
+    return ""
+
+
+def _end(path: Path) -> str:
+    try:
+        with path.open("rb") as log:
+            begin = max(0, os.fstat(log.fileno()).st_size - BYTES)
+            log.seek(begin)
+            lines = log_lines(log.read(BYTES), cut=begin > 0)
+    except OSError:
+        return ""
+    return "\n".join(last_lines(lines, LINES))
+
+
+def stacks(recording: Recording, incident: PastIncident) -> Mapping[int, str]:
+    """Where ranks stood when one of them was judged to hang: those, and one that waited."""
+    if incident.kind != "hung":
+        return {}
+    for judged in recording.stacks:  # the first one after its last progress
+        is_its = set(judged["culprits"]) & set(incident.ranks)
+        if is_its and float(judged["time"]) >= incident.at:
+            return _chosen(judged)
+    return {}
+
+
+def _chosen(judged: Mapping[str, Any]) -> Mapping[int, str]:
+    wanted = [*judged["culprits"][:MOST_RANKS], *judged["victims"][:1]]
+    found = {int(rank): lines for rank, lines in judged["stacks"].items()}
+    return {
+        rank: "\n".join(map(str, found[rank][-MOST_FRAMES:])) for rank in wanted if rank in found
+    }
