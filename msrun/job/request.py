@@ -18,6 +18,7 @@ from msrun.options import dialects
 from msrun.options.argv import CommandLine, scan
 from msrun.options.help import USAGE, help_text
 from msrun.options.logs import logs
+from msrun.options.notify import notify
 from msrun.options.program import build_program
 from msrun.options.recovery import graceful_signals, on_failure, recovery_options
 from msrun.options.settings import Setting, Settings, from_environ, is_truth, truth
@@ -190,6 +191,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
         bind=dialects.bind(settings, size.nproc),
         dump=dump._replace(after_failure=dumps),
         replace=replace,
+        notify=notify(settings),
         virtual_local_rank=_virtual(settings, size.nproc, environ),
         rank_table_file=_rank_table(settings.of("rank_table_file")),
         event_log_handler=settings.text("event_log_handler"),

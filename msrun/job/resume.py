@@ -20,7 +20,9 @@ from msrun.runs.run_state import look
 from worker_hooks.contract.layout import FALLBACK
 
 _RESUMING = frozenset({"resume", "is_recover"})
-_PATHS = frozenset({"config", "log_dir", "dump_fallback", "rank_table_file", "graceful_exit_file"})
+_PATHS = frozenset(
+    {"config", "log_dir", "dump_fallback", "rank_table_file", "graceful_exit_file", "metrics_file"}
+)
 _ALTERNATIVES = (
     frozenset({"worker_num", "local_worker_num", "nproc_per_node"}),
     frozenset({"master_addr", "master_port", "rdzv_endpoint", "standalone"}),

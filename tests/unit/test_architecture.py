@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract storage rng distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
-    "agent": "forkserver text spec machine controller accounting records workers hooks launch health dump failure supervisor",
+    "agent": "forkserver text spec machine controller accounting records workers hooks launch health dump failure notify supervisor",
     "msrun": "options terminal runs report checkpoints job top drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
@@ -35,6 +35,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.health": "joining monitor",
     "agent.dump": "executor",
     "agent.failure": "post_mortem resume_advice",
+    "agent.notify": "notice notifier",
     "agent.supervisor": "run",
     "msrun.checkpoints": "commands",
     "msrun.job": "detach dry_run request resume_point",
@@ -46,6 +47,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
 PURE = {  # packages and modules without effects
     *("agent.controller", "agent.accounting", "agent.text", "agent.spec"),
     *("agent.failure.root_cause", "agent.failure.report", "agent.launch.rank_plan"),
+    *("agent.notify.notice", "agent.notify.metrics"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
     *(
         "worker_hooks.contract.env",
