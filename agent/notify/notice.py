@@ -11,6 +11,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.job import Job
+from agent.text.peer_lost import says_peer_lost
 
 DIED, HUNG, FAILED = "died", "hung", "failed"
 REPLACED, RESTARTED, SAVED, ENDED = "replaced", "restarted", "saved", "ended"
@@ -41,7 +42,7 @@ def notices(
     """
     job, count = decision.job, account.over - known.over
     over = account.recent[-count:] if count else ()
-    yield from _failures(known.present, (*over, account.present))
+    yield from _failures(known.present, over, account.present)
     if isinstance(event, ev.DumpCommitted) and job.resume != before.resume:
         yield Notice(SAVED, f"saved: {event.path}", step=job.saved_step)
     for incident in over:
@@ -59,14 +60,23 @@ def notices(
                 pass
 
 
-def _failures(known: Incident | None, present: Sequence[Incident | None]) -> Iterator[Notice]:
+def _failures(
+    known: Incident | None, over: Sequence[Incident], present: Incident | None
+) -> Iterator[Notice]:
     """Incidents that are new, and ranks that are new in one."""
-    for incident in filter(None, present):
-        is_same = known is not None and known.began_s == incident.began_s
-        news = incident.ranks - (known.ranks if is_same and known is not None else frozenset())
-        if news or not is_same:
+    for incident in filter(None, (*over, present)):
+        was_told = known is not None and known.began_s == incident.began_s and _is_clear(known)
+        if incident is present and not _is_clear(incident):
+            continue
+        news = incident.ranks - (known.ranks if was_told and known is not None else frozenset())
+        if news or not was_told:
             what = _FIRST.get(incident.kind, DIED)
             yield Notice(what, incident.cause, tuple(sorted(news)), incident.step)
+
+
+def _is_clear(incident: Incident) -> bool:
+    """Whether it is a cause: a peer may tell that it lost a rank before that one's death shows."""
+    return incident.kind is not FailureKind.RAISED or not says_peer_lost(incident.cause)
 
 
 def _after(step: int) -> int | None:

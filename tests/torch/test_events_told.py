@@ -91,7 +91,7 @@ def test_a_killed_rank_a_stop_and_the_end_are_told_everywhere(msrun, hook):
     ended = job.wait()
     assert ended.code == 0, ended
     lines = [line.split("|") for line in (msrun.tmp / "told here").read_text().splitlines()]
-    assert [line[0] for line in lines] == ["died", "replaced", "saved", "ended"]
+    assert [line[0] for line in lines] == ["died", "replaced", "saved", "ended"], lines
     assert lines[0][1:3] == lines[1][1:3] == ["1", "mine"]
     assert lines[0][4] == "rank 1 was killed by SIGKILL" and int(lines[0][3]) > 5
     posted = [(each["event"], each["rank"], str(each["step"]), each["reason"]) for each in hook.got]

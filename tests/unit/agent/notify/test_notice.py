@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from support.histories import dumps, exits, fallbacks, plain, replacements, restarts, same
 
+from support.histories.dumps import running, threw
+from support.histories.plain import gone
+from support.histories.replacements import DIED, JOINING, REPLACED, THREE
+
 from agent.accounting.account import Account
 from agent.accounting.ledger import after
 from agent.controller import actions as do
@@ -44,18 +48,37 @@ def test_each_thing_is_told_once(asked, steps):
     assert all("\n" not in notice.reason or notice.event == "ended" for notice in told)
 
 
+def told_of(asked, *steps):
+    told, job, account = [], Job(asked), Account()
+    for now_s, step in enumerate(steps):
+        event = step[0] if type(step) is tuple else step
+        decision = decide(job, event)
+        known, account = account, after(account, job, event, decision, float(now_s), 0.0)
+        told += notices(job, event, decision, known, account)
+        job = decision.job
+    return told
+
+
 def test_a_killed_rank_is_told_with_its_step_and_its_replacement():
-    told, job, account = [], None, Account()
-    rows = {name: (asked, steps) for name, asked, steps in replacements.HISTORIES}
-    for asked, steps in rows.values():
-        job, account = Job(asked), Account()
-        for now_s, step in enumerate(steps):
-            event = step[0] if type(step) is tuple else step
-            decision = decide(job, event)
-            known, account = account, after(account, job, event, decision, float(now_s), 0.0)
-            told += notices(job, event, decision, known, account)
-            job = decision.job
-    replaced = [notice for notice in told if notice.event == "replaced"]
-    assert replaced
-    assert all(each.ranks and each.lost_s is not None and each.step for each in replaced)
-    assert any("was killed by SIGKILL" in notice.reason for notice in told)
+    died, replaced = told_of(THREE, *REPLACED)
+    assert (died.event, died.ranks, died.step) == ("died", (1,), 1)  # survivors tell of step 5 later
+    assert died.reason == replaced.reason == "rank 1 was killed by SIGKILL"
+    assert (replaced.event, replaced.ranks, replaced.step) == ("replaced", (1,), 6)
+    assert replaced.lost_s == len(REPLACED) - len(DIED)
+
+
+def test_a_peer_that_lost_a_rank_is_not_told_before_that_rank():
+    lost = threw(0, "RuntimeError: Read error [127.0.0.1]:1: Connection reset by peer")
+    assert told_of(THREE, *running(3), lost) == []
+    (died,) = told_of(THREE, *running(3), lost, gone(1, -9))
+    assert (died.event, died.ranks, died.reason) == ("died", (1,), "rank 1 was killed by SIGKILL")
+    (own,) = told_of(THREE, *running(3), threw(0))
+    assert (own.event, own.ranks) == ("died", (0,)) and "ValueError: bad" in own.reason
+
+
+def test_a_hang_and_a_second_death_are_told_for_themselves():
+    hung = ev.RankHung(1, 0, "made no progress for 7.5 s (stopped)", 7.5)
+    (one,) = told_of(THREE, *running(3), hung)
+    assert (one.event, one.ranks) == ("hung", (1,))
+    first, second = told_of(THREE, *JOINING, gone(0, -11, 1))
+    assert (first.ranks, second.event, second.ranks) == ((1,), "died", (0,))
