@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from support.histories import dumps, exits, fallbacks, plain, replacements, restarts, same
-
 from support.histories.dumps import running, threw
 from support.histories.plain import gone
 from support.histories.replacements import DIED, JOINING, REPLACED, THREE
@@ -61,7 +60,11 @@ def told_of(asked, *steps):
 
 def test_a_killed_rank_is_told_with_its_step_and_its_replacement():
     died, replaced = told_of(THREE, *REPLACED)
-    assert (died.event, died.ranks, died.step) == ("died", (1,), 1)  # survivors tell of step 5 later
+    assert (died.event, died.ranks, died.step) == (
+        "died",
+        (1,),
+        1,
+    )  # survivors tell of step 5 later
     assert died.reason == replaced.reason == "rank 1 was killed by SIGKILL"
     assert (replaced.event, replaced.ranks, replaced.step) == ("replaced", (1,), 6)
     assert replaced.lost_s == len(REPLACED) - len(DIED)
