@@ -1,8 +1,8 @@
 """A process beside msrun that runs a command, posts to a web hook, and offers the metrics.
 
 It takes messages of JSON from a socket, each in one packet: first what to do, then ``notice`` and
-``metrics``. It answers with sentences for people. When the socket closes, msrun is done or dead:
-what is queued has ``LAST_S``, then the process ends with everything that it started.
+``metrics``. It answers with sentences for people. When the socket closes, msrun is done or dead,
+and a death is told. What is queued has ``LAST_S``, then the process ends with what it started.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from agent.notify.figures import Figures
 from agent.notify.post import WebHook
 
 LONGEST = 1 << 20  # a packet, in bytes
+ENDED = "ended"
+KILLED_S = 15.0  # as LAST_S, if msrun is gone
 
 
 def main() -> NoReturn:
@@ -40,21 +42,28 @@ def main() -> NoReturn:
     if wanted["webhook"]:
         ways.append(Delivery("--webhook", WebHook(wanted["webhook"]), say))
     figures = Figures(wanted["metrics_file"], wanted["metrics_port"], say)
+    told = ""
     while content := line.recv(LONGEST):
         message = json.loads(content)
         if "metrics" in message:
             figures.put(message["metrics"])
         for way in ways if "event" in message else ():
             way.put(message)
-    _finish(figures, ways, say)
+            told = message["event"]
+    if told != ENDED:  # msrun is gone: nobody else can tell, and nobody waits
+        for way in ways:
+            way.put({**wanted["killed"], "time": round(time.time(), 3)})
+    _finish(figures, ways, say, LAST_S if told == ENDED else KILLED_S)
     if command is not None:
         command.end()
     os._exit(0)
 
 
-def _finish(figures: Figures, ways: Sequence[Delivery], say: Callable[[str], None]) -> None:
+def _finish(
+    figures: Figures, ways: Sequence[Delivery], say: Callable[[str], None], within_s: float
+) -> None:
     """Give what is queued its time."""
-    until = time.monotonic() + LAST_S
+    until = time.monotonic() + within_s
     figures.put(None)
     for way in ways:
         way.put(None)

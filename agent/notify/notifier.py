@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from agent.accounting.account import Account
 from agent.controller.job import Job
 from agent.notify.metrics import exposition
-from agent.notify.notice import HUNG, Notice
+from agent.notify.notice import ENDED, HUNG, Notice
 from agent.spec.run_facts import RunFacts
 from agent.text.ranges import format_ranges
 from agent.workers.worker import Worker
@@ -69,6 +69,7 @@ class Notifier:
                 "webhook": wanted.webhook,
                 "metrics_file": str(wanted.metrics_file or ""),
                 "metrics_port": wanted.metrics_port or 0,
+                "killed": self._message(Notice(ENDED, f"lost: msrun (pid {os.getpid()}) is gone")),
             }
         )
 
@@ -80,21 +81,22 @@ class Notifier:
     def tell(self, notice: Notice) -> None:
         """Something happened."""
         self._hung += len(notice.ranks) if notice.event == HUNG else 0
+        self._send(self._message(notice))
+
+    def _message(self, notice: Notice) -> dict[str, object]:
         spec = self._facts.spec
-        self._send(
-            {
-                "event": notice.event,
-                "rank": format_ranges(notice.ranks),
-                "ranks": notice.ranks,
-                "step": notice.step,
-                "reason": notice.reason,
-                "lost_s": None if notice.lost_s is None else round(notice.lost_s, 3),
-                "run_id": spec.run_id,
-                "record_id": spec.record_id,
-                "host": self._facts.host,
-                "time": round(time.time(), 3),
-            }
-        )
+        return {
+            "event": notice.event,
+            "rank": format_ranges(notice.ranks),
+            "ranks": notice.ranks,
+            "step": notice.step,
+            "reason": notice.reason,
+            "lost_s": None if notice.lost_s is None else round(notice.lost_s, 3),
+            "run_id": spec.run_id,
+            "record_id": spec.record_id,
+            "host": self._facts.host,
+            "time": round(time.time(), 3),
+        }
 
     def changed(self, job: Job, workers: Sequence[Worker], account: Account) -> None:
         """There are new figures."""

@@ -143,3 +143,14 @@ def test_a_failing_command_is_said_once_and_a_killed_courier_too(msrun):
     assert ended.err.count("--on_event failed for event died: exit code 1; said once") == 1
     assert ended.err.count("--on_event failed") == 1
     assert ended.err.count("events are left out") == 1
+
+
+def test_that_msrun_was_killed_is_told(msrun, hook):
+    address = f"--webhook=http://127.0.0.1:{hook.server_port}/"
+    job = msrun.start("--worker_num=2", "--rdzv-id=mine", address, *ENDLESS)
+    poll(lambda: steps(job, 5))
+    job.signal(signal.SIGKILL)
+    poll(lambda: hook.got)
+    (told,) = hook.got
+    assert (told["event"], told["reason"]) == ("ended", f"lost: msrun (pid {job.pid}) is gone")
+    assert told["run_id"] == "mine"
