@@ -167,7 +167,7 @@ class DumpExecutor:
     ) -> FolderTarget | None:
         """The folder to save into; ``position`` of the step, if it is known without the pages."""
         writers, step, record_id = action.writers, action.step, self._spec.record_id
-        lineage = self._spec.dump.lineage
+        lineage = self._handshake.lineage
         if place:
             return FolderTarget(DumpLayout.of_step(self._fallback, step, record_id), lineage)
         wanted = self._handshake.breakpoint(writers) if action.is_raised else None
@@ -355,17 +355,15 @@ class DumpExecutor:
 
     def _remove_old(self, newest: Path) -> None:
         """Make room for the next dump; the checkpoint that ranks are resuming from stays."""
-        about = self._spec.dump
-        runs = (self._spec.record_id, *about.lineage)
+        keep, until = self._spec.dump.keep, self._handshake.resumed_step
+        runs = (self._spec.record_id, *self._handshake.lineage)
         spared = {Path(path) for path in (self._handshake.resumed,) if path}
 
         def told(why: str | Exception) -> None:
             if why:
                 self._services.say(str(why))
 
-        self._file_thread.do(
-            lambda: remove_old(newest, about.keep, runs, about.resume_step, spared), told
-        )
+        self._file_thread.do(lambda: remove_old(newest, keep, runs, until, spared), told)
 
     def _keep(self, kept: _Dump | None) -> None:
         if self._kept is not None:

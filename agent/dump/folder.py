@@ -65,6 +65,7 @@ class FolderTarget:
     def commit(self, manifest: Manifest) -> str:
         """Write the manifest, then rename the folder."""
         self._check()
+        manifest = manifest._replace(lineage=self._lineage)
         folder = commit.commit(self.layout, manifest, self._lineage)
         self.is_complete = True
         return str(folder)

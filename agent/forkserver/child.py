@@ -27,6 +27,11 @@ def rename(name: str) -> str:
     return old
 
 
+def continue_without_parent() -> None:
+    """Be sent SIGCONT when the parent dies: if this process is stopped then, it must end, too."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+
+
 def detach(agent_pid: int) -> None:
     """Lead an own session, as a child of the agent, and die with the agent.
 

@@ -124,6 +124,7 @@ def serve_cold(text: str) -> None:
 
 
 def _link(orders: Orders) -> socket.socket:
+    child.continue_without_parent()
     os.set_inheritable(orders.fd, False)  # it came through an exec; no worker may inherit it
     return socket.socket(fileno=orders.fd)
 

@@ -23,7 +23,7 @@ class _Found(NamedTuple):
     path: str = ""  # empty: nothing was ever saved
     step: int = 0
     skipped: tuple[str, ...] = ()  # sentences about what cannot be trusted
-    run: str = ""  # that saved it
+    runs: tuple[str, ...] = ()  # that saved it, and those that it resumed, newest first
     refusal: str = ""
 
 
@@ -51,7 +51,10 @@ class Handshake:
         """
         # what an earlier run saved after the step that this one began from is not its past
         self._own = frozenset({record_id})
-        self._lineage = spec.lineage
+        self.lineage = spec.lineage
+        """Record ids of the runs that this one resumed, newest first."""
+        self.resumed_step = spec.resume_step
+        """Of those runs, that this one began from."""
         self._spec = spec
         self._fallback = fallback
         self._links = links
@@ -156,8 +159,9 @@ class Handshake:
         waiting, self._waiting = tuple(self._waiting), []
         is_new = found.path != self._resume
         self._resume, self._refusal, self._is_searched = found.path, found.refusal, True
-        if found.run and found.run not in self._own:
-            self._lineage = tuple(dict.fromkeys((found.run, *self._lineage)))
+        if found.runs and found.runs[0] not in self._own:
+            self.lineage = tuple(dict.fromkeys((*found.runs, *self.lineage)))
+            self.resumed_step = found.step
         if found.refusal:
             self._services.post(ev.StartRefused(attempt, found.refusal, waiting))
             return
@@ -174,8 +178,8 @@ class Handshake:
             update_grace_s=self._spec.update_grace_s,
             stall_s=self._spec.stall_s,
             is_barred=bool(self._joining),
-            lineage=":".join(self._lineage),
-            resumed_step=self._spec.resume_step,
+            lineage=":".join(self.lineage),
+            resumed_step=self.resumed_step,
         )
         self._links.send(rank, welcome)
 
@@ -197,7 +201,7 @@ def _newest(folders: Sequence[Path]) -> _Found:
     found = search(folders)
     if found.newest is not None:
         about = found.newest.manifest
-        return _Found(str(found.newest.path), about.step, found.remarks, run=about.record_id)
+        return _Found(str(found.newest.path), about.step, found.remarks, manifest.past(about))
     # what a first save that was killed left behind is no checkpoint that is missed
     if found.has_damaged:
         refusal = f"no checkpoint in {folders[0]} can be trusted: move them away to begin anew"

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from agent.dump.executor import DumpExecutor
 from agent.failure import post_mortem  # noqa: F401  a restart must not wait for this import
-from agent.health.joining import JoinWatch
 from agent.health.monitor import HealthMonitor
+from agent.health.stopped import StoppedRanks
 from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.services import Services
@@ -28,7 +28,7 @@ class Guarding(NamedTuple):
     handshake: Handshake
     dumps: DumpExecutor
     health: HealthMonitor
-    joining: JoinWatch
+    stopped: StoppedRanks
 
 
 def guarding(
@@ -37,6 +37,7 @@ def guarding(
     links: RankLinks,
     pages: StatusPages,
     worker: Callable[[int], Worker],
+    has_finished: Callable[[int], bool],
     keep_place: Callable[[str], None],
     services: Services,
 ) -> Guarding:
@@ -48,6 +49,7 @@ def guarding(
         links: to the ranks.
         pages: the ranks' status pages.
         worker: a rank's, in the present attempt.
+        has_finished: whether a rank may exit, because its training is over.
         keep_place: remembers a folder that the run saves into; does file work.
         services: shared by all.
     """
@@ -56,7 +58,11 @@ def guarding(
         handshake=handshake,
         dumps=DumpExecutor(spec, fallback, links, pages, handshake, services),
         health=HealthMonitor(spec.timeouts.hang_s, pages, links, worker, services),
-        joining=JoinWatch(
-            () if spec.timeouts.hang_s == 0 else spec.ranks_here, links.pid, worker, services
+        stopped=StoppedRanks(
+            () if spec.timeouts.hang_s == 0 else spec.ranks_here,
+            links.pid,
+            worker,
+            has_finished,
+            services,
         ),
     )

@@ -127,6 +127,7 @@ class HooksBridge:
                 self._links,
                 self._pages,
                 self._agent.worker,
+                self._exiting.has_finished,
                 self._keep_place,
                 self._services,
             )
@@ -230,7 +231,7 @@ class HooksBridge:
         if self._guarding is not None:
             are_all = len(self._training) == self._spec.nproc
             self._guarding.health.watch(self._state, self._training, are_all=are_all)
-            self._guarding.joining.watch(self._state)
+            self._guarding.stopped.watch(self._state)
 
     # --- what is decided ------------------------------------------------------------------------
 

@@ -339,6 +339,8 @@ class Marathon:
         self._deadline = time.monotonic() + self._patience_s
         while (newcomer := job.newcomer(rank, first or 0)) is None:
             self._look()
+            if self.is_over:  # the rank was killed after its training, and is not replaced
+                return False
         self._wait(time.monotonic() + fault.after_s)
         return self._signal(newcomer if job.rank(rank) == newcomer else None, signal.SIGKILL)
 

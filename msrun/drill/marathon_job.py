@@ -43,7 +43,7 @@ class _Life(NamedTuple):
     attempt: int
 
 
-class _Tail:
+class JsonTail:
     """The lines of a file that grows."""
 
     def __init__(self, path: Path, than: int | None = None) -> None:
@@ -110,8 +110,8 @@ class MarathonJob:
         }
         self._first = command.argv(["--join=True", f"--log_dir={folder / 'logs'}"])
         self._ranks = range(world_size)
-        self._traces = {rank: _Tail(self.layout.lines(rank)) for rank in self._ranks}
-        self._events = _Tail(folder / "logs" / EVENTS)
+        self._traces = {rank: JsonTail(self.layout.lines(rank)) for rank in self._ranks}
+        self._events = JsonTail(folder / "logs" / EVENTS)
         self._lives: dict[int, _Life] = {}
         self._commits: dict[int, list[float]] = {rank: [] for rank in self._ranks}  # of its life
         self._pids: dict[int, int] = {}
@@ -121,6 +121,7 @@ class MarathonJob:
         self.exits: list[MarathonExit] = []
         self.last_exit: int | None = None
         self.newest = 0  # the newest step that some rank has committed
+        self.steps = dict.fromkeys(self._ranks, 0)  # rank -> the newest that it has committed
 
     @property
     def pid(self) -> int:
@@ -133,7 +134,7 @@ class MarathonJob:
         Raises:
             OSError: it cannot be started.
         """
-        self._events = _Tail(self.folder / "logs" / EVENTS, than=self._events.close())
+        self._events = JsonTail(self.folder / "logs" / EVENTS, than=self._events.close())
         self._pids, self._store, self._reason = {}, 0, ""
         self._process = DrillProcess(
             argv or self._first, self._environ, self.folder / "console.log"
@@ -160,6 +161,7 @@ class MarathonJob:
                     case {"commit": step, "at": at}:
                         self._commits[rank].append(at)
                         self.newest = max(self.newest, step)
+                        self.steps[rank] = step
         for event in self._events.lines():
             match event:
                 case {"event": "WorkerStarted", "rank": rank, "pid": pid}:

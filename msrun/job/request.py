@@ -80,6 +80,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         more = " and others" if len(resumed.lacking) > SHOWN_VARIABLES else ""
         said = f"the run was started with {names}{more}, which are not set now: values of a "
         warnings += (said + "script's own variables are not recorded",)
+    if resumed.other_args:
+        said = "the script gets other arguments than in the run that is resumed, which had: "
+        warnings += (said + resumed.other_args,)
     return request._replace(
         job=job, origin=resumed.origin, environ=resumed.environ, warnings=warnings
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +41,7 @@ class ResumedCommand(NamedTuple):
     environ: Mapping[str, str] = {}  # recorded variables that are not set now
     is_away: bool = False  # the run's folder is not the one in which msrun was called
     lacking: tuple[str, ...] = ()  # variables that were set at the run's start, and are not now
+    other_args: str = ""  # the run's, if the script gets other arguments now
 
 
 def names_origin(words: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -94,7 +96,7 @@ def resumed_command(
         resumed_step=None if record is None else record.resumed_step,
     )
     if script is not None:
-        return ResumedCommand(typed, origin)
+        return ResumedCommand(typed, origin, other_args=_other_args(record, line))
     if record is None:
         raise UsageError(
             f"no recorded run has saved into {folder}: give the script as well, as in "
@@ -141,19 +143,30 @@ def _newest(saved: Sequence[Record]) -> Record:
         raise UsageError("no run of this user on this host has saved a checkpoint")
     known = [record for record in saved if record.cwd == os.getcwd()]
     if not known:
-        other = saved[0]
+        nothing = "no run that was started in this folder has saved a checkpoint"
+        other = next((record for record in saved if _can_resume(record)), None)
+        if other is None:
+            raise UsageError(f"{nothing}, and no other run on this host has one that is complete")
         raise UsageError(
-            "no run that was started in this folder has saved a checkpoint; the newest elsewhere "
-            f"is of {other.cwd}: msrun --resume {other.record_id}"
+            f"{nothing}; the newest elsewhere is of {other.cwd}: msrun --resume {other.record_id}"
         )
     record = next((record for record in known if not record.is_alive()), known[0])
     status = look(record).status
     if status is not None and status.state == JobState.SUCCEEDED.value:
-        raise UsageError(
-            f"the newest run {record.record_id} succeeded, there is nothing to resume; name it to "
-            f"resume it nevertheless: msrun --resume {record.record_id}"
-        )
+        finished = f"the newest run {record.record_id} finished, there is nothing to resume"
+        if not _can_resume(record):  # no line to type that would be refused
+            raise UsageError(f"{finished}; it needed no checkpoint, and saved none")
+        raise UsageError(f"{finished}; to resume it anyway: msrun --resume {record.record_id}")
     return record
+
+
+def _can_resume(record: Record) -> bool:
+    """Whether a complete checkpoint is in a folder of the run; its files are not verified."""
+    from worker_hooks.storage.find import candidates  # rarely needed
+    from worker_hooks.storage.manifest import Manifest
+
+    folders = map(Path, _folders(record))
+    return any(isinstance(found, Manifest) for _, found in candidates(*folders))
 
 
 def _folders(record: Record) -> tuple[str, ...]:
@@ -231,6 +244,19 @@ def _recorded(
     line = CommandLine(given, old.script, old.script_args)
     lacking = tuple(name for name in record.unrecorded if name not in environ)
     return ResumedCommand(line, origin, missing, is_away, lacking)
+
+
+def _other_args(record: Record | None, line: CommandLine) -> str:
+    """The script's arguments in a run, if they are not those of this line; empty: they are."""
+    if record is None or line.script is None:
+        return ""
+    try:
+        old = scan(record.argv[1:])
+    except UsageError:  # a record of another version
+        return ""
+    if old.script is None or old.script_args == line.script_args:
+        return ""
+    return shlex.join(old.script_args) or "none"
 
 
 def _without(given: Mapping[str, Setting], dests: Iterable[str]) -> dict[str, Setting]:

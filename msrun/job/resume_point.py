@@ -9,8 +9,6 @@ from typing import NamedTuple
 from agent.spec.job_spec import DumpSpec, UsageError
 from agent.text.wording import listed
 
-LINEAGE = 100  # runs of a long chain that a record keeps
-
 
 class ResumeOrigin(NamedTuple):
     """What ``--resume`` may start from."""
@@ -32,6 +30,7 @@ def resume_origin(
         UsageError: there is no complete checkpoint.
     """
     from worker_hooks.storage.find import search  # rarely needed
+    from worker_hooks.storage.manifest import past
 
     lineage = origin.lineage
     found = search(origin.folders, runs=lineage[:1] if origin.prefers_own else None)
@@ -63,7 +62,5 @@ def resume_origin(
             f"{manifest.world_size} ranks saved it, now there are {world_size}: training "
             "continues, but not bit for bit as it would have"
         )
-    before = dict.fromkeys((*lineage[:1], manifest.record_id, *lineage[1:]))
-    return dump._replace(
-        resume=path.absolute(), resume_step=manifest.step, lineage=tuple(before)[:LINEAGE]
-    )
+    before = dict.fromkeys((*lineage[:1], *past(manifest, lineage[1:])))
+    return dump._replace(resume=path.absolute(), resume_step=manifest.step, lineage=tuple(before))

@@ -25,7 +25,7 @@ from msrun.terminal.table import UNKNOWN, brief, moment
 MOST_ROWS = 100  # incidents in the table, the newest
 MOST_DETAILS = 12  # of those with logs and stacks
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-COLUMNS = ("time", "after", "rank", "step", "cause", "answer", "time lost", "steps lost")
+COLUMNS = ("after", "rank", "cause", "answer", "time lost", "steps lost", "step", "time")
 FORMULA = (
     "For each incident: the time that this run needed from the start of its first process until "
     "all ranks trained ({start}), plus the steps since the last multiple of N times the median "
@@ -43,7 +43,8 @@ def page(chain: Sequence[Recording], now: float) -> str:
         now: seconds since the epoch.
     """
     newest = chain[-1]
-    title = f"msrun report: {os.path.basename(script(newest.record))}"
+    shown = newest.record._replace(argv=without_secrets(newest.record.argv))
+    title = f"msrun report: {os.path.basename(script(shown))}"
     body = [tag("h1", title), *_run(newest, now)]
     for earlier in reversed(chain[:-1]):
         body += [tag("h2", f"The run before it: {earlier.record.record_id}"), *_run(earlier, now)]
@@ -69,6 +70,8 @@ def _run(found: Recording, now: float) -> Iterator[Markup]:
     began, ended = timeline.first_start or timeline.began, timeline.ended
     if run.alive:
         ended = max(ended, now)
+    elif run.status:  # of a run that was lost, the last that is known of it
+        ended = max(ended, run.status.ended or run.status.updated)
     if began is None:
         yield tag("p", f"No events are recorded in {run.folder}: they were removed, or never kept.")
         return
@@ -126,14 +129,14 @@ def _incidents(found: Recording, began: float) -> Iterator[Markup]:
 
 def _row(one: PastIncident, began: float) -> tuple[object, ...]:
     return (
-        tag("div", moment(one.at), class_="when"),
-        lasting(one.at - began),
+        tag("div", lasting(one.at - began), class_="when"),
         format_ranges(one.ranks) or UNKNOWN,
-        UNKNOWN if one.step is None else one.step,
         tag("div", one.cause, class_="cause"),
         one.answer or UNKNOWN,
-        brief(one.lost_s),
+        tag("div", brief(one.lost_s), class_="when"),
         UNKNOWN if one.lost_steps is None else one.lost_steps,
+        UNKNOWN if one.step is None else one.step,
+        tag("div", moment(one.at), class_="when"),
     )
 
 

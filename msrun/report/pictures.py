@@ -80,7 +80,7 @@ def drawn_lines(lines: Mapping[str, Sequence[Point]], began: float, ended: float
             f"{CELLS * (when - began) / width:.1f} {HEIGHT * (1 - took_s / top):.1f}"
             for when, took_s in points
         ]
-        drawn.append(tag("path", d=f"M{'L'.join(at)}h4", class_=f"l l{number}"))  # a point shows
+        drawn.append(tag("path", d=f"M{'L'.join(at)}h8", class_=f"l l{number}"))  # a point shows
         swatch = _box(tag("path", d="M0 5H10", class_=f"l l{number}"))
         key.append(tag("span", swatch, name))
     chart = tag(

@@ -24,7 +24,7 @@ pre { background: var(--card); padding: 8px; margin: 4px 0 12px; overflow-x: aut
 th, td { text-align: left; padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line);
   vertical-align: top; overflow-wrap: normal; }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
-.cause { min-width: 260px; overflow-wrap: anywhere; } .when { white-space: nowrap; }
+.cause { min-width: 200px; overflow-wrap: anywhere; } .when { white-space: nowrap; }
 .lane { display: grid; grid-template-columns: minmax(56px, 11%) 1fr; gap: 8px;
   align-items: center; }
 .lane span { font-size: 12px; color: var(--soft); text-align: right; }
@@ -37,7 +37,7 @@ th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 .training { fill: var(--training); } .frozen { fill: var(--frozen); } .lost { fill: var(--lost); }
 .stopping { fill: var(--stopping); }
 .fail { stroke: var(--fail); stroke-width: 2px; fill: none; vector-effect: non-scaling-stroke; }
-.l { fill: none; stroke-width: 1.5px; vector-effect: non-scaling-stroke; }
+.l { fill: none; stroke-width: 2px; vector-effect: non-scaling-stroke; }
 .l0 { stroke: #3b82c4; } .l1 { stroke: #d9822b; } .l2 { stroke: #3a9d5d; } .l3 { stroke: #c8466a; }
 .l4 { stroke: #8d6cc9; } .l5 { stroke: #8c6d4f; } .l6 { stroke: #2aa7a7; } .l7 { stroke: #8a8f98; }
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 ESCAPE = b"\x1b"
 SEQUENCE = re.compile(rb"\x1b(?:O.|\[[0-?]*[ -/]*[@-~])")  # ECMA-48
@@ -38,16 +39,20 @@ SEQUENCES = {
 }
 
 
-def keys(data: bytes, *, is_all: bool) -> tuple[list[str], bytes]:
+def keys(
+    data: bytes, *, is_all: bool, plain: Mapping[bytes, str] = PLAIN
+) -> tuple[list[str], bytes]:
     """The keys in ``data``, and the remaining bytes that may begin one more.
 
-    ``is_all``: no bytes follow, so a single escape is the Esc key (``back``). Unknown keys are left
-    out.
+    Args:
+        data: as read from the terminal. Unknown keys are left out.
+        is_all: no bytes follow, so a single escape is the Esc key (``back``).
+        plain: what single bytes mean.
     """
     found: list[str] = []
     while data:
         if not data.startswith(ESCAPE):
-            found += [PLAIN[data[:1]]] if data[:1] in PLAIN else []
+            found += [plain[data[:1]]] if data[:1] in plain else []
             data = data[1:]
         elif (sequence := SEQUENCE.match(data)) is not None:
             found += [SEQUENCES[sequence[0]]] if sequence[0] in SEQUENCES else []

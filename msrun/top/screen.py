@@ -13,7 +13,7 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Self
 
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from msrun.terminal.stdout import put_bytes
-from msrun.top.keys import keys
+from msrun.top.keys import PLAIN, keys
 
 STDIN, STDOUT = 0, 1
 ENTER = b"\x1b[?1049h\x1b[?25l"  # the alternate screen, no cursor
@@ -34,9 +34,15 @@ SEQUENCE_S = 0.05  # within which all bytes of one key arrive
 class Screen:
     """Full-screen frames out, keys in; a context during which the terminal is in this mode."""
 
-    def __init__(self, ended: int) -> None:
-        """``ended``: a descriptor that becomes readable when waiting makes no more sense."""
+    def __init__(self, ended: int, plain: Mapping[bytes, str] = PLAIN) -> None:
+        """Change nothing yet.
+
+        Args:
+            ended: a descriptor that becomes readable when waiting makes no more sense.
+            plain: what keys of one byte mean.
+        """
         self._ended = ended
+        self._plain = plain
         self._before = termios.tcgetattr(STDIN) if os.isatty(STDIN) else None
         self._typed = b""
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -89,11 +95,11 @@ class Screen:
             octets = os.read(STDIN, 1024)
             if not octets:
                 return ["quit"]  # the terminal is gone
-            found, self._typed = keys(self._typed + octets, is_all=False)
+            found, self._typed = keys(self._typed + octets, is_all=False, plain=self._plain)
             if found or not self._typed:
                 return found
             ready = self._ready(SEQUENCE_S)
-        found, self._typed = keys(self._typed, is_all=True)
+        found, self._typed = keys(self._typed, is_all=True, plain=self._plain)
         return found
 
     def _ready(self, within_s: float) -> set[int]:

@@ -94,6 +94,10 @@ NOTES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "reason": str,
         },
     ),
+    "ExitContinued": (
+        "A rank that had finished was stopped by a signal on its way out; msrun sent it SIGCONT.",
+        {"rank": int, "reason": str},
+    ),
     "JobPaused": (
         "Every rank is stopped by a signal; msrun assumes that a person did it, and waits.",
         {"ranks": _INTEGERS, "reason": str},

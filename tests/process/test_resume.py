@@ -131,7 +131,10 @@ def test_a_run_that_went_on_and_failed_says_how_to_go_on_and_does(msrun, home):
     assert third.code == 0, third.err
     assert resuming(third).startswith(f"resuming step 5 of run {second.record_id} from ")
     assert newest(msrun).lineage == (second.record_id, record.record_id)
-    assert "succeeded, there is nothing to resume" in refused(call(msrun, home, "--resume"))
+    said = refused(call(msrun, home, "--resume"))
+    assert "finished, there is nothing to resume; to resume it anyway: msrun --resume " in said
+    typed = said.rpartition("msrun ")[2].split()
+    assert call(msrun, home, *typed, LEAVE="0").code == 0
 
 
 def test_damaged_checkpoints_are_named_and_the_next_older_is_taken(msrun, home):

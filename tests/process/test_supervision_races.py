@@ -50,6 +50,17 @@ def test_a_stuck_forkserver_cannot_hold_up_a_stop(msrun: Launcher, end: str) -> 
     assert not msrun.marked()
 
 
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_a_stopped_forkserver_does_not_outlive_a_killed_msrun(msrun: Launcher, how: str) -> None:
+    words = ("--nproc-per-node=2", f"--start-method={how}", WORKERS / "wait.py")
+    job = msrun.start(*words)
+    job.await_lines("ready", 2)
+    os.kill(job.forkserver(), signal.SIGSTOP)
+    job.signal(signal.SIGKILL)
+    job.wait()
+    poll(lambda: not msrun.marked())
+
+
 def test_a_failure_is_reported_though_ctrl_c_came_during_the_grace(msrun: Launcher) -> None:
     job = msrun.start(
         "--nproc-per-node=2", "--shutdown-timeout=600", WORKERS / "fails_beside_deaf.py"

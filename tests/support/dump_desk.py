@@ -25,6 +25,7 @@ class Lines:
 
 class Places:
     resumed = ""
+    resumed_step = 0
 
     def place(self, _ranks):
         return self.path
@@ -68,10 +69,10 @@ class Desk:
     def __init__(self, pages, folder, lineage=(), keep=3):
         self.lines, self.files, self.posted, self.said = Lines(), QueuedFileThread(), [], []
         places = Places()
-        places.path = str(folder / "ckpt")
+        places.path, places.lineage = str(folder / "ckpt"), lineage
         self.places = places
         spec = JobSpec(Program("x", (), ProgramKind.SCRIPT, "python"), 3, "run", "rec")
-        spec = spec._replace(dump=spec.dump._replace(lineage=lineage, keep=keep))
+        spec = spec._replace(dump=spec.dump._replace(keep=keep))
         given = services(post=self.posted.append, say=self.said.append, files=self.files)
         self.saving = DumpExecutor(spec, folder / "dumps", self.lines, pages, places, given)
         self.saving.freeze(do.FreezeRanks((0, 1), 1, "rank 2 died"))

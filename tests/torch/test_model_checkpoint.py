@@ -135,6 +135,18 @@ def test_a_training_goes_on_from_its_last_checkpoint(msrun, undisturbed, config)
     assert [path.name for path in sorted(saved.iterdir()) if "_tmp" in path.name] == []
 
 
+def test_as_many_stay_as_wanted_however_often_a_training_was_resumed(msrun):
+    """A run knows those before the one that it resumed: the checkpoint tells it."""
+    config = {"save_checkpoint_steps": 8, "keep_checkpoint_max": 2}
+    for epochs in (1, 2, 3, 4):
+        train(msrun, "--epochs", epochs, "--is_recover", int(epochs > 1), **config)
+    found = {path.name: one for path, one in candidates(msrun.tmp / "saved")}
+    assert {*found} == {"Net-3_8", "Net-4_8"}
+    assert found["Net-4_8"].lineage[0] == found["Net-3_8"].record_id
+    assert found["Net-4_8"].lineage[1:] == found["Net-3_8"].lineage
+    assert len(found["Net-4_8"].lineage) == 3
+
+
 WAYS = {"one": INTEGRATED, "copies": COPIES, "split": SPLIT}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -182,3 +183,23 @@ def test_a_loop_that_would_begin_anew_is_refused_unless_the_script_says_that_it_
         quiet = run(launcher, launcher.tmp / name, *words, OWN_LOOP, kind, *rest)
         assert quiet.ended.code == 0, quiet.ended.out
         assert "anew" not in quiet.ended.out
+
+
+def test_the_loss_that_is_printed_behind_a_loop_is_that_of_the_last_step(
+    launcher: Launcher,
+) -> None:
+    """A new rank that comes to the end of an epoch has made no step itself."""
+    faults = ("rank=0,step=8,phase=commit", "rank=0,step=9,phase=data", "rank=0,step=9")
+    kills = [word for fault in faults for word in ("--kill", fault)]
+    drilled = launcher.drill(*kills, "--keep", "--", "--worker_num=2", WORKERS / "print_losses.py")
+    assert drilled.code == 0, drilled.err
+    (folder,) = launcher.tmp.glob("msrun-drill-*")
+    reference, *struck = (
+        sorted(re.findall(r"\[rank \d\]: epoch \d loss .*", console.read_text()))
+        for console in (
+            folder / name / "console.log" for name in ("reference", "001", "002", "003")
+        )
+    )
+    assert len(reference) == 2 * 4
+    for lines in struck:
+        assert sorted({*lines}) == reference  # an epoch's end may be printed twice, but alike

@@ -32,7 +32,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.forkserver": "",  # runs in a process of its own
     "agent.controller": "actions attempts decide drain events job messages protection replication restart_policy states",
     "agent.launch": "prepare rank_plan recover_arg signals unprotected warm_imports",
-    "agent.health": "joining monitor",
+    "agent.health": "monitor stopped",
     "agent.dump": "executor",
     "agent.failure": "post_mortem resume_advice",
     "agent.notify": "notice notifier",

@@ -221,6 +221,7 @@ def _manifest(order: SaveOrder, shards: list[Shard], digest: str) -> Manifest:
         reason=order.reason,
         shards=shards,
         digest=digest,
+        lineage=order.runs[1:],
     )
 
 

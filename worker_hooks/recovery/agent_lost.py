@@ -292,6 +292,8 @@ class _DumpWithoutAgent:
         given = [Shard(**note.private) for note in others.values() if note.private]
         private = self._complete_private(layout, step, given)
         epoch, batch = guard.source.position(step)
+        assert guard.welcome is not None
+        lineage = protocol.runs_of(guard.welcome.lineage)
         about = manifest.new(
             DUMP_KIND,
             step=step,
@@ -309,14 +311,13 @@ class _DumpWithoutAgent:
                 if note.digest and note.digest != written.digest
             ),
             stale_private=private.stale,
+            lineage=lineage,
         )
         self._complete(layout, about)
         self._say_lost(about, private)
 
     def _complete(self, layout: DumpLayout, about: Manifest) -> None:
-        assert self._guard.welcome is not None
-        lineage = protocol.runs_of(self._guard.welcome.lineage)
-        self._notes.announce(str(commit.commit(layout, about, lineage)), about.step)
+        self._notes.announce(str(commit.commit(layout, about, about.lineage)), about.step)
 
     def _say_lost(self, about: Manifest, private: _PrivateStates) -> None:
         for ranks, what in (

@@ -99,6 +99,11 @@ class ResumePoint(NamedTuple):
     peer: LoadedPrivate | None = None  # of a rank that had committed, if this one had not
 
     @property
+    def loss(self) -> str:
+        """The last loss of this rank, or of the rank whose private state it has; empty: none."""
+        return "" if self.private is None else str(self.private.meta.get("loss", ""))
+
+    @property
     def is_in_memory(self) -> bool:
         """Whether the checkpoint is in memory only: nobody has saved this step to the disk."""
         return bool(self.quick_digest)

@@ -20,6 +20,7 @@ from worker_hooks.contract.layout import MANIFEST
 from worker_hooks.storage.safetensors_file import read_header, sha256_of
 
 FORMAT = 1
+_LINEAGE = 100  # runs of a long chain that are kept
 _THREADS = 8  # more do not make a disk faster
 _END_S = 1 << 40  # seconds since the epoch, later than any clock
 _RANKS = ("odd", "without_private", "stale_private")
@@ -64,6 +65,7 @@ class Manifest(NamedTuple):
     stale_private: tuple[int, ...] = ()  # ranks whose private state is of an earlier step
     holders: tuple[tuple[int, ...], ...] = ()  # by variant the ranks whose state it is; none: all
     is_disputed: bool = False  # replicas disagreed without a majority: which one is right?
+    lineage: tuple[str, ...] = ()  # record ids of the runs that the run resumed, newest first
     format: int = FORMAT
 
 
@@ -89,6 +91,7 @@ def new(
     stale_private: Iterable[int] = (),
     holders: Iterable[Iterable[int]] = (),
     is_disputed: bool = False,
+    lineage: Iterable[str] = (),
 ) -> Manifest:
     """The manifest of a checkpoint that is completed now.
 
@@ -115,6 +118,7 @@ def new(
         stale_private=tuple(stale_private),
         holders=tuple(map(tuple, holders)),
         is_disputed=is_disputed,
+        lineage=tuple(lineage),
     )
 
 
@@ -180,7 +184,8 @@ def _built(fields: dict[str, Any]) -> Manifest:
     shards = tuple(Shard(**shard) for shard in fields["shards"])
     ranks = {name: tuple(fields[name]) for name in _RANKS}
     holders = tuple(map(tuple, fields.get("holders", ())))
-    return Manifest(**{**fields, "shards": shards, "holders": holders, **ranks})
+    built = Manifest(**{**fields, "shards": shards, "holders": holders, **ranks})
+    return built._replace(lineage=tuple(built.lineage))
 
 
 def _odd_field(manifest: Manifest) -> str | None:
@@ -194,9 +199,10 @@ def _odd_field(manifest: Manifest) -> str | None:
     at = manifest.saved_at
     if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < _END_S:
         return f"saved_at={at!r}"
-    for name in ("kind", "record_id", "reason", "digest"):
-        if not isinstance(getattr(manifest, name), str):
-            return f"{name}={getattr(manifest, name)!r}"
+    for name in ("kind", "record_id", "reason", "digest", "lineage"):
+        value = getattr(manifest, name)
+        if not all(isinstance(text, str) for text in (value if name == "lineage" else (value,))):
+            return f"{name}={value!r}"
     for name in _RANKS:
         if not all(_is_number(rank) for rank in getattr(manifest, name)):
             return f"{name}={getattr(manifest, name)!r}"
@@ -295,6 +301,18 @@ def _of_other_step(folder: Path, shard: Shard, manifest: Manifest) -> str | None
     if step in {"", str(manifest.step)}:
         return None
     return f"{shard.file} is of step {step}, but its {MANIFEST} says {manifest.step}"
+
+
+def past(found: Manifest, known: Iterable[str] = (), own: str = "") -> tuple[str, ...]:
+    """The runs whose training a run continues that resumes from this checkpoint, newest first.
+
+    Args:
+        found: the checkpoint.
+        known: more of them.
+        own: the run's own record id: it resumes from this checkpoint again.
+    """
+    runs = dict.fromkeys((found.record_id, *found.lineage, *known))
+    return tuple(run for run in runs if run not in {"", own})[:_LINEAGE]
 
 
 def models(manifest: Manifest) -> list[Manifest]:

@@ -122,7 +122,7 @@ class DataLoop:
         self._feed: Feed | None = None  # of the loop that was begun last
         self._current: object = None  # stands for that loop; None: no loop in this attempt
         self._meta = b"{}"  # what a resume must know of the place, as JSON
-        self._joined = b"", b"", b""  # that, the variables' text, and both as one
+        self._joined = b"", b"", b"", b""  # that, the variables' text, the loss, and all as one
         self._is_armed = False
         self._is_leaving = False  # the script leaves the loop at will
         self._armed_feed = Feed(())  # of the loop that was begun last, or none's
@@ -153,6 +153,7 @@ class DataLoop:
         self._replication.resumed()
         self.reducers.expect(point.ready_orders, are_none=point.is_in_memory)
         self.epoch = point.epoch
+        self.tracker.resume_loss(point.loss)
 
     def restart(self) -> None:
         """The training function is entered again, in another attempt."""
@@ -341,10 +342,11 @@ class DataLoop:
         return place if has_room else self._ahead(self._position())
 
     def _place(self, variables: bytes) -> Position:
-        meta, text, joined = self._joined
-        if meta is not self._meta or text is not variables:
-            joined = self._meta[:-1] + variables + b"}"
-            self._joined = self._meta, variables, joined
+        meta, text, loss, joined = self._joined
+        newest = self.tracker.loss_field()
+        if meta is not self._meta or text is not variables or loss != newest:
+            joined = self._meta[:-1] + variables + newest + b"}"
+            self._joined = self._meta, variables, newest, joined
         # the same object while nothing changes: the page has it then
         return Position(self.epoch, self.batch, joined)
 

@@ -67,6 +67,22 @@ class StepTracker:
         self._loss = value.detach() if isinstance(value, torch.Tensor) else value
         self._is_loss_set = True
 
+    def loss_field(self) -> bytes:
+        """The last loss as a field of a JSON object, a comma in front; empty: there is none.
+
+        Nothing waits for a device: there it is not known without that.
+        """
+        value = self._loss
+        if isinstance(value, torch.Tensor):
+            if not value.is_cpu or value.numel() != 1:
+                return b""
+            value = value.item()
+        return b"" if value is None else b', "loss": "%s"' % float(value).hex().encode()
+
+    def resume_loss(self, text: str) -> None:
+        """Training continues behind a step with this loss, of :meth:`loss_field`; empty: none."""
+        self._loss = float.fromhex(text) if text else None
+
     def abandon(self) -> None:
         """No step is under way: the script was taken out of it, for another attempt."""
         self.phase = Phase.IDLE

@@ -30,6 +30,7 @@ from worker_hooks.recovery.resume import ResumePoint
 from worker_hooks.script.own import OwnValues
 from worker_hooks.state.committed_state import CommittedState
 from worker_hooks.state.registry import pieces_of
+from worker_hooks.storage import manifest
 from worker_hooks.training import startup
 from worker_hooks.training.loop import DataLoop
 
@@ -295,10 +296,10 @@ class TrainState:
             self.checkpoint_context = context._replace(memory_step=point.step)
             return
         self._guard.resumed_step = point.step
-        welcome, run = self._guard.welcome, point.saved.manifest.record_id
+        welcome, found = self._guard.welcome, point.saved.manifest
         known = () if welcome is None else protocol.runs_of(welcome.lineage)
-        runs = dict.fromkeys(each for each in (run, *known) if each not in {"", env.record_id})
-        is_restart = run == env.record_id
+        runs = manifest.past(found, known, own=env.record_id)
+        is_restart = found.record_id == env.record_id
         self.checkpoint_context = context._replace(
             resumed_folder=Path(point.saved.folder),
             lineage=":".join(runs),

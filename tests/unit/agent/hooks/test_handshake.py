@@ -232,6 +232,7 @@ def test_ranks_are_told_which_runs_they_continue(tmp_path):
     desk.hello(1, tmp_path / "other", wants_resume=True)
     desk.files.work()
     assert desk.welcome(1).lineage == "someone:before:first"
+    assert (desk.welcome(0).resumed_step, desk.welcome(1).resumed_step) == (0, 3)
 
 
 def test_a_restart_keeps_its_dump_when_that_is_newer(desk, tmp_path):

@@ -76,11 +76,23 @@ def test_a_run_of_another_folder_must_be_named(environ, tmp_path):
     away = elsewhere(tmp_path)
     remember(environ, "a", cwd=away)
     said = refused(["--resume"], environ)
+    assert "msrun --resume" not in said  # that line would be refused
+    saved(away / "ckpt")
+    said = refused(["--resume"], environ)
     assert f"of {away}: msrun --resume a" in said
     request = parse(["--resume", "a"], environ)
     assert request.job.is_away
     assert Path.cwd() == away
     assert request.origin.lineage == ("a",)
+
+
+def test_other_arguments_of_the_script_are_said(environ):
+    remember(environ, "a")
+    same = parse(["--resume", "a", "--worker_num=2", "train.py", "--lr", "1"], environ)
+    assert not [each for each in same.warnings if "arguments" in each]
+    other = parse(["--resume", "a", "--worker_num=2", "train.py", "--lr", "2"], environ)
+    (said,) = (each for each in other.warnings if "arguments" in each)
+    assert said.endswith("which had: --lr 1")
 
 
 @pytest.mark.parametrize("name", ["2026a", "2026", "mine"])
@@ -144,7 +156,11 @@ def test_a_run_that_succeeded_must_be_named(environ):
         '{"record_id": "a", "host": "h", "state": "succeeded", "attempt": 0, "max_restarts": 0,'
         '"reason": null, "started": 1, "updated": 1, "ended": 1, "workers": []}'
     )
-    assert "the newest run a succeeded" in refused(["--resume"], environ)
+    said = "the newest run a finished, there is nothing to resume"
+    nothing = f"{said}; it needed no checkpoint, and saved none"  # a line to type would be refused
+    assert refused(["--resume"], environ) == nothing
+    saved(Path("ckpt"))
+    assert refused(["--resume"], environ) == f"{said}; to resume it anyway: msrun --resume a"
     assert parse(["--resume=a"], environ).origin.lineage == ("a",)
 
 

@@ -116,6 +116,14 @@ def test_a_run_that_was_resumed_is_shown_after_it(tmp_path):
     assert "No events are recorded" in page.text
 
 
+def test_a_run_that_was_lost_is_drawn_until_the_last_that_is_known(tmp_path):
+    lines, _ = killed(3, 1)
+    said = status("20260101-000000-aaaaaa", 3, state="running", ended=None, updated=BEGAN + 3600)
+    page = Page(reported(tmp_path, lines[:-6], said))
+    assert "59 min 59 s" in page.texts
+    assert "lost" in page.texts
+
+
 def test_damaged_and_foreign_lines_are_left_out(tmp_path):
     lines, said = killed()
     record = write(tmp_path, "20260101-000000-aaaaaa", lines, said)
