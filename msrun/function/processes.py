@@ -10,6 +10,7 @@ import selectors
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -93,7 +94,9 @@ class Processes:
         """Start all ranks as copies of this process."""
         for process in self._ranks:
             theirs, parent = self._open(process), os.getpid()
-            process.pid = os.fork()
+            with warnings.catch_warnings():  # Python 3.12: of threads, which launch() speaks of
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.pid = os.fork()
             if not process.pid:
                 for each in self._ranks:
                     each.close()
