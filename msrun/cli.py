@@ -67,7 +67,7 @@ def _check_folder() -> None:
 def _launch(argv: Sequence[str]) -> int:
     from agent.launch import recover_arg
     from agent.spec.timeouts import describe
-    from msrun.launch.request import parse
+    from msrun.job.request import parse
 
     _check_folder()
     request = parse(argv, os.environ)
@@ -75,7 +75,7 @@ def _launch(argv: Sequence[str]) -> int:
         _say(f"warning: {warning}")
     os.environ.update(request.environ)
     if request.origin is not None:
-        from msrun.launch.resume_point import resume_origin
+        from msrun.job.resume_point import resume_origin
 
         dump = resume_origin(request.job.dump, request.origin, request.job.world_size, _say)
         request = request._replace(job=request.job._replace(dump=dump))
@@ -83,14 +83,14 @@ def _launch(argv: Sequence[str]) -> int:
     if request.verbose:
         _say(describe(request.job))
     if request.dry_run:
-        from msrun.launch.dry_run import show
+        from msrun.job.dry_run import show
 
         return show(request, os.environ)
     from agent.launch.prepare import abandon, prepare, start_forkserver
 
     prepared = prepare(request.job, os.environ)
     if not request.join:
-        from msrun.launch.detach import detach
+        from msrun.job.detach import detach
 
         if not detach(prepared):
             return 0

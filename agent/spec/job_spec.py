@@ -151,6 +151,20 @@ class BindSpec(NamedTuple):
         return self.auto or bool(self.cores) or self.numa is not None
 
 
+class NotifySpec(NamedTuple):
+    """What programs outside of the job are told."""
+
+    on_event: tuple[str, ...] = ()  # --on_event: the words of a command
+    webhook: str = ""  # --webhook: an address, perhaps with a password
+    metrics_file: Path | None = None  # absolute
+    metrics_port: int | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is anything to tell, or anyone."""
+        return bool(self.on_event or self.webhook or self.metrics_file or self.metrics_port)
+
+
 class JobSpec(NamedTuple):
     """A checked job: what to run, how many times, where, and what to do when it breaks."""
 
@@ -176,6 +190,7 @@ class JobSpec(NamedTuple):
     bind: BindSpec = BindSpec()
     dump: DumpSpec = DumpSpec()
     replace: ReplaceSpec = ReplaceSpec()
+    notify: NotifySpec = NotifySpec()
     virtual_local_rank: bool = False
     rank_table_file: str | None = None
     event_log_handler: str = "null"  # null | console

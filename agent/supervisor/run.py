@@ -19,6 +19,7 @@ from agent.launch.prepare import Prepared, StartedForkserver
 from agent.launch.unprotected import unprotected
 from agent.machine import open_files
 from agent.machine.oom_kills import read_counters
+from agent.notify.notifier import Notifier
 from agent.records import run_record
 from agent.records.journal import Journal
 from agent.records.run_record import remembered, unrecorded
@@ -94,7 +95,10 @@ def run(
     sys.setswitchinterval(SWITCH_S)
     open_files.allow_files(FILES_PER_RANK * spec.nproc)
 
+    notifier = Notifier(facts, console.say)
+
     def changed(job: Job, workers: tuple[Worker, ...], account: Account) -> None:
+        notifier.changed(job, workers, account)
         journal.replace(layout.status, status(facts, job, workers, account))
 
     def attempt_ended(state: JobState, workers: tuple[Worker, ...]) -> None:
@@ -111,6 +115,7 @@ def run(
         requests=requests,
         output=output,
         journal=journal,
+        notifier=notifier,
         say=console.say,
         tell=console.tell,
         changed=changed,
@@ -125,14 +130,19 @@ def run(
     if has_failed or (ending.state is JobState.STOPPED and post_mortem().found):
         console.report(post_mortem().tell(ending.reason, environ, journal, advice))
     _say_what_remains(ending, advice, console, journal)
+    notifier.close()
     journal.log(f"exit {ending.exit_code}: {ending.reason}")
     journal.close()
+    _close(prepared, ignited)
+    return ending.exit_code
+
+
+def _close(prepared: Prepared, ignited: StartedForkserver) -> None:
     prepared.listener.close()
     ignited.hooks_listener.close()
     os.close(prepared.lock)
     if prepared.claim is not None:
         os.close(prepared.claim)
-    return ending.exit_code
 
 
 def _say_unprotected(facts: RunFacts, console: Console) -> None:

@@ -28,6 +28,8 @@ from agent.controller.messages import ELAPSED
 from agent.controller.replication import why_no_holder
 from agent.controller.restart_policy import why_not_saved
 from agent.controller.states import JobState, RankState
+from agent.notify.notice import notices
+from agent.notify.notifier import Notifier
 from agent.records.journal import Journal
 from agent.records.worker_output import WorkerOutput
 from agent.spec.job_spec import JobSpec
@@ -95,6 +97,7 @@ class Supervisor:
         requests: Requests,
         output: WorkerOutput,
         journal: Journal,
+        notifier: Notifier,
         say: Callable[[str], None],
         tell: Callable[[str, Tone], None],
         changed: Callable[[Job, tuple[Worker, ...], Account], None],
@@ -111,6 +114,7 @@ class Supervisor:
             requests: receives the requests to end the job.
             output: the workers' files and their view on the console.
             journal: what is written about the run.
+            notifier: tells programs outside of it.
             say: prints one sentence for people.
             tell: prints one that is good or bad news.
             changed: takes the present state, and what failures cost, soon after it changed.
@@ -125,6 +129,7 @@ class Supervisor:
         self._requests = requests
         self._output = output
         self._journal = journal
+        self._notifier = notifier
         self._say = say
         self._tell = tell
         self._changed = changed
@@ -309,6 +314,7 @@ class Supervisor:
     def _decide(self, event: ev.Event) -> None:
         before, decision = self._job, decide(self._job, event)
         self._job = decision.job
+        known = self._account
         over = self._take_account(before, event, decision)
         for rank, state in self._job.ranks.items():
             if rank in self._workers and self._workers[rank].attempt == self._job.attempt:
@@ -321,6 +327,8 @@ class Supervisor:
             self._act(action)
         for incident in over:
             self._journal.event("IncidentOver", **incident.facts())
+        for notice in notices(before, event, decision, known, self._account):
+            self._notifier.tell(notice)
         self._hooks.decided(self._job.state, why_no_holder(self._job))
         if decision.say:
             after = "".join(f" after {one.lost_s:.1f} s" for one in over if one.lost_s is not None)
@@ -439,7 +447,7 @@ class Supervisor:
         self._starter.end_attempt()
         self._replacements.clear()
         self._hooks.end_attempt()
-        killed = processes.end_adopted(self._starter.spared, SWEEP_S)
+        killed = processes.end_adopted(self._starter.spared | self._notifier.pids, SWEEP_S)
         if killed:
             self._journal.event("LeftoversKilled", pids=killed)
         self._unclaimed.clear()
@@ -471,4 +479,4 @@ class Supervisor:
         self._hooks.close()
         self._requests.close()
         self._loop.remove_signal_handler(signal.SIGCHLD)
-        processes.end_adopted(frozenset(), SWEEP_S)
+        processes.end_adopted(self._notifier.pids, SWEEP_S)

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent.text.wording import sized
 from msrun.doctor.finding import Finding, doubtful, fine, unfit
-from msrun.doctor.probe import Answer, Probe
+from msrun.doctor.probe import Probe, ProbeAnswer
 
 LIMIT_S = 20.0
 CLEANING_S = 5.0
@@ -70,7 +70,7 @@ def file_system(place: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> s
     return kind
 
 
-def judged(folder: str, answer: Answer) -> Iterator[Finding]:
+def judged(folder: str, answer: ProbeAnswer) -> Iterator[Finding]:
     """The lines about a folder, from the probe's answer."""
     facts = [fact for line in answer.out.splitlines() if (fact := _fact(line))]
     steps = {fact["step"]: fact for fact in facts if "step" in fact}
@@ -131,7 +131,7 @@ def _speed(wrote: dict[str, Any] | None, kind: str) -> Iterator[Finding]:
         yield fine("write and sync", found)
 
 
-def _stuck(doing: str, folder: str, answer: Answer) -> Finding:
+def _stuck(doing: str, folder: str, answer: ProbeAnswer) -> Finding:
     if answer.code is None:
         return unfit(
             PART,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.machine.cgroup import lines
 from msrun.doctor.finding import Finding, doubtful, fine, unfit
-from msrun.doctor.probe import Answer, Probe
+from msrun.doctor.probe import Probe, ProbeAnswer
 
 LIMIT_S = 10.0
 FEW_PORTS = 1000
@@ -26,7 +26,7 @@ def name_probe() -> Probe:
     return Probe((sys.executable, "-I", "-S", "-c", _CODE), LIMIT_S)
 
 
-def findings(name: Answer, root: Path = Path("/")) -> Iterator[Finding]:
+def findings(name: ProbeAnswer, root: Path = Path("/")) -> Iterator[Finding]:
     """All of it; ``name`` is the probe's answer, and ``root`` holds ``proc``."""
     yield loopback()
     yield ports("".join(lines(root / "proc/sys/net/ipv4/ip_local_port_range")))
@@ -60,7 +60,7 @@ def ports(text: str) -> Finding:
     return fine("ports", found)
 
 
-def own_name(answer: Answer, name: str) -> Finding:
+def own_name(answer: ProbeAnswer, name: str) -> Finding:
     """Gloo and NCCL take the address of the host's name unless they are told an interface."""
     advice = f"add {name} to /etc/hosts, or set GLOO_SOCKET_IFNAME=lo"
     if answer.code is None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 KILLED_S = 1.0  # for the end of a child that was killed
 
 
-class Answer(NamedTuple):
+class ProbeAnswer(NamedTuple):
     """What a child printed, and how it ended; code ``None``: it was killed at its deadline."""
 
     out: str
@@ -40,16 +40,16 @@ class Probe:
         except OSError as error:
             self._problem = f"cannot be started: {error.strerror}"
 
-    def answer(self) -> Answer:
+    def answer(self) -> ProbeAnswer:
         """Wait for its end or its deadline."""
         if self._child is None:
-            return Answer("", self._problem, 1)
+            return ProbeAnswer("", self._problem, 1)
         try:
             out, err = self._child.communicate(timeout=max(0.0, self._end_s - time.monotonic()))
         except subprocess.TimeoutExpired as late:
             self._give_up(self._child)
-            return Answer(_text(late.stdout), _text(late.stderr), None)
-        return Answer(_text(out), _text(err), self._child.returncode)
+            return ProbeAnswer(_text(late.stdout), _text(late.stderr), None)
+        return ProbeAnswer(_text(out), _text(err), self._child.returncode)
 
     def _give_up(self, child: subprocess.Popen[bytes]) -> None:
         child.kill()

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent.machine.devices import gpu_count
 from msrun.doctor.finding import Finding, doubtful, fine, unfit
-from msrun.doctor.probe import Answer, Probe
+from msrun.doctor.probe import Probe, ProbeAnswer
 from worker_hooks.contract import env
 
 LIMIT_S = 120.0
@@ -56,7 +56,7 @@ def python_findings(python: str) -> Iterator[Finding]:
     yield fine("machine", f"{machine}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores")
 
 
-def torch_findings(answer: Answer, environ: Mapping[str, str]) -> Iterator[Finding]:
+def torch_findings(answer: ProbeAnswer, environ: Mapping[str, str]) -> Iterator[Finding]:
     """The version of torch, its backends and devices."""
     if answer.code is None:
         advice = "a driver or a file server hangs: look at nvidia-smi, and where torch is installed"
@@ -85,7 +85,7 @@ def torch_findings(answer: Answer, environ: Mapping[str, str]) -> Iterator[Findi
     yield _devices(facts, gpu_count(environ))
 
 
-def _facts(answer: Answer) -> dict[str, Any] | None:
+def _facts(answer: ProbeAnswer) -> dict[str, Any] | None:
     try:
         found = json.loads(answer.out.strip().splitlines()[-1])
     except (ValueError, IndexError):

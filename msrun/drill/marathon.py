@@ -31,7 +31,7 @@ from msrun.drill.random_faults import GAP, MARATHON_KINDS, MarathonFault, draw_m
 from msrun.drill.session import BROKEN_EXIT, in_folder
 from msrun.drill.trial import Command, Trial
 from msrun.drill.verdict import check_reference
-from msrun.launch.request import parse
+from msrun.job.request import parse
 from msrun.options.argv import scan
 from msrun.terminal.progress import say
 from worker_hooks.contract.atomic_file import write_atomic

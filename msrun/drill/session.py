@@ -24,7 +24,7 @@ from msrun.drill.history import DrillHistory, read
 from msrun.drill.random_faults import RandomFaults, draw
 from msrun.drill.trial import Command, Trial
 from msrun.drill.verdict import TrialOutcome, check_reference, judge
-from msrun.launch.request import parse
+from msrun.job.request import parse
 from msrun.options.argv import scan
 from msrun.terminal.progress import say
 from msrun.terminal.stdout import put

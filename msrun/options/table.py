@@ -18,6 +18,7 @@ class Section(Enum):
     RENDEZVOUS = "Rendezvous"
     RECOVERY = "Recovery"
     LOGS = "Logs"
+    EVENTS = "Events and metrics"
     BINDING = "Binding"
     LOOKING = "Dry run"
     COMPATIBILITY = "Accepted for compatibility with torchrun"
@@ -263,6 +264,19 @@ OPTIONS: tuple[Option, ...] = (
            metavar="TEXT,..."),
     Option("duplicate-stderr-filters", _S.LOGS, "The same for stderr and filtered_stderr.log.",
            metavar="TEXT,..."),
+
+    Option("on-event", _S.EVENTS,
+           "Run a command when a rank died, hung or is replaced, all ranks are restarted, a step "
+           "was saved, the job ended. It finds EVENT, RANK, STEP, RUN_ID and REASON in its "
+           "environment.",
+           metavar="CMD", origin=_OUR),
+    Option("webhook", _S.EVENTS, "Post the same to an address, as JSON.", metavar="URL",
+           origin=_OUR),
+    Option("metrics-file", _S.EVENTS,
+           "Keep the job's figures in this file, for Prometheus' textfile collector.",
+           metavar="FILE", origin=_OUR),
+    Option("metrics-port", _S.EVENTS, "Serve the same at this port, under /metrics.",
+           kind=_K.INT, metavar="PORT", low=1, high=PORT_MAX, origin=_OUR),
 
     Option("bind-core", _S.BINDING,
            'True shares the cores evenly along NUMA nodes; JSON lists them: {"device0": ["0-3"]}.',

@@ -2,12 +2,15 @@
 
 A comment in front of a block says what it is: ``<!-- test: script NAME -->`` a complete script,
 ``<!-- test: file NAME -->`` a file that commands of the page name, ``<!-- test: diff NAME -->`` a
-change of a script of the page.
+change of a script of the page. The README of a sample is run from its first line to its last: there
+``meanwhile, once "TEXT" is printed`` is a second terminal, and ``output`` what the commands between
+it and the output before it print, on the reader's machine perhaps with ``other numbers``.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,10 +48,10 @@ class Block(NamedTuple):
         return self.marker.partition(" ")[2].partition(",")[0]
 
 
-def blocks(*languages: str) -> list[Block]:
+def blocks(*languages: str, pages: Iterable[Path] = PAGES) -> list[Block]:
     """All blocks in these languages."""
     found = []
-    for page in PAGES:
+    for page in pages:
         text = page.read_text()
         for one in _BLOCK.finditer(text):
             line = text.count("\n", 0, one.start("text")) + 1

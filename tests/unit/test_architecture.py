@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract storage rng distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
-    "agent": "forkserver text spec machine controller accounting records workers hooks launch health dump failure supervisor",
-    "msrun": "options terminal runs report checkpoints launch top doctor bugreport completion drill",
+    "agent": "forkserver text spec machine controller accounting records workers hooks launch health dump failure notify supervisor",
+    "msrun": "options terminal runs report checkpoints job top doctor bugreport completion drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
@@ -35,19 +35,22 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.health": "monitor stopped",
     "agent.dump": "executor",
     "agent.failure": "post_mortem resume_advice",
+    "agent.notify": "notice notifier",
     "agent.supervisor": "run",
     "msrun.checkpoints": "commands",
-    "msrun.launch": "detach dry_run request resume_point",
+    "msrun.job": "detach dry_run request resume_point",
     "msrun.report": "report",
     "msrun.top": "watch",
     "msrun.bugreport": "command",
     "msrun.completion": "scripts words",
     "msrun.doctor": "command",
     "msrun.drill": "command",
+    "msrun.function": "failure launch",
 }
 PURE = {  # packages and modules without effects
     *("agent.controller", "agent.accounting", "agent.text", "agent.spec"),
     *("agent.failure.root_cause", "agent.failure.report", "agent.launch.rank_plan"),
+    *("agent.notify.notice", "agent.notify.metrics"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
     *(
         "worker_hooks.contract.env",
@@ -222,7 +225,7 @@ def test_only_the_hooks_and_what_is_forked_import_torch():
     assert outside <= {"agent.forkserver.store_host"}
 
 
-@pytest.mark.parametrize("module", ["msrun.cli", "agent.launch.prepare", "msrun.launch.request"])
+@pytest.mark.parametrize("module", ["msrun.cli", "agent.launch.prepare", "msrun.job.request"])
 def test_a_start_loads_nothing_heavy(module):
     assert loaded(f"import {module}") & HEAVY == set()
 

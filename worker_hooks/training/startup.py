@@ -88,9 +88,15 @@ def connect(
         guard.promise_nothing(torch_names.why_nothing_is_promised())
     if env.rank == 0:
         _warn_unguarded(guard, is_wanted=is_wanted)
-    if welcome is None and wants_resume:
-        return guard, resume.newest_checkpoint(options.ckpt_save_path, *options.checkpoints)
-    return guard, Path(welcome.resume) if welcome is not None and welcome.resume else None
+    places = list(filter(None, (options.ckpt_save_path, *options.checkpoints)))
+    if welcome is not None:
+        found, is_said = Path(welcome.resume) if welcome.resume else None, bool(places)
+    else:
+        found, is_said = resume.newest_checkpoint(*places) if wants_resume else None, False
+    if wants_resume and found is None and not is_said and env.rank == 0:
+        where = f"in {' and '.join(places)}" if places else "(no ckpt_save_path says where it is)"
+        log.warning("there is nothing to resume %s: training begins anew", where)
+    return guard, found
 
 
 def _warn_unguarded(guard: Guard, *, is_wanted: bool) -> None:

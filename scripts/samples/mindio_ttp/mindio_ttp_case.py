@@ -1,6 +1,6 @@
 """The five-layer network of MindSpore's power-off checkpoint tutorial, in torch.
 
-    msrun --worker_num=4 --local_worker_num=4 mindio_ttp_case.py
+    msrun --worker_num=4 --local_worker_num=4 --on_failure=dump mindio_ttp_case.py
 
 Kill any rank with -9: the others save the step they are at in ``./ttp_checkpoints``. With
 ``--is_recover=1`` training resumes from there, at the next step.

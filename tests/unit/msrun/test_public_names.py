@@ -12,11 +12,16 @@ import worker_hooks
 ROOT = Path(__file__).parents[3]
 
 
-def test_msrun_offers_every_public_name_of_the_hooks():
-    assert msrun.__all__ == worker_hooks.__all__
-    for name in msrun.__all__:
+OWN = ["LaunchError", "launch"]
+
+
+def test_msrun_offers_every_public_name_of_the_hooks_and_its_own():
+    assert msrun.__all__ == sorted([*worker_hooks.__all__, *OWN])
+    for name in worker_hooks.__all__:
         assert getattr(msrun, name) is getattr(worker_hooks, name)
+    for name in msrun.__all__:
         assert name in dir(msrun)
+    assert [getattr(msrun, name).__name__ for name in OWN] == OWN
 
 
 def test_an_unknown_name_is_refused_under_msruns_own_name():

@@ -16,7 +16,7 @@ from msrun.commands import run
 from msrun.doctor import folder, limits, machine, network, software
 from msrun.doctor.finding import Grade
 from msrun.doctor.folder import FolderProbe, file_system, judged
-from msrun.doctor.probe import Answer, Probe
+from msrun.doctor.probe import Probe, ProbeAnswer
 
 ROOT = Path(__file__).parents[4]
 HANGS = "import signal, sys; print('begun', flush=True); signal.pause()"
@@ -29,7 +29,7 @@ DOINGS = ("sync of a folder", "rename of a folder", "hard link", "flock")
 
 
 def said(*facts, code=0):
-    return Answer("".join(json.dumps(fact) + "\n" for fact in facts), "", code)
+    return ProbeAnswer("".join(json.dumps(fact) + "\n" for fact in facts), "", code)
 
 
 def grades(findings):
@@ -42,7 +42,7 @@ def grades(findings):
 def test_a_child_that_hangs_is_killed_at_its_deadline_and_what_it_said_counts():
     probe = Probe((sys.executable, "-c", HANGS), 1.0)
     began = time.monotonic()
-    assert probe.answer() == Answer("begun\n", "", None)
+    assert probe.answer() == ProbeAnswer("begun\n", "", None)
     assert time.monotonic() - began < 5
     assert probe._child.returncode == -9
 
@@ -110,7 +110,9 @@ def test_each_fact_of_a_folder_has_its_grade(facts, part, grade, words):
 
 
 def test_a_probe_that_crashes_is_a_failure():
-    found = list(judged("/", Answer('{"doing": "flock"}\n{"ste', "Traceback\nOSError: x\n", 1)))
+    found = list(
+        judged("/", ProbeAnswer('{"doing": "flock"}\n{"ste', "Traceback\nOSError: x\n", 1))
+    )
     assert found[-1].found == "/: flock failed: OSError: x"
     assert found[-1].grade is FAIL
 
@@ -153,9 +155,9 @@ def test_the_kind_of_file_system_is_that_of_the_deepest_mount(tmp_path):
         (network.ports("32768\t60999"), OK),
         (network.ports("32768\t32800"), WARN),
         (network.ports(""), OK),
-        (network.own_name(Answer("", "", None), "node"), WARN),
-        (network.own_name(Answer("", "gaierror", 1), "node"), WARN),
-        (network.own_name(Answer("node 10.0.0.1\n", "", 0), "node"), OK),
+        (network.own_name(ProbeAnswer("", "", None), "node"), WARN),
+        (network.own_name(ProbeAnswer("", "gaierror", 1), "node"), WARN),
+        (network.own_name(ProbeAnswer("node 10.0.0.1\n", "", 0), "node"), OK),
     ],
 )
 def test_each_part_has_its_grade(found, grade):
@@ -216,10 +218,10 @@ def test_torch_is_judged_by_what_it_says(facts, part, grade, words):
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Answer("", "", None), "has not ended"),
-        (Answer("", "ModuleNotFoundError: No module named 'torch'\n", 1), "No module named"),
-        (Answer("", "", -11), "exit code -11"),
-        (Answer("warning\n", "", 0), "cannot be imported"),
+        (ProbeAnswer("", "", None), "has not ended"),
+        (ProbeAnswer("", "ModuleNotFoundError: No module named 'torch'\n", 1), "No module named"),
+        (ProbeAnswer("", "", -11), "exit code -11"),
+        (ProbeAnswer("warning\n", "", 0), "cannot be imported"),
     ],
 )
 def test_a_torch_that_cannot_be_asked_is_a_failure(answer, words):

@@ -6,7 +6,7 @@ import pytest
 
 from agent.launch.signals import graceful, passed_on, stops
 from agent.spec.job_spec import UsageError
-from msrun.launch.request import parse
+from msrun.job.request import parse
 
 SCRIPT = ["train.py"]
 

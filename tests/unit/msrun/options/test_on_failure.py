@@ -9,8 +9,8 @@ from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.job import first_job
 from agent.spec.job_spec import ReplaceSpec, UsageError
-from msrun.launch.dry_run import facts
-from msrun.launch.request import parse
+from msrun.job.dry_run import facts
+from msrun.job.request import parse
 from worker_hooks.contract import protocol
 
 ALL = "replace,dump,restart"

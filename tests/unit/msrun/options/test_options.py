@@ -66,7 +66,7 @@ def test_every_option_is_shown_with_dashes():
 def test_help_imports_nothing_heavy():
     code = (
         "import sys\n"
-        "from msrun.launch.request import parse\n"
+        "from msrun.job.request import parse\n"
         "try:\n    parse(['--help'], {})\n"
         "except SystemExit as left:\n    assert left.code == 0\n"
         "heavy = {'torch', 'rich', 'yaml', 'click', 'asyncio', 'argparse', 'difflib', 'ctypes', 'socket'}\n"

@@ -391,6 +391,18 @@ def test_one_line_says_that_nothing_guards_it(environ, said, monkeypatch, caplog
     assert lines == ([f"TrainState: {said}"] if said else [])
 
 
+@pytest.mark.parametrize("has_folder", [True, False])
+@pytest.mark.parametrize("is_recover", [1, 0])
+def test_a_resume_that_finds_nothing_is_said(tmp_path, monkeypatch, caplog, is_recover, has_folder):
+    monkeypatch.delenv("MSRUN_HOOKS", raising=False)
+    place = str(tmp_path) if has_folder else None
+    with caplog.at_level(logging.WARNING, "msrun"):
+        TrainState(model=nn.Linear(1, 1), ckpt_save_path=place, is_recover=is_recover)
+    where = f"in {tmp_path}" if has_folder else "(no ckpt_save_path says where it is)"
+    wanted = f"there is nothing to resume {where}: training begins anew"
+    assert [line for line in caplog.messages if "resume" in line] == [wanted] * is_recover
+
+
 class Switching:
     """A callback as profilers are: it rebinds its own methods."""
 

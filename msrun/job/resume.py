@@ -13,7 +13,7 @@ from agent.controller.states import JobState
 from agent.records import run_record
 from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
-from msrun.launch.resume_point import ResumeOrigin
+from msrun.job.resume_point import ResumeOrigin
 from msrun.options.argv import CommandLine, scan
 from msrun.options.settings import Setting
 from msrun.options.table import BY_DEST, Kind
@@ -21,7 +21,9 @@ from msrun.runs.run_state import look
 from worker_hooks.contract.layout import FALLBACK
 
 _RESUMING = frozenset({"resume", "is_recover"})
-_PATHS = frozenset({"config", "log_dir", "dump_fallback", "rank_table_file", "graceful_exit_file"})
+_PATHS = frozenset(
+    {"config", "log_dir", "dump_fallback", "rank_table_file", "graceful_exit_file", "metrics_file"}
+)
 _ALTERNATIVES = (
     frozenset({"worker_num", "local_worker_num", "nproc_per_node"}),
     frozenset({"master_addr", "master_port", "rdzv_endpoint", "standalone"}),

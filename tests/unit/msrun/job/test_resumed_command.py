@@ -12,9 +12,9 @@ from support.checkpoints import saved
 from agent.records import run_record
 from agent.records.run_record import Record, remembered, unrecorded
 from agent.spec.job_spec import UsageError
-from msrun.launch.request import parse
-from msrun.launch.resume import command_words, names_origin
-from msrun.launch.resume_point import ResumeOrigin
+from msrun.job.request import parse
+from msrun.job.resume import command_words, names_origin
+from msrun.job.resume_point import ResumeOrigin
 from msrun.options.argv import scan
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.spec.job_spec import UsageError
-from msrun.launch.request import parse
+from msrun.job.request import parse
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,12 @@ from typing import NamedTuple, NoReturn
 
 from agent.spec.job_spec import JobSpec, StartMethod, UsageError
 from msrun import __version__
-from msrun.launch.resume_point import ResumeOrigin
+from msrun.job.resume_point import ResumeOrigin
 from msrun.options import dialects
 from msrun.options.argv import CommandLine, scan
 from msrun.options.help import USAGE, help_text, short_help
 from msrun.options.logs import logs
+from msrun.options.notify import notify
 from msrun.options.program import build_program
 from msrun.options.recovery import graceful_signals, on_failure, recovery_options
 from msrun.options.settings import Setting, Settings, from_environ, is_truth, truth
@@ -68,7 +69,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     name = _resumed_name(layers.settings)
     if name is None:
         return _request(layers, environ, tuple(argv))
-    from msrun.launch.resume import command_words, resumed_command
+    from msrun.job.resume import command_words, resumed_command
 
     resumed = resumed_command(name, line, layers.script, environ)
     environ = {**environ, **resumed.environ}
@@ -91,7 +92,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
 
 
 def _names_origin(following: Sequence[str], environ: Mapping[str, str]) -> bool:
-    from msrun.launch.resume import names_origin
+    from msrun.job.resume import names_origin
 
     return names_origin(following, environ)
 
@@ -197,6 +198,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
         bind=dialects.bind(settings, size.nproc),
         dump=dump._replace(after_failure=dumps),
         replace=replace,
+        notify=notify(settings),
         virtual_local_rank=_virtual(settings, size.nproc, environ),
         rank_table_file=_rank_table(settings.of("rank_table_file")),
         event_log_handler=settings.text("event_log_handler"),

@@ -11,7 +11,7 @@ import pytest
 
 from agent.spec.job_spec import BindSpec, DumpSpec, ProgramKind, StartMethod, Std, UsageError
 from msrun import __version__
-from msrun.launch.request import parse, record_id
+from msrun.job.request import parse, record_id
 from msrun.options.rank_maps import words
 from msrun.options.settings import Setting
 

@@ -26,7 +26,7 @@ from worker_hooks.contract.layout import runs_folder
 from worker_hooks.contract.protocol import WorkerOrder
 
 if TYPE_CHECKING:
-    from msrun.launch.request import Request
+    from msrun.job.request import Request
 
 FREE_PORT = "a free port"
 PORT_NAMES = ("MASTER_PORT", "MS_SCHED_PORT")

@@ -4,7 +4,7 @@ import pytest
 from support.checkpoints import flipped, saved
 
 from agent.spec.job_spec import DumpSpec, UsageError
-from msrun.launch.resume_point import ResumeOrigin, resume_origin
+from msrun.job.resume_point import ResumeOrigin, resume_origin
 
 
 def dump(origin: ResumeOrigin, said: list[str], world_size: int = 2) -> DumpSpec:

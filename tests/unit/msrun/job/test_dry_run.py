@@ -21,7 +21,7 @@ from agent.spec.job_spec import (
     Timeouts,
     UsageError,
 )
-from msrun.launch import dry_run
+from msrun.job import dry_run
 
 SPEC = JobSpec(
     program=Program(

@@ -1,0 +1,69 @@
+"""Offers the newest metrics: in a file, at a port, or both. In the courier."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from worker_hooks.contract.atomic_file import write_atomic
+
+
+class Figures:
+    """The newest ones, as text."""
+
+    def __init__(self, path: str, port: int, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._path = Path(path) if path else None
+        self._has_failed = False
+        self._new = threading.Event()
+        self._is_over = False
+        self.text = ""
+        self.thread = threading.Thread(target=self._write, daemon=True)
+        self.thread.start()
+        if port:
+            try:
+                server = ThreadingHTTPServer(("", port), _page_of(self))
+            except OSError as error:
+                say(f"--metrics_port={port}: {error.strerror}: the metrics are not served")
+            else:
+                threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def put(self, text: str | None) -> None:
+        """Take newer ones; ``None``: there are no more."""
+        self._is_over = text is None
+        self.text = self.text if text is None else text
+        self._new.set()
+
+    def _write(self) -> None:
+        while not self._is_over:
+            self._new.wait()
+            self._new.clear()
+            if self._path is None or not self.text:
+                continue
+            try:
+                write_atomic(self._path, self.text.encode(), durable=False)
+            except OSError as error:
+                if not self._has_failed:
+                    self._has_failed = True
+                    self._say(f"--metrics_file {self._path} cannot be written: {error.strerror}")
+
+
+def _page_of(figures: Figures) -> type[BaseHTTPRequestHandler]:
+    class Page(BaseHTTPRequestHandler):
+        """One page: the metrics."""
+
+        def do_GET(self) -> None:
+            is_it = self.path.partition("?")[0] in {"/", "/metrics"}
+            content = figures.text.encode() if is_it else b"/metrics\n"
+            self.send_response(200 if is_it else 404)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: a scrape is no news."""
+
+    return Page

@@ -1,0 +1,1 @@
+"""``msrun.launch``: a function in ranks of its own, for notebooks and tests."""

@@ -1,0 +1,241 @@
+"""The ranks of a launched function, as their parent sees them: start, wait, show, end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import selectors
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from msrun.function.failure import RankFailure
+from msrun.function.rank import LENGTH, Ends, Outcome, serve
+
+CHUNK = 1 << 16
+LONGEST = 1 << 16  # a line that is shown in one piece
+SETTLE_S = 2.0  # so long a rank that lost a peer waits for the peer's own failure to be seen
+_BOOT = (
+    "import json, sys; sys.path[:], words = json.loads(sys.argv[1]); "
+    "from msrun.function.rank import Ends, spawned; "
+    "spawned(words[0], words[1], Ends(*words[2]), words[3])"
+)
+
+
+class Process:
+    """One rank: its process, its answer, and the lines that it has begun."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.pid = 0  # 0: not started
+        self.ends: list[int] = []  # of the parent: answer, out, err
+        self.watch = -1  # readable once it has ended
+        self.said = bytearray()  # of its answer
+        self.answer: Outcome | None = None
+        self.lines = {1: b"", 2: b""}
+        self.exit_code: int | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is to be waited for."""
+        return bool(self.pid) and self.exit_code is None
+
+    def close(self) -> None:
+        """Close what this process has open for it."""
+        for fd in filter(lambda fd: fd >= 0, (*self.ends, self.watch)):
+            os.close(fd)
+
+    def read_answer(self) -> None:
+        """Take in what it came to, unless it died before.
+
+        Raises:
+            Exception: its result cannot be unpickled here.
+        """
+        size = int.from_bytes(self.said[:LENGTH], "big")
+        if size and len(self.said) >= LENGTH + size:
+            # written by our own child
+            self.answer = Outcome(*pickle.loads(self.said[LENGTH:]))  # noqa: S301
+
+
+class Processes:
+    """All ranks; a context that leaves no process and no descriptor behind."""
+
+    def __init__(self, environs: Sequence[Mapping[str, str]], grace_s: float) -> None:
+        """Take the ranks' variables, and how long a rank has between SIGTERM and SIGKILL."""
+        self._environs = environs
+        self._grace_s = grace_s
+        self._ranks = [Process(rank) for rank in range(len(environs))]
+        self._selector = selectors.DefaultSelector()
+        self._failures: list[RankFailure] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what lives; a second interruption ends it at once."""
+        try:
+            self._signal(signal.SIGTERM)
+            self._turn_until(lambda: False, time.monotonic() + self._grace_s)
+        finally:
+            self._signal(signal.SIGKILL)
+            self._turn_until(lambda: False, None)
+            for process in self._ranks:
+                if process.is_alive:  # an old kernel: its end cannot be watched
+                    os.waitpid(process.pid, 0)
+                process.close()
+            self._selector.close()
+
+    def fork(self, call: Callable[[], Any]) -> None:
+        """Start all ranks as copies of this process."""
+        for process in self._ranks:
+            theirs, parent = self._open(process), os.getpid()
+            with warnings.catch_warnings():  # Python 3.12: of threads, which launch() speaks of
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.pid = os.fork()
+            if not process.pid:
+                for each in self._ranks:
+                    each.close()
+                serve(call, theirs, self._environs[process.rank], parent)
+            self._started(process, theirs)
+
+    def spawn(self, function: bytes) -> None:
+        """Start all ranks in fresh interpreters; ``function``: pickled, with its arguments."""
+        from multiprocessing import spawn
+
+        preparation = spawn.get_preparation_data("rank")
+        preparation.pop("authkey", None)  # refuses to be pickled, and serves no one here
+        payload = os.memfd_create("msrun-launch", 0)
+        try:
+            with open(payload, "wb", closefd=False) as file:
+                pickle.dump((preparation, [dict(each) for each in self._environs], function), file)
+            for process in self._ranks:
+                theirs = self._open(process)
+                for fd in theirs:
+                    os.set_inheritable(fd, True)
+                told = json.dumps([sys.path, [payload, process.rank, theirs, os.getpid()]])
+                words = [sys.executable, "-c", _BOOT, told]
+                streams = [
+                    (os.POSIX_SPAWN_DUP2, fd, to) for to, fd in ((1, theirs.out), (2, theirs.err))
+                ]
+                # threads of torch are counted when it is imported
+                environ = {**os.environ, **self._environs[process.rank]}
+                process.pid = os.posix_spawn(sys.executable, words, environ, file_actions=streams)
+                self._started(process, theirs)
+        finally:
+            os.close(payload)
+
+    def wait(self, timeout_s: float | None) -> tuple[list[Process], list[RankFailure]]:
+        """Wait until all ranks have ended, or one has failed; the ranks that live, and failures."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        self._turn_until(lambda: bool(self._failures), until)
+        if self._failures:  # it may have lost a peer whose end is not seen yet
+            settled = time.monotonic() + SETTLE_S
+            self._turn_until(self._is_explained, settled)
+        return [process for process in self._ranks if process.is_alive], list(self._failures)
+
+    def values(self) -> dict[int, Any]:
+        """What the ranks returned; they have all ended well."""
+        return {each.rank: each.answer.value for each in self._ranks if each.answer is not None}
+
+    def _is_explained(self) -> bool:
+        return any(not failure.is_consequence for failure in self._failures)
+
+    def _open(self, process: Process) -> Ends:
+        theirs = []
+        for _ in range(3):
+            reads, writes = os.pipe()
+            process.ends.append(reads)
+            os.set_blocking(reads, False)
+            theirs.append(writes)
+        return Ends(*theirs)
+
+    def _started(self, process: Process, theirs: Ends) -> None:
+        for fd in theirs:
+            os.close(fd)
+        process.watch = os.pidfd_open(process.pid)
+        for index, fd in enumerate(process.ends):
+            self._selector.register(fd, selectors.EVENT_READ, (process, index))
+        self._selector.register(process.watch, selectors.EVENT_READ, (process, -1))
+
+    def _turn_until(self, is_done: Callable[[], bool], until: float | None) -> None:
+        """Take in what comes until ``is_done``, or no rank lives, or it is late."""
+        while any(each.is_alive and each.watch >= 0 for each in self._ranks) and not is_done():
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            for key, _ in self._selector.select(left):
+                process, index = key.data
+                if index < 0:
+                    self._ended(process)
+                elif process.is_alive:  # else all that it wrote was taken in
+                    self._read(process, index)
+
+    def _read(self, process: Process, index: int) -> bool:
+        """Take in a part of what a rank wrote; whether there may be more."""
+        try:
+            chunk = os.read(process.ends[index], CHUNK)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(process.ends[index])
+        elif index == 0:
+            process.said += chunk
+        else:
+            self._show(process, index, chunk)
+        return bool(chunk)
+
+    def _show(self, process: Process, index: int, chunk: bytes, *, is_last: bool = False) -> None:
+        *lines, rest = (process.lines[index] + chunk).split(b"\n")
+        if rest and (is_last or len(rest) > LONGEST):
+            lines, rest = [*lines, rest], b""
+        process.lines[index] = rest
+        stream = sys.stdout if index == 1 else sys.stderr
+        if lines and stream is not None:
+            said = [f"[rank {process.rank}]: {line.decode(errors='replace')}\n" for line in lines]
+            stream.write("".join(said))
+            stream.flush()
+
+    def _ended(self, process: Process) -> None:
+        """Take in a rank's end, its last words first; nothing that it started outlives it."""
+        with contextlib.suppress(ProcessLookupError):  # its id is not free before it is waited for
+            os.killpg(process.pid, signal.SIGKILL)
+        _, status = os.waitpid(process.pid, 0)
+        for index in range(3):
+            while self._read(process, index):
+                pass
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(process.ends[index])
+        for index in (1, 2):
+            self._show(process, index, b"", is_last=True)
+        self._selector.unregister(process.watch)
+        process.exit_code = os.waitstatus_to_exitcode(status)
+        self._judge(process, process.exit_code)
+
+    def _judge(self, process: Process, code: int) -> None:
+        """Note a failure."""
+        try:
+            process.read_answer()
+        except Exception as error:  # noqa: BLE001  what a user's class raises
+            why = f"a result that this process cannot read: {error!r}"
+            self._failures.append(RankFailure(process.rank, code, why))
+            return
+        answer = process.answer
+        if answer is None or code < 0:
+            self._failures.append(RankFailure(process.rank, code))
+        elif answer.exit_code:
+            words = (answer.error, answer.traceback, answer.origin)
+            self._failures.append(RankFailure(process.rank, code, *words))
+
+    def _signal(self, signum: int) -> None:
+        for process in self._ranks:
+            if process.is_alive:
+                try:
+                    os.killpg(process.pid, signum)
+                except ProcessLookupError:  # it does not lead a session yet
+                    os.kill(process.pid, signum)

@@ -1,0 +1,69 @@
+"""The figures in Prometheus' text format: types, labels, and nothing for what is not known."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+from support.histories.plain import rules
+
+from agent.accounting.account import Account
+from agent.controller.job import Job
+from agent.controller.states import RankState
+from agent.notify.metrics import exposition
+from agent.workers.tempo import Tempo
+from agent.workers.worker import Worker
+
+SAMPLE = re.compile(
+    r'(msrun_[a-z_]+)\{run_id="((?:[^"\\\n]|\\[\\"n])*)"((?:,[a-z]+="\w+")*)\} (\S+)'
+)
+
+
+def told(account=None, run_id="a", workers=()):
+    facts = SimpleNamespace(spec=SimpleNamespace(run_id=run_id), started=7.5, log=Path("x"))
+    job = Job(rules(), replaced_in_all=2, restarts=1)
+    text = exposition(facts, job, workers, account or Account(), 3, 9.5)
+    kinds, samples = {}, {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE"):
+            _, _, name, kind = line.split()
+            assert kinds.setdefault(name, kind) == kind
+        elif not line.startswith("# HELP"):
+            name, run, labels, value = SAMPLE.fullmatch(line).groups()
+            assert kinds[name] == ("counter" if name.endswith("_total") else "gauge")
+            samples[name + labels] = float(value)
+    assert text.endswith("\n")
+    return samples, run
+
+
+def test_what_is_known_is_told():
+    worker = Worker(1, 1, 0)
+    worker.beat = SimpleNamespace(step=41)
+    worker.tempo = Tempo(9, 41, 0.25, 0.5, 0.1, 0.2)
+    worker.state = RankState.RUNNING
+    account = Account(now_s=20.0, started_s=10.0, trained_s=7.5, is_known=True, over=2, lost_s=1.5)
+    found, _ = told(account, workers=[worker])
+    assert found["msrun_step"] == 41
+    assert found['msrun_step_duration_seconds,rank="1"'] == 0.25
+    assert found['msrun_ranks,state="running"'] == 1
+    assert sum(found[name] for name in found if name.startswith("msrun_job_state")) == 1
+    totals = ("replacements", "restarts", "hung_ranks", "incidents", "lost_seconds", "lost_steps")
+    assert [found[f"msrun_{name}_total"] for name in totals] == [2, 1, 3, 2, 1.5, 0]
+    assert found["msrun_goodput_ratio"] == 0.75
+    assert found["msrun_start_time_seconds"] == 7.5
+    assert found["msrun_last_update_time_seconds"] == 9.5
+
+
+def test_what_is_not_known_has_no_sample():
+    found, _ = told(Account(lost_s=None, lost_steps=None))
+    absent = (
+        "step",
+        "goodput_ratio",
+        "training_seconds_total",
+        "lost_seconds_total",
+        "lost_steps_total",
+    )
+    assert {f"msrun_{name}" for name in absent} & found.keys() == set()
+
+
+def test_a_name_with_quotes_is_escaped():
+    assert told(run_id='a"b\\c\nd')[1] == 'a\\"b\\\\c\\nd'
