@@ -355,6 +355,8 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
             sent.append((rank, message))
 
     class Places:
+        lineage, resumed_step = (), 0
+
         def place(self, ranks: tuple[int, ...]) -> str:
             assert ranks
             return str(tmp_path / "nfs")

@@ -45,7 +45,8 @@ def test_a_rank_that_is_stopped_is_killed_soon_and_the_step_is_saved(msrun: Laun
     assert hung["why"].startswith("made no progress for ")
     assert " in forward of step 6 (stopped by a signal; the limit is 1.5 s, as" in hung["why"]
     assert 1.0 < hung["time"] - stopped < 3.0
-    assert 1.0 < hung["silent_s"] <= hung["time"] - stopped + 0.1  # from its last progress
+    # from its last progress, which may have been long before on a machine at load
+    assert 1.0 < hung["silent_s"] <= hung["time"] - stopped + 2.0
     incident = the(job, "IncidentOver")
     assert incident["at"] == pytest.approx(hung["time"] - hung["silent_s"], abs=0.05)
     assert (incident["kind"], incident["answer"]) == ("hung", "saved")

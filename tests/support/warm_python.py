@@ -29,6 +29,7 @@ from typing import NoReturn
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 150.0  # for what takes a few seconds on an idle machine
+ALONE_S = 400.0  # for a training without msrun, which may take ten
 LONGEST = 1 << 18  # a message, in bytes
 PID_TO = "MSRUN_TEST_PID_TO"  # the descriptor to which a client writes the program's process id
 ENVIRON = "MSRUN_TEST_ENVIRON"  # the program's environment as JSON, where it is not the client's
@@ -77,7 +78,7 @@ class WarmPython:
             for rank in range(ranks)
         ]
         try:
-            said = [each.communicate(timeout=DEADLINE_S)[0] for each in processes]
+            said = [each.communicate(timeout=ALONE_S)[0] for each in processes]
         finally:
             for each in processes:
                 each.kill()

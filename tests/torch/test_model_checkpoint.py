@@ -147,6 +147,15 @@ def test_as_many_stay_as_wanted_however_often_a_training_was_resumed(msrun):
     assert len(found["Net-4_8"].lineage) == 3
 
 
+def test_more_ranks_find_that_a_finished_training_is_finished(msrun):
+    """A rank that is new has no place in the data of its own: it is where the others are."""
+    config = {"save_checkpoint_steps": 4}
+    train(msrun, "--epochs", 1, ranks=1, **config)
+    ends = train(msrun, "--epochs", 1, "--is_recover", 1, **config)
+    assert len({*ends.values()}) == 2  # BatchNorm's statistics are each rank's own
+    assert {end.split()[0] for end in ends.values()} == {"8"}
+
+
 WAYS = {"one": INTEGRATED, "copies": COPIES, "split": SPLIT}
 
 

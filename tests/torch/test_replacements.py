@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from support.jobs import WORKERS, Job, Launcher, poll
 
-from agent.health.joining import WHY
+from agent.health.stopped import JOINS
 from msrun.drill.fault_options import read_words
 from msrun.drill.history import DrillHistory, read
 from worker_hooks.contract.process_stat import children
@@ -345,7 +345,7 @@ def test_a_survivor_that_is_stopped_while_others_wait_for_it_is_replaced_as_well
     assert ended.code == 0, ended
     first, second = of(read(folder), "ReplaceRanks")
     assert (first["newcomers"], second["newcomers"]) == ([1], [1, 2])
-    assert f"rank 2 {WHY}" in second["reason"]
+    assert f"rank 2 {JOINS}" in second["reason"]
     assert read(folder).finals == session.reference.finals
 
 

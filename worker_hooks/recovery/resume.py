@@ -230,7 +230,7 @@ def _forget_gradients(pieces: Sequence[Piece]) -> None:
 
 def _peers(saved: load.LoadedState, rank: int, world_size: int) -> Iterator[LoadedPrivate]:
     """The private states of other ranks, the next rank first, up to one as of its commit."""
-    for shift in range(rank >= world_size, world_size):
+    for shift in range(world_size):
         other = (rank + shift) % world_size
         one = None if other == rank else _private(saved, other)
         if one is not None:
