@@ -154,6 +154,8 @@ def test_more_ranks_find_that_a_finished_training_is_finished(msrun):
     ends = train(msrun, "--epochs", 1, "--is_recover", 1, **config)
     assert len({*ends.values()}) == 2  # BatchNorm's statistics are each rank's own
     assert {end.split()[0] for end in ends.values()} == {"8"}
+    told = (msrun.tmp / "logs" / "worker_0.log").read_text()
+    assert told.count("training had come to its end already: step 8 is the last") == 1
 
 
 WAYS = {"one": INTEGRATED, "copies": COPIES, "split": SPLIT}

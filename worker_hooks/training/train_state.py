@@ -239,6 +239,8 @@ class TrainState:
         if self._is_done:
             return
         self._is_done = True
+        if self.rank == 0 and self.step == self._guard.resumed_step != 0:
+            log.warning("training had come to its end already: step %d is the last", self.step)
         for observer in self._observers:
             observer.training_ends()
         self._callbacks.tell("end", self)
