@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -52,10 +53,12 @@ def program(folder, text):
 
 def couriers(job):
     """Pids of msrun's children that deliver events."""
-    found = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    return [
-        int(pid) for pid in found if "notify.courier" in Path(f"/proc/{pid}/cmdline").read_text()
-    ]
+    found = []
+    for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if "notify.courier" in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(int(pid))
+    return found
 
 
 def steps(job, since):

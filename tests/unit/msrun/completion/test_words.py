@@ -103,7 +103,7 @@ def test_nothing_heavy_is_imported_for_a_key_press():
 
 PROGRAM = str(Path(sys.executable).parent / "msrun")
 BASH = """
-eval "$($MSRUN completion bash)"
+eval "$("$MSRUN" completion bash)"
 COMP_WORDS=({words}) COMP_CWORD=$(({count} - 1))
 _msrun
 printf '%s\\n' "${{COMPREPLY[@]}}"
@@ -111,7 +111,7 @@ complete -p msrun >&2
 """
 ZSH = """
 compadd() {{ [[ $1 == -S ]] && shift 2; shift; (( $# )) && print -rl -- "$@"; return 0 }}
-eval "$($MSRUN completion zsh)"
+eval "$("$MSRUN" completion zsh)"
 words=({words}) CURRENT={count}
 _msrun
 """
