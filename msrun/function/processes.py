@@ -9,9 +9,10 @@ import pickle
 import selectors
 import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from msrun.function.failure import RankFailure
@@ -25,6 +26,22 @@ _BOOT = (
     "from msrun.function.rank import Ends, spawned; "
     "spawned(words[0], words[1], Ends(*words[2]), words[3])"
 )
+
+
+@contextlib.contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Let Ctrl-C wait: a process must be known first, and a hook of a fork swallows exceptions."""
+    before, came = signal.getsignal(signal.SIGINT), list[tuple[Any, ...]]()
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *seen: came.append(seen))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        before(*came[0])
 
 
 class Process:
@@ -92,16 +109,17 @@ class Processes:
 
     def fork(self, call: Callable[[], Any]) -> None:
         """Start all ranks as copies of this process."""
-        for process in self._ranks:
-            theirs, parent = self._open(process), os.getpid()
-            with warnings.catch_warnings():  # Python 3.12: of threads, which launch() speaks of
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.pid = os.fork()
-            if not process.pid:
-                for each in self._ranks:
-                    each.close()
-                serve(call, theirs, self._environs[process.rank], parent)
-            self._started(process, theirs)
+        with _interrupted_later():
+            for process in self._ranks:
+                theirs, parent = self._open(process), os.getpid()
+                with warnings.catch_warnings():  # Python 3.12: of threads, which launch() speaks of
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.pid = os.fork()
+                if not process.pid:
+                    for each in self._ranks:
+                        each.close()
+                    serve(call, theirs, self._environs[process.rank], parent)
+                self._started(process, theirs)
 
     def spawn(self, function: bytes) -> None:
         """Start all ranks in fresh interpreters; ``function``: pickled, with its arguments."""
@@ -113,19 +131,23 @@ class Processes:
         try:
             with open(payload, "wb", closefd=False) as file:
                 pickle.dump((preparation, [dict(each) for each in self._environs], function), file)
-            for process in self._ranks:
-                theirs = self._open(process)
-                for fd in theirs:
-                    os.set_inheritable(fd, True)
-                told = json.dumps([sys.path, [payload, process.rank, theirs, os.getpid()]])
-                words = [sys.executable, "-c", _BOOT, told]
-                streams = [
-                    (os.POSIX_SPAWN_DUP2, fd, to) for to, fd in ((1, theirs.out), (2, theirs.err))
-                ]
-                # threads of torch are counted when it is imported
-                environ = {**os.environ, **self._environs[process.rank]}
-                process.pid = os.posix_spawn(sys.executable, words, environ, file_actions=streams)
-                self._started(process, theirs)
+            with _interrupted_later():
+                for process in self._ranks:
+                    theirs = self._open(process)
+                    for fd in theirs:
+                        os.set_inheritable(fd, True)
+                    told = json.dumps([sys.path, [payload, process.rank, theirs, os.getpid()]])
+                    words = [sys.executable, "-c", _BOOT, told]
+                    streams = [
+                        (os.POSIX_SPAWN_DUP2, fd, to)
+                        for to, fd in ((1, theirs.out), (2, theirs.err))
+                    ]
+                    # threads of torch are counted when it is imported
+                    environ = {**os.environ, **self._environs[process.rank]}
+                    process.pid = os.posix_spawn(
+                        sys.executable, words, environ, file_actions=streams
+                    )
+                    self._started(process, theirs)
         finally:
             os.close(payload)
 

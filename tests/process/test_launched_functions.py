@@ -177,6 +177,19 @@ def test_an_interrupted_caller_leaves_nothing_behind(tmp_path):
     assert not any(alive(int(path.read_text())) for path in tmp_path.iterdir())
 
 
+def test_an_interruption_amid_a_fork_is_not_lost():
+    """An exception that is raised in a hook of the fork is only printed by Python."""
+    waiting = [signal.SIGINT]
+
+    def interrupt():
+        if waiting:
+            os.kill(os.getpid(), waiting.pop())
+
+    os.register_at_fork(after_in_parent=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        launch(signal.pause, nprocs=2, timeout_s=60)
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_ranks_die_with_a_killed_parent(start, tmp_path):
     code = (

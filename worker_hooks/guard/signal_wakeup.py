@@ -138,7 +138,7 @@ class SignalCatcher:
         for each, before in self._before.items():
             if self.is_ours(each):
                 signal.signal(each, signal.SIG_DFL if before is None else before)
-        self._before.clear()
+        self._before = {}  # another thread may be giving way, by the old one
 
     # --- fork: signals are blocked until the child has restored its handlers ---------------------
 
