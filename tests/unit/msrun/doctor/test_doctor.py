@@ -253,10 +253,12 @@ def quick(monkeypatch):
 @pytest.mark.usefixtures("quick")
 def test_a_line_for_each_part_and_the_exit_code(tmp_path, capfd, monkeypatch):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    assert run(["doctor", str(tmp_path)]) == 0
+    code = run(["doctor", str(tmp_path)])
     out = capfd.readouterr().out
     assert re.search(r"^ok    torch +2\.13\.0\+cpu", out, re.MULTILINE)
-    assert re.search(r"^\d+ ok, \d+ warn, 0 fail$", out.splitlines()[-1])
+    (failed,) = re.findall(r"^\d+ ok, \d+ warn, (\d+) fail$", out.splitlines()[-1])
+    assert code == bool(int(failed))  # another machine may lack something
+    assert not re.search(r"^fail +(python|folder|write and sync|flock)", out, re.MULTILINE)
     assert run(["doctor", "/proc"]) == 1
     assert re.search(r"^fail  folder +/proc .*\n +-> name", capfd.readouterr().out, re.MULTILINE)
 
