@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from agent.accounting.summary import percent
 from agent.text.ranges import format_ranges
 from agent.text.wording import duration
+from msrun.runs.fields import float_or_none, int_or_none
 from msrun.terminal.table import UNKNOWN, brief, moment
 
 INCIDENT_COLUMNS = ("incident", "rank", "step", "cause", "answer", "lost", "steps lost")
@@ -63,11 +64,11 @@ def read_cost(fields: Mapping[str, Any]) -> Cost | None:
     if said is None:
         return None
     return Cost(
-        share=_float(said["share"]),
-        training_s=_float(said["training_s"]),
+        share=float_or_none(said["share"]),
+        training_s=float_or_none(said["training_s"]),
         wall_s=float(said["wall_s"]),
-        lost_s=_float(said["lost_s"]),
-        lost_steps=_int(said["lost_steps"]),
+        lost_s=float_or_none(said["lost_s"]),
+        lost_steps=int_or_none(said["lost_steps"]),
         incidents=int(said["incidents"]),
         last=tuple(map(read_incident, fields["incidents"])),
     )
@@ -81,10 +82,10 @@ def read_incident(fields: Mapping[str, Any]) -> PastIncident:
         ranks=tuple(map(int, fields["ranks"])),
         kind=str(fields["kind"]),
         cause=str(fields["cause"]),
-        step=_int(fields["step"]),
+        step=int_or_none(fields["step"]),
         answer=str(fields["answer"]),
-        lost_s=_float(fields["lost_s"]),
-        lost_steps=_int(fields["lost_steps"]),
+        lost_s=float_or_none(fields["lost_s"]),
+        lost_steps=int_or_none(fields["lost_steps"]),
     )
 
 
@@ -110,11 +111,3 @@ def _short(cause: str) -> str:
 
 def _cell(number: int | None) -> str:
     return UNKNOWN if number is None else str(number)
-
-
-def _float(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _int(value: Any) -> int | None:
-    return None if value is None else int(value)

@@ -19,6 +19,7 @@ from agent.controller.states import JobState, RankState
 from agent.records.run_record import Record
 from agent.spec.job_spec import Timeouts
 from msrun.runs.cost import Cost, read_cost
+from msrun.runs.fields import float_or_none, int_or_none
 from worker_hooks.contract.layout import EARLIER, STATUS
 
 LOST = "lost"
@@ -189,7 +190,7 @@ def _last_status(fields: Mapping[str, Any]) -> LastStatus:
         reason=fields["reason"] and str(fields["reason"]),
         started=float(fields["started"]),
         updated=float(fields["updated"]),
-        ended=_float(fields["ended"]),
+        ended=float_or_none(fields["ended"]),
         stop_s=None if None in stop_s else sum(map(float, stop_s)),
         workers=tuple(_worker(worker) for worker in fields["workers"]),
         graceful_s=_exit_s(fields, float(fields.get("exit_s", 0.0))),
@@ -218,23 +219,15 @@ def _worker(fields: Mapping[str, Any]) -> WorkerState:
         pid=fields["pid"] and int(fields["pid"]),
         state=str(fields["state"]),
         attempt=int(fields["attempt"]),
-        started=_float(fields["started"]),
-        ended=_float(fields["ended"]),
+        started=float_or_none(fields["started"]),
+        ended=float_or_none(fields["ended"]),
         exit=str(fields["exit"]),
         log=str(fields["log"]),
-        step=_int(fields.get("step")),
-        epoch=_int(fields.get("epoch")),
+        step=int_or_none(fields.get("step")),
+        epoch=int_or_none(fields.get("epoch")),
         began=int(fields.get("began", fields["attempt"])),
-        step_median_s=_float(fields.get("step_median_s")),
-        step_p95_s=_float(fields.get("step_p95_s")),
-        step_own_median_s=_float(fields.get("step_own_median_s")),
+        step_median_s=float_or_none(fields.get("step_median_s")),
+        step_p95_s=float_or_none(fields.get("step_p95_s")),
+        step_own_median_s=float_or_none(fields.get("step_own_median_s")),
         is_slow=bool(fields.get("is_slow", False)),
     )
-
-
-def _float(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _int(value: Any) -> int | None:
-    return None if value is None else int(value)

@@ -40,6 +40,7 @@ LOOK_S = 0.1
 PLAY = "0-7 kill that rank   s stop one   m kill msrun itself   q end and compare"
 KEYS = {**{str(rank).encode(): str(rank) for rank in range(RANKS)}, b"s": "s", b"m": "m", b"q": "q"}
 DIGITS_TITLE = "8 ranks train a network on handwritten digits"
+UNDISTURBED_TITLE = "The same training, undisturbed"
 PLAY_TITLE = "8 ranks train: kill what you like"
 
 
@@ -98,7 +99,7 @@ def undisturbed(demo: Demo) -> Iterator[tuple[str, Sight]]:
     """All moments of the training without kills."""
     demo.undisturbed.start()
     while not demo.undisturbed.is_over:
-        yield "The same training, undisturbed", demo.undisturbed.look()
+        yield UNDISTURBED_TITLE, demo.undisturbed.look()
 
 
 def play(demo: Demo, screen: Screen) -> None:

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lanes import frame
-from live import DIGITS_STEPS, ROOT, by_itself, prepare, shown, verdict
+from live import (
+    DIGITS_STEPS,
+    DIGITS_TITLE,
+    ROOT,
+    UNDISTURBED_TITLE,
+    by_itself,
+    prepare,
+    shown,
+    verdict,
+)
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
@@ -53,7 +62,7 @@ def stills(folder: Path) -> list[Still]:
     last = Sight((), ())
     try:
         for title, sight in by_itself(demo):
-            if title != "The same training, undisturbed":
+            if title != UNDISTURBED_TITLE:
                 last = sight
                 for step in [each for each in wanted if each <= sight.step]:
                     del wanted[step]
@@ -69,7 +78,7 @@ def stills(folder: Path) -> list[Still]:
         demo.undisturbed.close()
     if not is_equal or not {Is.DEAD.value, Is.NEW.value} <= found.keys():
         raise RuntimeError(f"this demo is no proof: {sorted(found)}, {lines[-1].plain}")
-    end = [*frame("8 ranks train a network on handwritten digits", last, DIGITS_STEPS)[:-2], *lines]
+    end = [*frame(DIGITS_TITLE, last, DIGITS_STEPS)[:-2], *lines]
     return [*(Still(*each) for each in found.values()), Still(end, 5.0)]
 
 

@@ -139,7 +139,11 @@ class TrainState:
 
     @property
     def loss(self) -> float | None:
-        """The last loss: what the script set, else what it called ``backward`` on."""
+        """The last loss: what the script set, else what it called ``backward`` on.
+
+        It is kept at each commit. Of a loss on a device it is not, as that would wait for the
+        device: there it is ``None`` after a replacement or resume, until the next ``backward``.
+        """
         return self._loop.tracker.loss
 
     @loss.setter
