@@ -27,11 +27,12 @@ def summary(account: Account, job: Job) -> str:
     wall = duration(account.wall_s)
     if share is None:
         return f"{done} in {wall}; what was lost is not known without a TrainState in every rank"
-    lost = _lost(account.lost_s, account.lost_steps)
-    return f"training was {percent(share)} of {wall}: {', '.join(filter(None, (done, lost)))}"
+    cost = lost(account.lost_s, account.lost_steps)
+    return f"training was {percent(share)} of {wall}: {', '.join(filter(None, (done, cost)))}"
 
 
-def _lost(seconds: float | None, steps: int | None) -> str:
+def lost(seconds: float | None, steps: int | None) -> str:
+    """What failures cost, as text; ``None``: not known."""
     known_s = "unknown time" if seconds is None else f"{seconds:.1f} s"
     if steps is None:
         return f"{known_s} lost, and steps that are not saved"

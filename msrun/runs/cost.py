@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agent.accounting.summary import percent
+from agent.accounting.summary import lost, percent
 from agent.text.ranges import format_ranges
 from agent.text.wording import duration
 from msrun.runs.fields import float_or_none, int_or_none
@@ -27,6 +27,13 @@ class PastIncident(NamedTuple):
     answer: str
     lost_s: float | None
     lost_steps: int | None
+
+    @property
+    def outcome(self) -> str:
+        """What was done about it and lost by it; empty: nothing is decided yet."""
+        if not self.answer or self.lost_s is None:
+            return self.answer
+        return f"{self.answer}, {lost(self.lost_s, self.lost_steps)}"
 
 
 class Cost(NamedTuple):

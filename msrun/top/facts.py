@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from agent.workers.tempo import tempo
+from msrun.runs.cost import PastIncident
 from msrun.top.history import EventHistory
 from worker_hooks.contract.status_page import Heartbeat, Pace, Phase
 
@@ -57,6 +58,7 @@ class JobFacts(NamedTuple):
     uptime: str
     ranks: tuple[RankFacts, ...]
     counts: tuple[str, ...] = ()  # attempt, restarts, replaced ranks, as text; empty: not known
+    incident: PastIncident | None = None  # the last
     history: EventHistory = EventHistory()
     checkpoint: int | None = None  # the newest saved step
     now: float = 0.0  # seconds since the epoch

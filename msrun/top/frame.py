@@ -9,16 +9,16 @@ from rich.text import Text
 
 from agent.text.sanitize import sanitized
 from agent.text.wording import duration
+from msrun.runs.cost import PastIncident
 from msrun.terminal.table import STYLES
 from msrun.top.columns import BLOCKS, CHART, GAP, Fitted, chart, fit, span, tallest
 from msrun.top.facts import JobFacts, RankFacts
-from msrun.top.history import Failure
 from msrun.top.view import TopView
 
 KEYS = "q quit  j/k select  l log"
 LOG_KEYS = "Esc back  j/k other ranks  q quit"
 HEAD_LINES = 4  # at most, above the ranks: three of the job, one of titles
-LEAST_TEXT = 20  # characters of an error
+LEAST_TEXT = 20  # characters of a cause
 OTHER = "yellow"  # of states that are neither healthy nor ends
 
 
@@ -80,16 +80,16 @@ def _head(job: JobFacts, width: int) -> Iterator[Text]:
     yield Text("  ".join((step, saved, *job.counts)))
     if history.end and job.is_over:
         yield Text(_line(history.end), STYLES.get(job.state, OTHER))
-    elif history.failure is not None:
-        yield Text(_failure(job, history.failure, width), OTHER)
+    elif job.incident is not None:
+        yield Text(_incident(job, job.incident, width), OTHER)
 
 
-def _failure(job: JobFacts, failure: Failure, width: int) -> str:
-    """When it failed, how, and what was done about it; a long error is cut."""
-    ago = f"{duration(job.now - failure.at)} ago "
-    what, done = _line(failure.what), f": {failure.done or f'the job is {job.state}'}"
+def _incident(job: JobFacts, incident: PastIncident, width: int) -> str:
+    """When it happened, why, and what was done about it; a long cause is cut."""
+    ago = f"{duration(job.now - incident.at)} ago "
+    cause, done = _line(incident.cause), f": {incident.outcome or f'the job is {job.state}'}"
     spare = max(LEAST_TEXT, width - len(ago) - len(done))
-    return f"{ago}{what if len(what) <= spare else f'{what[: spare - 1]}…'}{_line(done)}"
+    return f"{ago}{cause if len(cause) <= spare else f'{cause[: spare - 1]}…'}{done}"
 
 
 def _rows(

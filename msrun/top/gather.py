@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from agent.controller.states import RankState
 from agent.records.run_record import Record
+from msrun.runs.cost import PastIncident
 from msrun.runs.run_state import ALIVE, LOST, LastStatus, RunState, WorkerState, look
 from msrun.runs.status import script, uptime
 from msrun.top.checkpoints import Checkpoints
@@ -78,6 +79,7 @@ class Gatherer:
                 self._rank(seen, worker) for worker in sorted(workers, key=lambda one: one.rank)
             ),
             counts=_counts(run.status),
+            incident=_incident(run.status),
             history=seen.history,
             checkpoint=self._checkpoints.newest(),
             now=now,
@@ -113,6 +115,11 @@ def _counts(status: LastStatus | None) -> tuple[str, ...]:
         return ()
     level = status.protection.partition(":")[0]
     return (*status.counts, level) if level else status.counts
+
+
+def _incident(status: LastStatus | None) -> PastIncident | None:
+    """The last one, if any."""
+    return status.cost.last[-1] if status and status.cost and status.cost.last else None
 
 
 def _workers_of(pages: Mapping[int, PageFacts]) -> list[WorkerState]:

@@ -4,10 +4,11 @@ import os
 
 import pytest
 
+from msrun.runs.cost import PastIncident
 from msrun.top import frame
 from msrun.top.columns import chart, fit, rate, size, span
 from msrun.top.facts import JobFacts, RankFacts
-from msrun.top.history import EventHistory, Failure
+from msrun.top.history import EventHistory
 from msrun.top.view import TopView
 
 STEPS = tuple(0.03 + 0.001 * (at % 10) for at in range(64))
@@ -15,12 +16,14 @@ RANK = RankFacts(
     rank=0, pid=4_194_304, state="running", phase="backward", epoch=2, step=48, steps_per_s=31.4,
     step_s=STEPS, own_s=0.012, rss_bytes=261 << 20, cpu_percent=98.7,
 )  # fmt: skip
+INCIDENT = PastIncident(
+    at=100.0, attempt=1, ranks=(2,), kind="killed", cause="rank 2 was killed by SIGKILL",
+    step=48, answer="replaced", lost_s=0.31, lost_steps=0,
+)  # fmt: skip
 JOB = JobFacts(
     run="20261121-150740-a4a49b", script="/home/me/train.py", state="running", uptime="2 min 7 s",
     ranks=tuple(RANK._replace(rank=rank) for rank in range(8)), counts=("attempt 2", "1 of 3 restarts", "1 replaced"),
-    history=EventHistory(
-        failure=Failure(100.0, "rank 2 was killed by SIGKILL", "rank 2 replaced at step 48"),
-    ),
+    incident=INCIDENT,
     checkpoint=40, now=112.0,
 )  # fmt: skip
 GPU = RANK._replace(gpu_bytes=12 << 30, gpu_percent=100.0)
@@ -28,9 +31,9 @@ LONG = RANK._replace(rank=999, epoch=10_000, step=123_456_789, steps_per_s=123_4
 HARD = JOB._replace(
     script="/x/" + "long" * 60 + ".py",
     ranks=(LONG._replace(rss_bytes=1 << 50),),
-    history=EventHistory(failure=Failure(0, "rank 1 raised \x1b[2Jé世界\nError " + "x" * 300, "")),
+    incident=INCIDENT._replace(cause="rank 1 raised \x1b[2Jé世界\nError " + "x" * 300, answer=""),
 )
-EMPTY = JOB._replace(ranks=(), history=EventHistory(), checkpoint=None, state="starting")
+EMPTY = JOB._replace(ranks=(), incident=None, checkpoint=None, state="starting")
 JOBS = {
     "8 ranks": JOB,
     "gpu": JOB._replace(ranks=(GPU,)),
@@ -64,7 +67,7 @@ def test_a_job_at_80_columns():
     assert lines[:5] == [
         "20261121-150740-a4a49b  running  up 2 min 7 s  train.py",
         "step 48  saved step 40  attempt 2  1 of 3 restarts  1 replaced",
-        "12 s ago rank 2 was killed by SIGKILL: rank 2 replaced at step 48",
+        "12 s ago rank 2 was killed by SIGKILL: replaced, 0 steps and 0.3 s lost",
         "rank     pid state     phase     ep/step steps/s step time       RSS CPU% silent",
         "   0 4194304 running   backward     3/48    31.4 ▇▇▇▇█████▇▇▇▇  261M   99       ",
     ]
@@ -88,11 +91,20 @@ def test_the_chart_shows_the_newest_steps():
     assert chart((0, 0), 0, 5) == ""
 
 
-def test_a_long_error_leaves_room_for_what_was_done():
-    failure = Failure(100.0, "rank 2 raised RuntimeError: " + "x" * 300, "restarted from step 48")
-    line = frame.table(JOB._replace(history=EventHistory(failure=failure)), 80)[2].plain
-    assert line.startswith("12 s ago rank 2 raised RuntimeError: x") and len(line) == 80
-    assert line.endswith("x…: restarted from step 48")
+@pytest.mark.parametrize(
+    ("change", "end"),
+    [
+        ({"answer": "restarted", "lost_s": 3.21, "lost_steps": 4}, "x…: restarted, 4 steps and 3.2 s lost"),
+        ({"answer": "replaced", "lost_s": None, "lost_steps": None}, "x…: replaced"),
+        ({"answer": "", "lost_s": None, "lost_steps": None}, "x…: the job is running"),
+        ({"answer": "ended", "lost_s": 0.5, "lost_steps": None}, "x…: ended, 0.5 s lost, and steps that are not saved"),
+    ],
+)  # fmt: skip
+def test_a_long_cause_leaves_room_for_what_was_done(change, end):
+    incident = INCIDENT._replace(cause="rank 2 raised RuntimeError: " + "x" * 300, **change)
+    line = frame.table(JOB._replace(incident=incident), 100)[2].plain
+    assert line.startswith("12 s ago rank 2 raised RuntimeError: x") and len(line) == 100
+    assert line.endswith(end)
 
 
 def test_what_a_resumed_job_saved_is_what_it_saved_itself():
@@ -101,7 +113,7 @@ def test_what_a_resumed_job_saved_is_what_it_saved_itself():
 
 
 def test_an_ended_job_says_why():
-    history = JOB.history._replace(end="rank 1 exited with code 3, no restart left")
+    history = EventHistory(end="rank 1 exited with code 3, no restart left")
     lines = frame.table(JOB._replace(state="failed", is_over=True, history=history), 80)
     assert lines[2].plain == "rank 1 exited with code 3, no restart left"
 
