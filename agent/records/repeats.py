@@ -2,7 +2,8 @@
 
 A traceback waits a moment for its last line and for those of the other ranks. The log files hold
 every one of them. The line that MindSpore's callback prints in each rank is treated alike; what
-survivors say when a peer died is in the files only, as msrun says it; so are C++ stacks.
+survivors say when a peer died is in the files only, as msrun says it; so are stacks of C++ and of
+ranks that hang, and torch's warnings about the sockets of a dead peer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 from agent.records.log_view import LogView
 from agent.text.wording import ranged
-from worker_hooks.contract.rank_lines import LOST_A_PEER, TRIGGERED
+from worker_hooks.contract.rank_lines import LOST_A_PEER, STACK, TRIGGERED
 
 HOLD_S = 0.3
 MAX_HELD_BYTES = 1 << 16  # of one rank; a longer text is shown at once
@@ -20,11 +21,19 @@ MAX_KNOWN = 64  # different texts
 MAX_LINE_CHARS = 200
 
 _SIGNS = (b"Traceback (most recent call last):\n", f"{TRIGGERED}\n".encode())
-_MARKS = (LOST_A_PEER.encode(), b"(most recent call first):\n", b"frame #", b"<omitting python")
-_HIDDEN = re.compile(
-    rb"(?:%b|Exception raised from .* \(most recent call first\):"
-    rb"|frame #\d+: .* \+ 0x[0-9a-f]+ \(0x.*\)|<omitting python frames>)\n" % LOST_A_PEER.encode()
+_HIDDEN_KINDS = (  # a part of the line, and all of it
+    (LOST_A_PEER.encode(), re.escape(LOST_A_PEER.encode())),
+    (STACK.encode(), rb"msrun: %b.*" % STACK.encode()),
+    (b"(most recent call first):\n", rb"Exception raised from .* \(most recent call first\):"),
+    (b"frame #", rb"frame #\d+: .* \+ 0x[0-9a-f]+ \(0x.*\)"),
+    (b"<omitting python", rb"<omitting python frames>"),
+    # an exception follows if it matters
+    (
+        b"SocketImpl(",
+        rb"(?:\[rank\d+\]:)?\[W[^]]* TCPStore.cpp:\d+\] \[c10d\] \w+ failed on SocketImpl\(.*",
+    ),
 )
+_HIDDEN = re.compile(rb"(?:%b)\n" % b"|".join(line for _, line in _HIDDEN_KINDS))
 _TORCHS = rb"(?:\[rank\d+\]: ?)?"  # what torch's excepthook writes in front of each line
 
 
@@ -93,8 +102,8 @@ class Repeats:
 
 
 def _without_hidden(view: LogView, data: bytes) -> bytes:
-    """Without frames of C++ stacks, and without what survivors say."""
-    if not any(mark in data for mark in _MARKS):
+    """Without stacks, and without what survivors and torch say of a lost peer."""
+    if not any(part in data for part, _ in _HIDDEN_KINDS):
         return data
     begin = len(view.prefix or b"")
     lines = re.findall(rb"[^\n]*\n", data)  # every line is complete

@@ -48,6 +48,7 @@ from worker_hooks.contract import protocol
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 KILLED_AT_EXIT = "was killed by SIGKILL on its way out, after the end of its script: all is done"
 SLOW_START_S = 2.0  # after which a terminal shows for which ranks msrun waits
+STILL_S = 10.0  # the same, again
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +166,9 @@ class Supervisor:
             self._starter.attach(loop, self._on_answer, self._refuse_start)
             self.post(ev.LaunchRequested())
             self.settle()  # a worker that was ordered early may have ended already
-            slow = loop.call_later(SLOW_START_S, self._show_awaited)
+            self._show_awaited_in(SLOW_START_S, SLOW_START_S)
             if self._ending is None:
                 loop.run_forever()
-            slow.cancel()
             if self._ending is None:
                 raise RuntimeError("the supervisor stopped without an end") from self._bug
             return self._ending
@@ -460,16 +460,18 @@ class Supervisor:
         self._ending = RunEnding.of(action, self._job, workers, self._account)
         self._loop.stop()
 
-    def _show_awaited(self) -> None:
+    def _show_awaited_in(self, delay_s: float, waited_s: float) -> None:
+        timer = self._loop.call_later(delay_s, self._show_awaited, waited_s)
+        self._reminders.append(timer)
+
+    def _show_awaited(self, waited_s: float) -> None:
         awaited = self._job.having(RankState.PENDING)
-        if awaited and self._job.state is JobState.STARTING:
-            doing = (
-                ""
-                if self._starter.is_ready
-                else "; torch and other modules are still being imported"
-            )
-            ranks = f"rank{'s' if len(awaited) > 1 else ''} {format_ranges(awaited)}"
-            self._output.progress(f"waiting for {ranks} to start{doing}")
+        if not awaited or self._job.state is not JobState.STARTING:
+            return
+        doing = "starting" if self._starter.is_ready else "importing torch and other modules for"
+        ranks = f"rank{'s' if len(awaited) > 1 else ''} {format_ranges(awaited)}"
+        self._output.progress(f"{doing} {ranks} ({waited_s:.0f} s)")
+        self._show_awaited_in(STILL_S, waited_s + STILL_S)
 
     def _end_processes(self) -> None:
         """Nothing of the job outlives this call but what the kernel cannot kill."""

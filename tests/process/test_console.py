@@ -260,6 +260,4 @@ def test_a_terminal_is_told_who_is_awaited_when_a_start_takes_long(msrun):
     finally:
         os.close(ours)
         os.close(theirs)
-    assert (
-        "waiting for ranks 0-2 to start; torch and other modules are still being imported" in shown
-    )
+    assert "importing torch and other modules for ranks 0-2 (2 s)" in shown

@@ -5,3 +5,6 @@ TRIGGERED = "Graceful exit is triggered, stop training."
 
 LOST_A_PEER = "lost its connection to a peer, and repeats its step"
 """Not at all: msrun itself says who died, and that the others keep running."""
+
+STACK = "stack: "
+"""Not at all: in front of each line of a thread's stack, which the rank's log keeps."""

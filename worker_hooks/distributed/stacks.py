@@ -18,6 +18,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from worker_hooks.contract import protocol
+from worker_hooks.contract.rank_lines import STACK
 
 INNERMOST = 4  # frames that are sent to the agent
 LONGEST = 1500  # characters of these frames
@@ -134,11 +135,11 @@ def write(why: str) -> list[MainCall]:
     """Write the stacks of all other threads to the rank's log; return the main thread's."""
     stacks = _stacks()
     main = threading.main_thread().ident or 0
-    lines = [f"msrun: {why}; all threads:"]
+    lines = [f"{why}; all threads:"]
     for ident, (name, calls) in stacks.items():
         lines.append(f"  thread {name}{' (main)' if ident == main else ''}, innermost last:")
         lines += [f"    {line}" for line in words(calls)]
-    _write("\n".join(lines) + "\n")
+    _write("".join(f"msrun: {STACK}{line}\n" for line in lines))
     return stacks.get(main, ("", []))[1]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from agent.records.log_view import LogView
 from agent.records.repeats import HOLD_S, MAX_HELD_BYTES, MAX_KNOWN, Repeats
+from worker_hooks.distributed import stacks
 
 BOOM = (
     "Traceback (most recent call last):",
@@ -91,9 +93,15 @@ def test_what_survivors_say_is_left_to_msrun(console):
 
 
 def test_stacks_of_c_plus_plus_are_left_to_the_files(console):
-    first = "[W1123 04:16:38 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=14)"
-    told = (first, "frame #1 of the film", "50%\r100%", "")
+    told = (
+        "[W1123 04:16:38 socket.cpp:125] [c10d] no address",
+        "frame #1 of the film",
+        "50%\r100%",
+        "",
+    )
     stack = (
+        "[rank2]:[W1123 04:16:38.12 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=14)",
+        "[W1123 04:16:38 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=14): Broken pipe",
         "Exception raised from recvBytes at /c10d/Utils.hpp:787 (most recent call first):",
         "frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f36b2d84b8d in /lib/libc10.so)",
         "<omitting python frames>",
@@ -101,6 +109,16 @@ def test_stacks_of_c_plus_plus_are_left_to_the_files(console):
     )
     console.says(2, told[0], *stack, *told[1:])
     assert console.shown.decode() == "".join(f"[rank 2]: {line}\n" for line in told)
+
+
+def test_stacks_of_ranks_that_hang_are_left_to_the_files(console, capfd):
+    listener = threading.Thread(target=stacks.write, args=("rank 2 is inspected",))
+    listener.start()
+    listener.join()
+    written = capfd.readouterr().err.splitlines()
+    assert len(written) > 3
+    console.says(2, *written, "msrun: said")
+    assert console.shown.decode() == "[rank 2]: msrun: said\n"
 
 
 @pytest.mark.parametrize("last", ["ValueError: other", "ValueError: boom\n[rank 1]: and more"])
