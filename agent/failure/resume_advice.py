@@ -12,7 +12,7 @@ from agent.controller.protection import cure_of
 from agent.records import run_record
 from agent.records.run_record import Record
 from agent.text.sanitize import sanitized
-from worker_hooks.storage.find import Verify, search
+from worker_hooks.storage.find import Verify, search_of_run
 from worker_hooks.storage.manifest import read
 
 
@@ -82,8 +82,10 @@ def _kept(path: str) -> KeptCheckpoint | None:
 
 
 def newest_checkpoint(record: Record) -> KeptCheckpoint | None:
-    """The newest checkpoint in the run's folders, whichever run saved it; checked by sizes only."""
-    newest = search(map(Path, record.checkpoints), verify=Verify.QUICK).newest
+    """The newest checkpoint that the run can resume from; checked by sizes only."""
+    lineage, folders = (record.record_id, *record.lineage), map(Path, record.checkpoints)
+    found = search_of_run(folders, lineage, record.resumed_step, verify=Verify.QUICK)
+    newest = found.newest
     if newest is None:
         return None
     return KeptCheckpoint(newest.manifest.step, newest.manifest.world_size, str(newest.path))

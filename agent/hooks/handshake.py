@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from agent.controller import events as ev
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.services import Services
+from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import DumpSpec
 from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest
@@ -36,7 +37,7 @@ class Handshake:
         record_id: str,
         fallback: Path,
         links: RankLinks,
-        keep_place: Callable[[str], None],
+        kept: KeptRecord,
         services: Services,
     ) -> None:
         """Take the parts.
@@ -46,7 +47,7 @@ class Handshake:
             record_id: the run's: a restart resumes unasked from what the run itself saved.
             fallback: where dumps go when the script's folder cannot be written.
             links: carry the answers.
-            keep_place: remembers a folder that the run saves into; does file work.
+            kept: remembers where the run saves, and what it began from; does file work.
             services: of the agent.
         """
         # what an earlier run saved after the step that this one began from is not its past
@@ -59,7 +60,7 @@ class Handshake:
         self._fallback = fallback
         self._links = links
         self._services = services
-        self._keep_place = keep_place
+        self._record = kept
         self._kept: set[str] = set()
         self._attempt = -1
         self._joining = ""  # what newcomers resume from; empty: no rank is replaced
@@ -141,7 +142,7 @@ class Handshake:
     def _keep(self, place: str) -> None:
         if place not in self._kept:
             self._kept.add(place)
-            self._services.files.do(lambda: self._keep_place(place), lambda _: None)
+            self._services.files.do(lambda: self._record.add_place(place), lambda _: None)
 
     def refuse(self, ranks: Sequence[int], why: str) -> None:
         """Refuse these ranks; each exits on its own."""
@@ -162,6 +163,8 @@ class Handshake:
         if found.runs and found.runs[0] not in self._own:
             self.lineage = tuple(dict.fromkeys((*found.runs, *self.lineage)))
             self.resumed_step = found.step
+            lineage, step = self.lineage, found.step
+            self._services.files.do(lambda: self._record.resumed(lineage, step), lambda _: None)
         if found.refusal:
             self._services.post(ev.StartRefused(attempt, found.refusal, waiting))
             return

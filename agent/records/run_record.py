@@ -103,6 +103,31 @@ def add_checkpoints(folder: Path, record: Record, path: str) -> Record:
     return added
 
 
+class KeptRecord:
+    """The record of a run that gets on, for a resume to come; its calls do file work."""
+
+    def __init__(self, folder: Path, record: Record) -> None:
+        """``folder``: of the records, in which this one is written already."""
+        self._folder, self._record = folder, record
+
+    def add_place(self, path: str) -> None:
+        """The run saves into this folder.
+
+        Raises:
+            OSError: the record cannot be written.
+        """
+        self._record = add_checkpoints(self._folder, self._record, path)
+
+    def resumed(self, lineage: tuple[str, ...], step: int) -> None:
+        """The run found by itself what it began from: a step of the newest of these runs.
+
+        Raises:
+            OSError: the record cannot be written.
+        """
+        self._record = self._record._replace(lineage=lineage, resumed_step=step)
+        write(self._folder, self._record)
+
+
 def _prune(folder: Path) -> None:
     for old in sorted(path for path in folder.iterdir() if path.is_dir())[:-KEPT]:
         record = read(old)

@@ -18,6 +18,7 @@ from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
+from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import JobSpec
 from agent.workers.worker import Worker
 
@@ -38,7 +39,7 @@ def guarding(
     pages: StatusPages,
     worker: Callable[[int], Worker],
     has_finished: Callable[[int], bool],
-    keep_place: Callable[[str], None],
+    kept: KeptRecord,
     services: Services,
 ) -> Guarding:
     """All four, for a whole job.
@@ -50,10 +51,10 @@ def guarding(
         pages: the ranks' status pages.
         worker: a rank's, in the present attempt.
         has_finished: whether a rank may exit, because its training is over.
-        keep_place: remembers a folder that the run saves into; does file work.
+        kept: remembers where the run saves, and what it began from; does file work.
         services: shared by all.
     """
-    handshake = Handshake(spec.dump, spec.record_id, fallback, links, keep_place, services)
+    handshake = Handshake(spec.dump, spec.record_id, fallback, links, kept, services)
     return Guarding(
         handshake=handshake,
         dumps=DumpExecutor(spec, fallback, links, pages, handshake, services),

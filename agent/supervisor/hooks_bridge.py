@@ -21,6 +21,7 @@ from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
 from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
+from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import JobSpec
 from agent.text.sanitize import encodable
 from agent.workers.processes import is_exiting
@@ -74,7 +75,7 @@ class HooksBridge:
         listener: socket.socket,
         journal: Journal,
         say: Callable[[str], None],
-        keep_place: Callable[[str], None],
+        kept: KeptRecord,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`attach`.
 
@@ -84,13 +85,13 @@ class HooksBridge:
             listener: where hooks connect to.
             journal: what is written about the run.
             say: prints one sentence for people.
-            keep_place: remembers a folder that the run saves into; does file work.
+            kept: remembers where the run saves, and what it began from; does file work.
         """
         self._spec = spec
         self._fallback = fallback
         self._journal = journal
         self._say = say
-        self._keep_place = keep_place
+        self._record = kept
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
         self._guarding: Guarding | None = None  # no rank has hooks yet
@@ -128,7 +129,7 @@ class HooksBridge:
                 self._pages,
                 self._agent.worker,
                 self._exiting.has_finished,
-                self._keep_place,
+                self._record,
                 self._services,
             )
             loaded.handshake.begin(self._attempt, self._resume)

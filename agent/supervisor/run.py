@@ -69,7 +69,7 @@ def run(
     journal.log(f"workers start {warm}: {ignited.choice.reason}")
     journal.log(timeouts.describe(spec))
     record = _record(prepared, facts, environ)
-    keep_place = _write_record(prepared, record, journal)
+    kept_record = _write_record(prepared, record, journal)
     _say_unprotected(facts, console)
     counters = read_counters()
 
@@ -88,7 +88,7 @@ def run(
         listener=ignited.hooks_listener,
         journal=journal,
         say=console.say,
-        keep_place=keep_place,
+        kept=kept_record,
     )
     notes = prepared.records_folder / spec.record_id
     requests = Requests(spec, notes, facts.started, console.say)
@@ -214,15 +214,9 @@ def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> 
 
 def _write_record(
     prepared: Prepared, record: run_record.Record, journal: Journal
-) -> Callable[[str], None]:
-    """Write the record; the function that is returned adds a folder that the run saves into."""
+) -> run_record.KeptRecord:
     try:
         run_record.write(prepared.records_folder, record)
     except OSError as error:
         journal.trouble(prepared.records_folder, error)
-    kept = [record]
-
-    def keep_place(path: str) -> None:
-        kept[0] = run_record.add_checkpoints(prepared.records_folder, kept[0], path)
-
-    return keep_place
+    return run_record.KeptRecord(prepared.records_folder, record)

@@ -92,7 +92,7 @@ def resumed_command(
     origin = ResumeOrigin(
         tuple(map(Path, folders)),
         lineage,
-        prefers_own=folder is None,
+        is_run=folder is None,
         resumed_step=None if record is None else record.resumed_step,
     )
     if script is not None:

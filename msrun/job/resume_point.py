@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.spec.job_spec import DumpSpec, UsageError
 from agent.text.wording import listed
+
+if TYPE_CHECKING:
+    from worker_hooks.storage.find import FoundCheckpoint
 
 
 class ResumeOrigin(NamedTuple):
@@ -15,7 +19,7 @@ class ResumeOrigin(NamedTuple):
 
     folders: tuple[Path, ...]  # that may hold checkpoints
     lineage: tuple[str, ...] = ()  # record ids: the resumed run, then those before it
-    prefers_own: bool = False  # a checkpoint of the lineage comes first, even if another is newer
+    is_run: bool = False  # a run is resumed: only from what was saved in its lineage
     resumed_step: int | None = None  # that the resumed run began from, of a run before it
 
 
@@ -24,27 +28,28 @@ def resume_origin(
 ) -> DumpSpec:
     """Find the newest verified checkpoint; ``say`` what is skipped and what is taken.
 
-    Two runs may have saved into one folder, so a run resumes from a step of its own, if it has any.
+    Two runs may have saved into one folder, so a run resumes from a step of its own, or of a run
+    that it resumed itself: any other one may be of another script, or of other arguments.
 
     Raises:
-        UsageError: there is no complete checkpoint.
+        UsageError: there is no such checkpoint.
     """
-    from worker_hooks.storage.find import search  # rarely needed
+    from worker_hooks.storage.find import search, search_of_run  # rarely needed
     from worker_hooks.storage.manifest import past
 
     lineage = origin.lineage
-    found = search(origin.folders, runs=lineage[:1] if origin.prefers_own else None)
-    if found.newest is None and origin.prefers_own:  # what the runs before it saved until then
-        found = search(origin.folders, runs=lineage, until=origin.resumed_step)
-    remarks = found.remarks
-    if found.newest is None and found.foreign:
-        found = search([each.path for each in found.foreign])  # own ones were verified already
-        remarks = tuple(dict.fromkeys((*remarks, *found.remarks)))
-    for remark in remarks:
+    if origin.is_run:
+        found = search_of_run(origin.folders, lineage, origin.resumed_step)
+    else:
+        found = search(origin.folders)
+    for remark in found.remarks:
         say(remark)
     if found.newest is None:
         places = ", ".join(str(place) for place in origin.folders)
-        raise UsageError(f"there is no complete checkpoint in {places}: nothing was started")
+        nothing = f"there is no complete checkpoint in {places}: nothing was started"
+        if found.foreign:
+            nothing = _of_others(lineage[0], found.foreign[0])
+        raise UsageError(nothing)
     path, manifest = found.newest
     for other in found.foreign:
         if other.manifest.step > manifest.step:
@@ -64,3 +69,12 @@ def resume_origin(
         )
     before = dict.fromkeys((*lineage[:1], *past(manifest, lineage[1:])))
     return dump._replace(resume=path.absolute(), resume_step=manifest.step, lineage=tuple(before))
+
+
+def _of_others(run: str, newest: FoundCheckpoint) -> str:
+    """Why nothing is resumed although checkpoints are there, and what to type."""
+    return (
+        f"run {run} has saved no checkpoint: nothing was started. The newest in its folder is of "
+        f"another run, step {newest.manifest.step} of {newest.manifest.record_id}; to resume from "
+        f"that one: msrun --resume={shlex.quote(str(newest.path))}"
+    )

@@ -49,5 +49,5 @@ def _marks(record: Record) -> Mark:
 
 def _newest(record: Record) -> int | None:
     folders = map(Path, record.checkpoints)
-    newest = search(folders, verify=Verify.NONE, since=record.started).newest
+    newest = search(folders, verify=Verify.NONE, runs=(record.record_id,)).newest
     return None if newest is None else newest.manifest.step

@@ -158,9 +158,9 @@ def test_damaged_checkpoints_are_named_and_the_next_older_is_taken(msrun, home):
 
 
 def test_without_a_whole_checkpoint_nothing_is_started(msrun, home):
-    failed(msrun, home)
+    record = failed(msrun, home)
     before = sorted(path.name for path in (home / "logs").iterdir())
-    flipped(saved(home / "ckpt") / OTHER)
+    flipped(saved(home / "ckpt", run=record.record_id) / OTHER)
     ended = call(msrun, home, "--resume", LEAVE="0", **SET)
     assert (ended.code, ended.out) == (2, "")
     *skipped, last = ended.err.splitlines()
@@ -168,6 +168,27 @@ def test_without_a_whole_checkpoint_nothing_is_started(msrun, home):
     assert last.startswith(f"msrun: error: there is no complete checkpoint in {home}/ckpt")
     assert told(home) == []
     assert sorted(path.name for path in (home / "logs").iterdir()) == before
+
+
+def test_a_run_that_saved_nothing_resumes_from_no_other_run(msrun, home):
+    """Two runs of other arguments share a folder, and the second dies before it has saved."""
+    first = failed(msrun, home)
+    folder = saved(home / "ckpt", step=141, run=first.record_id)
+    second = failed(msrun, home, "--worker_num=2", "--log_dir=other", "train.py", "--lr", "2")
+    ended = call(msrun, home, "--resume", LEAVE="0", **SET)
+    assert (ended.code, ended.out) == (2, "")
+    said = ended.err.splitlines()[-1]
+    assert said.startswith(f"msrun: error: run {second.record_id} has saved no checkpoint")
+    assert told(home) == []
+    shown = call(msrun, home, "status", second.record_id).out
+    assert "141" not in shown
+    assert "--resume" not in shown
+    line = said.partition("to resume from that one: ")[2]  # it is not refused
+    assert call(msrun, home, *line.split()[1:], LEAVE="0", **SET).code == 0
+    assert told(home)[0]["argv"][:2] == ["--lr", "2"]
+    assert resuming(call(msrun, home, "--resume", first.record_id, LEAVE="0", **SET)) == (
+        f"resuming step 141 of run {first.record_id} from {folder}"
+    )
 
 
 def test_a_script_that_is_given_is_run_from_the_newest_run_of_it(msrun, home):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -52,7 +52,6 @@ def search(
     *,
     verify: Verify = Verify.FULL,
     runs: Collection[str] | None = None,
-    since: float = 0.0,
     above: int = -1,
     until: int | None = None,
 ) -> SearchResult:
@@ -62,7 +61,6 @@ def search(
         folders: they hold checkpoints, or are checkpoints.
         verify: what it takes to be trusted.
         runs: record ids; ``None``: whichever run saved it.
-        since: seconds since the epoch; older ones are left out.
         above: a step; those at it or before it are left out.
         until: a step; those after it are left out.
     """
@@ -75,8 +73,6 @@ def search(
         if isinstance(found, str):
             remarks.append(f"{path} is skipped: {found}")
             has_damaged |= found != _IS_UNFINISHED
-        elif found.saved_at < since:
-            continue
         elif runs is not None and found.record_id not in runs:
             foreign.append(FoundCheckpoint(path, found))
         elif found.is_disputed:  # an older one would silently undo what somebody must decide
@@ -91,6 +87,30 @@ def search(
                 break
             has_damaged = True
     return SearchResult(newest, tuple(remarks), has_damaged, tuple(foreign))
+
+
+def search_of_run(
+    folders: Iterable[Path],
+    lineage: Sequence[str],
+    until: int | None,
+    *,
+    verify: Verify = Verify.FULL,
+) -> SearchResult:
+    """Find the newest checkpoint that a run has saved, else what it began from.
+
+    Other runs may save into the same folders: another script, or the same with other arguments.
+
+    Args:
+        folders: they hold checkpoints.
+        lineage: record ids: the run, then those that it resumed, the newest first.
+        until: the step that it resumed from; what runs before it saved later is not its own.
+        verify: what it takes to be trusted.
+    """
+    places = tuple(folders)
+    found = search(places, runs=lineage[:1], verify=verify)
+    if found.newest is not None or not lineage[1:]:
+        return found
+    return search(places, runs=lineage, until=until, verify=verify)
 
 
 def _sound_part(path: Path, manifest: Manifest, verify: Verify) -> tuple[Manifest | None, str]:

@@ -52,8 +52,9 @@ def test_the_last_line_is_what_to_type(environ, tmp_path, others, is_away, comma
 
 
 def test_what_was_lost_comes_first_and_the_older_checkpoint_is_named(environ, tmp_path):
-    good = saved(tmp_path, step=3)
-    (saved(tmp_path, step=4) / OTHER).unlink()
+    good = saved(tmp_path, step=3, run="mine")
+    (saved(tmp_path, step=4, run="mine") / OTHER).unlink()
+    saved(tmp_path, step=5, run="another")  # which a resume of this run would not take
     record = remember(environ, "mine", 5, checkpoints=("/nowhere", str(tmp_path)))
     found = resume_advice(None, "step 9 is not saved: \x1b[2J", record, environ, is_away=False)
     assert found.text.split("\n") == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.stand_ins import Links, QueuedFileThread, services
@@ -26,10 +27,13 @@ class Desk:
             "rec",
             fallback,
             self.links,
-            self.kept.append,
+            SimpleNamespace(add_place=self.kept.append, resumed=self.resumed),
             services(post=self.posted.append, say=self.told.append, files=self.files),
         )
         self.handshake.begin(0, "")
+
+    def resumed(self, *began_from):
+        self.began_from = began_from
 
     def hello(self, rank, path, *, wants_resume=False, periodic=""):
         hello = Hello(rank, 0, 1, str(path), wants_resume, checkpoints=str(periodic))
@@ -232,6 +236,8 @@ def test_ranks_are_told_which_runs_they_continue(tmp_path):
     desk.hello(1, tmp_path / "other", wants_resume=True)
     desk.files.work()
     assert desk.welcome(1).lineage == "someone:before:first"
+    desk.files.work()
+    assert desk.began_from == (("someone", "before", "first"), 3)  # for a resume to come
     assert (desk.welcome(0).resumed_step, desk.welcome(1).resumed_step) == (0, 3)
 
 

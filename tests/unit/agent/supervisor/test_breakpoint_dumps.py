@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.histories.dumps import froze, gone, running, threw
@@ -23,6 +24,8 @@ from worker_hooks.callbacks.protocol import CallbackList
 from worker_hooks.contract.env import DRILL, RankEnv
 from worker_hooks.contract.protocol import Hello, SaveFailed
 from worker_hooks.training.startup import options_of, read_env
+
+RECORD = SimpleNamespace(add_place=print, resumed=print)
 
 
 class Saver:
@@ -94,7 +97,7 @@ class Desk:
             pages, page = kept()
             write(page, step, 1)
         given = services(post=self.posted.append, files=self.files)
-        handshake = Handshake(DumpSpec(), "id", folder / "dumps", links, print, given)
+        handshake = Handshake(DumpSpec(), "id", folder / "dumps", links, RECORD, given)
         path, periodic = str(folder / "ckpt"), str(folder / "saved")
         handshake.begin(0, "")
         handshake.greet(Hello(0, 0, 1, path, False, "", periodic, breakpoints))
@@ -158,7 +161,7 @@ def test_the_fallback_is_that_of_dumps(tmp_path):
 
 def test_an_attempt_forgets_what_the_one_before_wanted(tmp_path):
     handshake = Handshake(
-        DumpSpec(), "id", tmp_path, Links(), print, services(files=QueuedFileThread())
+        DumpSpec(), "id", tmp_path, Links(), RECORD, services(files=QueuedFileThread())
     )
     handshake.begin(0, "")
     handshake.greet(Hello(1, 0, 1, "", False, "", "/a", "Net"))

@@ -36,7 +36,7 @@ def test_the_newest_whole_checkpoint_of_all_places_is_taken(tmp_path):
     flipped(bad / "rank_1" / "private_rank_1.safetensors")
     said = []
     places = (tmp_path / "a", tmp_path / "b", tmp_path / "c")
-    spec = dump(ResumeOrigin(places, ("r1", "r0"), prefers_own=True), said)
+    spec = dump(ResumeOrigin(places, ("r1", "r0"), is_run=True), said)
     assert (spec.resume, spec.lineage) == (best, ("r1", "r0"))
     assert said[0].startswith(f"{bad} is skipped: ")
     assert said[1:] == [f"resuming step 5 of run r1 from {best}"]
@@ -47,15 +47,28 @@ def test_a_step_of_its_own_comes_before_a_later_one_of_another_run(tmp_path):
     other = saved(tmp_path, f"{base}900", step=900, run="before")
     own = saved(tmp_path, f"{base}10", step=10, run="r1")
     said = []
-    assert dump(ResumeOrigin((tmp_path,), ("r2", "r1"), prefers_own=True), said).resume == own
+    assert dump(ResumeOrigin((tmp_path,), ("r2", "r1"), is_run=True), said).resume == own
     assert said == [
         f"{other} is skipped: another run saved it (before)",
         f"resuming step 10 of run r2 from {own}",
     ]
-    assert dump(ResumeOrigin((tmp_path,), ("r3",), prefers_own=True), said).resume == other
-    assert said[-1] == f"resuming step 900 of run before from {other}"
     assert dump(ResumeOrigin((tmp_path,), ("r1",)), said).resume == other
     assert dump(ResumeOrigin((own,)), said).lineage == ("r1",)
+
+
+def test_another_run_s_checkpoint_is_never_taken_for_its_own(tmp_path):
+    """Of another script, or of other arguments: weights would be foreign, and the exit code 0."""
+    saved(tmp_path, "tft_saved_checkpoints-step_8", step=8, run="before")
+    other = saved(tmp_path / "a b", "tft_saved_checkpoints-step_9", step=9, run="before")
+    said = []
+    with pytest.raises(UsageError) as refused:
+        dump(ResumeOrigin((tmp_path, tmp_path / "a b"), ("r3",), is_run=True), said)
+    assert str(refused.value) == (
+        "run r3 has saved no checkpoint: nothing was started. The newest in its folder is of "
+        "another run, step 9 of before; to resume from that one: "
+        f"msrun --resume='{other}'"
+    )
+    assert said == []
 
 
 def test_no_whole_checkpoint_is_one_sentence_after_what_was_skipped(tmp_path):
@@ -64,5 +77,5 @@ def test_no_whole_checkpoint_is_one_sentence_after_what_was_skipped(tmp_path):
     with pytest.raises(
         UsageError, match=f"there is no complete checkpoint in {tmp_path}: nothing was"
     ):
-        dump(ResumeOrigin((tmp_path,), ("a",), prefers_own=True), said)
+        dump(ResumeOrigin((tmp_path,), ("a",), is_run=True), said)
     assert said == [f"{tmp_path}/tft_saved_checkpoints-step_3_tmp is skipped: it is unfinished"]

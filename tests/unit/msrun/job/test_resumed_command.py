@@ -65,7 +65,7 @@ def test_without_a_name_it_is_the_newest_ended_run_of_this_folder(environ, tmp_p
     remember(environ, "alive", started=5, alive=True)
     request = parse(["--resume"], environ)
     assert request.origin == ResumeOrigin(
-        (Path.cwd() / "ckpt", Path.cwd() / "logs" / "dumps"), ("new",), prefers_own=True
+        (Path.cwd() / "ckpt", Path.cwd() / "logs" / "dumps"), ("new",), is_run=True
     )
     assert request.job.nproc == 4
     assert (request.job.program.name, request.job.program.args) == ("train.py", ("--lr", "1"))

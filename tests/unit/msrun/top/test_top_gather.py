@@ -176,10 +176,10 @@ def test_of_the_checkpoints_in_a_folder_the_runs_own_count(tmp_path):
     place = tmp_path / "ckpt"
     record = record._replace(checkpoints=(str(place), str(tmp_path / "none")))
     run_record.write(own.parent, record)
-    for step, saved_at in ((50, 99.0), (7, 101.0), (8, 102.0)):
+    for step, run in ((50, "other"), (7, "id"), (8, "id")):
         dump = place / f"tft_saved_checkpoints-step_{step}"
         dump.mkdir(parents=True)
-        manifest.write(dump, Manifest("dump", step, 1, step, 1, 0, "id", "", saved_at, (), "d"))
+        manifest.write(dump, Manifest("dump", step, 1, step, 1, 0, run, "", 101.0, (), "d"))
         assert checkpoints.newest() == (None if step == 50 else step)
     (place / "tft_saved_checkpoints-step_9_tmp").mkdir()
     assert checkpoints.newest() == 8

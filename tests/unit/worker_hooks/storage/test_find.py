@@ -9,7 +9,7 @@ from support.checkpoints import NAME, OTHER, SHARD, flipped, newest, saved
 
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.storage import commit
-from worker_hooks.storage.find import Verify, candidates, search
+from worker_hooks.storage.find import Verify, candidates, search, search_of_run
 from worker_hooks.storage.manifest import read
 
 
@@ -116,15 +116,32 @@ def test_how_closely_a_checkpoint_is_looked_at_is_the_searcher_s_choice(tmp_path
     assert [len(found[verify].remarks) for verify in Verify] == [2, 1, 0]
 
 
-def test_what_other_runs_or_earlier_times_saved_is_left_out(tmp_path):
-    for step, run, at in ((7, "mine", 5.0), (8, "other", 6.0), (9, "other", 7.0)):
-        saved(tmp_path, step=step, run=run, saved_at=at)
+def test_what_other_runs_saved_is_left_out(tmp_path):
+    for step, run in ((7, "mine"), (8, "other"), (9, "other")):
+        saved(tmp_path, step=step, run=run)
     found = search((tmp_path,), runs={"mine"})
     assert found.newest.manifest.step == 7
     assert [one.manifest.step for one in found.foreign] == [9, 8]
     assert found.remarks == ()
-    assert search((tmp_path,), runs={"mine"}, since=6.0).newest is None
-    assert search((tmp_path,), since=6.5).newest.manifest.step == 9
+    assert search((tmp_path,)).newest.manifest.step == 9
+
+
+@pytest.mark.parametrize(
+    ("lineage", "until", "step"),
+    [
+        (("mine",), None, 7),
+        (("mine", "first"), 5, 7),  # of its own, although an earlier one would do
+        (("new", "mine", "first"), 7, 7),
+        (("new", "first"), 5, 5),  # what the first run saved later is not its past
+        (("new", "first"), None, 6),
+        (("new",), None, None),  # a step of another run is none of its own
+    ],
+)
+def test_a_run_resumes_from_what_it_or_those_before_it_saved(tmp_path, lineage, until, step):
+    for number, run in ((5, "first"), (6, "first"), (7, "mine"), (9, "other")):
+        saved(tmp_path, step=number, run=run)
+    newest = search_of_run([tmp_path], lineage, until).newest
+    assert (newest and newest.manifest.step) == step
 
 
 def test_an_unfinished_checkpoint_is_no_damaged_one(tmp_path):
