@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import WORKERS, Launcher
-from support.training_kinds import RANKS, msrun_of, run
+from support.training_kinds import RANKS, Run, msrun_of, run
 from support.warm_python import WarmPython
 
 from msrun.drill.fault_options import read_words
@@ -88,6 +88,15 @@ def test_a_variable_of_the_loop_that_nothing_keeps_is_named_before_a_step_depend
     assert "anew" not in quiet.ended.out
 
 
+def killed_in_its_update(launcher: Launcher, folder: Path, kind: str) -> Run:
+    """Its peers commit the step, unless the machine is too busy for them."""
+    words = msrun_of(launcher, f"--worker_num={RANKS}", "--max-restarts=1")
+    faults = read_words("rank=1,step=5,phase=update", "kill").faults
+    plan = DrillPlan(str(folder / "traces"), "", faults)
+    script = f"mkdir traces; env MSRUN_DRILL='{plan.encode()}' \"$@\""
+    return run(launcher, folder, "sh", "-c", script, "sh", *words, LATE, kind, "out")
+
+
 @pytest.mark.parametrize("kind", ["own", "variable", "printed", "equal"])
 def test_a_value_that_died_with_its_rank_is_known_from_the_others_or_the_step_is_refused(
     launcher: Launcher, warm_python: WarmPython, kind: str
@@ -95,16 +104,15 @@ def test_a_value_that_died_with_its_rank_is_known_from_the_others_or_the_step_is
     plain = launcher.tmp / f"{kind}-plain"
     warm_python.train(plain, RANKS, LATE, kind, "out")
 
-    words = msrun_of(launcher, f"--worker_num={RANKS}", "--max-restarts=1")
-    folder = launcher.tmp / f"{kind}-killed"
-    faults = read_words("rank=1,step=5,phase=update", "kill").faults  # its peers commit the step
-    plan = DrillPlan(str(folder / "traces"), "", faults)
-    script = f"mkdir traces; env MSRUN_DRILL='{plan.encode()}' \"$@\""
-    killed = run(launcher, folder, "sh", "-c", script, "sh", *words, LATE, kind, "out")
-    assert killed.ended.code == 0, killed.ended.out
-    history = read(folder)
-    assert [each.step for each in history.strikes] == [5]
-    replaced = [each["step"] for each in history.events if each["event"] == "ReplaceRanks"]
+    for trial in range(4):
+        folder = launcher.tmp / f"{kind}-killed-{trial}"
+        killed = killed_in_its_update(launcher, folder, kind)
+        assert killed.ended.code == 0, killed.ended.out
+        history = read(folder)
+        assert [each.step for each in history.strikes] == [5]
+        replaced = [each["step"] for each in history.events if each["event"] == "ReplaceRanks"]
+        if replaced != [4]:  # else its peers were stopped in front of their updates
+            break
     refusal = "did not reach the commit of step 5, "
     said = {
         "own": "`state.own.mean` differs by rank: if a rank dies between its backward and its "
