@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.jobs import WORKERS, Job, Launcher
+from support.jobs import WORKERS, Job, Launcher, poll
 from support.warm_python import WarmPython
 
 from agent.spec.job_spec import UsageError
@@ -151,6 +151,18 @@ def test_replicas_that_drift_apart_without_a_majority_end_the_job(launcher: Laun
     assert refused.code != 0
     assert "the replicas disagreed without a majority" in refused.err
     assert not list(folder.glob("drifts.*.sha"))
+
+
+@pytest.mark.parametrize("words", [(), ("epochs",)])
+def test_a_training_whose_steps_nobody_counts_is_said_to_be_lost(
+    launcher: Launcher, words: tuple[str, ...]
+) -> None:
+    job = launcher.start("--worker_num=2", WORKERS / "never_counts.py", *words)
+    poll(lambda: job.status().get("protection", {}).get("level") == "not protected")
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert ended.err.count("the script never says where a step ends: loop over state.batches") == 1
+    assert "not every rank has registered" not in ended.err
 
 
 def test_a_counter_of_the_script_undoes_the_replacement(launcher: Launcher) -> None:

@@ -278,6 +278,17 @@ class Guard:
             is_refused = self.env.is_strict and self._listener is None  # before the first step
             self.say_unprotected(NOTHING_PROMISED.format(why), is_refused=is_refused)
 
+    def say_uncounted(self, why: str) -> None:
+        """Have msrun say that no step of this training can be saved, as none is counted.
+
+        Raises:
+            SystemExit: the script is not to train so, because of ``--strict``, exit code 2.
+        """
+        if self.env.rank == 0:
+            if self.env.is_strict:
+                self.say_unprotected(f"not protected: {why}", is_refused=True)
+            self.report_fingerprint(self.source.step, {}, is_late=False, problem=why, holds="")
+
     def request_exit(self, why: str) -> None:
         """Request that the whole job exits gracefully; without an agent, that this process does."""
         if self._link is not None:

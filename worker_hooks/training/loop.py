@@ -36,6 +36,7 @@ from worker_hooks.training.own_loop import OwnLoop
 from worker_hooks.training.script_frames import advance, consumers, frames_of_script
 from worker_hooks.training.step import StepTracker
 from worker_hooks.training.torch_hooks import is_left_regularly
+from worker_hooks.training.uncounted import UncountedSteps
 
 log = logging.getLogger("msrun")
 Batch = TypeVar("Batch")
@@ -102,6 +103,8 @@ class DataLoop:
         )
         committed.settled_position = self._settled
         self.reducers = Reducers(committed.modules)
+        optimizers = (one for piece in committed.pieces for one in piece.optimizers)
+        self._uncounted = UncountedSteps(optimizers if guard.is_on else (), guard.say_uncounted)
         self._replication = Replication(
             committed.pieces,
             guard.report_fingerprint,
@@ -466,6 +469,7 @@ class DataLoop:
     def _arm(self, feed: Feed) -> None:
         """Watch the state and let it be saved: everything that belongs to it exists by now."""
         self.tracker.watch()
+        self._uncounted.end()
         self.tracker.gradients.begin_loop()
         self._is_armed = True
         has_use = self._guard.is_on or self._observers or self._callbacks.checkpoints
