@@ -21,6 +21,7 @@ from msrun.drill import process as drill_process
 from msrun.drill.marathon_verdict import MarathonExit, ProcessGrowth, ProcessUse
 from msrun.drill.process import DrillProcess
 from msrun.drill.trial import FOLDERS, Command, resume_argv, uninterrupted
+from msrun.runs.fields import read_object
 from worker_hooks.contract.env import DRILL
 from worker_hooks.contract.layout import EVENTS, STATUS
 from worker_hooks.contract.process_stat import children, read_stat
@@ -239,10 +240,7 @@ class MarathonJob:
         return self.last_exit == 0 and self._status().get("state") == JobState.SUCCEEDED.value
 
     def _status(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads((self.folder / "logs" / STATUS).read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return {}
+        return read_object(self.folder / "logs" / STATUS)
 
     def close(self) -> int:
         """End what is left of the job; how many processes outlived their msrun."""

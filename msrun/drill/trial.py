@@ -7,7 +7,6 @@ outlives a run, even if msrun itself was killed.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 import time
@@ -21,6 +20,7 @@ from msrun.drill.history import DrillExit
 from msrun.drill.process import DrillProcess
 from msrun.options.argv import CommandLine
 from msrun.options.table import BY_DEST
+from msrun.runs.fields import read_object
 from worker_hooks.contract.env import DRILL
 from worker_hooks.contract.layout import STATUS
 from worker_hooks.drill.plan import Deed, DrillPlan, Fault
@@ -140,10 +140,9 @@ class Trial:
         """When to kill this msrun, monotonic; infinite: not yet known, or never."""
         found = float("inf")
         for index, fault in self._preemptions():
-            with contextlib.suppress(OSError, ValueError, KeyError):  # it is not written yet
-                mark = json.loads(self._plan.layout.struck(index).read_bytes())
-                if mark["pid"] == pid:
-                    found = min(found, float(mark["at"]) + fault.grace_s)
+            mark = read_object(self._plan.layout.struck(index))  # empty: it is not written yet
+            if mark.get("pid") == pid:
+                found = min(found, float(mark["at"]) + fault.grace_s)
         return found
 
     def _preemptions(self) -> Iterator[tuple[int, Fault]]:
@@ -153,17 +152,13 @@ class Trial:
 
     def _resume(self, went: DrillExit) -> list[str] | None:
         """The command line that resumes the job, if a user would have to type it."""
-        try:
-            status = json.loads((self.folder / "logs" / STATUS).read_bytes())
-            record = str(status["record_id"])
-            is_spent = status["restarts"] >= status["max_restarts"]
-            is_stopped = status["state"] == JobState.STOPPED.value
-        except (OSError, ValueError, KeyError, TypeError):
+        status = read_object(self.folder / "logs" / STATUS)
+        if not status:
             return None
+        is_spent = status["restarts"] >= status["max_restarts"]
+        is_stopped = status["state"] == JobState.STOPPED.value
         is_failed = went.exit_code != 0 and (is_spent or went.exit_code < 0)
-        if not (is_failed or is_stopped):
-            return None
-        return resume_argv(record)
+        return resume_argv(str(status["record_id"])) if is_failed or is_stopped else None
 
 
 def resume_argv(record: str) -> list[str]:

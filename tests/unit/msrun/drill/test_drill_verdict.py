@@ -264,6 +264,16 @@ def test_what_ranks_and_msrun_wrote_is_read_back(tmp_path, monkeypatch):
     assert history.dumps == (SavedStep(6.0, 3, 11),)
 
 
+@pytest.mark.parametrize("content", ["", "5", "[1, 2]", "null"])
+def test_files_that_hold_no_facts_are_left_out(content, tmp_path):
+    (tmp_path / "traces").mkdir()
+    for name in ("rank_0.jsonl", "rank_0.json", "struck_0.json"):
+        (tmp_path / "traces" / name).write_text(content)
+    (tmp_path / "ckpt/tft_saved_checkpoints-step_3").mkdir(parents=True)
+    (tmp_path / "ckpt/tft_saved_checkpoints-step_3/manifest.json").write_text(content)
+    assert drill_history.read(tmp_path) == DrillHistory({0: ()}, {})
+
+
 def test_a_line_for_people():
     assert table.row(judged(killed())) == (
         "kill -9 rank 1 at step 4, backward",
