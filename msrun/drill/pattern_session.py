@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import chain, groupby
@@ -17,6 +16,7 @@ from msrun.drill.session import BROKEN_EXIT, in_folder
 from msrun.drill.trial import Command
 from msrun.options.argv import scan
 from msrun.terminal.stdout import put
+from msrun.terminal.table import show_json
 
 DEATHS = (*(moment.value for moment in STEPS), ALL)
 _NAME, _RUNG, _CELL, _FAULT = 26, 13, 10, 44  # widths of columns
@@ -125,7 +125,7 @@ def _show_json(deaths: Iterable[PatternDeath]) -> int:
         }
         for each in done
     ]
-    put(json.dumps({"ok": code == 0, "drills": drills}, indent=1) + "\n")
+    show_json({"ok": code == 0, "drills": drills})
     return code
 
 

@@ -27,7 +27,7 @@ from msrun.drill.verdict import TrialOutcome, check_reference, judge
 from msrun.job.request import parse
 from msrun.options.argv import scan
 from msrun.terminal.progress import say
-from msrun.terminal.stdout import put
+from msrun.terminal.table import show_json
 from worker_hooks.drill.plan import Deed
 
 RESTARTS = 3  # unless the user sets a number: several faults may strike in one drill
@@ -179,7 +179,7 @@ class _Session:
 
     def _show(self, reference: dict[str, object], outcomes: Sequence[TrialOutcome]) -> None:
         if self._wanted.as_json:
-            put(table.as_json(reference, outcomes))
+            show_json(table.as_json(reference, outcomes))
             return
         if reference["trouble"]:
             say(str(reference["trouble"]))

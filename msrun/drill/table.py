@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from msrun.drill.marathon_verdict import MarathonOutcome, largest_growths
 from msrun.drill.random_faults import MARATHON_KINDS
 from msrun.drill.verdict import TrialOutcome
 from msrun.terminal.stdout import put
-from msrun.terminal.table import UNKNOWN, brief, table
+from msrun.terminal.table import UNKNOWN, brief, show_json, table
 
 COLUMNS = (
     "fault",
@@ -78,18 +77,17 @@ def row(outcome: TrialOutcome) -> tuple[str, ...]:
     )
 
 
-def as_json(reference: dict[str, Any], outcomes: Sequence[TrialOutcome]) -> str:
-    """The results as JSON; times in seconds."""
+def as_json(reference: dict[str, Any], outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
+    """The results for programs; times in seconds."""
     drills = [{**asdict(outcome), "verdict": outcome.verdict} for outcome in outcomes]
     kept = not reference["trouble"] and not any(outcome.broken for outcome in outcomes)
-    content = {"ok": kept, "reference": reference}
-    return json.dumps({**content, "drills": drills}, indent=1) + "\n"
+    return {"ok": kept, "reference": reference, "drills": drills}
 
 
 def show_marathon(outcome: MarathonOutcome, *, as_json: bool) -> None:
     """Print a marathon's result on stdout: a row for each kind of fault, restarts, processes."""
     if as_json:
-        put(_marathon_json(outcome))
+        show_json(_marathon_json(outcome))
         return
     put(table(_KIND_COLUMNS, _kind_rows(outcome), styled="steps lost", style=_red_unless_zero))
     for strike, answer in zip(outcome.strikes, outcome.answers, strict=True):
@@ -134,7 +132,7 @@ def _red_unless_zero(cell: str) -> str:
     return "" if cell == "0" else "red"
 
 
-def _marathon_json(outcome: MarathonOutcome) -> str:
+def _marathon_json(outcome: MarathonOutcome) -> dict[str, Any]:
     strikes = [
         {
             "faults": strike.words,
@@ -158,7 +156,7 @@ def _marathon_json(outcome: MarathonOutcome) -> str:
         }
         for each in largest_growths(outcome.growths)
     ]
-    content = {
+    return {
         "ok": not outcome.broken,
         "seed": outcome.seed,
         "wanted": outcome.wanted,
@@ -170,7 +168,6 @@ def _marathon_json(outcome: MarathonOutcome) -> str:
         "processes": growths,
         "strikes": strikes,
     }
-    return json.dumps(content, indent=1) + "\n"
 
 
 @contextlib.contextmanager
