@@ -23,6 +23,7 @@ from msrun.top.facts import JobFacts
 from msrun.top.gather import Gatherer
 from msrun.top.screen import Screen
 from msrun.top.view import TopView
+from worker_hooks.contract.atomic_file import read_end
 
 GPU_WAIT_S = 3.0  # of a single frame, for the first answer
 LOG_BYTES = 1 << 16
@@ -87,13 +88,10 @@ def _log(run: RunState, rank: int, lines: int) -> tuple[str, Sequence[str]]:
     try:
         paths = [view.path for view in views(run, wanted, checked_attempt(run, wanted))]
         newest = max(filter(os.path.isfile, paths), key=os.path.getmtime)
-        with newest.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - LOG_BYTES))
-            found = log_lines(file.read(LOG_BYTES), cut=size > LOG_BYTES)
+        raw, before = read_end(newest, LOG_BYTES)
     except (OSError, ValueError, UsageError):
         return "no log", ("the rank wrote nothing, or --log-dir /dev/null is set",)
-    return str(newest), last_lines(found, lines)
+    return str(newest), last_lines(log_lines(raw, cut=before > 0), lines)
 
 
 def _plain(job: JobFacts) -> str:
