@@ -6,12 +6,11 @@ The drill reads what the ranks write as they train (their steps) and what msrun 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from msrun.drill.marathon_verdict import MarathonExit, ProcessGrowth, ProcessUse
 from msrun.drill.process import DrillProcess
 from msrun.drill.trial import FOLDERS, Command, resume_argv, uninterrupted
 from msrun.runs.fields import read_object
+from msrun.runs.json_lines import JsonLines
 from worker_hooks.contract.env import DRILL
 from worker_hooks.contract.layout import EVENTS, STATUS
 from worker_hooks.contract.process_stat import children, read_stat
@@ -42,42 +42,6 @@ class _Life(NamedTuple):
 
     run: str
     attempt: int
-
-
-class JsonTail:
-    """The lines of a file that grows."""
-
-    def __init__(self, path: Path, than: int | None = None) -> None:
-        """``than``: the inode of an earlier file of this name, which is about to be moved away."""
-        self._path = path
-        self._than = than
-        self._file: int | None = None
-        self._partial = b""
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Those that are new and complete; one that a death has cut off is skipped."""
-        if self._file is None:
-            try:
-                file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return
-            if os.fstat(file).st_ino == self._than:
-                os.close(file)
-                return
-            self._file = file
-        while chunk := os.read(self._file, 1 << 16):
-            *whole, self._partial = (self._partial + chunk).split(b"\n")
-            for line in whole:
-                with contextlib.suppress(ValueError):
-                    yield json.loads(line)
-
-    def close(self) -> int | None:
-        """Read no more; the inode that was read."""
-        if self._file is None:
-            return None
-        inode = os.fstat(self._file).st_ino
-        os.close(self._file)
-        return inode
 
 
 class MarathonJob:
@@ -111,8 +75,8 @@ class MarathonJob:
         }
         self._first = command.argv(["--join=True", f"--log-dir={folder / 'logs'}"])
         self._ranks = range(world_size)
-        self._traces = {rank: JsonTail(self.layout.lines(rank)) for rank in self._ranks}
-        self._events = JsonTail(folder / "logs" / EVENTS)
+        self._traces = {rank: JsonLines(self.layout.lines(rank)) for rank in self._ranks}
+        self._events = JsonLines(folder / "logs" / EVENTS)
         self._lives: dict[int, _Life] = {}
         self._commits: dict[int, list[float]] = {rank: [] for rank in self._ranks}  # of its life
         self._pids: dict[int, int] = {}
@@ -135,7 +99,7 @@ class MarathonJob:
         Raises:
             OSError: it cannot be started.
         """
-        self._events = JsonTail(self.folder / "logs" / EVENTS, than=self._events.close())
+        self._events = JsonLines(self.folder / "logs" / EVENTS, than=self._events.close())
         self._pids, self._store, self._reason = {}, 0, ""
         self._process = DrillProcess(
             argv or self._first, self._environ, self.folder / "console.log"
@@ -154,7 +118,7 @@ class MarathonJob:
     def look(self) -> None:
         """Read what was written since the last look."""
         for rank, trace in self._traces.items():
-            for line in trace.lines():
+            for line in trace.new():
                 match line:
                     case {"life": attempt, "run": run}:
                         self._lives[rank] = _Life(run, attempt)
@@ -163,7 +127,7 @@ class MarathonJob:
                         self._commits[rank].append(at)
                         self.newest = max(self.newest, step)
                         self.steps[rank] = step
-        for event in self._events.lines():
+        for event in self._events.new():
             match event:
                 case {"event": "WorkerStarted", "rank": rank, "pid": pid}:
                     self._pids[rank] = pid
