@@ -50,7 +50,7 @@ def test_a_job_that_cannot_be_drilled_is_refused_before_anything_starts(
     (tmp_path / "t.py").touch()
     asked = () if "no fault" in sentence else (read_words("rank=3,step=1", "kill"),)
     with pytest.raises(UsageError) as raised:
-        session.drill(session.DrillRequest(asked, tuple(words)), {})
+        session.drill(asked, session.DrillOptions(tuple(words)), {})
     assert sentence in str(raised.value)
 
 
