@@ -29,6 +29,9 @@ class RankLife:
     warnings: list[tuple[float, str]] = field(default_factory=list)  # by the hooks
 
 
+Round = dict[int, RankLife]  # of one attempt, by rank
+
+
 class FinalState(NamedTuple):
     """A rank's state at the end of training."""
 
@@ -85,13 +88,18 @@ class DrillHistory:
             steps |= {step: tuple(losses) for step, losses in life.losses.items()}
         return steps
 
-    def rounds(self) -> list[list[RankLife]]:
+    def rounds(self) -> list[Round]:
         """The lives of all ranks by attempt, in the order of their start."""
-        found: dict[tuple[str, int], list[RankLife]] = {}
-        for lives in self.lives.values():
+        found: dict[tuple[str, int], Round] = {}
+        for rank, lives in self.lives.items():
             for life in lives:
-                found.setdefault((life.run, life.attempt), []).append(life)
-        return sorted(found.values(), key=lambda lives: min(life.begun_at for life in lives))
+                found.setdefault((life.run, life.attempt), {})[rank] = life
+        return sorted(found.values(), key=begun)
+
+
+def begun(lives: Round) -> float:
+    """When the first of these lives began."""
+    return min(life.begun_at for life in lives.values())
 
 
 def read(folder: Path) -> DrillHistory:
