@@ -12,18 +12,15 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agent.controller.states import JobState
 from agent.workers.processes import is_stopped
 from msrun.drill import process as drill_process
 from msrun.drill.marathon_verdict import MarathonExit, ProcessGrowth, ProcessUse
-from msrun.drill.process import DrillProcess
-from msrun.drill.trial import FOLDERS, Command, resume_argv, uninterrupted
-from msrun.runs.fields import read_object
+from msrun.drill.trial import Command, DrillJob, resume_argv
 from msrun.runs.json_lines import JsonLines
-from worker_hooks.contract.env import DRILL
-from worker_hooks.contract.layout import EVENTS, STATUS
+from worker_hooks.contract.layout import EVENTS
 from worker_hooks.contract.process_stat import children, read_stat
 from worker_hooks.drill.plan import DrillPlan
 
@@ -44,7 +41,7 @@ class _Life(NamedTuple):
     attempt: int
 
 
-class MarathonJob:
+class MarathonJob(DrillJob):
     """The job of a marathon: its msruns one after the other, and what is seen of its ranks."""
 
     def __init__(
@@ -61,19 +58,11 @@ class MarathonJob:
         Raises:
             OSError: they cannot be made.
         """
-        self.folder = folder
-        for name in (*FOLDERS, TEMPORARY):
-            (folder / name).mkdir(parents=True)
         ckpt = "" if keeps_ckpt else str(folder / "ckpt")
         plan = DrillPlan(str(folder / "traces"), ckpt, takes_orders=True)
-        self.layout = plan.layout
-        self._environ = {
-            **environ,
-            DRILL: plan.encode(),
-            "XDG_STATE_HOME": str(folder / "state"),
-            "TMPDIR": str(folder / TEMPORARY),
-        }
-        self._first = command.argv(["--join=True", f"--log-dir={folder / 'logs'}"])
+        super().__init__(folder, command, plan)
+        (folder / TEMPORARY).mkdir()
+        self._environ = {**environ, "TMPDIR": str(folder / TEMPORARY)}
         self._ranks = range(world_size)
         self._traces = {rank: JsonLines(self.layout.lines(rank)) for rank in self._ranks}
         self._events = JsonLines(folder / "logs" / EVENTS)
@@ -82,7 +71,6 @@ class MarathonJob:
         self._pids: dict[int, int] = {}
         self._store = 0
         self._reason = ""  # of the last end, as msrun recorded it
-        self._process: DrillProcess | None = None
         self.exits: list[MarathonExit] = []
         self.last_exit: int | None = None
         self.newest = 0  # the newest step that some rank has committed
@@ -91,7 +79,7 @@ class MarathonJob:
     @property
     def pid(self) -> int:
         """Of the present msrun."""
-        return self._process.pid if self._process is not None else 0
+        return self.process.pid if self.process is not None else 0
 
     def start(self, argv: Sequence[str] = ()) -> None:
         """Start an msrun: the first one, or with these words.
@@ -101,19 +89,16 @@ class MarathonJob:
         """
         self._events = JsonLines(self.folder / "logs" / EVENTS, than=self._events.close())
         self._pids, self._store, self._reason = {}, 0, ""
-        self._process = DrillProcess(
-            argv or self._first, self._environ, self.folder / "console.log"
-        )
-        self.layout.launcher.write_text(str(self.pid))
+        self.launch(self._environ, argv)
 
     def has_ended(self) -> bool:
         """Whether the present msrun is gone."""
-        return self._process is None or self._process.await_end(time.monotonic())
+        return self.process is None or self.process.await_end(time.monotonic())
 
     def cancel(self) -> None:
         """End an msrun whose job does not train any more, as a person would."""
-        if self._process is not None:
-            self._process.cancel()
+        if self.process is not None:
+            self.process.cancel()
 
     def look(self) -> None:
         """Read what was written since the last look."""
@@ -176,9 +161,9 @@ class MarathonJob:
         Raises:
             StuckError: they do not end.
         """
-        assert self._process is not None
+        assert self.process is not None
         self.look()
-        code = self._process.reap()
+        code = self.process.reap()
         now = time.time()
         for pid in children(os.getpid()):  # a forkserver that a fault has stopped cannot end
             if is_stopped(pid):
@@ -195,23 +180,13 @@ class MarathonJob:
         Raises:
             StuckError: there is nothing that could be resumed.
         """
-        if (record := self._status().get("record_id")) is None:
+        if (record := self.status().get("record_id")) is None:
             raise StuckError("the status of the run cannot be read")
         self.start(resume_argv(str(record)))
 
     def has_succeeded(self) -> bool:
         """Whether the last msrun has trained the job to its end."""
-        return self.last_exit == 0 and self._status().get("state") == JobState.SUCCEEDED.value
-
-    def _status(self) -> dict[str, Any]:
-        return read_object(self.folder / "logs" / STATUS)
-
-    def close(self) -> int:
-        """End what is left of the job; how many processes outlived their msrun."""
-        with uninterrupted():
-            if self._process is not None:
-                self._process.cancel()
-            return drill_process.sweep()
+        return self.last_exit == 0 and self.status().get("state") == JobState.SUCCEEDED.value
 
 
 class Census:
