@@ -140,7 +140,7 @@ class _Session(NamedTuple):
         patience_s = self.options.timeout_s or PATIENCE_S
         marathon, code, trouble = Marathon(job, self.world_size, patience_s), None, ""
         try:
-            with table.bar() as bar:
+            with table.DrillBar() as bar:
                 bar.expect(len(rounds))
                 bar.doing("the job starts")
                 for strike in marathon.run(rounds):

@@ -128,7 +128,7 @@ class _Session(NamedTuple):
 
     def run(self) -> int:
         """Run all drills and show their results; the exit code."""
-        with table.bar() as bar:
+        with table.DrillBar() as bar:
             bar.doing("the undisturbed run")
             trial = Trial(self.folder / "reference", self.command)
             ended = trial.run(self.environ, self.options.timeout_s)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -33,16 +32,6 @@ COLUMNS = (
 _MB = 1e6
 _PAIR = "pair"
 _KIND_COLUMNS = ("fault", "times", "replaced", "restarted", "resumed", "longest", "steps lost")
-
-
-class DrillBar(Protocol):
-    """Shows how far a drill is."""
-
-    def doing(self, what: str) -> None:
-        """The next run starts."""
-
-    def expect(self, total: int) -> None:
-        """The number of runs in all."""
 
 
 def show(outcomes: Sequence[TrialOutcome]) -> None:
@@ -170,39 +159,34 @@ def _marathon_json(outcome: MarathonOutcome) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def bar() -> Iterator[DrillBar]:
-    """A progress bar on stderr, if that is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield _Silence()
-        return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield _Drawn(progress)
+class DrillBar:
+    """Shows how far a drill is: a progress bar on stderr, if that is a terminal."""
 
-
-class _Silence:
-    def doing(self, what: str) -> None:
-        del what
-
-    def expect(self, total: int) -> None:
-        del total
-
-
-class _Drawn:
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("", total=None)
+    def __init__(self) -> None:
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task("", total=None)
         self._begun = 0
 
+    def __enter__(self) -> Self:
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress.live.is_started:
+            self._progress.stop()
+
     def doing(self, what: str) -> None:
+        """The next run starts."""
         self._progress.update(self._task, description=what, completed=self._begun)
         self._begun += 1
 
     def expect(self, total: int) -> None:
+        """The number of runs in all."""
         self._progress.update(self._task, total=total)
