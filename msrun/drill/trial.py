@@ -18,8 +18,7 @@ from agent.controller.states import JobState
 from msrun.drill import process as drill_process
 from msrun.drill.history import DrillExit
 from msrun.drill.process import DrillProcess
-from msrun.options.argv import CommandLine
-from msrun.options.table import BY_DEST
+from msrun.options.argv import CommandLine, command_words
 from msrun.runs.fields import read_object
 from worker_hooks.contract.env import DRILL
 from worker_hooks.contract.layout import STATUS
@@ -40,12 +39,8 @@ class Command(NamedTuple):
     @staticmethod
     def of(line: CommandLine) -> Command:
         """The command as typed."""
-        options = (
-            setting.name if setting.flag else f"{BY_DEST[dest].long}={setting.text}"
-            for dest, setting in line.given.items()
-        )
         program = (line.script, *line.script_args) if line.script is not None else ()
-        return Command(tuple(options), program)
+        return Command(command_words(line._replace(script=None)), program)
 
     def argv(self, added: Sequence[str]) -> list[str]:
         """The child's command line; added options override."""
