@@ -7,8 +7,6 @@ nothing here trusts it and nothing here raises: what cannot be read is described
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 from agent.failure.log_excerpt import Traceback, find_fatal, find_traceback
 from agent.text.log_lines import last_lines, log_lines
 from agent.text.sanitize import encodable
+from worker_hooks.contract.atomic_file import read_end
 
 LOG_TAIL_BYTES = 64 * 1024
 LOG_TAIL_LINES = 20
@@ -175,9 +174,9 @@ def _error_file(path: Path | None) -> tuple[ErrorFile | None, str | None]:
     if path is None:
         return None, None
     try:
-        raw, size = _read(path, ERROR_FILE_BYTES)
-        if size > ERROR_FILE_BYTES:
-            raise ValueError(f"{size} bytes long")  # noqa: TRY301
+        raw, before = read_end(path, ERROR_FILE_BYTES)
+        if before:
+            raise ValueError(f"{before + len(raw)} bytes long")  # noqa: TRY301
         return parse_error_file(raw), None
     except FileNotFoundError:
         return None, None  # only a script with @record writes one
@@ -191,19 +190,7 @@ def _log(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        raw, size = _read(path, LOG_TAIL_BYTES)
+        raw, before = read_end(path, LOG_TAIL_BYTES)
     except (OSError, ValueError):
         return []  # without a log there is no evidence
-    return log_lines(raw, cut=size > len(raw))
-
-
-def _read(path: Path, limit: int) -> tuple[bytes, int]:
-    """The last ``limit`` bytes of a regular file, and its size; reading a pipe could block."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(0, "not a regular file")
-        return os.pread(fd, limit, max(0, status.st_size - limit)), status.st_size
-    finally:
-        os.close(fd)
+    return log_lines(raw, cut=before > 0)

@@ -26,7 +26,6 @@ LOOKS = 3  # in a row at which a rank is stopped, until something is done
 LONG_LOOKS = 60  # at which a rank that may exit is still there, until people are told
 LATE_S = 0.5  # a look that is so late says nothing: perhaps no process could run
 JOINS = "is stopped by a signal, and the other ranks wait for it to join them"
-WATCHED = frozenset({JobState.REPLACING, JobState.RUNNING})
 
 
 class StoppedRanks:

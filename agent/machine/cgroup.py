@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from agent.machine.kernel_files import lines
+
 
 class Cgroup(NamedTuple):
     """The place of this process in a tree of groups; its folders may not exist."""
@@ -57,11 +59,3 @@ def is_frozen(pid: int, root: Path = Path("/")) -> bool:
                     return True
                 break  # the top of a container is read only where our own folder is not there
     return False
-
-
-def lines(path: Path) -> list[str]:
-    """The lines of a small file; none if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []  # not this kind of cgroup, or not readable for us

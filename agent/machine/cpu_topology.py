@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.machine.kernel_files import lines, number, text
 from agent.text.ranges import parse_ranges
 
 
@@ -74,11 +75,11 @@ def read_topology(
 
 def _core(root: Path, cpus: frozenset[int], nodes: dict[int, int]) -> Core:
     first = min(cpus)
-    package = _number(_cpu(root, first) / "topology/physical_package_id")
+    package = number(_cpu(root, first) / "topology/physical_package_id")  # or -1, in some machines
     return Core(
         cpus=cpus,
         node=nodes.get(first, 0),
-        package=max(0, package or 0),  # some virtual machines say -1
+        package=package or 0,
         complex=min(_last_cache(root, first)),
     )
 
@@ -105,7 +106,7 @@ def _indexes(root: Path, cpu: int) -> list[Path]:
 
 
 def _data_level(index: Path) -> int | None:
-    return None if _text(index / "type") == "Instruction" else _number(index / "level")
+    return None if text(index / "type") == "Instruction" else number(index / "level")
 
 
 def _node_of_cpu(root: Path) -> dict[int, int]:
@@ -125,7 +126,7 @@ def _gpu_nodes(root: Path, visible: str | None) -> tuple[int, ...]:
     if visible is not None:
         gpus = _visible(gpus, visible)
     devices = root / "sys/bus/pci/devices"
-    return tuple(max(0, _number(devices / path.name.lower() / "numa_node") or 0) for path in gpus)
+    return tuple(number(devices / path.name.lower() / "numa_node") or 0 for path in gpus)
 
 
 def _visible(gpus: list[Path], listed: str) -> list[Path]:
@@ -147,7 +148,7 @@ def _named(gpus: list[Path], name: str) -> Path | None:
 
 
 def _uuid(gpu: Path) -> str:
-    for line in (_text(gpu / "information") or "").splitlines():
+    for line in lines(gpu / "information"):
         label, _, value = line.partition(":")
         if label.strip() == "GPU UUID":
             return value.strip()
@@ -163,20 +164,6 @@ def _children(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
 
 def _ranges(path: Path) -> frozenset[int]:
     try:
-        return parse_ranges(_text(path) or "")
+        return parse_ranges(text(path))
     except ValueError:
         return frozenset()
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(_text(path) or "")
-    except ValueError:
-        return None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.machine.kernel_files import text
 from agent.spec.job_spec import UsageError
 
 _NVML_OK = 0
@@ -56,12 +57,12 @@ class DeviceCounts:
     def rocm(self) -> int:
         """AMD GPUs: the nodes of the KFD topology that have compute units (CPUs have none)."""
         nodes = self.sys.glob("class/kfd/kfd/topology/nodes/*/properties")
-        return sum(1 for node in nodes if re.search(r"(?m)^simd_count [1-9]", _read(node)))
+        return sum(1 for node in nodes if re.search(r"(?m)^simd_count [1-9]", text(node)))
 
     def xpu(self) -> int:
         """Intel GPUs: render nodes with Intel's PCI vendor."""
         vendors = self.sys.glob("class/drm/renderD*/device/vendor")
-        return sum(1 for vendor in vendors if _read(vendor).strip() == _INTEL)
+        return sum(1 for vendor in vendors if text(vendor) == _INTEL)
 
 
 def cpu_count() -> int:
@@ -118,11 +119,3 @@ def device_count(word: str, environ: Mapping[str, str], machine: DeviceCounts | 
     if not count:
         raise UsageError(f"one worker per {name} was asked for, but no {name} is visible")
     return count
-
-
-def _read(path: Path) -> str:
-    """A small file of /sys; empty when it is gone or may not be read."""
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""

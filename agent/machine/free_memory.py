@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent.machine.cgroup import groups, lines
+from agent.machine.cgroup import groups
+from agent.machine.kernel_files import number, table
 from agent.text.wording import sized
 
 _KIB = 1024
-_MOST_DIGITS = 20
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
@@ -27,36 +27,21 @@ def free_bytes(root: Path = Path("/")) -> int | None:
 
 def _available(root: Path) -> int | None:
     """What the kernel estimates to be available on the machine without swapping."""
-    kib = _table(root / "proc/meminfo").get("MemAvailable:")
+    kib = table(root / "proc/meminfo").get("MemAvailable:")
     return None if kib is None else kib * _KIB
 
 
 def _unified(level: Path) -> int | None:
-    limits = [_number(level / "memory.max"), _number(level / "memory.high")]
-    used, table = _number(level / "memory.current"), _table(level / "memory.stat")
-    return free_in_group(limits, used, table.get("inactive_file", 0), table.get("active_file", 0))
+    limits = [number(level / "memory.max"), number(level / "memory.high")]
+    used, stat = number(level / "memory.current"), table(level / "memory.stat")
+    return free_in_group(limits, used, stat.get("inactive_file", 0), stat.get("active_file", 0))
 
 
 def _old(level: Path) -> int | None:
-    limits = [_number(level / "memory.limit_in_bytes")]
-    used, table = _number(level / "memory.usage_in_bytes"), _table(level / "memory.stat")
-    idle, busy = (table.get(f"total_{kind}_file", 0) for kind in ("inactive", "active"))
+    limits = [number(level / "memory.limit_in_bytes")]
+    used, stat = number(level / "memory.usage_in_bytes"), table(level / "memory.stat")
+    idle, busy = (stat.get(f"total_{kind}_file", 0) for kind in ("inactive", "active"))
     return free_in_group(limits, used, idle, busy)
-
-
-def _number(path: Path) -> int | None:
-    """``None``: no such file, or no limit."""
-    text = "".join(lines(path)).strip()
-    return int(text) if _is_number(text) else None
-
-
-def _table(path: Path) -> dict[str, int]:
-    rows = (line.split() for line in lines(path))
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and _is_number(row[1])}
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 SPARE = 64 << 20  # bytes that a process takes besides the state, and the agent for a manifest

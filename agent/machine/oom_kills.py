@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.machine.cgroup import groups, lines
+from agent.machine.cgroup import groups
+from agent.machine.kernel_files import table
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,4 @@ def _cgroup_files(root: Path) -> Iterator[Path]:
 
 
 def _oom_kill(path: Path) -> int | None:
-    for line in lines(path):
-        name, _, value = line.partition(" ")
-        if name == "oom_kill" and value.strip().isdecimal():
-            return int(value)
-    return None
+    return table(path).get("oom_kill")

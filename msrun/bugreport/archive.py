@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import stat
 import tarfile
 import tempfile
 import time
 from pathlib import Path
 
 from agent.spec.job_spec import UsageError
+from worker_hooks.contract.atomic_file import read_end
 
 
 class Archive:
@@ -65,18 +65,8 @@ def tail(path: Path, folder: Path, most: int) -> str | None:
     if not inside.startswith(os.path.realpath(folder) + "/"):
         return None
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        data, cut = read_end(path, most, os.O_NOFOLLOW)
     except OSError:
         return None
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            return None
-        cut = max(0, found.st_size - most)
-        data = os.pread(fd, most, cut)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
     said = f"... {cut} bytes are left out ...\n" if cut else ""
     return said + data.decode(errors="backslashreplace")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agent.machine.kernel_files import lines
 from agent.text.wording import sized
 from msrun.doctor.finding import Finding, doubtful, fine, unfit
 from msrun.doctor.probe import Probe, ProbeAnswer
@@ -56,11 +57,7 @@ class FolderProbe:
 def file_system(place: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
     """The kind of file system, by the kernel's table; the file system itself is not asked."""
     best, kind = "", "unknown"
-    try:
-        rows = mountinfo.read_text(errors="replace").splitlines()
-    except OSError:
-        return kind
-    for row in rows:
+    for row in lines(mountinfo):
         fields, _, rest = row.partition(" - ")
         words = fields.split()
         mount = re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), words[4])

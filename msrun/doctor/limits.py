@@ -6,7 +6,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.machine.cgroup import groups, lines
+from agent.machine.cgroup import groups
+from agent.machine.kernel_files import number, text
 from agent.text.wording import sized
 from msrun.doctor.finding import Finding, doubtful, fine, unfit
 
@@ -79,16 +80,15 @@ def _lowest(root: Path, controller: str, unified: str, old: str) -> int | None:
     found = []
     for group in groups(root, controller=controller):
         name = unified if group.is_unified else old
-        texts = ("".join(lines(level / name)).strip() for level in group.levels)
-        found += [int(text) for text in texts if text.isdecimal()]
-    return min(found, default=None)
+        found += [number(level / name) for level in group.levels]
+    return min((each for each in found if each is not None), default=None)
 
 
 def _cores(root: Path) -> float | None:
     found = []
     for group in groups(root, controller="cpu"):
         for level in group.levels:
-            words = " ".join(lines(level / "cpu.max")).split()
+            words = text(level / "cpu.max").split()
             if len(words) == 2 and words[0].isdecimal():  # noqa: PLR2004
                 found.append(int(words[0]) / int(words[1]))
     return min(found, default=None)

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.machine.cgroup import lines
 from agent.machine.free_memory import free_bytes
+from agent.machine.kernel_files import table, text
 from agent.text.wording import sized
 from msrun.doctor.finding import Finding, doubtful, fine, unfit
 
@@ -28,13 +28,13 @@ def findings(root: Path = Path("/")) -> Iterator[Finding]:
     yield memory(free_bytes(root), _meminfo(root, "MemTotal:"))
     yield shared_memory(str(root / "dev/shm"))
     yield clock(time.time(), is_synchronized())
-    yield ptrace("".join(lines(root / "proc/sys/kernel/yama/ptrace_scope")).strip())
-    yield child_signals("\n".join(lines(root / f"proc/{os.getppid()}/status")))
+    yield ptrace(text(root / "proc/sys/kernel/yama/ptrace_scope"))
+    yield child_signals(text(root / f"proc/{os.getppid()}/status"))
 
 
 def _meminfo(root: Path, name: str) -> int | None:
-    rows = (line.split() for line in lines(root / "proc/meminfo"))
-    return next((int(row[1]) * 1024 for row in rows if row[:1] == [name]), None)
+    kib = table(root / "proc/meminfo").get(name)
+    return None if kib is None else kib * 1024
 
 
 def memory(free: int | None, total: int | None) -> Finding:

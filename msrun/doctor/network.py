@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.machine.cgroup import lines
+from agent.machine.kernel_files import text
 from msrun.doctor.finding import Finding, doubtful, fine, unfit
 from msrun.doctor.probe import Probe, ProbeAnswer
 
@@ -29,7 +29,7 @@ def name_probe() -> Probe:
 def findings(name: ProbeAnswer, root: Path = Path("/")) -> Iterator[Finding]:
     """All of it; ``name`` is the probe's answer, and ``root`` holds ``proc``."""
     yield loopback()
-    yield ports("".join(lines(root / "proc/sys/net/ipv4/ip_local_port_range")))
+    yield ports(text(root / "proc/sys/net/ipv4/ip_local_port_range"))
     yield own_name(name, socket.gethostname())
 
 

@@ -100,29 +100,22 @@ def drill(
     once for each drill, in folders of its own, and every rank's results are compared bit by bit.
     With --patterns, JOB is only the options of msrun for the catalogue's scripts.
     """
+    from msrun.drill.session import DrillOptions
+
+    options = DrillOptions(job, seed, timeout, as_json, keep)
     given = {"kill": kill, "stop": stop, "graceful": graceful, "preempt": preempt}
     if patterns is not None:
         from msrun.drill import pattern_session
 
         if faults or kinds or any(given.values()):
             raise UsageError("msrun drill: --patterns has its own faults: give none besides")
-        return pattern_session.drill(
-            pattern_session.PatternRequest(
-                patterns, job, number, seed, timeout_s=timeout, as_json=as_json, keep=keep
-            ),
-            os.environ,
-        )
+        return pattern_session.drill(patterns, number, options, os.environ)
     if marathon is not None:
         from msrun.drill import marathon as marathons
 
         if faults or kinds or number or any(given.values()):
             raise UsageError("msrun drill: --marathon has its own faults: give none besides")
-        return marathons.drill(
-            marathons.MarathonRequest(
-                marathon, job, seed, timeout_s=timeout, as_json=as_json, keep=keep
-            ),
-            os.environ,
-        )
+        return marathons.drill(marathon, options, os.environ)
     from msrun.drill import session
     from msrun.drill.fault_options import read_file, read_words
     from msrun.drill.random_faults import RandomFaults, read_kinds
@@ -132,7 +125,4 @@ def drill(
         *(order for path in faults for order in read_file(path)),
         *([RandomFaults(number, seed, read_kinds(kinds or "kill"))] if number is not None else []),
     ]
-    request = session.DrillRequest(
-        tuple(orders), job=job, timeout_s=timeout, as_json=as_json, keep=keep
-    )
-    return session.drill(request, os.environ)
+    return session.drill(orders, options, os.environ)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from agent.text.ranges import format_ranges
-from msrun.drill.history import DrillExit, DrillHistory, RankLife, Strike
+from msrun.drill.history import DrillExit, DrillHistory, Round, Strike, begun
 from worker_hooks.drill.plan import Deed, Fault
 
 SIGNAL_EXIT_BASE = 128
@@ -65,7 +65,7 @@ def steps_lost(history: DrillHistory) -> int | None:
 def _lost_at(history: DrillHistory, strike: Strike) -> int:
     """Steps lost by the restart that followed a strike; without a restart all steps."""
     rounds = [lives for lives in history.rounds() if _newest(lives)]
-    before = [lives for lives in rounds if _begun(lives) <= strike.at]
+    before = [lives for lives in rounds if begun(lives) <= strike.at]
     after = rounds[len(before) :]
     if not before:
         return 0
@@ -127,14 +127,10 @@ def _could_exit_gracefully(history: DrillHistory, strike: Strike) -> bool:
     return not missing
 
 
-def _lost(before: Sequence[RankLife], after: Sequence[RankLife]) -> int:
-    first = min(min(life.commits) for life in after if life.commits)
+def _lost(before: Round, after: Round) -> int:
+    first = min(min(life.commits) for life in after.values() if life.commits)
     return max(0, _newest(before) + 1 - first)
 
 
-def _newest(lives: Sequence[RankLife]) -> int:
-    return max((max(life.commits) for life in lives if life.commits), default=0)
-
-
-def _begun(lives: Sequence[RankLife]) -> float:
-    return min(life.begun_at for life in lives)
+def _newest(lives: Round) -> int:
+    return max((max(life.commits) for life in lives.values() if life.commits), default=0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msrun.runs.fields import read_object
 from worker_hooks.contract.layout import DUMP, EVENTS, MANIFEST, DrillLayout
 
 Curve = dict[int, tuple[str, ...]]  # step -> its losses, in hexadecimal
@@ -26,6 +27,9 @@ class RankLife:
     losses: dict[int, list[str]] = field(default_factory=dict)
     commits: dict[int, float] = field(default_factory=dict)
     warnings: list[tuple[float, str]] = field(default_factory=list)  # by the hooks
+
+
+Round = dict[int, RankLife]  # of one attempt, by rank
 
 
 class FinalState(NamedTuple):
@@ -84,20 +88,25 @@ class DrillHistory:
             steps |= {step: tuple(losses) for step, losses in life.losses.items()}
         return steps
 
-    def rounds(self) -> list[list[RankLife]]:
+    def rounds(self) -> list[Round]:
         """The lives of all ranks by attempt, in the order of their start."""
-        found: dict[tuple[str, int], list[RankLife]] = {}
-        for lives in self.lives.values():
+        found: dict[tuple[str, int], Round] = {}
+        for rank, lives in self.lives.items():
             for life in lives:
-                found.setdefault((life.run, life.attempt), []).append(life)
-        return sorted(found.values(), key=lambda lives: min(life.begun_at for life in lives))
+                found.setdefault((life.run, life.attempt), {})[rank] = life
+        return sorted(found.values(), key=begun)
+
+
+def begun(lives: Round) -> float:
+    """When the first of these lives began."""
+    return min(life.begun_at for life in lives.values())
 
 
 def read(folder: Path) -> DrillHistory:
     """The history of the trial in ``folder``."""
     layout = DrillLayout(folder / "traces")
     ranks = sorted(_number(path.stem) for path in layout.folder.glob("rank_*.jsonl"))
-    finals = {rank: _json(layout.final(rank)) for rank in ranks}
+    finals = {rank: read_object(layout.final(rank)) for rank in ranks}
     events = [event for path in (folder / "logs").rglob(EVENTS) for event in _lines(path)]
     return DrillHistory(
         lives={rank: tuple(_lives(layout.lines(rank))) for rank in ranks},
@@ -128,7 +137,7 @@ def _lives(path: Path) -> Iterator[RankLife]:
 
 def _strikes(folder: Path) -> Iterator[Strike]:
     for path in folder.glob("struck_*.json"):
-        mark = _json(path)
+        mark = read_object(path)
         if mark:
             number = _number(path.stem)
             yield Strike(number, mark["time"], mark["at"], mark["step"], mark["attempt"])
@@ -136,7 +145,7 @@ def _strikes(folder: Path) -> Iterator[Strike]:
 
 def _dumps(folder: Path) -> Iterator[SavedStep]:
     for path in folder.glob(f"{DUMP}*/{MANIFEST}"):
-        content = _json(path)
+        content = read_object(path)
         if content:
             nbytes = sum(shard["nbytes"] for shard in content["shards"])
             yield SavedStep(content["saved_at"], content["step"], nbytes)
@@ -156,10 +165,3 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except ValueError:
             continue
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError):
-        return {}

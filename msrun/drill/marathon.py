@@ -28,7 +28,7 @@ from msrun.drill.marathon_verdict import (
 )
 from msrun.drill.patterns import CATALOGUE
 from msrun.drill.random_faults import GAP, MARATHON_KINDS, MarathonFault, draw_marathon
-from msrun.drill.session import BROKEN_EXIT, in_folder
+from msrun.drill.session import BROKEN_EXIT, DrillOptions, in_folder
 from msrun.drill.trial import Command, Trial
 from msrun.drill.verdict import check_reference
 from msrun.job.request import parse
@@ -50,19 +50,8 @@ OWN_SCRIPT = CATALOGUE / "everything.py"
 OWN_RANKS = 4
 
 
-class MarathonRequest(NamedTuple):
-    """What the user wants."""
-
-    number: int  # of faults
-    job: tuple[str, ...] = ()  # words after ``msrun``; options alone: for the drill's own script
-    seed: int = 0
-    timeout_s: float | None = None  # without a step; None: PATIENCE_S
-    as_json: bool = False
-    keep: bool = False
-
-
-def drill(wanted: MarathonRequest, environ: Mapping[str, str]) -> int:
-    """Run a marathon and show its result.
+def drill(number: int, options: DrillOptions, environ: Mapping[str, str]) -> int:
+    """Run a marathon of so many faults and show its result.
 
     Returns:
         0 if every promise was kept, else 1.
@@ -71,10 +60,10 @@ def drill(wanted: MarathonRequest, environ: Mapping[str, str]) -> int:
         UsageError: one sentence on what is wrong; nothing was started.
         KeyboardInterrupt: it was interrupted; everything it started is gone.
     """
-    given = Command.of(scan(wanted.job))
+    given = Command.of(scan(options.job))
     is_own = not given.program
     budget = (f"--max-restarts={BUDGET}", f"--max-replacements={BUDGET}")
-    job = (f"--worker-num={OWN_RANKS}", *wanted.job, str(OWN_SCRIPT)) if is_own else wanted.job
+    job = (f"--worker-num={OWN_RANKS}", *options.job, str(OWN_SCRIPT)) if is_own else options.job
     request = parse(job, environ)
     if request.dry_run or request.origin is not None:
         raise UsageError("msrun drill: a marathon starts from the beginning, and trains")
@@ -82,79 +71,76 @@ def drill(wanted: MarathonRequest, environ: Mapping[str, str]) -> int:
     command = command._replace(options=(*command.options, *budget))
 
     def run(folder: Path) -> int:
-        session = _Session(folder, command, environ, request.job.world_size, wanted)
+        session = _Session(folder, command, environ, request.job.world_size, number, options)
         outcome = session.run_own() if is_own else session.run_users()
         if outcome is None:
             return BROKEN_EXIT
-        table.show_marathon(outcome, as_json=wanted.as_json)
+        table.show_marathon(outcome, as_json=options.as_json)
         return BROKEN_EXIT if outcome.broken else 0
 
-    return in_folder(run, is_kept=wanted.keep)
+    return in_folder(run, is_kept=options.keep)
 
 
-class _Session:
+class _Session(NamedTuple):
     """A marathon, and the undisturbed run that it is compared with."""
 
-    def __init__(
-        self,
-        folder: Path,
-        command: Command,
-        environ: Mapping[str, str],
-        world_size: int,
-        wanted: MarathonRequest,
-    ) -> None:
-        self._folder = folder
-        self._command = command
-        self._environ = environ
-        self._world_size = world_size
-        self._wanted = wanted
-        self._last = folder / "last_step"  # of the drill's own script
+    folder: Path
+    command: Command
+    environ: Mapping[str, str]
+    world_size: int
+    number: int  # of faults
+    options: DrillOptions
+
+    @property
+    def last(self) -> Path:
+        """Tells its last step to the drill's own script."""
+        return self.folder / "last_step"
 
     def run_own(self) -> MarathonOutcome | None:
         """The drill's own script: its last step is told to it when all faults have struck."""
-        command, place = self._command, self._folder / "marathon"
-        options = ("--epochs=1000000000", f"--last={self._last}")
+        command, place = self.command, self.folder / "marathon"
+        options = ("--epochs=1000000000", f"--last={self.last}")
         job = command._replace(program=(*command.program, *options, f"--ckpt={place / 'ckpt'}"))
-        rounds = tuple(draw_marathon(self._wanted.number, self._wanted.seed, self._world_size))
+        rounds = tuple(draw_marathon(self.number, self.options.seed, self.world_size))
         ended = self._run(
-            MarathonJob(place, job, self._environ, self._world_size, keeps_ckpt=True), rounds
+            MarathonJob(place, job, self.environ, self.world_size, keeps_ckpt=True), rounds
         )
         history = read(place)
         newest = history.last_step or ended.job.newest  # a job that was given up is compared, too
         self._tell_last(newest)
         reference = command._replace(
-            program=(*command.program, *options, f"--ckpt={self._folder / 'reference/ckpt'}")
+            program=(*command.program, *options, f"--ckpt={self.folder / 'reference/ckpt'}")
         )
         whole = self._undisturbed(reference) if newest else None
         return self._judge(ended, whole or DrillHistory({}, {}), history)
 
     def run_users(self) -> MarathonOutcome | None:
         """A job of the user's, which ends by itself: the faults are spread over its steps."""
-        whole = self._undisturbed(self._command)
+        whole = self._undisturbed(self.command)
         if whole is None:
             return None
-        gap = min(GAP, whole.last_step / (2 * self._wanted.number))
-        rounds = tuple(draw_marathon(self._wanted.number, self._wanted.seed, self._world_size, gap))
-        place = self._folder / "marathon"
-        job = MarathonJob(place, self._command, self._environ, self._world_size, keeps_ckpt=False)
+        gap = min(GAP, whole.last_step / (2 * self.number))
+        rounds = tuple(draw_marathon(self.number, self.options.seed, self.world_size, gap))
+        place = self.folder / "marathon"
+        job = MarathonJob(place, self.command, self.environ, self.world_size, keeps_ckpt=False)
         return self._judge(self._run(job, rounds), whole, read(place))
 
     def _undisturbed(self, command: Command) -> DrillHistory | None:
         """The run to compare with; ``None``, and said why: there is nothing to compare with."""
-        trial = Trial(self._folder / "reference", command)
-        ended = trial.run(self._environ, None)
+        trial = Trial(self.folder / "reference", command)
+        ended = trial.run(self.environ, None)
         history = read(trial.folder)
-        if trouble := check_reference(history, ended.exit_code, self._world_size):
+        if trouble := check_reference(history, ended.exit_code, self.world_size):
             say(trouble)
             return None
         return history
 
     def _run(self, job: MarathonJob, rounds: Sequence[tuple[MarathonFault, ...]]) -> _Ended:
         began = time.monotonic()
-        patience_s = self._wanted.timeout_s or PATIENCE_S
-        marathon, code, trouble = Marathon(job, self._world_size, patience_s), None, ""
+        patience_s = self.options.timeout_s or PATIENCE_S
+        marathon, code, trouble = Marathon(job, self.world_size, patience_s), None, ""
         try:
-            with table.bar() as bar:
+            with table.DrillBar() as bar:
                 bar.expect(len(rounds))
                 bar.doing("the job starts")
                 for strike in marathon.run(rounds):
@@ -171,10 +157,8 @@ class _Session:
         finally:
             left = job.close()
         struck = sum(len(strike.faults) for strike in marathon.strikes)
-        if not trouble and struck < self._wanted.number:
-            trouble = (
-                f"the job ended after {struck} of {self._wanted.number} faults: let it train longer"
-            )
+        if not trouble and struck < self.number:
+            trouble = f"the job ended after {struck} of {self.number} faults: let it train longer"
         logs = [path for path in (job.folder / "logs").rglob("*") if path.is_file()]
         end = MarathonEnd(
             code,
@@ -191,16 +175,16 @@ class _Session:
     def _note(self, strike: MarathonStrike) -> None:
         """Write a line for a strike as soon as the job trains again: the marathon may be killed."""
         line = {**strike._asdict(), "faults": strike.words}
-        with (self._folder / LOG).open("a") as file:
+        with (self.folder / LOG).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def _tell_last(self, step: int) -> None:
-        write_atomic(self._last, str(step).encode(), durable=False)
+        write_atomic(self.last, str(step).encode(), durable=False)
 
     def _judge(self, ended: _Ended, whole: DrillHistory, history: DrillHistory) -> MarathonOutcome:
         return judge_marathon(
-            self._wanted.seed,
-            self._wanted.number,
+            self.options.seed,
+            self.number,
             ended.marathon.strikes,
             ended.job.exits,
             ended.marathon.census.growths(),

@@ -6,23 +6,21 @@ The drill reads what the ranks write as they train (their steps) and what msrun 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agent.controller.states import JobState
 from agent.workers.processes import is_stopped
 from msrun.drill import process as drill_process
 from msrun.drill.marathon_verdict import MarathonExit, ProcessGrowth, ProcessUse
-from msrun.drill.process import DrillProcess
-from msrun.drill.trial import FOLDERS, Command, resume_argv, uninterrupted
-from worker_hooks.contract.env import DRILL
-from worker_hooks.contract.layout import EVENTS, STATUS
+from msrun.drill.trial import Command, DrillJob, resume_argv
+from msrun.runs.json_lines import JsonLines
+from worker_hooks.contract.layout import EVENTS
 from worker_hooks.contract.process_stat import children, read_stat
 from worker_hooks.drill.plan import DrillPlan
 
@@ -43,43 +41,7 @@ class _Life(NamedTuple):
     attempt: int
 
 
-class JsonTail:
-    """The lines of a file that grows."""
-
-    def __init__(self, path: Path, than: int | None = None) -> None:
-        """``than``: the inode of an earlier file of this name, which is about to be moved away."""
-        self._path = path
-        self._than = than
-        self._file: int | None = None
-        self._partial = b""
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Those that are new and complete; one that a death has cut off is skipped."""
-        if self._file is None:
-            try:
-                file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return
-            if os.fstat(file).st_ino == self._than:
-                os.close(file)
-                return
-            self._file = file
-        while chunk := os.read(self._file, 1 << 16):
-            *whole, self._partial = (self._partial + chunk).split(b"\n")
-            for line in whole:
-                with contextlib.suppress(ValueError):
-                    yield json.loads(line)
-
-    def close(self) -> int | None:
-        """Read no more; the inode that was read."""
-        if self._file is None:
-            return None
-        inode = os.fstat(self._file).st_ino
-        os.close(self._file)
-        return inode
-
-
-class MarathonJob:
+class MarathonJob(DrillJob):
     """The job of a marathon: its msruns one after the other, and what is seen of its ranks."""
 
     def __init__(
@@ -96,28 +58,19 @@ class MarathonJob:
         Raises:
             OSError: they cannot be made.
         """
-        self.folder = folder
-        for name in (*FOLDERS, TEMPORARY):
-            (folder / name).mkdir(parents=True)
         ckpt = "" if keeps_ckpt else str(folder / "ckpt")
         plan = DrillPlan(str(folder / "traces"), ckpt, takes_orders=True)
-        self.layout = plan.layout
-        self._environ = {
-            **environ,
-            DRILL: plan.encode(),
-            "XDG_STATE_HOME": str(folder / "state"),
-            "TMPDIR": str(folder / TEMPORARY),
-        }
-        self._first = command.argv(["--join=True", f"--log-dir={folder / 'logs'}"])
+        super().__init__(folder, command, plan)
+        (folder / TEMPORARY).mkdir()
+        self._environ = {**environ, "TMPDIR": str(folder / TEMPORARY)}
         self._ranks = range(world_size)
-        self._traces = {rank: JsonTail(self.layout.lines(rank)) for rank in self._ranks}
-        self._events = JsonTail(folder / "logs" / EVENTS)
+        self._traces = {rank: JsonLines(self.layout.lines(rank)) for rank in self._ranks}
+        self._events = JsonLines(folder / "logs" / EVENTS)
         self._lives: dict[int, _Life] = {}
         self._commits: dict[int, list[float]] = {rank: [] for rank in self._ranks}  # of its life
         self._pids: dict[int, int] = {}
         self._store = 0
         self._reason = ""  # of the last end, as msrun recorded it
-        self._process: DrillProcess | None = None
         self.exits: list[MarathonExit] = []
         self.last_exit: int | None = None
         self.newest = 0  # the newest step that some rank has committed
@@ -126,7 +79,7 @@ class MarathonJob:
     @property
     def pid(self) -> int:
         """Of the present msrun."""
-        return self._process.pid if self._process is not None else 0
+        return self.process.pid if self.process is not None else 0
 
     def start(self, argv: Sequence[str] = ()) -> None:
         """Start an msrun: the first one, or with these words.
@@ -134,26 +87,23 @@ class MarathonJob:
         Raises:
             OSError: it cannot be started.
         """
-        self._events = JsonTail(self.folder / "logs" / EVENTS, than=self._events.close())
+        self._events = JsonLines(self.folder / "logs" / EVENTS, than=self._events.close())
         self._pids, self._store, self._reason = {}, 0, ""
-        self._process = DrillProcess(
-            argv or self._first, self._environ, self.folder / "console.log"
-        )
-        self.layout.launcher.write_text(str(self.pid))
+        self.launch(self._environ, argv)
 
     def has_ended(self) -> bool:
         """Whether the present msrun is gone."""
-        return self._process is None or self._process.await_end(time.monotonic())
+        return self.process is None or self.process.await_end(time.monotonic())
 
     def cancel(self) -> None:
         """End an msrun whose job does not train any more, as a person would."""
-        if self._process is not None:
-            self._process.cancel()
+        if self.process is not None:
+            self.process.cancel()
 
     def look(self) -> None:
         """Read what was written since the last look."""
         for rank, trace in self._traces.items():
-            for line in trace.lines():
+            for line in trace.new():
                 match line:
                     case {"life": attempt, "run": run}:
                         self._lives[rank] = _Life(run, attempt)
@@ -162,7 +112,7 @@ class MarathonJob:
                         self._commits[rank].append(at)
                         self.newest = max(self.newest, step)
                         self.steps[rank] = step
-        for event in self._events.lines():
+        for event in self._events.new():
             match event:
                 case {"event": "WorkerStarted", "rank": rank, "pid": pid}:
                     self._pids[rank] = pid
@@ -211,9 +161,9 @@ class MarathonJob:
         Raises:
             StuckError: they do not end.
         """
-        assert self._process is not None
+        assert self.process is not None
         self.look()
-        code = self._process.reap()
+        code = self.process.reap()
         now = time.time()
         for pid in children(os.getpid()):  # a forkserver that a fault has stopped cannot end
             if is_stopped(pid):
@@ -230,26 +180,13 @@ class MarathonJob:
         Raises:
             StuckError: there is nothing that could be resumed.
         """
-        if (record := self._status().get("record_id")) is None:
+        if (record := self.status().get("record_id")) is None:
             raise StuckError("the status of the run cannot be read")
         self.start(resume_argv(str(record)))
 
     def has_succeeded(self) -> bool:
         """Whether the last msrun has trained the job to its end."""
-        return self.last_exit == 0 and self._status().get("state") == JobState.SUCCEEDED.value
-
-    def _status(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads((self.folder / "logs" / STATUS).read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return {}
-
-    def close(self) -> int:
-        """End what is left of the job; how many processes outlived their msrun."""
-        with uninterrupted():
-            if self._process is not None:
-                self._process.cancel()
-            return drill_process.sweep()
+        return self.last_exit == 0 and self.status().get("state") == JobState.SUCCEEDED.value
 
 
 class Census:

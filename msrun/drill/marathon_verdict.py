@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from msrun.drill.history import DrillHistory, RankLife
+from msrun.drill.history import DrillHistory, begun
 from msrun.drill.random_faults import MARATHON_KINDS, MarathonFault
 from msrun.drill.verdict import curves, differing
 
@@ -182,24 +182,17 @@ def read_losses(
     What only ranks had committed that were struck themselves is the interrupted step: nobody who
     lives on has it.
     """
-    rounds: dict[tuple[str, int], dict[int, RankLife]] = {}
-    for rank, lives in history.lives.items():
-        for life in lives:
-            if life.commits:
-                rounds.setdefault((life.run, life.attempt), {})[rank] = life
     moments = [strike.at for strike in strikes]
-    in_order = sorted(rounds.values(), key=_begun)
-    for before, after in pairwise(in_order):
-        index = bisect_right(moments, _begun(after)) - 1
+    trained = (
+        {rank: life for rank, life in lives.items() if life.commits} for lives in history.rounds()
+    )
+    for before, after in pairwise(sorted(filter(None, trained), key=begun)):
+        index = bisect_right(moments, begun(after)) - 1
         struck = strikes[index].lost_ranks if index >= 0 else frozenset()
         held = max((max(before[rank].commits) for rank in before.keys() - struck), default=0)
         lost = held + 1 - min(min(life.commits) for life in after.values())
         if lost > 0:
-            yield _begun(after), lost
-
-
-def _begun(lives: Mapping[int, RankLife]) -> float:
-    return min(life.begun_at for life in lives.values())
+            yield begun(after), lost
 
 
 def judge_marathon(

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import chain, groupby
 from pathlib import Path
-from typing import NamedTuple
 
 from agent.spec.job_spec import UsageError
 from agent.text.sanitize import sanitized
 from msrun.drill.pattern_verdict import PatternVerdict
 from msrun.drill.patterns import ALL, STEPS, PatternDeath, PatternDrill, choose
-from msrun.drill.session import BROKEN_EXIT, in_folder
+from msrun.drill.session import BROKEN_EXIT, DrillOptions, in_folder
 from msrun.drill.trial import Command
 from msrun.options.argv import scan
 from msrun.terminal.stdout import put
+from msrun.terminal.table import show_json
 
 DEATHS = (*(moment.value for moment in STEPS), ALL)
 _NAME, _RUNG, _CELL, _FAULT = 26, 13, 10, 44  # widths of columns
 
 
-class PatternRequest(NamedTuple):
-    """What the user wants."""
-
-    names: str  # of patterns, with commas; or "all"
-    options: tuple[str, ...] = ()  # msrun's, for every job
-    number: int | None = None  # of random drills; None: a death in each phase of each pattern
-    seed: int = 0
-    timeout_s: float | None = None  # of each job; None: derived from the undisturbed one
-    as_json: bool = False
-    keep: bool = False
-
-
-def drill(wanted: PatternRequest, environ: Mapping[str, str]) -> int:
+def drill(names: str, number: int | None, options: DrillOptions, environ: Mapping[str, str]) -> int:
     """Run the drills and show their results.
+
+    Args:
+        names: of patterns, with commas; or "all".
+        number: of random drills; ``None``: a death in each phase of each pattern.
+        options: of the command line.
+        environ: msrun's.
 
     Returns:
         1 if any result is wrong, else 0.
@@ -44,21 +37,21 @@ def drill(wanted: PatternRequest, environ: Mapping[str, str]) -> int:
         UsageError: one sentence on what is wrong; nothing was started.
         KeyboardInterrupt: it was interrupted; everything it started is gone.
     """
-    patterns = choose(wanted.names)
-    given = Command.of(scan(wanted.options))
+    patterns = choose(names)
+    given = Command.of(scan(options.job))
     if given.program:
         raise UsageError("msrun drill: --patterns brings its own scripts: give options alone")
 
     def run(folder: Path) -> int:
-        drills = PatternDrill(folder, given.options, environ, wanted.timeout_s)
-        if wanted.number is not None:
+        drills = PatternDrill(folder, given.options, environ, options.timeout_s)
+        if number is not None:
             return show_random(
-                drills.at_random(patterns, wanted.number, wanted.seed), as_json=wanted.as_json
+                drills.at_random(patterns, number, options.seed), as_json=options.as_json
             )
         deaths = chain.from_iterable(map(drills.in_phases, patterns))
-        return show_phases(deaths, as_json=wanted.as_json)
+        return show_phases(deaths, as_json=options.as_json)
 
-    return in_folder(run, is_kept=wanted.keep)
+    return in_folder(run, is_kept=options.keep)
 
 
 def show_phases(deaths: Iterable[PatternDeath], *, as_json: bool = False) -> int:
@@ -125,7 +118,7 @@ def _show_json(deaths: Iterable[PatternDeath]) -> int:
         }
         for each in done
     ]
-    put(json.dumps({"ok": code == 0, "drills": drills}, indent=1) + "\n")
+    show_json({"ok": code == 0, "drills": drills})
     return code
 
 

@@ -27,7 +27,7 @@ from msrun.drill.verdict import TrialOutcome, check_reference, judge
 from msrun.job.request import parse
 from msrun.options.argv import scan
 from msrun.terminal.progress import say
-from msrun.terminal.stdout import put
+from msrun.terminal.table import show_json
 from worker_hooks.drill.plan import Deed
 
 RESTARTS = 3  # unless the user sets a number: several faults may strike in one drill
@@ -36,17 +36,19 @@ SLACK_S = 60.0  # ... plus this
 BROKEN_EXIT = 1
 
 
-class DrillRequest(NamedTuple):
-    """What the user wants."""
+class DrillOptions(NamedTuple):
+    """What the user wants, whatever the faults are."""
 
-    drills: tuple[FaultOrder | RandomFaults, ...]
-    job: tuple[str, ...]  # its words after ``msrun``
-    timeout_s: float | None = None  # of each run; None: derived from the undisturbed one
+    job: tuple[str, ...] = ()  # words after ``msrun``: the job's, or options alone
+    seed: int = 0
+    timeout_s: float | None = None  # of each run, or of a marathon without a step
     as_json: bool = False
     keep: bool = False
 
 
-def drill(wanted: DrillRequest, environ: Mapping[str, str]) -> int:
+def drill(
+    drills: Sequence[FaultOrder | RandomFaults], options: DrillOptions, environ: Mapping[str, str]
+) -> int:
     """Run the drills and show their results.
 
     Returns:
@@ -56,24 +58,24 @@ def drill(wanted: DrillRequest, environ: Mapping[str, str]) -> int:
         UsageError: one sentence on what is wrong; nothing was started.
         KeyboardInterrupt: it was interrupted; everything it started is gone.
     """
-    if not wanted.drills:
+    if not drills:
         raise UsageError(
             "msrun drill: no fault is given: use --kill, --stop, --graceful, --preempt, --random "
             "or --faults"
         )
-    request = parse(wanted.job, environ)
+    request = parse(options.job, environ)
     if request.dry_run:
         raise UsageError("msrun drill: a dry run trains nothing to compare: remove --dry-run")
     if request.origin is not None:
         raise UsageError("msrun drill: its runs start from the beginning: remove --resume")
     world_size = request.job.world_size
-    fault_options.check_ranks(wanted.drills, world_size)
-    command = Command.of(scan(wanted.job))
+    fault_options.check_ranks(drills, world_size)
+    command = Command.of(scan(options.job))
     if not request.job.dump.restarts_explicit:
         command = command._replace(options=(*command.options, f"--max-restarts={RESTARTS}"))
     return in_folder(
-        lambda folder: _Session(folder, command, environ, world_size, wanted).run(),
-        is_kept=wanted.keep,
+        lambda folder: _Session(folder, command, environ, world_size, drills, options).run(),
+        is_kept=options.keep,
     )
 
 
@@ -114,34 +116,27 @@ def _stoppable() -> Iterator[None]:
             signal.signal(signum, old)
 
 
-class _Session:
+class _Session(NamedTuple):
     """The runs of one ``msrun drill``, one after the other."""
 
-    def __init__(
-        self,
-        folder: Path,
-        command: Command,
-        environ: Mapping[str, str],
-        world_size: int,
-        wanted: DrillRequest,
-    ) -> None:
-        self._folder = folder
-        self._command = command
-        self._environ = environ
-        self._world_size = world_size
-        self._wanted = wanted
+    folder: Path
+    command: Command
+    environ: Mapping[str, str]
+    world_size: int
+    drills: Sequence[FaultOrder | RandomFaults]
+    options: DrillOptions
 
     def run(self) -> int:
         """Run all drills and show their results; the exit code."""
-        with table.bar() as bar:
+        with table.DrillBar() as bar:
             bar.doing("the undisturbed run")
-            trial = Trial(self._folder / "reference", self._command)
-            ended = trial.run(self._environ, self._wanted.timeout_s)
+            trial = Trial(self.folder / "reference", self.command)
+            ended = trial.run(self.environ, self.options.timeout_s)
             reference = read(trial.folder)
-            trouble = check_reference(reference, ended.exit_code, self._world_size)
+            trouble = check_reference(reference, ended.exit_code, self.world_size)
             orders = () if trouble else tuple(self._orders(reference.last_step))
             bar.expect(len(orders) + 1)
-            within_s = self._wanted.timeout_s or SLOWDOWN * ended.took_s + SLACK_S
+            within_s = self.options.timeout_s or SLOWDOWN * ended.took_s + SLACK_S
             outcomes = []
             for number, order in enumerate(orders, 1):
                 bar.doing(order.words)
@@ -151,19 +146,19 @@ class _Session:
         return BROKEN_EXIT if trouble or any(outcome.broken for outcome in outcomes) else 0
 
     def _orders(self, steps: int) -> Iterator[FaultOrder]:
-        for drill in self._wanted.drills:
+        for drill in self.drills:
             if isinstance(drill, FaultOrder):
                 yield drill
             else:
-                for faults in draw(drill, self._world_size, steps):
+                for faults in draw(drill, self.world_size, steps):
                     yield FaultOrder(faults)
 
     def _drill(
         self, number: int, order: FaultOrder, reference: DrillHistory, within_s: float
     ) -> TrialOutcome:
-        trial = Trial(self._folder / f"{number:03}", self._command, order.faults)
+        trial = Trial(self.folder / f"{number:03}", self.command, order.faults)
         graces = (fault.grace_s for fault in order.faults if fault.deed is Deed.PREEMPT)
-        ended = trial.run(self._environ, within_s + sum(graces))
+        ended = trial.run(self.environ, within_s + sum(graces))
         outcome = judge(
             order.faults,
             reference,
@@ -173,13 +168,13 @@ class _Session:
             left=ended.left,
             took_s=ended.took_s,
         )
-        if not outcome.broken and not self._wanted.keep:
+        if not outcome.broken and not self.options.keep:
             shutil.rmtree(trial.folder, ignore_errors=True)  # dumps are as large as the state
         return outcome
 
     def _show(self, reference: dict[str, object], outcomes: Sequence[TrialOutcome]) -> None:
-        if self._wanted.as_json:
-            put(table.as_json(reference, outcomes))
+        if self.options.as_json:
+            show_json(table.as_json(reference, outcomes))
             return
         if reference["trouble"]:
             say(str(reference["trouble"]))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,7 +15,7 @@ from msrun.drill.marathon_verdict import MarathonOutcome, largest_growths
 from msrun.drill.random_faults import MARATHON_KINDS
 from msrun.drill.verdict import TrialOutcome
 from msrun.terminal.stdout import put
-from msrun.terminal.table import UNKNOWN, brief, table
+from msrun.terminal.table import UNKNOWN, brief, show_json, table
 
 COLUMNS = (
     "fault",
@@ -34,16 +32,6 @@ COLUMNS = (
 _MB = 1e6
 _PAIR = "pair"
 _KIND_COLUMNS = ("fault", "times", "replaced", "restarted", "resumed", "longest", "steps lost")
-
-
-class DrillBar(Protocol):
-    """Shows how far a drill is."""
-
-    def doing(self, what: str) -> None:
-        """The next run starts."""
-
-    def expect(self, total: int) -> None:
-        """The number of runs in all."""
 
 
 def show(outcomes: Sequence[TrialOutcome]) -> None:
@@ -78,18 +66,17 @@ def row(outcome: TrialOutcome) -> tuple[str, ...]:
     )
 
 
-def as_json(reference: dict[str, Any], outcomes: Sequence[TrialOutcome]) -> str:
-    """The results as JSON; times in seconds."""
+def as_json(reference: dict[str, Any], outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
+    """The results for programs; times in seconds."""
     drills = [{**asdict(outcome), "verdict": outcome.verdict} for outcome in outcomes]
     kept = not reference["trouble"] and not any(outcome.broken for outcome in outcomes)
-    content = {"ok": kept, "reference": reference}
-    return json.dumps({**content, "drills": drills}, indent=1) + "\n"
+    return {"ok": kept, "reference": reference, "drills": drills}
 
 
 def show_marathon(outcome: MarathonOutcome, *, as_json: bool) -> None:
     """Print a marathon's result on stdout: a row for each kind of fault, restarts, processes."""
     if as_json:
-        put(_marathon_json(outcome))
+        show_json(_marathon_json(outcome))
         return
     put(table(_KIND_COLUMNS, _kind_rows(outcome), styled="steps lost", style=_red_unless_zero))
     for strike, answer in zip(outcome.strikes, outcome.answers, strict=True):
@@ -134,7 +121,7 @@ def _red_unless_zero(cell: str) -> str:
     return "" if cell == "0" else "red"
 
 
-def _marathon_json(outcome: MarathonOutcome) -> str:
+def _marathon_json(outcome: MarathonOutcome) -> dict[str, Any]:
     strikes = [
         {
             "faults": strike.words,
@@ -158,7 +145,7 @@ def _marathon_json(outcome: MarathonOutcome) -> str:
         }
         for each in largest_growths(outcome.growths)
     ]
-    content = {
+    return {
         "ok": not outcome.broken,
         "seed": outcome.seed,
         "wanted": outcome.wanted,
@@ -170,42 +157,36 @@ def _marathon_json(outcome: MarathonOutcome) -> str:
         "processes": growths,
         "strikes": strikes,
     }
-    return json.dumps(content, indent=1) + "\n"
 
 
-@contextlib.contextmanager
-def bar() -> Iterator[DrillBar]:
-    """A progress bar on stderr, if that is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield _Silence()
-        return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield _Drawn(progress)
+class DrillBar:
+    """Shows how far a drill is: a progress bar on stderr, if that is a terminal."""
 
-
-class _Silence:
-    def doing(self, what: str) -> None:
-        del what
-
-    def expect(self, total: int) -> None:
-        del total
-
-
-class _Drawn:
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("", total=None)
+    def __init__(self) -> None:
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task("", total=None)
         self._begun = 0
 
+    def __enter__(self) -> Self:
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress.live.is_started:
+            self._progress.stop()
+
     def doing(self, what: str) -> None:
+        """The next run starts."""
         self._progress.update(self._task, description=what, completed=self._begun)
         self._begun += 1
 
     def expect(self, total: int) -> None:
+        """The number of runs in all."""
         self._progress.update(self._task, total=total)

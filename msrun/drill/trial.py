@@ -7,20 +7,19 @@ outlives a run, even if msrun itself was killed.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agent.controller.states import JobState
 from msrun.drill import process as drill_process
 from msrun.drill.history import DrillExit
 from msrun.drill.process import DrillProcess
-from msrun.options.argv import CommandLine
-from msrun.options.table import BY_DEST
+from msrun.options.argv import CommandLine, command_words
+from msrun.runs.fields import read_object
 from worker_hooks.contract.env import DRILL
 from worker_hooks.contract.layout import STATUS
 from worker_hooks.drill.plan import Deed, DrillPlan, Fault
@@ -40,12 +39,8 @@ class Command(NamedTuple):
     @staticmethod
     def of(line: CommandLine) -> Command:
         """The command as typed."""
-        options = (
-            setting.name if setting.flag else f"{BY_DEST[dest].long}={setting.text}"
-            for dest, setting in line.given.items()
-        )
         program = (line.script, *line.script_args) if line.script is not None else ()
-        return Command(tuple(options), program)
+        return Command(command_words(line._replace(script=None)), program)
 
     def argv(self, added: Sequence[str]) -> list[str]:
         """The child's command line; added options override."""
@@ -62,21 +57,52 @@ class TrialEnd(NamedTuple):
     took_s: float
 
 
-class Trial:
-    """A job in a folder of its own, with faults or without."""
+class DrillJob:
+    """A job in a folder of its own, and the msrun that trains it at present."""
 
-    def __init__(self, folder: Path, command: Command, faults: Sequence[Fault] = ()) -> None:
+    def __init__(self, folder: Path, command: Command, plan: DrillPlan) -> None:
         """Make the folders.
 
         Raises:
             OSError: they cannot be made.
         """
-        self.folder = folder
-        self._command, self._faults = command, tuple(faults)
+        self.folder, self.layout = folder, plan.layout
         for name in FOLDERS:
             (folder / name).mkdir(parents=True)
-        self._plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), self._faults)
-        self._process: DrillProcess | None = None
+        self._own = {DRILL: plan.encode(), "XDG_STATE_HOME": str(folder / "state")}
+        self._first = command.argv(["--join=True", f"--log-dir={folder / 'logs'}"])
+        self.process: DrillProcess | None = None
+
+    def launch(self, environ: Mapping[str, str], argv: Sequence[str] = ()) -> DrillProcess:
+        """Start an msrun: the first one, or with these words.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        console = self.folder / "console.log"
+        self.process = DrillProcess(argv or self._first, {**environ, **self._own}, console)
+        self.layout.launcher.write_text(str(self.process.pid))
+        return self.process
+
+    def status(self) -> dict[str, Any]:
+        """The last ``status.json``; empty: it cannot be read."""
+        return read_object(self.folder / "logs" / STATUS)
+
+    def close(self) -> int:
+        """End what is left of the job; how many processes outlived their msrun."""
+        with _uninterrupted():
+            if self.process is not None:
+                self.process.cancel()
+            return drill_process.sweep()
+
+
+class Trial(DrillJob):
+    """A job that trains with faults or without; see :class:`DrillJob`."""
+
+    def __init__(self, folder: Path, command: Command, faults: Sequence[Fault] = ()) -> None:
+        self._faults = tuple(faults)
+        plan = DrillPlan(str(folder / "traces"), str(folder / "ckpt"), self._faults)
+        super().__init__(folder, command, plan)
 
     def run(self, environ: Mapping[str, str], within_s: float | None) -> TrialEnd:
         """Run the job to its end; resume it if it stopped, spent its restarts, or lost its msrun.
@@ -85,36 +111,26 @@ class Trial:
         """
         began = time.monotonic()
         deadline = None if within_s is None else began + within_s
-        environ = {
-            **environ,
-            DRILL: self._plan.encode(),
-            "XDG_STATE_HOME": str(self.folder / "state"),
-        }
-        first = self._command.argv(["--join=True", f"--log-dir={self.folder / 'logs'}"])
         departures: list[DrillExit] = []
         try:
-            went = self._launch(first, environ, deadline)
+            went = self._train((), environ, deadline)
             while went is not None:
                 departures.append(went)
                 if len(departures) > len(self._faults) or not (resume := self._resume(went)):
                     break
-                went = self._launch(resume, environ, deadline)
+                went = self._train(resume, environ, deadline)
                 if went is not None and went.exit_code == REFUSED_EXIT:
-                    went = self._launch(first, environ, deadline)  # as a user would
+                    went = self._train((), environ, deadline)  # as a user would
         finally:
-            with uninterrupted():
-                if self._process is not None:
-                    self._process.cancel()
-                left = drill_process.sweep()
+            left = self.close()
         code = None if went is None else went.exit_code
         return TrialEnd(code, tuple(departures), left, time.monotonic() - began)
 
-    def _launch(
+    def _train(
         self, argv: Sequence[str], environ: Mapping[str, str], deadline: float | None
     ) -> DrillExit | None:
         """Run one msrun to its end; ``None``: the time is over."""
-        self._process = process = DrillProcess(argv, environ, self.folder / "console.log")
-        self._plan.layout.launcher.write_text(str(process.pid))
+        process = self.launch(environ, argv)
         is_killed = False
         while not process.await_end(self._next_look(process.pid, deadline)):
             if time.monotonic() >= self._kill_at(process.pid):
@@ -131,7 +147,7 @@ class Trial:
     def _next_look(self, pid: int, deadline: float | None) -> float | None:
         """Until when only its end matters; monotonic."""
         moments = [self._kill_at(pid), float("inf") if deadline is None else deadline]
-        marks = [self._plan.layout.struck(index) for index, _ in self._preemptions()]
+        marks = [self.layout.struck(index) for index, _ in self._preemptions()]
         if any(not mark.exists() for mark in marks):
             moments.append(time.monotonic() + LOOK_S)
         return min(moments) if min(moments) < float("inf") else None
@@ -140,10 +156,9 @@ class Trial:
         """When to kill this msrun, monotonic; infinite: not yet known, or never."""
         found = float("inf")
         for index, fault in self._preemptions():
-            with contextlib.suppress(OSError, ValueError, KeyError):  # it is not written yet
-                mark = json.loads(self._plan.layout.struck(index).read_bytes())
-                if mark["pid"] == pid:
-                    found = min(found, float(mark["at"]) + fault.grace_s)
+            mark = read_object(self.layout.struck(index))  # empty: it is not written yet
+            if mark.get("pid") == pid:
+                found = min(found, float(mark["at"]) + fault.grace_s)
         return found
 
     def _preemptions(self) -> Iterator[tuple[int, Fault]]:
@@ -153,17 +168,13 @@ class Trial:
 
     def _resume(self, went: DrillExit) -> list[str] | None:
         """The command line that resumes the job, if a user would have to type it."""
-        try:
-            status = json.loads((self.folder / "logs" / STATUS).read_bytes())
-            record = str(status["record_id"])
-            is_spent = status["restarts"] >= status["max_restarts"]
-            is_stopped = status["state"] == JobState.STOPPED.value
-        except (OSError, ValueError, KeyError, TypeError):
+        status = self.status()
+        if not status:
             return None
+        is_spent = status["restarts"] >= status["max_restarts"]
+        is_stopped = status["state"] == JobState.STOPPED.value
         is_failed = went.exit_code != 0 and (is_spent or went.exit_code < 0)
-        if not (is_failed or is_stopped):
-            return None
-        return resume_argv(record)
+        return resume_argv(str(status["record_id"])) if is_failed or is_stopped else None
 
 
 def resume_argv(record: str) -> list[str]:
@@ -172,7 +183,7 @@ def resume_argv(record: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+def _uninterrupted() -> Iterator[None]:
     """Keep a second Ctrl-C from interrupting the cleanup."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:

@@ -217,10 +217,10 @@ def _first(events: Sequence[Mapping[str, Any]], names: frozenset[str] | set[str]
 
 def _training_again(history: DrillHistory, strike: Strike) -> float | None:
     """When every rank of the last attempt had committed a step after the strike."""
-    trained = [lives for lives in history.rounds() if any(life.commits for life in lives)]
+    trained = [lives for lives in history.rounds() if any(life.commits for life in lives.values())]
     if not trained or len(trained[-1]) < len(history.lives):
         return None
-    firsts = [_next_commit(life, strike.at) for life in trained[-1]]
+    firsts = [_next_commit(life, strike.at) for life in trained[-1].values()]
     return max(firsts) - strike.at if all(firsts) else None
 
 

@@ -15,7 +15,7 @@ from agent.spec.job_spec import JobSpec, StartMethod, UsageError
 from msrun import __version__
 from msrun.job.resume_point import ResumeOrigin
 from msrun.options import dialects
-from msrun.options.argv import CommandLine, scan
+from msrun.options.argv import CommandLine, command_words, scan
 from msrun.options.help import USAGE, help_text, short_help
 from msrun.options.logs import logs
 from msrun.options.notify import notify
@@ -69,7 +69,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     name = _resumed_name(layers.settings)
     if name is None:
         return _request(layers, environ, tuple(argv))
-    from msrun.job.resume import command_words, resumed_command
+    from msrun.job.resume import resumed_command
 
     resumed = resumed_command(name, line, layers.script, environ)
     environ = {**environ, **resumed.environ}

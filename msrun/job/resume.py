@@ -16,7 +16,6 @@ from agent.spec.job_spec import UsageError
 from msrun.job.resume_point import ResumeOrigin
 from msrun.options.argv import CommandLine, scan
 from msrun.options.settings import Setting
-from msrun.options.table import BY_DEST, Kind
 from msrun.runs.run_state import look
 from worker_hooks.contract.layout import FALLBACK
 
@@ -261,15 +260,3 @@ def _other_args(record: Record | None, line: CommandLine) -> str:
 
 def _without(given: Mapping[str, Setting], dests: Iterable[str]) -> dict[str, Setting]:
     return {dest: setting for dest, setting in given.items() if dest not in dests}
-
-
-def command_words(line: CommandLine) -> tuple[str, ...]:
-    """The words after ``msrun`` that :func:`msrun.options.argv.scan` reads as this line."""
-    options = [
-        setting.name if BY_DEST[dest].kind is Kind.FLAG else f"{setting.name}={setting.text}"
-        for dest, setting in line.given.items()
-    ]
-    if line.script is None:
-        return tuple(options)
-    is_ambiguous = line.script.startswith("-") or line.script_args[:1] == ("--",)
-    return (*options, *(("--",) if is_ambiguous else ()), line.script, *line.script_args)

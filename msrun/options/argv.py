@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agent.spec.job_spec import UsageError
 from msrun.options.settings import Setting
-from msrun.options.table import OPTIONS, SPELLINGS, Kind, Option, OptionOrigin
+from msrun.options.table import BY_DEST, OPTIONS, SPELLINGS, Kind, Option, OptionOrigin
 
 PRINTED = frozenset({"help", "help-all", "version"})
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -62,6 +62,18 @@ def scan(
         given[option.dest] = Setting("1", spelling, flag=True)
     script, script_args = _positional(rest)
     return CommandLine(given, script, script_args)
+
+
+def command_words(line: CommandLine) -> tuple[str, ...]:
+    """The words after ``msrun`` that :func:`scan` reads as this line."""
+    options = [
+        setting.name if BY_DEST[dest].kind is Kind.FLAG else f"{setting.name}={setting.text}"
+        for dest, setting in line.given.items()
+    ]
+    if line.script is None:
+        return tuple(options)
+    is_ambiguous = line.script.startswith("-") or line.script_args[:1] == ("--",)
+    return (*options, *(("--",) if is_ambiguous else ()), line.script, *line.script_args)
 
 
 def _positional(rest: list[str]) -> tuple[str | None, tuple[str, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from agent.text.log_lines import last_lines, log_lines
 from msrun.report.recording import Recording
 from msrun.runs.cost import PastIncident
 from msrun.runs.log_files import Wanted, views
+from worker_hooks.contract.atomic_file import read_end
 
 LINES = 15  # of one log
 BYTES = 6000
@@ -33,13 +33,10 @@ def log_end(recording: Recording, rank: int, attempt: int) -> str:
 
 def _end(path: Path) -> str:
     try:
-        with path.open("rb") as log:
-            begin = max(0, os.fstat(log.fileno()).st_size - BYTES)
-            log.seek(begin)
-            lines = log_lines(log.read(BYTES), cut=begin > 0)
+        raw, before = read_end(path, BYTES)
     except OSError:
         return ""
-    return "\n".join(last_lines(lines, LINES))
+    return "\n".join(last_lines(log_lines(raw, cut=before > 0), LINES))
 
 
 def stacks(recording: Recording, incident: PastIncident) -> Mapping[int, str]:

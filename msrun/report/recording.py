@@ -12,6 +12,7 @@ from agent.records.run_record import Record
 from msrun.report.pace import PaceNote, read_note
 from msrun.report.timeline import Timeline
 from msrun.runs.cost import PastIncident, read_incident
+from msrun.runs.fields import read_object
 from msrun.runs.run_state import RunState, look
 from worker_hooks.contract.layout import EVENTS, FAILURE
 
@@ -66,7 +67,7 @@ def read_recording(record: Record) -> Recording:
         paces=tuple(paces),
         stacks=tuple(stacks),
         stills=tuple(stills),
-        failure=_failure(run.folder),
+        failure=read_object(run.folder / FAILURE),
     )
 
 
@@ -81,11 +82,3 @@ def _events(folder: Path) -> Iterator[Mapping[str, Any]]:
                         yield event
     except OSError:
         return
-
-
-def _failure(folder: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads((folder / FAILURE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -5,7 +5,6 @@ A run whose msrun died before the job ended is *lost*, whatever its last status 
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -19,7 +18,7 @@ from agent.controller.states import JobState, RankState
 from agent.records.run_record import Record
 from agent.spec.job_spec import Timeouts
 from msrun.runs.cost import Cost, read_cost
-from msrun.runs.fields import float_or_none, int_or_none
+from msrun.runs.fields import float_or_none, int_or_none, read_object
 from worker_hooks.contract.layout import EARLIER, STATUS
 
 LOST = "lost"
@@ -171,9 +170,9 @@ def _folder(record: Record) -> Path:
 def last_status(folder: Path, record_id: str) -> LastStatus | None:
     """The run's ``status.json``; ``None``: unreadable, absent, or another run's."""
     try:
-        fields = json.loads((folder / STATUS).read_bytes())
+        fields = read_object(folder / STATUS)
         return _last_status(fields) if fields["record_id"] == record_id else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

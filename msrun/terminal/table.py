@@ -41,6 +41,25 @@ def show_json(content: object) -> None:
     put(json.dumps(content, indent=1) + "\n")
 
 
+def is_terminal() -> bool:
+    """Whether stdout is one."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def plain_console(width: int | None) -> Console:
+    """A console to capture text from, in colours only if stdout is a terminal."""
+    is_coloured = is_terminal()
+    return Console(
+        width=width,
+        color_system="auto" if is_coloured else None,
+        force_terminal=None if is_coloured else False,  # whatever FORCE_COLOR says
+        file=sys.stdout if is_coloured else io.StringIO(),
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
 def state_style(cell: str) -> str:
     """The colour of a state, such as ``failed`` or ``lost: msrun is gone``."""
     return STYLES.get(cell.partition(":")[0], "")
@@ -63,15 +82,7 @@ def table(
         style: the colour of such a cell.
         wrapped: columns that a narrow terminal wraps first.
     """
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    console = Console(
-        width=None if is_terminal else PIPE_WIDTH,
-        color_system="auto" if is_terminal else None,
-        force_terminal=None if is_terminal else False,  # whatever FORCE_COLOR says
-        file=sys.stdout if is_terminal else io.StringIO(),
-        highlight=False,
-        markup=False,
-    )
+    console = plain_console(None if is_terminal() else PIPE_WIDTH)
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         grid.add_column(column, overflow="fold", no_wrap=column not in wrapped)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from agent.controller.states import RankState
 from agent.records.run_record import Record
 from msrun.runs.cost import PastIncident
+from msrun.runs.json_lines import JsonLines
 from msrun.runs.run_state import ALIVE, LOST, LastStatus, RunState, WorkerState, look
 from msrun.runs.status import script, uptime
 from msrun.top.checkpoints import Checkpoints
-from msrun.top.events import Events
 from msrun.top.facts import JobFacts, RankFacts
 from msrun.top.gpu import Gpus, GpuUse
 from msrun.top.history import EventHistory
 from msrun.top.processes import STOPPED, ProcessLoads, sample
 from msrun.top.status_pages import OpenPages, PageFacts
+from worker_hooks.contract.layout import EVENTS
 
 HUNG, SLOW, SUSPENDED = "hung", "slow", "suspended"  # of ranks that status.json calls running
 NO_GPU = GpuUse(None, None)
@@ -43,7 +46,8 @@ class Gatherer:
         self._pages = OpenPages(record.pid)
         self._gpus = Gpus()
         self._loads = ProcessLoads()
-        self._events = Events()
+        self._events: JsonLines | None = None
+        self._history = EventHistory()
         self._checkpoints = Checkpoints(environ, record)
 
     def look(self, *, gpu_wait_s: float = 0.0) -> tuple[RunState, JobFacts]:
@@ -56,7 +60,7 @@ class Gatherer:
             run=run,
             pages=self._pages.look(),
             gpus=self._gpus.use(gpu_wait_s),
-            history=self._events.read(run.folder),
+            history=self._read_events(run.folder),
             now_ns=time.monotonic_ns(),
         )
         return run, self._job(seen)
@@ -65,7 +69,19 @@ class Gatherer:
         """Close pages, files and threads."""
         self._pages.close()
         self._gpus.close()
-        self._events.close()
+        if self._events is not None:
+            self._events.close()
+
+    def _read_events(self, folder: Path) -> EventHistory:
+        """The history up to now, or up to the last time that the file could be read."""
+        if self._events is None:
+            self._events = JsonLines(folder / EVENTS)
+        with contextlib.suppress(OSError):
+            for event in self._events.new():
+                # one of another version is skipped
+                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                    self._history = self._history.after(event)
+        return self._history
 
     def _job(self, seen: RunSample) -> JobFacts:
         run, now = seen.run, time.time()

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
 from rich.text import Text
 
 from agent.spec.job_spec import UsageError
@@ -17,12 +16,14 @@ from msrun.runs.choice import chosen
 from msrun.runs.log_files import Wanted, checked_attempt, views
 from msrun.runs.run_state import RunState, has_ended, look, open_process
 from msrun.terminal.stdout import ReaderLeftError, put
+from msrun.terminal.table import is_terminal, plain_console
 from msrun.top import frame
 from msrun.top.columns import ASCII_BLOCKS, BLOCKS
 from msrun.top.facts import JobFacts
 from msrun.top.gather import Gatherer
 from msrun.top.screen import Screen
 from msrun.top.view import TopView
+from worker_hooks.contract.atomic_file import read_end
 
 GPU_WAIT_S = 3.0  # of a single frame, for the first answer
 LOG_BYTES = 1 << 16
@@ -48,7 +49,7 @@ def top(environ: Mapping[str, str], name: str | None, interval_s: float, *, once
         return
     gather = Gatherer(environ, record)
     try:
-        if once or not _is_terminal():
+        if once or not is_terminal():
             put(_plain(gather.look(gpu_wait_s=GPU_WAIT_S)[1]))
         else:
             _watch(gather, process, interval_s)
@@ -87,36 +88,21 @@ def _log(run: RunState, rank: int, lines: int) -> tuple[str, Sequence[str]]:
     try:
         paths = [view.path for view in views(run, wanted, checked_attempt(run, wanted))]
         newest = max(filter(os.path.isfile, paths), key=os.path.getmtime)
-        with newest.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - LOG_BYTES))
-            found = log_lines(file.read(LOG_BYTES), cut=size > LOG_BYTES)
+        raw, before = read_end(newest, LOG_BYTES)
     except (OSError, ValueError, UsageError):
         return "no log", ("the rank wrote nothing, or --log-dir /dev/null is set",)
-    return str(newest), last_lines(found, lines)
+    return str(newest), last_lines(log_lines(raw, cut=before > 0), lines)
 
 
 def _plain(job: JobFacts) -> str:
     """A frame with all ranks, for a terminal or a pipe."""
-    is_terminal = _is_terminal()
     width = shutil.get_terminal_size().columns
-    console = Console(
-        width=width,
-        color_system="auto" if is_terminal else None,
-        force_terminal=None if is_terminal else False,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
+    console = plain_console(width)
     with console.capture() as captured:
         for line in frame.table(job, width, _blocks()):
             line.rstrip()
             console.print(line, no_wrap=True, overflow="crop")
     return captured.get()
-
-
-def _is_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def _blocks() -> str:

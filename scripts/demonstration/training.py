@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from msrun.drill.exit_verdict import steps_lost
 from msrun.drill.history import DrillHistory, read
-from msrun.drill.marathon_job import JsonTail, MarathonJob
+from msrun.drill.marathon_job import MarathonJob
 from msrun.drill.trial import Command
+from msrun.runs.json_lines import JsonLines
 from worker_hooks.contract.process_stat import read_stat
 
 STARTS_S = 60.0  # of all ranks, or of a job that is resumed
@@ -78,7 +79,7 @@ class DemoTraining:
         command = Command((f"--worker_num={ranks}", *OPTIONS), tuple(program))
         self.job = MarathonJob(folder, command, environ, ranks, keeps_ckpt=False)
         self._losses: dict[int, float] = {}
-        self._trace = JsonTail(folder / "traces" / "rank_0.jsonl")
+        self._trace = JsonLines(folder / "traces" / "rank_0.jsonl")
         self._first = dict.fromkeys(range(ranks), 0)  # the pid that is not new
         self._new_until = dict.fromkeys(range(ranks), 0.0)
         self._struck: dict[int | None, str] = {}  # whom, until all train again; None: msrun
@@ -104,7 +105,7 @@ class DemoTraining:
                 self.is_over = True
             else:
                 self.job.resume()
-        for line in self._trace.lines():
+        for line in self._trace.new():
             match line:
                 case {"loss": loss, "step": step}:
                     self._losses[step] = float.fromhex(loss)

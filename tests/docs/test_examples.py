@@ -24,8 +24,7 @@ from msrun.drill.fault_options import read_file, read_words
 from msrun.drill.patterns import choose
 from msrun.drill.random_faults import read_kinds
 from msrun.job.request import parse
-from msrun.job.resume import command_words
-from msrun.options.argv import scan
+from msrun.options.argv import command_words, scan
 from msrun.options.program import SUBCOMMANDS
 from worker_hooks import TrainState
 

@@ -49,11 +49,7 @@ def start(msrun: Launcher, *how: str, ranks: int = 3, options: tuple = ()) -> Jo
 
 def await_registered(job: Job, ranks: int) -> None:
     job.await_state("running")
-    poll(lambda: len(seen(job, "Registered")) >= ranks)
-
-
-def seen(job: Job, event: str) -> list[dict]:
-    return [one for one in job.events() if one["event"] == event]
+    job.await_seen("Registered", ranks)
 
 
 def kill(job: Job, rank: int) -> None:
@@ -86,7 +82,7 @@ def test_a_resumed_run_knows_what_its_checkpoint_holds(msrun: Launcher, again: l
         f"msrun: saved: step 5, 3 ranks, {folder}",
         "msrun: to resume: msrun --resume",
     ]
-    assert f"step 5 is saved in {folder}" in seen(job, "Finish")[0]["reason"]
+    assert f"step 5 is saved in {folder}" in job.seen("Finish")[0]["reason"]
     assert os.listdir(msrun.tmp / "ckpt") == [STEP_5]  # the same is not saved once more
     assert folder.stat().st_ino == before
 
@@ -244,7 +240,7 @@ def test_who_stops_a_job_that_saves_is_told_what_a_second_signal_does(msrun: Lau
     kill(job, 2)
     job.await_state("dumping")
     job.signal(signal.SIGINT)
-    poll(lambda: seen(job, "StopRequested"))
+    job.await_seen("StopRequested")
     (msrun.tmp / "go").touch()
     ended = job.wait()
     assert ended.code == 130

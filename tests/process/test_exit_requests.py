@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.graceful_jobs import STEP_6, check_graceful, seen, start
+from support.graceful_jobs import STEP_6, check_graceful, start
 from support.jobs import WORKERS, Launcher, poll, refused
 
 # --- a file asks
@@ -35,7 +35,7 @@ def test_a_file_asks_and_does_not_stop_the_next_run(msrun: Launcher, how: str) -
         f"{path} has asked for a graceful exit since before this run began, which is ignored"
         in ended.err
     )
-    assert len(seen(again, "ExitRequestedByFile")) == 1
+    assert len(again.seen("ExitRequestedByFile")) == 1
 
 
 def test_a_file_that_is_not_changed_asks_for_nothing(msrun: Launcher) -> None:
@@ -44,7 +44,7 @@ def test_a_file_that_is_not_changed_asks_for_nothing(msrun: Launcher) -> None:
     job = start(msrun, "all=file")
     with pytest.raises(subprocess.TimeoutExpired):
         job.process.wait(1.5)
-    assert not seen(job, "ExitRequestedByFile")
+    assert not job.seen("ExitRequestedByFile")
     os.replace(path, msrun.tmp / "moved.json")
     ask(path)
     assert job.wait().code == 0
@@ -79,9 +79,7 @@ def test_a_graceful_signal_asks_and_reaches_no_worker(msrun: Launcher) -> None:
     job = start(msrun, options=("--graceful_signals=USR1,12",))
     job.signal(signal.SIGUSR1)
     check_graceful(msrun, job, job.wait(), "msrun received SIGUSR1")
-    assert [one["after_s"] for one in seen(job, "SetDeadline") if one["state"] == "holding"] == [
-        585
-    ]
+    assert [one["after_s"] for one in job.seen("SetDeadline") if one["state"] == "holding"] == [585]
 
 
 def test_a_graceful_signal_stops_a_script_without_hooks_by_sigterm(msrun: Launcher) -> None:
@@ -89,7 +87,7 @@ def test_a_graceful_signal_stops_a_script_without_hooks_by_sigterm(msrun: Launch
     job.await_state("running")
     job.signal(signal.SIGUSR2)
     assert job.wait().code == 128 + signal.SIGUSR2
-    assert [one["signum"] for one in seen(job, "SignalRanks")] == [signal.SIGTERM]
+    assert [one["signum"] for one in job.seen("SignalRanks")] == [signal.SIGTERM]
 
 
 def test_a_signal_to_one_worker_asks_for_all(msrun: Launcher) -> None:
@@ -114,7 +112,7 @@ def test_who_catches_the_signal_to_stop_is_dismissed(msrun: Launcher) -> None:
     ended = job.wait()
     assert ended.code == 143
     job.await_lines("dismissed: rank 1 caught the signal, but the job is stopping")
-    assert [one["ranks"] for one in seen(job, "Dismiss")] == [[1]]
+    assert [one["ranks"] for one in job.seen("Dismiss")] == [[1]]
 
 
 def test_who_catches_the_signal_that_makes_room_for_a_restart_asks_for_nothing(
@@ -125,7 +123,7 @@ def test_who_catches_the_signal_that_makes_room_for_a_restart_asks_for_nothing(
     ended = job.wait()
     assert ended.code == 0, ended.err
     assert job.status()["attempt"] == 1
-    assert {rank for one in seen(job, "Dismiss") for rank in one["ranks"]} == {0, 2}
+    assert {rank for one in job.seen("Dismiss") for rank in one["ranks"]} == {0, 2}
 
 
 # --- msrun stop
@@ -153,7 +151,7 @@ def test_stop_says_how_long_it_waits(
     job = start(msrun)
     assert msrun.command("stop", *words).code == 0
     check_graceful(msrun, job, job.wait(), why)
-    (held,) = [one for one in seen(job, "SetDeadline") if one["state"] == "holding"]
+    (held,) = [one for one in job.seen("SetDeadline") if one["state"] == "holding"]
     assert held["after_s"] == pytest.approx(held_s)
 
 
@@ -164,7 +162,7 @@ def test_stop_now_does_not_wait_for_anything(msrun: Launcher) -> None:
     done = msrun.command("stop", "--now")
     assert "killing run " in done.out
     assert job.wait().code == 143
-    assert [one["signum"] for one in seen(job, "SignalRanks")] == [signal.SIGKILL]
+    assert [one["signum"] for one in job.seen("SignalRanks")] == [signal.SIGKILL]
     assert not list((msrun.tmp / "ckpt").iterdir())
 
 

@@ -6,7 +6,7 @@ import re
 import signal
 import time
 
-from support.graceful_jobs import LINE, STEP_6, await_event, check_graceful, saved, seen, start
+from support.graceful_jobs import LINE, STEP_6, check_graceful, saved, start
 from support.jobs import WORKERS, Launcher, poll
 
 from agent.spec.job_spec import Timeouts
@@ -18,7 +18,7 @@ def test_sigterm_brings_all_to_one_step(msrun: Launcher) -> None:
     ended = job.wait()
     check_graceful(msrun, job, ended, "msrun received SIGTERM", step=7)
     assert "which is then saved (at most 20 s); one more signal saves at once" in ended.err
-    assert [one["step"] for one in seen(job, "Frozen")] == [7] * 3
+    assert [one["step"] for one in job.seen("Frozen")] == [7] * 3
 
 
 def test_a_run_that_left_gracefully_is_gone_on_with(msrun: Launcher) -> None:
@@ -107,7 +107,7 @@ def test_a_death_makes_it_a_power_off_dump(msrun: Launcher) -> None:
 def test_the_second_signal_saves_at_once(msrun: Launcher) -> None:
     job = start(msrun, "1=long")
     job.signal(signal.SIGTERM)
-    await_event(job, "Frozen", 2)
+    job.await_seen("Frozen", 2)
     job.signal(signal.SIGTERM)
     ended = job.wait()
     assert ended.code == 143
@@ -122,12 +122,12 @@ def test_the_third_signal_kills(msrun: Launcher) -> None:
     job = start(msrun, "all=long", "all=wait", "all=ignores")
     for count in (1, 2):
         job.signal(signal.SIGTERM)
-        await_event(job, "StopRequested", count)
-    await_event(job, "SaveRanks")
+        job.await_seen("StopRequested", count)
+    job.await_seen("SaveRanks")
     job.signal(signal.SIGTERM)
     ended = job.wait()
     assert ended.code == 143
-    assert [one["signum"] for one in seen(job, "SignalRanks")] == [signal.SIGKILL]
+    assert [one["signum"] for one in job.seen("SignalRanks")] == [signal.SIGKILL]
     assert not any(name.name == STEP_6 for name in (msrun.tmp / "ckpt").iterdir())
 
 
@@ -178,7 +178,7 @@ def test_what_some_ranks_hold_is_saved_at_once(msrun: Launcher) -> None:
     (msrun.tmp / "ckpt").mkdir()
     job = msrun.start("--nproc-per-node=2", WORKERS / "guarded.py", "ckpt", "1=apart")
     job.await_state("running")
-    poll(lambda: len(seen(job, "Registered")) == 1)
+    poll(lambda: len(job.seen("Registered")) == 1)
     job.signal(signal.SIGTERM)
     ended = job.wait()
     assert ended.code == 143

@@ -30,12 +30,8 @@ def start(
     job = msrun.start(*words, **environ)
     job.await_lines("ready\n", ranks if ready is None else ready)
     job.await_state("running")
-    poll(lambda: len(seen(job, "Registered")) >= (ranks if ready is None else ready))
+    poll(lambda: len(job.seen("Registered")) >= (ranks if ready is None else ready))
     return job
-
-
-def seen(job: Job, event: str) -> list[dict]:
-    return [one for one in job.events() if one["event"] == event]
 
 
 def kill(job: Job, rank: int) -> None:
@@ -72,12 +68,12 @@ def test_a_killed_rank_is_followed_by_a_dump_and_a_restart_that_goes_on(msrun: L
     assert f": {folder}\n" in ended.err
     for log in (job.folder / f"worker_{rank}.log" for rank in range(3)):
         assert f"resumed from {folder} with --is_recover=1\n" in log.read_text()
-    (committed,) = seen(job, "DumpCommitted")
+    (committed,) = job.seen("DumpCommitted")
     assert committed["path"] == str(folder)
     assert committed["nbytes"] == sum(shard.nbytes for shard in found.shards)
     assert 0 < committed["write_s"] < DumpSpec().stall_s
     assert 0 < committed["commit_s"] < DumpSpec().stall_s
-    (exited,) = [one for one in seen(job, "WorkerExited") if one["exit_code"] == -9]
+    (exited,) = [one for one in job.seen("WorkerExited") if one["exit_code"] == -9]
     assert exited["step"] == 5
 
 
@@ -97,7 +93,7 @@ def test_a_writer_that_dies_in_the_middle_is_replaced(msrun: Launcher) -> None:
     kill(job, 3)
     assert job.wait().code == 1
     found = saved(msrun.tmp / "ckpt" / STEP_5)
-    dead = {one["rank"] for one in seen(job, "WorkerExited") if one["exit_code"] == -9}
+    dead = {one["rank"] for one in job.seen("WorkerExited") if one["exit_code"] == -9}
     assert len(dead) == 2
     assert len(writers(found)) == 1
     assert not writers(found) & dead
@@ -165,7 +161,7 @@ def test_a_vanished_folder_is_made_again(msrun: Launcher) -> None:
 def test_a_rank_that_leaves_during_a_dump_is_held_until_it_is_committed(msrun: Launcher) -> None:
     job = start(msrun, "0=leave", "1=wait", "0=wait")
     kill(job, 2)
-    poll(lambda: seen(job, "SaveRanks"))
+    job.await_seen("SaveRanks")
     time.sleep(0.2)  # nothing can be awaited here: the claim is that nothing happens
     assert "released" not in job.logs()["worker_0.log"]
     (msrun.tmp / "go").touch()
@@ -179,7 +175,7 @@ def test_a_rank_that_leaves_while_all_is_well_is_let_go_at_once(msrun: Launcher)
     (msrun.tmp / "ckpt").mkdir()
     job = msrun.start("--nproc-per-node=2", WORKERS / "guarded.py", "ckpt", "all=ends")
     assert job.wait().code == 0
-    assert seen(job, "FreezeRanks") == []
+    assert job.seen("FreezeRanks") == []
 
 
 def test_a_raised_rank_is_held_saved_and_counts_as_failed_by_itself(msrun: Launcher) -> None:
@@ -190,7 +186,7 @@ def test_a_raised_rank_is_held_saved_and_counts_as_failed_by_itself(msrun: Launc
     saved(msrun.tmp / "ckpt" / STEP_5)
     log = job.logs()["worker_1.log"]
     assert f"['{STEP_5}']" in log.partition("released")[2]
-    (raised,) = seen(job, "Raised")
+    (raised,) = job.seen("Raised")
     assert raised["error"] == "ValueError: mine"
     assert ended.err.splitlines()[0].startswith("step 5 saved") or "rank 1" in ended.err
     assert "rank 1 on " in ended.err
@@ -203,8 +199,8 @@ def test_a_child_that_says_hello_too_changes_nothing(msrun: Launcher) -> None:
     job.await_lines("the child was told None")
     kill(job, 2)
     job.wait()
-    assert len(seen(job, "Registered")) == 3
-    assert seen(job, "RankUnreachable") == []
+    assert len(job.seen("Registered")) == 3
+    assert job.seen("RankUnreachable") == []
     saved(msrun.tmp / "ckpt" / STEP_5)
 
 
@@ -216,14 +212,14 @@ def test_a_rank_that_cannot_be_asked_is_done_without(msrun: Launcher, how: str) 
     assert ended.code == 1
     assert writers(saved(msrun.tmp / "ckpt" / STEP_5)) == {1}
     assert "Traceback" not in ended.err
-    assert (how == "torn") == (seen(job, "RankUnreachable") == [])
+    assert (how == "torn") == (job.seen("RankUnreachable") == [])
 
 
 def test_a_dead_ranks_line_is_not_called_unreachable(msrun: Launcher) -> None:
     job = start(msrun)
     kill(job, 1)
     job.wait()
-    assert [one for one in seen(job, "RankUnreachable") if one["rank"] == 1] == []
+    assert [one for one in job.seen("RankUnreachable") if one["rank"] == 1] == []
 
 
 def test_when_all_are_torn_the_reason_says_so_and_nothing_is_left(msrun: Launcher) -> None:
@@ -240,7 +236,7 @@ def test_a_stop_during_a_dump_lets_it_finish(msrun: Launcher) -> None:
     kill(job, 2)
     job.await_state("dumping")
     job.signal(signal.SIGTERM)
-    poll(lambda: seen(job, "StopRequested"))
+    job.await_seen("StopRequested")
     (msrun.tmp / "go").touch()
     ended = job.wait()
     assert ended.code == 143
@@ -253,7 +249,7 @@ def test_a_second_stop_during_a_dump_means_now_and_leaves_nothing_half(msrun: La
     kill(job, 2)
     job.await_state("dumping")
     job.signal(signal.SIGTERM)
-    poll(lambda: seen(job, "StopRequested"))
+    job.await_seen("StopRequested")
     asked_s = time.monotonic()
     job.signal(signal.SIGTERM)
     ended = job.wait()
@@ -296,7 +292,7 @@ def test_a_new_forkserver_knows_whom_to_spare(msrun: Launcher) -> None:
     job = start(msrun, "all=alone")
     (old,) = job.forkservers()
     os.kill(old, signal.SIGKILL)
-    poll(lambda: seen(job, "ForkserverStarted"))
+    job.await_seen("ForkserverStarted")
     pids = job.pids()
     job.signal(signal.SIGKILL)
     job.await_lines("the line is closed", 3)

@@ -21,16 +21,8 @@ def start(msrun: Launcher, last: int, *how: str, ranks: int = 3, options: tuple 
     words = (f"--nproc-per-node={ranks}", *options, WORKERS / "rejoining.py", "ckpt", last, *how)
     job = msrun.start(*words)
     job.await_state("running")
-    await_seen(job, "Registered", ranks)
+    job.await_seen("Registered", ranks)
     return job
-
-
-def seen(job: Job, event: str) -> list[dict]:
-    return [one for one in job.events() if one["event"] == event]
-
-
-def await_seen(job: Job, event: str, count: int = 1) -> None:
-    poll(lambda: len(seen(job, event)) >= count)
 
 
 def kill(job: Job, *ranks: int) -> None:
@@ -58,7 +50,7 @@ def test_only_who_is_lost_is_started_again_as_often_as_it_takes(msrun: Launcher)
     job = start(msrun, 2, "0=large")
     first = job.pids()
     kill(job, 2)
-    await_seen(job, "ForgetMemory")
+    job.await_seen("ForgetMemory")
     second = job.await_state("running") and job.pids()
     followed = follow_logs(msrun)
     assert {rank for rank in first if first[rank] != second[rank]} == {2}
@@ -69,15 +61,15 @@ def test_only_who_is_lost_is_started_again_as_often_as_it_takes(msrun: Launcher)
     shown = followed()
     assert shown.count("[rank 1]: ready\n") == 1  # its file goes on
     assert shown.count("[rank 2]: ready\n") == 2  # of the present attempt, and the last
-    (one, two) = seen(job, "ReplaceRanks")
+    (one, two) = job.seen("ReplaceRanks")
     assert (one["survivors"], one["newcomers"], one["attempt"]) == ([0, 1], [2], 1)
     assert (two["survivors"], two["newcomers"], two["attempt"]) == ([1], [0, 2], 2)
-    saves = [set(one["writers"]) for one in seen(job, "SaveRanks")]
+    saves = [set(one["writers"]) for one in job.seen("SaveRanks")]
     assert (saves[0], saves[-1]) == ({0, 1}, {1})
     assert all(
         each == {2} for each in saves[1:-1]
     )  # rank 0's death was known before that of rank 2
-    assert sorted(event["rank"] for event in seen(job, "Rejoining")) == [0, 1, 1]
+    assert sorted(event["rank"] for event in job.seen("Rejoining")) == [0, 1, 1]
     assert ended.err.count(one["reason"]) == 1
     assert not (msrun.tmp / "ckpt").exists()
     logs = job.logs()
@@ -113,7 +105,7 @@ def test_a_newcomer_begins_while_the_state_is_saved(msrun: Launcher) -> None:
     assert "worker_2.log.next" not in logs
     names = [one["event"] for one in job.events()]
     assert names.index("PrepareRanks") < names.index("Written")
-    assert len(seen(job, "WorkerStarted")) == 4
+    assert len(job.seen("WorkerStarted")) == 4
 
 
 def test_newcomers_that_nobody_wants_leave_no_trace(msrun: Launcher) -> None:
@@ -127,7 +119,7 @@ def test_newcomers_that_nobody_wants_leave_no_trace(msrun: Launcher) -> None:
     assert {name for name in logs if name.startswith("worker")} == {
         f"worker_{n}.log" for n in range(3)
     }
-    assert seen(job, "ReplaceRanks") == []
+    assert job.seen("ReplaceRanks") == []
 
 
 def test_what_they_wrote_is_none_of_the_next_attempts(msrun: Launcher) -> None:
@@ -143,13 +135,13 @@ def test_a_newcomer_that_was_not_even_forked_is_none_of_the_next_attempt(msrun: 
     job = start(msrun, 1, "0=fails", "1=fails", options=("--max-restarts=1",))
     os.kill(job.forkserver(), signal.SIGSTOP)
     kill(job, 2)
-    await_seen(job, "PrepareRanks")
+    job.await_seen("PrepareRanks")
     (msrun.tmp / "ckpt.begun").write_text("0")
     ended = job.wait()
     assert ended.code == 0, ended
-    started = [(one["rank"], one["attempt"]) for one in seen(job, "WorkerStarted")]
+    started = [(one["rank"], one["attempt"]) for one in job.seen("WorkerStarted")]
     assert sorted(started) == [(rank, attempt) for rank in range(3) for attempt in range(2)]
-    assert len(seen(job, "ForkserverEnded")) == 1
+    assert len(job.seen("ForkserverEnded")) == 1
 
 
 def test_what_is_in_memory_goes_to_the_disk_when_nobody_can_be_replaced(msrun: Launcher) -> None:
@@ -175,7 +167,7 @@ def test_a_survivor_that_is_lost_on_the_way_makes_another_round(msrun: Launcher)
     kill(job, 2)
     ended = job.wait()
     assert ended.code == 0, ended
-    rounds = [(event["survivors"], event["newcomers"]) for event in seen(job, "ReplaceRanks")]
+    rounds = [(event["survivors"], event["newcomers"]) for event in job.seen("ReplaceRanks")]
     assert rounds == [([0, 1], [2]), ([0], [1, 2])]
 
 
@@ -183,10 +175,10 @@ def test_a_dead_forkserver_is_replaced_first(msrun: Launcher) -> None:
     job = start(msrun, 1, ranks=2)
     os.kill(job.forkserver(), signal.SIGSTOP)  # so that it dies with the order in its hands
     kill(job, 1)
-    await_seen(job, "ReplaceRanks")
+    job.await_seen("ReplaceRanks")
     os.kill(job.forkserver(), signal.SIGKILL)
     assert job.wait().code == 0
-    assert len(seen(job, "ForkserverEnded")) == 1
+    assert len(job.seen("ForkserverEnded")) == 1
     assert job.logs()["worker_0.log"].endswith("goes on in 1\n")
 
 
@@ -197,14 +189,14 @@ def test_a_stopped_forkserver_is_replaced_first_too(msrun: Launcher) -> None:
     ended = job.wait()
     assert ended.code == 0, ended
     assert ended.err.count("the forkserver is stopped by a signal and starts no rank") == 1
-    assert [one["newcomers"] for one in seen(job, "ReplaceRanks")] == [[1]]
+    assert [one["newcomers"] for one in job.seen("ReplaceRanks")] == [[1]]
     assert job.logs()["worker_0.log"].endswith("goes on in 1\n")
 
 
 def test_when_msrun_dies_after_a_replacement_no_survivor_is_left(msrun: Launcher) -> None:
     job = start(msrun, 9)
     kill(job, 2)
-    await_seen(job, "ForgetMemory")
+    job.await_seen("ForgetMemory")
     job.signal(signal.SIGKILL)
     job.process.wait()
     poll(lambda: not msrun.marked(), within_s=Timeouts().grace_s)

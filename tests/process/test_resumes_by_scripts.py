@@ -7,13 +7,9 @@ import os
 
 import pytest
 from support.checkpoints import SHARD, flipped, saved
-from support.jobs import WORKERS, Job, Launcher
+from support.jobs import WORKERS, Launcher
 
 STEP_5 = "tft_saved_checkpoints-step_5"
-
-
-def seen(job: Job, event: str) -> list[dict]:
-    return [one for one in job.events() if one["event"] == event]
 
 
 def test_what_a_script_found_by_itself_is_gone_on_from(msrun: Launcher) -> None:
@@ -23,7 +19,7 @@ def test_what_a_script_found_by_itself_is_gone_on_from(msrun: Launcher) -> None:
     job = msrun.start(*words, "all=asks", "1=dies")
     ended = job.wait()
     assert ended.code == 1
-    resumes = [one["resume"] for one in seen(job, "StartAttempt")]
+    resumes = [one["resume"] for one in job.seen("StartAttempt")]
     assert resumes == [None, str(folder), str(folder)]
     assert os.listdir(msrun.tmp / "ckpt") == [STEP_5]  # the same is not saved once more
     assert folder.stat().st_ino == before
@@ -50,8 +46,8 @@ def test_a_refusal_is_said_once_and_ends_the_job(msrun: Launcher, ranks: int) ->
     why = f"no checkpoint in {msrun.tmp}/ckpt can be trusted: move them away to begin anew"
     assert refusal == f"msrun: {why}"
     assert why not in ended.out
-    assert len(seen(job, "StartAttempt")) == 1
-    (refused,) = seen(job, "RefuseRanks")  # who asked too late for it was stopped
+    assert len(job.seen("StartAttempt")) == 1
+    (refused,) = job.seen("RefuseRanks")  # who asked too late for it was stopped
     assert refused["ranks"]
     assert all(why in job.logs()[f"worker_{rank}.log"] for rank in refused["ranks"])
     report = json.loads((job.folder / "failure.json").read_bytes())

@@ -10,16 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from support.jobs import WORKERS, Job, Launcher, poll
+from support.jobs import WORKERS, Launcher, poll
 
 from agent.spec.job_spec import Timeouts
 
 INHERITED = 1050  # more than select() can hold
 RANKS = 600
-
-
-def seen(job: Job, event: str) -> list[dict]:
-    return [one for one in job.events() if one["event"] == event]
 
 
 def lives(pid: int) -> bool:
@@ -67,7 +63,7 @@ def test_a_failure_is_reported_though_ctrl_c_came_during_the_grace(msrun: Launch
     )
     job.await_state("stopping")
     job.signal(signal.SIGINT)
-    poll(lambda: seen(job, "StopRequested"))
+    job.await_seen("StopRequested")
     job.signal(signal.SIGINT)
     ended = job.wait()
     assert ended.code == 130, ended
@@ -114,7 +110,7 @@ def test_hundreds_of_ranks_start_and_end(msrun: Launcher) -> None:
     ended = job.wait()
     assert (ended.code, ended.err) == (0, "")
     assert [worker["exit_code"] for worker in job.status()["workers"]] == [0] * RANKS
-    assert len(seen(job, "WorkerStarted")) == len(seen(job, "WorkerExited")) == RANKS
+    assert len(job.seen("WorkerStarted")) == len(job.seen("WorkerExited")) == RANKS
 
 
 def test_more_than_a_thousand_inherited_descriptors_do_no_harm(msrun: Launcher) -> None:

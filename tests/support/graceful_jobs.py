@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.jobs import WORKERS, Ended, Job, Launcher, poll
+from support.jobs import WORKERS, Ended, Job, Launcher
 from worker_hooks.storage import manifest
 
 STEP_6 = "tft_saved_checkpoints-step_6"
@@ -19,16 +19,8 @@ def start(
     words = (f"--nproc-per-node={ranks}", *options, WORKERS / "guarded.py", "ckpt", *how)
     job = msrun.start(*words, log_dir=log_dir)
     job.await_state("running")
-    poll(lambda: len(seen(job, "Registered")) >= ranks)
+    job.await_seen("Registered", ranks)
     return job
-
-
-def seen(job: Job, event: str) -> list[dict]:
-    return [one for one in job.events() if one["event"] == event]
-
-
-def await_event(job: Job, event: str, count: int = 1) -> None:
-    poll(lambda: len(seen(job, event)) >= count)
 
 
 def saved(msrun: Launcher, step: int) -> manifest.Manifest:

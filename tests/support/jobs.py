@@ -132,6 +132,13 @@ class Job:
                 found[path.name] = path.read_text(errors="replace")
         return found
 
+    def seen(self, event: str) -> list[dict]:
+        """The events of this name, so far."""
+        return [one for one in self.events() if one["event"] == event]
+
+    def await_seen(self, event: str, count: int = 1) -> None:
+        poll(lambda: len(self.seen(event)) >= count)
+
     def events(self) -> list[dict]:
         """All that happened; of a line that is being written nothing."""
         try:

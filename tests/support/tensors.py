@@ -1,8 +1,14 @@
-"""Tensors of every type, lying in every way, for tests of what saves them."""
+"""Tensors of every type, lying in every way, for tests of what saves them, and of what they saved."""
+
+import json
+from typing import NamedTuple
 
 import torch
+from safetensors import safe_open
 
-from worker_hooks.tensors.tensor_bytes import to_bytes
+from worker_hooks.storage.safetensors_file import read_header
+from worker_hooks.storage.shard_file import GLOBAL_SHAPE, OFFSETS, SHARDING
+from worker_hooks.tensors.tensor_bytes import to_bytes, torch_dtype
 
 
 def is_copied(dtype):
@@ -84,3 +90,28 @@ def layouts():
         "parameter": torch.nn.Parameter(torch.ones(3, 3).t()),
         "flipped": small.t().flip(0)[1:],
     }
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file, and where it begins in the whole tensor of ``global_shape``."""
+
+    name: str
+    tensor: torch.Tensor
+    offsets: tuple[int, ...]
+    global_shape: tuple[int, ...]
+
+
+def tensors_of(path):
+    """The tensors of a file, one after the other; each is mapped until somebody changes it."""
+    found = read_header(path)
+    sharding = json.loads(found.metadata.get(SHARDING, "{}"))
+    with safe_open(path, framework="pt") as file:
+        for name, dtype, shape, _ in found.entries:
+            elements = torch_dtype(dtype)
+            tensor = file.get_tensor(name)
+            if tensor.data_ptr() % elements.itemsize:
+                tensor = tensor.clone()  # torch crashes on unaligned complex numbers
+            place = sharding.get(name, {})
+            offsets = tuple(place.get(OFFSETS, ()))[: len(shape)] or (0,) * len(shape)
+            whole = tuple(place.get(GLOBAL_SHAPE, shape))
+            yield StoredTensor(name, tensor.view(elements).reshape(shape), offsets, whole)

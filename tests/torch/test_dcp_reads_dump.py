@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from support.jobs import DEADLINE_S
+from support.tensors import tensors_of
 from support.warm_python import WarmPython
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from worker_hooks.tensors.shard import Replica, tensors_of, write
+from worker_hooks.tensors.shard import Replica, write
 from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
 
 pytestmark = [

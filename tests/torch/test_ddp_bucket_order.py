@@ -101,6 +101,10 @@ def net():
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
 
+def find(module):
+    return next(iter(ours.find_all([module])), None)
+
+
 def trained(model, steps=1):
     for _ in range(steps):
         model(torch.ones(2, 4)).sum().backward()
@@ -111,13 +115,13 @@ def trained(model, steps=1):
 @pytest.mark.usefixtures("group")
 def test_the_wrapper_is_found_wherever_it_is():
     inner, other = net(), net()
-    assert ours.find(inner) is None
+    assert find(inner) is None
     wrapper = DistributedDataParallel(inner)
-    assert ours.find(wrapper) is wrapper
-    assert ours.find(inner) is wrapper
-    assert ours.find(inner[1]) is wrapper
-    assert ours.find(nn.ModuleDict({"a": wrapper})) is wrapper
-    assert ours.find(other) is None
+    assert find(wrapper) is wrapper
+    assert find(inner) is wrapper
+    assert find(inner[1]) is wrapper
+    assert find(nn.ModuleDict({"a": wrapper})) is wrapper
+    assert find(other) is None
     second = DistributedDataParallel(other)
     assert ours.find_all([other, inner]) == [second, wrapper]
     assert ours.find_all([nn.ModuleList([inner, other])]) == [wrapper, second]
@@ -128,16 +132,16 @@ def test_the_wrapper_is_found_wherever_it_is():
 
     third = net()
     derived = Derived(third)
-    assert ours.find(third) is derived
+    assert find(third) is derived
 
 
 @pytest.mark.usefixtures("group")
 def test_the_wrapper_is_found_through_compiled_modules():
     inner = net()
     wrapper = DistributedDataParallel(torch.compile(inner, backend="eager"))
-    assert ours.find(inner) is wrapper
-    assert ours.find(torch.compile(inner, backend="eager")) is wrapper
-    assert ours.find(torch.compile(wrapper, backend="eager")) is wrapper
+    assert find(inner) is wrapper
+    assert find(torch.compile(inner, backend="eager")) is wrapper
+    assert find(torch.compile(wrapper, backend="eager")) is wrapper
 
 
 @pytest.mark.usefixtures("first_group")
@@ -146,7 +150,7 @@ def test_a_wrapper_of_a_group_that_is_gone_is_not_found():
     inner = net()
     wrapper = DistributedDataParallel(inner)
     dist.destroy_process_group()
-    assert ours.find(inner) is None
+    assert find(inner) is None
     del wrapper
     gc.collect()
 

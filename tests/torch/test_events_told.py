@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
 import socket
-import threading
 import time
 import urllib.request
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from support.jobs import WORKERS, poll
+from support.web_server import web_server
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
 ENDLESS = (WORKERS / "train_small.py", "--epochs=9999")
@@ -23,25 +21,8 @@ ENDLESS = (WORKERS / "train_small.py", "--epochs=9999")
 
 @pytest.fixture
 def hook():
-    """A web server; what it was sent."""
-
-    class Page(BaseHTTPRequestHandler):
-        def do_POST(self):
-            server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Page)
-    server.got = []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with web_server() as made:
+        yield made
 
 
 def program(folder, text):

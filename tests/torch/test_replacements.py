@@ -179,13 +179,6 @@ def trained(launcher: Launcher, name: str, *words: object, faults: str = "") -> 
     return job, folder
 
 
-def await_seen(job: Job, event: str, count: int = 1) -> None:
-    def is_seen() -> bool:
-        return sum(one["event"] == event for one in job.events()) >= count
-
-    poll(lambda: (job.folder / "events.jsonl").exists() and is_seen())
-
-
 SLOW = (WORKERS / "train_small.py", "--epochs=2", "--pause=0.05", "--say")
 
 
@@ -197,9 +190,9 @@ def test_a_stop_in_the_middle_of_it_saves_and_the_resume_goes_on(
     server = job.forkserver()
     os.kill(server, signal.SIGSTOP)  # nobody comes
     os.kill(job.pids()[1], signal.SIGKILL)
-    await_seen(job, "ReplaceRanks")
+    job.await_seen("ReplaceRanks")
     job.signal(signal.SIGTERM)
-    await_seen(job, "StopRequested")
+    job.await_seen("StopRequested")
     os.kill(server, signal.SIGCONT)
     ended = job.wait()
     assert ended.code == 128 + signal.SIGTERM, ended
@@ -223,7 +216,7 @@ def test_a_dead_forkserver_changes_nothing_and_when_all_die_all_begin_anew(
     job.await_lines("step 3\n", RANKS)
     os.kill(job.forkserver(), signal.SIGKILL)
     os.kill(job.pids()[1], signal.SIGKILL)
-    await_seen(job, "GoOn")
+    job.await_seen("GoOn")
     assert [one["newcomers"] for one in job.events() if one["event"] == "ReplaceRanks"] == [[1]]
     pids = poll(lambda: len(found := job.pids()) == RANKS and found)
     job.signal(signal.SIGSTOP)  # it hears of all at once
@@ -295,12 +288,12 @@ def test_a_second_death_while_the_ranks_meet_costs_no_survivor(
     job.await_lines("step 3\n", RANKS)
     server = job.forkserver()
     os.kill(job.pids()[1], signal.SIGKILL)
-    await_seen(job, "ReplaceRanks")
-    await_seen(job, "WorkerStarted", RANKS + 1)
+    job.await_seen("ReplaceRanks")
+    job.await_seen("WorkerStarted", RANKS + 1)
     os.kill(server, signal.SIGSTOP)
     os.kill(job.pids()[1], signal.SIGKILL)
-    await_seen(job, "ReplaceRanks", 2)
-    await_seen(job, "Rejoining", 2 * (RANKS - 1))
+    job.await_seen("ReplaceRanks", 2)
+    job.await_seen("Rejoining", 2 * (RANKS - 1))
     os.kill(server, signal.SIGCONT)
     ended = job.wait()
     assert ended.code == 0, ended
@@ -317,10 +310,10 @@ def test_when_all_die_while_one_is_replaced_all_are_replaced_from_memory(
     server, pids = job.forkserver(), job.pids()
     os.kill(server, signal.SIGSTOP)  # nobody comes before all are gone
     os.kill(pids[1], signal.SIGKILL)
-    await_seen(job, "ReplaceRanks")
+    job.await_seen("ReplaceRanks")
     for rank in (0, 2, 3):
         os.kill(pids[rank], signal.SIGKILL)
-    await_seen(job, "WorkerExited", RANKS)
+    job.await_seen("WorkerExited", RANKS)
     os.kill(server, signal.SIGCONT)
     ended = job.wait()
     assert ended.code == 0, ended
@@ -339,7 +332,7 @@ def test_a_survivor_that_is_stopped_while_others_wait_for_it_is_replaced_as_well
     job.await_lines("step 3\n", RANKS)
     os.kill(job.forkserver(), signal.SIGSTOP)  # nobody comes before it is given up, too
     os.kill(job.pids()[1], signal.SIGKILL)
-    await_seen(job, "Rejoining", RANKS - 1)
+    job.await_seen("Rejoining", RANKS - 1)
     os.kill(job.pids()[2], signal.SIGSTOP)
     ended = job.wait()
     assert ended.code == 0, ended
@@ -356,7 +349,7 @@ def test_a_rank_that_dies_after_training_costs_no_step(
     words = (WORKERS / "train_small.py", "--epochs=2", "--evaluate=1")
     job, folder = trained(launcher, "evaluates", "--max-restarts=0", *words)
     job.await_lines("evaluates")
-    await_seen(job, "RankExiting", RANKS - 1)
+    job.await_seen("RankExiting", RANKS - 1)
     os.kill(job.pids()[1], signal.SIGKILL)
     ended = job.wait()
     assert ended.code == 0, ended
@@ -373,7 +366,7 @@ def test_a_rank_that_is_killed_on_its_way_out_costs_nothing(
     words = (WORKERS / "train_small.py", "--epochs=2", "--linger=1")
     job, folder = trained(launcher, "lingers", *words)
     job.await_lines("on its way out")
-    await_seen(job, "WorkerExited", RANKS - 1)
+    job.await_seen("WorkerExited", RANKS - 1)
     os.kill(job.pids()[1], signal.SIGKILL)
     ended = job.wait()
     assert ended.code == 0, ended

@@ -118,7 +118,7 @@ class Trainings:
             job.end()
         finally:
             job.notes.close()
-            torch_hooks.unwatch_backward(job.made._loop.tracker.backward_begins)
+            torch_hooks._watchers.remove(job.made._loop.tracker.backward_begins)
             self._script.TrainState = TrainState
         losses: dict[str, str] = {}
         for line in (out / f"{self._kind}.0.jsonl").read_text().splitlines():

@@ -8,29 +8,25 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.jobs import WORKERS, Job, Launcher, poll
+from support.jobs import WORKERS, Job, Launcher
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
 WORDS = ("--worker_num=2", "--hang_timeout=3")
 
 
-def seen(job: Job, event: str) -> list[dict]:
-    return [one for one in job.events() if one["event"] == event]
-
-
 def await_judged_twice(job: Job) -> str:
     """The only standstill; the ranks were asked again since."""
-    poll(lambda: len(seen(job, "HangJudged")) >= 2)
-    (told,) = seen(job, "JobStandsStill")
+    job.await_seen("HangJudged", 2)
+    (told,) = job.seen("JobStandsStill")
     return str(told["reason"])
 
 
 def check_end(job: Job, told: str) -> None:
     ended = job.wait()
     assert ended.code == 0, ended
-    assert seen(job, "RankHung") == []
+    assert job.seen("RankHung") == []
     assert ended.err.count(told) == 1
-    assert ended.err.count("there is progress again") == len(seen(job, "JobMovesAgain")) == 1
+    assert ended.err.count("there is progress again") == len(job.seen("JobMovesAgain")) == 1
     assert all("trained 128\n" in log for log in job.logs().values())
 
 

@@ -172,7 +172,7 @@ def main():
             KINDS[name](job)
             job.end()
             if not told.plain:  # the next one's backward is no business of this one
-                torch_hooks.unwatch_backward(job.made._loop.tracker.backward_begins)
+                torch_hooks._watchers.remove(job.made._loop.tracker.backward_begins)
     dist.destroy_process_group()
 
 

@@ -7,7 +7,6 @@ replicated state: any survivor has them, so they need not outlive their process.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
 from time import perf_counter
@@ -17,8 +16,6 @@ from torch import Tensor
 
 from worker_hooks.changes.content import nbytes
 from worker_hooks.tensors.tensor_bytes import plain
-
-log = logging.getLogger("msrun")
 
 SHARE = 0.02  # of a step's time that copies may take
 FREE_BYTES = 1 << 20  # so much is copied whatever its share is: it takes 0.2 ms

@@ -68,13 +68,17 @@ def ensure_folder(folder: Path) -> None:
         folder.mkdir(FOLDER_MODE, exist_ok=True)
 
 
-def open_regular(path: Path) -> int:
+def open_regular(path: Path, flags: int = 0) -> int:
     """Open a file for reading; a pipe or a device would block, or never end.
+
+    Args:
+        path: the file.
+        flags: more of ``open``, such as ``O_NOFOLLOW``.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     kind = os.fstat(fd).st_mode
     if stat.S_ISREG(kind):
         return fd
@@ -94,6 +98,20 @@ def read_small(path: Path) -> bytes:
         if (nbytes := os.fstat(file.fileno()).st_size) > SMALL:
             raise OSError(errno.EFBIG, f"it has {nbytes} bytes", str(path))
         return file.read(SMALL)
+
+
+def read_end(path: Path, most: int, flags: int = 0) -> tuple[bytes, int]:
+    """The last bytes of a regular file, ``most`` at most, and how many are before them.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no regular file; ``flags`` as above.
+    """
+    fd = open_regular(path, flags)
+    try:
+        begin = max(0, os.fstat(fd).st_size - most)
+        return os.pread(fd, most, begin), begin
+    finally:
+        os.close(fd)
 
 
 def fsync_folder(folder: Path) -> None:

@@ -45,11 +45,6 @@ _settled: WeakSet[DistributedDataParallel] = WeakSet()  # those whose order is f
 _warned: set[str] = set()
 
 
-def find(module: nn.Module) -> DistributedDataParallel | None:
-    """The DDP that reduces the module's gradients, or ``None``. See :func:`find_all`."""
-    return next(iter(find_all([module])), None)
-
-
 def find_all(
     modules: Iterable[nn.Module],
     among: Iterable[DistributedDataParallel] | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,8 +15,6 @@ from worker_hooks.contract.env import rejoined
 from worker_hooks.contract.protocol import Rejoin
 from worker_hooks.distributed import ddp_release, process_group, store_connection
 from worker_hooks.guard.guard import Guard
-
-log = logging.getLogger("msrun")
 
 
 class Membership:

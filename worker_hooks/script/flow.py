@@ -173,7 +173,7 @@ class Assignments:
         name = called(node)
         if name in self.functions:
             yield ("()", name)
-        elif any(self.is_state(each) for each in _given(node)) and name != "ExitByRequest":
+        elif any(self.is_state(each) for each in given(node)) and name != "ExitByRequest":
             yield ("state", "step")  # who knows what it asks for
 
     def _passed(self, node: ast.Call, *, is_exact: bool) -> list[ast.AST]:
@@ -187,7 +187,7 @@ class Assignments:
         through = [node.func] if is_method or name not in self.functions else owner
         if is_exact and name not in _PLAIN:
             return [*through]
-        return [*through, *_given(node)]
+        return [*through, *given(node)]
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -251,12 +251,12 @@ class Assignments:
 
     def _change(self, call: ast.Call, scope: _Scope) -> None:
         """``stream.seek(state.step)`` and ``consume(items, state.step)``."""
-        given = _given(call)
-        found = {each.id for each in walk(given) if isinstance(each, ast.Name)} & self._iterators
+        values = given(call)
+        found = {each.id for each in walk(values) if isinstance(each, ast.Name)} & self._iterators
         if isinstance(call.func, ast.Attribute):
             found |= {_ident(call.func.value)}
         keys = frozenset((_OBJECT, name) for name in found)
-        self._edges += [_Edge(keys, each, scope) for each in given if keys]
+        self._edges += [_Edge(keys, each, scope) for each in values if keys]
 
     def _advance(self, loop: ast.For, scope: _Scope) -> None:
         """``for _ in range(state.step): next(items)``."""
@@ -402,7 +402,8 @@ def _iterators(trees: Iterable[ast.AST]) -> Iterator[str]:
                     yield _ident(target)
 
 
-def _given(node: ast.Call) -> list[ast.AST]:
+def given(node: ast.Call) -> list[ast.AST]:
+    """The arguments of a call."""
     return [*node.args, *(each.value for each in node.keywords)]
 
 

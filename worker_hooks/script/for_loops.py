@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from worker_hooks.script import source
 from worker_hooks.script.analysis import Uses, called, loads, stored, walk
-from worker_hooks.script.flow import COUNTS, IN_EPOCH, PLACES, STATE, Assignments, Flow
+from worker_hooks.script.flow import COUNTS, IN_EPOCH, PLACES, STATE, Assignments, Flow, given
 from worker_hooks.script.watch import local_modules
 
 _LONGEST = 60  # characters of a loop's head
@@ -162,7 +162,8 @@ class _Question:
             return True
         outer = [each.node for each in self._around[:place] if isinstance(each.node, _For)]
         read = loads([node.iter])
-        asks_state = any(self._script.is_state(each) for each in _arguments_in(node.iter))
+        arguments = (each for call in _calls([node.iter]) for each in given(call))
+        asks_state = any(map(self._script.is_state, arguments))
         return asks_state and any(read & stored([each.target]) for each in outer)
 
     def _skips(self, each: _Around) -> bool:
@@ -226,12 +227,6 @@ def _text(node: _For) -> str:
 
 def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
     return [each for each in walk(nodes) if isinstance(each, ast.Call)]
-
-
-def _arguments_in(node: ast.AST) -> Iterator[ast.AST]:
-    for each in _calls([node]):
-        yield from each.args
-        yield from (one.value for one in each.keywords)
 
 
 def _updates(nodes: Iterable[ast.AST]) -> bool:

@@ -32,11 +32,7 @@ from worker_hooks.storage.shard_file import (
 from worker_hooks.storage.shard_file import write as write_part
 from worker_hooks.tensors.fast_digest import FastDigest
 from worker_hooks.tensors.reader import Reader
-from worker_hooks.tensors.tensor_bytes import (
-    entry_of,
-    plain,
-    torch_dtype,
-)
+from worker_hooks.tensors.tensor_bytes import entry_of, plain
 
 _WHOLE = 1 << 20  # bytes; smaller tensors are not cut
 
@@ -49,15 +45,6 @@ class Replica(NamedTuple):
     rest: str  # JSON of everything but tensors; equal on all replicas
     metadata: Mapping[str, str]  # free; not in the digest
     ready: Sequence[torch.Event] = ()  # recorded at the commit on each accelerator's stream
-
-
-class StoredTensor(NamedTuple):
-    """A tensor in a file, and where it begins in the whole tensor of ``global_shape``."""
-
-    name: str
-    tensor: torch.Tensor
-    offsets: tuple[int, ...]
-    global_shape: tuple[int, ...]
 
 
 class ShardPlan(NamedTuple):
@@ -216,30 +203,6 @@ def write_quick(
         for content in planned.buffers:
             nbytes += _put(file, content)
     return WrittenShard(nbytes, "", found.digest(planned.seed))
-
-
-def tensors_of(path: Path) -> Iterator[StoredTensor]:
-    """The tensors of a file, one after the other; each is mapped until somebody changes it.
-
-    Raises:
-        OSError: the file cannot be read.
-        TypeError: torch has no type for a tensor's elements.
-        ValueError: the file is damaged, or no safetensors file.
-    """
-    from safetensors import safe_open  # not every training image has it
-
-    found = safetensors_file.read_header(path)
-    sharding = json.loads(found.metadata.get(SHARDING, "{}"))
-    with safe_open(path, framework="pt") as file:
-        for name, dtype, shape, _ in found.entries:
-            elements = torch_dtype(dtype)
-            tensor = file.get_tensor(name)
-            if tensor.data_ptr() % elements.itemsize:
-                tensor = tensor.clone()  # torch crashes on unaligned complex numbers
-            tensor = tensor.view(elements).reshape(shape)
-            place = sharding.get(name, {})
-            offsets = tuple(place.get(OFFSETS, ()))[: len(shape)] or (0,) * len(shape)
-            yield StoredTensor(name, tensor, offsets, tuple(place.get(GLOBAL_SHAPE, shape)))
 
 
 def _put(file: io.FileIO, content: Bytes) -> int:

@@ -35,11 +35,6 @@ def watch_backward(began: Callable[[torch.Tensor], None]) -> None:
     _watchers.append(began)
 
 
-def unwatch_backward(began: Callable[[torch.Tensor], None]) -> None:
-    """Undo :func:`watch_backward`; the wrapper stays, without a function to call."""
-    _watchers.remove(began)
-
-
 def _watched(backward: Callable[..., None]) -> Callable[..., None]:
     main = threading.main_thread().ident
 

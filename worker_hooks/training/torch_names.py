@@ -1,4 +1,4 @@
-"""Every name inside torch that is used here, with what is done without it.
+"""The names inside torch that nothing here can do without, and whether this torch has them.
 
 Names inside torch come and go with its versions. Without some of them training would go on with
 other weights, and nobody would notice. So they are looked for when a training begins; where one is
@@ -51,21 +51,6 @@ NEEDED = {  # a module of torch, and what in it has the names
         "_join_config _delay_all_reduce_all_params bucket_bytes_cap bucket_bytes_cap_default "
         "reducer static_graph"
     ),
-}
-REPLACED = {  # what has a fall-back where it is used, and what that is
-    "_get_sequence_number_for_group": "a group that does not count has made no collectives",
-    "_timeout": "a group that is made again has gloo's time-out of 30 minutes",
-    "_remove_autograd_hooks": "an earlier DDP stays hooked to its parameters; the log says so",
-    "_sync_module_states": "a DDP that is made again broadcasts its parameters",
-    "_create_c10d_store": "a second death while ranks meet costs a restart; the log says so",
-    "_cuda_hasPrimaryContext": "all CUDA devices count as used",
-    "_engine_run_backward": "a hang in backward is taken for one in the script",
-    "_del_library": "a rank exits 60 ms later",
-    "_dynamo": "the first optimizer imports it",
-    "_orig_mod": "the names of a compiled module's parameters have another prefix",
-    "_checkpoint_wrapped_module": "so have those of a module with activation checkpoints",
-    "_schedulers": "the schedulers inside a scheduler are not known",
-    "_step_count": "a scheduler is known by its epoch alone",
 }
 
 

@@ -83,7 +83,7 @@ def test_a_huge_error_file_a_folder_and_a_pipe_are_named_not_read(tmp_path):
     with huge.open("wb") as file:
         file.truncate(5 << 30)
     os.mkfifo(pipe)
-    for path, why in ((huge, "bytes long"), (tmp_path, "regular"), (pipe, "regular")):
+    for path, why in ((huge, f"{5 << 30} bytes long"), (tmp_path, "directory"), (pipe, "regular")):
         evidence = gather(end(error_file=path, log=pipe))
         assert evidence.error_problem is not None
         assert why in evidence.error_problem

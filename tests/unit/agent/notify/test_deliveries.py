@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import os
 import socket
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from support.jobs import poll
+from support.web_server import web_server
 
 from agent.notify.command import EventCommand
 from agent.notify.delivery import QUEUED, Delivery
@@ -24,34 +23,15 @@ NOTICE = {"event": "died", "rank": "1", "step": None, "run_id": "r", "reason": "
 
 @pytest.fixture
 def server():
-    """A web server that answers with ``codes`` in turn, and keeps what it was sent."""
-
-    class Page(BaseHTTPRequestHandler):
-        def do_POST(self):
-            content = self.rfile.read(int(self.headers["Content-Length"]))
-            made.got.append((self.path, json.loads(content), self.headers["Authorization"]))
-            self.send_response(made.codes.pop(0))
-            self.send_header("Location", "/elsewhere")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    made = HTTPServer(("127.0.0.1", 0), Page)
-    made.got, made.codes = [], [200]
-    made.url = f"127.0.0.1:{made.server_port}/hook?x=1"
-    thread = threading.Thread(target=made.serve_forever)
-    thread.start()
-    yield made
-    made.shutdown()
-    thread.join()
-    made.server_close()
+    with web_server() as made:
+        yield made
 
 
 def test_a_notice_is_posted_as_json_with_the_password_in_a_header(server):
-    assert WebHook(f"http://me:p%40ss@{server.url}")(NOTICE) == ""
+    assert WebHook(f"http://me:p%40ss@127.0.0.1:{server.server_port}/hook?x=1")(NOTICE) == ""
     pair = base64.b64encode(b"me:p@ss").decode()
-    assert server.got == [("/hook?x=1", NOTICE, f"Basic {pair}")]
+    assert server.got == [NOTICE]
+    assert server.asked == [("/hook?x=1", f"Basic {pair}")]
 
 
 @pytest.mark.parametrize(
@@ -65,8 +45,11 @@ def test_a_notice_is_posted_as_json_with_the_password_in_a_header(server):
 )
 def test_errors_that_may_pass_are_tried_again(server, codes, why, tries):
     server.codes[:] = codes
-    assert WebHook(f"http://{server.url}", pauses_s=(0.0, 0.0))(NOTICE) == why
-    assert [path for path, _, _ in server.got] == ["/hook?x=1"] * tries
+    assert (
+        WebHook(f"http://127.0.0.1:{server.server_port}/hook?x=1", pauses_s=(0.0, 0.0))(NOTICE)
+        == why
+    )
+    assert [path for path, _ in server.asked] == ["/hook?x=1"] * tries
 
 
 def test_where_nobody_listens_the_reason_has_no_password():

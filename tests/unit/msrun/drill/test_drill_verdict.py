@@ -50,7 +50,7 @@ def test_a_job_that_cannot_be_drilled_is_refused_before_anything_starts(
     (tmp_path / "t.py").touch()
     asked = () if "no fault" in sentence else (read_words("rank=3,step=1", "kill"),)
     with pytest.raises(UsageError) as raised:
-        session.drill(session.DrillRequest(asked, tuple(words)), {})
+        session.drill(asked, session.DrillOptions(tuple(words)), {})
     assert sentence in str(raised.value)
 
 
@@ -264,6 +264,16 @@ def test_what_ranks_and_msrun_wrote_is_read_back(tmp_path, monkeypatch):
     assert history.dumps == (SavedStep(6.0, 3, 11),)
 
 
+@pytest.mark.parametrize("content", ["", "5", "[1, 2]", "null"])
+def test_files_that_hold_no_facts_are_left_out(content, tmp_path):
+    (tmp_path / "traces").mkdir()
+    for name in ("rank_0.jsonl", "rank_0.json", "struck_0.json"):
+        (tmp_path / "traces" / name).write_text(content)
+    (tmp_path / "ckpt/tft_saved_checkpoints-step_3").mkdir(parents=True)
+    (tmp_path / "ckpt/tft_saved_checkpoints-step_3/manifest.json").write_text(content)
+    assert drill_history.read(tmp_path) == DrillHistory({0: ()}, {})
+
+
 def test_a_line_for_people():
     assert table.row(judged(killed())) == (
         "kill -9 rank 1 at step 4, backward",
@@ -276,10 +286,10 @@ def test_a_line_for_people():
 
 def test_json_for_programs():
     facts = {"steps": 6, "took_s": 1.0, "trouble": ""}
-    good = json.loads(table.as_json(facts, [judged(killed())]))
+    good = json.loads(json.dumps(table.as_json(facts, [judged(killed())])))
     assert good["ok"] and good["drills"][0]["steps_lost"] == 0
-    assert not json.loads(table.as_json(facts, [judged(killed(), exit_code=1)]))["ok"]
-    assert not json.loads(table.as_json(facts | {"trouble": "x"}, []))["ok"]
+    assert not table.as_json(facts, [judged(killed(), exit_code=1)])["ok"]
+    assert not table.as_json(facts | {"trouble": "x"}, [])["ok"]
 
 
 def test_the_table_is_plain_in_a_pipe(capfd):

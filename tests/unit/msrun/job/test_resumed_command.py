@@ -13,9 +13,9 @@ from agent.records import run_record
 from agent.records.run_record import Record, remembered, unrecorded
 from agent.spec.job_spec import UsageError
 from msrun.job.request import parse
-from msrun.job.resume import command_words, names_origin
+from msrun.job.resume import names_origin
 from msrun.job.resume_point import ResumeOrigin
-from msrun.options.argv import scan
+from msrun.options.argv import command_words, scan
 
 
 @pytest.fixture

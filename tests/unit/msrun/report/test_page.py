@@ -1,6 +1,7 @@
 """The report as a file: what it says, that it is sound HTML, harmless, and never large."""
 
 import json
+import os
 
 import pytest
 from support.recorded_runs import BEGAN, Page, incident, kills, status, write
@@ -76,6 +77,12 @@ def test_nothing_of_the_run_is_taken_for_html(tmp_path):
     assert page.text.count("<script>alert(1)</script>") >= 7
     assert "last words" in page.text
     assert "\x1b" not in html and "\x07" not in html
+
+
+def test_a_pipe_in_a_logs_place_is_not_waited_for(tmp_path):
+    record = write(tmp_path, "20260101-000000-aaaaaa", *killed())
+    os.mkfifo(tmp_path / "logs/20260101-000000-aaaaaa/worker_0.attempt_0.log")
+    assert "rank 0 was killed by SIGKILL" in Page(html_of(tmp_path, record)).text
 
 
 def test_it_needs_nothing_from_elsewhere(tmp_path):

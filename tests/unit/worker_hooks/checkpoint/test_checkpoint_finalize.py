@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 from support.checkpoints import newest
+from support.tensors import tensors_of
 
 from worker_hooks.checkpoint import finalize as commits
 from worker_hooks.checkpoint import rank_comparison, rank_writer
@@ -30,7 +31,7 @@ from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage.find import candidates
 from worker_hooks.storage.manifest import models, read, verify
-from worker_hooks.tensors.shard import Replica, plan, tensors_of
+from worker_hooks.tensors.shard import Replica, plan
 
 quiet = lambda _nbytes: None  # noqa: E731
 STALL_S = 0.3

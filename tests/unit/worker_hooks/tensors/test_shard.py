@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from support.tensors import DTYPES, OURS, bits, everything, layouts, noise
+from support.tensors import DTYPES, OURS, bits, everything, layouts, noise, tensors_of
 
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage import safetensors_file
@@ -15,7 +15,7 @@ from worker_hooks.storage.checksum import BLOCK
 from worker_hooks.storage.safetensors_file import read_header, sha256_of
 from worker_hooks.tensors import shard
 from worker_hooks.tensors.reader import PIECE
-from worker_hooks.tensors.shard import Replica, digest, tensors_of, write
+from worker_hooks.tensors.shard import Replica, digest, write
 from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

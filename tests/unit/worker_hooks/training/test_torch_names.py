@@ -11,13 +11,28 @@ import torch
 from torch.distributed import distributed_c10d
 
 from worker_hooks.training import torch_names
-from worker_hooks.training.torch_names import NEEDED, REPLACED
+from worker_hooks.training.torch_names import NEEDED
 
 ROOT = Path(__file__).parents[4]
 PYTHONS = {  # the same of Python, numpy and ours
     *("_replace", "_asdict", "_make", "_fields", "_exit", "_getframe", "_current_frames"),
     *("_active", "_set_native_id", "_FuncPointer", "_is_gil_enabled", "_registry", "_random"),
     *("_bit_generator", "_io"),
+}
+REPLACED = {  # what has a fall-back where it is used, and what that is
+    "_get_sequence_number_for_group": "a group that does not count has made no collectives",
+    "_timeout": "a group that is made again has gloo's time-out of 30 minutes",
+    "_remove_autograd_hooks": "an earlier DDP stays hooked to its parameters; the log says so",
+    "_sync_module_states": "a DDP that is made again broadcasts its parameters",
+    "_create_c10d_store": "a second death while ranks meet costs a restart; the log says so",
+    "_cuda_hasPrimaryContext": "all CUDA devices count as used",
+    "_engine_run_backward": "a hang in backward is taken for one in the script",
+    "_del_library": "a rank exits 60 ms later",
+    "_dynamo": "the first optimizer imports it",
+    "_orig_mod": "the names of a compiled module's parameters have another prefix",
+    "_checkpoint_wrapped_module": "so have those of a module with activation checkpoints",
+    "_schedulers": "the schedulers inside a scheduler are not known",
+    "_step_count": "a scheduler is known by its epoch alone",
 }
 LISTED = {name for names in NEEDED.values() for name in names.split()} | REPLACED.keys()
 HOLDERS = {part for holder in NEEDED for part in re.split("[ .]", holder)}
