@@ -23,7 +23,8 @@ Protect a training: register what it trains, and let TrainState count epochs and
 
     from msrun import TrainState, run
 
-    state = TrainState(model=model, optimizer=optimizer, ckpt_save_path="checkpoints")
+    state = TrainState(model=model, optimizer=optimizer, scheduler=scheduler,
+                       ckpt_save_path="checkpoints")     # where a failure saves the step
 
     def train(state):
         ddp = DistributedDataParallel(model)       # in here: a survivor wraps it again
@@ -36,8 +37,13 @@ Protect a training: register what it trains, and let TrainState count epochs and
 
     run(train, state)                              # was: train()
 
+A loop without a loader begins at state.step, and asks once a step whether to exit:
+
+        while state.step < 5000 and not state.should_exit:
+
 Then a rank that dies is replaced while the others keep running, and no step is lost; msrun says so
-as training begins ("protected: ..."). This proves it by kills:
+as training begins ("protected: ..."). Against the death of all ranks, or of the machine, add
+callbacks=[ModelCheckpoint(...)]. This proves it by kills:
 
     msrun drill --random 5 -- --worker-num=2 train.py
 """

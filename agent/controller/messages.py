@@ -28,8 +28,12 @@ _NAMED = 6  # values of the script's own in one sentence
 _DIES = "by rank: if a rank dies between its backward and its commit,"
 _LATE = f"{{}} differs {_DIES} the step is not saved; change it before backward"
 _LATES = f"{{}} differ {_DIES} the step is not saved; change them before backward"
-_RESULT = f"{{}} differs {_DIES} it lacks that step, and what training returns may be another"
+_RESULT = (
+    f"{{}} differs {_DIES} it lacks that step, and what training returns may be another; change it "
+    "before backward"
+)
 _RESULTS = _RESULT.replace("differs", "differ").replace("it lacks", "they lack")
+_RESULTS = _RESULTS.replace("change it", "change them")
 
 
 def sentence(before: Job, after: Job, actions: Sequence[do.Action]) -> str:

@@ -24,4 +24,4 @@ def unprotected(spec: JobSpec) -> str:
         return ""
     follows = "all ranks begin anew" if spec.max_restarts else "the job ends"
     name = os.path.basename(spec.program.name)
-    return f"{name} has no TrainState: if a rank dies, {follows}. Three lines: {HELP}"
+    return f"{name} has no TrainState: if a rank dies, {follows}. To protect it: {HELP}"

@@ -21,7 +21,7 @@ log = logging.getLogger("msrun")
 class GracefulExit(SystemExit):
     """Ends a training, and with it the script, with exit code 0: it is saved, as requested.
 
-    ``state.batches`` and ``state.epochs`` raise it. Like any ``SystemExit`` it passes
+    ``state.batches``, ``state.epochs`` and ``run`` raise it. Like any ``SystemExit`` it passes
     ``except Exception``, while ``finally`` and ``with`` work as usual.
     """
 

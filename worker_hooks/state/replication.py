@@ -83,10 +83,13 @@ class Replication:
         self._size = 0  # how many parts the optimizers have
         self._known: set[str] = set()
         self._resumed_rates: list[float] = []  # until the next commit
+        self._schedules = [each for each in pieces if isinstance(each, SchedulerPiece)]
+        self._resumed_schedules: list[Any] = []
 
     def resumed(self) -> None:
         """The state of a checkpoint is restored: the next commit shows what the script sets."""
         self._resumed_rates = self._rates()
+        self._resumed_schedules = [each.marks() for each in self._schedules]
 
     def _rates(self) -> list[float]:
         groups = [group for each in self._optimizers for group in each.param_groups]
@@ -95,6 +98,8 @@ class Replication:
 
     def _look_for_jumps(self, step: int) -> None:
         then, self._resumed_rates = self._resumed_rates, []
+        if [each.marks() for each in self._schedules] != self._resumed_schedules:
+            return  # a registered schedule has set it, and it continues where it was
         for old, new in zip(then, self._rates(), strict=False):
             is_known = not (math.isnan(old) or math.isnan(new))
             if is_known and not min(old, new) * _JUMP >= max(old, new):

@@ -25,6 +25,8 @@ def run(train: Callable[[TrainState], Result], state: TrainState) -> Result:
     exception is held here while the state is saved, before the stack is unwound further.
 
     Raises:
+        GracefulExit: the job exits on request, and ``train`` has returned because of that: what
+            follows ``run`` is for a training that came to its end.
         TypeError: the arguments are not a function and a TrainState, in this order.
         Exception: what ``train`` raised.
     """
@@ -37,7 +39,7 @@ def run(train: Callable[[TrainState], Result], state: TrainState) -> Result:
             if is_again:
                 state.rejoin()
             result = train(state)
-            state.finish()
+            state.end_run()
         except EjectedError:
             is_again = True
         except Exception as error:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from worker_hooks.callbacks.graceful_exit import ExitControl
+from worker_hooks.callbacks.graceful_exit import ExitControl, GracefulExit
 from worker_hooks.callbacks.protocol import CallbackList
 from worker_hooks.checkpoint.context import CheckpointContext
 from worker_hooks.checkpoint.save_plan import CheckpointError
@@ -259,6 +259,16 @@ class TrainState:
         """The training function is about to be entered for the first time."""
         self._membership.begin()
         self._loop.begin_run(train)
+
+    def end_run(self) -> None:
+        """The training function has returned.
+
+        Raises:
+            GracefulExit: because the job exits, and not as training is over.
+        """
+        self.finish()
+        if self._is_exiting:
+            raise GracefulExit
 
     def hold(self, error: Exception) -> bool:
         """After a failure, wait while the state is saved; whether to :meth:`rejoin`."""

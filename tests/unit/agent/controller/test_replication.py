@@ -45,7 +45,7 @@ def test_values_of_the_scripts_own_that_differ_are_said_and_the_state_stays_prot
     assert decision.say == (
         "protected: a rank that dies is replaced, no step is lost; "
         "t.py:4 `mean` differs by rank: if a rank dies between its backward and its commit, it "
-        "lacks that step, and what training returns may be another"
+        "lacks that step, and what training returns may be another; change it before backward"
     )
     for rank in range(3):
         decision = told(job, rank, 2, "a" if rank else "b", "b" if rank else "c")

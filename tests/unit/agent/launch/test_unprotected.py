@@ -9,7 +9,7 @@ from agent.launch.unprotected import unprotected
 from agent.spec.job_spec import JobSpec, Program, ProgramKind
 
 PLAIN = "import torch\nimport torch.distributed as dist\n"
-SAYS = "train.py has no TrainState: if a rank dies, the job ends. Three lines: msrun help protect"
+SAYS = "train.py has no TrainState: if a rank dies, the job ends. To protect it: msrun help protect"
 
 
 @pytest.fixture(autouse=True)
