@@ -358,13 +358,15 @@ def test_a_record_keeps_neither_secrets_nor_the_session_nor_what_is_the_scripts_
         "NCCL_AUTH_TOKEN": "s",
         "GOOGLE_APPLICATION_CREDENTIALS": "s",
         "HTTPS_PROXY": "http://me:word@h:1/",
+        "PET_WEBHOOK": "https://h/services/secret",
+        "MS_URL": "https://h/?token=s",
         "MSRUN_RUNS": "a",
         "MSRUN_DRILL": "{}",
         "TORCHELASTIC_ERROR_FILE": "/e",
     }
     assert remembered(kept | own | left) == kept
     secret = {"WANDB_API_KEY", "HF_TOKEN", "aws_secret", "GOOGLE_APPLICATION_CREDENTIALS"}
-    named = {*own, *secret, "NCCL_AUTH_TOKEN", "HTTPS_PROXY"}
+    named = {*own, *secret, "NCCL_AUTH_TOKEN", "HTTPS_PROXY", "PET_WEBHOOK", "MS_URL"}
     assert set(unrecorded(kept | own | left)) == named
     made = remember(environ, "a", unrecorded=("LR", "MODE"))
     assert made.unrecorded == ("LR", "MODE")
