@@ -1,0 +1,91 @@
+"""Odd answers, odd texts and odd clients: one of them must not end what follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from agent.notify.command import EventCommand
+from agent.notify.delivery import Delivery
+from agent.notify.notifier import _CODE, _ROOT
+from agent.notify.post import WebHook
+
+NOTICE = {"event": "died", "rank": "1", "step": None, "run_id": "r", "reason": "dead"}
+
+
+@pytest.fixture
+def odd():
+    """The address of a server whose answers are no HTTP, and how often it was asked."""
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            while True:
+                try:
+                    line, _ = server.accept()
+                except OSError:  # closed
+                    return
+                with line:
+                    line.recv(1 << 16)
+                    asked.append(1)
+                    line.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/", asked
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_an_answer_that_is_no_http_is_a_failure_that_may_pass(odd):
+    url, asked = odd
+    assert "BadStatusLine" in WebHook(url, pauses_s=(0.0,))(NOTICE)
+    assert len(asked) == 2
+
+
+def test_one_that_raises_is_said_once_and_the_next_are_delivered():
+    said, got = [], []
+
+    def deliver(notice):
+        got.append(notice["rank"])
+        if notice["rank"] != "3":
+            raise LookupError("surprise")
+        return ""
+
+    way = Delivery("--webhook", deliver, said.append)
+    for rank in ("1", "2", "3", None):
+        way.put(None if rank is None else NOTICE | {"rank": rank})
+    way.thread.join(30)
+    assert got == ["1", "2", "3"]
+    assert said == ["--webhook failed for event died: LookupError('surprise'); said once"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [("a\0b", r"a\0b"), ("a\ud800b", r"a\ud800b"), ("a\u20acb", "a\u20acb")]
+)
+def test_a_reason_that_no_environment_can_hold_is_escaped(tmp_path, reason, told):
+    words = ["sh", "-c", 'printf %s "$REASON" > "$0"', str(tmp_path / "out")]
+    assert EventCommand(words)(NOTICE | {"reason": reason}) == ""
+    assert (tmp_path / "out").read_text() == told
+
+
+def test_a_courier_speaks_of_a_path_that_is_no_text(tmp_path):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(30)
+    with ours, theirs:
+        courier = subprocess.Popen([sys.executable, "-I", "-S", "-c", _CODE, _ROOT], stdin=theirs)
+        theirs.close()
+        path = os.fsdecode(os.fsencode(tmp_path) + b"/no/\xff.prom")
+        wanted = {"on_event": [], "webhook": "", "metrics_file": path, "metrics_port": 0}
+        for message in (wanted | {"killed": {}}, {"metrics": "a 1\n"}):
+            ours.send(json.dumps(message).encode())
+        sentence = ours.recv(1 << 16).decode()
+        ours.shutdown(socket.SHUT_WR)
+        assert courier.wait(30) == 0
+    assert sentence.endswith(r"/no/\udcff.prom cannot be written: No such file or directory")
