@@ -92,6 +92,23 @@ def test_the_first_cause_is_raised_and_the_others_end(start, peers_too):
     assert peers_too or len(error.failures) == 1
 
 
+def raises_itself():
+    error, other = ValueError("around"), KeyError("and around")
+    error.__cause__, other.__context__ = other, error
+    raise error
+
+
+def raises_from_itself():
+    error = ValueError("around")
+    raise error from error
+
+
+@pytest.mark.parametrize("fn", [raises_itself, raises_from_itself])
+def test_an_exception_that_is_its_own_cause_is_raised_here(fn):
+    with pytest.raises(LaunchError, match="rank 0 raised ValueError: around"):
+        launch(fn, nprocs=1, timeout_s=10, grace_s=0.2)
+
+
 def test_a_lost_peer_wrapped_in_the_scripts_own_exception_is_a_consequence(tmp_path):
     def train():
         if os.environ["RANK"] == "1":
