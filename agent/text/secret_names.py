@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 
 MASK = "***"
@@ -71,9 +74,21 @@ def _secrets(words: Sequence[str]) -> Iterator[str]:
 
 def masked(text: str, known: frozenset[str]) -> str:
     """A text without those secrets, and without passwords and tokens in URLs."""
-    for secret in sorted(known, key=len, reverse=True):
+    spelled = {form for secret in known for form in _spellings(secret)}
+    for secret in sorted(spelled, key=len, reverse=True):
         text = text.replace(secret, MASK)
     return _without_passwords(text)
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """A secret as it may stand in a text: as it is, in JSON, in a list of Python, in a shell."""
+    quoted = shlex.quote(secret)
+    for inner in (secret, repr(secret)[1:-1], secret if quoted == secret else quoted[1:-1]):
+        yield inner
+        for is_ascii in (True, False):
+            yield json.dumps(inner, ensure_ascii=is_ascii)[1:-1]
+    with contextlib.suppress(UnicodeEncodeError):  # an argument that is no text, as a log is read
+        yield secret.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _without_passwords(text: str) -> str:

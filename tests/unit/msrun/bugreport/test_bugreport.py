@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,38 @@ def test_secrets_are_masked_wherever_they_are():
 )
 def test_a_command_line_for_others_has_no_secret_address(words, shown):
     assert list(without_secrets(words)) == shown
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        'pa"ss',
+        "pa\\ss",
+        "p\xe4ss",
+        "p'a\"ss",
+        "pa\nss",
+        "pa\udcffss",
+        "\U0001f511key",
+        '"ss"',
+        "''ss",
+    ],
+)
+def test_a_secret_is_masked_in_all_its_spellings(secret):
+    line = shlex.join(["msrun", f"--token={secret}"])
+    texts = [
+        secret,
+        json.dumps([secret]),
+        json.dumps([secret], ensure_ascii=False),
+        repr([secret]),
+        json.dumps({"log_tail": [repr([secret])]}),
+        line,
+        json.dumps(line),
+        os.fsencode(secret).decode(errors="backslashreplace"),
+    ]
+    for text in texts:
+        found = masked(text, frozenset({secret}))
+        assert "***" in found and "ss" not in found.replace("msrun", ""), text
+        assert "key" not in found
 
 
 @pytest.fixture
