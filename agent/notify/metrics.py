@@ -61,7 +61,8 @@ def exposition(
             [(one, account.lost_steps)],
         ),
         (
-            *("training_seconds_total", "counter", "Time that was training."),
+            # no counter: a hang is noticed late, and then takes back what it was thought to be
+            *("training_seconds", "gauge", "Time that was training."),
             [(one, account.training_s)],
         ),
         (
