@@ -32,14 +32,18 @@ class Figures:
 
     def put(self, text: str | None) -> None:
         """Take newer ones; ``None``: there are no more."""
-        self._is_over = text is None
-        self.text = self.text if text is None else text
+        if text is None:
+            self._is_over = True
+        else:
+            self.text = text
         self._new.set()
 
     def _write(self) -> None:
-        while not self._is_over:
+        is_over = False
+        while not is_over:
             self._new.wait()
             self._new.clear()
+            is_over = self._is_over  # read first: the text is the last one then
             if self._path is None or not self.text:
                 continue
             try:

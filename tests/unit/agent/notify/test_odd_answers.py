@@ -11,8 +11,10 @@ import threading
 
 import pytest
 
+from agent.notify import figures
 from agent.notify.command import EventCommand
 from agent.notify.delivery import Delivery
+from agent.notify.figures import Figures
 from agent.notify.notifier import _CODE, _ROOT
 from agent.notify.post import WebHook
 
@@ -73,6 +75,25 @@ def test_a_reason_that_no_environment_can_hold_is_escaped(tmp_path, reason, told
     words = ["sh", "-c", 'printf %s "$REASON" > "$0"', str(tmp_path / "out")]
     assert EventCommand(words)(NOTICE | {"reason": reason}) == ""
     assert (tmp_path / "out").read_text() == told
+
+
+def test_the_last_figures_are_written_however_slow_the_file_is(tmp_path, monkeypatch):
+    begun, goes, real = threading.Event(), threading.Event(), figures.write_atomic
+
+    def slow(*args, **kwargs):
+        begun.set()
+        assert goes.wait(30)
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(figures, "write_atomic", slow)
+    kept = Figures(str(tmp_path / "m.prom"), 0, print)
+    kept.put("a 1\n")
+    assert begun.wait(30)
+    for text in ("a 2\n", "a 3\n", None):
+        kept.put(text)
+    goes.set()
+    kept.thread.join(30)
+    assert (tmp_path / "m.prom").read_text() == "a 3\n"
 
 
 def test_a_courier_speaks_of_a_path_that_is_no_text(tmp_path):
