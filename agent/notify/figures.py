@@ -6,8 +6,11 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import TCPServer
 
 from worker_hooks.contract.atomic_file import write_atomic
+
+CLIENT_S = 5.0  # without a word from a client
 
 
 class Figures:
@@ -24,7 +27,7 @@ class Figures:
         self.thread.start()
         if port:
             try:
-                server = ThreadingHTTPServer(("", port), _page_of(self))
+                server = _Server(("", port), _page_of(self))
             except OSError as error:
                 say(f"--metrics_port={port}: {error.strerror}: the metrics are not served")
             else:
@@ -54,9 +57,22 @@ class Figures:
                     self._say(f"--metrics_file {self._path} cannot be written: {error.strerror}")
 
 
+class _Server(ThreadingHTTPServer):
+    """Serves the page."""
+
+    def server_bind(self) -> None:
+        """Open the port; HTTPServer's asks for this host's name, and waits for a dead server."""
+        TCPServer.server_bind(self)
+
+    def handle_error(self, *_: object) -> None:
+        """Nothing: a client that is gone is no news."""
+
+
 def _page_of(figures: Figures) -> type[BaseHTTPRequestHandler]:
     class Page(BaseHTTPRequestHandler):
         """One page: the metrics."""
+
+        timeout = CLIENT_S
 
         def do_GET(self) -> None:
             is_it = self.path.partition("?")[0] in {"/", "/metrics"}

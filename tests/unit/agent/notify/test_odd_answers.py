@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import urllib.request
 
 import pytest
+from support.jobs import poll
 
 from agent.notify import figures
 from agent.notify.command import EventCommand
@@ -94,6 +97,60 @@ def test_the_last_figures_are_written_however_slow_the_file_is(tmp_path, monkeyp
     goes.set()
     kept.thread.join(30)
     assert (tmp_path / "m.prom").read_text() == "a 3\n"
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """A function that serves figures at a free port, and returns it."""
+    made = []
+
+    class Kept(figures._Server):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    def start():
+        monkeypatch.setattr(figures, "_Server", Kept)
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            port = taken.getsockname()[1]
+        made.append(Figures("", port, print))
+        made[-1].put("a 1\n")
+        return port
+
+    yield start
+    server, kept = made
+    server.shutdown()
+    server.server_close()
+    kept.put(None)
+    kept.thread.join(30)
+
+
+def page(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return answer.read().decode()
+
+
+def test_a_port_is_opened_without_asking_a_name_server(serve, monkeypatch):
+    asked = []
+    monkeypatch.setattr(socket, "getfqdn", lambda *_: asked.append(1) or "localhost")
+    assert page(serve()) == "a 1\n"
+    assert asked == []
+
+
+def test_a_client_that_resets_is_not_spoken_of_and_a_silent_one_is_let_go(
+    serve, monkeypatch, capfd
+):
+    monkeypatch.setattr(figures, "CLIENT_S", 0.2, raising=False)
+    port, before = serve(), threading.active_count()
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"GET /met")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        assert client.recv(1) == b""
+    poll(lambda: threading.active_count() <= before)
+    assert page(port) == "a 1\n"
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_courier_speaks_of_a_path_that_is_no_text(tmp_path):
