@@ -375,6 +375,13 @@ def test_a_record_keeps_neither_secrets_nor_the_session_nor_what_is_the_scripts_
     assert parse(["--resume"], environ | {"MODE": "1", "LR": ""}).warnings == ()
 
 
+def test_a_web_hook_that_is_not_set_at_a_resume_is_named_first(environ):
+    remember(environ, "a", unrecorded=("A", "B", "C", "D", "E", "F", "PET_WEBHOOK"))
+    (said,) = parse(["--resume"], environ).warnings
+    assert said.startswith("the run was started with PET_WEBHOOK, A, ")
+    assert said.endswith("secrets and a script's own variables are recorded by name only")
+
+
 def test_a_record_is_private_and_notes_each_folder_once(environ):
     made = remember(environ, "a", environ={"A": "\udc80"}, lineage=("b",))
     folder = run_record.writable_folder(environ)
