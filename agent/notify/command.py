@@ -22,7 +22,7 @@ class EventCommand:
 
     def __call__(self, notice: Mapping[str, Any]) -> str:
         """Run it; why it failed."""
-        told = {name.upper(): "" if notice[name] is None else str(notice[name]) for name in _TOLD}
+        told = {name.upper(): _storable(notice[name]) for name in _TOLD}
         try:
             process = subprocess.Popen(
                 self._words,
@@ -50,3 +50,9 @@ class EventCommand:
         with contextlib.suppress(ProcessLookupError):
             if self.pid:
                 os.killpg(self.pid, signal.SIGKILL)
+
+
+def _storable(value: object) -> str:
+    """A text that an environment can hold: of an exception it may have any character."""
+    text = "" if value is None else str(value).replace("\0", r"\0")
+    return text.encode(errors="backslashreplace").decode()

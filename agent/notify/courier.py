@@ -34,7 +34,7 @@ def main() -> NoReturn:
 
     def say(sentence: str) -> None:
         with contextlib.suppress(OSError):  # msrun is gone
-            line.send(sentence.encode())
+            line.send(sentence.encode(errors="backslashreplace"))  # a path need not be text
 
     wanted = json.loads(line.recv(LONGEST))
     command = EventCommand(wanted["on_event"]) if wanted["on_event"] else None

@@ -37,7 +37,10 @@ class Delivery:
 
     def _run(self) -> None:
         while (notice := self._queue.get()) is not None:
-            why = self._deliver(notice)
+            try:
+                why = self._deliver(notice)
+            except Exception as error:  # noqa: BLE001  one odd event must not end all deliveries
+                why = repr(error)
             if why and not self._has_failed:
                 self._has_failed = True
                 self._say(f"{self._name} failed for event {notice['event']}: {why}; said once")

@@ -6,8 +6,11 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import TCPServer
 
 from worker_hooks.contract.atomic_file import write_atomic
+
+CLIENT_S = 5.0  # without a word from a client
 
 
 class Figures:
@@ -24,7 +27,7 @@ class Figures:
         self.thread.start()
         if port:
             try:
-                server = ThreadingHTTPServer(("", port), _page_of(self))
+                server = _Server(("", port), _page_of(self))
             except OSError as error:
                 say(f"--metrics_port={port}: {error.strerror}: the metrics are not served")
             else:
@@ -32,14 +35,18 @@ class Figures:
 
     def put(self, text: str | None) -> None:
         """Take newer ones; ``None``: there are no more."""
-        self._is_over = text is None
-        self.text = self.text if text is None else text
+        if text is None:
+            self._is_over = True
+        else:
+            self.text = text
         self._new.set()
 
     def _write(self) -> None:
-        while not self._is_over:
+        is_over = False
+        while not is_over:
             self._new.wait()
             self._new.clear()
+            is_over = self._is_over  # read first: the text is the last one then
             if self._path is None or not self.text:
                 continue
             try:
@@ -50,9 +57,22 @@ class Figures:
                     self._say(f"--metrics_file {self._path} cannot be written: {error.strerror}")
 
 
+class _Server(ThreadingHTTPServer):
+    """Serves the page."""
+
+    def server_bind(self) -> None:
+        """Open the port; HTTPServer's asks for this host's name, and waits for a dead server."""
+        TCPServer.server_bind(self)
+
+    def handle_error(self, *_: object) -> None:
+        """Nothing: a client that is gone is no news."""
+
+
 def _page_of(figures: Figures) -> type[BaseHTTPRequestHandler]:
     class Page(BaseHTTPRequestHandler):
         """One page: the metrics."""
+
+        timeout = CLIENT_S
 
         def do_GET(self) -> None:
             is_it = self.path.partition("?")[0] in {"/", "/metrics"}

@@ -15,7 +15,14 @@ Samples = Iterable[tuple[Mapping[str, object], float | None]]
 
 
 def exposition(
-    facts: RunFacts, job: Job, workers: Sequence[Worker], account: Account, hung: int, now: float
+    facts: RunFacts,
+    job: Job,
+    workers: Sequence[Worker],
+    account: Account,
+    hung: int,
+    now: float,
+    *,
+    by_rank: bool = True,
 ) -> str:
     """All of them; what is not known has no sample.
 
@@ -26,6 +33,7 @@ def exposition(
         account: what failures cost.
         hung: ranks that have hung since the job began.
         now: seconds since the epoch.
+        by_rank: with those that each rank has.
     """
     one: Mapping[str, object] = {}
     steps = [worker.beat.step for worker in workers if worker.beat is not None]
@@ -35,7 +43,7 @@ def exposition(
         ("step", "gauge", "Newest step that is complete.", [(one, max(steps, default=None))]),
         (
             *("step_duration_seconds", "gauge", "Median time of a rank's recent steps."),
-            [({"rank": rank}, tempo.median_s) for rank, tempo in timed],
+            [({"rank": rank}, tempo.median_s) for rank, tempo in timed if by_rank],
         ),
         (
             *("job_state", "gauge", "1 for the state that the job is in."),
@@ -61,7 +69,8 @@ def exposition(
             [(one, account.lost_steps)],
         ),
         (
-            *("training_seconds_total", "counter", "Time that was training."),
+            # no counter: a hang is noticed late, and then takes back what it was thought to be
+            *("training_seconds", "gauge", "Time that was training."),
             [(one, account.training_s)],
         ),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from agent.workers.worker import Worker
 
 CLOSE_S = 5.0  # for the courier's last deliveries; it takes three
 LONGEST = 1 << 16
+SEND_BUFFER = 1 << 19  # the kernel doubles it; the default holds the figures of 2100 ranks
 FIGURES_S = 1.0  # how often they are renewed at most
 _CODE = (
     "import sys; sys.path.insert(0, sys.argv.pop()); from agent.notify.courier import main; main()"
@@ -39,6 +41,7 @@ class Notifier:
         self._told_s = -FIGURES_S  # when the metrics were told last
         self._state: object = None  # of the job, then
         self._is_behind = False
+        self._has_ranks = True  # in the metrics: not if they are too many
         self._line: socket.socket | None = None
         self._pid, self._end = 0, -1
         if facts.spec.notify.is_on:
@@ -52,6 +55,7 @@ class Notifier:
 
         wanted = self._facts.spec.notify
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _CODE, _ROOT],
@@ -81,7 +85,8 @@ class Notifier:
     def tell(self, notice: Notice) -> None:
         """Something happened."""
         self._hung += len(notice.ranks) if notice.event == HUNG else 0
-        self._send(self._message(notice))
+        if not self._send(self._message(notice)):
+            self._say(f"event {notice.event} is left out: it is too long to be told")
 
     def _message(self, notice: Notice) -> dict[str, object]:
         spec = self._facts.spec
@@ -107,19 +112,34 @@ class Notifier:
         if job.state is self._state and now_s - self._told_s < FIGURES_S:
             return
         self._state, self._told_s = job.state, now_s
-        text = exposition(self._facts, job, workers, account, self._hung, time.time())
-        self._send({"metrics": text})
-
-    def _send(self, message: dict[str, object]) -> None:
-        if self._line is None:
+        if self._tell_figures(job, workers, account) or not self._has_ranks:
             return
+        self._has_ranks = False
+        count = len(workers)
+        self._say(
+            f"the times of steps of {count} ranks are too many for the metrics: they are left out"
+        )
+        self._tell_figures(job, workers, account)
+
+    def _tell_figures(self, job: Job, workers: Sequence[Worker], account: Account) -> bool:
+        now, by_rank = time.time(), self._has_ranks
+        text = exposition(self._facts, job, workers, account, self._hung, now, by_rank=by_rank)
+        return self._send({"metrics": text})
+
+    def _send(self, message: dict[str, object]) -> bool:
+        """Hand it over, if that is possible at once; false: it is too long for ever."""
+        if self._line is None:
+            return True
         self.hear()
         try:
             self._line.send(json.dumps(message).encode())
-        except OSError:  # it does not keep up, or is gone
+        except OSError as error:  # it does not keep up, or is gone
+            if error.errno == errno.EMSGSIZE:
+                return False
             if not self._is_behind:
                 self._is_behind = True
                 self._say("events are left out: their courier does not keep up, or was killed")
+        return True
 
     def hear(self) -> bool:
         """Say what the courier has to say; whether it may say more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import time
 import urllib.error
@@ -53,6 +54,8 @@ class WebHook:
                 why = f"HTTP status {error.code}"
                 if error.code < 500 and error.code not in PASSING:  # noqa: PLR2004
                     return why
+            except http.client.HTTPException as error:  # what answers speaks no HTTP
+                why = repr(error)[:200]
             except (OSError, ValueError) as error:
                 why = str(getattr(error, "reason", error))
             if pause_s is not None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 
 MASK = "***"
 SHORTEST = 4  # characters of a secret that is looked for in other texts
 
 _NAME = re.compile(
-    r"TOKEN(?!IZER|S(_|$))|KEY|SECRET|PASSW|PASS(_|$)|(^|_)(PWD|PAT|AUTH|DSN)(_|$)|CREDENTIAL|COOKIE",
+    r"TOKEN(?!IZER|S(_|$))|KEY|SECRET|PASSW|PASS(_|$)|(^|_)(PWD|PAT|AUTH|DSN)(_|$)|CREDENTIAL|COOKIE"
+    r"|WEBH|^_*WEB?$",  # who knows such an address can post there; its option may be abbreviated
     re.IGNORECASE,
 )
-_IN_URL = re.compile(r"(://[^/@\s:]*:)([^/@\s]*)@")
+_IN_URL = re.compile(
+    r"(?P<before>://[^/@\s:]*:)(?P<password>[^/@\s]*)@"
+    r"|(?P<scheme>https?://)(?P<user>[^/@\s:?#]+)@"  # alone, it is a token
+    r"|(?P<query>[?&](?P<name>[\w.~%-]+)=)(?P<value>[^&#\s\"'<>\\]+)"
+)
+_LONE = 12  # characters; a shorter user of a URL may be a name, which stands in many texts
 
 
 def is_secret_name(name: str) -> bool:
@@ -21,8 +30,8 @@ def is_secret_name(name: str) -> bool:
 
 
 def has_password(value: str) -> bool:
-    """Whether a text contains a URL with a password."""
-    return _IN_URL.search(value) is not None
+    """Whether a text contains a URL with a password, or with a token."""
+    return _without_passwords(value) != value
 
 
 def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
@@ -54,11 +63,39 @@ def _secrets(words: Sequence[str]) -> Iterator[str]:
                 yield value
             elif name.startswith("-") and not following.startswith("-"):
                 yield following
-        yield from (found[2] for found in _IN_URL.finditer(word))
+        for found in _IN_URL.finditer(word):
+            if found["password"]:
+                yield found["password"]
+            elif found["user"] and len(found["user"]) >= _LONE:
+                yield found["user"]
+            elif found["name"] and is_secret_name(found["name"]):
+                yield found["value"]
 
 
 def masked(text: str, known: frozenset[str]) -> str:
-    """A text without those secrets, and without passwords in URLs."""
-    for secret in sorted(known, key=len, reverse=True):
+    """A text without those secrets, and without passwords and tokens in URLs."""
+    spelled = {form for secret in known for form in _spellings(secret)}
+    for secret in sorted(spelled, key=len, reverse=True):
         text = text.replace(secret, MASK)
-    return _IN_URL.sub(rf"\g<1>{MASK}@", text)
+    return _without_passwords(text)
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """A secret as it may stand in a text: as it is, in JSON, in a list of Python, in a shell."""
+    quoted = shlex.quote(secret)
+    for inner in (secret, repr(secret)[1:-1], secret if quoted == secret else quoted[1:-1]):
+        yield inner
+        for is_ascii in (True, False):
+            yield json.dumps(inner, ensure_ascii=is_ascii)[1:-1]
+    with contextlib.suppress(UnicodeEncodeError):  # an argument that is no text, as a log is read
+        yield secret.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def _without_passwords(text: str) -> str:
+    return _IN_URL.sub(_masked_match, text)
+
+
+def _masked_match(found: re.Match[str]) -> str:
+    if found["name"]:
+        return f"{found['query']}{MASK}" if is_secret_name(found["name"]) else found[0]
+    return f"{found['before'] or found['scheme']}{MASK}@"

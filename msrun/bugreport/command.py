@@ -47,7 +47,8 @@ def report(run: RunState, order: ReportOrder, machine: Mapping[str, Any]) -> int
     """
     name = f"msrun-bugreport-{run.record.record_id}"
     path = order.output or Path(f"{name}-{time.strftime('%H%M%S')}.tar.gz")
-    known = secrets(run.record.argv)
+    variables = (f"{name}={value}" for name, value in run.record.environ.items())
+    known = secrets((*run.record.argv, *variables))  # earlier versions recorded more of them
     archive = Archive(name)
     archive.add("record.json", masked(_json(_record(run)), known))
     archive.add("doctor.json", _json(machine))

@@ -70,6 +70,10 @@ def file_system(place: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> s
 def judged(folder: str, answer: ProbeAnswer) -> Iterator[Finding]:
     """The lines about a folder, from the probe's answer."""
     facts = [fact for line in answer.out.splitlines() if (fact := _fact(line))]
+    for fact in facts:
+        if "file" in fact:
+            yield unfit(PART, f"{fact['file']} is a file", "name a folder")
+            return
     steps = {fact["step"]: fact for fact in facts if "step" in fact}
     found = next((fact for fact in facts if "place" in fact), {"place": folder, "is_there": True})
     place = str(found["place"])

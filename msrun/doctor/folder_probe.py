@@ -27,13 +27,16 @@ SHARE = 10  # of the free space that the test writes at most: one tenth
 def main(folder: str, name: str) -> None:
     """Look at ``folder``, and print."""
     is_there = os.path.isdir(folder)
+    if file := file_in_the_way(folder):
+        say(file=file)
+        return
     folder = nearest(folder)
     place = os.path.join(folder, name)
     say(place=folder, is_there=is_there)
     room = os.statvfs(folder)
     say(free=room.f_bavail * room.f_frsize, size=room.f_blocks * room.f_frsize)
-    attempt("mkdir", lambda: os.mkdir(place))
     try:
+        attempt("mkdir", lambda: os.mkdir(place))
         attempt("write", lambda: write(place, room.f_bavail * room.f_frsize // SHARE))
         attempt("sync of a folder", lambda: sync_folder(place))
         attempt("rename of a folder", lambda: rename(place))
@@ -41,6 +44,14 @@ def main(folder: str, name: str) -> None:
         attempt("flock", lambda: lock(place))
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def file_in_the_way(folder: str) -> str:
+    """The folder, or one above it, that is no folder; empty: there is none."""
+    folder = os.path.realpath(folder)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    return "" if os.path.isdir(folder) else folder
 
 
 def nearest(folder: str) -> str:

@@ -13,7 +13,7 @@ class RankFailure(NamedTuple):
     """The end of one rank, in the order in which the parent saw it."""
 
     rank: int
-    exit_code: int  # negative: of a signal
+    exit_code: int | None  # negative: of a signal; None: it went to another part of this program
     error: str = ""  # the exception in one line; empty: there was none
     traceback: str = ""
     origin: str = ""  # the first exception of its chain
@@ -21,7 +21,8 @@ class RankFailure(NamedTuple):
     @property
     def signal(self) -> str | None:
         """``SIGKILL``; ``None``: no signal ended it."""
-        return known_signal(-self.exit_code) if self.exit_code < 0 else None
+        code = self.exit_code
+        return known_signal(-code) if code is not None and code < 0 else None
 
     @property
     def is_consequence(self) -> bool:
@@ -31,6 +32,10 @@ class RankFailure(NamedTuple):
     def __str__(self) -> str:
         if self.error:
             return f"rank {self.rank} raised {self.error}"
+        if self.exit_code is None:
+            return (
+                f"rank {self.rank} ended in a way that is not known, before the function returned"
+            )
         amid = " before the function returned" if self.exit_code >= 0 else ""
         return f"rank {self.rank} {describe_exit(self.exit_code)}{amid}"
 

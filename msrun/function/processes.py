@@ -55,12 +55,24 @@ class Process:
         self.said = bytearray()  # of its answer
         self.answer: Outcome | None = None
         self.lines = {1: b"", 2: b""}
-        self.exit_code: int | None = None
+        self.has_ended = False
+        self.exit_code: int | None = None  # None: not ended, or not known
 
     @property
     def is_alive(self) -> bool:
         """Whether it is to be waited for."""
-        return bool(self.pid) and self.exit_code is None
+        return bool(self.pid) and not self.has_ended
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether nobody has waited for it: else its id may be that of another process."""
+        if self.watch < 0:
+            return self.is_alive
+        try:
+            signal.pidfd_send_signal(self.watch, 0)
+        except ProcessLookupError:
+            return False
+        return self.is_alive
 
     def close(self) -> None:
         """Close what this process has open for it."""
@@ -89,6 +101,7 @@ class Processes:
         self._ranks = [Process(rank) for rank in range(len(environs))]
         self._selector = selectors.DefaultSelector()
         self._failures: list[RankFailure] = []
+        self._unread = set[int]()  # of stdout and stderr: who reads it is gone
 
     def __enter__(self) -> Self:
         return self
@@ -100,26 +113,30 @@ class Processes:
             self._turn_until(lambda: False, time.monotonic() + self._grace_s)
         finally:
             self._signal(signal.SIGKILL)
-            self._turn_until(lambda: False, None)
-            for process in self._ranks:
-                if process.is_alive:  # an old kernel: its end cannot be watched
-                    os.waitpid(process.pid, 0)
-                process.close()
-            self._selector.close()
+            try:
+                self._turn_until(lambda: False, None)
+            finally:
+                for process in self._ranks:
+                    if process.is_alive:  # its end cannot be watched, or taking it in failed
+                        with contextlib.suppress(ChildProcessError):
+                            os.waitpid(process.pid, 0)
+                    process.close()
+                self._selector.close()
 
     def fork(self, call: Callable[[], Any]) -> None:
         """Start all ranks as copies of this process."""
         with _interrupted_later():
             for process in self._ranks:
-                theirs, parent = self._open(process), os.getpid()
-                with warnings.catch_warnings():  # Python 3.12: of threads, which launch() speaks of
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    process.pid = os.fork()
-                if not process.pid:
-                    for each in self._ranks:
-                        each.close()
-                    serve(call, theirs, self._environs[process.rank], parent)
-                self._started(process, theirs)
+                parent = os.getpid()
+                with self._opened(process) as theirs:
+                    with warnings.catch_warnings():  # Python 3.12: of threads; launch() names them
+                        warnings.simplefilter("ignore", DeprecationWarning)
+                        process.pid = os.fork()
+                    if not process.pid:
+                        for each in self._ranks:
+                            each.close()
+                        serve(call, theirs, self._environs[process.rank], parent)
+                self._started(process)
 
     def spawn(self, function: bytes) -> None:
         """Start all ranks in fresh interpreters; ``function``: pickled, with its arguments."""
@@ -133,21 +150,21 @@ class Processes:
                 pickle.dump((preparation, [dict(each) for each in self._environs], function), file)
             with _interrupted_later():
                 for process in self._ranks:
-                    theirs = self._open(process)
-                    for fd in theirs:
-                        os.set_inheritable(fd, True)
-                    told = json.dumps([sys.path, [payload, process.rank, theirs, os.getpid()]])
-                    words = [sys.executable, "-c", _BOOT, told]
-                    streams = [
-                        (os.POSIX_SPAWN_DUP2, fd, to)
-                        for to, fd in ((1, theirs.out), (2, theirs.err))
-                    ]
-                    # threads of torch are counted when it is imported
-                    environ = {**os.environ, **self._environs[process.rank]}
-                    process.pid = os.posix_spawn(
-                        sys.executable, words, environ, file_actions=streams
-                    )
-                    self._started(process, theirs)
+                    with self._opened(process) as theirs:
+                        for fd in theirs:
+                            os.set_inheritable(fd, True)
+                        told = json.dumps([sys.path, [payload, process.rank, theirs, os.getpid()]])
+                        words = [sys.executable, "-c", _BOOT, told]
+                        streams = [
+                            (os.POSIX_SPAWN_DUP2, fd, to)
+                            for to, fd in ((1, theirs.out), (2, theirs.err))
+                        ]
+                        # threads of torch are counted when it is imported
+                        environ = {**os.environ, **self._environs[process.rank]}
+                        process.pid = os.posix_spawn(
+                            sys.executable, words, environ, file_actions=streams
+                        )
+                    self._started(process)
         finally:
             os.close(payload)
 
@@ -167,18 +184,22 @@ class Processes:
     def _is_explained(self) -> bool:
         return any(not failure.is_consequence for failure in self._failures)
 
-    def _open(self, process: Process) -> Ends:
-        theirs = []
-        for _ in range(3):
-            reads, writes = os.pipe()
-            process.ends.append(reads)
-            os.set_blocking(reads, False)
-            theirs.append(writes)
-        return Ends(*theirs)
+    @contextlib.contextmanager
+    def _opened(self, process: Process) -> Iterator[Ends]:
+        """Its pipes; the ends that it writes into are closed here at last, also if it cannot be."""
+        theirs = list[int]()
+        try:
+            for _ in range(3):
+                reads, writes = os.pipe()
+                process.ends.append(reads)
+                theirs.append(writes)
+                os.set_blocking(reads, False)
+            yield Ends(*theirs)
+        finally:
+            for fd in theirs:
+                os.close(fd)
 
-    def _started(self, process: Process, theirs: Ends) -> None:
-        for fd in theirs:
-            os.close(fd)
+    def _started(self, process: Process) -> None:
         process.watch = os.pidfd_open(process.pid)
         for index, fd in enumerate(process.ends):
             self._selector.register(fd, selectors.EVENT_READ, (process, index))
@@ -192,9 +213,11 @@ class Processes:
                 return
             for key, _ in self._selector.select(left):
                 process, index = key.data
+                if not process.is_alive:  # all that it wrote was taken in
+                    continue
                 if index < 0:
                     self._ended(process)
-                elif process.is_alive:  # else all that it wrote was taken in
+                else:
                     self._read(process, index)
 
     def _read(self, process: Process, index: int) -> bool:
@@ -218,16 +241,25 @@ class Processes:
             lines, rest = [*lines, rest], b""
         process.lines[index] = rest
         stream = sys.stdout if index == 1 else sys.stderr
-        if lines and stream is not None:
-            said = [f"[rank {process.rank}]: {line.decode(errors='replace')}\n" for line in lines]
-            stream.write("".join(said))
+        if not lines or stream is None or index in self._unread:
+            return
+        said = [f"[rank {process.rank}]: {line.decode(errors='replace')}\n" for line in lines]
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        try:
+            stream.write("".join(said).encode(encoding, "backslashreplace").decode(encoding))
             stream.flush()
+        except (OSError, ValueError):  # its reader is gone, or it is closed; ranks end all the same
+            self._unread.add(index)
 
     def _ended(self, process: Process) -> None:
         """Take in a rank's end, its last words first; nothing that it started outlives it."""
-        with contextlib.suppress(ProcessLookupError):  # its id is not free before it is waited for
-            os.killpg(process.pid, signal.SIGKILL)
-        _, status = os.waitpid(process.pid, 0)
+        if process.is_ours:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # SIGCHLD has a handler, or is ignored
+            process.exit_code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+        process.has_ended = True
+        self._selector.unregister(process.watch)
         for index in range(3):
             while self._read(process, index):
                 pass
@@ -235,12 +267,11 @@ class Processes:
                 self._selector.unregister(process.ends[index])
         for index in (1, 2):
             self._show(process, index, b"", is_last=True)
-        self._selector.unregister(process.watch)
-        process.exit_code = os.waitstatus_to_exitcode(status)
-        self._judge(process, process.exit_code)
+        self._judge(process)
 
-    def _judge(self, process: Process, code: int) -> None:
+    def _judge(self, process: Process) -> None:
         """Note a failure."""
+        code = process.exit_code
         try:
             process.read_answer()
         except Exception as error:  # noqa: BLE001  what a user's class raises
@@ -248,7 +279,9 @@ class Processes:
             self._failures.append(RankFailure(process.rank, code, why))
             return
         answer = process.answer
-        if answer is None or code < 0:
+        if code is None and answer is not None:
+            code = answer.exit_code
+        if answer is None or code is None or code < 0:
             self._failures.append(RankFailure(process.rank, code))
         elif answer.exit_code:
             words = (answer.error, answer.traceback, answer.origin)
@@ -256,8 +289,9 @@ class Processes:
 
     def _signal(self, signum: int) -> None:
         for process in self._ranks:
-            if process.is_alive:
+            if process.is_ours:
                 try:
                     os.killpg(process.pid, signum)
                 except ProcessLookupError:  # it does not lead a session yet
-                    os.kill(process.pid, signum)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, signum)

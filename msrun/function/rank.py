@@ -110,9 +110,10 @@ def _answer(call: Callable[[], Any]) -> Outcome:
 
 
 def _failed(error: BaseException) -> Outcome:
-    first = error
-    while (earlier := first.__cause__ or first.__context__) is not None:
+    first, seen = error, {id(error)}
+    while (earlier := first.__cause__ or first.__context__) is not None and id(earlier) not in seen:
         first = earlier
+        seen.add(id(first))  # `raise e from e` makes a circle
     return Outcome(
         exit_code=1,
         error=_line(error),

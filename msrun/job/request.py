@@ -77,10 +77,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     job = request.job._replace(is_away=resumed.is_away)
     warnings = request.warnings
     if resumed.lacking:
-        names = ", ".join(resumed.lacking[:SHOWN_VARIABLES])
+        options_first = sorted(resumed.lacking, key=lambda name: not name.startswith("PET_"))
+        names = ", ".join(options_first[:SHOWN_VARIABLES])
         more = " and others" if len(resumed.lacking) > SHOWN_VARIABLES else ""
-        said = f"the run was started with {names}{more}, which are not set now: values of a "
-        warnings += (said + "script's own variables are not recorded",)
+        said = f"the run was started with {names}{more}, which are not set now: "
+        warnings += (said + "secrets and a script's own variables are recorded by name only",)
     if resumed.other_args:
         said = "the script gets other arguments than in the run that is resumed, which had: "
         warnings += (said + resumed.other_args,)

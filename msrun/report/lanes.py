@@ -60,16 +60,18 @@ def _runs(spans: Sequence[tuple[float, Doing]]) -> tuple[tuple[int, int, Doing],
     parts: dict[int, dict[Doing, float]] = defaultdict(lambda: defaultdict(float))
     ends = [*(at for at, _ in spans[1:]), float(CELLS)]
     for (begin, doing), end in zip(spans, ends, strict=True):
-        first, last = int(max(0.0, begin)), int(min(float(CELLS), end))
-        if first >= CELLS:
+        since = min(max(0.0, begin), float(CELLS))
+        until = min(max(since, end), float(CELLS))  # a clock may have been set back
+        first, last = int(since), int(until)
+        if since >= until:
             continue
         if first == last:
-            parts[first][doing] += end - begin
+            parts[first][doing] += until - since
             continue
-        parts[first][doing] += first + 1 - max(0.0, begin)
+        parts[first][doing] += first + 1 - since
         cells[first + 1 : last] = [doing] * (last - first - 1)
         if last < CELLS:
-            parts[last][doing] += end - last
+            parts[last][doing] += until - last
     for cell, shares in parts.items():
         cells[cell] = max(shares, key=lambda doing: shares[doing])
     found: list[tuple[int, int, Doing]] = []

@@ -125,8 +125,10 @@ def play(demo: Demo, screen: Screen) -> None:
                     training.strike(None)
                 case "s":
                     training.stop_one()
-                case _:
+                case _ if key.isdecimal():
                     training.strike(int(key))
+                case _:  # arrows and Esc are keys, too
+                    pass
 
 
 def verdict(demo: Demo) -> tuple[list[Text], bool]:

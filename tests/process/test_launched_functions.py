@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import io
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +90,23 @@ def test_the_first_cause_is_raised_and_the_others_end(start, peers_too):
     assert "in raise_beside" in error.traceback
     assert all(each.is_consequence for each in error.failures[1:])
     assert peers_too or len(error.failures) == 1
+
+
+def raises_itself():
+    error, other = ValueError("around"), KeyError("and around")
+    error.__cause__, other.__context__ = other, error
+    raise error
+
+
+def raises_from_itself():
+    error = ValueError("around")
+    raise error from error
+
+
+@pytest.mark.parametrize("fn", [raises_itself, raises_from_itself])
+def test_an_exception_that_is_its_own_cause_is_raised_here(fn):
+    with pytest.raises(LaunchError, match="rank 0 raised ValueError: around"):
+        launch(fn, nprocs=1, timeout_s=10, grace_s=0.2)
 
 
 def test_a_lost_peer_wrapped_in_the_scripts_own_exception_is_a_consequence(tmp_path):
@@ -222,6 +242,101 @@ def test_many_launches_leave_no_descriptor_and_no_child():
     for _ in range(20):
         launch(os.getpid, nprocs=2)
     assert held() == before
+
+
+@pytest.fixture
+def nothing_left():
+    """Fails the test if it leaves a process or a descriptor behind."""
+
+    def held():
+        return sorted(os.listdir("/proc/self/fd")), psutil.Process().children()
+
+    before = held()
+    yield
+    assert held() == before
+
+
+class Deaf(io.StringIO):
+    """A stream whose reader is gone."""
+
+    def write(self, _):
+        raise BrokenPipeError
+
+
+def fails_late():
+    print("hello", flush=True)
+    if os.environ["RANK"] == "1":
+        raise ValueError("late")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_where_nobody_reads_what_ranks_print_they_end_as_ever(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Deaf())
+    assert launch(whom, ["hello"], {"answer": 1}, nprocs=2) == {0: (0, 1), 1: (1, 1)}
+    with pytest.raises(LaunchError, match="rank 1 raised ValueError: late"):
+        launch(fails_late, nprocs=3, grace_s=0.2)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_what_a_stream_cannot_hold_is_escaped(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii", "strict")
+    monkeypatch.setattr(sys, "stdout", stream)
+    launch(print, ["caf\xe9"], nprocs=1)
+    assert stream.buffer.getvalue() == b"[rank 0]: caf\\xe9\n"
+
+
+def reaps(*_):
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+@pytest.mark.parametrize("action", [signal.SIG_IGN, reaps])
+@pytest.mark.usefixtures("nothing_left")
+def test_ranks_that_another_part_of_the_program_waits_for(action):
+    before = signal.signal(signal.SIGCHLD, action)
+    try:
+        assert launch(whom, ["hello"], {"answer": 1}, nprocs=2) == {0: (0, 1), 1: (1, 1)}
+        with pytest.raises(LaunchError, match="rank 1 raised ValueError: late"):
+            launch(fails_late, nprocs=3, grace_s=0.2)
+        with pytest.raises(LaunchError, match="rank 0 ended in a way that is not known") as failed:
+            launch(os._exit, [3], nprocs=1)
+        assert failed.value.exit_code is None
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize(("start", "name"), [("fork", "fork"), ("spawn", "posix_spawn")])
+@pytest.mark.usefixtures("nothing_left")
+def test_a_rank_that_cannot_be_started_leaves_nothing_of_the_others(start, name, monkeypatch):
+    real, made = getattr(os, name), []
+
+    def scarce(*args, **kwargs):
+        made.append(1)
+        if len(made) == 3:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(os, name, scarce)
+    with pytest.raises(BlockingIOError):
+        launch(time.sleep, [600], nprocs=4, start=start, grace_s=0.2)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_too_few_descriptors_leave_none_open(monkeypatch):
+    real, made = os.pipe, []
+
+    def scarce():
+        made.append(1)
+        if len(made) == 5:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real()
+
+    monkeypatch.setattr(os, "pipe", scarce)
+    with pytest.raises(OSError, match="Too many open files"):
+        launch(time.sleep, [600], nprocs=2, grace_s=0.2)
 
 
 def test_what_cannot_be_done_is_refused_in_one_sentence(monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any
 
 import torch
 
@@ -70,14 +72,22 @@ class StepTracker:
     def loss_field(self) -> bytes:
         """The last loss as a field of a JSON object, a comma in front; empty: there is none.
 
-        Nothing waits for a device: there it is not known without that.
+        Nothing waits for a device, nor for other ranks, as a DTensor would: there it is not known
+        without that. A script may call anything its loss, so nothing raises, either.
         """
-        value = self._loss
-        if isinstance(value, torch.Tensor):
-            if not value.is_cpu or value.numel() != 1:
+        value: Any = self._loss
+        if value is None:
+            return b""
+        try:
+            if isinstance(value, torch.Tensor):
+                if type(value) is not torch.Tensor or not value.is_cpu or value.numel() != 1:
+                    return b""
+                value = value.item()
+            if not isinstance(value, float) and not isinstance(value, Real):  # the first is quick
                 return b""
-            value = value.item()
-        return b"" if value is None else b', "loss": "%s"' % float(value).hex().encode()
+            return b', "loss": "%s"' % float(value).hex().encode()
+        except Exception:  # noqa: BLE001  a number beyond all floats, a tensor without a value
+            return b""
 
     def resume_loss(self, text: str) -> None:
         """Training continues behind a step with this loss, of :meth:`loss_field`; empty: none."""
@@ -131,7 +141,7 @@ class StepTracker:
 
     def backward_begins(self, root: torch.Tensor) -> None:
         """Backward begins at this tensor."""
-        if not self._is_loss_set and root.numel() == 1:
+        if not self._is_loss_set and root.numel() == 1 and not root.is_complex():
             self._loss = root.detach()
         for observer in self._observers:
             observer.backward_begins(self._committed.step + 1, root)

@@ -142,7 +142,8 @@ class TrainState:
         """The last loss: what the script set, else what it called ``backward`` on.
 
         It is kept at each commit. Of a loss on a device it is not, as that would wait for the
-        device: there it is ``None`` after a replacement or resume, until the next ``backward``.
+        device, nor of one that is no plain number (a tuple, a DTensor): there it is ``None`` after
+        a replacement or resume, until the next ``backward``.
         """
         return self._loop.tracker.loss
 

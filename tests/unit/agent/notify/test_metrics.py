@@ -4,9 +4,16 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+from support.histories import dumps, exits, fallbacks, plain, replacements, restarts, same
+from support.histories.dumps import running
 from support.histories.plain import rules
+from support.histories.replacements import THREE
 
 from agent.accounting.account import Account
+from agent.accounting.ledger import after
+from agent.controller import events as ev
+from agent.controller.decide import decide
 from agent.controller.job import Job
 from agent.controller.states import RankState
 from agent.notify.metrics import exposition
@@ -48,7 +55,7 @@ def test_what_is_known_is_told():
     assert sum(found[name] for name in found if name.startswith("msrun_job_state")) == 1
     totals = ("replacements", "restarts", "hung_ranks", "incidents", "lost_seconds", "lost_steps")
     assert [found[f"msrun_{name}_total"] for name in totals] == [2, 1, 3, 2, 1.5, 0]
-    assert found["msrun_goodput_ratio"] == 0.75
+    assert (found["msrun_goodput_ratio"], found["msrun_training_seconds"]) == (0.75, 7.5)
     assert found["msrun_start_time_seconds"] == 7.5
     assert found["msrun_last_update_time_seconds"] == 9.5
 
@@ -58,11 +65,41 @@ def test_what_is_not_known_has_no_sample():
     absent = (
         "step",
         "goodput_ratio",
-        "training_seconds_total",
+        "training_seconds",
         "lost_seconds_total",
         "lost_steps_total",
     )
     assert {f"msrun_{name}" for name in absent} & found.keys() == set()
+
+
+def counters(text):
+    found = SAMPLE.finditer(text)
+    return {each[1]: float(each[4]) for each in found if each[1].endswith("_total")}
+
+
+HUNG = ev.RankHung(1, 0, "made no progress for 7.5 s (stopped)", 7.5)
+HISTORIES = [
+    pytest.param(asked, steps, id=f"{module.__name__.rpartition('.')[2]}: {name}")
+    for module in (dumps, exits, fallbacks, plain, replacements, restarts, same)
+    for name, asked, steps in module.HISTORIES
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps"), [*HISTORIES, pytest.param(THREE, [*running(3), HUNG], id="a hang")]
+)
+def test_counters_only_grow(asked, steps):
+    facts = SimpleNamespace(spec=SimpleNamespace(run_id="a"), started=7.5)
+    job, account, known = Job(asked), Account(), {}
+    for second, step in enumerate(steps):
+        event, now_s = step[0] if type(step) is tuple else step, 10.0 * second
+        decision = decide(job, event)
+        then = account._replace(now_s=now_s)  # scraped just before
+        job, account = decision.job, after(account, job, event, decision, now_s, now_s)
+        for each in (then, account):
+            found = counters(exposition(facts, job, (), each, 0, now_s))
+            assert {name for name in found if found[name] < known.get(name, 0.0)} == set()
+            known |= found
 
 
 def test_a_name_with_quotes_is_escaped():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from agent.records import run_record
 from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
-from agent.text.secret_names import masked, secrets
+from agent.text.secret_names import masked, secrets, without_secrets
 from msrun.bugreport import command
 from msrun.bugreport.archive import Archive, tail
 from msrun.bugreport.command import ReportOrder, report
@@ -36,6 +38,12 @@ MACHINE = {"worst": "ok", "findings": []}
         (["postgres://me:abcd1@host/x", "https://host:8080/x@y"], {"abcd1"}),
         (["--token=abc"], set()),
         (["token", "abcd1"], set()),
+        (["--webhook", "https://h/T/B/x"], {"https://h/T/B/x"}),
+        (["--webh=https://h/T/B/x"], {"https://h/T/B/x"}),
+        (["PET_WEBHOOK=https://h/T/B/x"], {"https://h/T/B/x"}),
+        (["--url=https://abcdefgh1234@h/x", "ssh://git@h/x"], {"abcdefgh1234"}),
+        (["--url=https://alice@h/x"], set()),  # of a name only the place is masked
+        (["https://h/x?a=1&token=abcd1&b=22222#c"], {"abcd1"}),
     ],
 )
 def test_what_looks_like_a_secret_in_a_command_line(words, found):
@@ -47,6 +55,52 @@ def test_secrets_are_masked_wherever_they_are():
     assert masked(text, frozenset({"s3cret", "s3cret-longer"})) == (
         "--token *** then ***, http://a:***@h"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--web", "https://h/T/B/x", "t.py"], ["--web", "***", "t.py"]),
+        (["--webhook=https://abcdefgh1234@h"], ["--webhook=***"]),
+        (["--url=https://alice@h/x", "ssh://git@h/x"], ["--url=https://***@h/x", "ssh://git@h/x"]),
+        (["--url", "https://h/?a=1&token=x&b=2"], ["--url", "https://h/?a=1&token=***&b=2"]),
+        (["https://h/x@y?a=b@c"], ["https://h/x@y?a=b@c"]),
+    ],
+)
+def test_a_command_line_for_others_has_no_secret_address(words, shown):
+    assert list(without_secrets(words)) == shown
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        'pa"ss',
+        "pa\\ss",
+        "p\xe4ss",
+        "p'a\"ss",
+        "pa\nss",
+        "pa\udcffss",
+        "\U0001f511key",
+        '"ss"',
+        "''ss",
+    ],
+)
+def test_a_secret_is_masked_in_all_its_spellings(secret):
+    line = shlex.join(["msrun", f"--token={secret}"])
+    texts = [
+        secret,
+        json.dumps([secret]),
+        json.dumps([secret], ensure_ascii=False),
+        repr([secret]),
+        json.dumps({"log_tail": [repr([secret])]}),
+        line,
+        json.dumps(line),
+        os.fsencode(secret).decode(errors="backslashreplace"),
+    ]
+    for text in texts:
+        found = masked(text, frozenset({secret}))
+        assert "***" in found and "ss" not in found.replace("msrun", ""), text
+        assert "key" not in found
 
 
 @pytest.fixture
@@ -110,6 +164,13 @@ def test_all_that_is_known_is_in_it_and_no_secret(run, capfd):
     out = capfd.readouterr().out
     assert "readable for you only" in out
     assert "the end of 2 logs of ranks, as the script printed them" in out
+
+
+def test_an_address_that_an_earlier_version_recorded_is_masked(run):
+    environ = {"PET_WEBHOOK": "https://h/T/B/x", "PET_MAX_RESTARTS": "3"}
+    found = made(replace(run, record=run.record._replace(environ=environ)))
+    assert "T/B/x" not in found["record.json"]
+    assert json.loads(found["record.json"])["environ"]["PET_MAX_RESTARTS"] == "3"
 
 
 def test_it_is_for_the_user_alone_and_replaces_nothing(run):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from msrun.commands import run
-from msrun.doctor import folder, limits, machine, network, software
+from msrun.doctor import folder, folder_probe, limits, machine, network, software
 from msrun.doctor.finding import Grade
 from msrun.doctor.folder import FolderProbe, file_system, judged
 from msrun.doctor.probe import Probe, ProbeAnswer
@@ -64,6 +64,25 @@ def test_a_folder_is_tried_and_left_as_it_was(tmp_path):
 def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path):
     (first, *_) = FolderProbe(tmp_path / "a" / "b").findings()
     assert first.found.startswith(f"{tmp_path}/a/b does not exist yet, {tmp_path} does (")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("below", ["", "/deep/er"])
+def test_a_file_is_no_folder_that_does_not_exist_yet(tmp_path, below):
+    (tmp_path / "file").touch()
+    (found,) = FolderProbe(Path(f"{tmp_path}/file{below}")).findings()
+    assert (found.grade, found.advice) == (FAIL, "name a folder")
+    assert found.found == f"{tmp_path}/file is a file"
+
+
+def test_a_probe_whose_reader_is_gone_leaves_nothing(tmp_path, monkeypatch):
+    def say(**facts):
+        if facts.get("step") == "mkdir":
+            raise BrokenPipeError
+
+    monkeypatch.setattr(folder_probe, "say", say)
+    with pytest.raises(BrokenPipeError):
+        folder_probe.main(str(tmp_path), "tried")
     assert os.listdir(tmp_path) == []
 
 

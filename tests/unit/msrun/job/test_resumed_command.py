@@ -358,19 +358,28 @@ def test_a_record_keeps_neither_secrets_nor_the_session_nor_what_is_the_scripts_
         "NCCL_AUTH_TOKEN": "s",
         "GOOGLE_APPLICATION_CREDENTIALS": "s",
         "HTTPS_PROXY": "http://me:word@h:1/",
+        "PET_WEBHOOK": "https://h/services/secret",
+        "MS_URL": "https://h/?token=s",
         "MSRUN_RUNS": "a",
         "MSRUN_DRILL": "{}",
         "TORCHELASTIC_ERROR_FILE": "/e",
     }
     assert remembered(kept | own | left) == kept
     secret = {"WANDB_API_KEY", "HF_TOKEN", "aws_secret", "GOOGLE_APPLICATION_CREDENTIALS"}
-    named = {*own, *secret, "NCCL_AUTH_TOKEN", "HTTPS_PROXY"}
+    named = {*own, *secret, "NCCL_AUTH_TOKEN", "HTTPS_PROXY", "PET_WEBHOOK", "MS_URL"}
     assert set(unrecorded(kept | own | left)) == named
     made = remember(environ, "a", unrecorded=("LR", "MODE"))
     assert made.unrecorded == ("LR", "MODE")
     (said,) = parse(["--resume"], environ | {"MODE": "1"}).warnings
     assert said.startswith("the run was started with LR, which are not set now")
     assert parse(["--resume"], environ | {"MODE": "1", "LR": ""}).warnings == ()
+
+
+def test_a_web_hook_that_is_not_set_at_a_resume_is_named_first(environ):
+    remember(environ, "a", unrecorded=("A", "B", "C", "D", "E", "F", "PET_WEBHOOK"))
+    (said,) = parse(["--resume"], environ).warnings
+    assert said.startswith("the run was started with PET_WEBHOOK, A, ")
+    assert said.endswith("secrets and a script's own variables are recorded by name only")
 
 
 def test_a_record_is_private_and_notes_each_folder_once(environ):

@@ -112,6 +112,22 @@ def test_times_before_the_picture_do_no_harm():
     assert one.runs == ((0, 500, D.STARTING), (500, 1000, D.TRAINING))
 
 
+@pytest.mark.parametrize("back_s", [2.5, 30.0, 5000.0])
+def test_a_clock_that_is_set_back_does_no_harm(back_s):
+    joined = [{**event, "time": event["time"] - back_s} for event in JOINED]
+    stop = line(9 - back_s, "StopRequested", job="holding")
+    found = taken([*STARTED, *joined, stop], 2)
+    began = found.first_start or 0.0
+    for lane in lanes(found.spans, [(BEGAN - back_s, [0])], began, found.ended):
+        assert [first for first, _, _ in lane.runs[1:]] == [last for _, last, _ in lane.runs[:-1]]
+        assert (lane.runs[0][0], lane.runs[-1][1]) == (0, CELLS)
+
+
+def test_of_times_that_go_back_the_later_one_counts():
+    (one,) = lanes({0: [(5.0, D.STARTING), (2.0, D.TRAINING), (8.0, D.OVER)]}, [], 0.0, 10.0)
+    assert one.runs == ((0, 200, D.OVER), (200, 800, D.TRAINING), (800, 1000, D.OVER))
+
+
 # --- the time of steps --------------------------------------------------------------------------
 
 
