@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.controller.states import JobState
 from agent.records import run_record
@@ -18,6 +18,9 @@ from msrun.options.argv import CommandLine, scan
 from msrun.options.settings import Setting
 from msrun.runs.run_state import look
 from worker_hooks.contract.layout import FALLBACK
+
+if TYPE_CHECKING:
+    from worker_hooks.storage.find import FoundCheckpoint
 
 _RESUMING = frozenset({"resume", "is_recover"})
 _PATHS = frozenset(
@@ -143,7 +146,7 @@ def _newest(saved: Sequence[Record]) -> Record:
     known = [record for record in saved if record.cwd == os.getcwd()]
     if not known:
         nothing = "no run that was started in this folder has saved a checkpoint"
-        other = next((record for record in saved if _can_resume(record)), None)
+        other = next((record for record in saved if _resumable(record)), None)
         if other is None:
             raise UsageError(f"{nothing}, and no other run on this host has one that is complete")
         raise UsageError(
@@ -153,19 +156,22 @@ def _newest(saved: Sequence[Record]) -> Record:
     status = look(record).status
     if status is not None and status.state == JobState.SUCCEEDED.value:
         finished = f"the newest run {record.record_id} finished, there is nothing to resume"
-        if not _can_resume(record):  # no line to type that would be refused
+        kept = _resumable(record)
+        if kept is None:  # no line to type that would be refused
             raise UsageError(f"{finished}; it needed no checkpoint, and saved none")
-        raise UsageError(f"{finished}; to resume it anyway: msrun --resume {record.record_id}")
+        raise UsageError(
+            f"{finished}; to resume it anyway, from step {kept.manifest.step}: "
+            f"msrun --resume {record.record_id}"
+        )
     return record
 
 
-def _can_resume(record: Record) -> bool:
-    """Whether a complete checkpoint is in a folder of the run; its files are not verified."""
-    from worker_hooks.storage.find import candidates  # rarely needed
-    from worker_hooks.storage.manifest import Manifest
+def _resumable(record: Record) -> FoundCheckpoint | None:
+    """The checkpoint that the run would resume from; its files are not verified."""
+    from worker_hooks.storage.find import Verify, search_of_run  # rarely needed
 
-    folders = map(Path, _folders(record))
-    return any(isinstance(found, Manifest) for _, found in candidates(*folders))
+    lineage, folders = (record.record_id, *record.lineage), map(Path, _folders(record))
+    return search_of_run(folders, lineage, record.resumed_step, verify=Verify.NONE).newest
 
 
 def _folders(record: Record) -> tuple[str, ...]:

@@ -137,7 +137,10 @@ def test_a_run_that_went_on_and_failed_says_how_to_go_on_and_does(msrun, home):
     assert resuming(third).startswith(f"resuming step 5 of run {second.record_id} from ")
     assert newest(msrun).lineage == (second.record_id, record.record_id)
     said = refused(call(msrun, home, "--resume"))
-    assert "finished, there is nothing to resume; to resume it anyway: msrun --resume " in said
+    assert (
+        "finished, there is nothing to resume; to resume it anyway, from step 5: msrun --resume "
+        in said
+    )
     typed = said.rpartition("msrun ")[2].split()
     assert call(msrun, home, *typed, LEAVE="0").code == 0
 

@@ -77,7 +77,7 @@ def test_a_run_of_another_folder_must_be_named(environ, tmp_path):
     remember(environ, "a", cwd=away)
     said = refused(["--resume"], environ)
     assert "msrun --resume" not in said  # that line would be refused
-    saved(away / "ckpt")
+    saved(away / "ckpt", run="a")
     said = refused(["--resume"], environ)
     assert f"of {away}: msrun --resume a" in said
     request = parse(["--resume", "a"], environ)
@@ -159,8 +159,13 @@ def test_a_run_that_succeeded_must_be_named(environ):
     said = "the newest run a finished, there is nothing to resume"
     nothing = f"{said}; it needed no checkpoint, and saved none"  # a line to type would be refused
     assert refused(["--resume"], environ) == nothing
-    saved(Path("ckpt"))
-    assert refused(["--resume"], environ) == f"{said}; to resume it anyway: msrun --resume a"
+    saved(Path("ckpt"), run="b")
+    assert refused(["--resume"], environ) == nothing
+    saved(Path("ckpt"), step=8, run="a")
+    assert (
+        refused(["--resume"], environ)
+        == f"{said}; to resume it anyway, from step 8: msrun --resume a"
+    )
     assert parse(["--resume=a"], environ).origin.lineage == ("a",)
 
 

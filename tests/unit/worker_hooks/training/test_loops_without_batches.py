@@ -7,7 +7,7 @@ import torch
 from support.one_rank import Training
 from torch.utils.data import DataLoader
 
-from worker_hooks import ExitByRequest, GracefulExit, TrainState
+from worker_hooks import ExitByRequest, GracefulExit, TrainState, run
 from worker_hooks.guard.guard import Guard
 from worker_hooks.training import own_loop
 
@@ -99,6 +99,29 @@ def test_once_it_is_true_it_stays_true_and_nothing_is_raised(caplog):
     assert caplog.text.count(TRIGGERED) == 1
     with pytest.raises(GracefulExit):
         next(state.batches(range(3)))
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_what_follows_run_is_for_a_training_that_came_to_its_end(is_asked):
+    training = Training()
+    behind = []
+
+    def train(state):
+        while not state.should_exit and state.step < 3:
+            training.update()
+            if is_asked and state.step == 1:
+                leave_at(state, 2)
+        return state.step
+
+    def script():
+        behind.append(run(train, training.state))
+
+    if is_asked:
+        with pytest.raises(GracefulExit):
+            script()
+    else:
+        script()
+    assert behind == ([] if is_asked else [3])
 
 
 def test_exit_by_request_takes_two_lines():
