@@ -71,6 +71,10 @@ class Device:
         """Queue a kernel; it writes as it ends, as its end is all that can be seen of it."""
         self.queue.append(Work(takes_s, lambda: self._write(writes)))
 
+    def run(self, takes_s: float, effect: Callable[[], None]) -> None:
+        """Queue a kernel that does this at its end."""
+        self.queue.append(Work(takes_s, effect))
+
     def collective(self, takes_s: float, is_ready: Callable[[], bool]) -> None:
         self.queue.append(Work(takes_s, is_ready=lambda: self.is_aborted or is_ready()))
 

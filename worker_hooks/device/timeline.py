@@ -37,7 +37,7 @@ class Mark(Protocol):
         """
 
 
-class Kind(Enum):
+class MarkKind(Enum):
     """What the main thread did as it left a mark."""
 
     COMMIT = "commit"
@@ -45,19 +45,19 @@ class Kind(Enum):
     END = "end"  # of the last update so far
 
 
-class Entry(NamedTuple):
+class Queued(NamedTuple):
     """The marks that were left at one moment, one on each device."""
 
-    kind: Kind
+    kind: MarkKind
     step: int  # of a commit: its own; else that of the step under way
     marks: tuple[Mark, ...]
 
 
-class Place(NamedTuple):
+class DevicePlace(NamedTuple):
     """How far devices have come."""
 
     step: int  # the newest commit, or update, that at least one device has begun to pass
-    kind: Kind
+    kind: MarkKind
     is_whole: bool  # all devices hold one state: after this commit or update, before the next one
 
 
@@ -65,7 +65,7 @@ class DeviceFailedError(RuntimeError):
     """A device reports an error: what it holds cannot be read, and its process cannot use it."""
 
 
-class Timeline:
+class DeviceTimeline:
     """The main thread leaves marks; the listener asks. Neither waits here, and nobody locks."""
 
     def __init__(self, leave: Callable[[], tuple[Mark, ...]]) -> None:
@@ -76,7 +76,7 @@ class Timeline:
         """
         self._leave = leave
         # replaced as a whole, so that the listener reads one that is consistent
-        self._entries: tuple[Entry, ...] = ()
+        self._entries: tuple[Queued, ...] = ()
 
     # --- the main thread --------------------------------------------------------------------------
 
@@ -87,7 +87,9 @@ class Timeline:
             DeviceFailedError: a device does nothing more.
         """
         entries = self._entries
-        if not entries or entries[-1].kind is not Kind.COMMIT:  # a further update of the same step
+        if (
+            not entries or entries[-1].kind is not MarkKind.COMMIT
+        ):  # a further update of the same step
             return True
         return _are_passed(entries[-1].marks)
 
@@ -98,22 +100,22 @@ class Timeline:
             step: the number that it will be committed under.
         """
         entries = self._entries
-        if entries and entries[-1].kind is Kind.END:  # the step's next optimizer: torn again
+        if entries and entries[-1].kind is MarkKind.END:  # the step's next optimizer: torn again
             entries = entries[:-1]
-        if not entries or entries[-1].kind is Kind.COMMIT:
-            self._entries = (*entries, Entry(Kind.BEGIN, step, self._leave()))[-_KEPT:]
+        if not entries or entries[-1].kind is MarkKind.COMMIT:
+            self._entries = (*entries, Queued(MarkKind.BEGIN, step, self._leave()))[-_KEPT:]
         else:
             self._entries = entries
 
     def end_update(self, step: int) -> None:
-        """The update was queued."""
+        """The update was queued, under the number that it will be committed under."""
         entries = self._entries
-        if entries and entries[-1].kind is Kind.END:
+        if entries and entries[-1].kind is MarkKind.END:
             entries = entries[:-1]
-        self._entries = (*entries, Entry(Kind.END, step, self._leave()))[-_KEPT:]
+        self._entries = (*entries, Queued(MarkKind.END, step, self._leave()))[-_KEPT:]
 
     def commit(self, step: int, *, is_as_updated: bool = False) -> None:
-        """A step was committed.
+        """A step was committed; or, if nothing is queued yet, training begins at this one.
 
         Args:
             step: its number.
@@ -121,11 +123,16 @@ class Timeline:
                 may wait for a dead peer, such as an all-reduce of the loss for the log.
         """
         entries = self._entries
-        if is_as_updated and entries and entries[-1].kind is Kind.END:
+        if is_as_updated and entries and entries[-1].kind is MarkKind.END:
             marks = entries[-1].marks
         else:
             marks = self._leave()
-        self._entries = (*entries, Entry(Kind.COMMIT, step, marks))[-_KEPT:]
+        self._entries = (*entries, Queued(MarkKind.COMMIT, step, marks))[-_KEPT:]
+
+    def marks(self, step: int, kind: MarkKind) -> tuple[Mark, ...]:
+        """What was left at a commit or behind an update; empty: it is not among the last ones."""
+        found = (one.marks for one in self._entries if one.step == step and one.kind is kind)
+        return next(found, ())
 
     def forget(self) -> None:
         """What was queued is of no interest any more: the state was replaced."""
@@ -133,25 +140,25 @@ class Timeline:
 
     # --- the listener -----------------------------------------------------------------------------
 
-    def place(self) -> Place | None:
+    def place(self) -> DevicePlace | None:
         """How far the devices have come at this moment; ``None``: no mark was passed yet.
 
         Raises:
             DeviceFailedError: a device does nothing more.
         """
-        newest: Place | None = None
+        newest: DevicePlace | None = None
         for entry in reversed(self._entries):
             passed = [_is_passed(mark) for mark in entry.marks]
             if all(passed):
-                is_whole = newest is None and entry.kind is not Kind.BEGIN
-                return newest or Place(entry.step, entry.kind, is_whole)
+                is_whole = newest is None and entry.kind is not MarkKind.BEGIN
+                return newest or DevicePlace(entry.step, entry.kind, is_whole)
             if newest is None and any(passed):
-                newest = Place(entry.step, entry.kind, is_whole=False)
+                newest = DevicePlace(entry.step, entry.kind, is_whole=False)
         return newest
 
     def settle(
         self, grace_s: float, still_s: float, clock: Callable[[], float], wait: Callable[[], None]
-    ) -> Place | None:
+    ) -> DevicePlace | None:
         """Wait until the devices stand still in one state, or can be seen not to.
 
         A device that waits for a dead peer stands still; one whose peers are alive passes its

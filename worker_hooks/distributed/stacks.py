@@ -40,7 +40,8 @@ _COLLECTIVES = (
     ("torch/nn/parallel/distributed.py", ""),
     ("torch/nn/modules/_functions.py", ""),  # SyncBatchNorm
     ("torch/autograd/graph.py", "_engine_run_backward"),  # in DDP's all-reduce, or computing
-    ("torch/cuda/__init__.py", "synchronize"),  # a device mostly waits for its peers
+    ("worker_hooks/guard/gate.py", "wait_until"),  # for its device, which mostly waits for peers
+    ("torch/cuda/__init__.py", "synchronize"),
     ("torch/cuda/streams.py", "synchronize"),
 )
 # calls in the innermost line, if that is the script's own: they are not written in Python, so they

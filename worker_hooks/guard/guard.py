@@ -25,6 +25,7 @@ from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, AgentLink
 from worker_hooks.guard.gate import FreezeResult, Gate
 from worker_hooks.guard.peers import KnownPeers
 from worker_hooks.guard.signal_wakeup import SignalWakeup
+from worker_hooks.state.device_state import DeviceState, HeldStep
 from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.memory_dump import HeldDump
 
@@ -66,6 +67,13 @@ class StateSource(saving.SaveSource, Protocol):
 
     def forget(self) -> None:
         """Write to no page any more."""
+
+    @property
+    def device(self) -> DeviceState | None:
+        """Of accelerators that hold some of the state; ``None``: none does."""
+
+    def settle_devices(self, grace_s: float, *, is_updated: bool) -> HeldStep:
+        """Which step they hold, and why it cannot be saved."""
 
 
 class _Sender(TypedDict):
@@ -495,9 +503,14 @@ class Guard:
             grace_s, source.is_complete, lambda: bool(source.why_changed()), newest
         )
         is_updated = result is FreezeResult.UPDATED
-        step = source.step + is_updated
+        step, why = source.step + is_updated, self._unsafe_why
+        if source.device is not None:
+            held = source.settle_devices(grace_s, is_updated=is_updated)
+            is_updated, step = held.step > source.step, held.step
+            why = why or held.why_not
         self._frozen_version = source.version(step) if is_updated else None
-        why = self._unsafe_why
+        if source.device is not None:
+            return step, not why, why
         if not why and result is FreezeResult.TORN and not source.is_copied():
             changed = source.why_changed() or "the script itself began to update"
             if self.gate.is_torn:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 from support.device_double import GARBAGE, Clock, Device
 
-from worker_hooks.device.timeline import DeviceFailedError, Kind, Place, Timeline
+from worker_hooks.device.timeline import DeviceFailedError, DevicePlace, DeviceTimeline, MarkKind
 
 STILL_S, GRACE_S = 0.2, 20.0
 NEVER = 10**9
 
 
-def settle(timeline: Timeline, clock: Clock, look_s: float = 0.01) -> Place | None:
+def settle(timeline: DeviceTimeline, clock: Clock, look_s: float = 0.01) -> DevicePlace | None:
     return timeline.settle(GRACE_S, STILL_S, clock, lambda: clock.advance(look_s))
 
 
@@ -25,7 +25,7 @@ class Training:
         """``dies_in``: the step whose all-reduce a peer never joins."""
         self.rng, self.clock, self.dies_in = rng, Clock(), dies_in
         self.devices = [Device(self.clock, {"a": 0, "b": 0, "ema": 0}) for _ in range(devices)]
-        self.timeline = Timeline(lambda: tuple(each.mark() for each in self.devices))
+        self.timeline = DeviceTimeline(lambda: tuple(each.mark() for each in self.devices))
         self.timeline.commit(0)
         self.committed = 0  # by the main thread
         self.is_closed = False  # the gate
@@ -82,6 +82,15 @@ class Training:
         for device in self.devices:
             device.collective(self.rng.uniform(0, 0.05), lambda: step < self.dies_in)
 
+    def read(self) -> list[dict[str, int]]:
+        """Copy the memory of all devices, which get on with their work meanwhile."""
+        found: list[dict[str, int]] = [{} for _ in self.devices]
+        for name in "a", "b", "ema":
+            for copy, device in zip(found, self.devices, strict=True):
+                copy[name] = device.memory[name]
+                self.clock.advance(self.rng.choice((0, 0.001, 0.02)))
+        return found
+
     def state(self, step: int) -> dict[str, int]:
         return {"a": step, "b": step, "ema": step if self.has_ema else 0}
 
@@ -121,18 +130,16 @@ def schedule(seed: int) -> str:
     assert training.committed - 1 <= place.step <= training.committed + 1, seed
     if not place.is_whole:
         # an update ends unless something is missing in front of it, and then it has not begun
-        assert training.optimizers > 1 or training.has_ema or place.kind is not Kind.COMMIT, seed
+        assert training.optimizers > 1 or training.has_ema or place.kind is not MarkKind.COMMIT, (
+            seed
+        )
         return "torn"
     for _ in range(behind):
         next(steps)
-    read: list[dict[str, int]] = [{} for _ in training.devices]
-    for name in "a", "b", "ema":
-        for copy, device in zip(read, training.devices, strict=True):
-            copy[name] = device.memory[name]
-            clock.advance(rng.choice((0, 0.001, 0.02)))
+    read = training.read()
     if timeline.place() != place:
         return "moved"  # what was read is thrown away
-    is_commit = place.kind is Kind.COMMIT
+    is_commit = place.kind is MarkKind.COMMIT
     if is_commit:
         assert read == [training.state(place.step)] * len(read), seed
     for device in training.devices:
@@ -145,7 +152,7 @@ def test_the_main_thread_is_ahead_of_a_dead_all_reduce():
     """B1: the step that is saved is the one before it, although a later one is committed."""
     clock = Clock()
     device = Device(clock, {"a": 0})
-    timeline = Timeline(lambda: (device.mark(),))
+    timeline = DeviceTimeline(lambda: (device.mark(),))
     timeline.commit(0)
     for step, is_joined in (1, True), (2, False):
         device.kernel(0.01)
@@ -159,7 +166,7 @@ def test_the_main_thread_is_ahead_of_a_dead_all_reduce():
     device.kernel(0.01)  # forward of step 3
     clock.advance(0.001)
     assert not timeline.may_update()  # of step 3, which would make three commits of one device
-    assert settle(timeline, clock) == Place(1, Kind.COMMIT, is_whole=True)
+    assert settle(timeline, clock) == DevicePlace(1, MarkKind.COMMIT, is_whole=True)
     assert device.memory["a"] == 1
     device.abort()
     clock.advance(1)
@@ -169,48 +176,48 @@ def test_the_main_thread_is_ahead_of_a_dead_all_reduce():
 def test_an_update_that_is_under_way_is_waited_for():
     clock = Clock()
     device = Device(clock, {"a": 0})
-    timeline = Timeline(lambda: (device.mark(),))
+    timeline = DeviceTimeline(lambda: (device.mark(),))
     timeline.commit(0)
     timeline.begin_update(1)
     device.kernel(3.0, a=1)
     timeline.end_update(1)
     timeline.commit(1)
     clock.advance(0.001)
-    assert timeline.place() == Place(1, Kind.BEGIN, is_whole=False)
-    assert settle(timeline, clock) == Place(1, Kind.COMMIT, is_whole=True)
+    assert timeline.place() == DevicePlace(1, MarkKind.BEGIN, is_whole=False)
+    assert settle(timeline, clock) == DevicePlace(1, MarkKind.COMMIT, is_whole=True)
     assert 3.0 < clock() < 3.1
 
 
 def test_an_update_that_waits_for_a_peer_is_given_up_by_its_deadline():
     clock = Clock()
     device = Device(clock, {"a": 0})
-    timeline = Timeline(lambda: (device.mark(),))
+    timeline = DeviceTimeline(lambda: (device.mark(),))
     timeline.commit(0)
     timeline.begin_update(1)
     device.collective(0.0, lambda: False)  # a sharded optimizer gathers inside its step
     timeline.end_update(1)
     clock.advance(0.001)
-    assert settle(timeline, clock) == Place(1, Kind.BEGIN, is_whole=False)
+    assert settle(timeline, clock) == DevicePlace(1, MarkKind.BEGIN, is_whole=False)
     assert GRACE_S <= clock() < GRACE_S + 0.1
 
 
 def test_a_log_behind_the_update_does_not_hide_the_commit():
     clock = Clock()
     device = Device(clock, {"a": 0})
-    timeline = Timeline(lambda: (device.mark(),))
+    timeline = DeviceTimeline(lambda: (device.mark(),))
     timeline.commit(0)
     timeline.begin_update(1)
     device.kernel(0.1, a=1)
     timeline.end_update(1)
     device.collective(0.0, lambda: False)
     timeline.commit(1, is_as_updated=True)
-    assert settle(timeline, clock) == Place(1, Kind.COMMIT, is_whole=True)
+    assert settle(timeline, clock) == DevicePlace(1, MarkKind.COMMIT, is_whole=True)
 
 
 def test_of_two_devices_the_slower_one_counts():
     clock = Clock()
     devices = [Device(clock, {"a": 0}) for _ in range(2)]
-    timeline = Timeline(lambda: tuple(each.mark() for each in devices))
+    timeline = DeviceTimeline(lambda: tuple(each.mark() for each in devices))
     timeline.commit(0)
     timeline.begin_update(1)
     for device, takes_s in zip(devices, (0.1, 1.0), strict=True):
@@ -218,15 +225,15 @@ def test_of_two_devices_the_slower_one_counts():
     timeline.end_update(1)
     timeline.commit(1)
     clock.advance(0.2)
-    assert timeline.place() == Place(1, Kind.COMMIT, is_whole=False)
-    assert settle(timeline, clock) == Place(1, Kind.COMMIT, is_whole=True)
+    assert timeline.place() == DevicePlace(1, MarkKind.COMMIT, is_whole=False)
+    assert settle(timeline, clock) == DevicePlace(1, MarkKind.COMMIT, is_whole=True)
     assert clock() > 1.0
 
 
 def test_a_device_that_has_failed_is_said_and_never_read():
     clock = Clock()
     device = Device(clock, {"a": 0})
-    timeline = Timeline(lambda: (device.mark(),))
+    timeline = DeviceTimeline(lambda: (device.mark(),))
     timeline.commit(0)
     device.error = "CUDA error: an illegal memory access was encountered"
     for asked in timeline.place, timeline.may_update, lambda: settle(timeline, clock):
@@ -236,7 +243,7 @@ def test_a_device_that_has_failed_is_said_and_never_read():
 
 def test_nothing_was_queued():
     clock = Clock()
-    timeline = Timeline(lambda: ())
+    timeline = DeviceTimeline(lambda: ())
     assert timeline.may_update()
     assert settle(timeline, clock) is None
     assert clock() == 0
@@ -245,7 +252,7 @@ def test_nothing_was_queued():
 def test_marks_of_old_steps_are_let_go():
     clock = Clock()
     device = Device(clock)
-    timeline = Timeline(lambda: (device.mark(),))
+    timeline = DeviceTimeline(lambda: (device.mark(),))
     for step in range(100):
         clock.advance(1)
         timeline.begin_update(step)
