@@ -156,6 +156,20 @@ class DeviceTimeline:
                 newest = DevicePlace(entry.step, entry.kind, is_whole=False)
         return newest
 
+    def is_busy(self, wait: Callable[[], None]) -> bool:
+        """Whether devices have yet to do what was queued before this call.
+
+        Args:
+            wait: waits for what is queued on a device that waits for nobody.
+
+        Raises:
+            DeviceFailedError: a device does nothing more.
+        """
+        queued = self._entries[-1].marks if self._entries else ()
+        marks = (*queued, *self._leave())
+        wait()
+        return not _are_passed(marks)
+
     def settle(
         self, grace_s: float, still_s: float, clock: Callable[[], float], wait: Callable[[], None]
     ) -> DevicePlace | None:

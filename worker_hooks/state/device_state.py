@@ -83,6 +83,13 @@ class DeviceState:
         why = "" if held.why_not else self._changed.get(held.step, "")
         return held._replace(why_not=why) if why else held
 
+    def is_busy(self) -> bool:
+        """Whether a device waits, as a rule for a peer; one that has failed waits for nobody."""
+        try:
+            return self.timeline.is_busy(lambda: time.sleep(STILL_S))
+        except DeviceFailedError:
+            return False
+
     def is_behind(self, step: int) -> bool:
         """Whether an update was queued behind this commit, so that the host has gone on."""
         return step in self._changed

@@ -261,3 +261,15 @@ def test_marks_of_old_steps_are_let_go():
     assert len(timeline._entries) <= 6
     timeline.forget()
     assert timeline.place() is None
+
+
+@pytest.mark.parametrize("waits_for_peer", [True, False])
+def test_a_device_that_waits_is_busy_whatever_the_main_thread_does(waits_for_peer):
+    """B3: the main thread may be in ``print(loss)``, which no list of names would find."""
+    clock = Clock()
+    device = Device(clock)
+    timeline = DeviceTimeline(lambda: (device.mark(),))
+    timeline.commit(0)
+    device.kernel(0.1)
+    device.collective(0.0, lambda: not waits_for_peer)
+    assert timeline.is_busy(lambda: clock.advance(0.2)) == waits_for_peer
