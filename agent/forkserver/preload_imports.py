@@ -7,7 +7,8 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from agent.forkserver.unload import OURS
 
@@ -78,15 +79,37 @@ def why_not_fork() -> str:
     OpenBLAS (numpy) keeps idle threads and ends them before a fork, so an empty fork comes first.
     Any other thread may hold a lock that would never be released in a fork.
     """
-    if threads() > 1:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        with contextlib.suppress(ChildProcessError):  # a module made SIGCHLD ignored
-            os.waitpid(pid, 0)
+    devices = _device_modules()
+    if threads() > 1 or devices:
+        is_bad = _in_fork(lambda: any(each._is_in_bad_fork() for each in devices))  # noqa: SLF001
         if threads() > 1:
             return f"a preloaded module started {threads() - 1} threads"
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "a preloaded module initialised CUDA"
+        if is_bad:
+            return "a preloaded module asked the driver of the accelerators, so no fork can use it"
     return ""
+
+
+def _device_modules() -> list[Any]:
+    """Of a torch that was built for accelerators: what knows whether their driver was called.
+
+    It was if a module asked for the number of devices, long before ``is_initialized()``.
+    """
+    torch = sys.modules.get("torch")
+    built_for = ("cuda", "hip", "xpu")
+    if torch is None or not any(getattr(torch.version, kind, None) for kind in built_for):
+        return []
+    known = (getattr(torch, kind, None) for kind in ("cuda", "xpu"))
+    return [each for each in known if hasattr(each, "_is_in_bad_fork")]
+
+
+def _in_fork(ask: Callable[[], bool]) -> bool:
+    """What an empty fork of this process answers; true, if it gives no answer."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(Exception):
+            code = int(ask())
+        os._exit(code)
+    with contextlib.suppress(ChildProcessError):  # a module made SIGCHLD ignored
+        return os.waitpid(pid, 0)[1] != 0
+    return False

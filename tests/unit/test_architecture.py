@@ -13,14 +13,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
-    "worker_hooks": "contract storage rng distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
+    "worker_hooks": "contract storage rng device distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
     "agent": "forkserver text spec machine controller accounting records workers hooks launch health dump failure notify supervisor",
     "msrun": "options terminal runs report checkpoints job top doctor bugreport completion drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
-    "worker_hooks.distributed": "abort ddp_reducers ddp_release process_group stacks store_connection",
-    "worker_hooks.state": "committed_state mismatch module private registry replication scaler snapshot",
+    "worker_hooks.distributed": "abort communicators ddp_reducers ddp_release process_group stacks store_connection",
+    "worker_hooks.state": "committed_state device_state mismatch module private registry replication scaler snapshot",
     "worker_hooks.changes": "observer",
     "worker_hooks.script": "for_loops growing kept library notice own source unregistered values",
     "worker_hooks.data": "feed feed_cache unfed_loaders",

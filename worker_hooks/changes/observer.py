@@ -19,6 +19,7 @@ from worker_hooks.changes.audit import AuditSchedule, Baseline
 from worker_hooks.changes.content import is_same, nbytes
 from worker_hooks.changes.copies import CommitCopies
 from worker_hooks.changes.versions import TensorList, Versions, read
+from worker_hooks.device import devices
 
 log = logging.getLogger("msrun")
 
@@ -105,6 +106,11 @@ class ChangeObserver:
         self._needed: set[str] = set()  # and these were, or would be, without that
         self._has_unseen = False  # something changed uncounted between an update and its commit
         self._blind_why = ""  # why nothing can be known of the state
+        self.keeps_host = False
+        """Whether what is in host memory is copied at each commit: the rest is on an accelerator,
+        which may hold a commit that the host is past."""
+        self._on_host: frozenset[str] = frozenset()
+        self._seen: Mapping[str, Tensor] = {}  # of which that was found out
 
     @property
     def is_auditing(self) -> bool:
@@ -174,6 +180,11 @@ class ChangeObserver:
         if self._expected and tensors.keys() >= self._expected:
             self._copies.add(self._expected, tensors)
             self._expected = frozenset()
+        if self.keeps_host and tensors is not self._seen:
+            self._seen = tensors
+            here = (name for name, each in tensors.items() if devices.is_on_host(each))
+            self._on_host = frozenset(here)
+            self._copies.add(self._on_host, tensors)
         if self._keeps_all and not self._copies.names >= tensors.keys():
             self._copies.add(tensors, tensors)
         is_all = self._audit.is_first and nbytes(tensors.values()) <= COPIED_AT_FIRST
@@ -239,7 +250,7 @@ class ChangeObserver:
         self._needed |= found
         if self._still == STILL_STEPS and not self._keeps_all:
             # what changed once or seldom, as in the first step
-            self._copies.names &= self._uncounted
+            self._copies.names &= self._uncounted | self._on_host
         if self.baseline is not None:
             found |= self._hidden(held)
             if self._audit.is_first and self._audit.note_complete():

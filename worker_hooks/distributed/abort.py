@@ -1,9 +1,10 @@
 """Frees a main thread from a collective that a dead peer never joins.
 
-NCCL's communicators can be aborted. gloo's cannot: in torch 2.13 its ``abort`` returns and wakes
-nobody. But a rank that waits in gloo waits for bytes from the sockets to its peers. If this process
-shuts these sockets down, the rank raises within milliseconds. gloo then leaves garbage in its
-buffers, which are mostly gradient buckets; it does not touch parameters and optimizers.
+NCCL's communicators can be aborted, see :mod:`communicators`. gloo's cannot: in torch 2.13 its
+``abort`` returns and wakes nobody. But a rank that waits in gloo waits for bytes from the sockets
+to its peers. If this process shuts these sockets down, the rank raises within milliseconds. gloo
+then leaves garbage in its buffers, which are mostly gradient buckets; it does not touch parameters
+and optimizers.
 
 The connections to the attempt's store, which is over, are shut down, too: a rank that makes its
 group may wait there for a peer that died. All other connections of a script are not touched: to a
@@ -16,15 +17,11 @@ that died.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import threading
 import time
-
-import torch
-import torch.distributed as dist
 
 from worker_hooks.contract.process_stat import read_stat
 from worker_hooks.distributed import stacks, store_connection
@@ -32,28 +29,15 @@ from worker_hooks.distributed.gloo_sockets import gloo_sockets
 
 
 def unblock(store: tuple[str, int]) -> int:
-    """Break every connection of a process group; return gloo's count. Any thread may call this.
+    """Break every connection of gloo's groups; return their count. Any thread may call this.
 
     Errors of a single connection or group are ignored: it is broken already.
 
     Args:
         store: address and port of the store that the ranks met at, to which none will return.
     """
-    _abort_groups()
     store_connection.shut_down(*store)
     return sum(map(_shut, gloo_sockets()))
-
-
-def _abort_groups() -> None:
-    """Abort the communicators of every group, sub-groups included, that can be aborted."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return
-    from torch.distributed import distributed_c10d
-
-    for group in list(distributed_c10d._world.pg_map):  # noqa: SLF001  torch has no public list
-        for device in ("cuda", "xpu"):
-            with contextlib.suppress(Exception):  # no such backend, or aborted before
-                group._get_backend(torch.device(device)).abort()  # noqa: SLF001
 
 
 def _shut(descriptor: int) -> bool:

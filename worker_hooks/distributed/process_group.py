@@ -20,6 +20,7 @@ from torch import nn
 
 from worker_hooks.contract.env import RankEnv, meeting_point
 from worker_hooks.distributed import ddp_bucket_order
+from worker_hooks.distributed.communicators import device_types
 
 OUTSIDE = "does not train inside run(train, state)"
 GROUPS = "makes process groups outside of the training function"
@@ -144,7 +145,7 @@ def join(group: GroupRecord) -> None:
 
 
 def _timeout(group: Any) -> timedelta:
-    for device in ("cpu", "cuda", "xpu"):
+    for device in device_types():
         try:
             found = group._get_backend(torch.device(device)).options._timeout  # noqa: SLF001
         except (RuntimeError, AttributeError):

@@ -40,7 +40,8 @@ _COLLECTIVES = (
     ("torch/nn/parallel/distributed.py", ""),
     ("torch/nn/modules/_functions.py", ""),  # SyncBatchNorm
     ("torch/autograd/graph.py", "_engine_run_backward"),  # in DDP's all-reduce, or computing
-    ("torch/cuda/__init__.py", "synchronize"),  # a device mostly waits for its peers
+    ("worker_hooks/guard/gate.py", "wait_until"),  # for its device, which mostly waits for peers
+    ("torch/cuda/__init__.py", "synchronize"),
     ("torch/cuda/streams.py", "synchronize"),
 )
 # calls in the innermost line, if that is the script's own: they are not written in Python, so they
@@ -111,10 +112,19 @@ def words(calls: Iterable[MainCall]) -> list[str]:
     ]
 
 
-def inspect(rank: int, attempt: int, order: protocol.Inspect) -> protocol.Stack:
+def inspect(
+    rank: int, attempt: int, order: protocol.Inspect, *, is_device_busy: bool = False
+) -> protocol.Stack:
     """Write all threads' stacks to the rank's log; answer with the main thread's. Never raises.
 
     The stack of the calling listener is left out.
+
+    Args:
+        rank: who answers.
+        attempt: in which attempt.
+        order: what is answered.
+        is_device_busy: an accelerator has not done what was queued. After so long it waits in a
+            collective, whatever call of the script waits for it: ``loss.item()``, ``print(loss)``.
     """
     calls = write(f"rank {rank} is inspected, as the job makes no progress")
     at_prompt = is_at_prompt(calls)
@@ -125,7 +135,7 @@ def inspect(rank: int, attempt: int, order: protocol.Inspect) -> protocol.Stack:
         rank=rank,
         attempt=attempt,
         id=order.id,
-        is_in_collective=is_in_collective(calls),
+        is_in_collective=is_device_busy or is_in_collective(calls),
         text=text,
         is_at_prompt=at_prompt,
     )

@@ -33,6 +33,8 @@ STILL_S = 0.2  # a main thread that stays at one instruction for so long is bloc
 LOOK_S = 0.02  # between two looks at it
 CATCH_UP_S = 1.0  # for what takes milliseconds where processors are free
 
+_DEVICE_LOOK_S = 0.0002  # a device has a whole forward and backward to do meanwhile
+
 _IS_FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
@@ -210,6 +212,19 @@ class Gate:
         """
         if self._ejecting:
             raise EjectedError
+
+    def wait_until(self, is_ready: Callable[[], bool]) -> None:
+        """Wait for an accelerator in front of an update; nothing is torn meanwhile.
+
+        Args:
+            is_ready: whether the wait is over; never waits itself.
+
+        Raises:
+            EjectedError: the main thread must return from the training function.
+        """
+        while not is_ready():
+            self.raise_if_ejected()
+            time.sleep(_DEVICE_LOOK_S)
 
     def reenter(self) -> None:
         """The main thread has returned from the training function; no update is under way."""

@@ -18,13 +18,14 @@ from typing import NamedTuple, Protocol, TypedDict
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import RankEnv, meeting_point
 from worker_hooks.contract.status_page import Page
-from worker_hooks.distributed import abort, stacks
+from worker_hooks.distributed import abort, communicators, stacks
 from worker_hooks.guard import exit_hooks
 from worker_hooks.guard import save as saving
 from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, AgentLink
 from worker_hooks.guard.gate import FreezeResult, Gate
 from worker_hooks.guard.peers import KnownPeers
 from worker_hooks.guard.signal_wakeup import SignalWakeup
+from worker_hooks.state.device_state import DeviceState, HeldStep
 from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.memory_dump import HeldDump
 
@@ -66,6 +67,13 @@ class StateSource(saving.SaveSource, Protocol):
 
     def forget(self) -> None:
         """Write to no page any more."""
+
+    @property
+    def device(self) -> DeviceState | None:
+        """Of accelerators that hold some of the state; ``None``: none does."""
+
+    def settle_devices(self, grace_s: float, *, is_updated: bool) -> HeldStep:
+        """Which step they hold, and why it cannot be saved."""
 
 
 class _Sender(TypedDict):
@@ -136,6 +144,7 @@ class Guard:
         self._store = meeting_point(os.environ)
         self._rejoin_order: protocol.Rejoin | None = None  # until it is obeyed
         self._rejoin_lock = threading.Lock()  # held by what must belong to a single attempt
+        self._aborting: threading.Thread | None = None  # communicators, as was ordered
         self._is_out = threading.Event()  # the main thread has obeyed the last order to rejoin
         self._pid = os.getpid()
         self._frozen_version: int | None = None  # of the state, if it was torn but complete
@@ -339,11 +348,13 @@ class Guard:
             order, self._rejoin_order = self._rejoin_order, None
             assert order is not None
             self._is_out.set()
+            aborting, self._aborting = self._aborting, None
             self.env = self.env._replace(attempt=order.attempt)
             self._store = (self._store[0], order.port or self._store[1])
             self._released.clear()
             was_torn = self.gate.is_torn
             self.gate.reenter()
+        communicators.await_abort(aborting)  # the lock is free: the listener hears another order
         self.is_done, self._frozen_version = False, None
         self._send(protocol.Rejoining(**self._sender))
         return order, was_torn
@@ -419,7 +430,9 @@ class Guard:
                 self.memory = None  # first: the state is what this rank holds from now on
                 self.gate.open()
             case protocol.Inspect():
-                self._send(stacks.inspect(**self._sender, order=message))
+                is_busy = self.source.device is not None and self.source.device.is_busy()
+                answer = stacks.inspect(**self._sender, order=message, is_device_busy=is_busy)
+                self._send(answer)
             case protocol.Hold() | protocol.Proceed() | protocol.Leave() | protocol.Dismiss():
                 self._obey_exit(message)
             case _:
@@ -440,6 +453,8 @@ class Guard:
             self._released.set()
             # before the lock is free: then the main thread makes sockets of the next attempt
             abort.unblock(self._store)
+            if self._aborting is None or not self._aborting.is_alive():
+                self._aborting = communicators.abort()
             watched = (is_out, self._store)
         threading.Thread(target=abort.end_if_stuck, args=watched, daemon=True).start()
 
@@ -506,9 +521,14 @@ class Guard:
             grace_s, source.is_complete, lambda: bool(source.why_changed()), newest
         )
         is_updated = result is FreezeResult.UPDATED
-        step = source.step + is_updated
+        step, why = source.step + is_updated, self._unsafe_why
+        if source.device is not None:
+            held = source.settle_devices(grace_s, is_updated=is_updated)
+            is_updated, step = held.step > source.step, held.step
+            why = why or held.why_not
         self._frozen_version = source.version(step) if is_updated else None
-        why = self._unsafe_why
+        if source.device is not None:
+            return step, not why, why
         if not why and result is FreezeResult.TORN and not source.is_copied():
             changed = source.why_changed() or "the script itself began to update"
             if self.gate.is_torn:

@@ -44,6 +44,9 @@ class SaveSource(Protocol):
     def version(self, step: int) -> int:
         """A number that changes whenever a tensor is changed that is read for this step."""
 
+    def why_moved(self) -> str:
+        """Why what was read of accelerators may be of two steps; empty: it is of one."""
+
     def why_unknown(self) -> str:
         """Why the state of the newest commit is not known, whatever has changed; empty: it is."""
 
@@ -91,6 +94,8 @@ def save(
         shard = write(path, replica, order.part, order.parts, advance)
     if source.version(order.step) != version:
         raise RuntimeError("the state changed while it was read")
+    if why := source.why_moved():
+        raise RuntimeError(why)
     if frozen_version is None and (why := source.why_unknown()):  # by now
         raise RuntimeError(why)
     if shard is None:

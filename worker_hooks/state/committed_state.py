@@ -9,9 +9,8 @@ before the next update. Private state is written to the status page.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import call, ge
 from typing import Any, NamedTuple
 
@@ -19,19 +18,22 @@ import torch
 
 from worker_hooks.changes.observer import ChangeObserver, CommittedTensors
 from worker_hooks.contract.status_page import Entry, Page, Phase
+from worker_hooks.device import devices
+from worker_hooks.device.timeline import MarkKind
 from worker_hooks.distributed import process_group
 from worker_hooks.rng.randomness import TORCH
 from worker_hooks.state.buffers import Buffers
+from worker_hooks.state.device_state import DeviceState, HeldStep
 from worker_hooks.state.mismatch import listed
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.private import Position, PrivateSource, PrivateState
 from worker_hooks.state.registry import Piece, live_tensors, structures
+from worker_hooks.state.replica import UnreadableState, replica_of
 from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.shard import Replica, digest
-from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
 
 __all__ = ["Commit", "CommittedState", "Position"]
 
@@ -46,19 +48,12 @@ PENDING = (
 )
 
 
-class UnreadableState(NamedTuple):
-    """Placeholder for a piece whose state could not be read."""
-
-    error: str
-
-
 class Commit(NamedTuple):
     """What a commit keeps in memory."""
 
     step: int
     snapshots: tuple[Any, ...]
     tensors: CommittedTensors  # those in live memory, and copies of some
-    ready: tuple[torch.Event, ...]  # on each accelerator: what precedes it is the commit
 
 
 class CommittedState:
@@ -94,8 +89,8 @@ class CommittedState:
         self._last_changes: tuple[int, ...] = ()  # of the last step
         self._changes_between = [False] * len(self.pieces)  # seen to change between loops
         self._live = [isinstance(piece, ModulePiece | TensorPiece) for piece in self.pieces]
-        self._devices: tuple[torch.device, ...] = ()  # the accelerators that hold some of the state
-        self._updated: tuple[torch.Event, ...] = ()  # on each accelerator, after the last update
+        self.device: DeviceState | None = None  # of accelerators that hold some of the state
+        self._before: Commit | None = None  # the commit before, which these may still hold
         self._trained = [index for index, piece in enumerate(self.pieces) if piece.optimizers]
         self._used: dict[int, list[int]] = {}  # gradients of a piece as of its last update
         # whether, and how many collectives had begun by the last update
@@ -124,8 +119,11 @@ class CommittedState:
             OSError: there is no memory.
         """
         fd = self.private.open(rank, attempt, source, position.meta)
-        devices = {tensor.device for piece in self.pieces for tensor in piece.tensors().values()}
-        self._devices = tuple(device for device in devices if device.type != "cpu")
+        timeline = (
+            devices.timeline_of(live_tensors(self.pieces).values()) if self.device is None else None
+        )
+        if timeline is not None:
+            self.device, self.changes.keeps_host = DeviceState(timeline), True
         if self.page is not None and self.page.record(self.step) is None:
             self._note(position)
             self.audit()
@@ -173,9 +171,10 @@ class CommittedState:
         self.step = step
         self.updates = [0] * len(self.pieces)
         self.why_pending, self._used = "", {}
-        self._commit = self._marks = self._after = None
+        self._commit = self._before = self._marks = self._after = None
         self.changes.forget()
-        self._updated = ()
+        if self.device is not None:
+            self.device.forget()
 
     def begin_loop(self, epoch: int, batch: int) -> None:
         """Changes since the commit belong to no step: those of a schedule by epoch, for example.
@@ -247,6 +246,8 @@ class CommittedState:
             self.changes.give_up(CAPTURED)
         if self.changes.is_open and self._commit is not None:
             self.changes.update_begins(self._commit.tensors)
+        if self.device is not None:
+            self.device.update_begins(self.step, self.why_changed)
 
     def updated(self, index: int) -> None:
         """The optimizer of a piece has made an update."""
@@ -258,8 +259,8 @@ class CommittedState:
             self.changes.updated()
         if self._changes_behind:
             self._begun = process_group.collectives()
-        if self._devices:
-            self._updated = tuple([_recorded(device) for device in self._devices])
+        if self.device is not None:
+            self.device.timeline.end_update(self.step + 1)
 
     def under_way(self, position: Position) -> None:
         """Backward begins: write the private state that this rank will have at the next commit."""
@@ -288,12 +289,13 @@ class CommittedState:
             snapshots = tuple(
                 self._snapshot(one) if isinstance(one, ModulePiece) else old for one, old in pairs
             )
-        self._commit = Commit(
-            self.step,
-            snapshots,
-            tensors,
-            tuple([_recorded(device) for device in self._devices]) if self._devices else (),
-        )
+        if self.device is not None:
+            is_as_updated = (
+                marks is not None and marks == self._after and not self.changes.has_unseen
+            )
+            is_copied = not all(map(devices.is_on_host, tensors.copies.values()))
+            self.device.committed(self.step, is_as_updated=is_as_updated and not is_copied)
+        self._before, self._commit = before, Commit(self.step, snapshots, tensors)
         self._marks, self._after = marks or self._read_marks(), None
         self.private.write(self.step, position, is_commit=True)
 
@@ -372,12 +374,51 @@ class CommittedState:
         names, copies = commit.tensors.versions.tensors.keys(), commit.tensors.copies.keys()
         try:
             has_all = bool(names) and copies >= names and live_tensors(self.pieces).keys() == names
-            # what else an optimizer's state holds is read as it is now
-            optimizers = (each for each in self.pieces if isinstance(each, OptimizerPiece))
-            return has_all and all(each.is_all_tensors for each in optimizers)
+            return has_all and self._are_all_tensors()
         except (RuntimeError, AttributeError):
             # an optimizer makes its state just now, or is an odd one
             return False
+
+    def _are_all_tensors(self) -> bool:
+        """What else an optimizer's state holds is read as it is now."""
+        optimizers = (each for each in self.pieces if isinstance(each, OptimizerPiece))
+        return all(each.is_all_tensors for each in optimizers)
+
+    def settle_devices(self, grace_s: float, *, is_updated: bool) -> HeldStep:
+        """Which step the accelerators hold, and why it cannot be saved.
+
+        Args:
+            grace_s: how long an update may take there, in seconds.
+            is_updated: only the commit of the update is missing.
+        """
+        assert self.device is not None
+        held = self.device.settle(grace_s, self.step, is_updated=is_updated)
+        commit = self._commit_of(held.step)
+        if held.why_not or commit is None or held.step != commit.step:
+            return held
+        why = self.changes.why_unknown(commit.tensors)
+        if self.device.is_behind(held.step):
+            names = commit.tensors.versions.tensors
+            host = {name for name, each in names.items() if devices.is_on_host(each)}
+            if not self._are_all_tensors():
+                why = why or "an optimizer's state holds more than tensors, which has gone on"
+            if lacking := host - commit.tensors.copies.keys():
+                why = why or f"{listed(lacking)} in host memory has gone on"
+            if live_tensors(self.pieces).keys() != names.keys():  # as in the first step
+                why = why or "the state has other tensors by now"
+        else:
+            why = why or self.why_changed()
+        return held._replace(why_not=why)
+
+    def why_moved(self) -> str:
+        """Why what was read of accelerators may be of two steps; empty: it is of one."""
+        return "" if self.device is None else self.device.why_moved()
+
+    def _commit_of(self, step: int) -> Commit | None:
+        """The commit of this step, or the newest one for the complete step after it."""
+        newest, before = self._commit, self._before
+        is_before = newest is not None and step == newest.step - 1 and self.device is not None
+        return before if is_before else newest
 
     def _is_in_doubt(self, commit: Commit, marks: tuple[Any, ...]) -> bool:
         """Whether something has not changed in this step that may change seldom, behind this point.
@@ -430,6 +471,8 @@ class CommittedState:
     def is_as_committed(self) -> bool:
         """Whether all of the state in live memory is known to be that of the newest commit."""
         held = self._committed_tensors
+        if self.device is not None and not self.device.holds(self.step):
+            return False
         return held is not None and not (held.copies or self.why_changed() or self.why_unknown())
 
     def version(self, step: int) -> int:
@@ -437,8 +480,9 @@ class CommittedState:
 
         Of the newest commit some may be copied; of the complete step after it none is.
         """
-        held = self._committed_tensors
-        copies = {} if held is None or step != self.step else held.copies
+        commit = self._commit_of(step)
+        held = None if commit is None else commit.tensors
+        copies = {} if commit is None or step != commit.step else commit.tensors.copies
         live = live_tensors(self.pieces)
         new = set() if held is None else live.keys() - held.versions.tensors.keys()
         changed = 0 if held is None else len(self.changes.changed(held) | new)
@@ -467,21 +511,23 @@ class CommittedState:
         Raises:
             RuntimeError: it is neither, or the state of a piece could not be read.
         """
-        commit = self._commit
+        commit = self._commit_of(step)
         if commit is None or step not in {commit.step, commit.step + 1}:
             raise RuntimeError(f"rank holds step {self.step}, not step {step}")
-        if step == commit.step and (why := self.why_changed()):
+        is_behind = self.device is not None and self.device.is_behind(step)
+        if step == commit.step and not is_behind and (why := self.why_changed()):
             raise RuntimeError(why)
         return self._as_of(commit, step)
 
     def _as_of(self, commit: Commit, step: int) -> Replica:
-        snapshots, ready, copies = commit.snapshots, commit.ready, commit.tensors.copies
+        snapshots, copies = commit.snapshots, commit.tensors.copies
+        ready = self._ready(commit.step, MarkKind.COMMIT)
         names = {entry.name for entry in self.buffers.entries}
         own = [each for each in self.private.read(step) if each[0].name in names]
         held: Collection[str] | None = commit.tensors.versions.tensors
         if step != commit.step:
             held = None
-            ready, copies = self._updated, {}
+            ready, copies = self._ready(step, MarkKind.END), {}
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
             snapshots = self._snapshots()
         late = sorted(self.private.late_buffers)
@@ -493,7 +539,10 @@ class CommittedState:
             "reshaped": self.reshaped(),
             **self._extra_facts(),
         }
-        return self._replica(snapshots, copies, own, facts, ready, held)
+        return replica_of(self.pieces, snapshots, copies, own, facts, ready, held)
+
+    def _ready(self, step: int, kind: MarkKind) -> tuple[torch.Event, ...]:
+        return () if self.device is None else self.device.ready(step, kind)
 
     def present(self) -> Replica:
         """The registered state as it is now, for its digest. For the main thread.
@@ -501,38 +550,7 @@ class CommittedState:
         Raises:
             RuntimeError: the state of a piece cannot be read.
         """
-        return self._replica(self._snapshots(), {}, [], {}, ())
-
-    def _replica(
-        self,
-        snapshots: Sequence[Any],
-        copies: Mapping[str, torch.Tensor],
-        own: list[tuple[Entry, memoryview]],
-        facts: dict[str, Any],
-        ready: Sequence[torch.Event],
-        names: Collection[str] | None = None,
-    ) -> Replica:
-        """``names``: of the tensors that belong to it; ``None``: all that there are."""
-        tensors: dict[str, torch.Tensor] = {}
-        replicated, alike = {}, {}
-        for piece, snapshot in zip(self.pieces, snapshots, strict=True):
-            if isinstance(snapshot, UnreadableState):
-                raise RuntimeError(f"{piece.name} cannot be saved: {snapshot.error}")  # noqa: TRY004
-            tensors.update(
-                (name, copies.get(name, each))
-                for name, each in piece.tensors().items()
-                if names is None or name in names
-            )
-            value, small = piece.encode(snapshot)
-            if piece.is_compared:
-                tensors.update(small)
-                replicated[piece.name] = value
-            else:  # e.g. a meter of the rank's own: any rank's will do
-                own += [(entry_of(name, each), to_bytes(each)) for name, each in small.items()]
-                alike[piece.name] = value
-        rest = json.dumps({"pieces": replicated})
-        more = {"objects": json.dumps(alike), "facts": json.dumps(facts)}
-        return Replica(tensors, own, rest, more, ready)
+        return replica_of(self.pieces, self._snapshots(), {}, [], {}, ())
 
     def digests(self) -> tuple[str, str]:
         """For a drill: of the replicated and of the private state, as of the commit.
@@ -560,7 +578,7 @@ class CommittedState:
         tensor = next((place.tensor for place in places if place.name == entry.name), None)
         if tensor is None or tensor.nbytes != entry.nbytes:
             return octets
-        return memoryview(b"".join(Reader(self._updated).pieces(tensor)))
+        return memoryview(b"".join(Reader(self._ready(self.step + 1, MarkKind.END)).pieces(tensor)))
 
 
 def _gradients(piece: Piece) -> list[int]:
@@ -577,10 +595,3 @@ def _gradients(piece: Piece) -> list[int]:
 def _moved(new: Any, old: Any) -> int:
     """How far a counter went; at least 1, which also stands for any other change."""
     return max(1, new - old) if isinstance(new, int) and isinstance(old, int) else 1
-
-
-def _recorded(device: torch.device) -> torch.Event:
-    """An event behind the device's work so far; recording it does not wait."""
-    event = torch.Event(device)
-    event.record(torch.accelerator.current_stream(device))
-    return event

@@ -155,6 +155,8 @@ class StepTracker:
 
     def update_begins(self) -> None:
         """An optimizer is about to change weights."""
+        if self._committed.device is not None:
+            self._gate.wait_until(self._committed.device.timeline.may_update)
         self._committed.update_begins()
         self._gate.begin_update()
         self.enter(Phase.UPDATE)

@@ -185,3 +185,17 @@ def test_no_thread_is_kept_by_a_log_that_cannot_be_written(monkeypatch):
     monkeypatch.setattr("worker_hooks.distributed.stacks.STDERR", full)
     assert inspect(0, 0, protocol.Inspect(1)).id == 1
     os.close(full)
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_rank_whose_device_waits_is_no_culprit(is_busy, capfd):
+    answers = queue.SimpleQueue()
+
+    def listen():
+        answers.put(inspect(3, 1, protocol.Inspect(7), is_device_busy=is_busy))
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    listener.join()
+    assert answers.get().is_in_collective == is_busy
+    assert capfd.readouterr().err

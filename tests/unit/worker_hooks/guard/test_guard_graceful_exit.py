@@ -76,6 +76,11 @@ class Source:
     def is_copied(self):
         return False
 
+    device = None
+
+    def why_moved(self):
+        return ""
+
     def why_unknown(self):
         return ""
 

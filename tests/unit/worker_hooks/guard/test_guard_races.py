@@ -18,8 +18,9 @@ from worker_hooks.guard.gate import FreezeResult, Gate
 from worker_hooks.guard.guard import Guard, StartupOptions
 from worker_hooks.recovery import agent_lost
 from worker_hooks.recovery.peer_notes import PeerNotes
-from worker_hooks.state.committed_state import CommittedState, Position, UnreadableState, _moved
+from worker_hooks.state.committed_state import CommittedState, Position, _moved
 from worker_hooks.state.registry import pieces_of
+from worker_hooks.state.replica import UnreadableState
 
 LONG_S = 30.0
 
@@ -219,6 +220,11 @@ class Complete:
 
     def is_copied(self):
         return False
+
+    device = None
+
+    def why_moved(self):
+        return ""
 
     def why_unknown(self):
         return ""

@@ -17,7 +17,7 @@ class Source:
     """A state of one tensor, with a version and a doubt that a test changes."""
 
     def __init__(self):
-        self.state_version, self.doubt = 3, ""
+        self.state_version, self.doubt, self.moved = 3, "", ""
 
     def replica(self, step):
         return Replica({"w": torch.ones(8)}, [], json.dumps({"step": step}), {})
@@ -27,6 +27,9 @@ class Source:
 
     def version(self, _step):
         return self.state_version
+
+    def why_moved(self):
+        return self.moved
 
     def why_unknown(self):
         return self.doubt
@@ -79,3 +82,11 @@ def test_nor_is_a_commit_that_became_doubtful_meanwhile(tmp_path):
 
     with pytest.raises(RuntimeError, match="nobody saw"):
         save(source, ENV, order(tmp_path), None, advance)
+
+
+@pytest.mark.parametrize("kind", ORDERS, ids=str)
+def test_nor_is_one_whose_device_went_on(tmp_path, kind):
+    source = Source()
+    source.moved = "its device went on"
+    with pytest.raises(RuntimeError, match="its device went on"):
+        save(source, ENV, order(tmp_path, **kind), None, lambda _: None)

@@ -1,0 +1,97 @@
+"""Communicators of an accelerator are aborted as one group, in a thread, with a deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from worker_hooks.distributed import communicators
+
+LONG_S = 60.0
+
+
+class Communicator:
+    """As ProcessGroupNCCL: an abort outside of a group waits for its peers, which wait for it."""
+
+    def __init__(self, said: list[str], name: str, error: Exception | None = None) -> None:
+        self.said, self.name, self.error = said, name, error
+
+    def _group_start(self) -> None:
+        self.said.append("(")
+
+    def _group_end(self) -> None:
+        self.said.append(")")
+
+    def abort(self) -> None:
+        self.said.append(self.name)
+        if self.error:
+            raise self.error
+
+
+class Plain:
+    """A backend of another maker, without groups."""
+
+    def __init__(self, said: list[str], name: str) -> None:
+        self.said, self.name = said, name
+
+    def abort(self) -> None:
+        self.said.append(self.name)
+
+
+def test_all_are_aborted_as_one_group_whatever_one_of_them_says():
+    said: list[str] = []
+    broken = RuntimeError("aborted before")
+    backends = [Communicator(said, "b", broken), Communicator(said, "a"), Plain(said, "x")]
+    communicators.abort_together(backends)
+    assert said == ["(", "b", "a", "x", ")"]
+
+
+def test_the_group_that_was_made_last_comes_first(monkeypatch):
+    said: list[str] = []
+    made = {name: Communicator(said, name) for name in "abc"}
+
+    def group(name):
+        def backend(device):
+            if device.type != "xpu" or name == "b":
+                raise RuntimeError("no backend for this device")
+            return made[name]
+
+        return SimpleNamespace(_get_backend=backend)
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    world = SimpleNamespace(pg_map=[*map(group, "abc")])
+    monkeypatch.setattr(distributed_c10d, "_world", world)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("xpu"))
+    aborting = communicators.abort()
+    assert aborting is not None
+    communicators.await_abort(aborting)
+    assert said == ["(", "c", "a", ")"]
+
+
+def test_a_host_alone_has_none(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    assert communicators.device_types() == ("cpu",)
+    assert communicators.abort() is None
+    communicators.await_abort(None)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_rank_whose_abort_does_not_end_is_killed(ends, capfd):
+    pid = os.fork()
+    if pid == 0:
+        stuck = threading.Thread(target=threading.Event().wait, args=(0.01 if ends else LONG_S,))
+        stuck.daemon = True
+        stuck.start()
+        communicators.await_abort(stuck, LONG_S if ends else 0.2)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == (0 if ends else -signal.SIGKILL)
+    assert ("could not be aborted" in capfd.readouterr().err) != ends

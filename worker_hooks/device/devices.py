@@ -1,0 +1,32 @@
+"""The accelerators of a process, through torch's interface that is the same for all kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from worker_hooks.device.timeline import DeviceTimeline, Mark
+
+
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether its bytes change as the main thread changes them, not as a device comes to it."""
+    return tensor.device.type in {"cpu", "meta"}
+
+
+def devices_of(tensors: Iterable[torch.Tensor]) -> tuple[torch.device, ...]:
+    """Those that these tensors are on; the host is none."""
+    return tuple(dict.fromkeys(each.device for each in tensors if not is_on_host(each)))
+
+
+def timeline_of(tensors: Iterable[torch.Tensor]) -> DeviceTimeline | None:
+    """Of the devices that these tensors are on; ``None``: all of them are in host memory."""
+    devices = devices_of(tensors)
+    return DeviceTimeline(lambda: tuple(map(_mark, devices))) if devices else None
+
+
+def _mark(device: torch.device) -> Mark:
+    """A mark behind all that this thread has queued on the device's present stream."""
+    event = torch.Event(device)
+    event.record(torch.accelerator.current_stream(device))
+    return event
