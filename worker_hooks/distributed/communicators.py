@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,10 +26,12 @@ from worker_hooks.distributed import stacks
 ABORT_S = 20.0  # NCCL needs less than a second for hundreds of peers
 
 
-def device_types() -> tuple[str, ...]:
-    """The host, and the kind of accelerator that this process sees, if any."""
+def device_types() -> Iterator[str]:
+    """The host; then the kind of accelerator that this process sees, if any, which takes longer."""
+    yield "cpu"
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+    if accelerator is not None:
+        yield accelerator.type
 
 
 def abort() -> threading.Thread | None:
@@ -85,9 +87,12 @@ def _backends() -> list[Any]:
     from torch.distributed import distributed_c10d
 
     gloo = getattr(distributed_c10d, "ProcessGroupGloo", ())
+    known = distributed_c10d._world.pg_map  # noqa: SLF001  torch has no public list
+    groups = [group for group, about in [*known.items()] if about[0] != "gloo"]
+    if not groups:
+        return []
     found: dict[int, Any] = {}
-    groups = [*distributed_c10d._world.pg_map]  # noqa: SLF001  torch has no public list
-    for kind in device_types()[1:]:
+    for kind in device_types():
         for group in reversed(groups):
             with contextlib.suppress(RuntimeError):  # it has none for this kind of device
                 backend = group._get_backend(torch.device(kind))  # noqa: SLF001

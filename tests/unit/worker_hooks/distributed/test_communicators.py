@@ -66,7 +66,8 @@ def test_the_group_that_was_made_last_comes_first(monkeypatch):
         return SimpleNamespace(_get_backend=backend)
 
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    world = SimpleNamespace(pg_map=[*map(group, "abc")])
+    groups = [(group(name), ("nccl", None)) for name in "abc"]
+    world = SimpleNamespace(pg_map=SimpleNamespace(items=lambda: groups))
     monkeypatch.setattr(distributed_c10d, "_world", world)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("xpu"))
     aborting = communicators.abort()
@@ -78,7 +79,7 @@ def test_the_group_that_was_made_last_comes_first(monkeypatch):
 def test_a_host_alone_has_none(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    assert communicators.device_types() == ("cpu",)
+    assert [*communicators.device_types()] == ["cpu"]
     assert communicators.abort() is None
     communicators.await_abort(None)
 
