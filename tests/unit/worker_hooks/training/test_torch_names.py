@@ -32,6 +32,9 @@ REPLACED = {  # what has a fall-back where it is used, and what that is
     "_orig_mod": "the names of a compiled module's parameters have another prefix",
     "_checkpoint_wrapped_module": "so have those of a module with activation checkpoints",
     "_schedulers": "the schedulers inside a scheduler are not known",
+    "_is_in_bad_fork": "a fork of a process that has called the driver is noticed by torch alone",
+    "_group_start": "communicators are aborted one after the other",
+    "_group_end": "the same",
     "_step_count": "a scheduler is known by its epoch alone",
 }
 LISTED = {name for names in NEEDED.values() for name in names.split()} | REPLACED.keys()
