@@ -18,7 +18,6 @@ that died.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -72,9 +71,8 @@ def end_if_stuck(is_out: threading.Event, store: tuple[str, int]) -> None:
             continue
         place = _place() if stacks.waits_for_peers() else None
         if place is not None and place == before:
-            stacks.write("the main thread cannot be freed from a broken collective")
-            stacks.say("this rank ends itself by SIGKILL; it is replaced")
-            os.kill(os.getpid(), signal.SIGKILL)
+            stacks.write("the main thread is inspected")
+            stacks.end_process("the main thread cannot be freed from a broken collective")
         before = place
 
 

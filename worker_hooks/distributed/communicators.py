@@ -12,8 +12,6 @@ and replaced.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -53,9 +51,7 @@ def await_abort(aborting: threading.Thread | None, within_s: float = ABORT_S) ->
         return
     aborting.join(within_s)
     if aborting.is_alive():
-        stacks.say(f"communicators could not be aborted within {within_s:.0f} s")
-        stacks.say("this rank ends itself by SIGKILL; it is replaced")
-        os.kill(os.getpid(), signal.SIGKILL)
+        stacks.end_process(f"communicators could not be aborted within {within_s:.0f} s")
 
 
 def abort_together(backends: Sequence[Any]) -> None:

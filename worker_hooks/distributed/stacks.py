@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import sys
 import sysconfig
 import threading
@@ -174,6 +175,13 @@ def _stacks() -> dict[int, tuple[str, list[MainCall]]]:
 def say(what: str) -> None:
     """Write one line to the rank's log."""
     _write(f"msrun: {what}\n")
+
+
+def end_process(why: str) -> None:
+    """Say why, and end this process at once: it cannot continue, and a new one can."""
+    say(why)
+    say("this rank ends itself by SIGKILL; it is replaced")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _write(text: str) -> None:

@@ -147,6 +147,7 @@ class Guard:
         self._aborting: threading.Thread | None = None  # communicators, as was ordered
         self._is_out = threading.Event()  # the main thread has obeyed the last order to rejoin
         self._pid = os.getpid()
+        self._device_error = ""  # of an accelerator, at the last freeze
         self._frozen_version: int | None = None  # of the state, if it was torn but complete
 
     @property
@@ -526,6 +527,7 @@ class Guard:
             held = source.settle_devices(grace_s, is_updated=is_updated)
             is_updated, step = held.step > source.step, held.step
             why = why or held.why_not
+            self._device_error = held.why_not if held.is_failed else ""
         self._frozen_version = source.version(step) if is_updated else None
         if source.device is not None:
             return step, not why, why
@@ -540,6 +542,8 @@ class Guard:
 
     def _freeze(self, order: protocol.Freeze) -> None:
         step, is_whole, why = self.freeze(order.update_grace_s, order.step)
+        if self._device_error:  # the error stays: this process could not enter the script again
+            stacks.end_process(f"{why}; a new process may use the device")
         nbytes, host_nbytes = self.source.nbytes() if is_whole else (0, 0)
         frozen = protocol.Frozen(
             **self._sender,

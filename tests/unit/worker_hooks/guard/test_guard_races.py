@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from queue import SimpleQueue
@@ -19,6 +21,7 @@ from worker_hooks.guard.guard import Guard, StartupOptions
 from worker_hooks.recovery import agent_lost
 from worker_hooks.recovery.peer_notes import PeerNotes
 from worker_hooks.state.committed_state import CommittedState, Position, _moved
+from worker_hooks.state.device_state import HeldStep
 from worker_hooks.state.registry import pieces_of
 from worker_hooks.state.replica import UnreadableState
 
@@ -253,3 +256,64 @@ def test_an_orphan_that_is_done_with_its_update_has_nothing_to_lose(tmp_path):
     settling.start()
     settling.join()
     assert (notes.mine.step, notes.mine.is_whole) == (5, True), notes.mine.why
+
+
+# --- with accelerators ------------------------------------------------------------------------
+
+
+class OnDevice(Complete):
+    """A state on a device that stands as the test says."""
+
+    device = True
+
+    def __init__(self, held: HeldStep) -> None:
+        self.held = held
+
+    def settle_devices(self, _grace_s, *, is_updated):  # noqa: ARG002
+        return self.held
+
+    def nbytes(self):
+        return 8, 0
+
+
+@pytest.mark.parametrize(
+    ("held", "answer"),
+    [
+        (HeldStep(3), (3, True, "")),  # the device is a commit behind
+        (HeldStep(5), (5, True, "")),  # its update is done, and only the commit is missing
+        (HeldStep(4, "its device did not come to the end of step 5"), (4, False, "its device did not come to the end of step 5")),
+    ],
+)  # fmt: skip
+def test_what_is_frozen_is_what_the_device_holds(tmp_path, held, answer):
+    told = RankEnv(rank=0, world_size=2, attempt=0, record_id="races", hooks="", drill="")
+    guard = Guard(
+        told,
+        OnDevice(held),
+        StartupOptions(str(tmp_path)),
+        before_dump=lambda: None,
+        when_agent_died=lambda _: None,
+    )
+    assert guard.freeze(1.0) == answer
+
+
+def test_a_rank_whose_device_has_failed_ends_itself(tmp_path, capfd):
+    """Its error stays: it would raise again wherever it enters the script."""
+    held = HeldStep(4, "its device reports an error: CUDA error: ECC", is_failed=True)
+    told = RankEnv(rank=0, world_size=2, attempt=0, record_id="races", hooks="", drill="")
+    pid = os.fork()
+    if pid == 0:
+        guard = Guard(
+            told,
+            OnDevice(held),
+            StartupOptions(str(tmp_path)),
+            before_dump=lambda: None,
+            when_agent_died=lambda _: None,
+        )
+        guard._freeze(protocol.Freeze(1, 1.0, 5))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    first, last = capfd.readouterr().err.splitlines()[-2:]
+    assert first == (
+        "msrun: its device reports an error: CUDA error: ECC; a new process may use the device"
+    )
+    assert last == "msrun: this rank ends itself by SIGKILL; it is replaced"  # hints look for it
