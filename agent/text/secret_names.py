@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 MASK = "***"
 SHORTEST = 4  # characters of a secret that is looked for in other texts
+_NO_SECRETS = {"true", "false", "none", "null", "auto", "default"}  # --use-auth=true
 
 _NAME = re.compile(
     r"TOKEN(?!IZER|S(_|$))|KEY|SECRET|PASSW|PASS(_|$)|(^|_)(PWD|PAT|AUTH|DSN)(_|$)|CREDENTIAL|COOKIE"
@@ -52,7 +53,8 @@ def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
 
 def secrets(words: Sequence[str]) -> frozenset[str]:
     """The values in a command line that are probably secrets."""
-    return frozenset(each for each in _secrets(words) if len(each) >= SHORTEST)
+    found = (each for each in _secrets(words) if len(each) >= SHORTEST)
+    return frozenset(each for each in found if each.lower() not in _NO_SECRETS)
 
 
 def _secrets(words: Sequence[str]) -> Iterator[str]:

@@ -111,7 +111,8 @@ def _record(
     name: str, folder: str | None, script: str | None, environ: Mapping[str, str]
 ) -> Record | None:
     """The run to resume; ``None``: no recorded run saved into ``folder``."""
-    saved = [record for record in run_record.records(environ) if record.checkpoints]
+    every = [*run_record.records(environ)]
+    saved = [record for record in every if record.checkpoints]
     if folder is not None:
         return next((one for one in saved if _saved_into(one, folder)), None)
     if name:
@@ -125,7 +126,7 @@ def _record(
             f"no recorded run of {script} in this folder has a checkpoint: "
             "name a run or a folder, as in --resume=FOLDER"
         )
-    return _newest(saved)
+    return _newest(saved, every)
 
 
 def _named(name: str, environ: Mapping[str, str]) -> Record:
@@ -139,8 +140,13 @@ def _named(name: str, environ: Mapping[str, str]) -> Record:
     return record
 
 
-def _newest(saved: Sequence[Record]) -> Record:
-    """The newest run of this folder that has ended; one of another folder must be named."""
+def _newest(saved: Sequence[Record], every: Sequence[Record]) -> Record:
+    """The newest run of this folder that has ended; one of another folder must be named.
+
+    Args:
+        saved: runs that have a checkpoint folder, the newest first.
+        every: these, and others.
+    """
     if not saved:
         raise UsageError("no run of this user on this host has saved a checkpoint")
     known = [record for record in saved if record.cwd == os.getcwd()]
@@ -156,6 +162,12 @@ def _newest(saved: Sequence[Record]) -> Record:
     status = look(record).status
     if status is not None and status.state == JobState.SUCCEEDED.value:
         finished = f"the newest run {record.record_id} finished, there is nothing to resume"
+        later = next(one for one in every if one.cwd == os.getcwd())
+        if later.record_id != record.record_id and not later.checkpoints:
+            finished = (
+                f"run {later.record_id} came to no step that could be saved, and the one before "
+                f"it, {record.record_id}, finished: there is nothing to resume"
+            )
         kept = _resumable(record)
         if kept is None:  # no line to type that would be refused
             raise UsageError(f"{finished}; it needed no checkpoint, and saved none")

@@ -29,6 +29,7 @@ MACHINE = {"worst": "ok", "findings": []}
 @pytest.mark.parametrize(
     ("words", "found"),
     [
+        (["--use-auth=true", "--token=None"], set()),  # no secrets, and in every text
         (["--api-key=abcd1"], {"abcd1"}),
         (["--api_key", "abcd1"], {"abcd1"}),
         (["--password", "--lr", "abcd1"], set()),

@@ -167,6 +167,11 @@ def test_a_run_that_succeeded_must_be_named(environ):
         == f"{said}; to resume it anyway, from step 8: msrun --resume a"
     )
     assert parse(["--resume=a"], environ).origin.lineage == ("a",)
+    remember(environ, "b", started=2.0, checkpoints=())  # stopped before its first step
+    assert refused(["--resume"], environ) == (
+        "run b came to no step that could be saved, and the one before it, a, finished: there is "
+        "nothing to resume; to resume it anyway, from step 8: msrun --resume a"
+    )
 
 
 def test_a_run_that_may_live_on_another_host_needs_its_folder(environ):
