@@ -52,6 +52,7 @@ class Process:
         self.pid = 0  # 0: not started
         self.ends: list[int] = []  # of the parent: answer, out, err
         self.watch = -1  # readable once it has ended
+        self.is_unknown = False  # it had ended, and was waited for, before it could be watched
         self.said = bytearray()  # of its answer
         self.answer: Outcome | None = None
         self.lines = {1: b"", 2: b""}
@@ -66,6 +67,8 @@ class Process:
     @property
     def is_ours(self) -> bool:
         """Whether nobody has waited for it: else its id may be that of another process."""
+        if self.is_unknown:
+            return False
         if self.watch < 0:
             return self.is_alive
         try:
@@ -200,7 +203,12 @@ class Processes:
                 os.close(fd)
 
     def _started(self, process: Process) -> None:
-        process.watch = os.pidfd_open(process.pid)
+        try:
+            process.watch = os.pidfd_open(process.pid)
+        except ProcessLookupError:  # it has ended, and another part of the program waited for it
+            process.is_unknown = True
+            process.watch, writes = os.pipe()
+            os.close(writes)  # so that its end is seen at once
         for index, fd in enumerate(process.ends):
             self._selector.register(fd, selectors.EVENT_READ, (process, index))
         self._selector.register(process.watch, selectors.EVENT_READ, (process, -1))

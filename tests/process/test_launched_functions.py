@@ -308,6 +308,22 @@ def test_ranks_that_another_part_of_the_program_waits_for(action):
         signal.signal(signal.SIGCHLD, before)
 
 
+@pytest.mark.usefixtures("nothing_left")
+def test_a_rank_that_has_ended_before_it_could_be_watched(monkeypatch):
+    real = os.pidfd_open
+
+    def late(pid):
+        poll(lambda: not Path(f"/proc/{pid}").exists())
+        return real(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", late)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert launch(whom, ["hello"], {"answer": 1}, nprocs=2) == {0: (0, 1), 1: (1, 1)}
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 @pytest.mark.parametrize(("start", "name"), [("fork", "fork"), ("spawn", "posix_spawn")])
 @pytest.mark.usefixtures("nothing_left")
 def test_a_rank_that_cannot_be_started_leaves_nothing_of_the_others(start, name, monkeypatch):
