@@ -20,13 +20,13 @@ from agent.dump.folder import FolderTarget
 from agent.dump.memory import MemoryTarget
 from agent.dump.old_dumps import remove_old
 from agent.dump.replies import Answer, Replies
+from agent.dump.room import needed
 from agent.dump.summary import dump_summary
 from agent.dump.target import AbandonedError, SavedDump, Target
 from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
-from agent.machine.free_memory import needed
 from agent.spec.job_spec import JobSpec
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error

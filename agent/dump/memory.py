@@ -14,10 +14,11 @@ import os
 import threading
 from collections.abc import Iterable
 
+from agent.dump.room import shortage
 from agent.dump.target import AbandonedError, Advance
-from agent.machine.free_memory import free_bytes, shortage
 from worker_hooks.contract.layout import held
 from worker_hooks.contract.protocol import Written
+from worker_hooks.machine.free_memory import free_bytes
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.checksum import Bytes
 from worker_hooks.storage.manifest import MEMORY_KIND, REPLICATED, Manifest, Shard

@@ -24,11 +24,11 @@ from agent.health.stragglers import Stragglers
 from agent.hooks.rank_links import Timer
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
-from agent.machine.cgroup import is_frozen
 from agent.machine.process_use import process_use
 from agent.workers.tempo import NS, Tempo, tempo
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
+from worker_hooks.machine.cgroup import is_frozen
 
 SHORTEST_S, LONGEST_S = 0.25, 5.0  # between two looks
 LOOKS = 4  # within the shortest limit

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.machine.kernel_files import lines, number, text
 from agent.text.ranges import parse_ranges
+from worker_hooks.machine.kernel_files import lines, number, text
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.machine.kernel_files import text
 from agent.spec.job_spec import UsageError
+from worker_hooks.machine.kernel_files import text
 
 _NVML_OK = 0
 _INTEL = "0x8086"

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.machine.cgroup import groups
-from agent.machine.kernel_files import table
+from worker_hooks.machine.cgroup import groups
+from worker_hooks.machine.kernel_files import table
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent.machine.kernel_files import lines
 from agent.text.wording import sized
 from msrun.doctor.finding import Finding, doubtful, fine, unfit
 from msrun.doctor.probe import Probe, ProbeAnswer
+from worker_hooks.machine.kernel_files import lines
 
 LIMIT_S = 20.0
 CLEANING_S = 5.0

@@ -6,10 +6,10 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.machine.cgroup import groups
-from agent.machine.kernel_files import number, text
 from agent.text.wording import sized
 from msrun.doctor.finding import Finding, doubtful, fine, unfit
+from worker_hooks.machine.cgroup import groups
+from worker_hooks.machine.kernel_files import number, text
 
 FEW_FILES, TOO_FEW_FILES = 1024, 128
 FEW_PROCESSES, TOO_FEW_PROCESSES = 1024, 64  # threads count, and a rank has dozens

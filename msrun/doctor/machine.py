@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.machine.free_memory import free_bytes
-from agent.machine.kernel_files import table, text
 from agent.text.wording import sized
 from msrun.doctor.finding import Finding, doubtful, fine, unfit
+from worker_hooks.machine.free_memory import free_bytes
+from worker_hooks.machine.kernel_files import table, text
 
 SHM = "/dev/shm"  # noqa: S108  its name in the report
 LITTLE_SHM = 256 << 20  # bytes free: DataLoader workers pass their batches in it

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.machine.kernel_files import text
 from msrun.doctor.finding import Finding, doubtful, fine, unfit
 from msrun.doctor.probe import Probe, ProbeAnswer
+from worker_hooks.machine.kernel_files import text
 
 LIMIT_S = 10.0
 FEW_PORTS = 1000

@@ -53,6 +53,8 @@ state = (
 dist.init_process_group(dist.get_default_backend_for_device(device))
 torch.manual_seed(100 + dist.get_rank())  # Dropout differs between ranks
 times: list[float] = []
+if state is not None:
+    state.ignore("times")  # a rank's own, and no part of the training
 
 
 def batches_of(loader: DataLoader):

@@ -184,7 +184,7 @@ def test_a_run_that_saved_nothing_resumes_from_no_other_run(msrun, home):
     assert said.startswith(f"msrun: error: run {second.record_id} has saved no checkpoint")
     assert told(home) == []
     shown = call(msrun, home, "status", second.record_id).out
-    assert "141" not in shown
+    assert "step 141" not in shown
     assert "--resume" not in shown
     line = said.partition("to resume from that one: ")[2]  # it is not refused
     assert call(msrun, home, *line.split()[1:], LEAVE="0", **SET).code == 0

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
-    "worker_hooks": "contract storage rng device distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
+    "worker_hooks": "contract machine storage rng device distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
     "agent": "forkserver text spec machine controller accounting records workers hooks launch health dump failure notify supervisor",
     "msrun": "options terminal runs report checkpoints job top doctor bugreport completion drill function",
 }
@@ -69,6 +69,7 @@ EFFECTS = {"os", "time", "random", "socket", "asyncio", "subprocess", "threading
 HEAVY = {"torch", "numpy", "rich", "yaml", "click", "asyncio", "psutil"}
 SHARED = (
     "worker_hooks.contract",
+    "worker_hooks.machine",
     "worker_hooks.storage",
     "worker_hooks.drill.plan",
     "worker_hooks.distributed.ddp_release",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from worker_hooks.changes.content import nbytes
+from worker_hooks.machine.free_memory import free_bytes
 from worker_hooks.tensors.tensor_bytes import plain
 
 SHARE = 0.02  # of a step's time that copies may take
@@ -41,7 +42,7 @@ class CommitCopies:
             return new
         size = 2 * nbytes(tensors[name] for name in new)
         on_host = 2 * nbytes(tensors[name] for name in new if tensors[name].device.type == "cpu")
-        if on_host > FREE_BYTES and on_host > _MEMORY_SHARE * available_memory():
+        if on_host > FREE_BYTES and not _has_room(on_host):
             self._refuse(new, f"two copies of {size / 1e9:.1f} GB have no room in memory")
         else:
             self.names |= new
@@ -123,14 +124,9 @@ class CommitCopies:
         self.refused.update(dict.fromkeys(names, why))
 
 
-def available_memory() -> int:
-    """Bytes that the kernel could give to this machine's processes."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):
-        return 1 << 62
+def _has_room(on_host: int) -> bool:
+    free = free_bytes()
+    return free is None or on_host <= _MEMORY_SHARE * free
 
 
 def _is_alike(copy: Tensor, source: Tensor) -> bool:

@@ -148,7 +148,7 @@ def test_a_large_state_is_not_known_before_it_was_audited(monkeypatch):
     ],
 )
 def test_what_has_no_room_for_copies_is_said_at_once(monkeypatch, caplog, way, said, why):
-    monkeypatch.setattr(copies, "available_memory", lambda: 100)
+    monkeypatch.setattr(copies, "free_bytes", lambda: 100)
     monkeypatch.setattr(copies, "FREE_BYTES", 10)
     monkeypatch.setattr(observer, "COPIED_AT_FIRST", 0)
     steps = Steps()
@@ -200,7 +200,7 @@ def test_a_part_of_all_copies_is_not_made_and_this_is_said(monkeypatch, caplog, 
     if limit == "share":
         monkeypatch.setattr(copies, "SHARE", 0.0)
     else:
-        monkeypatch.setattr(copies, "available_memory", lambda: 1000 * (limit == "size"))
+        monkeypatch.setattr(copies, "free_bytes", lambda: 1000 * (limit == "size"))
     with caplog.at_level(logging.WARNING, "msrun"):
         held = steps.train(CHANGES["in place"], count=2 * copies.LOOKS)
     assert list(held.copies) == ["second"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.machine.cgroup import is_frozen
+from worker_hooks.machine.cgroup import is_frozen
 
 V1 = {"proc/7/cgroup": "6:freezer:/pod/job\n4:memory:/elsewhere\n0::/\n"}
 V2 = {"proc/7/cgroup": "0::/pod/job\n"}

@@ -9,10 +9,11 @@ from support.dump_desk import STEP, Desk
 
 from agent.controller import actions as do
 from agent.dump import memory
+from agent.dump.room import SPARE, needed, shortage
 from agent.hooks.status_pages import StatusPages
-from agent.machine.free_memory import SPARE, free_bytes, free_in_group, needed, shortage
 from agent.text.wording import sized
 from worker_hooks.contract import protocol
+from worker_hooks.machine.free_memory import free_bytes, free_in_group
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import pieces_of
 

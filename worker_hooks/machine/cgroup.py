@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from agent.machine.kernel_files import lines
+from worker_hooks.machine.kernel_files import lines
 
 
 class Cgroup(NamedTuple):

@@ -1,0 +1,1 @@
+"""What the kernel says of this host: its memory and its control groups."""
