@@ -68,7 +68,7 @@ def row(outcome: TrialOutcome) -> tuple[str, ...]:
 
 def as_json(reference: dict[str, Any], outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
     """The results for programs; times in seconds."""
-    drills = [{**asdict(outcome), "verdict": outcome.verdict} for outcome in outcomes]
+    drills = [{**asdict(each), "answer": each.answer, "verdict": each.verdict} for each in outcomes]
     kept = not reference["trouble"] and not any(outcome.broken for outcome in outcomes)
     return {"ok": kept, "reference": reference, "drills": drills}
 

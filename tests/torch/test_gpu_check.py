@@ -31,7 +31,7 @@ def test_a_row_is_a_drill_with_its_verdict(msrun: Launcher) -> None:
     assert done.returncode == 0, done
     (row,) = json.loads((msrun.tmp / "table.json").read_text())["rows"]
     assert row["is_good"], row
-    assert "replaced, trains again after " in row["more"]
+    assert "1 replaced, trains again after " in row["more"]
     assert "| kill, average of weights |" in done.stdout
 
 
