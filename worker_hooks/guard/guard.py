@@ -572,6 +572,12 @@ class Guard:
         self, order: protocol.Save, advance: Callable[[int], None]
     ) -> protocol.Written | protocol.Digested:
         """As :func:`worker_hooks.guard.save.save`, of this rank."""
+        device = self.source.device
+        if device is not None and not device.is_settled:  # held at a boundary, with living peers
+            grace_s = VERIFY_S if self.welcome is None else self.welcome.update_grace_s
+            held = self.source.settle_devices(grace_s, is_updated=False)
+            if held.why_not or held.step != order.step:
+                raise RuntimeError(held.why_not or f"its device holds step {held.step}")
         answer = saving.save(self.source, self.env, order, self._frozen_version, advance)
         self.digest = answer.digest
         return answer

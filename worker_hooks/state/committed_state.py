@@ -246,8 +246,6 @@ class CommittedState:
             self.changes.give_up(CAPTURED)
         if self.changes.is_open and self._commit is not None:
             self.changes.update_begins(self._commit.tensors)
-        if self.device is not None:
-            self.device.update_begins(self.step, self.why_changed)
 
     def updated(self, index: int) -> None:
         """The optimizer of a piece has made an update."""

@@ -34,7 +34,7 @@ class DeviceState:
         self.timeline = timeline
         # by commit, once an update has begun behind it: what had changed in between, as text
         self._changed: dict[int, str] = {}
-        self._place: DevicePlace | None = None  # where the devices were found to stand
+        self._place: DevicePlace | None = None  # where the devices were found to stand, in a freeze
 
     # --- the main thread --------------------------------------------------------------------------
 
@@ -45,6 +45,7 @@ class DeviceState:
             step: the newest commit.
             why_changed: what is not as of this commit any more, as text.
         """
+        self._place = None
         if step not in self._changed:
             self._changed = {
                 number: why for number, why in self._changed.items() if number == step - 1
@@ -89,6 +90,11 @@ class DeviceState:
             return self.timeline.is_busy(lambda: time.sleep(STILL_S))
         except DeviceFailedError:
             return False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known where the devices stand: nothing was queued since."""
+        return self._place is not None
 
     def is_behind(self, step: int) -> bool:
         """Whether an update was queued behind this commit, so that the host has gone on."""

@@ -155,10 +155,12 @@ class StepTracker:
 
     def update_begins(self) -> None:
         """An optimizer is about to change weights."""
-        if self._committed.device is not None:
-            self._gate.wait_until(self._committed.device.timeline.may_update)
+        if (device := self._committed.device) is not None:
+            self._gate.wait_until(device.timeline.may_update)
         self._committed.update_begins()
         self._gate.begin_update()
+        if (device := self._committed.device) is not None:  # what the gate stops is not queued
+            device.update_begins(self._committed.step, self._committed.why_changed)
         self.enter(Phase.UPDATE)
 
     def update_ended(self, index: int) -> None:

@@ -296,6 +296,24 @@ def test_what_is_frozen_is_what_the_device_holds(tmp_path, held, answer):
     assert guard.freeze(1.0) == answer
 
 
+@pytest.mark.parametrize("held", [HeldStep(3), HeldStep(4, "its device did not come to the end")])
+def test_a_graceful_exit_saves_what_the_device_has_come_to(tmp_path, held):
+    """No freeze has looked at the device: the main thread is held at a boundary."""
+    told = RankEnv(rank=0, world_size=2, attempt=0, record_id="races", hooks="", drill="")
+    source = OnDevice(held)
+    source.device = SimpleNamespace(is_settled=False)
+    guard = Guard(
+        told,
+        source,
+        StartupOptions(str(tmp_path)),
+        before_dump=lambda: None,
+        when_agent_died=lambda _: None,
+    )
+    order = protocol.Save(1, 4, str(tmp_path), 0, 0)
+    with pytest.raises(RuntimeError, match=held.why_not or "its device holds step 3"):
+        guard.save(order, lambda _: None)
+
+
 def test_a_rank_whose_device_has_failed_ends_itself(tmp_path, capfd):
     """Its error stays: it would raise again wherever it enters the script."""
     held = HeldStep(4, "its device reports an error: CUDA error: ECC", is_failed=True)

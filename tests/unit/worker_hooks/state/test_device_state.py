@@ -89,6 +89,10 @@ class Rank:
             yield
         self.state.update_begins()
         yield
+        if self.is_closed:
+            return  # at the gate, for ever
+        self.state.device.update_begins(self.state.step, self.state.why_changed)
+        yield
         self.optimizer.step()
         self.state.updated(1)
         yield
