@@ -17,10 +17,14 @@ that died.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
+
+import torch
+import torch.distributed as dist
 
 from worker_hooks.contract.process_stat import read_stat
 from worker_hooks.distributed import stacks, store_connection
@@ -35,8 +39,20 @@ def unblock(store: tuple[str, int]) -> int:
     Args:
         store: address and port of the store that the ranks met at, to which none will return.
     """
+    _abort_gloo()
     store_connection.shut_down(*store)
     return sum(map(_shut, gloo_sockets()))
+
+
+def _abort_gloo() -> None:
+    """Have gloo end what it can by itself; alone it wakes hardly anybody."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    from torch.distributed import distributed_c10d
+
+    for group in list(distributed_c10d._world.pg_map):  # noqa: SLF001  torch has no public list
+        with contextlib.suppress(Exception):  # no backend for the host, or aborted before
+            group._get_backend(torch.device("cpu")).abort()  # noqa: SLF001
 
 
 def _shut(descriptor: int) -> bool:
