@@ -76,6 +76,7 @@ class Comparison(NamedTuple):
     late: frozenset[int] = frozenset()  # those steps at which parts of the state came into being
     compared: int = NEVER  # the newest step at which all were compared
     unprotected: str = ""  # why no rank can save the state of another one
+    uncounted: str = ""  # why no step is committed; empty again once ranks register their state
     holds: str = ""  # what was compared, as text: ``3 modules, 1 optimizer``
 
 
@@ -204,7 +205,10 @@ class Job(NamedTuple):
         if known is not None and known >= step:
             return self
         now = self.now._replace(registered={**self.now.registered, rank: max(step, NEVER)})
-        return self._replace(now=now, has_hooks=True)
+        since = self.since_restart
+        if since.comparison.uncounted:
+            since = since._replace(comparison=since.comparison._replace(uncounted=""))
+        return self._replace(now=now, since_restart=since, has_hooks=True)
 
     def with_failure(self, why: str, *, is_raised: bool = False) -> Job:
         """The job once this is why the attempt failed."""

@@ -44,10 +44,10 @@ class Protection(NamedTuple):
 def protection(job: Job) -> Protection:
     """What a rank's death would cost this job now."""
     known = job.since_restart.comparison
-    if known.unprotected:
+    if why := known.unprotected or known.uncounted:
         return Protection(
             Level.NOT_PROTECTED,
-            f"{known.unprotected}; if a rank dies, training resumes from the newest "
+            f"{why}; if a rank dies, training resumes from the newest "
             "ModelCheckpoint, else from its beginning",
         )
     if len(job.ranks) == 1 and job.has_hooks:

@@ -26,6 +26,8 @@ TRIAL_COMMITS = 2  # of all ranks, after which a replacement is confirmed
 def note(job: Job, event: protocol.Fingerprinted) -> Job:
     """A rank said what it holds, which is compared with what others hold at this step."""
     known, step = job.since_restart.comparison, event.step
+    if event.problem and event.rank not in job.now.registered:
+        return _with(job, known._replace(uncounted=event.problem))
     if event.problem:
         return _with(job, known._replace(unprotected=known.unprotected or event.problem))
     late = known.late | {step} if event.is_late else known.late

@@ -157,12 +157,23 @@ def test_replicas_that_drift_apart_without_a_majority_end_the_job(launcher: Laun
 def test_a_training_whose_steps_nobody_counts_is_said_to_be_lost(
     launcher: Launcher, words: tuple[str, ...]
 ) -> None:
-    job = launcher.start("--worker_num=2", WORKERS / "never_counts.py", *words)
+    job = launcher.start("--worker_num=2", WORKERS / "counts_late.py", *words)
     poll(lambda: job.status().get("protection", {}).get("level") == "not protected")
     ended = job.wait()
     assert ended.code == 0, ended
-    assert ended.err.count("the script never says where a step ends: loop over state.batches") == 1
+    assert (
+        ended.err.count("the script has not said where a step ends: loop over state.batches") == 1
+    )
     assert "not every rank has registered" not in ended.err
+
+
+def test_a_training_that_counts_its_steps_late_is_protected_from_then_on(
+    launcher: Launcher,
+) -> None:
+    ended = launcher.start("--worker_num=2", WORKERS / "counts_late.py", "late").wait()
+    assert ended.code == 0, ended
+    said = ended.err
+    assert said.index("not protected: the script has not said") < said.index("msrun: protected: ")
 
 
 def test_a_counter_of_the_script_undoes_the_replacement(launcher: Launcher) -> None:

@@ -1,6 +1,6 @@
-"""Notices a script that updates its optimizers and never says where a step of it ends.
+"""Notices a script that updates its optimizers and does not say where a step of it ends.
 
-Its state is registered, and nothing of it is ever saved: such a script reads as if it were
+Its state is given to ``TrainState``, and nothing of it is saved: such a script reads as if it were
 protected.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 WHY = (
-    "the script never says where a step ends: loop over state.batches(loader), or read "
+    "the script has not said where a step ends: loop over state.batches(loader), or read "
     "state.should_exit in front of the first step and at the end of each"
 )
 UPDATES = 3  # of one optimizer

@@ -3,7 +3,7 @@
 import pytest
 from support.histories.dumps import reg, running
 from support.histories.replacements import THREE, play
-from support.histories.same import EQUAL, OWN, says
+from support.histories.same import EQUAL, OWN, compares, says
 
 from agent.controller.decide import decide
 from agent.controller.protection import CURES, Level, protection
@@ -48,6 +48,21 @@ def test_a_script_that_cannot_be_entered_again_is_partly_protected_and_told_the_
     assert decision.say.startswith(f"partly protected: the script {why}; a death means save")
     ((_, cure),) = [each for each in CURES if each[0] in why]
     assert decision.say.endswith(f". {cure[0].upper()}{cure[1:]}")
+
+
+def test_a_training_whose_steps_are_not_counted_is_not_protected_until_they_are():
+    job = play(THREE, running(3)[:-3])  # nobody has registered
+    problem = protocol.Fingerprinted(0, 0, 0, {}, False, "no step is counted", "")
+    decision = decide(job, problem)
+    assert decision.say.startswith("not protected: no step is counted; if a rank dies")
+    job = decision.job
+    for rank in range(3):
+        job = decide(job, compares(rank)).job
+    assert protection(job).level is Level.UNKNOWN
+    for rank in range(3):
+        decision = decide(job, says(rank, 1))
+        job = decision.job
+    assert decision.say.startswith("protected: ")
 
 
 def test_a_rank_alone_has_nobody_who_holds_its_state():

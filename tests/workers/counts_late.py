@@ -1,4 +1,4 @@
-"""Trains inside run(), and never says where a step ends: never_counts.py [epochs]."""
+"""Trains inside run(), and says late where a step ends, or never: counts_late.py [epochs|late]."""
 
 import sys
 import time
@@ -24,6 +24,10 @@ def train(state: TrainState) -> None:
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
             time.sleep(0.05)  # a model of a hundred times this size
+    while "late" in sys.argv and state.step < 100 and not state.should_exit:
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
 
 
 run(train, state)
