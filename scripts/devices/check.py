@@ -51,7 +51,8 @@ DRILLS = (
     Drill("kill rank 0", ("--kill", f"rank=0,step={AT},phase=backward")),
     Drill("kill, loss.item()", ("--kill", f"rank=1,step={AT},phase=backward"), (), ("--item",)),
     Drill("kill, average of weights", ("--kill", f"rank=1,step={AT},phase=any"), (), ("--ema",)),
-    Drill("hang (SIGSTOP)", ("--stop", f"rank=1,step={AT}")),
+    Drill("hang", ("--kill", f"rank=1,step={AT},phase=backward,signal=STOP")),
+    Drill("stopped for a second", ("--stop", f"rank=1,step={AT},for=1")),
     Drill(
         "dump and restart",
         ("--kill", f"rank=1,step={AT},phase=backward"),
@@ -160,6 +161,8 @@ def step_times(options: argparse.Namespace) -> list[Row]:
 
 def copy_rates(options: argparse.Namespace) -> list[Row]:
     """How fast state comes from a device, as a dump reads it and as pinned memory takes it."""
+    if options.device == "cpu":  # is read where it lies
+        return []
     from worker_hooks.tensors.reader import Reader
 
     source = torch.zeros(GIB // 4, device=options.device)
@@ -167,8 +170,6 @@ def copy_rates(options: argparse.Namespace) -> list[Row]:
     count = sum(len(piece) for piece in Reader().pieces(source))
     read_s = time.monotonic() - began
     rows = [Row("read for a dump", f"{count / read_s / 1e9:.1f} GB/s", is_good=True, took_s=read_s)]
-    if options.device == "cpu":
-        return rows
     target = torch.empty(source.shape, pin_memory=True)
     torch.accelerator.synchronize()
     began = time.monotonic()
