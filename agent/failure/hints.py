@@ -105,7 +105,7 @@ HINTS: tuple[tuple[Fit, str], ...] = (
         _frees_itself,
         (
             "its own listener thread ended it: its main thread stayed in a collective that a dead "
-            "peer had broken, which happens once in some hundreds of times"
+            "peer had broken, which happens now and then"
         ),
     ),
     (

@@ -49,7 +49,7 @@ def test_readmes_script_survives_a_kill_and_ends_like_the_unchanged_one(msrun):
     for trial in range(3):
         killed = ran(msrun, patched(script, diff), f"killed-{trial}", 4, killed=True)
         assert figures(killed) == undisturbed
-        # once in some hundreds of times gloo does not wake a survivor, which ends itself
+        # now and then gloo does not wake a survivor, which ends itself
         if killed.err.count("was killed by SIGKILL") == 1:
             break
     for line in marked("output", "kill").text.splitlines():

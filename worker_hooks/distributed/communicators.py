@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from worker_hooks.distributed import stacks
 
+GLOO = "gloo"
 ABORT_S = 20.0  # NCCL needs less than a second for hundreds of peers
 
 
@@ -77,21 +78,34 @@ def _end_group(backend: Any) -> None:
 
 
 def _backends() -> list[Any]:
-    """Of the accelerator, without gloo's: its abort does nothing."""
+    """Of accelerators, the group's first that was made last; gloo's have an end of their own."""
+    of_others = [group for group, name in _groups() if name != GLOO]
+    if not of_others:  # else accelerators are looked for
+        return []
+    found = {id(each): each for kind in device_types() for each in _of_kind(of_others, kind)}
+    return [each for each in found.values() if not _is_gloo(each)]
+
+
+def gloo_backends() -> list[Any]:
+    """Of all groups."""
+    return list(filter(_is_gloo, _of_kind([group for group, _ in _groups()], "cpu")))
+
+
+def _groups() -> list[tuple[Any, str]]:
+    """Every group with the name of its backend, the one that was made last first."""
     if not (dist.is_available() and dist.is_initialized()):
         return []
     from torch.distributed import distributed_c10d
 
-    gloo = getattr(distributed_c10d, "ProcessGroupGloo", ())
     known = distributed_c10d._world.pg_map  # noqa: SLF001  torch has no public list
-    groups = [group for group, about in [*known.items()] if about[0] != "gloo"]
-    if not groups:
-        return []
-    found: dict[int, Any] = {}
-    for kind in device_types():
-        for group in reversed(groups):
-            with contextlib.suppress(RuntimeError):  # it has none for this kind of device
-                backend = group._get_backend(torch.device(kind))  # noqa: SLF001
-                if not isinstance(backend, gloo):
-                    found[id(backend)] = backend
-    return [*found.values()]
+    return [(group, about[0]) for group, about in reversed([*known.items()])]
+
+
+def _of_kind(groups: Iterable[Any], kind: str) -> Iterator[Any]:
+    for group in groups:
+        with contextlib.suppress(RuntimeError):  # it has none for this kind of device
+            yield group._get_backend(torch.device(kind))  # noqa: SLF001
+
+
+def _is_gloo(backend: Any) -> bool:
+    return isinstance(backend, getattr(dist, "ProcessGroupGloo", ()))

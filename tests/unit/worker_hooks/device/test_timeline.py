@@ -18,6 +18,15 @@ def settle(timeline: DeviceTimeline, clock: Clock, look_s: float = 0.01) -> Devi
     return timeline.settle(GRACE_S, STILL_S, clock, lambda: clock.advance(look_s))
 
 
+def begun() -> tuple[Clock, Device, DeviceTimeline]:
+    """One device, at its first commit."""
+    clock = Clock()
+    device = Device(clock, {"a": 0})
+    timeline = DeviceTimeline(lambda: (device.mark(),))
+    timeline.commit(0)
+    return clock, device, timeline
+
+
 class Training:
     """The main thread of a rank: queues steps, and does what a script may do."""
 
@@ -150,10 +159,7 @@ def schedule(seed: int) -> str:
 
 def test_the_main_thread_is_ahead_of_a_dead_all_reduce():
     """B1: the step that is saved is the one before it, although a later one is committed."""
-    clock = Clock()
-    device = Device(clock, {"a": 0})
-    timeline = DeviceTimeline(lambda: (device.mark(),))
-    timeline.commit(0)
+    clock, device, timeline = begun()
     for step, is_joined in (1, True), (2, False):
         device.kernel(0.01)
         device.collective(0.01, lambda is_joined=is_joined: is_joined)
@@ -174,10 +180,7 @@ def test_the_main_thread_is_ahead_of_a_dead_all_reduce():
 
 
 def test_an_update_that_is_under_way_is_waited_for():
-    clock = Clock()
-    device = Device(clock, {"a": 0})
-    timeline = DeviceTimeline(lambda: (device.mark(),))
-    timeline.commit(0)
+    clock, device, timeline = begun()
     timeline.begin_update(1)
     device.kernel(3.0, a=1)
     timeline.end_update(1)
@@ -189,10 +192,7 @@ def test_an_update_that_is_under_way_is_waited_for():
 
 
 def test_an_update_that_waits_for_a_peer_is_given_up_by_its_deadline():
-    clock = Clock()
-    device = Device(clock, {"a": 0})
-    timeline = DeviceTimeline(lambda: (device.mark(),))
-    timeline.commit(0)
+    clock, device, timeline = begun()
     timeline.begin_update(1)
     device.collective(0.0, lambda: False)  # a sharded optimizer gathers inside its step
     timeline.end_update(1)
@@ -202,10 +202,7 @@ def test_an_update_that_waits_for_a_peer_is_given_up_by_its_deadline():
 
 
 def test_a_log_behind_the_update_does_not_hide_the_commit():
-    clock = Clock()
-    device = Device(clock, {"a": 0})
-    timeline = DeviceTimeline(lambda: (device.mark(),))
-    timeline.commit(0)
+    clock, device, timeline = begun()
     timeline.begin_update(1)
     device.kernel(0.1, a=1)
     timeline.end_update(1)
@@ -231,10 +228,7 @@ def test_of_two_devices_the_slower_one_counts():
 
 
 def test_a_device_that_has_failed_is_said_and_never_read():
-    clock = Clock()
-    device = Device(clock, {"a": 0})
-    timeline = DeviceTimeline(lambda: (device.mark(),))
-    timeline.commit(0)
+    clock, device, timeline = begun()
     device.error = "CUDA error: an illegal memory access was encountered"
     for asked in timeline.place, timeline.may_update, lambda: settle(timeline, clock):
         with pytest.raises(DeviceFailedError, match="illegal memory access"):
@@ -250,10 +244,8 @@ def test_nothing_was_queued():
 
 
 def test_marks_of_old_steps_are_let_go():
-    clock = Clock()
-    device = Device(clock)
-    timeline = DeviceTimeline(lambda: (device.mark(),))
-    for step in range(100):
+    clock, _, timeline = begun()
+    for step in range(1, 100):
         clock.advance(1)
         timeline.begin_update(step)
         timeline.end_update(step)
@@ -266,10 +258,7 @@ def test_marks_of_old_steps_are_let_go():
 @pytest.mark.parametrize("waits_for_peer", [True, False])
 def test_a_device_that_waits_is_busy_whatever_the_main_thread_does(waits_for_peer):
     """B3: the main thread may be in ``print(loss)``, which no list of names would find."""
-    clock = Clock()
-    device = Device(clock)
-    timeline = DeviceTimeline(lambda: (device.mark(),))
-    timeline.commit(0)
+    clock, device, timeline = begun()
     device.kernel(0.1)
     device.collective(0.0, lambda: not waits_for_peer)
     assert timeline.is_busy(lambda: clock.advance(0.2)) == waits_for_peer

@@ -239,15 +239,19 @@ class Complete:
         return 0
 
 
-def test_an_orphan_that_is_done_with_its_update_has_nothing_to_lose(tmp_path):
-    told = RankEnv(rank=0, world_size=1, attempt=0, record_id="races", hooks="", drill="")
-    guard = Guard(
+def guard_of(source, folder, world_size=2):
+    told = RankEnv(0, world_size=world_size, attempt=0, record_id="races", hooks="", drill="")
+    return Guard(
         told,
-        Complete(),
-        StartupOptions(str(tmp_path)),
+        source,
+        StartupOptions(str(folder)),
         before_dump=lambda: None,
         when_agent_died=lambda _: None,
     )
+
+
+def test_an_orphan_that_is_done_with_its_update_has_nothing_to_lose(tmp_path):
+    guard = guard_of(Complete(), tmp_path, world_size=1)
     notes = PeerNotes(tmp_path, 0)
     notes.tell(step=4)
     guard.gate.begin_update()
@@ -285,30 +289,15 @@ class OnDevice(Complete):
     ],
 )  # fmt: skip
 def test_what_is_frozen_is_what_the_device_holds(tmp_path, held, answer):
-    told = RankEnv(rank=0, world_size=2, attempt=0, record_id="races", hooks="", drill="")
-    guard = Guard(
-        told,
-        OnDevice(held),
-        StartupOptions(str(tmp_path)),
-        before_dump=lambda: None,
-        when_agent_died=lambda _: None,
-    )
-    assert guard.freeze(1.0) == answer
+    assert guard_of(OnDevice(held), tmp_path).freeze(1.0) == answer
 
 
 @pytest.mark.parametrize("held", [HeldStep(3), HeldStep(4, "its device did not come to the end")])
 def test_a_graceful_exit_saves_what_the_device_has_come_to(tmp_path, held):
     """No freeze has looked at the device: the main thread is held at a boundary."""
-    told = RankEnv(rank=0, world_size=2, attempt=0, record_id="races", hooks="", drill="")
     source = OnDevice(held)
     source.device = SimpleNamespace(is_settled=False)
-    guard = Guard(
-        told,
-        source,
-        StartupOptions(str(tmp_path)),
-        before_dump=lambda: None,
-        when_agent_died=lambda _: None,
-    )
+    guard = guard_of(source, tmp_path)
     order = protocol.Save(1, 4, str(tmp_path), 0, 0)
     with pytest.raises(RuntimeError, match=held.why_not or "its device holds step 3"):
         guard.save(order, lambda _: None)
@@ -317,17 +306,9 @@ def test_a_graceful_exit_saves_what_the_device_has_come_to(tmp_path, held):
 def test_a_rank_whose_device_has_failed_ends_itself(tmp_path, capfd):
     """Its error stays: it would raise again wherever it enters the script."""
     held = HeldStep(4, "its device reports an error: CUDA error: ECC", is_failed=True)
-    told = RankEnv(rank=0, world_size=2, attempt=0, record_id="races", hooks="", drill="")
     pid = os.fork()
     if pid == 0:
-        guard = Guard(
-            told,
-            OnDevice(held),
-            StartupOptions(str(tmp_path)),
-            before_dump=lambda: None,
-            when_agent_died=lambda _: None,
-        )
-        guard._freeze(protocol.Freeze(1, 1.0, 5))
+        guard_of(OnDevice(held), tmp_path)._freeze(protocol.Freeze(1, 1.0, 5))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     first, last = capfd.readouterr().err.splitlines()[-2:]

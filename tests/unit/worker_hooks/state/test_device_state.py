@@ -100,6 +100,13 @@ class Rank:
         self.state.commit(Position(0, step))
         yield
 
+    def queue_an_update_after(self, step: int) -> None:
+        """Train until the update behind this commit is queued, and stop in front of its own."""
+        steps = self.steps()
+        while self.state.updates[1] == 0 or self.state.step < step:
+            next(steps)
+            self.clock.advance(0.0005)
+
     def saved(self, step: int) -> str:
         return digest(self.state.replica(step), lambda _: None)
 
@@ -134,10 +141,7 @@ def test_the_step_before_the_dead_all_reduce_is_saved(monkeypatch, undisturbed):
 
 def test_an_update_that_was_queued_in_front_of_item_is_not_there_yet(monkeypatch, undisturbed):
     rank = Rank(monkeypatch, dies_in=3)
-    steps = rank.steps()
-    while rank.state.updates[1] == 0 or rank.state.step < 2:
-        next(steps)
-        rank.clock.advance(0.0005)
+    rank.queue_an_update_after(2)
     # the main thread waits for its loss behind the update: only the commit is missing
     assert rank.state.settle_devices(GRACE_S, is_updated=True) == HeldStep(2)
     assert rank.saved(2) == undisturbed[2]
@@ -147,10 +151,7 @@ def test_an_update_that_the_device_has_done_counts_although_its_commit_is_missin
     monkeypatch, undisturbed
 ):
     rank = Rank(monkeypatch)
-    steps = rank.steps()
-    while rank.state.updates[1] == 0 or rank.state.step < 2:
-        next(steps)
-        rank.clock.advance(0.0005)
+    rank.queue_an_update_after(2)
     rank.scheduler.step()
     rank.clock.advance(10)
     assert rank.state.settle_devices(GRACE_S, is_updated=True) == HeldStep(3)
@@ -159,10 +160,7 @@ def test_an_update_that_the_device_has_done_counts_although_its_commit_is_missin
 
 def test_a_rank_that_is_torn_on_the_host_may_be_whole_on_its_device(monkeypatch, undisturbed):
     rank = Rank(monkeypatch, dies_in=3)
-    steps = rank.steps()
-    while rank.state.updates[1] == 0 or rank.state.step < 2:
-        next(steps)
-        rank.clock.advance(0.0005)
+    rank.queue_an_update_after(2)
     assert rank.state.settle_devices(GRACE_S, is_updated=False) == HeldStep(2)
     assert rank.saved(2) == undisturbed[2]
 
