@@ -46,12 +46,8 @@ def test_readmes_script_survives_a_kill_and_ends_like_the_unchanged_one(msrun):
     script, diff = marked("script", "train.py").text, marked("diff", "train.py").text
     undisturbed = figures(ran(msrun, script, "unchanged", 4))
     assert len({line.split(" loss ")[0] for line in undisturbed}) == EPOCHS
-    for trial in range(3):
-        killed = ran(msrun, patched(script, diff), f"killed-{trial}", 4, killed=True)
-        assert figures(killed) == undisturbed
-        # now and then gloo does not wake a survivor, which ends itself
-        if killed.err.count("was killed by SIGKILL") == 1:
-            break
+    killed = ran(msrun, patched(script, diff), "killed", 4, killed=True)
+    assert figures(killed) == undisturbed
     for line in marked("output", "kill").text.splitlines():
         promised = re.sub(r"step\\ \d+", "step [0-9]+", re.escape(line))
         promised = re.sub(r"\d+\\\.\d+\\ s", "[0-9.]+ s", promised)

@@ -189,6 +189,7 @@ def save(link, order):
 def freeze(link, order):
     if "garbage" in HOW:
         link.send(b"{nonsense")
+        signal.pause()  # if it left at once, its exit could be seen before the end of its line
     elif "close" in HOW:
         link.close()
         say("closed")

@@ -1,5 +1,8 @@
 """Ranks as direct children of this process: one is stopped, the others leave and meet again.
 
+The argument says where: "all_reduce": it does not join one, "receive": it sends a large tensor to
+the others, "send": it is sent one.
+
 Prints a JSON line of each survivor: seconds from the order to the exception, whether connections of
 its own still answer, to a process that is no rank and to rank 0, the sum that the second group made,
 and the threads of before and after. Exit code 3: a survivor could not be freed and was ended for that, as in a job (escape.py).
@@ -25,6 +28,31 @@ from worker_hooks.distributed.abort import unblock
 
 RANKS, STOPPED = 4, 1
 STUCK = 3
+
+
+SIZE = 10_000_000  # more than the kernel keeps of a connection
+COLLECTIVES = {
+    "all_reduce": (torch.ones(1), dist.all_reduce),
+    "receive": (torch.ones(SIZE), lambda total: dist.broadcast(total, STOPPED)),
+    "send": (torch.ones(SIZE), lambda total: dist.broadcast(total, 0)),
+}
+
+
+def stop(collective):
+    """Stop this process, in front of a collective or, if that is large, in the middle of one."""
+    if sys.argv[1] == "all_reduce":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    done = threading.Semaphore(0)
+
+    def end():
+        for _ in range(3):
+            done.acquire()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    threading.Thread(target=end, daemon=True).start()
+    while True:
+        collective()
+        done.release()
 
 
 def answer(end):
@@ -55,8 +83,9 @@ def rank(number, order, address, own):
     dist.all_reduce(total)
     assert process_group.not_replaceable_why(RankEnv.read(os.environ), list) == process_group.EARLY
     threads = len(os.listdir("/proc/self/task"))
+    total, collective = COLLECTIVES[sys.argv[1]]
     if number == STOPPED:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop(lambda: collective(total))
     ordered, is_out = [], threading.Event()
 
     def listen():
@@ -70,7 +99,7 @@ def rank(number, order, address, own):
     listener.start()
     try:
         while True:
-            dist.all_reduce(total)
+            collective(total)
     except RuntimeError:
         freed_s = time.monotonic() - ordered[0]
     is_out.set()

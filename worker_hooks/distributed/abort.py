@@ -10,9 +10,8 @@ The connections to the attempt's store, which is over, are shut down, too: a ran
 group may wait there for a peer that died. All other connections of a script are not touched: to a
 database, or from rank to rank by torch's RPC or by sockets of its own.
 
-Now and then (once in 60 kills among four ranks on a busy machine) gloo (torch 2.13) does not wake a
-sender whose socket is gone. There is no way to free such a thread, so its process is killed, and
-replaced like any other that died.
+gloo forgets threads whose bytes were on their way; they are woken, see :mod:`gloo_waiters`. A main
+thread that even this does not free is killed with its process, and replaced like any other rank.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import threading
 import time
 
 from worker_hooks.contract.process_stat import read_stat
-from worker_hooks.distributed import communicators, stacks, store_connection
+from worker_hooks.distributed import communicators, gloo_waiters, stacks, store_connection
 from worker_hooks.distributed.gloo_sockets import gloo_sockets
 
 
@@ -55,20 +54,27 @@ def _shut(descriptor: int) -> bool:
 
 
 FREE_S = 1.5  # for a thread whose sockets are gone; it needs milliseconds, at most 0.2 s
-LOOK_S = 0.25  # between two looks at the thread
+LOOK_S = 0.25  # between two looks at the thread, at most
+FIRST_LOOK_S = 0.03  # gloo has raised by then in all threads but those that it forgets
 
 
 def end_if_stuck(is_out: threading.Event, store: tuple[str, int]) -> None:
-    """End this process if its main thread stays in a collective.
+    """Free the main thread from a collective of gloo's, else end this process.
 
     Args:
         is_out: set when the main thread has left the training function.
         store: address and port of the store that the main thread may wait for.
     """
     before = None
+    forgotten: frozenset[int] = frozenset()
     shut: set[int] = set()
+    look_s = FIRST_LOOK_S
     free_s = time.monotonic() + FREE_S
-    while not is_out.wait(LOOK_S):
+    while not is_out.wait(look_s):
+        look_s = min(2 * look_s, LOOK_S)
+        asleep = gloo_waiters.sleeping()
+        gloo_waiters.raise_in(asleep & forgotten)  # twice seen: gloo has raised where it will
+        forgotten = asleep
         found = store_connection.shut_down(*store)
         if found - shut or time.monotonic() < free_s:
             shut |= found  # it had connected once more to a store that nobody serves
@@ -87,7 +93,7 @@ def _place() -> tuple[tuple[int, int], int] | None:
     nor is one that waits for a processor (R) or for the disk (D) on an overloaded machine.
     """
     instruction = stacks.main_instruction()
-    stat = read_stat("self", threading.main_thread().native_id or "")
+    stat = read_stat("self", os.getpid())
     if instruction is None or stat is None or stat.state != "S":
         return None
     return instruction, stat.own_ticks

@@ -4,32 +4,10 @@ import asyncio
 import os
 import select
 import socket
-import threading
 from contextlib import ExitStack
-
-import pytest
-import torch.distributed as dist
 
 from worker_hooks.distributed import abort
 from worker_hooks.distributed.gloo_sockets import gloo_sockets
-
-
-@pytest.fixture
-def groups():
-    """Two ranks of one group, in one process."""
-    store, made = dist.HashStore(), []
-    ranks = [
-        threading.Thread(
-            target=lambda rank: made.append(dist.ProcessGroupGloo(store, rank, 2)), args=(rank,)
-        )
-        for rank in range(2)
-    ]
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join()
-    yield made
-    made.clear()  # their threads and descriptors end with them
 
 
 def connections(descriptors):
