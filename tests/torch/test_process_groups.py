@@ -112,6 +112,19 @@ def test_no_thread_of_a_group_is_left_for_a_forked_child_to_join(monkeypatch, he
     assert not process_group.have_threads()
 
 
+def test_a_group_is_seen_before_its_threads_have_their_names(monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        poll(process_group.have_threads)
+        for task in Path("/proc/self/task").iterdir():
+            (task / "comm").write_text("python")
+        assert process_group.have_threads()
+    finally:
+        dist.destroy_process_group()
+    assert not process_group.have_threads()
+
+
 class Node:
     """A group, or a DDP of one; may be part of a cycle."""
 

@@ -21,6 +21,7 @@ from torch import nn
 from worker_hooks.contract.env import RankEnv, meeting_point
 from worker_hooks.distributed import ddp_bucket_order
 from worker_hooks.distributed.communicators import device_types
+from worker_hooks.distributed.gloo_sockets import gloo_sockets
 
 OUTSIDE = "does not train inside run(train, state)"
 GROUPS = "makes process groups outside of the training function"
@@ -127,7 +128,12 @@ def _take_prefix_away() -> None:
 
 
 def have_threads() -> bool:
-    """Whether a gloo group still has threads: something refers to it, perhaps a cycle."""
+    """Whether a gloo group still has threads: something refers to it, perhaps a cycle.
+
+    A thread names itself, which may be late on a busy machine; its sockets are there before it is.
+    """
+    if gloo_sockets():
+        return True
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
             if file.read().strip() in _THREADS:
