@@ -14,12 +14,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent.notify.command import EventCommand
 from agent.notify.delivery import LAST_S, Delivery
-from agent.notify.figures import Figures
 from agent.notify.post import WebHook
+
+if TYPE_CHECKING:
+    from agent.notify.figures import Figures
 
 LONGEST = 1 << 20  # a packet, in bytes
 ENDED = "ended"
@@ -41,11 +43,11 @@ def main() -> NoReturn:
     ways = [] if command is None else [Delivery("--on_event", command, say)]
     if wanted["webhook"]:
         ways.append(Delivery("--webhook", WebHook(wanted["webhook"]), say))
-    figures = Figures(wanted["metrics_file"], wanted["metrics_port"], say)
+    figures = _figures(wanted, say)
     told = ""
     while content := line.recv(LONGEST):
         message = json.loads(content)
-        if "metrics" in message:
+        if figures and "metrics" in message:
             figures.put(message["metrics"])
         for way in ways if "event" in message else ():
             way.put(message)
@@ -59,15 +61,23 @@ def main() -> NoReturn:
     os._exit(0)
 
 
+def _figures(wanted: dict[str, Any], say: Callable[[str], None]) -> Figures | None:
+    if not (wanted["metrics_file"] or wanted["metrics_port"]):
+        return None
+    from agent.notify.figures import Figures  # an extra's library, and 0.1 s
+
+    return Figures(wanted["metrics_file"], wanted["metrics_port"], say)
+
+
 def _finish(
-    figures: Figures, ways: Sequence[Delivery], say: Callable[[str], None], within_s: float
+    figures: Figures | None, ways: Sequence[Delivery], say: Callable[[str], None], within_s: float
 ) -> None:
     """Give what is queued its time."""
     until = time.monotonic() + within_s
-    figures.put(None)
-    for way in ways:
-        way.put(None)
-    for thread in (figures.thread, *(way.thread for way in ways)):
-        thread.join(max(0.0, until - time.monotonic()))
+    works: list[Delivery | Figures] = [*ways, figures] if figures else [*ways]
+    for each in works:
+        each.put(None)
+    for each in works:
+        each.thread.join(max(0.0, until - time.monotonic()))
     if any(way.thread.is_alive() for way in ways):
         say("the job is over: the last events were not all delivered")

@@ -14,20 +14,36 @@ from collections.abc import Callable, Sequence
 
 from agent.accounting.account import Account
 from agent.controller.job import Job
-from agent.notify.metrics import exposition
+from agent.notify.metrics import families
 from agent.notify.notice import ENDED, HUNG, Notice
+from agent.spec.job_spec import NotifySpec
 from agent.spec.run_facts import RunFacts
 from agent.text.ranges import format_ranges
 from agent.workers.worker import Worker
 
 CLOSE_S = 5.0  # for the courier's last deliveries; it takes three
 LONGEST = 1 << 16
-SEND_BUFFER = 1 << 19  # the kernel doubles it; the default holds the figures of 2100 ranks
+SEND_BUFFER = 1 << 19  # the kernel doubles it; the default holds the figures of some 2000 ranks
 FIGURES_S = 1.0  # how often they are renewed at most
-_CODE = (
-    "import sys; sys.path.insert(0, sys.argv.pop()); from agent.notify.courier import main; main()"
-)
+_CODE = """import sys
+sys.path[:0], sys.path[len(sys.path):] = sys.argv[1:2], sys.argv[2:]
+from agent.notify.courier import main
+main()"""
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def _library(wanted: NotifySpec) -> list[str]:
+    """The folder of prometheus_client, if it is needed: the courier begins with no other."""
+    if not (wanted.metrics_file or wanted.metrics_port):
+        return []
+    from importlib.util import find_spec
+
+    found = find_spec("prometheus_client")
+    return (
+        []
+        if found is None
+        else [os.path.dirname(place) for place in found.submodule_search_locations or ()]
+    )
 
 
 class Notifier:
@@ -58,7 +74,7 @@ class Notifier:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _CODE, _ROOT],
+                [sys.executable, "-I", "-S", "-c", _CODE, _ROOT, *_library(wanted)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
@@ -123,8 +139,8 @@ class Notifier:
 
     def _tell_figures(self, job: Job, workers: Sequence[Worker], account: Account) -> bool:
         now, by_rank = time.time(), self._has_ranks
-        text = exposition(self._facts, job, workers, account, self._hung, now, by_rank=by_rank)
-        return self._send({"metrics": text})
+        found = families(self._facts, job, workers, account, self._hung, now, by_rank=by_rank)
+        return self._send({"metrics": found})
 
     def _send(self, message: dict[str, object]) -> bool:
         """Hand it over, if that is possible at once; false: it is too long for ever."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,8 +17,13 @@ def notify(settings: Settings) -> NotifySpec:
     """The checked options.
 
     Raises:
-        UsageError: a command is not there, an address is none, or a folder is missing.
+        UsageError: a command is not there, an address is none, or a folder or package is missing.
     """
+    for setting in (settings.of("metrics_file"), settings.of("metrics_port")):
+        if setting.text and find_spec("prometheus_client") is None:
+            raise UsageError(
+                f"{setting.name} needs the package prometheus_client: pip install 'msrun[metrics]'"
+            )
     return NotifySpec(
         on_event=_command(settings.of("on_event")),
         webhook=_address(settings.of("webhook")),

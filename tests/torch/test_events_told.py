@@ -70,7 +70,7 @@ def test_a_killed_rank_a_stop_and_the_end_are_told_everywhere(msrun, hook):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             return answer.read().decode()
 
-    poll(lambda: 'msrun_replacements_total{run_id="mine"} 1\n' in scraped())
+    poll(lambda: 'msrun_replacements_total{run_id="mine"} 1.0\n' in scraped())
     job.signal(signal.SIGTERM)
     ended = job.wait()
     assert ended.code == 0, ended
@@ -82,7 +82,7 @@ def test_a_killed_rank_a_stop_and_the_end_are_told_everywhere(msrun, hook):
     assert posted == [(line[0], line[1], line[3], line[4]) for line in lines]
     assert hook.got[1]["lost_s"] > 0 and hook.got[1]["ranks"] == [1]
     text = (msrun.tmp / "m.prom").read_text()
-    assert re.search(r'^msrun_job_state\{run_id="mine",state="stopped"\} 1$', text, re.MULTILINE)
+    assert re.search(r'^msrun_job_state\{run_id="mine",state="stopped"\} 1\.0$', text, re.MULTILINE)
     kept = [*job.folder.rglob("*"), *(msrun.tmp / "state").rglob("*")]
     assert not any("secret" in path.read_text(errors="replace") for path in kept if path.is_file())
 

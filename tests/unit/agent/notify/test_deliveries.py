@@ -114,7 +114,7 @@ def test_metrics_that_cannot_be_kept_are_said_once(tmp_path):
         taken.listen()
         port = taken.getsockname()[1]
         figures = Figures(str(tmp_path / "no" / "m.prom"), port, said.append)
-        figures.put("a 1\n")
+        figures.put([["a", "gauge", "Any.", [[{}, 1]]]])
         poll(lambda: len(said) == 2)
         figures.put(None)
         figures.thread.join()

@@ -1,6 +1,5 @@
-"""The figures in Prometheus' text format: types, labels, and nothing for what is not known."""
+"""The figures of a job: types, labels, and nothing for what is not known."""
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,30 +15,24 @@ from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.job import Job
 from agent.controller.states import RankState
-from agent.notify.metrics import exposition
+from agent.notify.metrics import families
 from agent.workers.tempo import Tempo
 from agent.workers.worker import Worker
-
-SAMPLE = re.compile(
-    r'(msrun_[a-z_]+)\{run_id="((?:[^"\\\n]|\\[\\"n])*)"((?:,[a-z]+="\w+")*)\} (\S+)'
-)
 
 
 def told(account=None, run_id="a", workers=()):
     facts = SimpleNamespace(spec=SimpleNamespace(run_id=run_id), started=7.5, log=Path("x"))
     job = Job(rules(), replaced_in_all=2, restarts=1)
-    text = exposition(facts, job, workers, account or Account(), 3, 9.5)
-    kinds, samples = {}, {}
-    for line in text.splitlines():
-        if line.startswith("# TYPE"):
-            _, _, name, kind = line.split()
-            assert kinds.setdefault(name, kind) == kind
-        elif not line.startswith("# HELP"):
-            name, run, labels, value = SAMPLE.fullmatch(line).groups()
-            assert kinds[name] == ("counter" if name.endswith("_total") else "gauge")
-            samples[name + labels] = float(value)
-    assert text.endswith("\n")
-    return samples, run
+    found = families(facts, job, workers, account or Account(), 3, 9.5)
+    assert len({family.name for family in found}) == len(found)
+    samples = {}
+    for family in found:
+        assert family.kind in {"gauge", "counter"}
+        for labels, value in family.samples:
+            (run, *others) = labels.items()
+            assert run == ("run_id", run_id)
+            samples["".join([family.name, *(f",{key}={each}" for key, each in others)])] = value
+    return samples
 
 
 def test_what_is_known_is_told():
@@ -48,33 +41,26 @@ def test_what_is_known_is_told():
     worker.tempo = Tempo(9, 41, 0.25, 0.5, 0.1, 0.2)
     worker.state = RankState.RUNNING
     account = Account(now_s=20.0, started_s=10.0, trained_s=7.5, is_known=True, over=2, lost_s=1.5)
-    found, _ = told(account, workers=[worker])
-    assert found["msrun_step"] == 41
-    assert found['msrun_step_duration_seconds,rank="1"'] == 0.25
-    assert found['msrun_ranks,state="running"'] == 1
-    assert sum(found[name] for name in found if name.startswith("msrun_job_state")) == 1
+    found = told(account, workers=[worker])
+    assert found["step"] == 41
+    assert found["step_duration_seconds,rank=1"] == 0.25
+    assert found["ranks,state=running"] == 1
+    assert sum(found[name] for name in found if name.startswith("job_state")) == 1
     totals = ("replacements", "restarts", "hung_ranks", "incidents", "lost_seconds", "lost_steps")
-    assert [found[f"msrun_{name}_total"] for name in totals] == [2, 1, 3, 2, 1.5, 0]
-    assert (found["msrun_goodput_ratio"], found["msrun_training_seconds"]) == (0.75, 7.5)
-    assert found["msrun_start_time_seconds"] == 7.5
-    assert found["msrun_last_update_time_seconds"] == 9.5
+    assert [found[name] for name in totals] == [2, 1, 3, 2, 1.5, 0]
+    assert (found["goodput_ratio"], found["training_seconds"]) == (0.75, 7.5)
+    assert found["start_time_seconds"] == 7.5
+    assert found["last_update_time_seconds"] == 9.5
 
 
 def test_what_is_not_known_has_no_sample():
-    found, _ = told(Account(lost_s=None, lost_steps=None))
-    absent = (
-        "step",
-        "goodput_ratio",
-        "training_seconds",
-        "lost_seconds_total",
-        "lost_steps_total",
-    )
-    assert {f"msrun_{name}" for name in absent} & found.keys() == set()
+    found = told(Account(lost_s=None, lost_steps=None))
+    absent = {"step", "goodput_ratio", "training_seconds", "lost_seconds", "lost_steps"}
+    assert absent & found.keys() == set()
 
 
-def counters(text):
-    found = SAMPLE.finditer(text)
-    return {each[1]: float(each[4]) for each in found if each[1].endswith("_total")}
+def counters(found):
+    return {each.name: each.samples[0][1] for each in found if each.kind == "counter"}
 
 
 HUNG = ev.RankHung(1, 0, "made no progress for 7.5 s (stopped)", 7.5)
@@ -97,10 +83,6 @@ def test_counters_only_grow(asked, steps):
         then = account._replace(now_s=now_s)  # scraped just before
         job, account = decision.job, after(account, job, event, decision, now_s, now_s)
         for each in (then, account):
-            found = counters(exposition(facts, job, (), each, 0, now_s))
+            found = counters(families(facts, job, (), each, 0, now_s))
             assert {name for name in found if found[name] < known.get(name, 0.0)} == set()
             known |= found
-
-
-def test_a_name_with_quotes_is_escaped():
-    assert told(run_id='a"b\\c\nd')[1] == 'a\\"b\\\\c\\nd'

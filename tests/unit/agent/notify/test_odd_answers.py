@@ -12,15 +12,19 @@ import threading
 import urllib.request
 
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 from support.jobs import poll
 
 from agent.notify import figures
 from agent.notify.command import EventCommand
 from agent.notify.delivery import Delivery
 from agent.notify.figures import Figures
-from agent.notify.notifier import _CODE, _ROOT
+from agent.notify.notifier import _CODE, _ROOT, _library
 from agent.notify.post import WebHook
+from agent.spec.job_spec import NotifySpec
 
+LABELS = {"run_id": 'a"b\\c\nd', "rank": "1"}
 NOTICE = {"event": "died", "rank": "1", "step": None, "run_id": "r", "reason": "dead"}
 
 
@@ -80,6 +84,10 @@ def test_a_reason_that_no_environment_can_hold_is_escaped(tmp_path, reason, told
     assert (tmp_path / "out").read_text() == told
 
 
+def figure(value):
+    return [["a", "gauge", "Any.", [[{}, value]]]]
+
+
 def test_the_last_figures_are_written_however_slow_the_file_is(tmp_path, monkeypatch):
     begun, goes, real = threading.Event(), threading.Event(), figures.write_atomic
 
@@ -90,13 +98,13 @@ def test_the_last_figures_are_written_however_slow_the_file_is(tmp_path, monkeyp
 
     monkeypatch.setattr(figures, "write_atomic", slow)
     kept = Figures(str(tmp_path / "m.prom"), 0, print)
-    kept.put("a 1\n")
+    kept.put(figure(1))
     assert begun.wait(30)
-    for text in ("a 2\n", "a 3\n", None):
-        kept.put(text)
+    for found in (figure(2), figure(3), None):
+        kept.put(found)
     goes.set()
     kept.thread.join(30)
-    assert (tmp_path / "m.prom").read_text() == "a 3\n"
+    assert (tmp_path / "m.prom").read_text().endswith("\nmsrun_a 3.0\n")
 
 
 @pytest.fixture
@@ -115,7 +123,7 @@ def serve(monkeypatch):
             taken.bind(("127.0.0.1", 0))
             port = taken.getsockname()[1]
         made.append(Figures("", port, print))
-        made[-1].put("a 1\n")
+        made[-1].put([*figure(1), ["b", "counter", "How many.", [[LABELS, 2], [{}, 0.5]]]])
         return port
 
     yield start
@@ -126,22 +134,42 @@ def serve(monkeypatch):
     kept.thread.join(30)
 
 
-def page(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        return answer.read().decode()
+def page(port, accept="text/plain"):
+    """What a scrape reads, by Prometheus' own rules."""
+    url, headers = f"http://127.0.0.1:{port}/metrics", {"Accept": accept}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+        kind, text = answer.headers["Content-Type"], answer.read().decode()
+    is_open = kind.startswith("application/openmetrics-text")
+    assert is_open == ("openmetrics" in accept)
+    parse = (
+        openmetrics.text_string_to_metric_families if is_open else text_string_to_metric_families
+    )
+    return [(family.type, *sample[:3]) for family in parse(text) for sample in family.samples]
+
+
+PAGE = [
+    ("gauge", "msrun_a", {}, 1),
+    ("counter", "msrun_b_total", LABELS, 2),
+    ("counter", "msrun_b_total", {}, 0.5),
+]
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])
+def test_a_scrape_reads_what_is_known(serve, accept):
+    assert page(serve(), accept) == PAGE
 
 
 def test_a_port_is_opened_without_asking_a_name_server(serve, monkeypatch):
     asked = []
     monkeypatch.setattr(socket, "getfqdn", lambda *_: asked.append(1) or "localhost")
-    assert page(serve()) == "a 1\n"
+    assert page(serve()) == PAGE
     assert asked == []
 
 
 def test_a_client_that_resets_is_not_spoken_of_and_a_silent_one_is_let_go(
     serve, monkeypatch, capfd
 ):
-    monkeypatch.setattr(figures, "CLIENT_S", 0.2, raising=False)
+    monkeypatch.setattr(figures._Page, "timeout", 0.2)
     port, before = serve(), threading.active_count()
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"GET /met")
@@ -149,7 +177,7 @@ def test_a_client_that_resets_is_not_spoken_of_and_a_silent_one_is_let_go(
     with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
         assert client.recv(1) == b""
     poll(lambda: threading.active_count() <= before)
-    assert page(port) == "a 1\n"
+    assert page(port) == PAGE
     assert capfd.readouterr() == ("", "")
 
 
@@ -157,11 +185,14 @@ def test_a_courier_speaks_of_a_path_that_is_no_text(tmp_path):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(30)
     with ours, theirs:
-        courier = subprocess.Popen([sys.executable, "-I", "-S", "-c", _CODE, _ROOT], stdin=theirs)
+        asked = NotifySpec(metrics_port=1)
+        courier = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _CODE, _ROOT, *_library(asked)], stdin=theirs
+        )
         theirs.close()
         path = os.fsdecode(os.fsencode(tmp_path) + b"/no/\xff.prom")
         wanted = {"on_event": [], "webhook": "", "metrics_file": path, "metrics_port": 0}
-        for message in (wanted | {"killed": {}}, {"metrics": "a 1\n"}):
+        for message in (wanted | {"killed": {}}, {"metrics": figure(1)}):
             ours.send(json.dumps(message).encode())
         sentence = ours.recv(1 << 16).decode()
         ours.shutdown(socket.SHUT_WR)

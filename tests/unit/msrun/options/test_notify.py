@@ -39,3 +39,12 @@ def test_what_is_wrong_is_refused(word, sentence):
         notify(word)
     assert sentence in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("word", ["--metrics-file=m.prom", "--metrics-port=9200"])
+def test_metrics_without_their_library_are_refused_with_what_to_type(word, monkeypatch):
+    monkeypatch.setattr("msrun.options.notify.find_spec", lambda _: None)
+    with pytest.raises(UsageError) as refused:
+        notify(word)
+    said = "needs the package prometheus_client: pip install 'msrun[metrics]'"
+    assert str(refused.value) == f"{word.partition('=')[0]} {said}"
