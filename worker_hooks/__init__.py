@@ -7,6 +7,7 @@ not. The contract and the checkpoint format, :mod:`worker_hooks.contract` and
 ``agent`` or ``msrun``.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -62,4 +63,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in {"TrainState", "TrainFaultTolerance"}:  # now: a group may be made soon
+        import_module(f"{__name__}.distributed.communicators").outlive_peers(os.environ)
+    return found

@@ -13,16 +13,53 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from worker_hooks.contract.env import HOOKS, NCCL_ASYNC_ERRORS
 from worker_hooks.distributed import stacks
 
 GLOO = "gloo"
+_WATCHING = {  # with these torch switches the watchdog on again (ProcessGroupNCCL's constructor)
+    "TORCH_NCCL_DESYNC_DEBUG": frozenset({"1", "TRUE", "Y", "YES", "T"}),
+    "TORCH_DISTRIBUTED_DEBUG": frozenset({"DETAIL"}),
+}
 ABORT_S = 20.0  # NCCL needs less than a second for hundreds of peers
+
+
+def outlive_peers(environ: MutableMapping[str, str]) -> None:
+    """Have torch's watchdog of NCCL leave this process alone when a peer dies.
+
+    As torchrun starts it, the watchdog aborts the communicators of a survivor and ends it, which
+    may be before its state is copied. Under msrun nobody needs that: who dies or hangs is seen.
+    torch reads the variable as a group is made, so this is for the moment when a script imports
+    the hooks.
+    """
+    if environ.get(HOOKS) and environ.get(NCCL_ASYNC_ERRORS) == "1" and not _backends():
+        environ[NCCL_ASYNC_ERRORS] = "0"
+
+
+def why_peers_end_it(environ: Mapping[str, str]) -> str:
+    """Why torch's watchdog ends this process when a peer dies, as a part of a sentence, or empty.
+
+    Args:
+        environ: of this process; a group may have been made with it, or will be.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or accelerator.type != "cuda":  # ROCm's name, too
+        return ""
+    handling = environ.get(NCCL_ASYNC_ERRORS, "unset")
+    if handling == "1":
+        return "NCCL's group was made before TrainState was imported: torch ends ranks as one dies"
+    if handling != "0":
+        return f"with {NCCL_ASYNC_ERRORS}={handling} torch ends ranks as one dies"
+    for name, values in _WATCHING.items():
+        if environ.get(name, "").upper() in values:
+            return f"with {name}={environ[name]} torch ends ranks as one dies"
+    return ""
 
 
 def device_types() -> Iterator[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from worker_hooks.callbacks.protocol import CallbackList
 from worker_hooks.contract.env import ENABLE_TFT, RankEnv, tft_features
+from worker_hooks.distributed import communicators
 from worker_hooks.drill.observer import StepObserver
 from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.guard.guard import Guard, StartupOptions, StateSource
@@ -85,7 +86,8 @@ def connect(
     is_wanted = is_tft_enabled(os.environ)
     welcome = guard.greet(wants_resume=wants_resume) if is_wanted else None
     if guard.is_on:
-        guard.promise_nothing(torch_names.why_nothing_is_promised())
+        why = torch_names.why_nothing_is_promised() or communicators.why_peers_end_it(os.environ)
+        guard.promise_nothing(why)
     if env.rank == 0:
         _warn_unguarded(guard, is_wanted=is_wanted)
     places = list(filter(None, (options.ckpt_save_path, *options.checkpoints)))

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+import worker_hooks
+from worker_hooks.contract.env import HOOKS, NCCL_ASYNC_ERRORS
 from worker_hooks.distributed import communicators
 
 LONG_S = 60.0
@@ -96,3 +98,68 @@ def test_a_rank_whose_abort_does_not_end_is_killed(ends, capfd):
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code == (0 if ends else -signal.SIGKILL)
     assert ("could not be aborted" in capfd.readouterr().err) != ends
+
+
+UNDER_MSRUN = {HOOKS: "msrun-1", NCCL_ASYNC_ERRORS: "1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "handling"),
+    [
+        (UNDER_MSRUN, "0"),
+        ({NCCL_ASYNC_ERRORS: "1"}, "1"),  # torchrun has nobody else who looks
+        (UNDER_MSRUN | {NCCL_ASYNC_ERRORS: "3"}, "3"),  # the user's own choice
+        ({HOOKS: "msrun-1"}, None),
+    ],
+)
+def test_a_script_that_imports_the_hooks_is_not_ended_by_torchs_watchdog(environ, handling):
+    environ = dict(environ)
+    communicators.outlive_peers(environ)
+    assert environ.get(NCCL_ASYNC_ERRORS) == handling
+
+
+@pytest.mark.parametrize("name", ["TrainState", "TrainFaultTolerance"])
+def test_the_import_of_the_hooks_is_what_does_it(monkeypatch, name):
+    for key, value in UNDER_MSRUN.items():
+        monkeypatch.setenv(key, value)
+    getattr(worker_hooks, name)
+    assert os.environ[NCCL_ASYNC_ERRORS] == "0"
+
+
+def test_a_group_that_was_there_before_keeps_what_it_was_made_with(monkeypatch):
+    monkeypatch.setattr(communicators, "_backends", lambda: [Communicator([], "a")])
+    environ = dict(UNDER_MSRUN)
+    communicators.outlive_peers(environ)
+    assert environ == UNDER_MSRUN
+
+
+ENDS = " torch ends ranks as one dies"
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ", "why"),
+    [
+        ("cuda", {NCCL_ASYNC_ERRORS: "0"}, ""),
+        ("cuda", {NCCL_ASYNC_ERRORS: "0", "TORCH_DISTRIBUTED_DEBUG": "INFO"}, ""),
+        (None, {NCCL_ASYNC_ERRORS: "1"}, ""),
+        ("npu", {NCCL_ASYNC_ERRORS: "1"}, ""),
+        (
+            *("cuda", {NCCL_ASYNC_ERRORS: "1"}),
+            f"NCCL's group was made before TrainState was imported:{ENDS}",
+        ),
+        ("cuda", {NCCL_ASYNC_ERRORS: "3"}, f"with {NCCL_ASYNC_ERRORS}=3{ENDS}"),
+        ("cuda", {}, f"with {NCCL_ASYNC_ERRORS}=unset{ENDS}"),
+        (
+            *("cuda", {NCCL_ASYNC_ERRORS: "0", "TORCH_DISTRIBUTED_DEBUG": "detail"}),
+            f"with TORCH_DISTRIBUTED_DEBUG=detail{ENDS}",
+        ),
+        (
+            *("cuda", {NCCL_ASYNC_ERRORS: "0", "TORCH_NCCL_DESYNC_DEBUG": "1"}),
+            f"with TORCH_NCCL_DESYNC_DEBUG=1{ENDS}",
+        ),
+    ],
+)
+def test_what_lets_torch_end_a_survivor_is_told_before_a_death(monkeypatch, kind, environ, why):
+    found = None if kind is None else SimpleNamespace(type=kind)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: found)
+    assert communicators.why_peers_end_it(environ) == why
