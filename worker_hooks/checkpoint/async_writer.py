@@ -18,9 +18,11 @@ from worker_hooks.checkpoint.finalize import WrittenParts
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, encode
 from worker_hooks.checkpoint.staging import StagingBuffer
 from worker_hooks.checkpoint.writer_process import ERROR, FOLDER, ORDER, PASSES, ROOM, WARNINGS
+from worker_hooks.machine.free_memory import free_bytes
 
 SILENT_S = 600.0  # without a sign of progress; a single fsync can take long
 END_S = 10.0
+SPARE = 256 << 20  # bytes that are left to everybody else, at most
 CHECK_S = 0.05  # between two checks for other events, in a wait
 _LOOK_S = 0.0005  # between two looks at an accelerator's copy
 _ROOT = str(Path(__file__).parents[2])
@@ -61,6 +63,23 @@ class AsyncWriter:
     def is_busy(self) -> bool:
         """Whether an order is under way."""
         return self._order is not None
+
+    def shortage(self, nbytes: int, ranks: int) -> str:
+        """What memory is missing for a copy of the state, in words; empty: none, or it is unknown.
+
+        Memory that is not there would be noticed by the kernel's out-of-memory killer only.
+
+        Args:
+            nbytes: of this rank's copy.
+            ranks: this one and those that ask for as much memory of this host after it.
+        """
+        wanted = max(0, nbytes - self.staging.nbytes) * ranks
+        free = free_bytes()
+        if free is None or wanted + min(wanted, SPARE) <= free:
+            return ""
+        copies = "the copy" if ranks == 1 else f"{ranks} ranks' copies"
+        gib = [f"{each / (1 << 30):.2f} GiB" for each in (wanted, free)]
+        return f"{copies} of the state take {gib[0]}, and {gib[1]} of memory are free"
 
     def reserve(self, nbytes: int) -> None:
         """Have the memory allocated in the background, before it is needed.

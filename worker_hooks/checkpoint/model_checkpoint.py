@@ -125,7 +125,7 @@ class ModelCheckpoint:
             with self._failures.said(self._context.guard):
                 self._save(state.step, self._reason())
         elif self._writer is not None and not self._writer.staging.nbytes:
-            self._writer.reserve(self._plan(state.step).nbytes)
+            self._background(self._plan(state.step).nbytes)
 
     def rejoined(self, state: CheckpointedTraining) -> None:
         """A dead rank was replaced: give up what was being saved together with it.
@@ -292,13 +292,26 @@ class ModelCheckpoint:
         order = self._order(step, plan, reason)
         if order.rank == 0:
             self._failures.begin(order.layout.unfinished)
-        if self._writer is None:
+        writer = self._background(plan.nbytes)
+        if writer is None:
             self._write(order, plan)
         else:
-            self._writer.reserve(plan.nbytes)
             ready = () if plan.replica is None else plan.replica.ready
-            copying = self._writer.staging.fill(plan.tensors, plan.octets, ready)
-            self._writer.begin(order, copying)
+            writer.begin(order, writer.staging.fill(plan.tensors, plan.octets, ready))
+
+    def _background(self, nbytes: int) -> AsyncWriter | None:
+        """The process that writes, with memory for a copy; without that, saves are waited for."""
+        if self._writer is None:
+            return None
+        env, config = self._context.env, self._config
+        is_each = self._is_own or config.remove_redundancy or not config.integrated_save
+        ranks = env.local_world_size - env.rank % env.local_world_size if is_each else 1
+        if why := self._writer.shortage(nbytes, ranks):
+            log.warning("async_save waits for each save: %s", why)
+            self._close_writer()
+        else:
+            self._writer.reserve(nbytes)
+        return self._writer
 
     def _compare(self, step: int) -> bool:
         """Whether each rank has to write a state of its own."""

@@ -17,7 +17,7 @@ from support.jobs import ROOT, poll
 from torch import nn
 
 from worker_hooks import CheckpointConfig, CheckpointError, ModelCheckpoint, TrainState
-from worker_hooks.checkpoint import model_checkpoint
+from worker_hooks.checkpoint import async_writer, model_checkpoint
 from worker_hooks.storage.find import candidates
 from worker_hooks.storage.manifest import read, verify
 from worker_hooks.storage.safetensors_file import read_header
@@ -90,6 +90,38 @@ def test_what_goes_on_ends_as_if_it_had_not_been_interrupted(tmp_path, is_async,
     assert rest.state.step == stop // 3 * 3
     assert rest.run().held() == whole
     assert names(tmp_path / "cut")[-1] == "Net-3_6"
+
+
+def test_without_memory_for_a_copy_each_save_is_waited_for(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(async_writer, "free_bytes", lambda: 100)
+    training = Training(tmp_path, save_checkpoint_steps=5, async_save=True).run(1)
+    assert names(tmp_path) == ["Net-1_5", "Net-1_6"]
+    assert training.saving._writer is None
+    said = [one.getMessage() for one in caplog.records if "async_save" in one.getMessage()]
+    assert len(said) == 1
+    assert "waits for each save: the copy of the state take" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "ranks", "free", "is_short"),
+    [
+        (100, 1, 200, False),
+        (100, 1, 199, True),
+        (100, 3, 600, False),
+        (100, 3, 599, True),
+        (1 << 30, 2, (2 << 30) + async_writer.SPARE, False),
+        (1 << 30, 2, (2 << 30) + async_writer.SPARE - 1, True),
+        (1 << 30, 8, None, False),  # the kernel does not say
+        (0, 8, 0, False),
+    ],
+)
+def test_each_rank_asks_for_itself_and_those_behind_it(monkeypatch, nbytes, ranks, free, is_short):
+    monkeypatch.setattr(async_writer, "free_bytes", lambda: free)
+    writer = async_writer.AsyncWriter()
+    try:
+        assert bool(writer.shortage(nbytes, ranks)) == is_short
+    finally:
+        writer.close()
 
 
 @WAYS
