@@ -211,7 +211,7 @@ def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
         event = replace(event, exit_code=0)
     rank, exit_code = event.rank, event.exit_code
     job = _known_alive(job, rank, event.attempt)
-    how = f"rank {rank} {describe_exit(exit_code)}"
+    how = f"rank {rank} {describe_exit(exit_code, event.error)}"
     is_stopping = job.state in {JobState.STOPPING, JobState.KILLING}
     is_ordered = is_stopping and rank not in job.now.raised
     if exit_code and is_ordered and job.state is JobState.STOPPING and is_leaving(job, rank):

@@ -25,7 +25,7 @@ DRAINING = frozenset({JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING})
 
 def rank_lost(job: Job, event: ev.WorkerExited) -> Decision:
     """A rank ended while the state is saved, or before all stay at one step."""
-    how = describe_exit(event.exit_code)
+    how = describe_exit(event.exit_code, event.error)
     failure = job.now.failure
     if event.exit_code and failure is None:  # until now only a stop was asked for
         job = job.with_failure(f"rank {event.rank} {how}")

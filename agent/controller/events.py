@@ -43,9 +43,9 @@ class WorkerExited:
     """A rank's process ended: ``exit_code`` 0-255, or negative for the signal that ended it.
 
     ``step``: its newest commit, if it had a status page. ``error``: the last line that a rank wrote
-    which failed by itself, its exception as a rule. ``amid``: where in a step it was when it exited
-    with 0, such as ``in forward of step 14``; empty: nowhere, or that is not known. ``is_over``: it
-    was killed on its way out, after the end of its script.
+    which failed by itself, its exception as a rule; of one that killed itself, why. ``amid``: where
+    in a step it was when it exited with 0, such as ``in forward of step 14``; empty: nowhere, or
+    that is not known. ``is_over``: it was killed on its way out, after the end of its script.
     """
 
     rank: int

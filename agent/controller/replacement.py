@@ -148,7 +148,7 @@ def _start_failed(job: Job, rank: int, why: str) -> Turn:
 
 def _exited(job: Job, event: ev.WorkerExited) -> Turn:
     rank, failure = event.rank, job.now.failure
-    why = f"rank {rank} {describe_exit(event.exit_code)}"
+    why = f"rank {rank} {describe_exit(event.exit_code, event.error)}"
     job = note_own_failure(job, event)
     job = job.with_rank(rank, RankState.FAILED if event.exit_code else RankState.SUCCEEDED)
     if event.step is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGTERM, SIGXCPU, Signals
 
 from agent.failure.evidence import Evidence
-from agent.failure.root_cause import first_words, last_words
+from agent.failure.root_cause import first_words, last_words, own_end
 
 SHELL_SIGNAL_BASE = 128
 SHELL_SIGNALS = (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGTERM)
@@ -59,10 +59,8 @@ def _anothers(signal: Signals) -> Fit:
     return lambda case: case.evidence.end.signal == signal and not _is_ended_by_us(case)
 
 
-def _frees_itself(case: DeathCase) -> bool:
-    """Whether the rank's last words are those of `worker_hooks.distributed.abort`."""
-    last = case.evidence.log_tail[-1:]
-    return case.ended_by(SIGKILL) and bool(last) and "this rank ends itself" in last[0]
+def _ends_itself(case: DeathCase) -> re.Match[str] | None:
+    return re.fullmatch("(?P<why>.+)", own_end(case.evidence))
 
 
 def _oom(case: DeathCase) -> bool:
@@ -102,11 +100,8 @@ HINTS: tuple[tuple[Fit, str], ...] = (
     ),
     (lambda case: _is_ended_by_us(case) and case.evidence.message is None, SENT),
     (
-        _frees_itself,
-        (
-            "its own listener thread ended it: its main thread stayed in a collective that a dead "
-            "peer had broken, which happens now and then"
-        ),
+        _ends_itself,
+        "it ended itself, as a new process can continue where it could not: {why}",
     ),
     (
         _refuses_argument,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from signal import SIGUSR1, SIGUSR2
+from signal import SIGKILL, SIGUSR1, SIGUSR2
 from typing import Any
 
 from agent.failure.evidence import Evidence, WorkerEnd, gather
@@ -13,7 +13,7 @@ from agent.failure.hints import SHELL_SIGNAL_BASE, hint, is_for_memory
 from agent.failure.report import Report, as_json, headline, outer_error, render
 from agent.failure.resume_advice import ResumeAdvice
 from agent.failure.resume_advice import as_json as closing_json
-from agent.failure.root_cause import find_cause, last_words
+from agent.failure.root_cause import find_cause, last_words, own_end
 from agent.machine.oom_kills import OomCounters, read_counters
 from agent.records.journal import Journal
 from agent.spec.run_facts import RunFacts
@@ -69,9 +69,13 @@ class PostMortem:
         return "the failure before it was the same, at the same step" * is_same
 
     def last_words(self, worker: Worker) -> str:
-        """The last line that an ended worker wrote about its failure; empty: none is known."""
+        """The last line that an ended worker wrote about its failure; empty: none is known.
+
+        Of one that was killed it is why it did that itself, if it did.
+        """
         order = self._facts.plan(worker.began)[worker.local_rank]
-        return _last_line(gather(self._end(worker, order)))
+        found = gather(self._end(worker, order))
+        return own_end(found) if found.end.signal == SIGKILL else _last_line(found)
 
     @property
     def found(self) -> bool:

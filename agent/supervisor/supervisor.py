@@ -219,7 +219,8 @@ class Supervisor:
     def _post_exit(self, worker: Worker) -> None:
         assert worker.exit_code is not None
         code, step = worker.exit_code, self._hooks.hear_out(worker.rank)
-        is_own = code > 0 and not worker.was_stopped and self._job.has_hooks
+        by_itself = code > 0 or code == -signal.SIGKILL
+        is_own = by_itself and not worker.was_stopped and self._job.has_hooks
         error = self._last_words(worker) if is_own else ""
         is_over = code == -signal.SIGKILL and self._hooks.has_finished(worker.rank)
         if is_over and self._job.state is JobState.RUNNING:

@@ -55,8 +55,15 @@ def described(facts: Iterable[tuple[int, str]]) -> str:
     return "; ".join(f"{listed(ranks)} {fact}" for fact, ranks in alike.items())
 
 
-def describe_exit(exit_code: int) -> str:
-    """An exit code as text: ``was killed by SIGKILL``, ``exited with code 3``."""
+def describe_exit(exit_code: int, own_end: str = "") -> str:
+    """An exit code as text: ``was killed by SIGKILL``, ``exited with code 3``.
+
+    Args:
+        exit_code: negative for a signal.
+        own_end: why a process killed itself; empty: it did not.
+    """
+    if exit_code < 0 and own_end:
+        return f"ended itself: {own_end}"
     if exit_code < 0:
         return f"was killed by {signal_name(-exit_code)}"
     return f"exited with code {exit_code}"

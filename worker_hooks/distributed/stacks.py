@@ -19,7 +19,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from worker_hooks.contract import protocol
-from worker_hooks.contract.rank_lines import STACK
+from worker_hooks.contract.rank_lines import ENDS_ITSELF, STACK
 
 INNERMOST = 4  # frames that are sent to the agent
 LONGEST = 1500  # characters of these frames
@@ -179,8 +179,7 @@ def say(what: str) -> None:
 
 def end_process(why: str) -> None:
     """Say why, and end this process at once: it cannot continue, and a new one can."""
-    say(why)
-    say("this rank ends itself by SIGKILL; it is replaced")
+    say(f"{ENDS_ITSELF}{why}")
     os.kill(os.getpid(), signal.SIGKILL)
 
 

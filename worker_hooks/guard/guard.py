@@ -543,7 +543,7 @@ class Guard:
     def _freeze(self, order: protocol.Freeze) -> None:
         step, is_whole, why = self.freeze(order.update_grace_s, order.step)
         if self._device_error:  # the error stays: this process could not enter the script again
-            stacks.end_process(f"{why}; a new process may use the device")
+            stacks.end_process(why)  # a new process may use the device
         nbytes, host_nbytes = self.source.nbytes() if is_whole else (0, 0)
         frozen = protocol.Frozen(
             **self._sender,

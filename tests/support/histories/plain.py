@@ -33,8 +33,8 @@ def up(rank, attempt=0):
     return ev.WorkerStarted(rank, attempt, 100 + rank)
 
 
-def gone(rank, exit_code, attempt=0):
-    return ev.WorkerExited(rank, attempt, exit_code)
+def gone(rank, exit_code, attempt=0, error=""):
+    return ev.WorkerExited(rank, attempt, exit_code, error=error)
 
 
 def no_start(rank, attempt=0, why="no memory"):

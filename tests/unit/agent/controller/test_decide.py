@@ -120,6 +120,12 @@ def test_an_exit_in_words(exit_code, words):
     assert describe_exit(exit_code) == words
 
 
+def test_who_killed_itself_is_not_said_to_have_been_killed():
+    failed = "its device reports an error: CUDA error: ECC"
+    assert describe_exit(-SIGKILL, failed) == f"ended itself: {failed}"
+    assert describe_exit(3, "ValueError: bad") == "exited with code 3"
+
+
 def test_a_failed_start_of_a_rank_that_runs_changes_nothing():
     job = replay(TWO_AGAIN, [launch(), up(0)])
     assert decide(job, no_start(0)).job == job

@@ -57,6 +57,7 @@ def test_what_is_said(steps, event, words):
         (REPLACING, up(1, 1), ""),
         (replacements.ALMOST, reg(2, 5, 1), f"rank 1 is back{ELAPSED}; training resumes at step 6, no step is lost"),
         (JOINING, gone(1, 1, 1), "rank 1 exited with code 1 in step 6; replacing it, ranks 0,2 keep running"),
+        (JOINING, gone(1, -9, 1, error="its device failed"), "rank 1 ended itself: its device failed in step 6; replacing it, ranks 0,2 keep running"),
         (JOINING, reg(1, 4, 1), "not replaced, rank 1 came back at step 4 instead of 5: the state is saved before a restart"),
         (JOINING, ask(SIGTERM), "the state is saved before the stop; one more signal ends the job without it"),
         (JOINING, now(), ""),

@@ -10,8 +10,9 @@ from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
 from agent.failure.hints import hint
 from agent.failure.log_excerpt import Traceback
 from agent.failure.report import Report, as_json, ending, outer_error, render, shortened
-from agent.failure.root_cause import Cause
+from agent.failure.root_cause import Cause, own_end
 from agent.failure.torchrun_report import block, local_time
+from worker_hooks.contract.rank_lines import ENDS_ITSELF
 
 STACK = (
     'Traceback (most recent call last):\n  File "train.py", line 8, in <module>\nValueError: boom'
@@ -86,11 +87,14 @@ def test_a_signal_that_msrun_sent_is_nobody_elses(signal):
     assert as_json(Report(ALONE, "t.py"))["root"]["ended_by_msrun"] is None
 
 
-def test_who_ended_itself_as_it_could_not_be_freed_is_told_so():
-    last = "msrun: this rank ends itself by SIGKILL; it is replaced"
+def test_who_ended_itself_is_told_why():
+    last = f"msrun: {ENDS_ITSELF}its device reports an error: CUDA error: ECC"
     words = hint(Evidence(KILLED, log_tail=("step 1", last)), "python")
     assert words is not None
-    assert words.startswith("its own listener thread ended it")
+    assert words.endswith("where it could not: its device reports an error: CUDA error: ECC")
+    assert own_end(Evidence(KILLED, log_tail=(last, "step 2"))) == ""  # that was another's
+    stopped = replace(KILLED, signal=15)
+    assert own_end(Evidence(stopped, log_tail=(last,))) == ""
 
 
 def test_a_killed_rank_is_told_by_its_last_lines():
