@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -372,3 +373,28 @@ def test_a_rank_that_is_killed_on_its_way_out_costs_nothing(
     assert ended.code == 0, ended
     assert "rank 1 was killed by SIGKILL on its way out, after the end of its script" in ended.err
     assert read(folder).finals == session.reference.finals
+
+
+FAILING = """
+import os, runpy, signal, sys
+from worker_hooks.distributed import stacks
+
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    signal.signal(signal.SIGUSR2, lambda *_: stacks.end_process("its device reports an error: ECC"))
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+def test_a_rank_that_ends_itself_is_said_to_have_done_so_and_why(msrun: Launcher) -> None:
+    script = msrun.tmp / "failing.py"
+    script.write_text(FAILING)
+    job = msrun.start("--worker_num=2", script, WORKERS / "train_small.py", "--epochs=9999")
+    poll(lambda: any(each.get("step", 0) > 3 for each in job.status()["workers"]))
+    os.kill(job.pids()[1], signal.SIGUSR2)
+    poll(lambda: job.status()["attempt"] == 1 and job.status()["state"] == "running")
+    job.signal(signal.SIGTERM)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    how = "rank 1 ended itself: its device reports an error: ECC in step [0-9]+; replacing it, "
+    assert re.search(how + "rank 0 keeps running", ended.err), ended.err
+    assert "SIGKILL" not in ended.err
