@@ -45,6 +45,11 @@ class Reader:
                 yield self._copied(part)
 
     def _copied(self, part: torch.Tensor) -> memoryview:
+        if part.device.type != "cpu" and (memory := in_memory_order(part)) is not None:
+            # The host puts the elements in order. A device would need memory for that, which it
+            # may not give before all of its work is done, also a collective that never ends.
+            octets = torch.frombuffer(self._copied(memory), dtype=part.dtype)
+            part = octets.as_strided(part.shape, part.stride())
         loan = self._loan
         if loan is None or loan.used + part.nbytes > PIECE:
             self._loan = loan = _Loan(self._idle)
@@ -85,6 +90,23 @@ class _Loan:
 
     def __del__(self) -> None:
         self._idle.put(self.buffer)
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The memory of a tensor whose elements are in another order, as one dimension.
+
+    ``None``: they are in order, or there are gaps, or elements that share memory, or a pending
+    conjugation or negation.
+    """
+    if tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return None
+    dense = 1
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted(pair for pair in pairs if pair[1] > 1):
+        if stride != dense:
+            return None
+        dense *= size
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

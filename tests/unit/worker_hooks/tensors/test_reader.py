@@ -48,3 +48,49 @@ def test_buffers_for_copies_are_used_again(monkeypatch):
     ]
     assert len(small) == 100
     assert len(made) <= 1
+
+
+class Far(torch.Tensor):
+    """Of a device whose only ability is to copy memory in its order."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @property
+    def device(self):
+        return torch.device("cuda", 0)
+
+    def contiguous(self, **_):
+        raise AssertionError("memory of the device is allocated")
+
+
+DENSE = {
+    "channels last": noise((4, 3, 5, 6), torch.float32).to(memory_format=torch.channels_last),
+    "transposed": noise((7, 9), torch.float16).t(),
+    "permuted": noise((2, 3, 4, 5), torch.float64).permute(2, 0, 3, 1),
+    "sizes of one": noise((1, 4, 1, 3), torch.float32).permute(3, 0, 1, 2),
+    "part of another": noise((8, 5), torch.float32)[2:6].t(),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_a_device_gives_its_memory_as_it_lies_there(name):
+    tensor = DENSE[name]
+    memory = reader.in_memory_order(tensor)
+    assert memory.data_ptr() == tensor.data_ptr()
+    assert memory.is_contiguous() and memory.numel() == tensor.numel()
+    assert bytes(Reader()._copied(tensor.as_subclass(Far))) == bits(tensor)[2]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        noise((4, 4), torch.float32),  # in order
+        noise((4, 4), torch.float32)[:, :2].t(),  # gaps
+        torch.zeros(3).expand(4, 3),  # one memory for several elements
+        noise((3, 4), torch.complex64).t().conj(),
+        noise((3, 4), torch.complex64).conj().imag.t(),
+        torch.zeros(2, 0, 3).permute(2, 0, 1),
+    ],
+)
+def test_what_does_not_lie_there_as_a_whole_is_left_to_the_device(tensor):
+    assert reader.in_memory_order(tensor) is None
