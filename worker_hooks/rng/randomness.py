@@ -1,7 +1,7 @@
 """All randomness of a process as bytes: captured at every commit, so it must cost next to nothing.
 
 It consists of the generators that torch, numpy and Python use by default: torch's for the CPU and
-for every CUDA device in use, numpy's global RandomState, and that of the module ``random``.
+for every accelerator in use, numpy's global RandomState, and that of the module ``random``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import random
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, pairwise
@@ -30,16 +31,16 @@ from worker_hooks.rng.generators import (
 TORCH = "rng.torch"
 NUMPY = "rng.numpy"
 PYTHON = "rng.python"
-CUDA = "rng.cuda."  # the device's number follows
 
-_CUDA = struct.Struct("<Qq")  # seed and offset of a CUDA generator
+_ACCELERATORS = re.compile(r"rng\.\w+\.\d+")  # the kind of device and its number, as in rng.cuda.0
+_PHILOX = struct.Struct("<Qq")  # seed and offset of an accelerator's generator
 
 
 class Randomness:
     """Some random number generators, by default those of the whole process."""
 
     def __init__(self, streams: Mapping[str, Stream] | None = None) -> None:
-        """Find the present generators, without initialising CUDA.
+        """Find the present generators, without initialising a device.
 
         Args:
             streams: generators by name, instead of the process's own.
@@ -106,13 +107,13 @@ class Randomness:
     def is_complete(self) -> bool:
         """Whether these are still all generators of the process.
 
-        They are not if numpy or CUDA came into use later, or if numpy was given another generator.
+        They are not if numpy or a device came into use later, or numpy was given another generator.
         """
         if not self._is_global:
             return True
         if _numpy_bits() is not self._numpy_bits:
             return False
-        return all(f"{CUDA}{device}" in self._streams for device in _cuda_devices())
+        return self._streams.keys() >= _of_devices().keys()
 
 
 class Recorder:
@@ -169,8 +170,8 @@ def process_streams() -> dict[str, Stream]:
     if numpy is not None and _numpy_bits() is not None:
         streams[NUMPY] = NumpyStream(numpy.get_state.__self__)
     streams[PYTHON] = PythonStream(random.getstate.__self__)  # type: ignore[attr-defined]
-    for device in _cuda_devices():
-        streams[f"{CUDA}{device}"] = TorchStream(torch.cuda.default_generators[device])
+    for name, generator in _of_devices().items():
+        streams[name] = TorchStream(generator)
     return streams
 
 
@@ -205,15 +206,15 @@ def derive(mapping: Mapping[str, bytes], rank: int) -> dict[str, bytes]:
     for name, state in mapping.items():
         digest = hashlib.sha256(name.encode() + b"\0" + str(rank).encode() + b"\0" + state)
         seed = int.from_bytes(digest.digest()[:8], "little") >> 1
-        found = _seeded(name, seed)
+        found = _seeded(name, seed, len(state))
         if found is not None:
             derived[name] = found
     return derived
 
 
-def _seeded(name: str, seed: int) -> bytes | None:
-    if name.startswith(CUDA):
-        return _CUDA.pack(seed, 0)
+def _seeded(name: str, seed: int, nbytes: int) -> bytes | None:
+    if _ACCELERATORS.fullmatch(name):  # of another kind than this, it has a seed of its own
+        return _PHILOX.pack(seed, 0) if nbytes == _PHILOX.size else None
     numpy = numpy_random()
     stream: Stream | None = None
     if name == TORCH:
@@ -232,10 +233,18 @@ def _numpy_bits() -> Any | None:
     return bits if type(bits).__name__ == "MT19937" else None
 
 
-def _cuda_devices() -> tuple[int, ...]:
-    """The CUDA devices that this process uses; it has drawn nothing on any other."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return ()
-    touched = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # noqa: SLF001  no public way
-    devices = range(len(torch.cuda.default_generators))
-    return tuple(device for device in devices if touched is None or touched(device))
+def _of_devices() -> dict[str, torch.Generator]:
+    """Those of the accelerators that this process uses; it has drawn nothing on any other."""
+    accelerator = torch.accelerator.current_accelerator()
+    kind = "" if accelerator is None else accelerator.type
+    module = getattr(torch, kind, None) if kind else None
+    if not getattr(module, "is_initialized", bool)():
+        return {}
+    # CUDA's only, and no public way to ask
+    touched = getattr(torch._C, f"_{kind}_hasPrimaryContext", None)  # noqa: SLF001
+    generators = enumerate(getattr(module, "default_generators", ()))
+    return {
+        f"rng.{kind}.{number}": generator
+        for number, generator in generators
+        if touched is None or touched(number)
+    }

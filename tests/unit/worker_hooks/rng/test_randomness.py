@@ -235,17 +235,29 @@ def test_numpy_that_comes_later_is_noticed(monkeypatch):
     assert not early.is_complete()
 
 
-def test_devices_of_cuda_in_use_are_a_part_of_it(monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("cuda", ["rng.cuda.0", "rng.cuda.2"]),
+        ("xpu", ["rng.xpu.0", "rng.xpu.1", "rng.xpu.2"]),
+        ("npu", ["rng.npu.0", "rng.npu.1", "rng.npu.2"]),  # torch has it once torch_npu is imported
+    ],
+)
+def test_devices_in_use_are_a_part_of_it(monkeypatch, kind, names):
     devices = [torch.Generator().manual_seed(each) for each in range(3)]
-    before = Randomness()
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "default_generators", devices)
+    before, is_used = Randomness(), False
+    of_kind = types.SimpleNamespace(is_initialized=lambda: is_used, default_generators=devices)
+    monkeypatch.setattr(torch, kind, of_kind, raising=False)
+    found = types.SimpleNamespace(type=kind)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: found)
     monkeypatch.setattr(
         torch._C, "_cuda_hasPrimaryContext", [True, False, True].__getitem__, raising=False
     )
+    assert before.is_complete()  # nothing was drawn on them
+    is_used = True
     assert not before.is_complete()
     randomness = Randomness()
-    assert [entry.name for entry in randomness.entries][3:] == ["rng.cuda.0", "rng.cuda.2"]
+    assert [entry.name for entry in randomness.entries][3:] == names
     state = saved(randomness)
     expected = [torch.rand(3, generator=each).tolist() for each in devices]
     randomness.restore(state)
@@ -261,7 +273,11 @@ def test_cuda_is_never_initialised_for_it():
 
 def test_a_new_ranks_randomness_is_its_own_and_always_the_same():
     seed(12)
-    state = saved(Randomness()) | {"rng.cuda.0": bytes(16), "data.start.x": b"not a source"}
+    state = saved(Randomness()) | {
+        "rng.cuda.0": bytes(16),
+        "rng.npu.0": bytes(5056),  # a generator of another kind
+        "data.start.x": b"not a source",
+    }
     told = {rank: derive(state, rank) for rank in (4, 5)}
     assert told[4] == derive(state, 4)
     assert told[4].keys() == {"rng.torch", "rng.numpy", "rng.python", "rng.cuda.0"}
