@@ -5,7 +5,7 @@ the others, "send": it is sent one.
 
 Prints a JSON line of each survivor: seconds from the order to the exception, whether connections of
 its own still answer, to a process that is no rank and to rank 0, the sum that the second group made,
-and the threads of before and after. Exit code 3: a survivor could not be freed and was ended for that, as in a job (escape.py).
+and the threads of before and after. Exit code 3: a survivor could not be freed and ended itself.
 """
 
 import json

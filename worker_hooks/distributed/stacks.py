@@ -42,8 +42,8 @@ _COLLECTIVES = (
     ("torch/nn/modules/_functions.py", ""),  # SyncBatchNorm
     ("torch/autograd/graph.py", "_engine_run_backward"),  # in DDP's all-reduce, or computing
     ("worker_hooks/guard/gate.py", "wait_until"),  # for its device, which mostly waits for peers
-    ("torch/cuda/__init__.py", "synchronize"),
-    ("torch/cuda/streams.py", "synchronize"),
+    *((f"torch/{kind}/__init__.py", "synchronize") for kind in ("accelerator", "cuda", "xpu")),
+    *((f"torch/{kind}/streams.py", "synchronize") for kind in ("cuda", "xpu")),
 )
 # calls in the innermost line, if that is the script's own: they are not written in Python, so they
 # have no frame; the waits of threading and queues have one

@@ -66,6 +66,7 @@ def at(text):
         pytest.param(at("work.wait()"), id="an asynchronous collective"),
         pytest.param(at("total += loss.item()"), id="the device"),
         pytest.param((*at("torch.cuda.synchronize()"), MainCall(f"{SITE}/cuda/__init__.py", 1, "synchronize", "")), id="the device, by hand"),
+        pytest.param((*at("torch.accelerator.synchronize()"), MainCall(f"{SITE}/accelerator/__init__.py", 1, "synchronize", "")), id="any device, by hand"),
     ],
 )  # fmt: skip
 def test_these_wait_for_others(calls):
