@@ -64,7 +64,7 @@ class PostMortem:
     def _met_again(self, root: Evidence, workers: tuple[Worker, ...]) -> str:
         """That the last failure was the same: one exit code, one last line, one step."""
         step = max((worker.beat.step for worker in workers if worker.beat is not None), default=0)
-        was, self._newest = self._newest, (root.end.exit_code, _last_line(root), step)
+        was, self._newest = self._newest, (root.end.exit_code, _last_line(last_words(root)), step)
         is_same = was == self._newest and all(self._newest[:2])
         return "the failure before it was the same, at the same step" * is_same
 
@@ -73,9 +73,13 @@ class PostMortem:
 
         Of one that was killed it is why it did that itself, if it did.
         """
+        return _last_line(self.words(worker))
+
+    def words(self, worker: Worker) -> str:
+        """All that an ended worker wrote about its failure; for one that was killed as above."""
         order = self._facts.plan(worker.began)[worker.local_rank]
         found = gather(self._end(worker, order))
-        return own_end(found) if found.end.signal == SIGKILL else _last_line(found)
+        return own_end(found) if found.end.signal == SIGKILL else last_words(found)
 
     @property
     def found(self) -> bool:
@@ -152,8 +156,8 @@ def _ended_for(worker: Worker) -> str:
     return worker.signals.get(-code if code < 0 else code - SHELL_SIGNAL_BASE, "")
 
 
-def _last_line(evidence: Evidence) -> str:
-    lines = last_words(evidence).strip().splitlines()
+def _last_line(words: str) -> str:
+    lines = words.strip().splitlines()
     return encodable(lines[-1][:WORDS_CHARS]) if lines else ""
 
 

@@ -377,24 +377,36 @@ def test_a_rank_that_is_killed_on_its_way_out_costs_nothing(
 
 FAILING = """
 import os, runpy, signal, sys
+import torch
 from worker_hooks.distributed import stacks
 
 if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    signal.signal(signal.SIGUSR2, lambda *_: stacks.end_process("its device reports an error: ECC"))
+    failed = "its device reports an error: CUDA error: uncorrectable ECC error encountered"
+    signal.signal(signal.SIGUSR2, lambda *_: stacks.end_process(failed))
+print("devices", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
 runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
-def test_a_rank_that_ends_itself_is_said_to_have_done_so_and_why(msrun: Launcher) -> None:
+def test_a_rank_whose_device_failed_says_so_and_its_successor_gets_another(
+    msrun: Launcher,
+) -> None:
     script = msrun.tmp / "failing.py"
     script.write_text(FAILING)
-    job = msrun.start("--worker_num=2", script, WORKERS / "train_small.py", "--epochs=9999")
+    training = (script, WORKERS / "train_small.py", "--epochs=9999")
+    job = msrun.start(
+        "--worker_num=2", "--spare-devices=1", *training, CUDA_VISIBLE_DEVICES="4,5,6"
+    )
     poll(lambda: any(each.get("step", 0) > 3 for each in job.status()["workers"]))
     os.kill(job.pids()[1], signal.SIGUSR2)
     poll(lambda: job.status()["attempt"] == 1 and job.status()["state"] == "running")
     job.signal(signal.SIGTERM)
     ended = job.wait()
     assert ended.code == 0, ended
-    how = "rank 1 ended itself: its device reports an error: ECC in step [0-9]+; replacing it, "
-    assert re.search(how + "rank 0 keeps running", ended.err), ended.err
+    said = " error: uncorrectable ECC error encountered in step [0-9]+; replacing it, rank 0 keeps"
+    assert re.search("rank 1 ended itself: its device reports an error: CUDA" + said, ended.err)
+    assert "device 5 of rank 1 failed (uncorrectable ECC error): its successor gets device 6, the last spare one" in ended.err  # fmt: skip
     assert "SIGKILL" not in ended.err
+    logs = job.logs()
+    assert "devices 4,5,6\n" in logs["worker_0.log"]
+    assert "devices 4,6,5\n" in logs["worker_1.log"]

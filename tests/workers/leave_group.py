@@ -101,9 +101,10 @@ def rank(number, order, address, own):
         while True:
             collective(total)
     except RuntimeError:
-        freed_s = time.monotonic() - ordered[0]
+        raised = time.monotonic()
     is_out.set()
-    listener.join()
+    listener.join()  # another survivor may have broken the connections to this one first
+    freed_s = max(0.0, raised - ordered[0])
     echo.sendall(b"?")
     channel.sendall(b"!")
     through = channel.recv(1).decode()

@@ -110,6 +110,8 @@ class WorkerEnv(NamedTuple):
     error_file: str
     visible_device: str | None = None
     """With ``--virtual-local-rank``: the one device this worker sees (LOCAL_RANK is then 0)."""
+    device_order: str = ""
+    """The devices as this worker is to count them; empty: as it inherits them."""
 
     def environ(self) -> dict[str, str]:
         """Variables that differ between ranks or attempts."""
@@ -126,6 +128,8 @@ class WorkerEnv(NamedTuple):
         }
         if self.visible_device is not None:
             environ[CUDA_VISIBLE_DEVICES] = self.visible_device
+        elif self.device_order:
+            environ[CUDA_VISIBLE_DEVICES] = self.device_order
         return environ
 
 
@@ -197,23 +201,27 @@ def sets_omp_threads(local_world_size: int, inherited: Mapping[str, str]) -> boo
     return local_world_size > 1 and OMP_NUM_THREADS not in inherited
 
 
-def visible_devices(local_world_size: int, inherited: Mapping[str, str]) -> tuple[str, ...]:
-    """The device each local rank sees under ``--virtual-local-rank``.
+def visible_devices(
+    local_world_size: int, inherited: Mapping[str, str], spares: int = 0
+) -> tuple[str, ...]:
+    """The device of each local rank, and then the spare ones.
 
     Raises:
-        ValueError: CUDA_VISIBLE_DEVICES lists fewer devices than there are workers.
+        ValueError: CUDA_VISIBLE_DEVICES lists fewer devices.
     """
     listed = inherited.get(CUDA_VISIBLE_DEVICES)
     if not listed:
-        return tuple(str(rank) for rank in range(local_world_size))
+        return tuple(str(device) for device in range(local_world_size + spares))
     devices = tuple(device.strip() for device in listed.split(","))
-    if len(devices) < local_world_size:
+    if len(devices) < local_world_size + spares:
+        option = f"--spare-devices={spares}" if spares else "--virtual-local-rank"
+        more = f" and {spares} spare devices" if spares else ""
         message = (
-            f"--virtual-local-rank needs one device a worker: CUDA_VISIBLE_DEVICES={listed} lists "
+            f"{option} needs one device a worker{more}: CUDA_VISIBLE_DEVICES={listed} lists "
             f"{len(devices)} for {local_world_size} workers"
         )
         raise ValueError(message)
-    return devices[:local_world_size]
+    return devices[: local_world_size + spares]
 
 
 def tft_features(text: str) -> dict[str, bool]:

@@ -240,8 +240,9 @@ def _of_devices() -> dict[str, torch.Generator]:
     module = getattr(torch, kind, None) if kind else None
     if not getattr(module, "is_initialized", bool)():
         return {}
-    # CUDA's only, and no public way to ask
-    touched = getattr(torch._C, f"_{kind}_hasPrimaryContext", None)  # noqa: SLF001
+    touched = None  # other kinds do not tell
+    if kind == "cuda":
+        touched = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # noqa: SLF001  no public way
     generators = enumerate(getattr(module, "default_generators", ()))
     return {
         f"rng.{kind}.{number}": generator
