@@ -73,13 +73,9 @@ class PostMortem:
 
         Of one that was killed it is why it did that itself, if it did.
         """
-        return _last_line(self.words(worker))
-
-    def words(self, worker: Worker) -> str:
-        """All that an ended worker wrote about its failure; for one that was killed as above."""
         order = self._facts.plan(worker.began)[worker.local_rank]
         found = gather(self._end(worker, order))
-        return own_end(found) if found.end.signal == SIGKILL else last_words(found)
+        return _last_line(own_end(found) if found.end.signal == SIGKILL else last_words(found))
 
     @property
     def found(self) -> bool:

@@ -10,10 +10,9 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from agent.launch.device_plan import DevicePlan
 from agent.spec.job_spec import JobSpec, ProgramKind, Std, UsageError
 from agent.workers.order_batches import order_bytes
-from worker_hooks.contract.env import JobEnv, WorkerEnv
+from worker_hooks.contract.env import JobEnv, WorkerEnv, visible_devices
 from worker_hooks.contract.layout import RunLayout
 from worker_hooks.contract.protocol import WorkerOrder
 from worker_hooks.contract.wire import PACKET_BYTES
@@ -112,23 +111,13 @@ def plan_ranks(
     bindings: Sequence[Binding],
     *,
     resumes: bool = False,
-    devices: DevicePlan | None = None,
 ) -> tuple[WorkerOrder, ...]:
-    """The orders of one attempt, by local rank.
-
-    Args:
-        spec: the job.
-        layout: its files.
-        attempt: the number of the attempt.
-        inherited: msrun's environment.
-        bindings: CPUs of each local rank; empty: any.
-        resumes: it resumes from a checkpoint.
-        devices: which device each rank has; without it that of its number.
+    """The orders of one attempt, by local rank; ``resumes``: it resumes from a checkpoint.
 
     Raises:
-        UsageError: fewer devices are visible than the job needs.
+        UsageError: ``--virtual-local-rank`` with too few visible devices.
     """
-    devices = devices or DevicePlan(spec, inherited)
+    devices = _devices(spec, inherited)
     orders = []
     for local_rank in range(spec.nproc):
         error_file = "" if spec.logs.disabled else str(layout.error_file(attempt, local_rank))
@@ -138,8 +127,7 @@ def plan_ranks(
             local_rank=local_rank,
             restart_count=attempt,
             error_file=error_file,
-            visible_device=devices.only(local_rank),
-            device_order=devices.order(local_rank),
+            visible_device=None if devices is None else devices[local_rank],
         )
         out = streams(spec, layout, attempt, local_rank)
         binding = bindings[local_rank] if bindings else Binding()
@@ -169,3 +157,12 @@ def check_orders(orders: Sequence[WorkerOrder]) -> None:
                 f"the command line of rank {order.rank} is too long ({size} bytes as JSON, at most "
                 f"{ORDER_BYTES}): pass long arguments in a file"
             )
+
+
+def _devices(spec: JobSpec, inherited: Mapping[str, str]) -> tuple[str, ...] | None:
+    if not spec.virtual_local_rank:
+        return None
+    try:
+        return visible_devices(spec.nproc, inherited)
+    except ValueError as error:
+        raise UsageError(str(error)) from error

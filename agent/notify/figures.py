@@ -86,6 +86,11 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Page(MetricsHandler):
-    """Whatever a client asks for, it gets the metrics."""
+    """Whatever a client asks for, it gets all metrics."""
 
     timeout = CLIENT_S
+
+    def do_GET(self) -> None:  # noqa: N802  the library's name
+        """Answer; a choice of names, which the library allows, would find none."""
+        self.path = self.path.partition("?")[0]
+        super().do_GET()

@@ -192,7 +192,6 @@ class JobSpec(NamedTuple):
     replace: ReplaceSpec = ReplaceSpec()
     notify: NotifySpec = NotifySpec()
     virtual_local_rank: bool = False
-    spare_devices: int = 0  # behind those of the ranks
     rank_table_file: str | None = None
     event_log_handler: str = "null"  # null | console
 

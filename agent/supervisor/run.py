@@ -15,7 +15,6 @@ from agent.controller.job import Job
 from agent.controller.protection import Level, Protection
 from agent.controller.states import JobState
 from agent.launch import rank_plan
-from agent.launch.device_plan import DevicePlan, device_fault
 from agent.launch.prepare import Prepared, StartedForkserver
 from agent.launch.unprotected import unprotected
 from agent.machine import open_files
@@ -56,12 +55,9 @@ def run(
     """Run a job whose forkserver is at work to its end; the exit code."""
     spec, layout, forkserver = prepared.spec, prepared.layout, ignited.forkserver
 
-    devices = DevicePlan(spec, environ)
-
     def plan(attempt: int, resumes: bool = False) -> tuple[WorkerOrder, ...]:
-        bound = prepared.bindings
         return rank_plan.plan_ranks(
-            spec, layout, attempt, environ, bound, resumes=resumes, devices=devices
+            spec, layout, attempt, environ, prepared.bindings, resumes=resumes
         )
 
     host = socket.gethostname()
@@ -124,7 +120,7 @@ def run(
         tell=console.tell,
         changed=changed,
         attempt_ended=attempt_ended,
-        last_words=lambda worker: _last_words(worker, post_mortem(), devices, console),
+        last_words=lambda worker: post_mortem().last_words(worker),
     )
     ending = supervisor.run()
     if not output.close(CONSOLE_PATIENCE_S):
@@ -139,13 +135,6 @@ def run(
     journal.close()
     _close(prepared, ignited)
     return ending.exit_code
-
-
-def _last_words(worker: Worker, found: PostMortem, devices: DevicePlan, console: Console) -> str:
-    """What an ended rank wrote about its failure; its device is not used again if that failed."""
-    if devices.has_spare and (fault := device_fault(found.words(worker))):
-        console.say(devices.give_up(worker.local_rank, worker.rank, fault))
-    return found.last_words(worker)
 
 
 def _close(prepared: Prepared, ignited: StartedForkserver) -> None:

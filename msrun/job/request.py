@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from agent.launch.device_plan import DevicePlan
 from agent.spec.job_spec import JobSpec, StartMethod, UsageError
 from msrun import __version__
 from msrun.job.resume_point import ResumeOrigin
@@ -24,6 +23,7 @@ from msrun.options.program import build_program
 from msrun.options.recovery import graceful_signals, on_failure, recovery_options
 from msrun.options.settings import Setting, Settings, from_environ, is_truth, truth
 from msrun.options.table import BY_DEST
+from worker_hooks.contract import env
 
 _UNFORWARDABLE = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD"})
 
@@ -200,12 +200,10 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
         dump=dump._replace(after_failure=dumps),
         replace=replace,
         notify=notify(settings),
-        virtual_local_rank=settings.boolean("virtual_local_rank"),
-        spare_devices=settings.integer("spare_devices") or 0,
+        virtual_local_rank=_virtual(settings, size.nproc, environ),
         rank_table_file=_rank_table(settings.of("rank_table_file")),
         event_log_handler=settings.text("event_log_handler"),
     )
-    DevicePlan(job, environ)  # there are enough
     _one_node(settings, size, warnings)
     return job
 
@@ -274,6 +272,17 @@ def _exit_file(setting: Setting) -> Path | None:
     if setting.text and os.path.isdir(setting.text):
         raise UsageError(f"{setting.shown} is a folder: name a file")
     return Path(os.path.abspath(setting.text)) if setting.text else None
+
+
+def _virtual(settings: Settings, nproc: int, environ: Mapping[str, str]) -> bool:
+    """Whether each worker sees only one device; there must be enough of them."""
+    wanted = settings.boolean("virtual_local_rank")
+    if wanted:
+        try:
+            env.visible_devices(nproc, environ)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    return wanted
 
 
 def _rank_table(setting: Setting) -> str | None:

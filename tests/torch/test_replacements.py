@@ -380,33 +380,25 @@ import os, runpy, signal, sys
 import torch
 from worker_hooks.distributed import stacks
 
+CUDA = '''CUDA error: uncorrectable ECC error encountered
+CUDA kernel errors might be asynchronously reported at some other API call.
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.'''
 if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    failed = "its device reports an error: CUDA error: uncorrectable ECC error encountered"
-    signal.signal(signal.SIGUSR2, lambda *_: stacks.end_process(failed))
-print("devices", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+    signal.signal(signal.SIGUSR2, lambda *_: stacks.end_process(f"its device reports: {CUDA}"))
 runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
-def test_a_rank_whose_device_failed_says_so_and_its_successor_gets_another(
-    msrun: Launcher,
-) -> None:
+def test_a_rank_that_ends_itself_is_said_to_have_done_so_and_why(msrun: Launcher) -> None:
     script = msrun.tmp / "failing.py"
     script.write_text(FAILING)
-    training = (script, WORKERS / "train_small.py", "--epochs=9999")
-    job = msrun.start(
-        "--worker_num=2", "--spare-devices=1", *training, CUDA_VISIBLE_DEVICES="4,5,6"
-    )
+    job = msrun.start("--worker_num=2", script, WORKERS / "train_small.py", "--epochs=9999")
     poll(lambda: any(each.get("step", 0) > 3 for each in job.status()["workers"]))
     os.kill(job.pids()[1], signal.SIGUSR2)
     poll(lambda: job.status()["attempt"] == 1 and job.status()["state"] == "running")
     job.signal(signal.SIGTERM)
     ended = job.wait()
     assert ended.code == 0, ended
-    said = " error: uncorrectable ECC error encountered in step [0-9]+; replacing it, rank 0 keeps"
-    assert re.search("rank 1 ended itself: its device reports an error: CUDA" + said, ended.err)
-    assert "device 5 of rank 1 failed (uncorrectable ECC error): its successor gets device 6, the last spare one" in ended.err  # fmt: skip
+    how = "rank 1 ended itself: its device reports: CUDA error: uncorrectable ECC error encountered"
+    assert re.search(how + ".* in step [0-9]+; replacing it, rank 0 keeps running", ended.err)
     assert "SIGKILL" not in ended.err
-    logs = job.logs()
-    assert "devices 4,5,6\n" in logs["worker_0.log"]
-    assert "devices 4,6,5\n" in logs["worker_1.log"]

@@ -31,7 +31,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.training": "run train_state",
     "agent.forkserver": "",  # runs in a process of its own
     "agent.controller": "actions attempts decide drain events job messages protection replication restart_policy states",
-    "agent.launch": "device_plan prepare rank_plan recover_arg signals unprotected warm_imports",
+    "agent.launch": "prepare rank_plan recover_arg signals unprotected warm_imports",
     "agent.health": "monitor stopped",
     "agent.dump": "executor",
     "agent.failure": "post_mortem resume_advice",
@@ -50,7 +50,6 @@ DOORS = {  # the modules that other packages may import; of a package that is no
 PURE = {  # packages and modules without effects
     *("agent.controller", "agent.accounting", "agent.text", "agent.spec"),
     *("agent.failure.root_cause", "agent.failure.report", "agent.launch.rank_plan"),
-    "agent.launch.device_plan",
     *("agent.notify.notice", "agent.notify.metrics"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
     *(

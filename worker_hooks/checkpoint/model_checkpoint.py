@@ -69,6 +69,7 @@ class ModelCheckpoint:
         self._incarnation = ""
         self._final_prefix: str | None = None  # the prefix with its number, once it is known
         self._step = 0  # saved, being saved, or resumed from
+        self._is_short = False  # there is no memory for a copy
         self._is_own: bool | None = None  # each rank's state is its own; None: not compared yet
         self._failures = PassingFailures()
         self._context: CheckpointContext
@@ -124,7 +125,7 @@ class ModelCheckpoint:
         if self._schedule.is_due(state.step):
             with self._failures.said(self._context.guard):
                 self._save(state.step, self._reason())
-        elif self._writer is not None and not self._writer.staging.nbytes:
+        elif self._writer is not None and not (self._writer.staging.nbytes or self._is_short):
             self._background(self._plan(state.step).nbytes)
 
     def rejoined(self, state: CheckpointedTraining) -> None:
@@ -300,17 +301,21 @@ class ModelCheckpoint:
             writer.begin(order, writer.staging.fill(plan.tensors, plan.octets, ready))
 
     def _background(self, nbytes: int) -> AsyncWriter | None:
-        """The process that writes, with memory for a copy; without that, saves are waited for."""
+        """The process that writes, with memory for a copy; ``None``: this save is waited for."""
         if self._writer is None:
             return None
         env, config = self._context.env, self._config
         is_each = self._is_own or config.remove_redundancy or not config.integrated_save
-        ranks = env.local_world_size - env.rank % env.local_world_size if is_each else 1
+        # at the first save all ranks ask; one that replaces another asks alone
+        is_alone = not is_each or self._context.memory_step
+        ranks = 1 if is_alone else env.local_world_size - env.rank % env.local_world_size
         if why := self._writer.shortage(nbytes, ranks):
-            log.warning("async_save waits for each save: %s", why)
-            self._close_writer()
-        else:
-            self._writer.reserve(nbytes)
+            if not self._is_short:
+                log.warning("async_save waits for its saves while memory is short: %s", why)
+            self._is_short = True
+            return None
+        self._is_short = False
+        self._writer.reserve(nbytes)
         return self._writer
 
     def _compare(self, step: int) -> bool:

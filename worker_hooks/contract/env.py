@@ -110,8 +110,6 @@ class WorkerEnv(NamedTuple):
     error_file: str
     visible_device: str | None = None
     """With ``--virtual-local-rank``: the one device this worker sees (LOCAL_RANK is then 0)."""
-    device_order: str = ""
-    """The devices as this worker is to count them; empty: as it inherits them."""
 
     def environ(self) -> dict[str, str]:
         """Variables that differ between ranks or attempts."""
@@ -128,8 +126,6 @@ class WorkerEnv(NamedTuple):
         }
         if self.visible_device is not None:
             environ[CUDA_VISIBLE_DEVICES] = self.visible_device
-        elif self.device_order:
-            environ[CUDA_VISIBLE_DEVICES] = self.device_order
         return environ
 
 
@@ -201,27 +197,23 @@ def sets_omp_threads(local_world_size: int, inherited: Mapping[str, str]) -> boo
     return local_world_size > 1 and OMP_NUM_THREADS not in inherited
 
 
-def visible_devices(
-    local_world_size: int, inherited: Mapping[str, str], spares: int = 0
-) -> tuple[str, ...]:
-    """The device of each local rank, and then the spare ones.
+def visible_devices(local_world_size: int, inherited: Mapping[str, str]) -> tuple[str, ...]:
+    """The device each local rank sees under ``--virtual-local-rank``.
 
     Raises:
-        ValueError: CUDA_VISIBLE_DEVICES lists fewer devices.
+        ValueError: CUDA_VISIBLE_DEVICES lists fewer devices than there are workers.
     """
     listed = inherited.get(CUDA_VISIBLE_DEVICES)
     if not listed:
-        return tuple(str(device) for device in range(local_world_size + spares))
+        return tuple(str(rank) for rank in range(local_world_size))
     devices = tuple(device.strip() for device in listed.split(","))
-    if len(devices) < local_world_size + spares:
-        option = f"--spare-devices={spares}" if spares else "--virtual-local-rank"
-        more = f" and {spares} spare devices" if spares else ""
+    if len(devices) < local_world_size:
         message = (
-            f"{option} needs one device a worker{more}: CUDA_VISIBLE_DEVICES={listed} lists "
+            f"--virtual-local-rank needs one device a worker: CUDA_VISIBLE_DEVICES={listed} lists "
             f"{len(devices)} for {local_world_size} workers"
         )
         raise ValueError(message)
-    return devices[: local_world_size + spares]
+    return devices[:local_world_size]
 
 
 def tft_features(text: str) -> dict[str, bool]:

@@ -55,7 +55,8 @@ def _shut(descriptor: int) -> bool:
 
 FREE_S = 1.5  # for a thread whose sockets are gone; it needs milliseconds, at most 0.2 s
 LOOK_S = 0.25  # between two looks at the thread, at most
-FIRST_LOOK_S = 0.03  # gloo has raised by then in all threads but those that it forgets
+FIRST_LOOK_S = 0.03
+FORGOTTEN_S = 0.15  # gloo has long raised in all threads but those that it forgets
 
 
 def end_if_stuck(is_out: threading.Event, store: tuple[str, int]) -> None:
@@ -66,15 +67,16 @@ def end_if_stuck(is_out: threading.Event, store: tuple[str, int]) -> None:
         store: address and port of the store that the main thread may wait for.
     """
     before = None
-    forgotten: frozenset[int] = frozenset()
+    asleep: dict[gloo_waiters.Waiter, float] = {}  # and since when
     shut: set[int] = set()
     look_s = FIRST_LOOK_S
     free_s = time.monotonic() + FREE_S
     while not is_out.wait(look_s):
         look_s = min(2 * look_s, LOOK_S)
-        asleep = gloo_waiters.sleeping()
-        gloo_waiters.raise_in(asleep & forgotten)  # twice seen: gloo has raised where it will
-        forgotten = asleep
+        now_s = time.monotonic()
+        asleep = {each: asleep.get(each, now_s) for each in gloo_waiters.sleeping()}
+        old = [each for each, since_s in asleep.items() if now_s >= since_s + FORGOTTEN_S]
+        gloo_waiters.raise_in(old)
         found = store_connection.shut_down(*store)
         if found - shut or time.monotonic() < free_s:
             shut |= found  # it had connected once more to a store that nobody serves

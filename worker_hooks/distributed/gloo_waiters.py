@@ -30,7 +30,8 @@ _BUFFER = "N4gloo9transport3tcp13UnboundBuffer"  # as names are mangled
 _TABLE = f"_ZTV{_BUFFER}E"
 _RAISE = f"_Z{_BUFFER}15signalExceptionENSt15__exception_ptr13exception_ptrE"
 _TABLE_HEAD = 16  # bytes of a table in front of the first function, to which an object points
-_WAITED = 176  # bytes of a buffer up to the end of its two condition variables
+_WAITED = range(80, 176)  # bytes of a buffer in which its two condition variables lie
+_FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine, "")  # its number as a call
 _ERROR = "_ZNSt13runtime_error"  # what gloo raises is one
 _ERROR_SIZE = 16  # its bytes
 _ERROR_HELD = "_ZNSt15__exception_ptr13exception_ptr"
@@ -38,10 +39,7 @@ _TEXT = b"Connection closed by peer: msrun has ended this collective, in which a
 
 
 class _Library(NamedTuple):
-    """gloo and the C++ library as this process has loaded them: the words and functions needed.
-
-    A call keeps the interpreter's lock, so nothing of Python runs between a look and a call.
-    """
+    """gloo and the C++ library as this process has loaded them: the words and functions needed."""
 
     table: int  # the word that a buffer begins with
     error_kind: int  # the address of a type's description
@@ -89,41 +87,52 @@ def _procedure(library: ctypes.PyDLL, name: str, arguments: int) -> ctypes._Func
     return found
 
 
-def sleeping() -> frozenset[int]:
-    """Addresses of gloo's buffers in which threads of this process sleep. Never raises."""
-    library = _library()
-    found: set[int] = set()
+class Waiter(NamedTuple):
+    """A thread that sleeps in a buffer."""
+
+    task: str  # the thread's number
+    buffer: int  # an address
+
+
+def sleeping() -> frozenset[Waiter]:
+    """The threads of this process that sleep in gloo's buffers. Never raises."""
+    library, found = _library(), set()
     if library is not None:
         with contextlib.suppress(OSError):  # a kernel without these files: nothing is found
-            memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                for task in os.listdir("/proc/self/task"):
-                    found |= _slept_in(task, memory, _WORD.pack(library.table))
-            finally:
-                os.close(memory)
+            for task in os.listdir("/proc/self/task"):
+                if (buffer := _slept_in(task, library)) is not None:
+                    found.add(Waiter(task, buffer))
     return frozenset(found)
 
 
-def _slept_in(task: str, memory: int, table: bytes) -> set[int]:
-    """The buffer in which one thread sleeps, if any; ``memory`` is read as it may be freed."""
+def _slept_in(task: str, library: _Library) -> int | None:
+    """The buffer in which one thread sleeps; memory is read as a file, as it may be freed."""
     try:
         # the number of the system call and its arguments, of which futex(2) has the word first
-        call = Path(f"/proc/self/task/{task}/syscall").read_text().split()
-        begin = int(call[1], 16) - _WAITED
-        at = os.pread(memory, _WAITED, begin).rfind(table)
-    except (OSError, ValueError, IndexError, OverflowError):  # it ended, runs, or waits elsewhere
-        return set()
-    return {begin + at} if at >= 0 else set()
+        number, word, *_ = Path(f"/proc/self/task/{task}/syscall").read_text().split()
+        slept_on = int(word, 16)
+        if number != _FUTEX or slept_on % 4:
+            return None
+        begin = slept_on - _WAITED.stop
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            octets = os.pread(memory.fileno(), len(_WAITED), begin)
+    except (OSError, ValueError, OverflowError):  # it ended, runs, or waits elsewhere
+        return None
+    at = octets.rfind(_WORD.pack(library.table))
+    return begin + at if at >= 0 and (begin + at) % _WORD.size == 0 else None
 
 
-def raise_in(buffers: Iterable[int]) -> None:
-    """Raise a RuntimeError in the threads that sleep in these buffers, see :func:`sleeping`.
+def raise_in(waiters: Iterable[Waiter]) -> None:
+    """Raise a RuntimeError in these threads, see :func:`sleeping`; those that woke are left alone.
 
-    Only for buffers of which it is known that nobody else will ever wake their threads.
+    Only for threads of which it is known that nobody else will ever wake them: the buffer of one
+    that is woken in the moment of this call may be freed under it.
     """
     if (library := _library()) is None:
         return
-    for buffer in buffers:
+    for task, buffer in waiters:
+        if _slept_in(task, library) != buffer:
+            continue
         error = library.allocate(_ERROR_SIZE)
         library.begin(error, library.error_kind, library.error_end)
         library.make_error(error, _TEXT)

@@ -179,7 +179,7 @@ def say(what: str) -> None:
 
 def end_process(why: str) -> None:
     """Say why, and end this process at once: it cannot continue, and a new one can."""
-    say(f"{ENDS_ITSELF}{why}")
+    say(f"{ENDS_ITSELF}{' '.join(why.split())}")  # one line: the agent reads the last one
     os.kill(os.getpid(), signal.SIGKILL)
 
 

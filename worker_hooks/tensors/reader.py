@@ -37,7 +37,19 @@ class Reader:
 
         A piece stays unchanged and in memory as long as it is referenced.
         """
-        for part in _parts(plain(tensor)):
+        tensor = plain(tensor)
+        if tensor.device.type != "cpu" and (memory := in_memory_order(tensor)) is not None:
+            # The host puts the elements in order, and holds this one tensor for that. A device
+            # would need memory, which it may not give before all of its work is done, also a
+            # collective that never ends.
+            copy = torch.empty(memory.shape, dtype=memory.dtype, device="cpu")
+            at = 0
+            for part in _parts(memory):
+                octets = self._copied(part)
+                view(copy)[at : at + len(octets)] = octets
+                at += len(octets)
+            tensor = copy.as_strided(tensor.shape, tensor.stride())
+        for part in _parts(tensor):
             is_resolved = not (part.is_conj() or part.is_neg())
             if part.device.type == "cpu" and part.is_contiguous() and is_resolved:
                 yield view(part)
@@ -45,11 +57,6 @@ class Reader:
                 yield self._copied(part)
 
     def _copied(self, part: torch.Tensor) -> memoryview:
-        if part.device.type != "cpu" and (memory := in_memory_order(part)) is not None:
-            # The host puts the elements in order. A device would need memory for that, which it
-            # may not give before all of its work is done, also a collective that never ends.
-            octets = torch.frombuffer(self._copied(memory), dtype=part.dtype)
-            part = octets.as_strided(part.shape, part.stride())
         loan = self._loan
         if loan is None or loan.used + part.nbytes > PIECE:
             self._loan = loan = _Loan(self._idle)

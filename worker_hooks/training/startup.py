@@ -18,6 +18,11 @@ from worker_hooks.training import torch_names
 
 log = logging.getLogger("msrun")
 
+ENDED_BY_TORCH = (
+    "when a rank dies, torch may end the others before their state is saved: {}. Import TrainState "
+    "first, and leave that variable unset"
+)
+
 
 def read_env(environ: Mapping[str, str]) -> tuple[RankEnv, tuple[StepObserver, ...]]:
     """Who this process is, and what observes its steps: nothing, unless this is a drill.
@@ -86,8 +91,10 @@ def connect(
     is_wanted = is_tft_enabled(os.environ)
     welcome = guard.greet(wants_resume=wants_resume) if is_wanted else None
     if guard.is_on:
-        why = torch_names.why_nothing_is_promised() or communicators.why_peers_end_it(os.environ)
-        guard.promise_nothing(why)
+        guard.promise_nothing(torch_names.why_nothing_is_promised())
+        ends = communicators.why_peers_end_it(os.environ) if env.world_size > 1 else ""
+        if ends and env.rank == 0:
+            guard.say_unprotected(ENDED_BY_TORCH.format(ends), is_refused=env.is_strict)
     if env.rank == 0:
         _warn_unguarded(guard, is_wanted=is_wanted)
     places = list(filter(None, (options.ckpt_save_path, *options.checkpoints)))

@@ -136,7 +136,7 @@ def serve(monkeypatch):
 
 def page(port, accept="text/plain"):
     """What a scrape reads, by Prometheus' own rules."""
-    url, headers = f"http://127.0.0.1:{port}/metrics", {"Accept": accept}
+    url, headers = f"http://127.0.0.1:{port}/metrics?name[]=a", {"Accept": accept}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
         kind, text = answer.headers["Content-Type"], answer.read().decode()
     is_open = kind.startswith("application/openmetrics-text")

@@ -93,13 +93,21 @@ def test_what_goes_on_ends_as_if_it_had_not_been_interrupted(tmp_path, is_async,
 
 
 def test_without_memory_for_a_copy_each_save_is_waited_for(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(async_writer, "free_bytes", lambda: 100)
-    training = Training(tmp_path, save_checkpoint_steps=5, async_save=True).run(1)
-    assert names(tmp_path) == ["Net-1_5", "Net-1_6"]
-    assert training.saving._writer is None
+    begun, steps, begin = [], [], async_writer.AsyncWriter.begin
+
+    def noted(writer, order, copying):
+        begun.append(order.step)
+        begin(writer, order, copying)
+
+    monkeypatch.setattr(async_writer.AsyncWriter, "begin", noted)
+    monkeypatch.setattr(async_writer, "free_bytes", lambda: 100 if len(steps) < 8 else None)
+    training = Training(tmp_path, save_checkpoint_steps=4, keep_checkpoint_max=9, async_save=True)
+    training.run(2, body=lambda: steps.append(1))
+    assert names(tmp_path) == ["Net-1_4", "Net-2_2", "Net-2_6"]
+    assert begun == [8, 12]  # there is memory again
     said = [one.getMessage() for one in caplog.records if "async_save" in one.getMessage()]
     assert len(said) == 1
-    assert "waits for each save: the copy of the state take" in said[0]
+    assert "waits for its saves while memory is short: the copy of the state take" in said[0]
 
 
 @pytest.mark.parametrize(

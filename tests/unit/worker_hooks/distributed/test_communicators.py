@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import worker_hooks
-from worker_hooks.contract.env import HOOKS, NCCL_ASYNC_ERRORS
+from worker_hooks.contract.env import ENABLE_TFT, HOOKS, NCCL_ASYNC_ERRORS
 from worker_hooks.distributed import communicators
 
 LONG_S = 60.0
@@ -110,6 +110,8 @@ UNDER_MSRUN = {HOOKS: "msrun-1", NCCL_ASYNC_ERRORS: "1"}
         ({NCCL_ASYNC_ERRORS: "1"}, "1"),  # torchrun has nobody else who looks
         (UNDER_MSRUN | {NCCL_ASYNC_ERRORS: "3"}, "3"),  # the user's own choice
         ({HOOKS: "msrun-1"}, None),
+        (UNDER_MSRUN | {ENABLE_TFT: "{TTP:0}"}, "1"),  # nobody looks then, either
+        (UNDER_MSRUN | {ENABLE_TFT: "nonsense"}, "1"),
     ],
 )
 def test_a_script_that_imports_the_hooks_is_not_ended_by_torchs_watchdog(environ, handling):
@@ -133,33 +135,40 @@ def test_a_group_that_was_there_before_keeps_what_it_was_made_with(monkeypatch):
     assert environ == UNDER_MSRUN
 
 
-ENDS = " torch ends ranks as one dies"
+NCCL = Communicator([], "a")
+NO_GROUP: list[Communicator] | None = None
 
 
 @pytest.mark.parametrize(
-    ("kind", "environ", "why"),
+    ("kind", "made", "environ", "why"),
     [
-        ("cuda", {NCCL_ASYNC_ERRORS: "0"}, ""),
-        ("cuda", {NCCL_ASYNC_ERRORS: "0", "TORCH_DISTRIBUTED_DEBUG": "INFO"}, ""),
-        (None, {NCCL_ASYNC_ERRORS: "1"}, ""),
-        ("npu", {NCCL_ASYNC_ERRORS: "1"}, ""),
+        ("cuda", [NCCL], {NCCL_ASYNC_ERRORS: "0"}, ""),
+        ("cuda", [NCCL], {NCCL_ASYNC_ERRORS: "0", "TORCH_DISTRIBUTED_DEBUG": "INFO"}, ""),
+        ("cuda", [NCCL], {NCCL_ASYNC_ERRORS: "3", "TORCH_NCCL_BLOCKING_WAIT": "1"}, ""),
+        ("cuda", [], {NCCL_ASYNC_ERRORS: "3"}, ""),  # gloo alone
+        (None, [NCCL], {NCCL_ASYNC_ERRORS: "1"}, ""),
+        ("npu", [NCCL], {NCCL_ASYNC_ERRORS: "1"}, ""),
         (
-            *("cuda", {NCCL_ASYNC_ERRORS: "1"}),
-            f"NCCL's group was made before TrainState was imported:{ENDS}",
+            *("cuda", [NCCL], {NCCL_ASYNC_ERRORS: "1"}),
+            "NCCL's group was made before TrainState was imported",
         ),
-        ("cuda", {NCCL_ASYNC_ERRORS: "3"}, f"with {NCCL_ASYNC_ERRORS}=3{ENDS}"),
-        ("cuda", {}, f"with {NCCL_ASYNC_ERRORS}=unset{ENDS}"),
+        ("cuda", NO_GROUP, {NCCL_ASYNC_ERRORS: "3"}, f"{NCCL_ASYNC_ERRORS} is 3, not 0"),
+        ("cuda", NO_GROUP, {}, f"{NCCL_ASYNC_ERRORS} is unset, not 0"),
         (
-            *("cuda", {NCCL_ASYNC_ERRORS: "0", "TORCH_DISTRIBUTED_DEBUG": "detail"}),
-            f"with TORCH_DISTRIBUTED_DEBUG=detail{ENDS}",
+            *("cuda", [NCCL], {NCCL_ASYNC_ERRORS: "0", "TORCH_DISTRIBUTED_DEBUG": "detail"}),
+            "TORCH_DISTRIBUTED_DEBUG is detail",
         ),
         (
-            *("cuda", {NCCL_ASYNC_ERRORS: "0", "TORCH_NCCL_DESYNC_DEBUG": "1"}),
-            f"with TORCH_NCCL_DESYNC_DEBUG=1{ENDS}",
+            *("cuda", [NCCL], {NCCL_ASYNC_ERRORS: "0", "TORCH_NCCL_DESYNC_DEBUG": "1"}),
+            "TORCH_NCCL_DESYNC_DEBUG is 1",
         ),
     ],
 )
-def test_what_lets_torch_end_a_survivor_is_told_before_a_death(monkeypatch, kind, environ, why):
+def test_what_lets_torch_end_a_survivor_is_told_before_a_death(
+    monkeypatch, kind, made, environ, why
+):
     found = None if kind is None else SimpleNamespace(type=kind)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: found)
+    monkeypatch.setattr(dist, "is_initialized", lambda: made is not NO_GROUP)
+    monkeypatch.setattr(communicators, "_backends", lambda: made or [])
     assert communicators.why_peers_end_it(environ) == why

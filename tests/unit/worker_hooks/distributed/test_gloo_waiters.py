@@ -8,6 +8,7 @@ from support.jobs import poll
 
 from worker_hooks.contract.peer_lost import says_peer_lost
 from worker_hooks.distributed import gloo_waiters
+from worker_hooks.distributed.gloo_waiters import Waiter
 
 
 @pytest.fixture
@@ -43,9 +44,13 @@ def missing(monkeypatch, request):
 
 def test_a_thread_that_receives_is_found_and_raises(asleep):
     receiver, raised = asleep
-    (buffer,) = poll(gloo_waiters.sleeping)
-    assert gloo_waiters.sleeping() == {buffer}
-    gloo_waiters.raise_in([buffer])
+    (waiter,) = poll(gloo_waiters.sleeping)
+    assert waiter.task == str(receiver.native_id)
+    assert gloo_waiters.sleeping() == {waiter}
+    gloo_waiters.raise_in([waiter._replace(buffer=waiter.buffer + 16)])  # as if it had woken
+    gloo_waiters.raise_in([waiter._replace(task="1")])
+    assert gloo_waiters.sleeping() == {waiter}
+    gloo_waiters.raise_in([waiter])
     receiver.join(timeout=60)
     assert says_peer_lost(raised[0])
     assert gloo_waiters.sleeping() == frozenset()
@@ -55,4 +60,4 @@ def test_a_thread_that_receives_is_found_and_raises(asleep):
 @pytest.mark.usefixtures("missing")
 def test_without_a_name_nothing_is_found_and_nothing_is_raised():
     assert gloo_waiters.sleeping() == frozenset()
-    gloo_waiters.raise_in([0])  # an address at which a call would crash
+    gloo_waiters.raise_in([Waiter(str(threading.get_native_id()), 0)])  # a call would crash

@@ -306,11 +306,11 @@ def test_a_graceful_exit_saves_what_the_device_has_come_to(tmp_path, held):
 
 def test_a_rank_whose_device_has_failed_ends_itself(tmp_path, capfd):
     """Its error stays: it would raise again wherever it enters the script."""
-    held = HeldStep(4, "its device reports an error: CUDA error: ECC", is_failed=True)
+    held = HeldStep(4, "its device reports an error: CUDA error: ECC\nCompile it", is_failed=True)
     pid = os.fork()
     if pid == 0:
         guard_of(OnDevice(held), tmp_path)._freeze(protocol.Freeze(1, 1.0, 5))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     last = capfd.readouterr().err.splitlines()[-1]
-    assert last == f"msrun: {ENDS_ITSELF}its device reports an error: CUDA error: ECC"
+    assert last == f"msrun: {ENDS_ITSELF}its device reports an error: CUDA error: ECC Compile it"
