@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGTERM, SIGXCPU, Signals
 
 from agent.failure.evidence import Evidence
-from agent.failure.root_cause import first_words, last_words, own_end
+from agent.failure.own_end import own_end
+from agent.failure.root_cause import first_words, last_words
 
 SHELL_SIGNAL_BASE = 128
 SHELL_SIGNALS = (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGTERM)
@@ -60,7 +61,8 @@ def _anothers(signal: Signals) -> Fit:
 
 
 def _ends_itself(case: DeathCase) -> re.Match[str] | None:
-    return re.fullmatch("(?P<why>.+)", own_end(case.evidence))
+    last = case.evidence.log_tail[-1:] if case.ended_by(SIGKILL) else ()
+    return re.fullmatch("(?P<why>.+)", own_end("".join(last)))
 
 
 def _oom(case: DeathCase) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from signal import SIGKILL, SIGUSR1, SIGUSR2
+from signal import SIGUSR1, SIGUSR2
 from typing import Any
 
 from agent.failure.evidence import Evidence, WorkerEnd, gather
@@ -13,18 +13,18 @@ from agent.failure.hints import SHELL_SIGNAL_BASE, hint, is_for_memory
 from agent.failure.report import Report, as_json, headline, outer_error, render
 from agent.failure.resume_advice import ResumeAdvice
 from agent.failure.resume_advice import as_json as closing_json
-from agent.failure.root_cause import find_cause, last_words, own_end
+from agent.failure.root_cause import find_cause, last_words
 from agent.machine.oom_kills import OomCounters, read_counters
 from agent.records.journal import Journal
 from agent.spec.run_facts import RunFacts
 from agent.text.sanitize import encodable
+from agent.text.wording import WORDS_CHARS
 from agent.workers.worker import Worker
 from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.env import AGENT_ERROR_FILE
 from worker_hooks.contract.protocol import WorkerOrder
 
 FORWARDED = frozenset({SIGUSR1, SIGUSR2})  # from msrun's own sender; they are not meant to end
-WORDS_CHARS = 300  # of a line that decisions and messages quote
 
 
 class PostMortem:
@@ -64,18 +64,14 @@ class PostMortem:
     def _met_again(self, root: Evidence, workers: tuple[Worker, ...]) -> str:
         """That the last failure was the same: one exit code, one last line, one step."""
         step = max((worker.beat.step for worker in workers if worker.beat is not None), default=0)
-        was, self._newest = self._newest, (root.end.exit_code, _last_line(last_words(root)), step)
+        was, self._newest = self._newest, (root.end.exit_code, _last_line(root), step)
         is_same = was == self._newest and all(self._newest[:2])
         return "the failure before it was the same, at the same step" * is_same
 
     def last_words(self, worker: Worker) -> str:
-        """The last line that an ended worker wrote about its failure; empty: none is known.
-
-        Of one that was killed it is why it did that itself, if it did.
-        """
+        """The last line that an ended worker wrote about its failure; empty: none is known."""
         order = self._facts.plan(worker.began)[worker.local_rank]
-        found = gather(self._end(worker, order))
-        return _last_line(own_end(found) if found.end.signal == SIGKILL else last_words(found))
+        return _last_line(gather(self._end(worker, order)))
 
     @property
     def found(self) -> bool:
@@ -152,8 +148,8 @@ def _ended_for(worker: Worker) -> str:
     return worker.signals.get(-code if code < 0 else code - SHELL_SIGNAL_BASE, "")
 
 
-def _last_line(words: str) -> str:
-    lines = words.strip().splitlines()
+def _last_line(evidence: Evidence) -> str:
+    lines = last_words(evidence).strip().splitlines()
     return encodable(lines[-1][:WORDS_CHARS]) if lines else ""
 
 

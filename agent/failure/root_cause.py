@@ -15,7 +15,6 @@ from signal import SIGKILL
 from agent.failure.evidence import Evidence
 from agent.failure.log_excerpt import find_traceback
 from worker_hooks.contract.peer_lost import says_peer_lost
-from worker_hooks.contract.rank_lines import ENDS_ITSELF
 
 STOPPED_WORDS = re.compile(r"(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|SignalException)\b")
 WINDOW_S = 1.0
@@ -85,12 +84,6 @@ def first_words(evidence: Evidence) -> str:
         return last_words(evidence) if evidence.logged is None else evidence.logged.origin
     found = find_traceback((evidence.error.traceback or "").split("\n"))
     return evidence.error.message if found is None else found.origin
-
-
-def own_end(evidence: Evidence) -> str:
-    """Why a process killed itself, as its last line says; empty: it did not."""
-    last = evidence.log_tail[-1:] if evidence.end.signal == SIGKILL else ()
-    return "".join(line.partition(ENDS_ITSELF)[2] for line in last)
 
 
 def last_words(evidence: Evidence) -> str:

@@ -8,12 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
+from signal import SIGKILL
 from typing import TYPE_CHECKING
 
 from agent.accounting.account import Account
 from agent.controller.job import Job
 from agent.controller.protection import Level, Protection
 from agent.controller.states import JobState
+from agent.failure.own_end import own_end_in
 from agent.launch import rank_plan
 from agent.launch.prepare import Prepared, StartedForkserver
 from agent.launch.unprotected import unprotected
@@ -120,7 +122,7 @@ def run(
         tell=console.tell,
         changed=changed,
         attempt_ended=attempt_ended,
-        last_words=lambda worker: post_mortem().last_words(worker),
+        last_words=lambda worker: _last_words(worker, plan, post_mortem),
     )
     ending = supervisor.run()
     if not output.close(CONSOLE_PATIENCE_S):
@@ -135,6 +137,17 @@ def run(
     journal.close()
     _close(prepared, ignited)
     return ending.exit_code
+
+
+def _last_words(
+    worker: Worker,
+    plan: Callable[[int], tuple[WorkerOrder, ...]],
+    post_mortem: Callable[[], PostMortem],
+) -> str:
+    """What an ended rank wrote about its failure; of a killed one, why it did that itself."""
+    if worker.exit_code == -SIGKILL:
+        return own_end_in(plan(worker.began)[worker.local_rank].stderr)
+    return post_mortem().last_words(worker)
 
 
 def _close(prepared: Prepared, ignited: StartedForkserver) -> None:

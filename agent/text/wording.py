@@ -10,6 +10,7 @@ from agent.text.ranges import format_ranges
 KB = 1000
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 LISTED = 8  # ranks named in a sentence
+WORDS_CHARS = 300  # of a line of a rank's that decisions and messages quote
 
 
 def known_signal(signum: int | None) -> str | None:

@@ -13,6 +13,9 @@ from worker_hooks.drill.plan import DrillPlan
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
 OTHER = WORKERS / "other_torch.py"
 NOTHING = "no rank is replaced and no step is saved"
+WATCHED = (
+    "torch's NCCL watchdog may end the others before their state is saved: a reason; what helps"
+)
 
 
 def killed(launcher: Launcher, how: str) -> Run:
@@ -46,9 +49,21 @@ def test_nothing_is_replaced_or_saved_and_all_begin_again(
     assert not [each for each in history.events if each["event"] == "ReplaceRanks"]
 
 
-def test_a_strict_run_is_refused(launcher: Launcher) -> None:
-    words = msrun_of(launcher, "--worker_num=2", "--strict", OTHER, "lacks", "--steps=12")
-    done = run(launcher, launcher.tmp / "strict", *words)
+@pytest.mark.parametrize(("how", "said"), [("lacks", NOTHING), ("watches", WATCHED)])
+def test_a_strict_run_is_refused(how: str, said: str, launcher: Launcher) -> None:
+    words = msrun_of(launcher, "--worker_num=2", "--strict", OTHER, how, "--steps=12")
+    done = run(launcher, launcher.tmp / f"strict {how}", *words)
     assert done.ended.code == 2, done.ended.out
-    assert NOTHING in done.ended.out
+    assert said in done.ended.out
     assert "trained to step" not in done.ended.out
+
+
+def test_a_watchdog_that_may_be_faster_is_spoken_of_once_and_training_is_protected(
+    launcher: Launcher,
+) -> None:
+    done = killed(launcher, "watches")
+    assert done.ended.code == 0, done.ended.out
+    assert done.ended.out.count(WATCHED) == 1
+    assert done.ended.out.index(WATCHED) < done.ended.out.index("was killed by SIGKILL")
+    history = read(done.folder)
+    assert [each for each in history.events if each["event"] == "ReplaceRanks"]

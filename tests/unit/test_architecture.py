@@ -34,7 +34,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.launch": "prepare rank_plan recover_arg signals unprotected warm_imports",
     "agent.health": "monitor stopped",
     "agent.dump": "executor",
-    "agent.failure": "post_mortem resume_advice",
+    "agent.failure": "own_end post_mortem resume_advice",
     "agent.notify": "notice notifier",
     "agent.supervisor": "run",
     "msrun.checkpoints": "commands",

@@ -28,8 +28,6 @@ from worker_hooks.distributed.abort import unblock
 
 RANKS, STOPPED = 4, 1
 STUCK = 3
-
-
 SIZE = 10_000_000  # more than the kernel keeps of a connection
 COLLECTIVES = {
     "all_reduce": (torch.ones(1), dist.all_reduce),

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from torch.distributed import distributed_c10d
 
-from worker_hooks.distributed import ddp_bucket_order
+from worker_hooks.distributed import communicators, ddp_bucket_order
 
 if sys.argv[1] == "lacks":
     del distributed_c10d._get_default_store
+elif sys.argv[1] == "watches":  # there is no NCCL here
+    communicators.why_peers_end_it = lambda _: "a reason; what helps"
 else:
     assign = ddp_bucket_order.dist._compute_bucket_assignment_by_size
 

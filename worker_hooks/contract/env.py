@@ -44,6 +44,12 @@ PYTHON_EXEC = "PYTHON_EXEC"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 NCCL_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_TRUE = frozenset({"1", "TRUE", "Y", "YES", "T"})  # as torch reads its switches
+_NCCL_BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
+_NCCL_WATCHING = {  # with these torch switches its watchdog on again
+    "TORCH_NCCL_DESYNC_DEBUG": _TRUE,
+    "TORCH_DISTRIBUTED_DEBUG": frozenset({"DETAIL"}),
+}
 
 
 class JobEnv(NamedTuple):
@@ -190,6 +196,36 @@ def rejoined(attempt: int, port: int) -> dict[str, str]:
     if port:
         changed |= {"MASTER_PORT": str(port), "MS_SCHED_PORT": str(port)}
     return changed
+
+
+def without_nccl_watchdog(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variable to change so that torch's watchdog of NCCL does not act on the death of a peer.
+
+    As torchrun starts it, the watchdog aborts the communicators of a survivor and ends it, which
+    may be before its state is copied. msrun notices deaths and hangs of a guarded training itself;
+    a script that is not guarded, or a user who chose otherwise, keeps it.
+    """
+    try:
+        is_guarded = tft_features(environ.get(ENABLE_TFT, "")).get("TTP", True)
+    except ValueError:  # said when training begins
+        return {}
+    is_default = environ.get(NCCL_ASYNC_ERRORS) == "1"
+    return {NCCL_ASYNC_ERRORS: "0"} if environ.get(HOOKS) and is_guarded and is_default else {}
+
+
+def why_nccl_watchdog(environ: Mapping[str, str]) -> str:
+    """Why that watchdog acts nevertheless, and what helps, as text; empty: it does not."""
+    if environ.get(_NCCL_BLOCKING, "").upper() in _TRUE:  # the main thread waits instead
+        return ""
+    handling = environ.get(NCCL_ASYNC_ERRORS, "unset")
+    if handling == "1":
+        return "NCCL's group was made before TrainState was imported; import it first"
+    if handling != "0":
+        return f"{NCCL_ASYNC_ERRORS} is {handling}; set it to 0"
+    for name, values in _NCCL_WATCHING.items():
+        if environ.get(name, "").upper() in values:
+            return f"{name} is {environ[name]}; unset it"
+    return ""
 
 
 def sets_omp_threads(local_world_size: int, inherited: Mapping[str, str]) -> bool:

@@ -19,38 +19,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from worker_hooks.contract.env import ENABLE_TFT, HOOKS, NCCL_ASYNC_ERRORS, tft_features
+from worker_hooks.contract.env import why_nccl_watchdog, without_nccl_watchdog
 from worker_hooks.distributed import stacks
 
 GLOO = "gloo"
-_TRUE = frozenset({"1", "TRUE", "Y", "YES", "T"})
-_BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
-_WATCHING = {  # with these torch switches the watchdog on again (ProcessGroupNCCL's constructor)
-    "TORCH_NCCL_DESYNC_DEBUG": _TRUE,
-    "TORCH_DISTRIBUTED_DEBUG": frozenset({"DETAIL"}),
-}
 ABORT_S = 20.0  # NCCL needs less than a second for hundreds of peers
 
 
 def outlive_peers(environ: MutableMapping[str, str]) -> None:
     """Have torch's watchdog of NCCL leave this process alone when a peer dies.
 
-    As torchrun starts it, the watchdog aborts the communicators of a survivor and ends it, which
-    may be before its state is copied. msrun notices deaths and hangs of a guarded training itself.
-    torch reads the variable as a group is made, so this is for the moment when a script imports
-    the hooks.
+    torch reads this as a group is made, so call it when a script imports the hooks.
     """
-    try:
-        is_guarded = tft_features(environ.get(ENABLE_TFT, "")).get("TTP", True)
-    except ValueError:  # said when training begins
-        return
-    is_default = environ.get(NCCL_ASYNC_ERRORS) == "1"
-    if environ.get(HOOKS) and is_guarded and is_default and not _backends():
-        environ[NCCL_ASYNC_ERRORS] = "0"
+    if not _backends():
+        environ.update(without_nccl_watchdog(environ))
 
 
 def why_peers_end_it(environ: Mapping[str, str]) -> str:
-    """Why torch's watchdog may act on a peer's death before msrun, as a part of a sentence.
+    """Why torch's watchdog may act on a peer's death before msrun, and what helps, as text.
 
     Empty: it does not, or there is none.
 
@@ -60,19 +46,9 @@ def why_peers_end_it(environ: Mapping[str, str]) -> str:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type != "cuda":  # ROCm's name, too
         return ""
-    if dist.is_initialized() and not _backends():  # gloo has no watchdog
+    if _groups() and not _backends():  # gloo has no watchdog
         return ""
-    if environ.get(_BLOCKING, "").upper() in _TRUE:  # the main thread waits, the watchdog does not
-        return ""
-    handling = environ.get(NCCL_ASYNC_ERRORS, "unset")
-    if handling == "1":
-        return "NCCL's group was made before TrainState was imported"
-    if handling != "0":
-        return f"{NCCL_ASYNC_ERRORS} is {handling}, not 0"
-    for name, values in _WATCHING.items():
-        if environ.get(name, "").upper() in values:
-            return f"{name} is {environ[name]}"
-    return ""
+    return why_nccl_watchdog(environ)
 
 
 def device_types() -> Iterator[str]:

@@ -236,9 +236,12 @@ def _numpy_bits() -> Any | None:
 def _of_devices() -> dict[str, torch.Generator]:
     """Those of the accelerators that this process uses; it has drawn nothing on any other."""
     accelerator = torch.accelerator.current_accelerator()
-    kind = "" if accelerator is None else accelerator.type
-    module = getattr(torch, kind, None) if kind else None
-    if not getattr(module, "is_initialized", bool)():
+    if accelerator is None:
+        return {}
+    kind = accelerator.type
+    module = getattr(torch, kind, None)
+    is_used = getattr(module, "is_initialized", None)
+    if is_used is None or not is_used():
         return {}
     touched = None  # other kinds do not tell
     if kind == "cuda":

@@ -19,8 +19,7 @@ from worker_hooks.training import torch_names
 log = logging.getLogger("msrun")
 
 ENDED_BY_TORCH = (
-    "when a rank dies, torch may end the others before their state is saved: {}. Import TrainState "
-    "first, and leave that variable unset"
+    "when a rank dies, torch's NCCL watchdog may end the others before their state is saved: {}"
 )
 
 

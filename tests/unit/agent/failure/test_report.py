@@ -1,6 +1,7 @@
 """The failure report: what people read first, what tools parse, what programs load."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
 from agent.failure.hints import hint
 from agent.failure.log_excerpt import Traceback
+from agent.failure.own_end import own_end_in
 from agent.failure.report import Report, as_json, ending, outer_error, render, shortened
-from agent.failure.root_cause import Cause, own_end
+from agent.failure.root_cause import Cause
 from agent.failure.torchrun_report import block, local_time
 from worker_hooks.contract.rank_lines import ENDS_ITSELF
 
@@ -92,9 +94,31 @@ def test_who_ended_itself_is_told_why():
     words = hint(Evidence(KILLED, log_tail=("step 1", last)), "python")
     assert words is not None
     assert words.endswith("where it could not: its device reports an error: CUDA error: ECC")
-    assert own_end(Evidence(KILLED, log_tail=(last, "step 2"))) == ""  # that was another's
-    stopped = replace(KILLED, signal=15)
-    assert own_end(Evidence(stopped, log_tail=(last,))) == ""
+    for end, tail in ((KILLED, (last, "step 2")), (replace(KILLED, signal=15), (last,))):
+        assert "ended itself" not in (hint(Evidence(end, log_tail=tail), "python") or "")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"step 1\nmsrun: this rank ends itself: its device failed\n", "its device failed"),
+        (b"x" * 9000 + b"\nmsrun: this rank ends itself: a \xff\n", "a \ufffd"),
+        (b"msrun: this rank ends itself: earlier\nstep 1\n", ""),  # another's, in the same file
+        (b"this rank ends itself: " + b"a" * 999, "a" * 300),
+        (b"\n", ""),
+        (b"", ""),
+    ],
+)
+def test_the_end_of_a_killed_ranks_log_says_whether_it_did_that_itself(tmp_path, content, why):
+    log = tmp_path / "worker_0.log"
+    log.write_bytes(content)
+    assert own_end_in(str(log)) == why
+
+
+def test_where_there_is_no_log_nothing_is_known(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for log in ("", str(tmp_path / "none"), str(tmp_path), str(tmp_path / "pipe")):
+        assert own_end_in(log) == ""
 
 
 def test_a_killed_rank_is_told_by_its_last_lines():

@@ -150,17 +150,17 @@ NO_GROUP: list[Communicator] | None = None
         ("npu", [NCCL], {NCCL_ASYNC_ERRORS: "1"}, ""),
         (
             *("cuda", [NCCL], {NCCL_ASYNC_ERRORS: "1"}),
-            "NCCL's group was made before TrainState was imported",
+            "NCCL's group was made before TrainState was imported; import it first",
         ),
-        ("cuda", NO_GROUP, {NCCL_ASYNC_ERRORS: "3"}, f"{NCCL_ASYNC_ERRORS} is 3, not 0"),
-        ("cuda", NO_GROUP, {}, f"{NCCL_ASYNC_ERRORS} is unset, not 0"),
+        ("cuda", NO_GROUP, {NCCL_ASYNC_ERRORS: "3"}, f"{NCCL_ASYNC_ERRORS} is 3; set it to 0"),
+        ("cuda", NO_GROUP, {}, f"{NCCL_ASYNC_ERRORS} is unset; set it to 0"),
         (
             *("cuda", [NCCL], {NCCL_ASYNC_ERRORS: "0", "TORCH_DISTRIBUTED_DEBUG": "detail"}),
-            "TORCH_DISTRIBUTED_DEBUG is detail",
+            "TORCH_DISTRIBUTED_DEBUG is detail; unset it",
         ),
         (
             *("cuda", [NCCL], {NCCL_ASYNC_ERRORS: "0", "TORCH_NCCL_DESYNC_DEBUG": "1"}),
-            "TORCH_NCCL_DESYNC_DEBUG is 1",
+            "TORCH_NCCL_DESYNC_DEBUG is 1; unset it",
         ),
     ],
 )
@@ -169,6 +169,6 @@ def test_what_lets_torch_end_a_survivor_is_told_before_a_death(
 ):
     found = None if kind is None else SimpleNamespace(type=kind)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: found)
-    monkeypatch.setattr(dist, "is_initialized", lambda: made is not NO_GROUP)
+    monkeypatch.setattr(communicators, "_groups", lambda: [] if made is NO_GROUP else ["a group"])
     monkeypatch.setattr(communicators, "_backends", lambda: made or [])
     assert communicators.why_peers_end_it(environ) == why
