@@ -23,7 +23,7 @@ from agent.workers.worker import Worker
 
 CLOSE_S = 5.0  # for the courier's last deliveries; it takes three
 LONGEST = 1 << 16
-SEND_BUFFER = 1 << 19  # the kernel doubles it; the default holds the figures of some 2000 ranks
+SEND_BUFFER = 1 << 19  # the kernel doubles it; the default is too small for some thousands of ranks
 FIGURES_S = 1.0  # how often they are renewed at most
 _CODE = """import sys
 sys.path[:0], sys.path[len(sys.path):] = sys.argv[1:2], sys.argv[2:]
@@ -39,11 +39,8 @@ def _library(wanted: NotifySpec) -> list[str]:
     from importlib.util import find_spec
 
     found = find_spec("prometheus_client")
-    return (
-        []
-        if found is None
-        else [os.path.dirname(place) for place in found.submodule_search_locations or ()]
-    )
+    places = (found and found.submodule_search_locations) or ()
+    return [os.path.dirname(place) for place in places]
 
 
 class Notifier:

@@ -74,12 +74,12 @@ class AsyncWriter:
             ranks: this one and those that ask for as much memory of this host after it.
         """
         wanted = max(0, nbytes - self.staging.nbytes) * ranks
-        free = free_bytes()
+        free = free_bytes() if wanted else None  # as a rule the memory is there from the last save
         if free is None or wanted + min(wanted, SPARE) <= free:
             return ""
-        copies = "the copy" if ranks == 1 else f"{ranks} ranks' copies"
+        copies = "a copy of the state takes" if ranks == 1 else f"{ranks} copies of the state take"
         gib = [f"{each / (1 << 30):.2f} GiB" for each in (wanted, free)]
-        return f"{copies} of the state take {gib[0]}, and {gib[1]} of memory are free"
+        return f"{copies} {gib[0]}, and {gib[1]} of memory are free"
 
     def reserve(self, nbytes: int) -> None:
         """Have the memory allocated in the background, before it is needed.

@@ -44,11 +44,11 @@ PYTHON_EXEC = "PYTHON_EXEC"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 NCCL_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-_TRUE = frozenset({"1", "TRUE", "Y", "YES", "T"})  # as torch reads its switches
+_TRUE = frozenset({"1", "true", "y", "yes", "t"})  # as torch reads its switches
 _NCCL_BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 _NCCL_WATCHING = {  # with these torch switches its watchdog on again
     "TORCH_NCCL_DESYNC_DEBUG": _TRUE,
-    "TORCH_DISTRIBUTED_DEBUG": frozenset({"DETAIL"}),
+    "TORCH_DISTRIBUTED_DEBUG": frozenset({"detail"}),
 }
 
 
@@ -215,7 +215,7 @@ def without_nccl_watchdog(environ: Mapping[str, str]) -> dict[str, str]:
 
 def why_nccl_watchdog(environ: Mapping[str, str]) -> str:
     """Why that watchdog acts nevertheless, and what helps, as text; empty: it does not."""
-    if environ.get(_NCCL_BLOCKING, "").upper() in _TRUE:  # the main thread waits instead
+    if environ.get(_NCCL_BLOCKING, "").lower() in _TRUE:  # the main thread waits instead
         return ""
     handling = environ.get(NCCL_ASYNC_ERRORS, "unset")
     if handling == "1":
@@ -223,7 +223,7 @@ def why_nccl_watchdog(environ: Mapping[str, str]) -> str:
     if handling != "0":
         return f"{NCCL_ASYNC_ERRORS} is {handling}; set it to 0"
     for name, values in _NCCL_WATCHING.items():
-        if environ.get(name, "").upper() in values:
+        if environ.get(name, "").lower() in values:
             return f"{name} is {environ[name]}; unset it"
     return ""
 

@@ -107,7 +107,7 @@ def test_without_memory_for_a_copy_each_save_is_waited_for(tmp_path, monkeypatch
     assert begun == [8, 12]  # there is memory again
     said = [one.getMessage() for one in caplog.records if "async_save" in one.getMessage()]
     assert len(said) == 1
-    assert "waits for its saves while memory is short: the copy of the state take" in said[0]
+    assert "waits for its saves while memory is short: a copy of the state takes" in said[0]
 
 
 @pytest.mark.parametrize(
