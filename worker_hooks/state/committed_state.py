@@ -28,10 +28,11 @@ from worker_hooks.state.mismatch import listed
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.private import Position, PrivateSource, PrivateState
-from worker_hooks.state.registry import Piece, live_tensors, structures
+from worker_hooks.state.registry import Piece, live_tensors, structures, updated_tensors
 from worker_hooks.state.replica import UnreadableState, replica_of
 from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
+from worker_hooks.tensors.placements import distributed, part_of
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.shard import Replica, digest
 
@@ -97,6 +98,7 @@ class CommittedState:
         self._changes_behind, self._begun = False, 0
         self._registered = structures(self.pieces)
         self._structures = self._registered  # as seen last
+        self._parts: list[torch.Tensor] = []  # whose changes by updates torch does not count
         self.why_pending = ""
         """Why the newest commit is no place to resume from; empty: it is one."""
 
@@ -246,10 +248,12 @@ class CommittedState:
             self.changes.give_up(CAPTURED)
         if self.changes.is_open and self._commit is not None:
             self.changes.update_begins(self._commit.tensors)
+        torch.autograd.graph.increment_version(self._parts)
 
     def updated(self, index: int) -> None:
         """The optimizer of a piece has made an update."""
         self.updates[index] += 1
+        torch.autograd.graph.increment_version(self._parts)
         if len(self._trained) > 1:
             self._used[index] = _gradients(self.pieces[index])
         self._after = self._read_marks()
@@ -283,6 +287,7 @@ class CommittedState:
         before, tensors = self._commit, self.changes.commit(self.step)
         if before is None or before.tensors.versions.tensors is not tensors.versions.tensors:
             marks = None  # those that were read are of other tensors
+            self._parts = distributed(updated_tensors(self.pieces)).parts
             pairs = zip(self.pieces, snapshots, strict=True)  # a module may have others inside
             snapshots = tuple(
                 self._snapshot(one) if isinstance(one, ModulePiece) else old for one, old in pairs
@@ -424,7 +429,7 @@ class CommittedState:
         An average that is taken every tenth step, say: nobody knows before the tenth step.
         """
         trained = {
-            id(parameter)
+            id(part_of(parameter))
             for piece in self.pieces
             for optimizer in piece.optimizers
             for group in optimizer.param_groups
@@ -586,7 +591,7 @@ def _gradients(piece: Piece) -> list[int]:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    found += id(parameter.grad), version(parameter.grad)
+                    found += id(parameter.grad), version(part_of(parameter.grad))
     return found
 
 

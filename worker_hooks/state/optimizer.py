@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 
 from worker_hooks.state.mismatch import missing
 from worker_hooks.state.snapshot import FIXED, copied, is_constant
-from worker_hooks.tensors import state_json
+from worker_hooks.tensors import placements, state_json
+from worker_hooks.tensors.placements import Box, Distributed, SavedPart
 from worker_hooks.tensors.state_json import Json
 
 _PARAMS = itemgetter("params")
@@ -38,6 +39,7 @@ class _Found(NamedTuple):
     tensors: dict[str, Tensor]
     counts: list[int]  # of parameters in each group
     flat: list[Any]  # the values of all parameters' states
+    distributed: Distributed  # those of them that are
 
 
 class OptimizerPiece:
@@ -72,13 +74,23 @@ class OptimizerPiece:
         except TypeError:  # the state of a parameter is no dict
             return self._state()[1]
         found, counts = self._found, list(map(len, map(_PARAMS, groups)))
-        if found is not None and found.counts == counts and _are_same(flat, found.flat):
+        if (
+            found is not None
+            and found.counts == counts
+            and _are_same(flat, found.flat)
+            and found.distributed.are_same()
+        ):
             return found.tensors
         tensors = self._state()[1]
         # containers inside may have other tensors any time
         is_flat = all(isinstance(each, Tensor) or each.__class__ in FIXED for each in flat)
-        self._found = _Found(tensors, counts, flat) if is_flat else None
+        distributed = placements.distributed(flat)
+        self._found = _Found(tensors, counts, flat, distributed) if is_flat else None
         return tensors
+
+    def boxes(self) -> dict[str, Box]:
+        """Of the tensors that are this rank's part of a distributed one: which part."""
+        return state_json.boxes_in(self._state()[0])
 
     def snapshot(self) -> Groups:
         """The groups' values, and whether gradients are kept."""
@@ -193,7 +205,7 @@ class OptimizerPiece:
             elif id(key) in indices:
                 of[str(indices[id(key)])] = held
         in_order = dict(sorted(of.items(), key=lambda item: int(item[0])))
-        of_json, tensors = state_json.encode(in_order, f"{self.name}.state")
+        of_json, tensors = state_json.encode(in_order, f"{self.name}.state", takes_parts=True)
         other_json, more = state_json.encode(other, f"{self.name}.other")
         return {"of": of_json, "other": other_json}, tensors | more
 
@@ -222,23 +234,26 @@ def _values(group: dict[str, Any]) -> dict[str, Any]:
 def _on_device(held: Any, parameter: Tensor, group: Mapping[str, Any], *, was_host: bool) -> Any:
     """State on its parameter's device; what was on the host beside an accelerator stays there."""
     if not isinstance(held, dict):
-        return _moved(held, parameter.device, was_host=was_host)
+        return _moved(held, parameter, was_host=was_host)
     counts_on_device = bool(group.get("capturable") or group.get("fused"))
     return {
         key: each
         if was_host and key == "step" and not counts_on_device  # torch's rule for a step counter
-        else _moved(each, parameter.device, was_host=was_host)
+        else _moved(each, parameter, was_host=was_host)
         for key, each in held.items()
     }
 
 
-def _moved(held: Any, device: torch.device, *, was_host: bool) -> Any:
+def _moved(held: Any, parameter: Tensor, *, was_host: bool) -> Any:
     if isinstance(held, Tensor):
-        return held.to(device) if was_host or held.device.type != "cpu" else held
+        return held.to(parameter.device) if was_host or held.device.type != "cpu" else held
+    if isinstance(held, SavedPart):
+        part = _moved(held.tensor, parameter, was_host=was_host)
+        return placements.restored(held._replace(tensor=part), parameter)
     if isinstance(held, dict):
-        return {key: _moved(each, device, was_host=was_host) for key, each in held.items()}
+        return {key: _moved(each, parameter, was_host=was_host) for key, each in held.items()}
     if isinstance(held, list | tuple):
-        return type(held)(_moved(each, device, was_host=was_host) for each in held)
+        return type(held)(_moved(each, parameter, was_host=was_host) for each in held)
     return held
 
 

@@ -14,6 +14,7 @@ from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.scaler import ScalerPiece
 from worker_hooks.state.scheduler import SchedulerPiece
+from worker_hooks.state.snapshot import tensors_in
 from worker_hooks.state.stateful import ObjectPiece
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors.state_json import Json
@@ -108,6 +109,22 @@ def live_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     and the tensors of large registered objects. Not modules' buffers, which are the rank's own.
     """
     return {name: each for piece in pieces for name, each in piece.tensors().items()}
+
+
+def scripts_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
+    """The same as the script has them: a distributed parameter, not this rank's part of it."""
+    found: dict[str, Tensor] = {}
+    for piece in pieces:
+        found |= piece.parameters() if isinstance(piece, ModulePiece) else piece.tensors()
+    return found
+
+
+def updated_tensors(pieces: Iterable[Piece]) -> Iterator[Tensor]:
+    """What the updates of the registered optimizers change: parameters, and their states."""
+    for optimizer in (each for piece in pieces for each in piece.optimizers):
+        for group in optimizer.param_groups:
+            yield from group["params"]
+        yield from tensors_in(list(optimizer.state.values()))
 
 
 def named_objects(pieces: Iterable[Piece]) -> Iterator[tuple[str, object]]:

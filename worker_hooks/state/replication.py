@@ -24,6 +24,7 @@ from worker_hooks.state.registry import Piece
 from worker_hooks.state.scaler import ScalerPiece
 from worker_hooks.state.scheduler import SchedulerPiece
 from worker_hooks.tensors.fast_digest import FastDigest
+from worker_hooks.tensors.placements import part_of
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import entry_of
 
@@ -134,7 +135,7 @@ class Replication:
 
     def _updated(self) -> list[Tensor]:
         groups = [group for each in self._optimizers for group in each.param_groups]
-        return [tensor for group in groups for tensor in group["params"]]
+        return [part_of(tensor) for group in groups for tensor in group["params"]]
 
     def committed(self, step: int, *, compares: bool = True) -> None:
         """A step is complete: report it if it is one of the first, or if parts are new.

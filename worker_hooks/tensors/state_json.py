@@ -20,6 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from worker_hooks.tensors.placements import (
+    Box,
+    SavedPart,
+    SavedPlacements,
+    is_distributed,
+    part_of,
+    save_placements,
+)
 from worker_hooks.tensors.tensor_bytes import entry_of
 
 Json = Any
@@ -52,12 +60,14 @@ def dumps(value: Json) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
-def encode(value: Any, path: str) -> tuple[Json, dict[str, Tensor]]:
+def encode(value: Any, path: str, *, takes_parts: bool = False) -> tuple[Json, dict[str, Tensor]]:
     """Take a value apart.
 
     Args:
         value: nested containers of the types in this module's table.
         path: the value's name, and the prefix of its tensors' names.
+        takes_parts: of a distributed tensor, this rank's part stands for it; otherwise there may be
+            none.
 
     Returns:
         What JSON can express, and the tensors by name; they are not copied.
@@ -65,13 +75,14 @@ def encode(value: Any, path: str) -> tuple[Json, dict[str, Tensor]]:
     Raises:
         TypeError: something in it cannot be encoded; the message names its path.
     """
-    encoder = _Encoder()
+    encoder = _Encoder(takes_parts=takes_parts)
     return encoder.encode(value, path), encoder.tensors
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, *, takes_parts: bool) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self._takes_parts = takes_parts
         self._depth = 0
         self._is_unordered = False  # inside a set or a key: tensors are not allowed there
 
@@ -147,6 +158,9 @@ class _Encoder:
             self._is_unordered = before
 
     def _tensor(self, tensor: Tensor, path: str) -> Json:
+        if self._takes_parts and is_distributed(tensor):
+            part = self._tensor(part_of(tensor), path)
+            return {_KIND: "part", "v": part, "of": list(save_placements(path, tensor))}
         entry_of(path, tensor)  # raises if the tensor has no plain bytes
         if self._is_unordered:
             raise TypeError(f"{path} has a tensor in a set or as a key: that cannot be saved")
@@ -184,7 +198,8 @@ def decode(value: Json, tensors: Mapping[str, Tensor]) -> Any:
     """Put together what :func:`encode` took apart.
 
     Tensors come from ``tensors``, with the strides that they had, and on the kind of device that
-    they were on, if this host has one.
+    they were on, if this host has one. A part of a distributed tensor becomes a
+    :class:`~worker_hooks.tensors.placements.SavedPart`.
 
     Raises:
         ValueError: this is no encoded value, or a tensor is missing.
@@ -214,6 +229,8 @@ def _container(kind: str, inner: Any, encoded: Mapping[str, Json]) -> Any:
             return complex(*inner)
         case "dict":
             return dict(inner)
+        case "part":
+            return SavedPart(inner, SavedPlacements(*encoded["of"]))
         case "deque":
             return deque(inner, encoded["maxlen"])
         case "default":
@@ -252,6 +269,20 @@ def names_in(value: Json) -> set[str]:
     if value.get(_KIND) == "tensor":
         return {value["v"]}
     return set().union(*(names_in(each) for each in value.values()))
+
+
+def boxes_in(value: Json) -> dict[str, Box]:
+    """Which parts of distributed tensors an encoded value names, by their names."""
+    if isinstance(value, list):
+        nested: Iterable[Json] = value
+    elif not isinstance(value, dict):
+        return {}
+    elif value.get(_KIND) == "part":
+        shape, offset, *_ = value["of"]
+        return {value["v"]["v"]: Box(tuple(shape), tuple(offset))}
+    else:
+        nested = value.values()
+    return {name: box for each in nested for name, box in boxes_in(each).items()}
 
 
 def _float(value: float) -> Json:

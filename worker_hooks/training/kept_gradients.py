@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker_hooks.state.registry import Piece
+from worker_hooks.state.registry import Piece, scripts_tensors
 from worker_hooks.state.snapshot import version
+from worker_hooks.tensors.placements import part_of
 
 FIRST_STEPS = 3  # of a process are looked at, and the first one of each loop
 _SHOWN = 3  # names in a message
@@ -47,9 +48,9 @@ class KeptGradients:
         if self._is_said or not self._looks:
             return
         if self._kept is None:
-            named = (pair for piece in self._pieces for pair in piece.tensors().items())
+            named = scripts_tensors(self._pieces).items()
             self._kept = {
-                name: (each, version(each.grad))
+                name: (each, version(part_of(each.grad)))
                 for name, each in named
                 if each.grad is not None and _is_set(each.grad)
             }
@@ -69,7 +70,7 @@ class KeptGradients:
         names = [
             name
             for name, (each, then) in kept.items()
-            if each.grad is not None and version(each.grad) != then
+            if each.grad is not None and version(part_of(each.grad)) != then
         ]
         if not names:
             return ""
@@ -80,5 +81,6 @@ class KeptGradients:
 
 @torch.no_grad()
 def _is_set(gradient: Tensor) -> bool:
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    mine = part_of(gradient)  # nobody else is asked
+    values = mine.coalesce().values() if mine.is_sparse else mine
     return bool(values.any())

@@ -30,6 +30,7 @@ from worker_hooks.script import notice, source
 from worker_hooks.script.source import Named
 from worker_hooks.script.unregistered import Unregistered
 from worker_hooks.state.committed_state import CommittedState, Position
+from worker_hooks.state.registry import scripts_tensors
 from worker_hooks.state.replication import Replication
 from worker_hooks.training.loop_variables import LoopVariables
 from worker_hooks.training.own_loop import OwnLoop
@@ -369,7 +370,7 @@ class DataLoop:
     def _registered(self) -> Iterator[torch.Tensor]:
         for piece in self._committed.pieces:
             if not piece.optimizers:  # theirs are no variables
-                yield from piece.tensors().values()
+                yield from scripts_tensors([piece]).values()
             for module in piece.modules:
                 yield from module.buffers()
 

@@ -42,6 +42,7 @@ NEEDED = {  # a module of torch, and what in it has the names
     "torch.distributed.distributed_c10d": "_world _get_default_store",
     "torch.distributed.distributed_c10d _World": "pg_map pg_backend_config group_count",
     "torch.distributed ProcessGroup": "_get_backend bound_device_id",
+    "torch.distributed.tensor DTensor": "_local_tensor",
     "torch.distributed": "_compute_bucket_assignment_by_size _DEFAULT_FIRST_BUCKET_BYTES",
     "torch.distributed Reducer": (
         "_push_all_rebuilt_params _rebuild_buckets _update_process_group get_backward_stats"

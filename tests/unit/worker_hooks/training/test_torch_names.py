@@ -35,6 +35,10 @@ REPLACED = {  # what has a fall-back where it is used, and what that is
     "_is_in_bad_fork": "a fork of a process that has called the driver is noticed by torch alone",
     "_group_start": "communicators are aborted one after the other",
     "_group_end": "the same",
+    **dict.fromkeys(
+        ("_get_fsdp_state", "_fsdp_param_groups", "_module_info"),
+        "a module that FSDP has cut is refused",
+    ),
     "_step_count": "a scheduler is known by its epoch alone",
 }
 LISTED = {name for names in NEEDED.values() for name in names.split()} | REPLACED.keys()

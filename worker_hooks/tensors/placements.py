@@ -1,0 +1,254 @@
+"""Where a rank's part of a distributed tensor lies in the whole one: what torch's DTensor and FSDP
+know of it. Nothing else in this package knows them.
+
+A rank's part is a *box*: consecutive indices in each dimension. It follows from the tensor's
+placements, so nobody is asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+_LOCAL = attrgetter("_local_tensor")
+
+Spans = list[tuple[int, int]]
+"""Indices of one dimension: of each consecutive part the first, and the one behind the last."""
+
+
+class Box(NamedTuple):
+    """The part of a tensor that a rank has. Its own shape is that of the rank's tensor."""
+
+    whole: tuple[int, ...]  # the shape of the tensor of which it is a part
+    offset: tuple[int, ...]  # of its first element there
+
+    def text(self) -> str:
+        """For a fingerprint: equal for the same part."""
+        return f"{list(self.whole)}@{list(self.offset)}"
+
+
+class Distributed(NamedTuple):
+    """The distributed tensors among some, and what tells whether their parts are still the same."""
+
+    tensors: list[Any]
+    parts: list[Tensor]
+
+    def are_same(self) -> bool:
+        """Whether each of them still keeps its part in the same tensor: FSDP may pad it anew."""
+        return all(map(is_, map(_LOCAL, self.tensors), self.parts))
+
+
+class SavedPlacements(NamedTuple):
+    """What makes a distributed tensor of a rank's part again; as JSON a list."""
+
+    shape: list[int]  # of the whole tensor
+    offset: list[int]  # of the part
+    stride: list[int]  # of the whole tensor
+    placements: list[list[Any]]  # each a kind, its dimension and its split factor
+
+
+class SavedPart(NamedTuple):
+    """The part of a distributed tensor that was saved."""
+
+    tensor: Tensor
+    saved: SavedPlacements
+
+
+def is_distributed(tensor: object) -> bool:
+    """Whether it is a DTensor, of which this rank has a part."""
+    api = sys.modules.get("torch.distributed.tensor")  # without it there is none
+    return api is not None and isinstance(tensor, api.DTensor)
+
+
+def part_of(tensor: Tensor) -> Tensor:
+    """The part that this rank has of a distributed tensor; any other one as it is."""
+    return _LOCAL(tensor) if is_distributed(tensor) else tensor  # type: ignore[no-any-return]
+
+
+def distributed(values: Iterable[object]) -> Distributed:
+    """Those of some tensors and other values that are distributed."""
+    found = [each for each in values if is_distributed(each)]
+    return Distributed(found, list(map(_LOCAL, found)))
+
+
+def box_of(name: str, tensor: Tensor) -> Box | None:
+    """The part that this rank has; ``None``: the tensor is not distributed.
+
+    Raises:
+        TypeError: its elements are not the same on all ranks that have them, or no box; the message
+            names it.
+    """
+    if not is_distributed(tensor):
+        return None
+    each: Any = tensor
+    coordinate = each.device_mesh.get_coordinate()
+    if coordinate is None:
+        raise TypeError(f"tensor {name!r} cannot be saved: this rank is outside of its mesh")
+    for placement in each.placements:
+        if placement.is_partial():
+            raise TypeError(f"tensor {name!r} cannot be saved: it is a sum that is not complete")
+    shape = tuple(each.shape)
+    spans = spans_of(shape, tuple(each.device_mesh.shape), coordinate, each.placements)
+    mine = tuple(_LOCAL(each).shape)
+    counts = tuple(sum(stop - start for start, stop in one) for one in spans)
+    if counts != mine or any(len(one) != 1 for one in spans):
+        raise TypeError(
+            f"tensor {name!r} cannot be saved: the placements {tuple(each.placements)} of "
+            f"{list(shape)} give this rank no consecutive rows"
+        )
+    return Box(shape, tuple(one[0][0] for one in spans))
+
+
+def spans_of(
+    shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    coordinate: Sequence[int],
+    placements: Sequence[Any],
+) -> list[Spans]:
+    """Which indices of a tensor's dimensions a place in a mesh has. Pure.
+
+    Args:
+        shape: of the whole tensor.
+        mesh_shape: how many ranks each dimension of the mesh has.
+        coordinate: the place.
+        placements: what torch's DTensor says of each dimension of the mesh.
+
+    Returns:
+        For each dimension of the tensor at least one span, which may be empty.
+    """
+    found: list[Spans] = [[(0, size)] for size in shape]
+    for count, at, placement in zip(mesh_shape, coordinate, placements, strict=True):
+        if (dim := getattr(placement, "dim", None)) is None:  # replicated
+            continue
+        # FSDP over tensor parallelism cuts each part of the latter, which comes first
+        parts = _chunks(found[dim], getattr(placement, "split_factor", 1))
+        found[dim] = _joined([span for part in parts for span in _chunks(part, count)[at]])
+    return found
+
+
+def _chunks(spans: Spans, count: int) -> list[Spans]:
+    """As ``torch.chunk``; those that it leaves out are empty."""
+    total = sum(stop - start for start, stop in spans)
+    size = -(-total // count)
+    edges = [min(size * index, total) for index in range(count + 1)]
+    return [_between(spans, start, stop) for start, stop in pairwise(edges)]
+
+
+def _between(spans: Spans, start: int, stop: int) -> Spans:
+    """A part of what these spans are, one after the other."""
+    found, at = [], 0
+    for first, last in spans:
+        begin, end = max(first, first + start - at), min(last, first + stop - at)
+        if begin < end:
+            found.append((begin, end))
+        at += last - first
+    if not found:  # as torch says where nothing is
+        end = spans[-1][1]
+        found = [(end, end)]
+    return found
+
+
+def _joined(spans: Spans) -> Spans:
+    """Adjacent ones as one; without those that are empty, unless all are."""
+    full = [span for span in spans if span[0] < span[1]] or spans[:1]
+    found = full[:1]
+    for start, stop in full[1:]:
+        if start == found[-1][1]:
+            found[-1] = found[-1][0], stop
+        else:
+            found.append((start, stop))
+    return found
+
+
+class ManagedParameter(NamedTuple):
+    """A parameter that FSDP takes out of its module for the time of a step."""
+
+    holder: dict[str, Any]  # in which FSDP itself keeps it,
+    key: str  # under this key
+    tensor: Tensor
+
+
+def managed(module: nn.Module) -> Mapping[tuple[int, str], ManagedParameter]:
+    """What FSDP has taken over, by the module's ``id`` and the parameter's name there.
+
+    Inside a step the modules hold the whole parameters instead, or those of another step.
+
+    Raises:
+        TypeError: this version of torch keeps them elsewhere.
+    """
+    api = sys.modules.get("torch.distributed.fsdp")
+    if api is None:
+        return {}
+    found: dict[tuple[int, str], ManagedParameter] = {}
+    try:
+        for inside in module.modules():
+            if isinstance(inside, api.FSDPModule):
+                found.update(_taken_by(inside))
+    except AttributeError as error:
+        raise TypeError(
+            f"what FSDP has cut cannot be saved with torch {torch.__version__}: {error}"
+        ) from error
+    return found
+
+
+def _taken_by(inside: Any) -> Iterator[tuple[tuple[int, str], ManagedParameter]]:
+    for group in inside._get_fsdp_state()._fsdp_param_groups:  # noqa: SLF001  torch has no public ones
+        for each in group.fsdp_params:
+            info = each._module_info  # noqa: SLF001  the same
+            one = ManagedParameter(vars(each), "sharded_param", each.sharded_param)
+            owners = [info.module, *info.shared_modules]
+            keys = [info.param_name, *info.shared_param_names]
+            for owner, key in zip(owners, keys, strict=True):
+                yield (id(owner), key), one
+
+
+def save_placements(name: str, tensor: Any) -> SavedPlacements:
+    """What :func:`restored` needs besides the rank's part.
+
+    Raises:
+        TypeError: as :func:`box_of`.
+    """
+    box = box_of(name, tensor)
+    assert box is not None
+    kinds = [
+        [type(one).__name__, getattr(one, "dim", None), getattr(one, "split_factor", None)]
+        for one in tensor.placements
+    ]
+    return SavedPlacements(list(box.whole), list(box.offset), list(tensor.stride()), kinds)
+
+
+def restored(part: SavedPart, like: Any) -> Tensor:
+    """A distributed tensor again.
+
+    Args:
+        part: the rank's.
+        like: a distributed tensor of the same mesh.
+
+    Raises:
+        ValueError: this version of torch does not know these placements.
+    """
+    from torch.distributed.tensor import DTensor, placement_types
+
+    tensor, saved = part
+    placements = []
+    for kind, dim, factor in saved.placements:
+        make = getattr(placement_types, kind, None)
+        if make is None:
+            raise ValueError(f"torch knows no placement {kind}")
+        named = {"dim": dim, "split_factor": factor}
+        placements.append(make(**{key: each for key, each in named.items() if each is not None}))
+    whole: Tensor = DTensor.from_local(
+        tensor,
+        like.device_mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(saved.shape),
+        stride=tuple(saved.stride),
+    )
+    return whole
