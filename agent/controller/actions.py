@@ -100,8 +100,9 @@ class FreezeRanks:
 
 @dataclass(frozen=True, slots=True)
 class SaveRanks:
-    """Order ``writers`` to write the replicated state as of ``step``, split evenly between them.
+    """Order ``writers`` to write the state as of ``step``, split evenly between them.
 
+    ``groups``: the writers by what they hold, if that is not the same; each group splits its part.
     ``digesters`` only say what they hold. ``place``: 0 the script's folder, 1 the fallback, MEMORY
     the agent's. A higher ``round`` of the same dump replaces the orders to write before it: what
     was written for those no longer counts, unless it is complete and named by ``CommitDump``.
@@ -116,6 +117,7 @@ class SaveRanks:
     reason: str
     round: int = 0
     is_raised: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class CommitDump:
 
     ``variants``: who wrote each distinct state. ``odd``: ranks that differ from what the majority
     held. ``holders``: if there is more than one state, the ranks that hold each variant; these are
-    the ranks' own parts unless ``is_disputed``: replicas disagreed without a majority.
+    the replica groups' parts unless ``is_disputed``: replicas disagreed without a majority.
     """
 
     dump_id: int

@@ -1,10 +1,12 @@
 """The dump's part of the decisions: freeze, choose a step, write, compare, commit.
 
-Pure, like the controller, which asks here and moves the job by the answer. Theory in six lines:
+Pure, like the controller, which asks here and moves the job by the answer. Theory in a few lines:
 
 * only ranks that said they are whole at one step write it, and all of a dump is of that step;
-* every holder's digest is compared before the commit: the majority is right; without one, all
-  that differs is kept;
+* a replica group is what holds the same part of the state: every group needs a whole rank at that
+  step, and writes its part;
+* every holder's digest is compared within its group before the commit: the majority is right;
+  without one, all that differs is kept;
 * a writer that fails is replaced by another holder and never asked again, a place that fails by
   the next place; both are finite, so a dump ends;
 * the memory is a place before all folders; a problem there is no reason to save nothing;
@@ -14,14 +16,14 @@ Pure, like the controller, which asks here and moves the job by the answer. Theo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import DumpProgress, Job
 from agent.controller.replaceable import not_replacing, ranks_to_replace, why_not, with_deaths
-from agent.controller.replication import why_no_holder
+from agent.controller.replication import Groups, replica_groups, why_no_holder
 from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import described, listed
 from worker_hooks.contract import protocol
@@ -122,12 +124,13 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     if not is_late and any(rank in reachable and rank not in dump.answers for rank in dump.asked):
         return Turn(job, Condition.ANSWERS_AWAITED)
     answers = [dump.answers[rank] for rank in reachable if rank in dump.answers]
-    whole = [answer.step for answer in answers if answer.is_whole]
+    whole = sorted({answer.step for answer in answers if answer.is_whole}, reverse=True)
     if not whole:
         return give_up(job, dump, f"no rank holds it whole: {why_not_whole(job, dump)}")
-    step = max(whole)
+    covered = (step for step in whole if not lacking(job, dump._replace(step=step)))
+    step = next(covered, whole[0])
     dump = dump._replace(step=step)
-    if why := why_not_for_others(job, dump):
+    if why := why_not_covered(job, dump):
         return give_up(job, dump, why)
     gone = ranks_to_replace(job)
     not_replaced = why_not(with_deaths(job, gone, step), gone, step)
@@ -144,9 +147,27 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     return turn if not_replaced else _prepare(turn, gone)
 
 
-def why_not_for_others(job: Job, dump: DumpProgress) -> str:
+def lacking(job: Job, dump: DumpProgress) -> Groups:
+    """The replica groups of which no rank can write the dump's step."""
+    able = set(holders(job, dump))
+    return tuple(group for group in replica_groups(job) if able.isdisjoint(group))
+
+
+def why_not_covered(job: Job, dump: DumpProgress) -> str:
     """Why the ranks that hold the dump's step cannot save it for all; empty: they can."""
-    return why_no_holder(job) if len(holders(job, dump)) < len(job.ranks) else ""
+    lost = lacking(job, dump)
+    if not lost or not (why := why_no_holder(job)):
+        return ""
+    steps = {
+        rank: f"held step {answer.step}"
+        for rank, answer in sorted(dump.answers.items())
+        if answer.is_whole and rank in job.reachable()
+    }
+    if len(set(steps.values())) > 1:
+        return f"{described(steps.items())}, and no step is held by every replica group; {why}"
+    if len(lost[0]) > 1:
+        return f"every rank of a replica group is lost ({'; '.join(map(listed, lost))}); {why}"
+    return why
 
 
 def _prepare(turn: Turn, gone: Iterable[int]) -> Turn:
@@ -198,8 +219,9 @@ def note_answer(job: Job, event: protocol.Written | protocol.Digested) -> Turn:
     if isinstance(event, protocol.Digested):
         return advance(job, dump)
     dump = dump._replace(writing=dump.writing - {rank})
-    if not dump.writing and all(digests[writer] == digest for writer in dump.writers):
-        dump = dump._replace(written={**dump.written, digest: dump.writers})
+    alike = next(group for group in dump.groups if rank in group)
+    if dump.writing.isdisjoint(alike) and all(digests[each] == digest for each in alike):
+        dump = dump._replace(written={**dump.written, digest: alike})
     return advance(job, dump)
 
 
@@ -207,7 +229,7 @@ def note_failure(job: Job, event: protocol.SaveFailed) -> Turn:
     """While dumping: a rank could not; another one can, or another place."""
     dump = job.present_dump()
     # do not leave a place that holds a complete state for one that may be full, too
-    if event.is_place and event.rank in dump.writing and not dump.written:
+    if event.is_place and event.rank in dump.writing and not _has_all(job, dump):
         return _leave_place(job, dump, event.why)
     return drop_writers(job, dump, (event.rank,), f"failed ({event.why})")
 
@@ -226,7 +248,7 @@ def blame_stuck(job: Job) -> Turn:
     if not dump.writing and not dump.digesting:  # all is known but why the ranks differ
         return _compare(job, dump._replace(is_slow=True))
     if dump.writing:
-        is_second = dump.is_slow and not dump.written
+        is_second = dump.is_slow and not _has_all(job, dump)
         if is_second and dump.place == do.MEMORY:
             return leave_memory(job, dump, "nothing moves there")
         if is_second and dump.place + 1 < job.policy.dump.places:
@@ -247,80 +269,111 @@ def drop_writers(job: Job, dump: DumpProgress, ranks: Iterable[int], why: str) -
 
 def reassign(job: Job, dump: DumpProgress) -> Turn:
     """A write order has failed: its other writers write everything, or else other holders do."""
-    able = holders(job, dump)
-    left = tuple(rank for rank in dump.writers if rank in able)
-    if left:
-        return order(job, dump, left, problems(dump))
-    return advance(job, dump._replace(writers=(), writing=frozenset()))
+    able, pools = holders(job, dump), _pools(job)
+    writers: list[int] = []
+    for pool in pools:
+        if _has_written(dump, pool) and dump.writing.isdisjoint(pool):
+            continue
+        left = [rank for rank in dump.writers if rank in pool and rank in able]
+        if not left and len(pools) > 1:  # those of the other pools go on meanwhile
+            left += _enough(job, dump, tuple(rank for rank in able if rank in pool))
+        if not left:
+            return advance(job, dump._replace(writers=(), writing=frozenset()))
+        writers += left
+    return order(job, dump, tuple(writers), problems(dump))
 
 
 def advance(job: Job, dump: DumpProgress) -> Turn:
     """What a dump needs next: wait, other writers, compare, commit, or give up."""
-    if dump.writing or (dump.writers and dump.digesting):
+    writers = () if dump.writing or dump.writers else _first_writers(job, dump)
+    if dump.digesting and writers:
+        return order(job, dump, writers, problems(dump))
+    if dump.writing or dump.digesting:
         return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (extend_deadline(job),))
-    if dump.digesting:
-        able = holders(job, dump)  # at least those that are digesting
-        return order(job, dump, _enough(job, dump, able), problems(dump))
     return _compare(job, dump)
 
 
 def _compare(job: Job, dump: DumpProgress) -> Turn:
-    """All digests are known: what they agree on must be written, else all that differs."""
-    groups: dict[str, list[int]] = {}
-    for rank, digest in sorted(dump.digests.items()):
-        groups.setdefault(digest, []).append(rank)
-    ranked = sorted(groups, key=lambda digest: (-len(groups[digest]), groups[digest][0]))
+    """All digests are known: what those of a group agree on must be written, else all of it."""
+    found = [_said(dump, group) for group in replica_groups(job)]
     is_trial = job.since_restart.trial is not None and job.alive() and not dump.is_slow
-    if len(ranked) > 1 and is_trial:
+    if any(len(each.ranked) > 1 for each in found) and is_trial:
         # those that were replaced may be the majority, and be wrong: the ranks' fingerprints tell
         return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (extend_deadline(job),))
-    return _settle(job, dump, groups, ranked)
+    return _settle(job, dump, found)
 
 
-def _settle(job: Job, dump: DumpProgress, groups: dict[str, list[int]], ranked: list[str]) -> Turn:
-    """What the ranks hold is known.
+class _Said(NamedTuple):
+    """What the ranks of a replica group said to hold."""
 
-    Args:
-        job: dumping.
-        dump: its dump.
-        groups: the ranks by what they hold.
-        ranked: what they hold, the most frequent first.
-    """
-    is_each_own = bool(why_no_holder(job))
-    if is_each_own and len(dump.digests) < len(job.ranks):
-        return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
-    is_majority = bool(ranked) and 2 * len(groups[ranked[0]]) > len(dump.digests)
-    is_settled = is_majority and (len(ranked) == 1 or not is_each_own)
-    wanted = ranked[:1] if is_settled else ranked
+    ranks: tuple[int, ...]  # of the group
+    by_digest: Mapping[str, tuple[int, ...]]
+    ranked: tuple[str, ...]  # the digests, that of the most ranks first
+    is_settled: bool  # that one is right: it is of the majority
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """What is to be written."""
+        return self.ranked[:1] if self.is_settled else self.ranked
+
+
+def _said(dump: DumpProgress, group: tuple[int, ...]) -> _Said:
+    by_digest: dict[str, tuple[int, ...]] = {}
+    for rank in group:
+        if (digest := dump.digests.get(rank)) is not None:
+            by_digest[digest] = (*by_digest.get(digest, ()), rank)
+    ranked = sorted(by_digest, key=lambda each: (-len(by_digest[each]), by_digest[each][0]))
+    count = sum(map(len, by_digest.values()))
+    is_settled = bool(ranked) and 2 * len(by_digest[ranked[0]]) > count
+    return _Said(group, by_digest, tuple(ranked), is_settled)
+
+
+def _settle(job: Job, dump: DumpProgress, found: Sequence[_Said]) -> Turn:
+    """What the ranks hold is known: have written what is not, or commit."""
     able = holders(job, dump)
-    for digest in wanted:
-        alike = tuple(rank for rank in able if dump.digests.get(rank) == digest)
-        if alike and digest not in dump.written:
-            writers = _enough(job, dump, alike) if is_settled else alike[:1]
-            why = f"what {listed(groups[digest])} said to hold is not written yet"
-            return order(job, dump, writers, why)
-    if dump.place == do.MEMORY and dump.digests and not is_settled:
+    writers, why = list[int](), ""
+    for said in found:
+        for digest in said.wanted:
+            alike = tuple(rank for rank in able if rank in said.by_digest[digest])
+            if alike and digest not in dump.written:
+                writers += _enough(job, dump, alike) if said.is_settled else alike[:1]
+                of = listed(said.by_digest[digest])
+                why = why or f"what {of} said to hold is not written yet"
+                break
+    if writers:
+        return order(job, dump, tuple(writers), why)
+    is_disputed = any(said.ranked and not said.is_settled for said in found)
+    if dump.place == do.MEMORY and is_disputed:
         return leave_memory(job, dump, "the replicas differ without a majority")
-    complete = [digest for digest in wanted if digest in dump.written]
-    if complete and is_each_own and len(complete) < len(ranked):
-        return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
-    if complete:
-        return _commit(job, dump, complete, [groups[digest] for digest in ranked], is_settled)
-    unknown = tuple(rank for rank in able if rank not in dump.digests)
-    if unknown:
-        writers = unknown if _is_stuck(job, dump) else unknown[:1]
-        return order(job, dump, writers, problems(dump))
+    lost = [said for said in found if not any(each in dump.written for each in said.wanted)]
+    if not lost:
+        return _commit(job, dump, found)
+    unknown = [[rank for rank in able if rank in {*said.ranks} - {*dump.digests}] for said in lost]
+    if all(unknown):
+        most = None if _is_stuck(job, dump) else 1
+        writers = [rank for ranks in unknown for rank in ranks[:most]]
+        return order(job, dump, tuple(writers), problems(dump))
     if dump.place == do.MEMORY:
         return leave_memory(job, dump, problems(dump))
-    lost = "those that held the majority's state are gone; " if dump.written else ""
-    return give_up(job, dump, f"{lost}{problems(dump)}")
+    if len(found) > 1:
+        return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
+    before = "those that held the majority's state are gone; " if dump.written else ""
+    return give_up(job, dump, f"{before}{problems(dump)}")
 
 
 def order_all(job: Job, dump: DumpProgress, why: str) -> Turn:
     """The first order in a place: the quickest write, and the other holders send digests."""
-    able = holders(job, dump)
-    writers = _enough(job, dump, able)
-    return order(job, dump, writers, why, able[len(writers) :])
+    writers = _first_writers(job, dump)
+    others = tuple(rank for rank in holders(job, dump) if rank not in writers)
+    return order(job, dump, writers, why, others)
+
+
+def _first_writers(job: Job, dump: DumpProgress) -> tuple[int, ...]:
+    """Those of each replica group whose state is not written yet; of all, if none is known."""
+    able, pools = holders(job, dump), _pools(job)
+    left = [pool for pool in pools if not _has_written(dump, pool)] or pools
+    of = [tuple(rank for rank in able if rank in pool) for pool in left]
+    return tuple(rank for each in of for rank in _enough(job, dump, each))
 
 
 def order(
@@ -331,9 +384,12 @@ def order(
     digesters: tuple[int, ...] = (),
 ) -> Turn:
     """Order ranks to write; an earlier order to write no longer counts."""
+    groups = tuple(tuple(each for each in writers if each in pool) for pool in _pools(job))
+    groups = tuple(filter(None, groups))
     dump = dump._replace(
         round=dump.round + 1,
         writers=writers,
+        groups=groups,
         writing=frozenset(writers),
         digesting=dump.digesting | frozenset(digesters),
     )
@@ -346,9 +402,25 @@ def order(
         reason,
         round=dump.round,
         is_raised=job.now.is_failure_raised,
+        groups=groups if len(groups) > 1 else (),
     )
     begun = job._replace(dump=dump, remembers=job.remembers or dump.place == do.MEMORY)
     return Turn(begun, Condition.ANSWERS_AWAITED, (save, extend_deadline(job)))
+
+
+def _pools(job: Job) -> Groups:
+    """The ranks that share the writing: a replica group, or all while none is known."""
+    return job.since_restart.comparison.groups or (tuple(job.ranks),)
+
+
+def _has_written(dump: DumpProgress, pool: Iterable[int]) -> bool:
+    """Whether what a rank of these holds is complete."""
+    return any(dump.digests.get(rank) in dump.written for rank in pool)
+
+
+def _has_all(job: Job, dump: DumpProgress) -> bool:
+    """Whether a whole state is complete, be it that of a minority."""
+    return all(_has_written(dump, pool) for pool in _pools(job))
 
 
 def holders(job: Job, dump: DumpProgress) -> tuple[int, ...]:
@@ -377,7 +449,7 @@ def _enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, .
 
 def _is_stuck(job: Job, dump: DumpProgress) -> bool:
     """Whether a writer was stuck in the last place: then all try, not hundreds one by one."""
-    return dump.is_slow and not dump.written and dump.place + 1 == job.policy.dump.places
+    return dump.is_slow and not _has_all(job, dump) and dump.place + 1 == job.policy.dump.places
 
 
 def problems(dump: DumpProgress) -> str:
@@ -433,43 +505,64 @@ def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
 # --- committing -----------------------------------------------------------------------------------
 
 
-def _commit(
-    job: Job,
-    dump: DumpProgress,
-    complete: Sequence[str],
-    groups: Sequence[list[int]],
-    is_settled: bool,
-) -> Turn:
-    variants = tuple(dump.written[digest] for digest in complete)
-    odd: tuple[int, ...] = ()
-    if len(variants) == 1:
-        saved = complete[0]
-        odd = tuple(sorted(rank for rank, digest in dump.digests.items() if digest != saved))
+def _commit(job: Job, dump: DumpProgress, found: Sequence[_Said]) -> Turn:
+    """Everything is written that the replica groups hold."""
+    kept = {
+        digest: said.by_digest[digest]
+        for said in found
+        for digest in said.wanted
+        if digest in dump.written
+    }
+    variants = tuple(dump.written[digest] for digest in kept)
+    lone = next(iter(kept)) if len(variants) == 1 else None
+    odd = tuple(
+        sorted(
+            rank
+            for said in found
+            for digest, ranks in said.by_digest.items()
+            for rank in ranks
+            if (digest != lone if lone else said.is_settled and digest not in kept)
+        )
+    )
     remark = ""
-    if is_settled and odd:
+    if odd and all(said.is_settled for said in found):
         remark = f"; {listed(odd)} held another state than the majority"
-    is_disputed = not is_settled and not why_no_holder(job) and len(groups) > 1
-    if is_disputed:
-        against = " against ".join(listed(group) for group in groups)
-        kept = "each state is kept"
-        if len(variants) < len(groups):
-            kept = f"only what {' and '.join(map(listed, variants))} wrote is kept"
-        remark = f"; the replicas differ without a majority ({against}): {kept}"
+    disputed = [said for said in found if not said.is_settled]
+    if disputed:
+        sides = disputed[0].by_digest
+        against = " against ".join(listed(sides[digest]) for digest in disputed[0].ranked)
+        is_each = all(digest in kept for said in disputed for digest in said.ranked)
+        only = " and ".join(map(listed, variants))
+        each = "each state is kept" if is_each else f"only what {only} wrote is kept"
+        remark = f"; the replicas differ without a majority ({against}): {each}"
     dump = dump._replace(
-        is_ordered=True, remark=remark, variants=variants, odd=odd, is_disputed=is_disputed
+        is_ordered=True, remark=remark, variants=variants, odd=odd, is_disputed=bool(disputed)
     )
     writers = " and ".join(listed(each) for each in variants)
     why = f"step {dump.step} is written by {writers}{remark}"
-    said = sorted(dump.digests.items())
-    sides = tuple(tuple(rank for rank, one in said if one == each) for each in complete)
-    if is_settled:
-        sides = ()
-    commit = do.CommitDump(dump.id, dump.step, dump.place, variants, odd, why, sides, is_disputed)
-    return Turn(
-        job._replace(dump=dump),
-        Condition.WRITTEN,
-        (commit, extend_deadline(job, JobState.COMMITTING)),
+    commit = do.CommitDump(
+        dump.id,
+        dump.step,
+        dump.place,
+        variants,
+        odd,
+        why,
+        _sides(kept, found),
+        is_disputed=bool(disputed),
     )
+    actions = (commit, extend_deadline(job, JobState.COMMITTING))
+    return Turn(job._replace(dump=dump), Condition.WRITTEN, actions)
+
+
+def _sides(kept: Mapping[str, tuple[int, ...]], found: Sequence[_Said]) -> Groups:
+    """By variant the ranks whose state it is; none: there is but one, of all ranks."""
+    if len(found) == 1 and found[0].is_settled:
+        return ()
+    sides = []
+    for digest, ranks in kept.items():
+        of = [said.ranks for said in found if said.is_settled and said.ranked[0] == digest]
+        sides.append(tuple(sorted(rank for group in of for rank in group)) or ranks)
+    return tuple(sides) if len(sides) > 1 or any(not said.is_settled for said in found) else ()
 
 
 def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:

@@ -21,7 +21,7 @@ from agent.controller.dump import (
     freeze,
     new_dump,
     order_all,
-    why_not_for_others,
+    why_not_covered,
 )
 from agent.controller.job import NEVER, ExitProgress, Job
 from agent.controller.states import Condition, JobState, RankState
@@ -84,7 +84,7 @@ def agree(job: Job) -> Turn:
     if job.is_saved(exit_.step):
         now = job.now._replace(outcome=job.kept() or NOTHING)
         return Turn(job._replace(dump=dump, now=now), Condition.GIVEN_UP)
-    if why := why_not_for_others(job, dump):
+    if why := why_not_covered(job, dump):
         lost = describe_loss(job, exit_.step, why)
         job = job._replace(dump=dump, now=job.now._replace(outcome=lost))
         exit_ = job.present_exit()._replace(is_held=False, interrupted=why)

@@ -30,6 +30,7 @@ class DumpProgress(NamedTuple):
     place: int = 0
     round: int = -1  # of the newest order to write
     writers: tuple[int, ...] = ()  # of that order; none: it failed
+    groups: tuple[tuple[int, ...], ...] = ()  # the same by what they share in writing
     writing: frozenset[int] = frozenset()  # those that have not finished
     digesting: frozenset[int] = frozenset()  # asked for a digest, not answered
     digests: Mapping[int, str] = _EMPTY
@@ -76,6 +77,8 @@ class Comparison(NamedTuple):
     late: frozenset[int] = frozenset()  # those steps at which parts of the state came into being
     compared: int = NEVER  # the newest step at which all were compared
     unprotected: str = ""  # why no rank can save the state of another one
+    groups: tuple[tuple[int, ...], ...] = ()  # ranks that hold the same; none: all do, or unknown
+    difference: str = ""  # what they do not hold the same, as text
     uncounted: str = ""  # why no step is committed; empty again once ranks register their state
     holds: str = ""  # what was compared, as text: ``3 modules, 1 optimizer``
 

@@ -9,8 +9,10 @@ from enum import Enum
 from typing import NamedTuple
 
 from agent.controller.job import NEVER, Job
-from agent.controller.replication import why_no_holder
+from agent.controller.replication import lone_ranks, why_no_holder
 from agent.text.wording import listed
+
+LOST = "if a rank dies, training resumes from the newest ModelCheckpoint, else from its beginning"
 
 CURES = (
     ("wraps its model in DDP outside", "move DDP(...) into train(state)"),
@@ -45,19 +47,17 @@ def protection(job: Job) -> Protection:
     """What a rank's death would cost this job now."""
     known = job.since_restart.comparison
     if why := known.unprotected or known.uncounted:
-        return Protection(
-            Level.NOT_PROTECTED,
-            f"{why}; if a rank dies, training resumes from the newest "
-            "ModelCheckpoint, else from its beginning",
-        )
+        return Protection(Level.NOT_PROTECTED, f"{why}; {LOST}")
     if len(job.ranks) == 1 and job.has_hooks:
         return Protection(
             Level.NOT_PROTECTED,
             "there is one rank only, and no other holds its state: if it is killed, training "
             "resumes from the newest ModelCheckpoint; a stop by a signal saves the step",
         )
-    if known.compared == NEVER or why_no_holder(job):
+    if known.compared == NEVER or (why_no_holder(job) and not known.groups):
         return Protection(Level.UNKNOWN)
+    if lone_ranks(job):
+        return Protection(Level.NOT_PROTECTED, f"{why_no_holder(job)}; {LOST}")
     checked = f" (checked: {known.holds})" if known.holds else ""
     if not (why := _why_not_replaced(job)):
         return Protection(
@@ -87,6 +87,11 @@ def _why_not_replaced(job: Job) -> str:
         return replace.why_off or "replacing is off"
     if job.diverged:
         return job.diverged
+    if groups := job.since_restart.comparison.groups:
+        return (
+            f"the state is cut into {len(groups)} parts, each held by a replica group "
+            f"({'; '.join(map(listed, groups))}), and no rank of such a job is replaced alone"
+        )
     return of_script(job)
 
 

@@ -2,8 +2,8 @@
 
 Theory:
 
-* ranks report what they hold at their first commits: what is equal on all of them, any rank can
-  save for another one; of the rest each rank's part is its own, and dies with it;
+* ranks report what they hold at their first commits: those that hold the same are a replica
+  group, and any rank can save for another one of its group; a group of one dies with its rank;
 * before all have reported the same step, nothing is known, so nothing is promised;
 * a replacement is a trial: its checkpoint stays in memory until all have reported two commits more;
 * if they are equal then, it is confirmed; else all ranks are restarted from that checkpoint, as
@@ -18,7 +18,9 @@ from __future__ import annotations
 from agent.controller.job import NEVER, Comparison, Job, UnconfirmedReplacement
 from agent.text.wording import listed, ranged
 from worker_hooks.contract import protocol
-from worker_hooks.contract.fingerprint import describe, differences, is_own_value
+from worker_hooks.contract.fingerprint import alike, describe, differences, is_own_value
+
+Groups = tuple[tuple[int, ...], ...]
 
 TRIAL_COMMITS = 2  # of all ranks, after which a replacement is confirmed
 
@@ -35,16 +37,15 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     known = known._replace(reports=reports, late=late)
     are_all, trial = len(reports[step]) == len(job.ranks), job.since_restart.trial
     every = differences(reports[step]) if are_all or trial is not None else []
-    found = [each for each in every if not is_own_value(each)]
+    found = [each for each in every if not is_own_value(each.name)]
     if trial is not None and found:  # the others may be dead before they report
         return _failed(_with(job, known), trial, describe(found, trial.lost))
     if not are_all:
         return _with(job, known)
-    if found and not known.unprotected:
-        lone = found[0].lone
-        holder = f"no other rank holds what {listed(lone)} {'has' if len(lone) == 1 else 'have'}"
-        known = known._replace(unprotected=f"{describe(found)} ({holder})")
-    own_values = {each.name for each in every if is_own_value(each)}
+    if found:
+        groups = _divided(known.groups or (tuple(job.ranks),), alike(reports[step]))
+        known = known._replace(groups=groups, difference=known.difference or describe(found))
+    own_values = {each.name for each in every if is_own_value(each.name)}
     known = known._replace(
         reports={other: each for other, each in reports.items() if other > step},
         late=frozenset(other for other in late if other > step),
@@ -81,11 +82,39 @@ def has_just_failed(before: Job, job: Job) -> bool:
     return bool(job.diverged) and not before.diverged
 
 
+def _divided(groups: Groups, others: Groups) -> Groups:
+    """The ranks that are together in both."""
+    both = ({*group} & {*other} for group in groups for other in others)
+    return tuple(sorted(tuple(sorted(each)) for each in both if each))
+
+
+def replica_groups(job: Job) -> Groups:
+    """The ranks that can save for each other; as long as that is not known, each for itself."""
+    known = job.since_restart.comparison
+    if known.unprotected or _why_not_compared(known):
+        return tuple((rank,) for rank in job.ranks)
+    return known.groups or (tuple(job.ranks),)
+
+
+def lone_ranks(job: Job) -> tuple[int, ...]:
+    """The ranks whose state no other one holds."""
+    groups = job.since_restart.comparison.groups
+    return tuple(group[0] for group in groups if len(group) == 1)
+
+
 def why_no_holder(job: Job) -> str:
-    """Why no rank can save the state of another one; empty: any can."""
+    """Why not any rank can save the state of any other one; empty: it can."""
     known = job.since_restart.comparison
     if known.unprotected:
         return known.unprotected
+    if known.groups:
+        few = min(known.groups, key=lambda group: (len(group), -group[-1]))
+        has = "has" if len(few) == 1 else "have"
+        return f"{known.difference} (no other rank holds what {listed(few)} {has})"
+    return _why_not_compared(known)
+
+
+def _why_not_compared(known: Comparison) -> str:
     if known.awaited and known.compared == NEVER:
         return "not all ranks had committed their first step, so nobody knows what they share"
     if known.late:

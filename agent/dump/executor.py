@@ -250,13 +250,19 @@ class DumpExecutor:
         except OSError as error:  # no descriptor is left
             self._fail(action, _describe(error))
             return
-        for part, (rank, place) in enumerate(zip(action.writers, places, strict=True)):
+        shares = {
+            rank: (part, len(group))
+            for group in action.groups or (action.writers,)
+            for part, rank in enumerate(group)
+        }
+        for rank, place in zip(action.writers, places, strict=True):
+            part, parts = shares[rank]
             order = protocol.Save(
                 action.dump_id,
                 action.step,
                 folder=place,
                 part=part,
-                parts=len(places),
+                parts=parts,
                 is_quick=_is_quick(action),
                 round=action.round,
             )

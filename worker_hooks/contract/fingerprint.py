@@ -79,9 +79,18 @@ def differences(of: Mapping[int, Fingerprint]) -> list[Difference]:
     return found
 
 
-def is_own_value(difference: Difference) -> bool:
-    """Whether it is one of a value of the script's own, which each rank keeps for itself."""
-    return difference.name.startswith((LATE, RESULT))
+def is_own_value(name: str) -> bool:
+    """Whether it is that of a value of the script's own, which each rank keeps for itself."""
+    return name.startswith((LATE, RESULT))
+
+
+def alike(of: Mapping[int, Fingerprint]) -> tuple[tuple[int, ...], ...]:
+    """Groups of ranks that hold the same, but for values of the script's own; by their first."""
+    groups: dict[frozenset[tuple[str, str]], list[int]] = {}
+    for rank in sorted(of):
+        texts = ((name, text) for name, text in of[rank].items() if not is_own_value(name))
+        groups.setdefault(frozenset(texts), []).append(rank)
+    return tuple(map(tuple, groups.values()))
 
 
 def describe(found: list[Difference], suspects: Collection[int] = ()) -> str:

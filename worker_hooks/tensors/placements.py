@@ -68,7 +68,7 @@ def is_distributed(tensor: object) -> bool:
 
 def part_of(tensor: Tensor) -> Tensor:
     """The part that this rank has of a distributed tensor; any other one as it is."""
-    return _LOCAL(tensor) if is_distributed(tensor) else tensor  # type: ignore[no-any-return]
+    return _LOCAL(tensor) if is_distributed(tensor) else tensor
 
 
 def distributed(values: Iterable[object]) -> Distributed:

@@ -56,7 +56,8 @@ def short_of_dump(action):
             return f"freeze {dump_id}: {named(ranks)}"
         case do.SaveRanks(step=step, writers=writers, digesters=digesters, place=place):
             asked = f" digest {named(digesters)}" if digesters else ""
-            return f"save {step} by {named(writers)}{asked}{PLACES[place]}"
+            by = "/".join(map(named, action.groups or (writers,)))
+            return f"save {step} by {by}{asked}{PLACES[place]}"
         case do.CommitDump(step=step, variants=variants, odd=odd, place=place):
             by = "/".join(map(named, variants)) + (f" odd {named(odd)}" if odd else "")
             memory = " from memory" if action.from_memory else ""

@@ -6,7 +6,7 @@ Kept in the plainest way: what was told so far, beside what is true on the simul
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent.controller import actions as do
@@ -73,9 +73,18 @@ class DumpWatch:
 
     def holders(self) -> set[int]:
         """Who can still write the step that is being saved."""
-        step = self.step if self.step >= 0 else max(self.steps(), default=-1)
+        step = self.step if self.step >= 0 else self.newest_covered()
         whole = {r for r, each in self.frozen.items() if each.is_whole and each.step == step}
         return whole & self.reachable() - self.failed
+
+    def newest_covered(self) -> int:
+        """Of which every part is held whole; else the newest that anybody holds whole."""
+        alive, steps = self.reachable(), sorted({*self.steps()}, reverse=True)
+        for step in steps:
+            at = {r for r, each in self.frozen.items() if each.is_whole and each.step == step}
+            if self.watch.same.covers(at & alive - self.failed):
+                return step
+        return max(steps, default=-1)
 
     def steps(self) -> list[int]:
         alive = self.reachable()
@@ -190,9 +199,22 @@ class DumpWatch:
 
     def complete(self, place: int) -> bool:
         """Whether a whole state is written there, as far as told."""
-        here = [each for each in self.orders if each.place == place]
-        said = [{self.written.get((rank, each.round)) for rank in each.writers} for each in here]
-        return any(len(digests) == 1 and None not in digests for digests in said)
+
+        def has(group: set[int]) -> bool:
+            here = [each for each in self.orders if each.place == place]
+            said = [
+                {self.written.get((rank, each.round)) for rank in {*each.writers} & group}
+                for each in here
+            ]
+            done = {next(iter(each)) for each in said if len(each) == 1}
+            # what another group has written stands for what this one holds as well
+            return bool((done - {None}) & {self.digests.get(rank) for rank in group})
+
+        everything = set(self.node.policy.ranks)
+        return has(everything) if not self.watch.same.groups else self.has_all(has)
+
+    def has_all(self, has: Callable[[set[int]], bool]) -> bool:
+        return all(has(group) for group in self.watch.same.groups)
 
     def committed(self, event: ev.DumpCommitted) -> None:
         is_memory = self.commit is None or self.commit.place == do.MEMORY
@@ -274,11 +296,7 @@ class DumpWatch:
             self.watch.same.check_save(action, ranks)
         if ranks - self.holders() or (first and ranks != self.holders()):
             self.broken(f"{action}, but the holders are {sorted(self.holders())}")
-        is_last = action.place + 1 == self.node.policy.dump.places
-        is_stuck = is_last and self.stuck[action.place] > 0  # then all that are left try at once
-        enough = self.node.policy.dump.memory_writers if action.place == do.MEMORY else 1
-        if len(action.writers) > enough and not (self.node.policy.dump.split or is_stuck):
-            self.broken(f"{action}: {enough} are enough")
+        self.check_count(action, is_first=first)
         last = self.orders[-1].round if self.orders else self.since - 1
         place = min({0, 1, 2} - self.full)
         is_there = action.place == (place if place < self.node.policy.dump.places else -2)
@@ -288,10 +306,21 @@ class DumpWatch:
         self.orders.append(action)
         self.asked |= ranks
 
+    def check_count(self, action: do.SaveRanks, *, is_first: bool) -> None:
+        """Not more ranks write than are needed."""
+        same, rules = self.watch.same, self.node.policy.dump
+        is_last = action.place + 1 == rules.places
+        is_stuck = is_last and self.stuck[action.place] > 0  # then all that are left try at once
+        is_each = same.no_holder() and not (same.groups or is_first)  # nobody has compared them
+        enough = rules.memory_writers if action.place == do.MEMORY else 1
+        most = max(len(group & {*action.writers}) for group in same.sharing())
+        if most > enough and not (rules.split or is_stuck or is_each):
+            self.broken(f"{action}: {enough} are enough")
+
     def check_step(self, action: do.SaveRanks) -> None:
         """The newest, on disk only if it is not there; and all of a dump is of one."""
         is_memory = action.place == do.MEMORY
-        newest = max(self.steps(), default=-1) if self.step < 0 else self.step
+        newest = self.newest_covered() if self.step < 0 else self.step
         if (action.step <= max(self.saved, 0) and not is_memory) or action.step != newest:
             self.broken(f"{action}: not the newest step, or a saved one")
         if self.step < 0 and is_memory != self.watch.replacing.can_begin(newest):
@@ -327,24 +356,40 @@ class DumpWatch:
         return next(iter(parts))[2]
 
     def check_vote(self, action: do.CommitDump, digests: Sequence[str]) -> None:
-        votes = Counter(self.digests.values())
-        best, count = votes.most_common(1)[0]
-        differing = tuple(sorted(r for r, each in self.digests.items() if each != digests[0]))
-        is_disputed = 2 * count <= len(self.digests) and len(votes) > 1
-        if self.watch.same.no_holder() and len(votes) > 1:
-            if set(digests) != set(votes) or action.odd or action.is_disputed:
-                self.broken(f"{action}, but each rank's part is its own: {self.digests}")
-            return
+        said = f"{action}, but they said {self.digests}"
+        wanted: set[str] = set()
+        odd: list[int] = []
+        is_disputed, groups = False, self.watch.same.replicas()
+        for group in groups:
+            votes = Counter(self.digests[r] for r in sorted(group) if r in self.digests)
+            if not votes:
+                self.broken(f"{action}, but nobody wrote the part of {sorted(group)}")
+            best, count = votes.most_common(1)[0]
+            is_settled = 2 * count > votes.total()
+            is_disputed |= not is_settled
+            here = {d for d in votes if any(self.digests.get(r) == d for r in self.holders())}
+            kept = {best} if is_settled else here & {*votes} or ({*digests} & {*votes})
+            if not kept <= set(digests):
+                self.broken(said)
+            wanted |= kept | ({*digests} & {*votes} if not is_settled else set())
+            one = best if is_settled else digests[0] if len(digests) == 1 else None
+            odd += [r for r in group if one is not None and self.digests.get(r, one) != one]
+        if set(digests) != wanted or action.odd != tuple(sorted(odd)):
+            self.broken(said)
         if action.is_disputed != is_disputed:
-            self.broken(f"{action}, but they said {self.digests}")
-        if 2 * count > len(self.digests):
-            right = digests == [best] and action.odd == differing
-        else:
-            kept = {d for d in votes if any(self.digests.get(r) == d for r in self.holders())}
-            right = kept <= set(digests) and action.odd == (() if digests[1:] else differing)
-            right = right and list(digests) == sorted(digests, key=lambda d: -votes[d])
-        if not right:
-            self.broken(f"{action}, but they said {self.digests}")
+            self.broken(f"{action}, is not disputed: each part is its own, {self.digests}")
+        if is_disputed and len(groups) == 1:
+            votes = Counter(self.digests.values())
+            if list(digests) != sorted(digests, key=lambda d: -votes[d]):
+                self.broken(said)
+        if len(groups) > 1 and len(digests) > 1 and not is_disputed:
+            of = {d: {r for g in groups for r in g if self.digests_of(g) == d} for d in digests}
+            if [set(each) for each in action.holders] != [of[d] for d in digests]:
+                self.broken(f"{action}, but its holders are {of}")
+
+    def digests_of(self, group: set[int]) -> str:
+        """What most of a replica group hold."""
+        return Counter(self.digests[r] for r in group if r in self.digests).most_common(1)[0][0]
 
     def abandon(self, action: do.AbandonDump) -> None:
         if not self.open or action.dump_id != self.last_id:
@@ -363,13 +408,19 @@ class DumpWatch:
         if not self.orders:
             lost = [step for step in self.steps() if step > max(self.saved, 0)]
         else:
-            votes = Counter(self.digests.values()).most_common(1)
-            right = votes[0][0] if votes and 2 * votes[0][1] > len(self.digests) else None
-            lost = [r for r in self.holders() if right in {None, self.digests.get(r, right)}]
+            of = [self.able(group) for group in self.watch.same.replicas()]
+            lost = [rank for each in of for rank in each] if all(of) else []
         if lost and len(self.full - {do.MEMORY}) < self.node.policy.dump.places:
             self.broken(f"{action}, but {lost} could be saved")
 
     # --- attempts and the end
+
+    def able(self, group: set[int]) -> set[int]:
+        """Those of a replica group that hold what is right."""
+        said = {r: self.digests[r] for r in group if r in self.digests}
+        votes = Counter(said.values()).most_common(1)
+        right = votes[0][0] if votes and 2 * votes[0][1] > len(said) else None
+        return {r for r in self.holders() & group if right in {None, said.get(r, right)}}
 
     def start(self, action: do.StartAttempt) -> None:
         if self.is_disputed:

@@ -260,9 +260,10 @@ class Replicas:
                 for rank in action.ranks:
                     self.freeze(node.processes[rank], action.dump_id)
             case do.SaveRanks(writers=writers):
+                groups = action.groups or (writers,)
+                parts = {rank: len(group) for group in groups for rank in group}
                 for rank in (*writers, *action.digesters):
-                    parts = len(writers) if rank in writers else 0
-                    self.save(node.processes[rank], action, parts)
+                    self.save(node.processes[rank], action, parts.get(rank, 0))
                 if self.climate.late:  # the agent writes every rank's private state meanwhile
                     after_s = 0.6 * node.policy.dump.stall_s
                     node.after(after_s, node.post, ev.DumpProgressed(action.dump_id))
@@ -330,7 +331,7 @@ class Replicas:
             event = protocol.SaveFailed(*who, "out of memory", False, order.round)
         else:
             kind = "quick " if order.place == do.MEMORY else ""
-            digest = f"{kind}{process.step}:{process.flip}"
+            digest = f"{kind}{process.step}:{process.flip}:{self.reports.part(rank)}"
             event = protocol.Digested(*who, digest, order.round)
             if parts:
                 file = File(order.round, order.step, parts, digest)

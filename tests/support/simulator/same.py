@@ -1,7 +1,7 @@
 """The part of the simulated node in which ranks say what they hold, and what the controller promises then.
 
-A schedule's ranks say nothing, hold the same, hold parts of their own, or hold the same until one is
-replaced: a script that keeps something for itself. Not a test itself.
+A schedule's ranks say nothing, hold the same, hold parts of their own, share parts in replica groups, or
+hold the same until one is replaced: a script that keeps something for itself. Not a test itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from support.simulator.promises import Watch
     from support.simulator.replicas import Replicas, Training
 
-SILENT, EQUAL, OWN, FORGETFUL = "silent", "equal", "own", "forgetful"
+SILENT, EQUAL, OWN, CUT, FORGETFUL = "silent", "equal", "own", "cut", "forgetful"
 TRAINING = {JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
 COMMITS = (1, 2)  # that are reported
 
@@ -34,12 +34,20 @@ class Reports:
         self.replicas = replicas
         self.node = replicas.node
         self.rng = Random(f"same {replicas.node.seed}")
-        self.kind = self.rng.choice((*[SILENT] * 4, *[EQUAL] * 3, OWN, FORGETFUL, FORGETFUL))
+        kinds = (*[SILENT] * 7, *[EQUAL] * 6, OWN, CUT, CUT, *[FORGETFUL] * 4)
+        self.kind = self.rng.choice(kinds)
+        self.parts = self.rng.randint(2, 3)  # if they share them
         self.newcomers: set[int] = set()
 
     @property
     def are_awaited(self) -> bool:
         return self.kind != SILENT
+
+    def part(self, rank: int) -> int:
+        """Which part of the state this rank holds."""
+        if self.kind == CUT:
+            return rank % self.parts
+        return rank if self.kind == OWN else 0
 
     def began(self, training: Training) -> None:
         """All have begun: they come to their first commits."""
@@ -55,7 +63,7 @@ class Reports:
     def say(self, process: Process, attempt: int, step: int) -> None:
         is_here = process.alive and process.is_registered and process.is_linked
         if is_here and not process.is_hung and process.knows == attempt:
-            texts = {"w": str(process.rank) if self.kind == OWN else "same"}
+            texts = {"w": f"part {self.part(process.rank)}"}
             if self.kind == FORGETFUL:
                 texts["lr"] = f"={0.1 * (1 + (process.rank in self.newcomers))}"
             said = protocol.Fingerprinted(process.rank, attempt, step, texts)
@@ -75,7 +83,8 @@ class SameWatch:
     def begin(self) -> None:
         """All ranks are started anew."""
         self.awaited: set[int] = set()
-        self.is_known = self.is_own = False
+        self.is_known = False
+        self.groups: list[set[int]] = []  # that hold the same, once it is known that not all do
         self.said: dict[int, dict[int, object]] = {}
         self.trial: do.ReplaceRanks | None = None
         self.had: do.CommitDump | None = None
@@ -88,7 +97,21 @@ class SameWatch:
         self.had = self.watch.dump.had
 
     def no_holder(self) -> bool:
-        return self.is_own or (bool(self.awaited) and not self.is_known)
+        return bool(self.groups) or (bool(self.awaited) and not self.is_known)
+
+    def replicas(self) -> list[set[int]]:
+        """Ranks that can save for each other, as far as is known."""
+        everybody = set(self.node.policy.ranks)
+        if self.no_holder():
+            return self.groups or [{rank} for rank in everybody]
+        return [everybody]
+
+    def sharing(self) -> list[set[int]]:
+        """Ranks that share the writing."""
+        return self.groups or [set(self.node.policy.ranks)]
+
+    def covers(self, ranks: set[int]) -> bool:
+        return all(ranks & group for group in self.replicas())
 
     def can_replace(self) -> bool:
         return not self.no_holder() and not self.has_diverged
@@ -98,9 +121,7 @@ class SameWatch:
 
     def may_give_up(self) -> bool:
         """Whether a dump may be abandoned although ranks could write what they hold."""
-        dump = self.watch.dump
-        are_all = dump.holders() == set(self.node.policy.ranks)
-        return self.has_diverged or self.is_own or (self.no_holder() and not are_all)
+        return self.has_diverged or not self.covers(self.watch.dump.holders())
 
     def heard(self, before: Job, event: ev.Event, actions: Sequence[do.Action]) -> None:
         match event:
@@ -117,7 +138,9 @@ class SameWatch:
         are_all, differ = len(said) == len(self.node.policy.ranks), len(set(said.values())) > 1
         if self.trial is None:
             self.is_known |= are_all
-            self.is_own |= are_all and differ
+            if are_all and differ:
+                found = [{r for r in said if said[r] == text} for text in {*said.values()}]
+                self.groups = [a & b for a in self.sharing() for b in found if a & b]
         elif differ and not self.has_diverged:
             self.has_diverged = True
             if before.state in TRAINING:
@@ -139,6 +162,6 @@ class SameWatch:
         dump.memory, dump.had, dump.commit, dump.is_fall = self.trial.path, self.had, None, False
 
     def check_save(self, action: do.SaveRanks, ranks: set[int]) -> None:
-        everybody = set(self.node.policy.ranks)
-        if self.no_holder() and ranks != everybody:
-            self.broken(f"{action}, but nobody holds the part of {sorted(everybody - ranks)}")
+        if self.no_holder() and not self.covers(ranks):
+            lost = [sorted(group) for group in self.replicas() if not group & ranks]
+            self.broken(f"{action}, but nobody holds the part of {lost}")

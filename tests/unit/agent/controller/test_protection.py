@@ -1,6 +1,7 @@
 """What a rank's death would cost: said when it is known, from the reasons that the ranks gave."""
 
 import pytest
+from support.histories import groups
 from support.histories.dumps import reg, running
 from support.histories.replacements import THREE, play
 from support.histories.same import EQUAL, OWN, compares, says
@@ -26,6 +27,15 @@ def test_nothing_is_promised_before_all_have_shown_what_they_hold():
     assert protection(play(THREE, running(3))).level is Level.UNKNOWN
     assert protection(play(THREE, EQUAL[:-1])).level is Level.UNKNOWN
     assert protection(play(THREE, EQUAL)).level is Level.PROTECTED
+
+
+def test_parts_that_replica_groups_hold_are_partly_protected():
+    job = play(groups.MEMORY_TOO, groups.TRAINING)
+    said = str(protection(job))
+    assert said.startswith(
+        "partly protected: the state is cut into 2 parts, each held by a replica group (ranks 0, 2; "
+        "ranks 1, 3), and no rank of such a job is replaced alone; a death means save, and the end"
+    )
 
 
 def test_parts_of_the_ranks_own_are_not_protected():

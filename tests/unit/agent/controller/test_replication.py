@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from support.histories import groups
 from support.histories.replacements import THREE, play
 from support.histories.same import EQUAL, HISTORIES, KEPT, OTHER, OWN, says
 from support.simulator.mutants import believing, seeing
@@ -19,7 +20,9 @@ from worker_hooks.contract.fingerprint import LATE, RESULT
 
 
 @pytest.mark.parametrize(
-    ("rules_", "steps"), [row[1:] for row in HISTORIES], ids=[row[0] for row in HISTORIES]
+    ("rules_", "steps"),
+    [row[1:] for row in (*HISTORIES, *groups.HISTORIES)],
+    ids=[row[0] for row in (*HISTORIES, *groups.HISTORIES)],
 )
 def test_history(rules_, steps):
     play(rules_, steps)
@@ -92,6 +95,32 @@ def trusting(job):
     return job._replace(since_restart=job.since_restart._replace(comparison=Comparison()))
 
 
+def taking_all_for_one(job):
+    """Any rank can save for any other one, whatever they hold."""
+    known = job.since_restart.comparison._replace(groups=())
+    return job._replace(since_restart=job.since_restart._replace(comparison=known))
+
+
+def forgetting_who_holds_it(job, event):
+    """Nothing says whose parts were written."""
+    decision = decide(job, event)
+    actions = tuple(
+        replace(each, holders=()) if isinstance(each, do.CommitDump) else each
+        for each in decision.actions
+    )
+    return decision._replace(actions=actions)
+
+
+def splitting_over_groups(job, event):
+    """Each of two groups writes half of its part."""
+    decision = decide(job, event)
+    actions = tuple(
+        replace(each, groups=()) if isinstance(each, do.SaveRanks) else each
+        for each in decision.actions
+    )
+    return decision._replace(actions=actions)
+
+
 def confirming_at_once(job):
     return job._replace(since_restart=job.since_restart._replace(trial=None))
 
@@ -121,6 +150,9 @@ def giving_one_for_all(job, event):
 
 
 BROKEN = [
+    (seeing(taking_all_for_one), "nobody holds|can be replaced|is due|nobody wrote"),
+    (forgetting_who_holds_it, "its holders are"),
+    (splitting_over_groups, "without coverage"),
     (seeing(trusting), "do not hold the same|nobody holds|the other is due|can be replaced"),
     (seeing(confirming_at_once), "while|the memory is kept|train on|from memory"),
     (seeing(forgiving), "do not hold the same|can be replaced|the other is due"),
