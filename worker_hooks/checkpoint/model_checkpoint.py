@@ -297,7 +297,7 @@ class ModelCheckpoint:
         if writer is None:
             self._write(order, plan)
         else:
-            ready = () if plan.replica is None else plan.replica.ready
+            ready = () if plan.replica is None else plan.replica.access.ready
             writer.begin(order, writer.staging.fill(plan.tensors, plan.octets, ready))
 
     def _background(self, nbytes: int) -> AsyncWriter | None:
@@ -325,7 +325,8 @@ class ModelCheckpoint:
             return False
         layout = self._layout(step)
         try:
-            texts = bundled(fingerprint(self._context.committed.pieces))
+            committed = self._context.committed
+            texts = bundled(fingerprint(committed.pieces, access=committed.reading.queued()))
             ranks = env.rank, env.world_size
             found = compare_ranks(layout, ranks, texts, self._check_ejected, STALL_S)
         except (OSError, TypeError) as error:

@@ -48,7 +48,7 @@ class PlannedCheckpoint(NamedTuple):
     def state(self) -> Iterator[tuple[memoryview, bool]]:
         """The replicated state in pieces."""
         if self.plan is not None and self.replica is not None:
-            yield from self.plan.pieces(Reader(self.replica.ready))
+            yield from self.plan.pieces(Reader(self.replica.access))
 
     def buffers(self) -> Sequence[memoryview]:
         """The last bytes of the share."""

@@ -1,1 +1,1 @@
-"""Accelerators: how far a device has come, which lags behind the thread that orders its work."""
+"""Accelerators: how far a device has come, behind the thread that orders its work; reading it."""

@@ -23,7 +23,7 @@ from worker_hooks.device.timeline import MarkKind
 from worker_hooks.distributed import process_group
 from worker_hooks.rng.randomness import TORCH
 from worker_hooks.state.buffers import Buffers
-from worker_hooks.state.device_state import DeviceState, HeldStep
+from worker_hooks.state.device_state import DeviceReading, DeviceState, HeldStep
 from worker_hooks.state.mismatch import listed
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
@@ -91,6 +91,7 @@ class CommittedState:
         self._changes_between = [False] * len(self.pieces)  # seen to change between loops
         self._live = [isinstance(piece, ModulePiece | TensorPiece) for piece in self.pieces]
         self.device: DeviceState | None = None  # of accelerators that hold some of the state
+        self.reading = DeviceReading()
         self._before: Commit | None = None  # the commit before, which these may still hold
         self._trained = [index for index, piece in enumerate(self.pieces) if piece.optimizers]
         self._used: dict[int, list[int]] = {}  # gradients of a piece as of its last update
@@ -121,11 +122,10 @@ class CommittedState:
             OSError: there is no memory.
         """
         fd = self.private.open(rank, attempt, source, position.meta)
-        timeline = (
-            devices.timeline_of(live_tensors(self.pieces).values()) if self.device is None else None
-        )
-        if timeline is not None:
+        live = live_tensors(self.pieces).values()
+        if self.device is None and (timeline := devices.timeline_of(live)) is not None:
             self.device, self.changes.keeps_host = DeviceState(timeline), True
+            self.reading.prepare(live)
         if self.page is not None and self.page.record(self.step) is None:
             self._note(position)
             self.audit()
@@ -524,13 +524,13 @@ class CommittedState:
 
     def _as_of(self, commit: Commit, step: int) -> Replica:
         snapshots, copies = commit.snapshots, commit.tensors.copies
-        ready = self._ready(commit.step, MarkKind.COMMIT)
+        access = self.reading.passed(self.device, commit.step, MarkKind.COMMIT)
         names = {entry.name for entry in self.buffers.entries}
         own = [each for each in self.private.read(step) if each[0].name in names]
         held: Collection[str] | None = commit.tensors.versions.tensors
         if step != commit.step:
             held = None
-            ready, copies = self._ready(step, MarkKind.END), {}
+            access, copies = self.reading.passed(self.device, step, MarkKind.END), {}
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
             snapshots = self._snapshots()
         late = sorted(self.private.late_buffers)
@@ -542,10 +542,7 @@ class CommittedState:
             "reshaped": self.reshaped(),
             **self._extra_facts(),
         }
-        return replica_of(self.pieces, snapshots, copies, own, facts, ready, held)
-
-    def _ready(self, step: int, kind: MarkKind) -> tuple[torch.Event, ...]:
-        return () if self.device is None else self.device.ready(step, kind)
+        return replica_of(self.pieces, snapshots, copies, own, facts, access, held)
 
     def present(self) -> Replica:
         """The registered state as it is now, for its digest. For the main thread.
@@ -553,7 +550,8 @@ class CommittedState:
         Raises:
             RuntimeError: the state of a piece cannot be read.
         """
-        return replica_of(self.pieces, self._snapshots(), {}, [], {}, ())
+        self.reading.prepare(live_tensors(self.pieces).values())
+        return replica_of(self.pieces, self._snapshots(), {}, [], {}, self.reading.queued())
 
     def digests(self) -> tuple[str, str]:
         """For a drill: of the replicated and of the private state, as of the commit.
@@ -581,7 +579,8 @@ class CommittedState:
         tensor = next((place.tensor for place in places if place.name == entry.name), None)
         if tensor is None or tensor.nbytes != entry.nbytes:
             return octets
-        return memoryview(b"".join(Reader(self._ready(self.step + 1, MarkKind.END)).pieces(tensor)))
+        access = self.reading.passed(self.device, self.step + 1, MarkKind.END)
+        return memoryview(b"".join(Reader(access).pieces(tensor)))
 
 
 def _gradients(piece: Piece) -> list[int]:

@@ -8,12 +8,14 @@ with the main thread, so it is copied at each commit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, cast
 
 import torch
 
+from worker_hooks.device.side_stream import DeviceAccess, SideStream
 from worker_hooks.device.timeline import DeviceFailedError, DevicePlace, DeviceTimeline, MarkKind
+from worker_hooks.tensors.device_digest import side_streams
 
 STILL_S = 0.2  # an all-reduce among living ranks ends sooner, or what was read is thrown away
 _LOOK_S = 0.005
@@ -25,6 +27,25 @@ class HeldStep(NamedTuple):
     step: int
     why_not: str = ""  # why it is no step that can be saved; empty: it is one
     is_failed: bool = False  # a device does nothing more: this process cannot use it again
+
+
+class DeviceReading:
+    """What a rank reads its accelerators with. Made by the main thread, and used by any."""
+
+    def __init__(self) -> None:
+        self._sides: dict[torch.device, SideStream] = {}
+
+    def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Make it, unless it is there: before training waits for anybody on these devices."""
+        self._sides = self._sides or side_streams(tensors)
+
+    def queued(self) -> DeviceAccess:
+        """For what the main thread itself has queued by now."""
+        return DeviceAccess((), self._sides)
+
+    def passed(self, device: DeviceState | None, step: int, kind: MarkKind) -> DeviceAccess:
+        """For what devices hold that have passed a commit, or its update."""
+        return DeviceAccess(() if device is None else device.ready(step, kind), self._sides)
 
 
 class DeviceState:

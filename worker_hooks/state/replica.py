@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from worker_hooks.contract.status_page import Entry
+from worker_hooks.device.side_stream import DeviceAccess
 from worker_hooks.state.registry import Piece
 from worker_hooks.tensors.shard import Replica
 from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
@@ -26,7 +27,7 @@ def replica_of(
     copies: Mapping[str, torch.Tensor],
     own: list[tuple[Entry, memoryview]],
     facts: dict[str, Any],
-    ready: Sequence[torch.Event],
+    access: DeviceAccess,
     names: Collection[str] | None = None,
 ) -> Replica:
     """The replicated state of these pieces, and what else is written with it.
@@ -37,7 +38,7 @@ def replica_of(
         copies: by name, of tensors that are not read where they lie.
         own: what only this rank has.
         facts: the same on all replicas, to be saved.
-        ready: what accelerators must pass before their memory is read.
+        access: how accelerators are to be read.
         names: of the tensors that belong to it; ``None``: all that there are.
 
     Raises:
@@ -62,4 +63,4 @@ def replica_of(
             alike[piece.name] = value
     rest = json.dumps({"pieces": replicated})
     more = {"objects": json.dumps(alike), "facts": json.dumps(facts)}
-    return Replica(tensors, own, rest, more, ready)
+    return Replica(tensors, own, rest, more, access)

@@ -18,11 +18,13 @@ from typing import Any
 from torch import Tensor
 
 from worker_hooks.contract.fingerprint import bundled
+from worker_hooks.device.side_stream import HOST, DeviceAccess
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.registry import Piece
 from worker_hooks.state.scaler import ScalerPiece
 from worker_hooks.state.scheduler import SchedulerPiece
+from worker_hooks.tensors.device_digest import add_tensor
 from worker_hooks.tensors.fast_digest import FastDigest
 from worker_hooks.tensors.placements import part_of
 from worker_hooks.tensors.reader import Reader
@@ -57,6 +59,7 @@ class Replication:
         report: Report,
         own_values: Callable[[], Mapping[str, str]] = dict,
         own_count: Callable[[], int] = int,
+        access: Callable[[], DeviceAccess] = lambda: HOST,
     ) -> None:
         """Nothing is reported before the first commit.
 
@@ -66,7 +69,9 @@ class Replication:
             own_values: returns texts of values of the script's own that would be unknown if this
                 rank died before its commit, unless they are equal on all ranks.
             own_count: returns how many values of the script's own are saved.
+            access: returns how accelerators are to be read.
         """
+        self._access = access
         self._pieces = pieces
         self._own_values = own_values
         self._own_count = own_count
@@ -154,7 +159,9 @@ class Replication:
         is_late, self._size = not self._left, size
         self._left = max(0, self._left - 1)
         try:
-            texts = fingerprint(self._pieces, self._known if is_late else frozenset())
+            texts = fingerprint(
+                self._pieces, self._known if is_late else frozenset(), self._access()
+            )
         except Exception as error:  # noqa: BLE001  the script's own kinds of tensors and objects
             self._report(step, {}, is_late, str(error) or repr(error), "")
             return
@@ -174,14 +181,21 @@ class Replication:
         return ", ".join(found)
 
 
-def fingerprint(pieces: Sequence[Piece], known: Collection[str] = frozenset()) -> dict[str, str]:
+def fingerprint(
+    pieces: Sequence[Piece], known: Collection[str] = frozenset(), access: DeviceAccess = HOST
+) -> dict[str, str]:
     """A text for each tensor and small value, but for those that are known already.
+
+    Args:
+        pieces: of the registered state.
+        known: names to leave out.
+        access: how accelerators are to be read.
 
     Raises:
         TypeError: a tensor cannot be saved, such as one that became a DTensor.
     """
     found: dict[str, str] = {}
-    reader = Reader()
+    reader = Reader(access)
     for piece in pieces:
         value, small = piece.encode(piece.snapshot())
         for name, tensor in {**piece.tensors(), **small}.items():
@@ -195,8 +209,7 @@ def fingerprint(pieces: Sequence[Piece], known: Collection[str] = frozenset()) -
 def _digest(name: str, tensor: Tensor, reader: Reader) -> str:
     entry = entry_of(name, tensor)
     digest = FastDigest([entry.nbytes])
-    for part in reader.pieces(tensor):
-        digest.add(part)
+    add_tensor(digest, tensor, reader, lambda _: None)
     seed = hashlib.sha256(json.dumps(entry[1:]).encode()).hexdigest()
     return digest.digest(seed)[6:]
 

@@ -7,11 +7,12 @@ a time, into buffers that are reused: freed buffers would stay with the process.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 
 import torch
 
+from worker_hooks.device.side_stream import HOST, Buffer, DeviceAccess, SideStream
 from worker_hooks.tensors.tensor_bytes import plain, view
 
 PIECE = 4 << 20  # bytes; the size limit of one piece
@@ -21,16 +22,33 @@ _ALIGNED = 64  # bytes
 class Reader:
     """Reads tensors of one device or several; nobody may change them meanwhile."""
 
-    def __init__(self, ready: Sequence[torch.Event] = ()) -> None:
+    def __init__(self, access: DeviceAccess = HOST) -> None:
         """Begin.
 
         Args:
-            ready: events that must precede reading an accelerator's memory.
+            access: how accelerators are to be read.
         """
-        self._ready = ready
+        self._access = access
+        self._is_there: dict[torch.device, bool] = {}
         self._streams: dict[torch.device, torch.Stream] = {}
-        self._idle: SimpleQueue[mmap.mmap] = SimpleQueue()
+        self._idle: SimpleQueue[Buffer] = SimpleQueue()
         self._loan: _Loan | None = None
+
+    def side(self, device: torch.device) -> SideStream | None:
+        """What a device is read with that has passed what must precede it; ``None``: nothing is.
+
+        Raises:
+            RuntimeError: the device has failed.
+        """
+        side = self._access.sides.get(device)
+        if side is None or side.is_stuck:
+            return None
+        if device not in self._is_there:
+            events = [event for event in self._access.ready if event.device == device]
+            if not events:
+                torch.accelerator.current_stream(device).synchronize()
+            self._is_there[device] = all(event.query() for event in events)
+        return side if self._is_there[device] else None
 
     def pieces(self, tensor: torch.Tensor) -> Iterator[memoryview]:
         """The bytes of a tensor, in the order of its elements, at most 4 MiB at a time.
@@ -57,26 +75,29 @@ class Reader:
                 yield self._copied(part)
 
     def _copied(self, part: torch.Tensor) -> memoryview:
-        loan = self._loan
+        loan, is_on_host = self._loan, part.device.type == "cpu"
         if loan is None or loan.used + part.nbytes > PIECE:
-            self._loan = loan = _Loan(self._idle)
+            side = None if is_on_host else self.side(part.device)
+            self._loan = loan = _Loan(self._idle if side is None else side.idle, self._idle)
         copy = torch.frombuffer(loan.buffer, dtype=torch.uint8, count=part.nbytes, offset=loan.used)
         loan.used += -(-part.nbytes // _ALIGNED) * _ALIGNED
         copy = copy.view(part.dtype).view(part.shape)
-        if part.device.type == "cpu":
+        if is_on_host:
             copy.copy_(part)
         else:
-            # Into pageable memory: allocating pinned memory may wait for all work of the device,
-            # and a collective that lost its peer never ends.
+            # Into pageable memory, if none was page-locked before: that may wait for all work of
+            # the device, and a collective that lost its peer never ends.
             with self._stream(part.device):
                 copy.copy_(part)
         return view(copy, loan)
 
     def _stream(self, device: torch.device) -> torch.Stream:
-        """A stream that waits for the last update, but not for what was begun after it."""
+        """A stream behind the last update that does not wait for what was begun after it."""
+        if (side := self.side(device)) is not None:
+            return side.stream
         if device not in self._streams:
             self._streams[device] = stream = torch.Stream(device)
-            events = [event for event in self._ready if event.device == device]
+            events = [event for event in self._access.ready if event.device == device]
             for event in events:
                 stream.wait_event(event)
             if not events:
@@ -87,13 +108,17 @@ class Reader:
 class _Loan:
     """A buffer that returns to the idle ones when nothing refers to it any more."""
 
-    def __init__(self, idle: SimpleQueue[mmap.mmap]) -> None:
-        self._idle = idle
+    def __init__(self, *idle: SimpleQueue[Buffer]) -> None:
+        """Take the first one that is idle; a new one goes to the last of these."""
         self.used = 0
-        try:
-            self.buffer = idle.get_nowait()
-        except Empty:
-            self.buffer = mmap.mmap(-1, PIECE)
+        self.buffer: Buffer
+        for self._idle in idle:
+            try:
+                self.buffer = self._idle.get_nowait()
+            except Empty:
+                continue
+            return
+        self.buffer = mmap.mmap(-1, PIECE)
 
     def __del__(self) -> None:
         self._idle.put(self.buffer)

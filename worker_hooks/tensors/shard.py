@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from worker_hooks.contract.status_page import Entry
+from worker_hooks.device.side_stream import HOST, DeviceAccess
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.checksum import Blocks, Bytes
 from worker_hooks.storage.safetensors_file import BITS
@@ -30,6 +31,7 @@ from worker_hooks.storage.shard_file import (
     digest_of,
 )
 from worker_hooks.storage.shard_file import write as write_part
+from worker_hooks.tensors.device_digest import add_tensor, is_summed_there
 from worker_hooks.tensors.fast_digest import FastDigest
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import entry_of, plain
@@ -44,7 +46,7 @@ class Replica(NamedTuple):
     buffers: Sequence[tuple[Entry, memoryview]]  # this rank's own; not in the digest
     rest: str  # JSON of everything but tensors; equal on all replicas
     metadata: Mapping[str, str]  # free; not in the digest
-    ready: Sequence[torch.Event] = ()  # recorded at the commit on each accelerator's stream
+    access: DeviceAccess = HOST
 
 
 class ShardPlan(NamedTuple):
@@ -52,11 +54,13 @@ class ShardPlan(NamedTuple):
 
     head: bytes  # of the part's file
     seed: str  # hexadecimal sha256 of what the digest covers besides the bytes
-    segments: Sequence[
-        tuple[torch.Tensor, bool]
-    ]  # the state in order, and whether this part has it
+    cuts: Sequence[TensorCut]  # of the whole state's tensors in order
     buffers: Sequence[memoryview]  # the file's last tensors
-    sizes: Sequence[int]  # of the whole state's tensors in order, in bytes
+
+    @property
+    def segments(self) -> Iterator[tuple[torch.Tensor, bool]]:
+        """The state in order, and whether this part has it."""
+        return (segment for cut in self.cuts for segment in cut.segments)
 
     def pieces(self, reader: Reader) -> Iterator[tuple[memoryview, bool]]:
         """The state's bytes in order, and whether this part has them."""
@@ -106,7 +110,7 @@ def digest(replica: Replica, advance: Callable[[int], None]) -> str:
     Raises:
         TypeError: there is a tensor that cannot be saved.
     """
-    reader = Reader(replica.ready)
+    reader = Reader(replica.access)
     cuts = _cuts(replica, 0, 1)
     with Blocks() as blocks:
         for cut in cuts:
@@ -120,14 +124,13 @@ def quick_digest(replica: Replica, advance: Callable[[int], None] = lambda _: No
     """The same by :class:`FastDigest`: at memory speed, and good enough to find accidents.
 
     Raises:
+        RuntimeError: a device has failed.
         TypeError: there is a tensor that cannot be saved.
     """
-    reader, cuts = Reader(replica.ready), _cuts(replica, 0, 1)
+    reader, cuts = Reader(replica.access), _cuts(replica, 0, 1)
     found = FastDigest(cut.entry.nbytes for cut in cuts)
     for cut in cuts:
-        for piece in reader.pieces(cut.tensor):
-            found.add(piece)
-            advance(len(piece))
+        add_tensor(found, cut.tensor, reader, advance)
     return found.digest(_seed(cuts, replica.rest))
 
 
@@ -143,10 +146,8 @@ def plan(replica: Replica, part: int, parts: int) -> ShardPlan:
     cuts = _cuts(replica, part, parts)
     buffers = replica.buffers if part == 0 else ()
     head = _header(replica, [cut for cut in cuts if cut.start < cut.stop], buffers)
-    segments = [segment for cut in cuts for segment in cut.segments]
     contents = [content for _, content in buffers]
-    sizes = [cut.entry.nbytes for cut in cuts]
-    return ShardPlan(head, _seed(cuts, replica.rest), segments, contents, sizes)
+    return ShardPlan(head, _seed(cuts, replica.rest), cuts, contents)
 
 
 def write(
@@ -169,7 +170,7 @@ def write(
         ValueError: two tensors have one name, or there is no such part.
     """
     planned = plan(replica, part, parts)
-    pieces = planned.pieces(Reader(replica.ready))
+    pieces = planned.pieces(Reader(replica.access))
     head, seed, buffers = planned.head, planned.seed, planned.buffers
     return write_part(path, head, seed, pieces, buffers, advance, is_whole=parts == 1)
 
@@ -178,6 +179,9 @@ def write_quick(
     path: Path, replica: Replica, part: int, parts: int, advance: Callable[[int], None]
 ) -> WrittenShard:
     """Write the same file as :func:`write`, but into existing memory and without a checksum.
+
+    Of a tensor that its accelerator sums up itself only what the part has is read. All others are
+    read once, for the digest and for the file.
 
     Args:
         path: of an empty file in memory.
@@ -188,18 +192,27 @@ def write_quick(
 
     Raises:
         OSError: the memory is exhausted, or its owner is gone.
+        RuntimeError: a device has failed.
         TypeError: there is a tensor that cannot be saved.
         ValueError: two tensors have one name, or there is no such part.
     """
-    planned = plan(replica, part, parts)
-    found = FastDigest(planned.sizes)
+    planned, reader = plan(replica, part, parts), Reader(replica.access)
+    found = FastDigest(cut.entry.nbytes for cut in planned.cuts)
     with open(path, "r+b", buffering=0) as file:
         nbytes = _put(file, planned.head)
-        for piece, is_mine in planned.pieces(Reader(replica.ready)):
-            found.add(piece)
-            if is_mine:
-                nbytes += _put(file, piece)
-            advance(len(piece))
+        for cut in planned.cuts:
+            is_digested = is_summed_there(cut.tensor, reader)
+            if is_digested:
+                add_tensor(found, cut.tensor, reader, advance)
+            for segment, is_mine in cut.segments:
+                if is_digested and not is_mine:
+                    continue
+                for piece in reader.pieces(segment):
+                    if not is_digested:
+                        found.add(piece)
+                    if is_mine:
+                        nbytes += _put(file, piece)
+                    advance(0 if is_digested else len(piece))
         for content in planned.buffers:
             nbytes += _put(file, content)
     return WrittenShard(nbytes, "", found.digest(planned.seed))

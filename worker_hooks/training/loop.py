@@ -111,6 +111,7 @@ class DataLoop:
             guard.report_fingerprint,
             self._late_values,
             lambda: committed.private.script.count,
+            committed.reading.queued,
         )
         self.epoch = 0  # as the script counts, from 0
         self.batch = 0  # handed out in the current loop

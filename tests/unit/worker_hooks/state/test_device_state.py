@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections import Counter
@@ -12,7 +13,9 @@ import torch
 from support.device_double import GARBAGE, Clock, Device
 from torch import nn
 
+from worker_hooks.data.feed import Feed
 from worker_hooks.device import devices
+from worker_hooks.device.side_stream import DeviceAccess
 from worker_hooks.device.timeline import DeviceFailedError, DevicePlace, DeviceTimeline, MarkKind
 from worker_hooks.guard.gate import EjectedError, Gate
 from worker_hooks.state import device_state
@@ -267,3 +270,26 @@ def test_a_main_thread_that_waits_for_its_device_can_be_taken_out():
     main.join(30)
     assert found == [True]
     gate.wait_until(lambda: True)
+
+
+def test_what_devices_are_read_with_is_made_once_as_training_begins(monkeypatch):
+    clock, made = Clock(), []
+    device = Device(clock)
+    monkeypatch.setattr(devices, "is_on_host", lambda tensor: tensor.ndim == 0)
+    monkeypatch.setattr(devices, "_mark", lambda _: device.mark())
+
+    def side_streams(tensors):
+        made.append([tuple(each.shape) for each in tensors])
+        return {torch.device("cpu"): "a side stream"}
+
+    monkeypatch.setattr(device_state, "side_streams", side_streams)
+    state = CommittedState(pieces_of({"w": torch.ones(3, 2), "s": torch.ones(())}), dict)
+    sides = state.present().access.sides  # a new rank compares before it trains
+    assert sides == {torch.device("cpu"): "a side stream"}
+    for _ in range(2):
+        os.close(state.open(0, 0, Feed(()), Position(0, 0)))
+    assert state.present().access == DeviceAccess((), sides)
+    (mark,) = state.device.ready(0, MarkKind.COMMIT)
+    assert state.replica(0).access == DeviceAccess((mark,), sides)
+    assert made == [[(3, 2), ()]]
+    state.forget()
