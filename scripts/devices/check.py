@@ -163,20 +163,36 @@ def copy_rates(options: argparse.Namespace) -> list[Row]:
     """How fast state comes from a device, as a dump reads it and as pinned memory takes it."""
     if options.device == "cpu":  # is read where it lies
         return []
+    from worker_hooks.device.side_stream import DeviceAccess
+    from worker_hooks.tensors.device_digest import side_streams
     from worker_hooks.tensors.reader import Reader
+    from worker_hooks.tensors.shard import Replica, quick_digest
 
-    source = torch.zeros(GIB // 4, device=options.device)
-    began = time.monotonic()
-    count = sum(len(piece) for piece in Reader().pieces(source))
-    read_s = time.monotonic() - began
-    rows = [Row("read for a dump", f"{count / read_s / 1e9:.1f} GB/s", is_good=True, took_s=read_s)]
+    torch.manual_seed(1)
+    source = torch.randint(-(1 << 62), 1 << 62, (GIB // 8 - 5,)).to(options.device)
+    rows, digests, on_host = [], set(), source.cpu()
+    sides = side_streams([source])
+    is_good = bool(sides)
+    for name, access in ("pageable", DeviceAccess()), ("page-locked", DeviceAccess(sides=sides)):
+        began = time.monotonic()
+        for _ in Reader(access).pieces(source):
+            pass
+        rows.append(speed(f"read for a dump, {name}", time.monotonic() - began, is_good=is_good))
+    for name, tensor in ("host", on_host), ("device", source):
+        began = time.monotonic()
+        digests.add(quick_digest(Replica({"w": tensor}, (), "", {}, DeviceAccess(sides=sides))))
+        is_good &= len(digests) == 1  # else replicas that are equal seem to differ
+        rows.append(speed(f"digest on the {name}", time.monotonic() - began, is_good=is_good))
     target = torch.empty(source.shape, pin_memory=True)
     torch.accelerator.synchronize()
     began = time.monotonic()
     target.copy_(source, non_blocking=True)
     torch.accelerator.synchronize()
-    took_s = time.monotonic() - began
-    return [*rows, Row("copy to pinned memory", f"{GIB / took_s / 1e9:.1f} GB/s", True, took_s)]
+    return [*rows, speed("copy to pinned memory", time.monotonic() - began, is_good=True)]
+
+
+def speed(name: str, took_s: float, *, is_good: bool) -> Row:
+    return Row(name, f"{GIB / took_s / 1e9:.1f} GB/s", is_good=is_good, took_s=took_s)
 
 
 def job(options: argparse.Namespace, *more: str) -> tuple[str, ...]:
