@@ -16,14 +16,26 @@ Pure, like the controller, which asks here and moves the job by the answer. Theo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import DumpProgress, Job
 from agent.controller.replaceable import not_replacing, ranks_to_replace, why_not, with_deaths
-from agent.controller.replication import Groups, replica_groups, why_no_holder
+from agent.controller.replication import (
+    Said,
+    has_all,
+    has_written,
+    holders,
+    lacking,
+    pools_of,
+    replica_groups,
+    said_by,
+    sides_of,
+    why_no_holder,
+    why_not_covered,
+)
 from agent.controller.states import Condition, JobState, RankState
 from agent.text.wording import described, listed
 from worker_hooks.contract import protocol
@@ -147,29 +159,6 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     return turn if not_replaced else _prepare(turn, gone)
 
 
-def lacking(job: Job, dump: DumpProgress) -> Groups:
-    """The replica groups of which no rank can write the dump's step."""
-    able = set(holders(job, dump))
-    return tuple(group for group in replica_groups(job) if able.isdisjoint(group))
-
-
-def why_not_covered(job: Job, dump: DumpProgress) -> str:
-    """Why the ranks that hold the dump's step cannot save it for all; empty: they can."""
-    lost = lacking(job, dump)
-    if not lost or not (why := why_no_holder(job)):
-        return ""
-    steps = {
-        rank: f"held step {answer.step}"
-        for rank, answer in sorted(dump.answers.items())
-        if answer.is_whole and rank in job.reachable()
-    }
-    if len(set(steps.values())) > 1:
-        return f"{described(steps.items())}, and no step is held by every replica group; {why}"
-    if len(lost[0]) > 1:
-        return f"every rank of a replica group is lost ({'; '.join(map(listed, lost))}); {why}"
-    return why
-
-
 def _prepare(turn: Turn, gone: Iterable[int]) -> Turn:
     """Start replacements of the dead early: they need not wait until the memory is complete."""
     dead = tuple(rank for rank in gone if not turn.job.ranks[rank].is_alive)
@@ -229,7 +218,7 @@ def note_failure(job: Job, event: protocol.SaveFailed) -> Turn:
     """While dumping: a rank could not; another one can, or another place."""
     dump = job.present_dump()
     # do not leave a place that holds a complete state for one that may be full, too
-    if event.is_place and event.rank in dump.writing and not _has_all(job, dump):
+    if event.is_place and event.rank in dump.writing and not has_all(job, dump):
         return _leave_place(job, dump, event.why)
     return drop_writers(job, dump, (event.rank,), f"failed ({event.why})")
 
@@ -248,7 +237,7 @@ def blame_stuck(job: Job) -> Turn:
     if not dump.writing and not dump.digesting:  # all is known but why the ranks differ
         return _compare(job, dump._replace(is_slow=True))
     if dump.writing:
-        is_second = dump.is_slow and not _has_all(job, dump)
+        is_second = dump.is_slow and not has_all(job, dump)
         if is_second and dump.place == do.MEMORY:
             return leave_memory(job, dump, "nothing moves there")
         if is_second and dump.place + 1 < job.policy.dump.places:
@@ -269,10 +258,10 @@ def drop_writers(job: Job, dump: DumpProgress, ranks: Iterable[int], why: str) -
 
 def reassign(job: Job, dump: DumpProgress) -> Turn:
     """A write order has failed: its other writers write everything, or else other holders do."""
-    able, pools = holders(job, dump), _pools(job)
+    able, pools = holders(job, dump), pools_of(job)
     writers: list[int] = []
     for pool in pools:
-        if _has_written(dump, pool) and dump.writing.isdisjoint(pool):
+        if has_written(dump, pool) and dump.writing.isdisjoint(pool):
             continue
         left = [rank for rank in dump.writers if rank in pool and rank in able]
         if not left and len(pools) > 1:  # those of the other pools go on meanwhile
@@ -295,7 +284,7 @@ def advance(job: Job, dump: DumpProgress) -> Turn:
 
 def _compare(job: Job, dump: DumpProgress) -> Turn:
     """All digests are known: what those of a group agree on must be written, else all of it."""
-    found = [_said(dump, group) for group in replica_groups(job)]
+    found = [said_by(dump, group) for group in replica_groups(job)]
     is_trial = job.since_restart.trial is not None and job.alive() and not dump.is_slow
     if any(len(each.ranked) > 1 for each in found) and is_trial:
         # those that were replaced may be the majority, and be wrong: the ranks' fingerprints tell
@@ -303,32 +292,7 @@ def _compare(job: Job, dump: DumpProgress) -> Turn:
     return _settle(job, dump, found)
 
 
-class _Said(NamedTuple):
-    """What the ranks of a replica group said to hold."""
-
-    ranks: tuple[int, ...]  # of the group
-    by_digest: Mapping[str, tuple[int, ...]]
-    ranked: tuple[str, ...]  # the digests, that of the most ranks first
-    is_settled: bool  # that one is right: it is of the majority
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """What is to be written."""
-        return self.ranked[:1] if self.is_settled else self.ranked
-
-
-def _said(dump: DumpProgress, group: tuple[int, ...]) -> _Said:
-    by_digest: dict[str, tuple[int, ...]] = {}
-    for rank in group:
-        if (digest := dump.digests.get(rank)) is not None:
-            by_digest[digest] = (*by_digest.get(digest, ()), rank)
-    ranked = sorted(by_digest, key=lambda each: (-len(by_digest[each]), by_digest[each][0]))
-    count = sum(map(len, by_digest.values()))
-    is_settled = bool(ranked) and 2 * len(by_digest[ranked[0]]) > count
-    return _Said(group, by_digest, tuple(ranked), is_settled)
-
-
-def _settle(job: Job, dump: DumpProgress, found: Sequence[_Said]) -> Turn:
+def _settle(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
     """What the ranks hold is known: have written what is not, or commit."""
     able = holders(job, dump)
     writers, why = list[int](), ""
@@ -370,8 +334,8 @@ def order_all(job: Job, dump: DumpProgress, why: str) -> Turn:
 
 def _first_writers(job: Job, dump: DumpProgress) -> tuple[int, ...]:
     """Those of each replica group whose state is not written yet; of all, if none is known."""
-    able, pools = holders(job, dump), _pools(job)
-    left = [pool for pool in pools if not _has_written(dump, pool)] or pools
+    able, pools = holders(job, dump), pools_of(job)
+    left = [pool for pool in pools if not has_written(dump, pool)] or pools
     of = [tuple(rank for rank in able if rank in pool) for pool in left]
     return tuple(rank for each in of for rank in _enough(job, dump, each))
 
@@ -384,7 +348,7 @@ def order(
     digesters: tuple[int, ...] = (),
 ) -> Turn:
     """Order ranks to write; an earlier order to write no longer counts."""
-    groups = tuple(tuple(each for each in writers if each in pool) for pool in _pools(job))
+    groups = tuple(tuple(each for each in writers if each in pool) for pool in pools_of(job))
     groups = tuple(filter(None, groups))
     dump = dump._replace(
         round=dump.round + 1,
@@ -408,35 +372,6 @@ def order(
     return Turn(begun, Condition.ANSWERS_AWAITED, (save, extend_deadline(job)))
 
 
-def _pools(job: Job) -> Groups:
-    """The ranks that share the writing: a replica group, or all while none is known."""
-    return job.since_restart.comparison.groups or (tuple(job.ranks),)
-
-
-def _has_written(dump: DumpProgress, pool: Iterable[int]) -> bool:
-    """Whether what a rank of these holds is complete."""
-    return any(dump.digests.get(rank) in dump.written for rank in pool)
-
-
-def _has_all(job: Job, dump: DumpProgress) -> bool:
-    """Whether a whole state is complete, be it that of a minority."""
-    return all(_has_written(dump, pool) for pool in _pools(job))
-
-
-def holders(job: Job, dump: DumpProgress) -> tuple[int, ...]:
-    """Ranks that can write the dump's step, the quickest first, the busy ones last."""
-    reachable = job.reachable()
-    able = [
-        rank
-        for rank, answer in dump.answers.items()
-        if answer.is_whole
-        and answer.step == dump.step
-        and rank in reachable
-        and rank not in dump.failed
-    ]
-    return tuple(sorted(able, key=dump.digesting.__contains__))
-
-
 def _enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ...]:
     """Of those that are able, the ones that write."""
     if job.policy.dump.split or _is_stuck(job, dump):
@@ -449,7 +384,7 @@ def _enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, .
 
 def _is_stuck(job: Job, dump: DumpProgress) -> bool:
     """Whether a writer was stuck in the last place: then all try, not hundreds one by one."""
-    return dump.is_slow and not _has_all(job, dump) and dump.place + 1 == job.policy.dump.places
+    return dump.is_slow and not has_all(job, dump) and dump.place + 1 == job.policy.dump.places
 
 
 def problems(dump: DumpProgress) -> str:
@@ -505,7 +440,7 @@ def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
 # --- committing -----------------------------------------------------------------------------------
 
 
-def _commit(job: Job, dump: DumpProgress, found: Sequence[_Said]) -> Turn:
+def _commit(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
     """Everything is written that the replica groups hold."""
     kept = {
         digest: said.by_digest[digest]
@@ -547,22 +482,11 @@ def _commit(job: Job, dump: DumpProgress, found: Sequence[_Said]) -> Turn:
         variants,
         odd,
         why,
-        _sides(kept, found),
+        sides_of(kept, found),
         is_disputed=bool(disputed),
     )
     actions = (commit, extend_deadline(job, JobState.COMMITTING))
     return Turn(job._replace(dump=dump), Condition.WRITTEN, actions)
-
-
-def _sides(kept: Mapping[str, tuple[int, ...]], found: Sequence[_Said]) -> Groups:
-    """By variant the ranks whose state it is; none: there is but one, of all ranks."""
-    if len(found) == 1 and found[0].is_settled:
-        return ()
-    sides = []
-    for digest, ranks in kept.items():
-        of = [said.ranks for said in found if said.is_settled and said.ranked[0] == digest]
-        sides.append(tuple(sorted(rank for group in of for rank in group)) or ranks)
-    return tuple(sides) if len(sides) > 1 or any(not said.is_settled for said in found) else ()
 
 
 def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:

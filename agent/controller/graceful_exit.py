@@ -21,9 +21,9 @@ from agent.controller.dump import (
     freeze,
     new_dump,
     order_all,
-    why_not_covered,
 )
 from agent.controller.job import NEVER, ExitProgress, Job
+from agent.controller.replication import why_not_covered
 from agent.controller.states import Condition, JobState, RankState
 from agent.spec import exit_budget
 from agent.text.wording import listed

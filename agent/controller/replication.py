@@ -1,4 +1,6 @@
-"""Who holds the same state, and whether a replacement left the ranks alike. Pure.
+"""Who holds the same state, which part of a dump that covers, and if a replacement left all alike.
+
+Pure.
 
 Theory:
 
@@ -15,8 +17,11 @@ Theory:
 
 from __future__ import annotations
 
-from agent.controller.job import NEVER, Comparison, Job, UnconfirmedReplacement
-from agent.text.wording import listed, ranged
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from agent.controller.job import NEVER, Comparison, DumpProgress, Job, UnconfirmedReplacement
+from agent.text.wording import described, listed, ranged
 from worker_hooks.contract import protocol
 from worker_hooks.contract.fingerprint import alike, describe, differences, is_own_value
 
@@ -124,3 +129,97 @@ def _why_not_compared(known: Comparison) -> str:
 
 def _with(job: Job, known: Comparison) -> Job:
     return job._replace(since_restart=job.since_restart._replace(comparison=known))
+
+
+# --- what a dump covers ---------------------------------------------------------------------------
+# As long as nobody knows who holds the same, each rank counts as a group of its own. But all share
+# one order to write, as a pool: most likely they are alike.
+
+
+def holders(job: Job, dump: DumpProgress) -> tuple[int, ...]:
+    """Ranks that can write the dump's step, the quickest first, the busy ones last."""
+    reachable = job.reachable()
+    able = [
+        rank
+        for rank, answer in dump.answers.items()
+        if answer.is_whole
+        and answer.step == dump.step
+        and rank in reachable
+        and rank not in dump.failed
+    ]
+    return tuple(sorted(able, key=dump.digesting.__contains__))
+
+
+def lacking(job: Job, dump: DumpProgress) -> Groups:
+    """The replica groups of which no rank can write the dump's step."""
+    able = set(holders(job, dump))
+    return tuple(group for group in replica_groups(job) if able.isdisjoint(group))
+
+
+def why_not_covered(job: Job, dump: DumpProgress) -> str:
+    """Why the ranks that hold the dump's step cannot save it for all; empty: they can."""
+    lost = lacking(job, dump)
+    if not lost or not (why := why_no_holder(job)):
+        return ""
+    steps = {
+        rank: f"held step {answer.step}"
+        for rank, answer in sorted(dump.answers.items())
+        if answer.is_whole and rank in job.reachable()
+    }
+    if len(set(steps.values())) > 1:
+        return f"{described(steps.items())}, and no step is held by every replica group; {why}"
+    if len(lost[0]) > 1:
+        return f"every rank of a replica group is lost ({'; '.join(map(listed, lost))}); {why}"
+    return why
+
+
+def pools_of(job: Job) -> Groups:
+    """The ranks that share the writing: a replica group, or all while none is known."""
+    return job.since_restart.comparison.groups or (tuple(job.ranks),)
+
+
+def has_written(dump: DumpProgress, pool: Iterable[int]) -> bool:
+    """Whether what a rank of these holds is complete."""
+    return any(dump.digests.get(rank) in dump.written for rank in pool)
+
+
+def has_all(job: Job, dump: DumpProgress) -> bool:
+    """Whether a whole state is complete, be it that of a minority."""
+    return all(has_written(dump, pool) for pool in pools_of(job))
+
+
+class Said(NamedTuple):
+    """What the ranks of a replica group said to hold."""
+
+    ranks: tuple[int, ...]  # of the group
+    by_digest: Mapping[str, tuple[int, ...]]
+    ranked: tuple[str, ...]  # the digests, that of the most ranks first
+    is_settled: bool  # that one is right: it is of the majority
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """What is to be written."""
+        return self.ranked[:1] if self.is_settled else self.ranked
+
+
+def said_by(dump: DumpProgress, group: tuple[int, ...]) -> Said:
+    """What these ranks have said of the dump's step so far."""
+    by_digest: dict[str, tuple[int, ...]] = {}
+    for rank in group:
+        if (digest := dump.digests.get(rank)) is not None:
+            by_digest[digest] = (*by_digest.get(digest, ()), rank)
+    ranked = sorted(by_digest, key=lambda each: (-len(by_digest[each]), by_digest[each][0]))
+    count = sum(map(len, by_digest.values()))
+    is_settled = bool(ranked) and 2 * len(by_digest[ranked[0]]) > count
+    return Said(group, by_digest, tuple(ranked), is_settled)
+
+
+def sides_of(kept: Mapping[str, tuple[int, ...]], found: Sequence[Said]) -> Groups:
+    """By variant the ranks whose state it is; none: there is but one, of all ranks."""
+    if len(found) == 1 and found[0].is_settled:
+        return ()
+    sides = []
+    for digest, ranks in kept.items():
+        of = [said.ranks for said in found if said.is_settled and said.ranked[0] == digest]
+        sides.append(tuple(sorted(rank for group in of for rank in group)) or ranks)
+    return tuple(sides) if len(sides) > 1 or any(not said.is_settled for said in found) else ()
