@@ -28,10 +28,11 @@ from agent.controller.replication import (
     has_all,
     has_written,
     holders,
-    lacking,
+    newest_covered,
     pools_of,
     replica_groups,
     said_by,
+    shared_out,
     sides_of,
     why_no_holder,
     why_not_covered,
@@ -136,11 +137,11 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     if not is_late and any(rank in reachable and rank not in dump.answers for rank in dump.asked):
         return Turn(job, Condition.ANSWERS_AWAITED)
     answers = [dump.answers[rank] for rank in reachable if rank in dump.answers]
-    whole = sorted({answer.step for answer in answers if answer.is_whole}, reverse=True)
+    whole = [answer.step for answer in answers if answer.is_whole]
     if not whole:
         return give_up(job, dump, f"no rank holds it whole: {why_not_whole(job, dump)}")
-    covered = (step for step in whole if not lacking(job, dump._replace(step=step)))
-    step = next(covered, whole[0])
+    covered = newest_covered(job, dump)
+    step = max(whole) if covered is None else covered
     dump = dump._replace(step=step)
     if why := why_not_covered(job, dump):
         return give_up(job, dump, why)
@@ -258,17 +259,17 @@ def drop_writers(job: Job, dump: DumpProgress, ranks: Iterable[int], why: str) -
 
 def reassign(job: Job, dump: DumpProgress) -> Turn:
     """A write order has failed: its other writers write everything, or else other holders do."""
-    able, pools = holders(job, dump), pools_of(job)
+    pools, able = pools_of(job), holders(job, dump)
     writers: list[int] = []
-    for pool in pools:
+    left_of = shared_out((rank for rank in dump.writers if rank in {*able}), pools)
+    for pool, left, others in zip(pools, left_of, shared_out(able, pools), strict=True):
         if has_written(dump, pool) and dump.writing.isdisjoint(pool):
             continue
-        left = [rank for rank in dump.writers if rank in pool and rank in able]
-        if not left and len(pools) > 1:  # those of the other pools go on meanwhile
-            left += _enough(job, dump, tuple(rank for rank in able if rank in pool))
-        if not left:
+        # with several pools those of the others go on meanwhile
+        again = left or (_enough(job, dump, others) if len(pools) > 1 else ())
+        if not again:
             return advance(job, dump._replace(writers=(), writing=frozenset()))
-        writers += left
+        writers += again
     return order(job, dump, tuple(writers), problems(dump))
 
 
@@ -294,15 +295,15 @@ def _compare(job: Job, dump: DumpProgress) -> Turn:
 
 def _settle(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
     """What the ranks hold is known: have written what is not, or commit."""
-    able = holders(job, dump)
+    able = {rank: place for place, rank in enumerate(holders(job, dump))}
     writers, why = list[int](), ""
     for said in found:
         for digest in said.wanted:
-            alike = tuple(rank for rank in able if rank in said.by_digest[digest])
+            ranks = said.by_digest[digest]
+            alike = tuple(sorted(able.keys() & ranks, key=able.__getitem__))
             if alike and digest not in dump.written:
                 writers += _enough(job, dump, alike) if said.is_settled else alike[:1]
-                of = listed(said.by_digest[digest])
-                why = why or f"what {of} said to hold is not written yet"
+                why = why or f"what {listed(ranks)} said to hold is not written yet"
                 break
     if writers:
         return order(job, dump, tuple(writers), why)
@@ -312,7 +313,10 @@ def _settle(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
     lost = [said for said in found if not any(each in dump.written for each in said.wanted)]
     if not lost:
         return _commit(job, dump, found)
-    unknown = [[rank for rank in able if rank in {*said.ranks} - {*dump.digests}] for said in lost]
+    silent = [rank for rank in able if rank not in dump.digests]
+    groups = tuple(said.ranks for said in found)
+    parts = dict(zip(groups, shared_out(silent, groups), strict=True))
+    unknown = [parts[said.ranks] for said in lost]
     if all(unknown):
         most = None if _is_stuck(job, dump) else 1
         writers = [rank for ranks in unknown for rank in ranks[:most]]
@@ -334,10 +338,10 @@ def order_all(job: Job, dump: DumpProgress, why: str) -> Turn:
 
 def _first_writers(job: Job, dump: DumpProgress) -> tuple[int, ...]:
     """Those of each replica group whose state is not written yet; of all, if none is known."""
-    able, pools = holders(job, dump), pools_of(job)
-    left = [pool for pool in pools if not has_written(dump, pool)] or pools
-    of = [tuple(rank for rank in able if rank in pool) for pool in left]
-    return tuple(rank for each in of for rank in _enough(job, dump, each))
+    pools = pools_of(job)
+    of = list(zip(pools, shared_out(holders(job, dump), pools), strict=True))
+    left = [able for pool, able in of if not has_written(dump, pool)] or [able for _, able in of]
+    return tuple(rank for able in left for rank in _enough(job, dump, able))
 
 
 def order(
@@ -348,8 +352,7 @@ def order(
     digesters: tuple[int, ...] = (),
 ) -> Turn:
     """Order ranks to write; an earlier order to write no longer counts."""
-    groups = tuple(tuple(each for each in writers if each in pool) for pool in pools_of(job))
-    groups = tuple(filter(None, groups))
+    groups = tuple(filter(None, shared_out(writers, pools_of(job))))
     dump = dump._replace(
         round=dump.round + 1,
         writers=writers,

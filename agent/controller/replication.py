@@ -150,15 +150,32 @@ def holders(job: Job, dump: DumpProgress) -> tuple[int, ...]:
     return tuple(sorted(able, key=dump.digesting.__contains__))
 
 
-def lacking(job: Job, dump: DumpProgress) -> Groups:
-    """The replica groups of which no rank can write the dump's step."""
-    able = set(holders(job, dump))
-    return tuple(group for group in replica_groups(job) if able.isdisjoint(group))
+def shared_out(ranks: Iterable[int], groups: Groups) -> list[tuple[int, ...]]:
+    """For each of these groups those of its ranks that are among some, in their order."""
+    group_of = {rank: index for index, group in enumerate(groups) for rank in group}
+    found: list[list[int]] = [[] for _ in groups]
+    for rank in ranks:
+        found[group_of[rank]].append(rank)
+    return list(map(tuple, found))
+
+
+def newest_covered(job: Job, dump: DumpProgress) -> int | None:
+    """The newest step that a rank of each replica group holds whole; ``None``: there is none."""
+    reachable = set(job.reachable()) - dump.failed.keys()
+    steps = {
+        rank: answer.step
+        for rank, answer in dump.answers.items()
+        if answer.is_whole and rank in reachable
+    }
+    held = ({steps[rank] for rank in each} for each in shared_out(steps, replica_groups(job)))
+    return max(set.intersection(*held), default=None)
 
 
 def why_not_covered(job: Job, dump: DumpProgress) -> str:
     """Why the ranks that hold the dump's step cannot save it for all; empty: they can."""
-    lost = lacking(job, dump)
+    able, groups = holders(job, dump), replica_groups(job)
+    of = zip(groups, shared_out(able, groups), strict=True)
+    lost = [group for group, left in of if not left]
     if not lost or not (why := why_no_holder(job)):
         return ""
     steps = {
