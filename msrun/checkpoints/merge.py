@@ -21,7 +21,6 @@ from msrun.checkpoints.catalog import (
     damages,
     state_files,
 )
-from msrun.checkpoints.tensors import JoinedTensor, joined, runs
 from msrun.terminal.progress import bar, counted, say
 from msrun.terminal.stdout import put
 from worker_hooks.contract.atomic_file import fsync_folder
@@ -29,6 +28,7 @@ from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.safetensors_file import BITS, Header, read_header
 from worker_hooks.storage.shard_file import OBJECTS, REST, SHARDING
+from worker_hooks.storage.tensor_parts import JoinedTensor, joined, runs
 
 _PIECE = 4 << 20  # bytes
 _EXTRA, _TRANSIENT = "extra", "transient"  # parts of a module that are no tensors in its state_dict

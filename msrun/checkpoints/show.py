@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from agent.text.sanitize import sanitized
 from agent.text.wording import duration, sized
 from msrun.checkpoints.catalog import CheckpointItem, checkpoints, state_files
-from msrun.checkpoints.tensors import JoinedTensor, joined
 from msrun.terminal.progress import counted
 from msrun.terminal.stdout import put
 from msrun.terminal.table import UNKNOWN, moment, show_json, table
 from worker_hooks.storage.manifest import Manifest, Shard, describe_dispute
 from worker_hooks.storage.safetensors_file import Header, read_header
+from worker_hooks.storage.tensor_parts import JoinedTensor, joined
 
 FILE_COLUMNS = ("file", "rank", "kind", "size", "sha256")
 TENSOR_COLUMNS = ("tensor", "dtype", "shape", "size", "parts")

@@ -6,40 +6,35 @@ The folder is verified before; nothing in it is executed or unpickled.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from worker_hooks.state.mismatch import listed
-from worker_hooks.state.registry import Piece, restore_alike
+from worker_hooks.state.registry import Piece, boxes_of, restore_alike
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.memory_dump import HERE, HeldDump
-from worker_hooks.storage.shard_file import GLOBAL_SHAPE, OBJECTS, OFFSETS, REST, SHARDING
+from worker_hooks.storage.shard_file import OBJECTS, REST
+from worker_hooks.storage.tensor_parts import Block, JoinedTensor, joined, runs
 from worker_hooks.tensors import state_json
+from worker_hooks.tensors.placements import Box
 from worker_hooks.tensors.state_json import Json
 from worker_hooks.tensors.tensor_bytes import plain, torch_dtype, view
 
 
-class Span(NamedTuple):
-    """Consecutive bytes of a tensor in a file."""
-
-    start: int  # in the tensor
-    nbytes: int
-    path: Path
-    offset: int  # in the file
-
-
-class StoredSpan(NamedTuple):
-    """A tensor of a dump."""
+class StoredTensor(NamedTuple):
+    """A tensor of a dump, or the part of it that this rank has."""
 
     dtype: torch.dtype
-    shape: tuple[int, ...]
-    spans: dict[int, Span]  # by start
+    whole: JoinedTensor
+    block: Block
 
     def read(self) -> Tensor:
         """The tensor, in new memory.
@@ -48,7 +43,7 @@ class StoredSpan(NamedTuple):
             OSError: a file cannot be read.
             ValueError: bytes are missing.
         """
-        tensor = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        tensor = torch.empty(self.block.shape, dtype=self.dtype, device="cpu")
         self.read_into(tensor)
         return tensor
 
@@ -59,26 +54,43 @@ class StoredSpan(NamedTuple):
             OSError: a file cannot be read.
             ValueError: bytes are missing.
         """
-        memory = view(tensor)
-        at = 0
-        for start, span in sorted(self.spans.items()):
-            with open(span.path, "rb", buffering=0) as file:
-                file.seek(span.offset)
-                while at < start + span.nbytes:
-                    count = file.readinto(memory[at : start + span.nbytes])
-                    if not count:
-                        raise ValueError(f"{span.path} ends too early")
+        memory, at = view(tensor), 0
+        with ExitStack() as opened:
+            files: dict[Path, FileIO] = {}
+            for path, start, nbytes in runs(self.whole, self.block):
+                file = files.get(path)
+                if file is None:
+                    file = files[path] = opened.enter_context(open(path, "rb", buffering=0))
+                file.seek(start)
+                end = at + nbytes
+                while at < end:
+                    if not (count := file.readinto(memory[at:end])):
+                        raise ValueError(f"{path} ends too early")
                     at += count
+        if at != len(memory):
+            raise ValueError(f"parts of {self.whole.entry.name} are missing")
 
 
 class Tensors(Mapping[str, Tensor]):
-    """The tensors of a dump by name; each is read when it is accessed."""
+    """The tensors of a dump by name; each is read when it is accessed.
 
-    def __init__(self, stored: Mapping[str, StoredSpan]) -> None:
+    Of those for which a box is known, only this box.
+    """
+
+    def __init__(
+        self,
+        stored: Mapping[str, JoinedTensor],
+        boxes: Mapping[str, Box] = MappingProxyType({}),
+    ) -> None:
         self._stored = stored
+        self._boxes = boxes
+
+    def cut(self, boxes: Mapping[str, Box]) -> Tensors:
+        """The same, but only these boxes of some of the tensors."""
+        return Tensors(self._stored, boxes)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._stored[name].read()
+        return self._of(name).read()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
@@ -86,11 +98,19 @@ class Tensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._stored)
 
+    def _of(self, name: str) -> StoredTensor:
+        whole, box = self._stored[name], self._boxes.get(name)
+        shape = whole.entry.shape
+        # what has another shape does not fit, and is said to
+        is_part = box is not None and box.whole == shape
+        block = Block(box.offset, box.size) if box and is_part else Block((0,) * len(shape), shape)
+        return StoredTensor(torch_dtype(whole.entry.dtype), whole, block)
+
     def put(self, name: str, target: Tensor) -> None:
         """Read a tensor into another one of its shape."""
-        stored = self._stored[name]
+        stored = self._of(name)
         is_plain = target.device.type == "cpu" and target.is_contiguous() and not target.is_neg()
-        if is_plain and target.dtype == stored.dtype and target.shape == stored.shape:
+        if is_plain and target.dtype == stored.dtype and target.shape == stored.block.shape:
             stored.read_into(plain(target.detach()))
             torch.autograd.graph.increment_version(target)  # as copy_ does
         else:
@@ -98,9 +118,10 @@ class Tensors(Mapping[str, Tensor]):
 
     def like(self, names: Collection[str]) -> dict[str, Tensor]:
         """Tensors without data, of the same shapes and dtypes."""
-        found = ((name, self._stored[name]) for name in names)
+        found = ((name, self._of(name)) for name in names)
         return {
-            name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in found
+            name: torch.empty(each.block.shape, dtype=each.dtype, device="meta")
+            for name, each in found
         }
 
 
@@ -155,23 +176,29 @@ def open_dump(folder: Path, manifest: Manifest, variant: int = 0) -> LoadedState
         OSError: a file cannot be read.
         ValueError: the files do not make up a state; the message says why.
     """
-    stored: dict[str, StoredSpan] = {}
-    most, metadata = -1, {}
+    most, metadata, files, others = -1, dict[str, str](), [], set[Path]()
     for shard in manifest.shards:
-        if shard.kind != "replicated" or shard.variant != variant:
+        if shard.kind != "replicated":
             continue
         path = folder / shard.file
+        if shard.variant != variant and not manifest.holders:
+            continue
         header = safetensors_file.read_header(path)
+        files.append((path, header))
+        if shard.variant != variant:  # other ranks'; they may have parts of distributed tensors
+            others.add(path)
+            continue
         try:
-            _add_spans(stored, path, header)
             named = state_json.names_in(_json(header.metadata, OBJECTS))
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path} was not written by msrun: {error}") from error
         count = len(named & {entry.name for entry in header.entries})
         if count > most:
             most, metadata = count, header.metadata
-    if cut := [name for name, each in stored.items() if not _is_covered(each)]:
-        raise ValueError(f"{folder} lacks parts of {listed(cut)}")
+    try:
+        stored = joined(files, has_replicas=True, others=others)
+    except ValueError as error:
+        raise ValueError(f"{folder} does not hold a whole state: {error}") from error
     try:
         values = {**_json(metadata, OBJECTS), **_json(metadata, REST)["pieces"]}
     except (LookupError, TypeError, ValueError) as error:
@@ -204,6 +231,10 @@ def restore(
         ValueError: it does not fit what is registered; the message names everything that does not.
     """
     names = {piece.name for piece in pieces}
+    boxes: dict[str, Box] = {}
+    for piece in pieces:
+        boxes |= boxes_of(piece, saved.values.get(piece.name))
+    saved = saved._replace(tensors=saved.tensors.cut(boxes))
     found, unlike = [], dict[str, Mapping[str, Tensor]]()
     if missing := names - saved.values.keys():
         found.append(f"it has no {listed(missing)}")
@@ -268,42 +299,10 @@ def _json(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     return value
 
 
-def _add_spans(stored: dict[str, StoredSpan], path: Path, header: safetensors_file.Header) -> None:
-    """Add the spans of a file; its metadata has the offset of a part in its tensor."""
-    sharding = _json(header.metadata, SHARDING)
-    at = header.data_offset
-    for name, dtype, shape, nbytes in header.entries:
-        place = sharding.get(name, {})
-        whole = tuple(place.get(GLOBAL_SHAPE, shape))
-        offsets = tuple(place.get(OFFSETS, ()))[: len(whole)]
-        each = stored.setdefault(name, StoredSpan(torch_dtype(dtype), whole, {}))
-        if (each.dtype, each.shape) != (torch_dtype(dtype), whole):
-            raise ValueError(f"parts of {name} differ in their types or shapes")
-        start = 0
-        if whole != shape:  # rows are contiguous: all dimensions before theirs have size 1
-            dim = next(dim for dim, size in enumerate(whole) if size > 1)
-            if shape[:dim] + shape[dim + 1 :] != whole[:dim] + whole[dim + 1 :]:
-                raise ValueError(f"{name} was cut in a way that is unknown")
-            start = offsets[dim] * nbytes // shape[dim]
-        each.spans.setdefault(start, Span(start, nbytes, path, at))
-        at += nbytes
-
-
-def _is_covered(stored: StoredSpan) -> bool:
-    """Whether the spans cover the tensor without a gap."""
-    at = 0
-    for start, span in sorted(stored.spans.items()):
-        if start != at:
-            return False
-        at += span.nbytes
-    return at == math.prod(stored.shape) * stored.dtype.itemsize
-
-
 def _private(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     header = safetensors_file.read_header(path)
-    stored: dict[str, StoredSpan] = {}
-    _add_spans(stored, path, header)
-    held = {name: each.read() for name, each in stored.items()}
+    tensors = Tensors(joined([(path, header)], has_replicas=False))
+    held = {name: tensors[name] for name in tensors}
     try:
         record = {key: int(header.metadata[key]) for key in ("step", "epoch", "batch", "is_commit")}
         return {**record, "meta": json.loads(header.metadata["record"])}, held

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from worker_hooks.state.mismatch import missing
 from worker_hooks.state.snapshot import FIXED, copied, is_constant
 from worker_hooks.tensors import placements, state_json
-from worker_hooks.tensors.placements import Box, Distributed, SavedPart
+from worker_hooks.tensors.placements import Distributed, SavedPart
 from worker_hooks.tensors.state_json import Json
 
 _PARAMS = itemgetter("params")
@@ -87,10 +87,6 @@ class OptimizerPiece:
         distributed = placements.distributed(flat)
         self._found = _Found(tensors, counts, flat, distributed) if is_flat else None
         return tensors
-
-    def boxes(self) -> dict[str, Box]:
-        """Of the tensors that are this rank's part of a distributed one: which part."""
-        return state_json.boxes_in(self._state()[0])
 
     def snapshot(self) -> Groups:
         """The groups' values, and whether gradients are kept."""

@@ -17,6 +17,8 @@ from worker_hooks.state.scheduler import SchedulerPiece
 from worker_hooks.state.snapshot import tensors_in
 from worker_hooks.state.stateful import ObjectPiece
 from worker_hooks.state.tensor import TensorPiece
+from worker_hooks.tensors import state_json
+from worker_hooks.tensors.placements import Box
 from worker_hooks.tensors.state_json import Json
 
 
@@ -117,6 +119,20 @@ def scripts_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     for piece in pieces:
         found |= piece.parameters() if isinstance(piece, ModulePiece) else piece.tensors()
     return found
+
+
+def boxes_of(piece: Piece, value: Json) -> dict[str, Box]:
+    """Of a piece's tensors that are this rank's part of a distributed one: which part.
+
+    Args:
+        piece: one that is registered.
+        value: its state as JSON.
+
+    Raises:
+        TypeError: such a part cannot be saved.
+    """
+    parameters = piece.boxes() if isinstance(piece, ModulePiece) else {}
+    return parameters | state_json.boxes_in(value)
 
 
 def updated_tensors(pieces: Iterable[Piece]) -> Iterator[Tensor]:

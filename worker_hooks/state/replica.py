@@ -10,7 +10,8 @@ import torch
 
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.device.side_stream import DeviceAccess
-from worker_hooks.state.registry import Piece
+from worker_hooks.state.registry import Piece, boxes_of
+from worker_hooks.tensors.placements import Box
 from worker_hooks.tensors.shard import Replica
 from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
 
@@ -30,7 +31,7 @@ def replica_of(
     access: DeviceAccess,
     names: Collection[str] | None = None,
 ) -> Replica:
-    """The replicated state of these pieces, and what else is written with it.
+    """The state of these pieces that replicas hold the same, and what else is written with it.
 
     Args:
         pieces: what was registered.
@@ -45,6 +46,7 @@ def replica_of(
         RuntimeError: the state of a piece could not be read.
     """
     tensors: dict[str, torch.Tensor] = {}
+    boxes: dict[str, Box] = {}
     replicated, alike, own = {}, {}, [*own]
     for piece, snapshot in zip(pieces, snapshots, strict=True):
         if isinstance(snapshot, UnreadableState):
@@ -55,6 +57,7 @@ def replica_of(
             if names is None or name in names
         )
         value, small = piece.encode(snapshot)
+        boxes |= boxes_of(piece, value)
         if piece.is_compared:
             tensors.update(small)
             replicated[piece.name] = value
@@ -63,4 +66,4 @@ def replica_of(
             alike[piece.name] = value
     rest = json.dumps({"pieces": replicated})
     more = {"objects": json.dumps(alike), "facts": json.dumps(facts)}
-    return Replica(tensors, own, rest, more, access)
+    return Replica(tensors, own, rest, more, access, boxes)

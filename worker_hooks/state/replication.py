@@ -21,12 +21,12 @@ from worker_hooks.contract.fingerprint import bundled
 from worker_hooks.device.side_stream import HOST, DeviceAccess
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
-from worker_hooks.state.registry import Piece
+from worker_hooks.state.registry import Piece, boxes_of
 from worker_hooks.state.scaler import ScalerPiece
 from worker_hooks.state.scheduler import SchedulerPiece
 from worker_hooks.tensors.device_digest import add_tensor
 from worker_hooks.tensors.fast_digest import FastDigest
-from worker_hooks.tensors.placements import part_of
+from worker_hooks.tensors.placements import Box, part_of
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import entry_of
 
@@ -198,19 +198,20 @@ def fingerprint(
     reader = Reader(access)
     for piece in pieces:
         value, small = piece.encode(piece.snapshot())
+        boxes = boxes_of(piece, value)
         for name, tensor in {**piece.tensors(), **small}.items():
             if name not in known:
-                found[name] = _digest(name, tensor, reader)
+                found[name] = _digest(name, tensor, reader, boxes.get(name))
         if not known or piece.optimizers:  # a group may be new
             found = _values(piece.name, value) | found  # a tensor may have its piece's name
     return found
 
 
-def _digest(name: str, tensor: Tensor, reader: Reader) -> str:
+def _digest(name: str, tensor: Tensor, reader: Reader, box: Box | None) -> str:
     entry = entry_of(name, tensor)
     digest = FastDigest([entry.nbytes])
     add_tensor(digest, tensor, reader, lambda _: None)
-    seed = hashlib.sha256(json.dumps(entry[1:]).encode()).hexdigest()
+    seed = hashlib.sha256(json.dumps([*entry[1:], *(box or ())]).encode()).hexdigest()
     return digest.digest(seed)[6:]
 
 

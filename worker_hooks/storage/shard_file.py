@@ -15,6 +15,7 @@ from worker_hooks.storage.checksum import Blocks, Bytes
 SHARDING = "DCP_SHARDING_INFO"  # as torch's distributed checkpoints: where parts begin
 OFFSETS = "saved_offsets"
 GLOBAL_SHAPE = "global_shape"  # ours: the shape of a tensor that was cut
+DISTRIBUTED = "distributed"  # ours: whether other ranks hold other parts of this same tensor
 REST = "rest"  # ours: the state that is no tensor
 OBJECTS = "objects"  # ours: values of pieces that belong to their writer
 

@@ -23,14 +23,11 @@ Spans = list[tuple[int, int]]
 
 
 class Box(NamedTuple):
-    """The part of a tensor that a rank has. Its own shape is that of the rank's tensor."""
+    """The part of a tensor that a rank has."""
 
     whole: tuple[int, ...]  # the shape of the tensor of which it is a part
     offset: tuple[int, ...]  # of its first element there
-
-    def text(self) -> str:
-        """For a fingerprint: equal for the same part."""
-        return f"{list(self.whole)}@{list(self.offset)}"
+    size: tuple[int, ...]  # its own shape
 
 
 class Distributed(NamedTuple):
@@ -49,6 +46,7 @@ class SavedPlacements(NamedTuple):
 
     shape: list[int]  # of the whole tensor
     offset: list[int]  # of the part
+    size: list[int]  # its own shape
     stride: list[int]  # of the whole tensor
     placements: list[list[Any]]  # each a kind, its dimension and its split factor
 
@@ -102,7 +100,7 @@ def box_of(name: str, tensor: Tensor) -> Box | None:
             f"tensor {name!r} cannot be saved: the placements {tuple(each.placements)} of "
             f"{list(shape)} give this rank no consecutive rows"
         )
-    return Box(shape, tuple(one[0][0] for one in spans))
+    return Box(shape, tuple(one[0][0] for one in spans), mine)
 
 
 def spans_of(
@@ -220,7 +218,8 @@ def save_placements(name: str, tensor: Any) -> SavedPlacements:
         [type(one).__name__, getattr(one, "dim", None), getattr(one, "split_factor", None)]
         for one in tensor.placements
     ]
-    return SavedPlacements(list(box.whole), list(box.offset), list(tensor.stride()), kinds)
+    whole, offset, size = map(list, box)
+    return SavedPlacements(whole, offset, size, list(tensor.stride()), kinds)
 
 
 def restored(part: SavedPart, like: Any) -> Tensor:

@@ -13,7 +13,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +24,7 @@ from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.checksum import Blocks, Bytes
 from worker_hooks.storage.safetensors_file import BITS
 from worker_hooks.storage.shard_file import (
+    DISTRIBUTED,
     GLOBAL_SHAPE,
     OFFSETS,
     REST,
@@ -33,6 +35,7 @@ from worker_hooks.storage.shard_file import (
 from worker_hooks.storage.shard_file import write as write_part
 from worker_hooks.tensors.device_digest import add_tensor, is_summed_there
 from worker_hooks.tensors.fast_digest import FastDigest
+from worker_hooks.tensors.placements import Box
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import entry_of, plain
 
@@ -40,13 +43,14 @@ _WHOLE = 1 << 20  # bytes; smaller tensors are not cut
 
 
 class Replica(NamedTuple):
-    """The replicated state of a rank, and what else is saved in its file."""
+    """The state of a rank that its replicas hold, too, and what else is saved in its file."""
 
     tensors: Mapping[str, torch.Tensor]  # equal on all replicas
     buffers: Sequence[tuple[Entry, memoryview]]  # this rank's own; not in the digest
     rest: str  # JSON of everything but tensors; equal on all replicas
     metadata: Mapping[str, str]  # free; not in the digest
     access: DeviceAccess = HOST
+    boxes: Mapping[str, Box] = MappingProxyType({})  # of the tensors that are distributed
 
 
 class ShardPlan(NamedTuple):
@@ -77,6 +81,26 @@ class TensorCut(NamedTuple):
     dim: int | None
     start: int
     stop: int
+    box: Box | None = None  # of the rank's whole part, if the tensor is distributed
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the part has any of it; a rank may have nothing of a distributed tensor."""
+        box, has_any = self.box, bool(self.entry.nbytes)
+        return self.start < self.stop and (box is None or has_any or 0 in box.whole)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Where the rows belong in the whole tensor, as a file's metadata say."""
+        place: dict[str, Any] = {OFFSETS: [0] * len(safetensors_file.stored(self.entry).shape)}
+        if self.box is not None:
+            place |= {GLOBAL_SHAPE: list(self.box.whole), DISTRIBUTED: True}
+            place[OFFSETS][: len(self.box.offset)] = self.box.offset
+        elif self.share != self.entry:
+            place[GLOBAL_SHAPE] = list(self.entry.shape)
+        if self.dim is not None:
+            place[OFFSETS][self.dim] += self.start
+        return place
 
     @property
     def share(self) -> Entry:
@@ -145,7 +169,7 @@ def plan(replica: Replica, part: int, parts: int) -> ShardPlan:
         raise ValueError(f"there is no part {part} of {parts}")
     cuts = _cuts(replica, part, parts)
     buffers = replica.buffers if part == 0 else ()
-    head = _header(replica, [cut for cut in cuts if cut.start < cut.stop], buffers)
+    head = _header(replica, [cut for cut in cuts if cut.is_written], buffers)
     contents = [content for _, content in buffers]
     return ShardPlan(head, _seed(cuts, replica.rest), cuts, contents)
 
@@ -238,7 +262,7 @@ def _cuts(replica: Replica, part: int, parts: int) -> list[TensorCut]:
         row = max(1, entry.nbytes // rows)
         # cut at the rows nearest to the edges
         start, stop = (min(max(0, (2 * (edge - at) + row) // (2 * row)), rows) for edge in edges)
-        cuts.append(TensorCut(entry, tensor, dim, start, stop))
+        cuts.append(TensorCut(entry, tensor, dim, start, stop, replica.boxes.get(entry.name)))
         at += entry.nbytes
     return cuts
 
@@ -254,13 +278,9 @@ def _header(
     replica: Replica, cuts: Sequence[TensorCut], buffers: Sequence[tuple[Entry, memoryview]]
 ) -> bytes:
     entries = [*(cut.share for cut in cuts), *(entry for entry, _ in buffers)]
-    sharding: dict[str, dict[str, list[int]]] = {
+    sharding = {
         entry.name: {OFFSETS: [0] * len(safetensors_file.stored(entry).shape)} for entry in entries
-    }
-    for cut in cuts:
-        if cut.share != cut.entry and cut.dim is not None:
-            sharding[cut.entry.name][OFFSETS][cut.dim] = cut.start
-            sharding[cut.entry.name][GLOBAL_SHAPE] = list(cut.entry.shape)
+    } | {cut.entry.name: cut.place for cut in cuts}
     metadata = {
         **replica.metadata,
         REST: replica.rest,
@@ -272,4 +292,7 @@ def _header(
 
 
 def _seed(cuts: Sequence[TensorCut], rest: str) -> str:
-    return hashlib.sha256(json.dumps([[cut.entry for cut in cuts], rest]).encode()).hexdigest()
+    told: list[Any] = [[cut.entry for cut in cuts], rest]
+    if boxes := [cut.box for cut in cuts if cut.box is not None]:
+        told.append(boxes)
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()

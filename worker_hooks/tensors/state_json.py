@@ -278,8 +278,8 @@ def boxes_in(value: Json) -> dict[str, Box]:
     elif not isinstance(value, dict):
         return {}
     elif value.get(_KIND) == "part":
-        shape, offset, *_ = value["of"]
-        return {value["v"]["v"]: Box(tuple(shape), tuple(offset))}
+        whole, offset, size = map(tuple, value["of"][:3])
+        return {value["v"]["v"]: Box(whole, offset, size)}
     else:
         nested = value.values()
     return {name: box for each in nested for name, box in boxes_in(each).items()}

@@ -71,7 +71,7 @@ def saved():
 def costs(monkeypatch):
     """Bytes that were read, and digests that were taken."""
     costs = SimpleNamespace(nbytes=0, digests=0)
-    read_into = load.StoredSpan.read_into
+    read_into = load.StoredTensor.read_into
 
     def read(stored, tensor):
         costs.nbytes += tensor.nbytes
@@ -81,7 +81,7 @@ def costs(monkeypatch):
         costs.digests += 1
         return quick_digest(replica)
 
-    monkeypatch.setattr(load.StoredSpan, "read_into", read)
+    monkeypatch.setattr(load.StoredTensor, "read_into", read)
     monkeypatch.setattr(resume, "quick_digest", digest)
     return costs
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from msrun.checkpoints.tensors import joined, runs
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage.safetensors_file import header, read_header
+from worker_hooks.storage.tensor_parts import Block, joined, runs
 
 
 def write(path, tensors, sharding=None, metadata=()):
@@ -65,6 +65,36 @@ def test_any_cut_gives_the_tensor_back(tmp_path, seed):
     rng.shuffle(files)
     (whole,) = joined(files, has_replicas=True).values()
     assert (whole.entry.shape, content(whole)) == (shape, data)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_block_is_read_out_of_any_cut(tmp_path, seed):
+    rng = random.Random(seed)
+    shape = tuple(rng.randint(1, 7) for _ in range(rng.randint(1, 4)))
+    data = rng.randbytes(math.prod(shape) * 2)
+    grid = [cut(rng, size, rng.randint(1, 3)) for size in shape]
+    files = []
+    for number, spans in enumerate(itertools.product(*grid)):
+        offsets, part = [a for a, _ in spans], tuple(b - a for a, b in spans)
+        place = {"saved_offsets": offsets, "global_shape": list(shape), "distributed": True}
+        tensors = {"t": ("F16", part, block(data, shape, offsets, part, 2))}
+        files.append(write(tmp_path / f"{number}", tensors, {"t": place}))
+    (whole,) = joined(files, has_replicas=True, others=[path for path, _ in files]).values()
+    for _ in range(10):
+        spans = [sorted((rng.randint(0, size), rng.randint(0, size))) for size in shape]
+        offsets, part = tuple(a for a, _ in spans), tuple(b - a for a, b in spans)
+        found = list(runs(whole, Block(offsets, part)))
+        read = b"".join(run.path.read_bytes()[run.at : run.at + run.nbytes] for run in found)
+        assert read == block(data, shape, offsets, part, 2)
+
+
+def test_what_is_not_distributed_belongs_to_its_own_file(tmp_path):
+    place = {"t": {"saved_offsets": [0], "global_shape": [2], "distributed": True}}
+    other = {"t": {"saved_offsets": [1], "global_shape": [2], "distributed": True}}
+    one = write(tmp_path / "1", {"t": ("U8", (1,), b"a"), "u": ("U8", (1,), b"1")}, place)
+    two = write(tmp_path / "2", {"t": ("U8", (1,), b"b"), "u": ("U8", (1,), b"2")}, other)
+    found = joined([one, two], has_replicas=True, others=[two[0]])
+    assert {name: content(each) for name, each in found.items()} == {"t": b"ab", "u": b"1"}
 
 
 def test_rows_of_different_parts_may_overlap(tmp_path):
@@ -165,7 +195,7 @@ def test_a_cut_within_a_byte_is_one_sentence(tmp_path):
 
 
 def test_the_rooms_need_no_torch():
-    rooms = ["list", "show", "verify", "prune", "merge", "tensors", "catalog"]
+    rooms = ["list", "show", "verify", "prune", "merge", "catalog"]
     code = "import sys; " + "; ".join(f"import msrun.checkpoints.{room}" for room in rooms)
     code += "; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run(

@@ -1,14 +1,15 @@
 """Joins the parts of tensors in several files.
 
 A file says in ``DCP_SHARDING_INFO`` where its part of a tensor begins. Parts may be cut along any
-dimensions; they are read as runs of bytes, in the order of the complete tensor.
+dimensions; they are read as runs of bytes, in the order of the complete tensor or of a block of it.
+Standard library only.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import add, gt
 from pathlib import Path
@@ -16,9 +17,16 @@ from typing import Any, NamedTuple
 
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage.safetensors_file import BITS, Header
-from worker_hooks.storage.shard_file import GLOBAL_SHAPE, OFFSETS, SHARDING
+from worker_hooks.storage.shard_file import DISTRIBUTED, GLOBAL_SHAPE, OFFSETS, SHARDING
 
 Shape = tuple[int, ...]
+
+
+class Block(NamedTuple):
+    """Consecutive indices of a tensor in each dimension."""
+
+    offsets: Shape
+    shape: Shape
 
 
 class TensorPart(NamedTuple):
@@ -28,6 +36,19 @@ class TensorPart(NamedTuple):
     shape: Shape
     path: Path
     at: int
+
+
+class _Clip(NamedTuple):
+    """What a part has of a block of the tensor."""
+
+    offsets: Shape  # in the block
+    shape: Shape
+    stored: Shape  # of the part, which may be larger
+    part: TensorPart
+
+    def is_run(self, shape: Shape, dim: int) -> bool:
+        """Whether it has all of the block's indices behind a dimension, and nothing between."""
+        return self.shape[dim:] == shape[dim:] == self.stored[dim:]
 
 
 class JoinedTensor(NamedTuple):
@@ -53,28 +74,43 @@ class _FilePart(NamedTuple):
     shape: Shape | None  # of the complete tensor, if the file says it
 
 
-def joined(files: Iterable[tuple[Path, Header]], *, has_replicas: bool) -> dict[str, JoinedTensor]:
+def joined(
+    files: Iterable[tuple[Path, Header]], *, has_replicas: bool, others: Collection[Path] = ()
+) -> dict[str, JoinedTensor]:
     """The tensors that several files hold together, by name.
 
     Args:
         files: with their headers.
         has_replicas: the same part in two files is the same state, as a manifest promises; else
             it is an error.
+        others: those of the files whose tensors belong to other ranks, but for distributed ones.
 
     Raises:
         ValueError: parts of the tensor that it names are missing or do not fit each other.
     """
     found: dict[str, list[_FilePart]] = {}
     for path, header in files:
-        places = _places(path, header)
-        at = header.data_offset
+        places = places_in(path, header)
+        at, is_other = header.data_offset, path in others
         for entry in header.entries:
-            found.setdefault(entry.name, []).append(_part(entry, path, at, places))
+            if not is_other or is_distributed(places, entry.name):
+                found.setdefault(entry.name, []).append(_part(entry, path, at, places))
             at += entry.nbytes
     return {name: _whole(name, parts, has_replicas=has_replicas) for name, parts in found.items()}
 
 
-def _places(path: Path, header: Header) -> Mapping[str, Any]:
+def is_distributed(places: Mapping[str, Any], name: str) -> bool:
+    """Whether other ranks hold other parts of a tensor, as its file's metadata say."""
+    place = places.get(name)
+    return isinstance(place, dict) and place.get(DISTRIBUTED) is True
+
+
+def places_in(path: Path, header: Header) -> Mapping[str, Any]:
+    """What a file says of the places of its parts, by name.
+
+    Raises:
+        ValueError: it says nothing that makes sense.
+    """
     try:
         places = json.loads(header.metadata.get(SHARDING, "{}"))
     except (ValueError, RecursionError):
@@ -137,51 +173,73 @@ def _covers(shape: Shape, dim: int, parts: Sequence[TensorPart]) -> bool:
     )
 
 
-def _edges(dim: int, parts: Iterable[TensorPart]) -> list[int]:
+def _edges(dim: int, parts: Iterable[TensorPart | _Clip]) -> list[int]:
     spans = ((part.offsets[dim], part.shape[dim]) for part in parts)
     return sorted({edge for start, size in spans for edge in (start, start + size)})
 
 
-def _spans(part: TensorPart, dim: int, start: int, stop: int) -> bool:
+def _spans(part: TensorPart | _Clip, dim: int, start: int, stop: int) -> bool:
     at = part.offsets[dim]
     return at <= start and stop <= at + part.shape[dim]
 
 
-def runs(whole: JoinedTensor) -> Iterator[Run]:
-    """Where the tensor's bytes are, in order.
+def runs(whole: JoinedTensor, block: Block | None = None) -> Iterator[Run]:
+    """Where the bytes of a tensor, or of a block of it, are, in order.
 
     Raises:
         ValueError: the tensor was cut within a byte.
     """
-    if whole.entry.nbytes:
-        bits = BITS[whole.entry.dtype]
-        for part, index, count in _blocks(whole.entry.shape, 0, [(p, 0) for p in whole.parts]):
-            if index * bits % 8 or count * bits % 8:
-                raise ValueError(f"{whole.entry.name} was cut within a byte")
-            yield Run(part.path, part.at + index * bits // 8, count * bits // 8)
+    offsets, shape = block or Block((0,) * len(whole.entry.shape), whole.entry.shape)
+    if not whole.entry.nbytes or not math.prod(shape):
+        return
+    bits = BITS[whole.entry.dtype]
+    clips = [one for part in whole.parts if (one := _clip(part, offsets, shape)) is not None]
+    for clip, index, count in _blocks(shape, 0, clips):
+        if index * bits % 8 or count * bits % 8:
+            raise ValueError(f"{whole.entry.name} was cut within a byte")
+        yield Run(clip.part.path, clip.part.at + index * bits // 8, count * bits // 8)
+
+
+def _clip(part: TensorPart, offsets: Shape, shape: Shape) -> tuple[_Clip, int] | None:
+    """What a part has of a block, and the index of the first element in the part."""
+    starts = tuple(map(max, part.offsets, offsets))
+    ends = (
+        min(at + size, first + count)
+        for at, size, first, count in zip(part.offsets, part.shape, offsets, shape, strict=True)
+    )
+    sizes = tuple(end - start for start, end in zip(starts, ends, strict=True))
+    if any(size <= 0 for size in sizes):
+        return None
+    index = 0
+    for start, at, size in zip(starts, part.offsets, part.shape, strict=True):
+        index = index * size + start - at
+    inside = tuple(start - first for start, first in zip(starts, offsets, strict=True))
+    return _Clip(inside, sizes, part.shape, part), index
 
 
 def _blocks(
-    shape: Shape, dim: int, parts: Sequence[tuple[TensorPart, int]]
-) -> Iterator[tuple[TensorPart, int, int]]:
+    shape: Shape, dim: int, clips: Sequence[tuple[_Clip, int]]
+) -> Iterator[tuple[_Clip, int, int]]:
     """Consecutive elements of a part: the first one's index in it, and how many.
 
-    ``parts`` come with the index of their first relevant element.
+    ``clips`` come with the index of their first relevant element.
     """
-    for part, index in parts:
-        if part.shape[dim:] == shape[dim:]:
-            yield part, index, math.prod(shape[dim:])
+    for clip, index in clips:
+        if clip.shape[dim:] == shape[dim:] and clip.is_run(shape, dim + 1):
+            yield clip, index, math.prod(shape[dim:])
             return
-    for start, stop in pairwise(_edges(dim, (part for part, _ in parts))):
+    for start, stop in pairwise(_edges(dim, (clip for clip, _ in clips))):
         inside = [
-            (part, index + (start - part.offsets[dim]) * math.prod(part.shape[dim + 1 :]))
-            for part, index in parts
-            if _spans(part, dim, start, stop)
+            (clip, index + (start - clip.offsets[dim]) * math.prod(clip.stored[dim + 1 :]))
+            for clip, index in clips
+            if _spans(clip, dim, start, stop)
         ]
-        full = next((one for one in inside if one[0].shape[dim + 1 :] == shape[dim + 1 :]), None)
+        full = next((one for one in inside if one[0].is_run(shape, dim + 1)), None)
         if full is not None:
             yield *full, (stop - start) * math.prod(shape[dim + 1 :])
             continue
         for row in range(stop - start):
-            moved = [(p, index + row * math.prod(p.shape[dim + 1 :])) for p, index in inside]
+            moved = [
+                (clip, index + row * math.prod(clip.stored[dim + 1 :])) for clip, index in inside
+            ]
             yield from _blocks(shape, dim + 1, moved)
