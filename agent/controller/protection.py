@@ -87,11 +87,8 @@ def _why_not_replaced(job: Job) -> str:
         return replace.why_off or "replacing is off"
     if job.diverged:
         return job.diverged
-    if groups := job.since_restart.comparison.groups:
-        return (
-            f"the state is cut into {len(groups)} parts, each held by a replica group "
-            f"({'; '.join(map(listed, groups))}), and no rank of such a job is replaced alone"
-        )
+    if why := why_no_holder(job):
+        return f"{why}, and no rank of such a job is replaced alone"
     return of_script(job)
 
 

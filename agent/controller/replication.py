@@ -112,6 +112,11 @@ def why_no_holder(job: Job) -> str:
     known = job.since_restart.comparison
     if known.unprotected:
         return known.unprotected
+    if known.groups and not lone_ranks(job):
+        return (
+            f"the state is cut into {len(known.groups)} parts, each held by a replica group "
+            f"({'; '.join(map(listed, known.groups))})"
+        )
     if known.groups:
         few = min(known.groups, key=lambda group: (len(group), -group[-1]))
         has = "has" if len(few) == 1 else "have"

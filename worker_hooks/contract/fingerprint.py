@@ -1,7 +1,8 @@
 """What ranks compare of their state: a short text for each part of it, by the part's name.
 
-A text that begins with ``=`` is the value itself, any other one a digest. Equal texts on all ranks
-show that any rank's state stands for that of another. Pure; the standard library only.
+A text that begins with ``=`` is the value itself, any other one a digest; that of a part of a
+distributed tensor begins with ``part``. Equal texts on all ranks show that any rank's state stands
+for that of another. Pure; the standard library only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ LATE = "late: "
 
 RESULT = "result: "
 """Prefix of one that does, and on which nothing depends but what training returns."""
+
+PART = "part "
+"""What the text of a part of a distributed tensor begins with."""
 
 MOST = 300  # parts; the names and texts of so many fit into one packet
 _NAME = 120  # characters
@@ -45,6 +49,8 @@ class Difference(NamedTuple):
         if all(text.startswith("=") for text in self.by_text):
             values = ", ".join(f"{text[1:]} on {_listed(ranks)}" for text, ranks in in_order)
             return f"{self.name} differs: {values}"
+        if all(text.startswith(PART) for text in self.by_text):
+            return f"{self.name} is cut over " + " and ".join(_listed(one) for _, one in in_order)
         if "" in self.by_text:
             lacking = _listed(self.by_text[""])
             return f"{self.name} is not registered on {lacking}"
@@ -62,7 +68,9 @@ def bundled(texts: Mapping[str, str], most: int = MOST) -> dict[str, str]:
             found[_cut(group[0])] = texts[group[0]]
         else:
             said = "\n".join(f"{name} {texts[name]}" for name in group)
-            found[f"{_cut(group[0])} .. {_cut(group[-1])}"] = f"{zlib.crc32(said.encode()):08x}"
+            kind = PART if all(texts[name].startswith(PART) for name in group) else ""
+            text = f"{kind}{zlib.crc32(said.encode()):08x}"
+            found[f"{_cut(group[0])} .. {_cut(group[-1])}"] = text
     return found
 
 

@@ -17,13 +17,14 @@ from typing import Any
 
 from torch import Tensor
 
-from worker_hooks.contract.fingerprint import bundled
+from worker_hooks.contract.fingerprint import PART, bundled
 from worker_hooks.device.side_stream import HOST, DeviceAccess
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.registry import Piece, boxes_of
 from worker_hooks.state.scaler import ScalerPiece
 from worker_hooks.state.scheduler import SchedulerPiece
+from worker_hooks.tensors import state_json
 from worker_hooks.tensors.device_digest import add_tensor
 from worker_hooks.tensors.fast_digest import FastDigest
 from worker_hooks.tensors.placements import Box, part_of
@@ -203,6 +204,7 @@ def fingerprint(
             if name not in known:
                 found[name] = _digest(name, tensor, reader, boxes.get(name))
         if not known or piece.optimizers:  # a group may be new
+            value = state_json.without_places(value)  # the digests of parts cover theirs
             found = _values(piece.name, value) | found  # a tensor may have its piece's name
     return found
 
@@ -212,7 +214,7 @@ def _digest(name: str, tensor: Tensor, reader: Reader, box: Box | None) -> str:
     digest = FastDigest([entry.nbytes])
     add_tensor(digest, tensor, reader, lambda _: None)
     seed = hashlib.sha256(json.dumps([*entry[1:], *(box or ())]).encode()).hexdigest()
-    return digest.digest(seed)[6:]
+    return f"{PART if box else ''}{digest.digest(seed)[6:]}"
 
 
 def _values(name: str, value: Any) -> dict[str, str]:

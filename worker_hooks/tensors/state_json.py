@@ -285,6 +285,17 @@ def boxes_in(value: Json) -> dict[str, Box]:
     return {name: box for each in nested for name, box in boxes_in(each).items()}
 
 
+def without_places(value: Json) -> Json:
+    """The same without what differs between ranks that hold parts of one distributed tensor."""
+    if isinstance(value, list):
+        return [without_places(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get(_KIND) == "part":
+        return value["v"]
+    return {key: without_places(each) for key, each in value.items()}
+
+
 def _float(value: float) -> Json:
     if value - value == 0:  # neither infinite nor NaN: its repr is exact
         return value

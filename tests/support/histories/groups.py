@@ -90,7 +90,7 @@ HISTORIES = [
                 gone(3, -9),
                 "stopping",
                 f"abandon; TERM 0,2; {STOP}",
-                "rank 3 was killed by SIGKILL; model.w differs",
+                "rank 3 was killed by SIGKILL; the state is cut into 2 parts",
             ),
         ],
     ),
