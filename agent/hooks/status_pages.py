@@ -79,8 +79,8 @@ class StatusPages:
         for rank in ranks:
             with contextlib.suppress(*UNSOUND):
                 page = self._pages.get(rank)
-                if page is not None and (found := page.record(step)) is not None:
-                    return found.epoch + 1, found.batch
+                if page is not None and (found := page.position(step)) is not None:
+                    return found[0] + 1, found[1]
         return None
 
     def beats(self, ranks: Iterable[int]) -> dict[int, Heartbeat]:

@@ -73,6 +73,7 @@ def plan_checkpoint(
     Raises:
         CheckpointError: the state as of this step cannot be saved.
     """
+    committed.private.wait()  # a checkpoint has this commit's buffers, wherever they are
     record = None if committed.page is None else committed.page.record(step)
     own = None if record is None else _own(record, committed)
     if part is None:
@@ -101,4 +102,5 @@ def _own(record: CommitRecord, committed: CommittedState) -> OwnShare:
         meta=record.meta.decode(),
         nbytes=len(record.payload),
         is_commit=record.is_commit,
+        has_early_buffers=record.has_early_buffers,
     )

@@ -58,12 +58,13 @@ class OwnShare(NamedTuple):
     meta: str
     nbytes: int
     is_commit: bool
+    has_early_buffers: bool = False
 
     def record(self, payload: bytes) -> CommitRecord:
         """The status page's record, made again."""
         meta = self.meta.encode()
         where = self.step, self.epoch, self.batch, self.at_ns
-        return CommitRecord(*where, meta, payload, self.is_commit)
+        return CommitRecord(*where, meta, payload, self.is_commit, self.has_early_buffers)
 
 
 class SaveRules(NamedTuple):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from worker_hooks.device import page_lock
 from worker_hooks.tensors.tensor_bytes import plain
 
 
@@ -91,15 +92,13 @@ class StagingBuffer:
 
     def _release(self) -> None:
         if self._is_pinned and self._memory is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())  # type: ignore[no-untyped-call]
+            page_lock.unlock(self._memory.data_ptr())
         self._memory, self._is_pinned = None, False
 
     def _pin(self, memory: torch.Tensor) -> None:
-        """Pin the memory, so that CUDA copies while the host continues."""
-        if not self._is_pinned and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            done = cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-            self._is_pinned = int(done) == 0
+        """Lock the memory, so that CUDA copies while the host continues."""
+        if not self._is_pinned:
+            self._is_pinned = page_lock.lock(memory.data_ptr(), memory.nbytes)
 
     def _stream(self, device: torch.device, ready: Sequence[torch.Event]) -> torch.Stream:
         """A stream that waits for the commit, but not for what was begun after it."""

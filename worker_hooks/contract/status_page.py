@@ -9,11 +9,20 @@ nothing. Layout, little endian::
     128   a ring: how long each of the last 64 steps took
     2176  JSON: the entries of a record's payload
     ...   three records: two for alternate commits, one for the step in progress
+    ...   if the state is on a device: a record for a third commit
+    ...   if buffers are on a device: four areas for their bytes, see below
 
 A record is valid if the numbers at its two ends are equal: a writer that is killed in the middle
 leaves them different. The record of the step in progress is written when backward begins, before
 the rank can have contributed a gradient. So if its peers finish the step without it, its private
 state after that step is known, although it died before its own commit.
+
+The bytes of buffers on a device are written by the device, when it comes to it. By then the main
+thread may have written the records of later steps. So these bytes are not in a record but in an
+*area* of their own, between two stamps that are written by the device, too, in the order of its
+queue: one before the bytes and the same one behind them. Stamps that are equal prove the bytes, and
+name their step. Two areas are for alternate commits, two for alternate steps in progress, and what
+:meth:`Page.record` returns is a record and the bytes whose stamps name its step, wherever they are.
 """
 
 from __future__ import annotations
@@ -45,6 +54,12 @@ _END = struct.Struct("<Q")
 _LATE = struct.Struct("<I??")
 LATE_BYTES = _LATE.size
 _RECORDS = 3
+_DEVICE_AT = _HEAD.size
+_DEVICE = struct.Struct("<QI")  # bytes of buffers on a device, records beyond three
+_STAMP = struct.Struct("<q")  # as a device has it
+_STAMP_ROOM = 64  # so that what is behind it is aligned
+_TURNS = 1 << 20  # copies of one step before their stamps begin anew
+_AREAS = 4
 RANDOMNESS = "rng."
 """Prefix of the names of entries that hold the state of a process's random generator."""
 
@@ -53,6 +68,8 @@ BEFORE = "before:"
 
 UNDER_WAY = 2
 """The slot of the record of the step in progress."""
+
+_SLOTS = {2: (0, 1), 3: (0, 1, 3)}  # of commits, by how many are kept
 
 
 class Phase(IntEnum):
@@ -133,6 +150,25 @@ class Pace(NamedTuple):
         return max(0, self.step_ns - self.wait_ns)
 
 
+class DeviceArea(NamedTuple):
+    """Where a device writes the bytes of buffers: addresses."""
+
+    slot: int
+    begin: int  # of the stamp that is written first
+    octets: int
+    end: int  # of the stamp that is written last
+
+
+def stamp(step: int, turn: int) -> int:
+    """What marks the bytes of a step; no two copies in a row have the same.
+
+    Args:
+        step: 0 or more.
+        turn: a count of copies.
+    """
+    return step * _TURNS + turn % (_TURNS - 1) + 1
+
+
 class CommitRecord(NamedTuple):
     """Private state as of a step. ``payload`` is the concatenated bytes of the entries."""
 
@@ -143,6 +179,8 @@ class CommitRecord(NamedTuple):
     meta: bytes
     payload: bytes
     is_commit: bool
+    has_early_buffers: bool = False
+    """A commit whose buffers on a device are as backward began; all else is as of the commit."""
 
 
 class Page:
@@ -161,11 +199,15 @@ class Page:
         magic, self.rank, self.attempt, text, record, meta = _HEAD.unpack_from(self._map)
         if magic != MAGIC:
             raise ValueError("not a status page")
+        self.device_bytes, more = _DEVICE.unpack_from(self._map, _DEVICE_AT)
+        self._commits = _SLOTS[3 if more else 2]
         self._record_bytes, self._meta_bytes = record, meta
         self._records_at = _aligned(_TEXT_AT + text)
+        self._slots = range(_RECORDS + bool(more))
+        self._areas_at = _aligned(self._records_at + len(self._slots) * record)
         described = json.loads(self._map[_TEXT_AT : _TEXT_AT + text])
         self.entries = tuple(Entry(n, d, tuple(s), b) for n, d, s, b in described)
-        self._payload_bytes = sum(entry.nbytes for entry in self.entries)
+        self._payload_bytes = sum(entry.nbytes for entry in self.entries) - self.device_bytes
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._beat = memoryview(self._map)[_BEAT_AT : _BEAT_AT + _BEAT.size + 4].cast("Q")
         self._paces = memoryview(self._map)[_PACES_AT:_TEXT_AT].cast("Q")
@@ -265,7 +307,7 @@ class Page:
         """
         if len(meta) > self._meta_bytes:
             raise ValueError(f"{len(meta)} bytes of JSON, room for {self._meta_bytes}")
-        slot = step % 2 if is_commit else UNDER_WAY
+        slot = self.slot(step, is_commit=is_commit)
         at = self._records_at + slot * self._record_bytes
         self._number += 1
         end = at + self._record_bytes - _END.size
@@ -279,27 +321,84 @@ class Page:
         fill(self._address + at + self._meta_bytes)
         _END.pack_into(self._map, end, self._number)
 
+    def slot(self, step: int, *, is_commit: bool) -> int:
+        """Which record of the page is that of a step."""
+        return self._commits[step % len(self._commits)] if is_commit else UNDER_WAY
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """The address of the page, and its size."""
+        return self._address, len(self._map)
+
+    def device_area(self, step: int, *, is_commit: bool) -> DeviceArea:
+        """Where a device writes its buffers as of a commit, or of the step in progress."""
+        slot = step % 2 + 2 * (not is_commit)
+        at = self._address + self._area_at(slot)
+        octets = at + _STAMP_ROOM
+        return DeviceArea(slot, at, octets, octets + _aligned(self.device_bytes))
+
+    def write_device(self, step: int, turn: int, octets: bytes, *, is_commit: bool) -> None:
+        """Write such an area from here. No device may have yet to write to it."""
+        slot = step % 2 + 2 * (not is_commit)
+        at = self._area_at(slot)
+        _STAMP.pack_into(self._map, at, stamp(step, turn))
+        self._map[at + _STAMP_ROOM : at + _STAMP_ROOM + self.device_bytes] = octets
+        _STAMP.pack_into(self._map, self._end_at(slot), stamp(step, turn))
+
+    def device_part(
+        self, step: int, *, is_commit: bool, start: int = 0, stop: int | None = None
+    ) -> bytes | None:
+        """The bytes that a device has written, as of a commit, or of the step in progress.
+
+        Args:
+            step: of either.
+            is_commit: which of the two.
+            start: the first byte that is wanted.
+            stop: the byte behind the last one.
+
+        Returns:
+            ``None``: the device has not come to it, or has gone on.
+        """
+        slot = step % 2 + 2 * (not is_commit)
+        begin, at, end = self._area_at(slot), self._area_at(slot) + _STAMP_ROOM, self._end_at(slot)
+        (seen,) = _STAMP.unpack_from(self._map, end)  # the last one first: it is written last
+        stop = self.device_bytes if stop is None else min(stop, self.device_bytes)
+        octets = self._map[at + start : at + stop]
+        (first,) = _STAMP.unpack_from(self._map, begin)
+        return octets if first == seen != 0 and seen // _TURNS == step else None
+
     def record(self, step: int) -> CommitRecord | None:
         """The private state as of ``step``: from its commit, else from the step in progress."""
-        commit = self._read(step % 2)
-        if commit is not None and commit.step == step:
-            return commit
-        under_way = self._read(UNDER_WAY)
-        return under_way if under_way is not None and under_way.step == step else None
+        for slot in (self.slot(step, is_commit=True), UNDER_WAY):
+            found = self._read(slot)
+            if found is not None and found.step == step:
+                return found
+        return None
+
+    def position(self, step: int) -> tuple[int, int] | None:
+        """Epoch and batch of ``step``, also while a device has yet to write its buffers."""
+        heads = (self._head(slot) for slot in (self.slot(step, is_commit=True), UNDER_WAY))
+        return next((head[2:4] for head in heads if head is not None and head[1] == step), None)
 
     def newest_step(self) -> int | None:
         """The step of the newest commit, without its payload."""
-        heads = [head for slot in (0, 1) if (head := self._head(slot)) is not None]
+        heads = [head for slot in self._commits if (head := self._head(slot)) is not None]
         return max((head[1] for head in heads), default=None)
 
     def newest(self) -> CommitRecord | None:
         """The newest commit."""
-        found = [record for slot in (0, 1) if (record := self._read(slot)) is not None]
+        found = [record for slot in self._commits if (record := self._read(slot)) is not None]
         return max(found, key=lambda record: record.step, default=None)
 
     def records(self) -> list[CommitRecord]:
-        """All that is valid: two commits, and the step in progress."""
-        return [found for slot in range(_RECORDS) if (found := self._read(slot)) is not None]
+        """All that is valid: the last commits, and the step in progress."""
+        return [found for slot in self._slots if (found := self._read(slot)) is not None]
+
+    def _area_at(self, slot: int) -> int:
+        return self._areas_at + slot * _area_bytes(self.device_bytes)
+
+    def _end_at(self, slot: int) -> int:
+        return self._area_at(slot) + _STAMP_ROOM + _aligned(self.device_bytes)
 
     def _head(self, slot: int) -> tuple[int, int, int, int, int, int] | None:
         """Number, step, epoch, batch, meta bytes and time of a valid record."""
@@ -317,30 +416,66 @@ class Page:
         meta = self._map[at : at + size]
         at += self._meta_bytes
         payload = self._map[at : at + self._payload_bytes]
-        return CommitRecord(step, epoch, batch, at_ns, meta, payload, is_commit=slot != UNDER_WAY)
+        is_commit = slot != UNDER_WAY
+        record = CommitRecord(step, epoch, batch, at_ns, meta, payload, is_commit)
+        return self._with_device_part(record) if self.device_bytes else record
+
+    def _with_device_part(self, record: CommitRecord) -> CommitRecord | None:
+        """The record with what a device has written as of its step, in either of two areas."""
+        for is_commit in (record.is_commit, not record.is_commit):
+            part = self.device_part(record.step, is_commit=is_commit)
+            if part is not None:
+                is_early = record.is_commit and not is_commit
+                return record._replace(payload=record.payload + part, has_early_buffers=is_early)
+        return None
 
 
-def create(rank: int, attempt: int, entries: Sequence[Entry], meta_bytes: int = META_BYTES) -> int:
+def create(
+    rank: int,
+    attempt: int,
+    entries: Sequence[Entry],
+    meta_bytes: int = META_BYTES,
+    *,
+    device_bytes: int = 0,
+    runs_ahead: bool = False,
+) -> int:
     """Make a page in anonymous shared memory; return its file descriptor.
+
+    Args:
+        rank: whose page it is.
+        attempt: the rank's present attempt.
+        entries: what a record's payload holds.
+        meta_bytes: room for a record's JSON.
+        device_bytes: so many of a payload, at its end, are written by a device.
+        runs_ahead: the state is on a device, which lags behind the commits by up to one step. So
+            its peers may have to repeat a step that is one commit older.
 
     Raises:
         OSError: no memory or no descriptor is left.
     """
     text = json.dumps(entries).encode()
     meta_bytes = _aligned(meta_bytes)
-    payload = sum(entry.nbytes for entry in entries)
+    payload = sum(entry.nbytes for entry in entries) - device_bytes
     record = _aligned(_RECORD.size + meta_bytes + payload) + _END.size
+    size = _aligned(_TEXT_AT + len(text)) + (_RECORDS + runs_ahead) * record
+    if device_bytes:
+        size = _aligned(size) + _AREAS * _area_bytes(device_bytes)
     fd = os.memfd_create(f"msrun-page-{rank}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(fd, _aligned(_TEXT_AT + len(text)) + _RECORDS * record)
+        os.ftruncate(fd, size)
         # reading a page that is cut short would kill the agent with SIGBUS
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         os.pwrite(fd, _HEAD.pack(MAGIC, rank, attempt, len(text), record, meta_bytes), 0)
+        os.pwrite(fd, _DEVICE.pack(device_bytes, runs_ahead), _DEVICE_AT)
         os.pwrite(fd, text, _TEXT_AT)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _area_bytes(device_bytes: int) -> int:
+    return 2 * _STAMP_ROOM + _aligned(device_bytes)
 
 
 def _aligned(size: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -19,10 +19,9 @@ def devices_of(tensors: Iterable[torch.Tensor]) -> tuple[torch.device, ...]:
     return tuple(dict.fromkeys(each.device for each in tensors if not is_on_host(each)))
 
 
-def timeline_of(tensors: Iterable[torch.Tensor]) -> DeviceTimeline | None:
-    """Of the devices that these tensors are on; ``None``: all of them are in host memory."""
-    devices = devices_of(tensors)
-    return DeviceTimeline(lambda: tuple(map(_mark, devices))) if devices else None
+def timeline_of(devices: Sequence[torch.device]) -> DeviceTimeline:
+    """How far these devices have come."""
+    return DeviceTimeline(lambda: tuple(map(_mark, devices)))
 
 
 def _mark(device: torch.device) -> Mark:

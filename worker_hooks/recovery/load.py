@@ -19,6 +19,7 @@ from torch import Tensor
 from worker_hooks.state.mismatch import listed
 from worker_hooks.state.registry import Piece, boxes_of, restore_alike
 from worker_hooks.storage import safetensors_file
+from worker_hooks.storage.commit import EARLY_BUFFERS
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.memory_dump import HERE, HeldDump
 from worker_hooks.storage.shard_file import OBJECTS, REST
@@ -305,6 +306,8 @@ def _private(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     held = {name: tensors[name] for name in tensors}
     try:
         record = {key: int(header.metadata[key]) for key in ("step", "epoch", "batch", "is_commit")}
+        if EARLY_BUFFERS in header.metadata:
+            record[EARLY_BUFFERS] = 1
         return {**record, "meta": json.loads(header.metadata["record"])}, held
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path} was not written by msrun: {error!r}") from error

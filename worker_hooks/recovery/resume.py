@@ -26,6 +26,7 @@ from worker_hooks.state.private import EPOCH, placed
 from worker_hooks.state.registry import Piece
 from worker_hooks.state.snapshot import version
 from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.commit import EARLY_BUFFERS
 from worker_hooks.storage.find import search
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.tensors.shard import quick_digest
@@ -48,6 +49,7 @@ class LoadedPrivate(NamedTuple):
     is_commit: bool  # else as of the last backward of the step
     meta: dict[str, Any]
     tensors: dict[str, Tensor]
+    has_early_buffers: bool = False  # they alone are as of that backward, although it is a commit
 
     @property
     def loop(self) -> int:
@@ -157,7 +159,7 @@ def restore_replicated(
     )
     own = _private(saved, env.rank)
     late_buffers = frozenset(facts.get("late", ()))
-    if own is not None and not own.is_commit:
+    if own is not None and (not own.is_commit or own.has_early_buffers):
         own.tensors.update(
             (name, saved.tensors[name]) for name in late_buffers & saved.tensors.keys()
         )
@@ -386,4 +388,5 @@ def _private(saved: load.LoadedState, rank: int) -> LoadedPrivate | None:
         return None
     record, tensors = found
     step, batch = int(record["step"]), int(record["batch"])
-    return LoadedPrivate(step, batch, bool(record["is_commit"]), record["meta"], tensors)
+    is_commit, is_early = bool(record["is_commit"]), EARLY_BUFFERS in record
+    return LoadedPrivate(step, batch, is_commit, record["meta"], tensors, is_early)

@@ -3,14 +3,17 @@
 Most are tiny and change with every forward, as the statistics of batch norms do; they are copied
 together. Large ones are mostly constant: a mask, or a table of positions. They are copied only if
 they may have changed since the same record of the page was written before.
+
+Those on an accelerator are copied by the device itself, and the main thread does not wait for it
+(:mod:`worker_hooks.device.stamped_copies`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -18,11 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from worker_hooks.contract.status_page import Entry
+from worker_hooks.contract.status_page import DeviceArea, Entry, Page
+from worker_hooks.device import devices
+from worker_hooks.device.stamped_copies import Gathered, Single, StampedCopies, memory
 from worker_hooks.state.module import ModulePiece, Place
 from worker_hooks.state.registry import Piece
 from worker_hooks.state.snapshot import version
-from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
+from worker_hooks.tensors.tensor_bytes import entry_of, plain, to_bytes
 
 log = logging.getLogger("msrun")
 
@@ -35,11 +40,12 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 class _Kept(NamedTuple):
-    """A buffer and its offset in a record."""
+    """A buffer and its offset in a record, or in an area that a device writes."""
 
     place: Place
     entry: Entry
     offset: int
+    is_host: bool
 
 
 class _Run(NamedTuple):
@@ -84,6 +90,46 @@ class _Constant:
         self.written[slot] = now
 
 
+class _DeviceConstant:
+    """The same on a device. The main thread looks at its bytes when the device has copied them."""
+
+    def __init__(self, kept: _Kept, tensor: Tensor) -> None:
+        self.kept = kept
+        self.tensor = tensor
+        self.address = tensor.data_ptr()
+        self.written: dict[int, int] = {}  # by slot of an area: the version that was copied
+        self.trials = 0
+        self.is_counted = True
+
+    def is_of(self, kept: _Kept, tensor: Tensor) -> bool:
+        """Whether what is known is about this tensor at this place."""
+        return self.kept == kept and self.tensor is tensor and self.address == tensor.data_ptr()
+
+    def is_due(self, slot: int) -> bool:
+        """Whether it is to be copied to an area now, which will have it then."""
+        now, was = version(self.tensor), self.written.get(slot)
+        self.written[slot] = now
+        return not (self.is_counted and now == was and self.trials >= _TRIALS)
+
+    def compare(
+        self, slots: tuple[int, int], read: Callable[[int, int, int], bytes | None]
+    ) -> None:
+        """Find out whether its version counts all changes.
+
+        Args:
+            slots: of two areas.
+            read: returns bytes of one of the areas, if they are there.
+        """
+        versions = {self.written.get(slot) for slot in slots}
+        if self.trials >= _TRIALS or not self.is_counted or len(versions) > 1 or None in versions:
+            return
+        start = self.kept.offset
+        old, new = (read(slot, start, start + self.kept.entry.nbytes) for slot in slots)
+        if old is not None and new is not None:
+            self.trials += 1
+            self.is_counted = old == new
+
+
 class Buffers:
     """The buffers of all registered modules, persistent or not."""
 
@@ -93,6 +139,9 @@ class Buffers:
         self._absent: list[Place] = []
         self._runs: list[_Run] = []
         self._constants: list[_Constant] = []
+        self._gathered: list[Gathered] = []  # on a device
+        self._device_constants: list[_DeviceConstant] = []
+        self._is_one_device = True  # all of those are where they were when the page was made
         self._targets: dict[tuple[int, int], list[Tensor]] = {}
         self._warned: set[str] = set()
         self.unsaved: frozenset[str] = frozenset()
@@ -106,20 +155,21 @@ class Buffers:
     def _kept(self) -> list[_Kept]:
         """Fixed when first asked for; those that are copied together come first."""
         found = [
-            (_is_constant(place, tensor), place, entry_of(place.name, tensor))
+            (devices.is_on_host(tensor), _is_constant(place, tensor), place, tensor)
             for place in self._places
             if (tensor := place.tensor) is not None
         ]
-        found.sort(key=lambda each: each[0])
-        kept, offset = [], 0
-        for _, place, entry in found:
-            kept.append(_Kept(place, entry, offset))
-            offset += entry.nbytes
+        found.sort(key=lambda each: (not each[0], each[1]))
+        kept, offsets = [], {True: 0, False: 0}
+        for is_host, _, place, tensor in found:
+            entry = entry_of(place.name, tensor)
+            kept.append(_Kept(place, entry, offsets[is_host], is_host))
+            offsets[is_host] += entry.nbytes
         return kept
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """What :meth:`fill` writes; fixed when first asked for.
+        """All of them, those in host memory first; fixed when first asked for.
 
         Raises:
             TypeError: a buffer has no plain bytes.
@@ -127,13 +177,35 @@ class Buffers:
         return tuple(kept.entry for kept in self._kept)
 
     @cached_property
+    def host_entries(self) -> tuple[Entry, ...]:
+        """What :meth:`fill` writes."""
+        return tuple(kept.entry for kept in self._kept if kept.is_host)
+
+    @cached_property
+    def device_entries(self) -> tuple[Entry, ...]:
+        """What :meth:`copy_device` writes."""
+        return tuple(kept.entry for kept in self._kept if not kept.is_host)
+
+    @cached_property
     def nbytes(self) -> int:
         """How many bytes :meth:`fill` writes."""
-        return sum(entry.nbytes for entry in self.entries)
+        return sum(entry.nbytes for entry in self.host_entries)
+
+    @cached_property
+    def device_nbytes(self) -> int:
+        """How many bytes :meth:`copy_device` writes."""
+        return sum(entry.nbytes for entry in self.device_entries)
+
+    @cached_property
+    def _devices(self) -> tuple[torch.device, ...]:
+        """Of those that are not in host memory."""
+        tensors = (kept.place.tensor for kept in self._kept if not kept.is_host)
+        return devices.devices_of(each for each in tensors if each is not None)
 
     def renew(self) -> None:
         """Find all buffers anew: the modules are others, and another page will be made."""
-        for name in ("_places", "_kept", "entries", "nbytes"):
+        cached = "_places _kept _devices entries host_entries device_entries nbytes device_nbytes"
+        for name in cached.split():
             vars(self).pop(name, None)
         self._targets.clear()
         self.forget()
@@ -141,10 +213,10 @@ class Buffers:
     def forget(self) -> None:
         """Write all of it next time: there is a new page."""
         self._known = None
-        self._constants = []
+        self._constants, self._device_constants = [], []
 
     def fill(self, address: int, slot: int) -> int:
-        """Write all buffers to a record of the page; return the count of bytes.
+        """Write the buffers in host memory to a record of the page; return the count of bytes.
 
         Args:
             address: of the first byte.
@@ -157,7 +229,7 @@ class Buffers:
         key = slot, address
         targets = self._targets.get(key)
         if targets is None:
-            targets = [_memory(address + run.offset, run.nbytes) for run in self._runs]
+            targets = [memory(address + run.offset, run.nbytes) for run in self._runs]
             self._targets[key] = targets
         for run, target in zip(self._runs, targets, strict=True):
             if run.is_host:
@@ -168,6 +240,56 @@ class Buffers:
         for constant in self._constants:
             constant.fill(address, slot)
         return self.nbytes
+
+    def device_copies(self, page: Page, held: Sequence[torch.device]) -> StampedCopies | None:
+        """What copies to a page; ``None``: no buffer is on a device.
+
+        Args:
+            page: the rank's own.
+            held: the devices that hold replicated state.
+        """
+        if not self.device_nbytes:
+            return None
+        found = {*self._devices, *held}
+        # gradients prove that their own device has passed a copy, and nothing of another device
+        return StampedCopies(page, found.pop() if len(found) == len(held) == 1 else None)
+
+    def copy_device(self, copies: StampedCopies, area: DeviceArea, step: int) -> None:
+        """Let the device write its buffers to an area of the page, when it comes to that.
+
+        Args:
+            copies: of the page.
+            area: of the page.
+            step: what to mark the bytes with.
+        """
+        if not self._is_known():
+            self._look_up()
+        copies.copy(
+            area,
+            step,
+            self._gathered,
+            lambda: [
+                Single(each.kept.offset, each.kept.entry.nbytes, partial(_octets, each.tensor))
+                for each in self._device_constants
+                if each.is_due(area.slot)
+            ],
+            is_here=self._is_one_device,
+        )
+
+    def compare_device(
+        self, slots: tuple[int, int], read: Callable[[int, int, int], bytes | None]
+    ) -> None:
+        """Look at what a device has written: see :meth:`_DeviceConstant.compare`."""
+        for each in self._device_constants:
+            each.compare(slots, read)
+
+    def read_device(self) -> bytes:
+        """What is on a device now; waits for it."""
+        found = bytearray(self.device_nbytes)
+        for kept in self._kept:
+            if not kept.is_host and (tensor := _fitting(kept)) is not None:
+                found[kept.offset : kept.offset + kept.entry.nbytes] = to_bytes(tensor)
+        return bytes(found)
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -196,14 +318,28 @@ class Buffers:
         self._targets.clear()
         fitting = [(kept, tensor) for kept in self._kept if (tensor := _fitting(kept)) is not None]
         self._note_unsaved({kept.entry.name for kept, _ in fitting})
+        host = [pair for pair in fitting if pair[0].is_host]
+        there = [pair for pair in fitting if not pair[0].is_host]
         self._constants = [
             next((each for each in self._constants if each.is_of(kept, tensor)), None)
             or _Constant(kept, tensor)
-            for kept, tensor in fitting
+            for kept, tensor in host
             if _is_constant(kept.place, tensor)
         ]
-        always = [pair for pair in fitting if not _is_constant(pair[0].place, pair[1])]
-        self._runs = list(_runs(always))
+        self._device_constants = [
+            next((each for each in self._device_constants if each.is_of(kept, tensor)), None)
+            or _DeviceConstant(kept, tensor)
+            for kept, tensor in there
+            if _is_constant(kept.place, tensor)
+        ]
+        self._runs = list(
+            _runs([pair for pair in host if not _is_constant(pair[0].place, pair[1])])
+        )
+        always = [pair for pair in there if not _is_constant(pair[0].place, pair[1])]
+        self._gathered = [
+            Gathered(run.offset, run.nbytes, run.octets) for run in _runs(always, most=None)
+        ]
+        self._is_one_device = {each.device for _, each in there} <= {*self._devices}
 
     def _note_unsaved(self, fitting: set[str]) -> None:
         there = {place.name for place in self._places} - {place.name for place in self._absent}
@@ -233,12 +369,12 @@ def _fitting(kept: _Kept) -> Tensor | None:
     return tensor if entry_of(kept.entry.name, tensor) == kept.entry else None
 
 
-def _runs(pairs: list[tuple[_Kept, Tensor]]) -> Iterator[_Run]:
-    """Groups of buffers that are adjacent in the record and on one device."""
+def _runs(pairs: list[tuple[_Kept, Tensor]], most: int | None = _QUICK_BYTES) -> Iterator[_Run]:
+    """Groups of buffers that are adjacent in the record and on one device, of so many bytes."""
     begin, end, number, numbered = 0, 0, 0, []
     for kept, tensor in pairs:
         after = kept.offset + kept.entry.nbytes
-        if kept.offset != end or after - begin > _QUICK_BYTES:
+        if kept.offset != end or (most is not None and after - begin > most):
             begin, number = kept.offset, number + 1
         end = after
         numbered.append((number, kept, tensor.detach()))
@@ -249,11 +385,10 @@ def _runs(pairs: list[tuple[_Kept, Tensor]]) -> Iterator[_Run]:
         yield _Run(run[0][1].offset, nbytes, octets, device.type == "cpu")
 
 
-def _memory(address: int, nbytes: int) -> Tensor:
-    """Bytes of the page as a tensor."""
-    if not nbytes:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    return torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=torch.uint8)
+def _octets(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor in the order of its elements, where it lies."""
+    whole = plain(tensor).resolve_conj().resolve_neg().contiguous()
+    return whole.view(-1).view(torch.uint8)
 
 
 def _put(place: Place, saved: Tensor) -> None:

@@ -121,13 +121,15 @@ class CommittedState:
         Raises:
             OSError: there is no memory.
         """
-        fd = self.private.open(rank, attempt, source, position.meta)
         live = live_tensors(self.pieces).values()
-        if self.device is None and (timeline := devices.timeline_of(live)) is not None:
-            self.device, self.changes.keeps_host = DeviceState(timeline), True
+        held = devices.devices_of(live)
+        if held and self.device is None:
+            self.device, self.changes.keeps_host = DeviceState(devices.timeline_of(held)), True
             self.reading.prepare(live)
+        fd = self.private.open(rank, attempt, source, position.meta, held)
         if self.page is not None and self.page.record(self.step) is None:
             self._note(position)
+            self.private.wait()  # no peer's progress will prove that a device has written this one
             self.audit()
         return fd
 
@@ -292,15 +294,15 @@ class CommittedState:
             snapshots = tuple(
                 self._snapshot(one) if isinstance(one, ModulePiece) else old for one, old in pairs
             )
-        if self.device is not None:
-            is_as_updated = (
-                marks is not None and marks == self._after and not self.changes.has_unseen
-            )
-            is_copied = not all(map(devices.is_on_host, tensors.copies.values()))
-            self.device.committed(self.step, is_as_updated=is_as_updated and not is_copied)
+        is_as_updated = marks is not None and marks == self._after and not self.changes.has_unseen
         self._before, self._commit = before, Commit(self.step, snapshots, tensors)
         self._marks, self._after = marks or self._read_marks(), None
         self.private.write(self.step, position, is_commit=True)
+        if self.device is not None:  # behind what the device copies to the page
+            is_copied = not all(map(devices.is_on_host, tensors.copies.values()))
+            is_late = self.private.may_have_late_buffers()
+            is_as_updated = is_as_updated and not is_copied and not is_late
+            self.device.committed(self.step, is_as_updated=is_as_updated)
 
     def _read_marks(self) -> tuple[Any, ...]:
         try:
@@ -505,8 +507,8 @@ class CommittedState:
 
     def position(self, step: int) -> tuple[int, int]:
         """Epoch, counted from 1, and batch of a step."""
-        record = None if self.page is None else self.page.record(step)
-        return (0, 0) if record is None else (record.epoch + 1, record.batch)
+        found = None if self.page is None else self.page.position(step)
+        return (0, 0) if found is None else (found[0] + 1, found[1])
 
     def replica(self, step: int) -> Replica:
         """The replicated state as of ``step``: the commit's, or that of the complete step after it.
@@ -533,6 +535,7 @@ class CommittedState:
             access, copies = self.reading.passed(self.device, step, MarkKind.END), {}
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
             snapshots = self._snapshots()
+        self.private.find_late_on_device(step)
         late = sorted(self.private.late_buffers)
         facts = {
             "step": step,
@@ -559,6 +562,7 @@ class CommittedState:
         The states of numpy and Python are left out: without a seed they differ between two runs.
         """
         assert self._commit is not None  # whatever changed after it, which no step has seen
+        self.private.wait()
         replicated = digest(self._as_of(self._commit, self.step), lambda _: None)
         own = hashlib.sha256()
         wanted = {TORCH, *(entry.name for entry in self.buffers.entries)}

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Protocol
 
+import torch
+
 from worker_hooks.contract import status_page as pages
 from worker_hooks.contract.script_record import SCRIPT
 from worker_hooks.contract.status_page import (
@@ -28,6 +30,7 @@ from worker_hooks.contract.status_page import (
     Page,
     late_draws,
 )
+from worker_hooks.device.stamped_copies import StampedCopies
 from worker_hooks.rng.generators import copy
 from worker_hooks.rng.randomness import Randomness, Recorder
 from worker_hooks.script.kept import ScriptValues
@@ -94,6 +97,9 @@ class PrivateState:
         self.page: Page | None = None
         self.late_buffers: set[str] = set()
         """Buffers that have changed between the last backward of a step and its commit."""
+        self._copies: StampedCopies | None = None  # of buffers on a device to the page
+        self._retired: list[StampedCopies] = []  # to pages before it
+        self._has_compared = False  # buffers on a device, as of a backward and of its commit
         # by name, the randomness that the epoch began with
         self._epoch_start: dict[str, bytes] = {}
         self._epoch_start_bytes = b""  # the same as it is written
@@ -120,6 +126,7 @@ class PrivateState:
         self._place = self._committed = 0
         self._writers.clear()
         self._steps.clear()
+        self._retire()
         self.buffers.forget()
 
     def begin_epoch(self) -> None:
@@ -146,14 +153,24 @@ class PrivateState:
             self._set_offset()
         return is_there
 
-    def open(self, rank: int, attempt: int, source: PrivateSource, meta: bytes) -> int:
+    def open(
+        self,
+        rank: int,
+        attempt: int,
+        source: PrivateSource,
+        meta: bytes,
+        held: tuple[torch.device, ...] = (),
+    ) -> int:
         """Make a page with room for this source, and copy what the previous page has.
+
+        If buffers are on a device, this waits for it.
 
         Args:
             rank: whose page it is.
             attempt: the rank's present attempt.
             source: the loader that is read now.
             meta: JSON of the size to expect.
+            held: the devices that hold replicated state; they lag behind the commits.
 
         Returns:
             The page's descriptor.
@@ -161,13 +178,16 @@ class PrivateState:
         Raises:
             OSError: there is no memory.
         """
+        self._retire()
+        while self._retired:
+            self._retired.pop().close()
         self._place = self.place_of(source)
         self._sources[self._place] = source
         self._set_offset()
         before = [entry.name for entry in self.randomness.entries][: len(self._drawn_late)]
         old, self.randomness = self.page, Randomness()  # of all generators in use by now
         self._join_epoch_start()
-        entries = [*self.buffers.entries, *self.randomness.entries]
+        entries = [*self.buffers.host_entries, *self.randomness.entries]
         luck = self.randomness.entries
         entries += [entry._replace(name=EPOCH + entry.name) for entry in luck]
         entries += [Entry(BEFORE + entry.name, "U8", (LATE_BYTES,), LATE_BYTES) for entry in luck]
@@ -177,10 +197,16 @@ class PrivateState:
         self._script_at = sum(entry.nbytes for entry in entries)
         room = self._script_bytes = max(_SCRIPT_BYTES, 2 * len(self.script.content))
         entries.append(Entry(SCRIPT, "U8", (room,), room))
+        entries += self.buffers.device_entries
         records = [] if old is None else old.records()
         size = max([len(meta), *[len(record.meta) for record in records]])
         self._meta_bytes = max(META_BYTES, 4 * size)
-        fd = pages.create(rank, attempt, entries, self._meta_bytes)
+        device_bytes = self.buffers.device_nbytes
+        fd = pages.create(
+            *(rank, attempt, entries, self._meta_bytes),
+            device_bytes=device_bytes,
+            runs_ahead=bool(held),
+        )
         page = Page(fd)
         self.buffers.forget()
         self._writers.clear()
@@ -195,6 +221,7 @@ class PrivateState:
         if old is not None:
             page.continue_from(old)
         self.page = page
+        self._copies = self.buffers.device_copies(page, held)
         return fd
 
     def has_room(self, position: Position, times: int = 1) -> bool:
@@ -215,15 +242,38 @@ class PrivateState:
         """
         if not self.script.settle() or not self.has_room(position):
             return False
-        self.write(step, position, is_commit=False)
+        # a device has copied its buffers as backward began; what is queued now may never be done
+        self._write(step, position, is_commit=False)
         return True
 
     def write(self, step: int, position: Position, *, is_commit: bool) -> None:
         """Write the state as of a commit, or of the step under way."""
+        page, copies = self.page, self._copies
+        if is_commit and copies is not None:
+            self._look_at_device(step)
+        self._write(step, position, is_commit=is_commit)
+        if page is not None and copies is not None:
+            area = page.device_area(step, is_commit=is_commit)
+            self.buffers.copy_device(copies, area, step)
+
+    def wait(self) -> None:
+        """Wait until a device has copied its buffers. For the main thread, seldom."""
+        if self._copies is not None:
+            self._copies.wait()
+
+    def may_have_late_buffers(self) -> bool:
+        """Whether buffers on a device change behind backward, as far as is known by now."""
+        if self._copies is None:
+            return False
+        late = self.late_buffers
+        is_late = late and any(entry.name in late for entry in self.buffers.device_entries)
+        return bool(is_late) or not self._has_compared
+
+    def _write(self, step: int, position: Position, *, is_commit: bool) -> None:
         page = self.page
         if page is None:
             return
-        slot = self._slot = step % 2 if is_commit else UNDER_WAY
+        slot = self._slot = page.slot(step, is_commit=is_commit)
         self._step = step
         try:
             page.write(step, *position, self._fill, is_commit=is_commit)
@@ -294,14 +344,32 @@ class PrivateState:
             entry.nbytes for each in before if each is not None for entry in each.entries
         )
 
+    def _retire(self) -> None:
+        """A device may still write to the page; no new copy to it is queued."""
+        if self._copies is not None:
+            self._retired.append(self._copies)
+        self._copies = None
+
     def _copy(self, page: Page, record: CommitRecord, entries: Sequence[Entry]) -> None:
         """Copy another page's record to this page; what it lacks is written as it is at present."""
         there = {entry.name: (entry, octets) for entry, octets in _parts(entries, record.payload)}
+        on_device = self.buffers.device_entries
+        if on_device:
+            found = [there.get(entry.name, (None, b"")) for entry in on_device]
+            now = memoryview(b"")
+            if any(old != entry for (old, _), entry in zip(found, on_device, strict=True)):
+                now = memoryview(self.buffers.read_device())
+            parts, at = list[bytes | memoryview](), 0
+            for (old, octets), entry in zip(found, on_device, strict=True):
+                parts.append(octets if old == entry else now[at : at + entry.nbytes])
+                at += entry.nbytes
+            is_whole = record.is_commit and not record.has_early_buffers
+            page.write_device(record.step, 0, b"".join(parts), is_commit=is_whole)
 
         def fill(address: int) -> None:
-            self._slot = record.step % 2 if record.is_commit else UNDER_WAY
+            self._slot = page.slot(record.step, is_commit=record.is_commit)
             self._fill(address)
-            for entry in page.entries:
+            for entry in page.entries[: len(page.entries) - len(on_device)]:
                 old, octets = there.get(entry.name, (None, b""))
                 if old == entry or (old is not None and entry.name == SCRIPT):
                     ctypes.memmove(address, bytes(octets), min(entry.nbytes, len(octets)))
@@ -346,19 +414,58 @@ class PrivateState:
 
     def _find_late_buffers(self, step: int) -> None:
         """Find the buffers that changed after the record of this step under way was written."""
-        if self._steps.get(UNDER_WAY) != step:
+        page = self.page
+        if page is None or self._steps.get(UNDER_WAY) != step:
             return
-        commit, under_way = self._writers[step % 2].address, self._writers[UNDER_WAY].address
+        slot = page.slot(step, is_commit=True)
+        commit, under_way = self._writers[slot].address, self._writers[UNDER_WAY].address
         size = min(self.buffers.nbytes, _LATE_BYTES)
         if not _memcmp(commit, under_way, size):
             return
         at = 0
-        for entry in self.buffers.entries:
+        for entry in self.buffers.host_entries:
             if at + entry.nbytes > size:
                 break
             if _memcmp(commit + at, under_way + at, entry.nbytes):
                 self.late_buffers.add(entry.name)
             at += entry.nbytes
+
+    def _look_at_device(self, step: int) -> None:
+        """A commit: look at what the device has written as of the one before, if it has.
+
+        It has yet to overwrite that: this commit's copies are not queued, and two of each kind are
+        kept.
+        """
+        page = self.page
+        if page is not None:
+            self.find_late_on_device(step - 1)
+
+            def read(slot: int, start: int, stop: int) -> bytes | None:
+                of = step - 1 if slot == (step - 1) % 2 else step - 2
+                return page.device_part(of, is_commit=True, start=start, stop=stop)
+
+            self.buffers.compare_device((step % 2, (step - 1) % 2), read)
+
+    def find_late_on_device(self, step: int) -> None:
+        """Find the buffers that a device has changed between the backward of a step and its commit.
+
+        Nothing is found unless the device has copied both, and neither is overwritten.
+        """
+        page = self.page
+        if page is None or self._copies is None:
+            return
+        end = min(page.device_bytes, _LATE_BYTES)
+        then = page.device_part(step, is_commit=False, stop=end)
+        now = page.device_part(step, is_commit=True, stop=end)
+        if then is None or now is None:
+            return
+        self._has_compared = True
+        at = 0
+        for entry in self.buffers.device_entries if then != now else ():
+            after = at + entry.nbytes
+            if then[at:after] != now[at:after] and after <= end:
+                self.late_buffers.add(entry.name)
+            at = after
 
 
 def _states(at: int, entries: Sequence[Entry]) -> Iterator[ctypes.Array[ctypes.c_ubyte]]:

@@ -19,6 +19,9 @@ from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import PRIVATE, REPLICATED, Manifest, Shard
 
+EARLY_BUFFERS = "has_early_buffers"
+"""Says in the file of a rank's private state that the buffers alone are from before the commit."""
+
 
 def make_folder(layout: DumpLayout) -> None:
     """Make the unfinished folder; what an interrupted dump left there is removed.
@@ -75,6 +78,8 @@ def private_head(entries: Sequence[Entry], record: CommitRecord) -> bytes:
         "batch": str(record.batch),
         "is_commit": str(int(record.is_commit)),
     }
+    if record.has_early_buffers:
+        metadata[EARLY_BUFFERS] = "1"
     return safetensors_file.header(entries, metadata)
 
 

@@ -1,9 +1,11 @@
+import ctypes
+import hashlib
 import mmap
 import os
 
 import pytest
 
-from worker_hooks.contract.status_page import Entry, Page, Phase, create
+from worker_hooks.contract.status_page import Entry, Page, Phase, create, stamp
 
 ENTRIES = (Entry("bn.mean", "F32", (2,), 8), Entry("rng", "U8", (3,), 3))
 
@@ -18,8 +20,6 @@ def page():
 
 
 def write(page, step, content, *, is_commit=True, meta=b"{}"):
-    import ctypes
-
     page.write(
         step,
         step // 10,
@@ -64,8 +64,6 @@ def test_a_writer_that_is_killed_in_the_middle_leaves_no_record(page, is_commit)
     write(page, 5, b"5" * 11, is_commit=is_commit)
 
     def killed(at):
-        import ctypes
-
         ctypes.memmove(at, b"77777", 5)
         raise KeyboardInterrupt
 
@@ -174,3 +172,90 @@ def test_a_page_that_takes_anothers_place_goes_on_with_its_paces(page):
     steps(new, 6, 7)
     assert [pace.step for pace in new.paces()] == [2, 3, 4, 5, 7]
     new.close()
+
+
+def test_a_page_without_device_buffers_has_the_bytes_that_it_always_had(monkeypatch):
+    monkeypatch.setattr("worker_hooks.contract.status_page.monotonic_ns", lambda: 12345)
+    fd = create(3, 1, ENTRIES, 1000)
+    page = Page(fd)
+    for step in range(4):
+        page.enter(Phase.BACKWARD)
+        for is_commit in (False, True):
+            write(page, step, bytes([step + 1]) * 11, is_commit=is_commit)
+        page.beat(step, 0, step, Phase.UPDATED)
+    content = os.pread(fd, 1 << 20, 0)
+    os.close(fd)
+    page.close()
+    assert len(content) == 5528
+    assert (
+        hashlib.sha256(content).hexdigest()
+        == "69ca09d39b2b4e368593d45ea157d66fae9bbe360de0e6859c08524743acc09d"
+    )
+
+
+@pytest.fixture
+def ahead():
+    """A page whose last three bytes a device writes."""
+    fd = create(3, 1, ENTRIES, device_bytes=3, runs_ahead=True)
+    page, reader = Page(fd), Page(fd)
+    os.close(fd)
+    yield page, reader
+    page.close()
+    reader.close()
+
+
+def test_a_rank_that_runs_ahead_keeps_three_commits(ahead):
+    page, reader = ahead
+    for step in range(5):
+        write(page, step, b"%08d" % step)
+        page.write_device(step, 1, b"%03d" % step, is_commit=True)
+        write(page, step + 1, b"underway", is_commit=False)
+        page.write_device(step + 1, 1, b"dev", is_commit=False)
+    assert [reader.position(step) for step in range(7)] == [
+        *(None, None, (0, 2), (0, 3), (0, 4), (0, 5), None),
+    ]
+    assert reader.record(2) is None  # what the device wrote of it is overwritten
+    assert [reader.record(step).payload for step in (3, 4, 5)] == [
+        *(b"00000003003", b"00000004004", b"underwaydev"),
+    ]
+    assert (reader.newest().step, reader.newest_step()) == (4, 4)
+    assert [record.step for record in reader.records()] == [3, 4, 5]
+
+
+def test_bytes_of_a_device_are_those_of_their_stamp(ahead):
+    page, reader = ahead
+    write(page, 7, b"seven___")
+    assert reader.record(7) is None  # the device has yet to come to it
+    assert reader.newest() is None
+    assert reader.newest_step() == 7
+    page.write_device(7, 1, b"bwd", is_commit=False)
+    record = reader.record(7)
+    assert (record.payload, record.is_commit, record.has_early_buffers) == (
+        b"seven___bwd",
+        True,
+        True,
+    )
+    page.write_device(7, 2, b"end", is_commit=True)
+    record = reader.record(7)
+    assert (record.payload, record.is_commit, record.has_early_buffers) == (
+        b"seven___end",
+        True,
+        False,
+    )
+    assert reader.device_part(7, is_commit=True, start=1, stop=2) == b"n"
+
+
+@pytest.mark.parametrize("which", ["begin", "end"])
+def test_a_device_that_is_stopped_in_the_middle_leaves_no_bytes(ahead, which):
+    page, reader = ahead
+    write(page, 5, b"five____")
+    page.write_device(5, 1, b"abc", is_commit=True)
+    area = page.device_area(5, is_commit=True)
+    ctypes.c_int64.from_address(getattr(area, which)).value = stamp(5, 2)
+    assert reader.record(5) is None
+
+
+def test_no_two_copies_in_a_row_have_one_stamp():
+    assert stamp(0, 0) != 0
+    assert stamp(3, 1) != stamp(3, 2) != stamp(4, 1)
+    assert stamp(3, (1 << 20) * 5) // (1 << 20) == 3

@@ -10,11 +10,14 @@ from support.pieces import OPTIMIZERS, bits, same, step, trained
 from torch import nn
 from torch.optim import lr_scheduler as lrs
 
-from worker_hooks.contract.status_page import Page, create
+from worker_hooks.contract.env import RankEnv
+from worker_hooks.contract.status_page import CommitRecord, Entry, Page, create
 from worker_hooks.recovery import load as restores
+from worker_hooks.recovery import resume
 from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.registry import pieces_of
 from worker_hooks.storage import commit
+from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import Manifest, Shard
 from worker_hooks.tensors import shard, tensor_bytes
 
@@ -32,7 +35,7 @@ class Meter:
         self.state = state
 
 
-def write(folder, pieces, parts=1, more=None):
+def write(folder, pieces, parts=1, more=None, facts=None):
     """A dump of these pieces, in so many parts."""
     tensors, values, objects, own = dict(more or {}), {}, {}, []
     for piece in pieces:
@@ -48,7 +51,7 @@ def write(folder, pieces, parts=1, more=None):
             ]
     shards = []
     for part in range(parts):
-        told = {"objects": json.dumps(objects), "facts": json.dumps({"part": part})}
+        told = {"objects": json.dumps(objects), "facts": json.dumps(facts or {"part": part})}
         replica = shard.Replica(tensors, own, json.dumps({"pieces": values}), told)
         rank = (part + 1) % parts  # of three, the second has what is the writer's own
         file = f"rank_{rank}/x.safetensors"
@@ -209,6 +212,24 @@ def test_private_state_is_read_back(tmp_path):
     fresh = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
     Buffers(pieces_of({"model": fresh})).restore(held)
     assert same(list(fresh.buffers()), list(module.buffers()))
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_buffers_from_before_a_commit_are_replaced_where_they_change_late(tmp_path, is_early):
+    entries = tensor_bytes.entry_of("model.ema", torch.ones(2)), Entry("rng", "U8", (2,), 2)
+    mine = bytes(tensor_bytes.to_bytes(torch.ones(2))) + b"xy"
+    record = CommitRecord(7, 2, 3, 0, b"{}", mine, is_commit=True, has_early_buffers=is_early)
+    module = nn.Module()
+    module.register_buffer("ema", torch.zeros(2))
+    pieces = pieces_of({"model": module})
+    late = {"usual": None, "late": ["model.ema"]}
+    state = write(tmp_path, pieces, more={"model.ema": torch.full((2,), 9.0)}, facts=late)
+    done = commit.write_private(tmp_path, 0, entries, record, lambda _: None)
+    manifests.write(tmp_path, state._replace(shards=(*state.shards[:1], done)))
+    env = RankEnv(0, 2, 0, "id", "", "")
+    point = resume.restore_replicated(pieces, tmp_path, env, None)
+    assert point.private.is_commit  # all else is as of it
+    assert point.private.tensors["model.ema"].tolist() == ([9, 9] if is_early else [1, 1])
 
 
 def test_one_tensor_is_in_memory_at_a_time(tmp_path, monkeypatch):
