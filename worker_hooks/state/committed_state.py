@@ -42,7 +42,6 @@ log = logging.getLogger("msrun")
 
 CAPTURED = "an optimizer's update was captured in a CUDA graph, whose replays nobody can see"
 
-
 PENDING = (
     "gradients wait for an update of {} in a later step than that of the other optimizers, and "
     "cannot be saved"
@@ -299,9 +298,8 @@ class CommittedState:
         self._marks, self._after = marks or self._read_marks(), None
         self.private.write(self.step, position, is_commit=True)
         if self.device is not None:  # behind what the device copies to the page
-            is_copied = not all(map(devices.is_on_host, tensors.copies.values()))
-            is_late = self.private.may_have_late_buffers()
-            is_as_updated = is_as_updated and not is_copied and not is_late
+            is_as_updated &= all(map(devices.is_on_host, tensors.copies.values()))
+            is_as_updated &= not self.private.may_have_late_buffers()
             self.device.committed(self.step, is_as_updated=is_as_updated)
 
     def _read_marks(self) -> tuple[Any, ...]:
@@ -535,8 +533,7 @@ class CommittedState:
             access, copies = self.reading.passed(self.device, step, MarkKind.END), {}
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
             snapshots = self._snapshots()
-        self.private.find_late_on_device(step)
-        late = sorted(self.private.late_buffers)
+        late = sorted(self.private.late_as_of(step))
         facts = {
             "step": step,
             "usual": self.typical_changes,

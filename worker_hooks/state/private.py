@@ -438,7 +438,7 @@ class PrivateState:
         """
         page = self.page
         if page is not None:
-            self.find_late_on_device(step - 1)
+            self._find_late_on_device(step - 1)
 
             def read(slot: int, start: int, stop: int) -> bytes | None:
                 of = step - 1 if slot == (step - 1) % 2 else step - 2
@@ -446,7 +446,12 @@ class PrivateState:
 
             self.buffers.compare_device((step % 2, (step - 1) % 2), read)
 
-    def find_late_on_device(self, step: int) -> None:
+    def late_as_of(self, step: int) -> set[str]:
+        """The late buffers, with what a device has shown of this step by now."""
+        self._find_late_on_device(step)
+        return self.late_buffers
+
+    def _find_late_on_device(self, step: int) -> None:
         """Find the buffers that a device has changed between the backward of a step and its commit.
 
         Nothing is found unless the device has copied both, and neither is overwritten.

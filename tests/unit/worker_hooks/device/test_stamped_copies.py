@@ -288,3 +288,43 @@ def test_a_refused_lock_is_not_raised_by_what_runs_next(monkeypatch):
     monkeypatch.setattr(torch, "zeros", zeros)
     assert not page_lock.lock(4096, 64)
     assert cleared == [1]
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def wait_event(self, event: object) -> None:
+        self.calls.append(event)
+
+
+class Event:
+    def __init__(self, _device: object) -> None:
+        self.stream: object = None
+
+    def record(self, stream: object) -> None:
+        self.stream = stream
+
+
+def test_copies_stay_in_order_when_the_script_changes_its_stream(monkeypatch):
+    one, two = Stream(), Stream()
+    present, is_capturing = one, False
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: present)
+    monkeypatch.setattr(torch, "Event", Event)
+    queue = stamped_copies.StreamQueue(torch.device("cpu"))
+    target = torch.zeros(2)
+    for _ in range(2):
+        assert queue.begin()
+        queue.run(lambda: target.fill_(1))
+        queue.copy(target, lambda: torch.full((2,), 7.0))
+        last = queue.end()
+        assert last.stream is one
+    assert target.tolist() == [7, 7]
+    assert one.calls == []
+    present = two
+    assert queue.begin()
+    assert two.calls == [last]
+    assert queue.end().stream is two
+    is_capturing = True
+    assert not queue.begin()
