@@ -16,11 +16,15 @@ MEMORY = -1  # a place: the agent's memory, from which lost ranks are replaced
 
 @dataclass(frozen=True, slots=True)
 class StartAttempt:
-    """Start every rank with a fresh store; ``resume``: the checkpoint folder to resume from."""
+    """Start every rank with a fresh store; ``resume``: the checkpoint folder to resume from.
+
+    ``devices``: what the ranks see; empty: what msrun sees.
+    """
 
     attempt: int
     reason: str
     resume: str | None = None
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +166,13 @@ class PrepareRanks:
 
     ReplaceRanks takes them in. Until then no peer hears of them, and if it never comes, they end
     with the present attempt. A rank that cannot be started early is started by ReplaceRanks.
+    ``devices``: what they see; empty: what msrun sees.
     """
 
     attempt: int
     ranks: tuple[int, ...]
     reason: str
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +181,7 @@ class ReplaceRanks:
 
     The survivors leave their broken group (each answers Rejoining), and all resume from the
     checkpoint in memory at ``path``, which holds ``step``. No update begins before GoOn.
+    ``devices``: what the newcomers see; empty: what msrun sees.
     """
 
     attempt: int
@@ -182,6 +189,18 @@ class ReplaceRanks:
     newcomers: tuple[int, ...]
     path: str
     step: int
+    reason: str
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpDevices:
+    """Do not use these devices again, nor in a run that resumes this one.
+
+    Successors of the ranks that had them are ordered with it. None: there is no spare device left.
+    """
+
+    devices: tuple[str, ...]
     reason: str
 
 
@@ -210,7 +229,7 @@ class RemindReplaced:
 Action = (
     StartAttempt | CancelStarts | SignalRanks | SetDeadline | Sweep | Finish | Tell | HoldRanks
     | FreezeRanks | SaveRanks | CommitDump | AbandonDump | RefuseRanks | PrepareRanks
-    | ReplaceRanks | ForgetMemory | WarmUp | RemindReplaced
+    | ReplaceRanks | GiveUpDevices | ForgetMemory | WarmUp | RemindReplaced
 )
 # fmt: on
 

@@ -6,7 +6,7 @@ Pure. Every move goes through the table; nothing is ordered for a rank that is n
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from agent.controller import actions as do
@@ -44,13 +44,24 @@ def move(job: Job, event: ev.Event, condition: Condition) -> Job:
 
 def begin(job: Job, reason: str) -> Decision:
     """Start every rank; nothing that the last attempt's ranks said counts any more."""
+    job, given_up = give_up_devices(job, job.policy.ranks)
     begun = job._replace(
         ranks=dict.fromkeys(job.policy.ranks, RankState.PENDING),
         now=Attempt(),
         since_restart=SinceRestart(),
     )
     deadline = do.SetDeadline(JobState.STARTING, job.attempt, job.policy.timeouts.start_s)
-    return Decision(begun, (do.StartAttempt(job.attempt, reason, job.resume), deadline))
+    start = do.StartAttempt(job.attempt, reason, job.resume, job.devices.visible)
+    return Decision(begun, (*given_up, start, deadline))
+
+
+def give_up_devices(job: Job, ranks: Collection[int]) -> tuple[Job, tuple[do.Action, ...]]:
+    """The job once successors of ``ranks`` are ordered: only now spare devices are used up."""
+    devices, said = job.devices.renewed(ranks)
+    if not said:
+        return job, ()
+    new = devices.given_up[len(job.devices.given_up) :]
+    return job._replace(devices=devices), (do.GiveUpDevices(new, said),)
 
 
 def stop(job: Job, signum: int, reason: str) -> Decision:

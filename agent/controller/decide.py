@@ -60,6 +60,8 @@ def decide(job: Job, event: ev.Event) -> Decision:
     """
     if job.state.is_end or _is_stale(job, event):
         return Decision(job)
+    if isinstance(event, ev.WorkerExited) and event.fault:
+        job = job._replace(devices=job.devices.failed(event.rank, event.fault))
     if job.state is JobState.REPLACING and isinstance(event, replacement.Event):
         after = apply(event, replacement.hear(job, event))
     else:

@@ -166,7 +166,8 @@ def _prepare(turn: Turn, gone: Iterable[int]) -> Turn:
     if not dead:
         return turn
     why = f"{listed(dead)} will be replaced once the state is in memory"
-    prepare = do.PrepareRanks(turn.job.attempt + 1, dead, why)
+    devices, _ = turn.job.devices.renewed(dead)  # nothing is used up yet
+    prepare = do.PrepareRanks(turn.job.attempt + 1, dead, why, devices.visible)
     return turn._replace(actions=(*turn.actions, prepare))
 
 

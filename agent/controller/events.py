@@ -46,6 +46,7 @@ class WorkerExited:
     which failed by itself, its exception as a rule; of one that killed itself, why. ``amid``: where
     in a step it was when it exited with 0, such as ``in forward of step 14``; empty: nowhere, or
     that is not known. ``is_over``: it was killed on its way out, after the end of its script.
+    ``fault``: how its device failed, if devices are planned and a spare one can help.
     """
 
     rank: int
@@ -55,6 +56,7 @@ class WorkerExited:
     error: str = ""
     amid: str = ""
     is_over: bool = False
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

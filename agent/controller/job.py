@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agent.controller.states import JobState, RankState
+from agent.spec.device_plan import DevicePlan
 from agent.spec.job_spec import JobSpec, Policy
 from worker_hooks.contract import protocol
 from worker_hooks.contract.fingerprint import Fingerprint
@@ -180,6 +181,7 @@ class Job(NamedTuple):
     gave_up: str = ""  # why the job ended with restarts left
     diverged: str = ""  # what differed after a replacement; empty: nothing ever did
     differing: frozenset[str] = frozenset()  # values of the script's own, with their prefixes
+    devices: DevicePlan = DevicePlan()  # the list for ranks that start now
 
     def alive(self) -> tuple[int, ...]:
         """Ranks that exist or may come to exist."""
@@ -302,7 +304,7 @@ class Job(NamedTuple):
 
 def first_job(spec: JobSpec) -> Job:
     """The job before anything happened."""
-    dump, job = spec.dump, Job(spec.policy)
+    dump, job = spec.dump, Job(spec.policy, devices=spec.devices)
     if dump.resume is None:
         return job
     return job._replace(resume=str(dump.resume), saved_step=dump.resume_step)

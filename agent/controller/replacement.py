@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.controller.attempts import release, signal_ranks
+from agent.controller.attempts import give_up_devices, release, signal_ranks
 from agent.controller.dump import Turn, flush_memory
 from agent.controller.job import Attempt, Job, MemoryState, Replacement
 from agent.controller.replaceable import (
@@ -276,6 +276,7 @@ def launch(job: Job) -> Turn:
     newcomers = tuple(rank for rank, state in job.ranks.items() if not state.is_alive)
     survivors = job.alive()
     failure = job.now.failure or replacement.why
+    job, given_up = give_up_devices(job, newcomers)
     job = job._replace(
         attempt=job.attempt + 1,
         now=Attempt(),
@@ -301,14 +302,13 @@ def launch(job: Job) -> Turn:
         path=memory.path,
         step=memory.step,
         reason=_describe_round(failure, memory.step, newcomers, survivors),
+        devices=job.devices.visible,
     )
     reminders = [do.RemindReplaced(job.policy.replace.period_s) for _ in newcomers]
     # without survivors nobody has to leave the training function first
     policy = job.policy.replace
-    return wait(
-        job,
-        (replace, *reminders, _deadline(job, policy.rejoin_s if survivors else policy.join_s)),
-    )
+    deadline = _deadline(job, policy.rejoin_s if survivors else policy.join_s)
+    return wait(job, (*given_up, replace, *reminders, deadline))
 
 
 def _describe_round(

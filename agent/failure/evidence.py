@@ -10,10 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGABRT
+from signal import SIGABRT, SIGKILL
 from typing import Any
 
+from agent.failure.device_faults import abort_text, cuda_fault
 from agent.failure.log_excerpt import Traceback, find_fatal, find_traceback
+from agent.failure.own_end import own_end
 from agent.text.log_lines import last_lines, log_lines
 from agent.text.sanitize import encodable
 from worker_hooks.contract.atomic_file import read_end
@@ -78,6 +80,7 @@ class Evidence:
     log_tail: tuple[str, ...] = ()
     oom_kills: int = 0  # by the kernel, in our cgroup, during this attempt
     oom_elsewhere: int = 0  # the same in other cgroups of this machine
+    device_fault: str = ""  # how its device failed, as CUDA says
 
     @property
     def traceback(self) -> str | None:
@@ -104,15 +107,35 @@ def gather(end: WorkerEnd, oom_kills: int = 0, oom_elsewhere: int = 0) -> Eviden
     """
     error, problem = _error_file(end.error_file)
     lines = _log(end.log)
+    logged, tail = pick_traceback(end, lines), last_lines(lines, LOG_TAIL_LINES)
     return Evidence(
         end=end,
         error=error,
         error_problem=problem,
-        logged=pick_traceback(end, lines),
-        log_tail=last_lines(lines, LOG_TAIL_LINES),
+        logged=logged,
+        log_tail=tail,
         oom_kills=oom_kills,
         oom_elsewhere=oom_elsewhere,
+        device_fault=_device_fault(end, error, logged, lines, tail),
     )
+
+
+def _device_fault(
+    end: WorkerEnd,
+    error: ErrorFile | None,
+    logged: Traceback | None,
+    lines: list[str],
+    tail: tuple[str, ...],
+) -> str:
+    """How its device failed, as its own last words say, in whatever way they ended it."""
+    if end.signal == SIGKILL:  # its log is about something else, unless it killed itself
+        return cuda_fault(own_end("".join(tail[-1:])))
+    traced = None if error is None else find_traceback((error.traceback or "").split("\n"))
+    said = [] if error is None else [error.message]
+    said += [text for each in (traced, logged) if each for text in (each.message, each.origin)]
+    if end.signal == SIGABRT:  # often torch's watchdog, while the main thread waits
+        said.append(abort_text(lines))
+    return cuda_fault("\n".join(said).strip() or "\n".join(tail))
 
 
 def pick_traceback(end: WorkerEnd, lines: list[str]) -> Traceback | None:

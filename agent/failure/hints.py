@@ -65,6 +65,10 @@ def _ends_itself(case: DeathCase) -> re.Match[str] | None:
     return re.fullmatch("(?P<why>.+)", own_end("".join(last)))
 
 
+def _fails_by_device(case: DeathCase) -> bool:
+    return bool(case.evidence.device_fault)
+
+
 def _oom(case: DeathCase) -> bool:
     return case.evidence.oom_kills > 0 and case.ended_by(SIGKILL) and not _is_ended_by_us(case)
 
@@ -90,8 +94,8 @@ def _shell_signal(case: DeathCase) -> bool:
 
 
 SENT = "msrun sent the signal: {ended_for}"
-# Sentences may use {interpreter}, {local_rank}, {code}, {shell_signal}, {told}, {ended_for} and the
-# groups.
+# Sentences may use {interpreter}, {local_rank}, {code}, {shell_signal}, {told}, {ended_for},
+# {device_fault} and the groups.
 HINTS: tuple[tuple[Fit, str], ...] = (
     (
         lambda case: bool(case.evidence.end.hung),
@@ -104,6 +108,13 @@ HINTS: tuple[tuple[Fit, str], ...] = (
     (
         _ends_itself,
         "it ended itself, as a new process can continue where it could not: {why}",
+    ),
+    (
+        _fails_by_device,
+        (
+            "its device failed ({device_fault}): have it reset, or give others in "
+            "CUDA_VISIBLE_DEVICES; --spare-devices does that during a run"
+        ),
     ),
     (
         _refuses_argument,
@@ -338,6 +349,7 @@ def _facts(case: DeathCase, found: re.Match[str] | bool) -> dict[str, str | None
         "code": str(end.exit_code),
         "told": end.told,
         "ended_for": end.ended_for,
+        "device_fault": case.evidence.device_fault,
         "shell_signal": _shell_signal_name(end.exit_code),
     }
     return facts if isinstance(found, bool) else facts | found.groupdict()

@@ -8,6 +8,7 @@ from pathlib import Path
 from signal import SIGUSR1, SIGUSR2
 from typing import Any
 
+from agent.failure.device_faults import describe_xid, is_fault, worst
 from agent.failure.evidence import Evidence, WorkerEnd, gather
 from agent.failure.hints import SHELL_SIGNAL_BASE, hint, is_for_memory
 from agent.failure.report import Report, as_json, headline, outer_error, render
@@ -15,9 +16,10 @@ from agent.failure.resume_advice import ResumeAdvice
 from agent.failure.resume_advice import as_json as closing_json
 from agent.failure.root_cause import find_cause, last_words
 from agent.machine.oom_kills import OomCounters, read_counters
+from agent.machine.xid_log import Xid, XidLog
 from agent.records.journal import Journal
 from agent.spec.run_facts import RunFacts
-from agent.text.sanitize import encodable
+from agent.text.sanitize import encodable, sanitized
 from agent.text.wording import WORDS_CHARS
 from agent.workers.worker import Worker
 from worker_hooks.contract.atomic_file import write_atomic
@@ -30,12 +32,20 @@ FORWARDED = frozenset({SIGUSR1, SIGUSR2})  # from msrun's own sender; they are n
 class PostMortem:
     """Examines what an attempt left before the next one begins, and reports the last one."""
 
-    def __init__(self, facts: RunFacts, counters: OomCounters) -> None:
-        """``counters``: the kernel's counters when the run began."""
+    def __init__(self, facts: RunFacts, counters: OomCounters, xids: XidLog) -> None:
+        """Nothing is examined yet.
+
+        Args:
+            facts: of the run.
+            counters: the kernel's counters when it began.
+            xids: what NVIDIA's driver reported since then.
+        """
         self._facts = facts
         self._counters = counters
+        self._xids = xids
         self._report: Report | None = None
         self.memory_hint = ""  # that what was examined last died for lack of memory
+        self.driver_report = ""  # what NVIDIA's driver reported of it, as a sentence
         self._newest: tuple[int | None, str, int] = (None, "", 0)  # exit code, last line, step
 
     def examine(self, workers: tuple[Worker, ...]) -> str | None:
@@ -51,13 +61,15 @@ class PostMortem:
         ]
         cause = find_cause(ends)
         self._report, self.memory_hint = None, ""
+        self.driver_report = "" if cause is None else self._driver_report(cause.root.end)
         if cause is None:
             return None
         program = self._facts.spec.program
         known = hint(cause.root, program.interpreter)
         if known is not None and is_for_memory(cause.root):
             self.memory_hint = f"rank {cause.root.end.rank} was {known}"
-        why = "; ".join(filter(None, (known, self._met_again(cause.root, workers)))) or None
+        again = self._met_again(cause.root, workers)
+        why = "; ".join(filter(None, (known, self.driver_report, again))) or None
         self._report = Report(cause, program.name, why, self._facts.ids)
         return headline(cause.root.end).removeprefix("msrun: ")
 
@@ -72,6 +84,25 @@ class PostMortem:
         """The last line that an ended worker wrote about its failure; empty: none is known."""
         order = self._facts.plan(worker.began)[worker.local_rank]
         return _last_line(gather(self._end(worker, order)))
+
+    def device_fault(self, worker: Worker) -> str:
+        """How the device of an ended worker failed, as CUDA or the driver says; empty: it did not.
+
+        Reports of the driver count if they are about this very process.
+        """
+        order = self._facts.plan(worker.began)[worker.local_rank]
+        if said := gather(self._end(worker, order)).device_fault:
+            return said
+        xid = worst(self._xids.of_process(worker.pid))
+        return _quoted(xid) if xid is not None and is_fault(xid) else ""
+
+    def _driver_report(self, end: WorkerEnd) -> str:
+        """What NVIDIA's driver reported about a rank, else about nobody, on its host."""
+        own, news = worst(self._xids.of_process(end.pid)), self._xids.news_of_host()
+        if own is not None:
+            return f"the driver reported {_quoted(own)}"
+        other = worst(news)
+        return "" if other is None else f"on this host, the driver reported {_quoted(other)}"
 
     @property
     def found(self) -> bool:
@@ -146,6 +177,10 @@ def _ended_for(worker: Worker) -> str:
     """Why msrun sent the signal that ended a worker, perhaps behind a shell; empty: it did not."""
     code = worker.exit_code or 0
     return worker.signals.get(-code if code < 0 else code - SHELL_SIGNAL_BASE, "")
+
+
+def _quoted(xid: Xid) -> str:
+    return encodable(sanitized(describe_xid(xid))[:WORDS_CHARS])
 
 
 def _last_line(evidence: Evidence) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from agent.spec.job_spec import JobSpec, ProgramKind, Std, UsageError
 from agent.workers.order_batches import order_bytes
-from worker_hooks.contract.env import JobEnv, WorkerEnv, visible_devices
+from worker_hooks.contract.env import JobEnv, WorkerEnv, listed_devices, visible_devices
 from worker_hooks.contract.layout import RunLayout
 from worker_hooks.contract.protocol import WorkerOrder
 from worker_hooks.contract.wire import PACKET_BYTES
@@ -111,13 +111,26 @@ def plan_ranks(
     bindings: Sequence[Binding],
     *,
     resumes: bool = False,
+    devices: tuple[str, ...] = (),
 ) -> tuple[WorkerOrder, ...]:
-    """The orders of one attempt, by local rank; ``resumes``: it resumes from a checkpoint.
+    """The orders of one attempt, by local rank.
+
+    Args:
+        spec: the job.
+        layout: its files.
+        attempt: its number.
+        inherited: msrun's environment.
+        bindings: CPUs of each local rank; empty: none are bound.
+        resumes: it resumes from a checkpoint.
+        devices: what its ranks see, if devices are planned; empty: as at the job's start.
 
     Raises:
         UsageError: ``--virtual-local-rank`` with too few visible devices.
     """
-    devices = _devices(spec, inherited)
+    devices = devices or spec.devices.visible
+    only = _only(spec, inherited, devices)
+    if devices == listed_devices(inherited):
+        devices = ()  # as they are inherited
     orders = []
     for local_rank in range(spec.nproc):
         error_file = "" if spec.logs.disabled else str(layout.error_file(attempt, local_rank))
@@ -127,7 +140,8 @@ def plan_ranks(
             local_rank=local_rank,
             restart_count=attempt,
             error_file=error_file,
-            visible_device=None if devices is None else devices[local_rank],
+            visible_device=None if only is None else only[local_rank],
+            devices=devices,
         )
         out = streams(spec, layout, attempt, local_rank)
         binding = bindings[local_rank] if bindings else Binding()
@@ -159,9 +173,14 @@ def check_orders(orders: Sequence[WorkerOrder]) -> None:
             )
 
 
-def _devices(spec: JobSpec, inherited: Mapping[str, str]) -> tuple[str, ...] | None:
+def _only(
+    spec: JobSpec, inherited: Mapping[str, str], devices: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    """By local rank: the only device that it sees; ``None``: it sees all."""
     if not spec.virtual_local_rank:
         return None
+    if devices:
+        return devices
     try:
         return visible_devices(spec.nproc, inherited)
     except ValueError as error:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import stat
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,7 @@ class Record(NamedTuple):
     lineage: tuple[str, ...] = ()  # record ids of the runs that this one resumes, newest first
     resumed_step: int | None = None  # of those, that this one began from
     unrecorded: tuple[str, ...] = ()  # names of variables that were set, without their values
+    failed_devices: tuple[str, ...] = ()  # that no resume is to use again
 
     def is_alive(self) -> bool:
         """Whether the msrun process of this record still runs."""
@@ -109,6 +111,7 @@ class KeptRecord:
     def __init__(self, folder: Path, record: Record) -> None:
         """``folder``: of the records, in which this one is written already."""
         self._folder, self._record = folder, record
+        self._lock = threading.Lock()  # places are added by a thread of the agent
 
     def add_place(self, path: str) -> None:
         """The run saves into this folder.
@@ -116,7 +119,19 @@ class KeptRecord:
         Raises:
             OSError: the record cannot be written.
         """
-        self._record = add_checkpoints(self._folder, self._record, path)
+        with self._lock:
+            self._record = add_checkpoints(self._folder, self._record, path)
+
+    def give_up(self, devices: tuple[str, ...]) -> None:
+        """No run that resumes this one uses these devices again.
+
+        Raises:
+            OSError: the record cannot be written.
+        """
+        with self._lock:
+            failed = (*self._record.failed_devices, *devices)
+            self._record = self._record._replace(failed_devices=failed)
+            write(self._folder, self._record)
 
     def resumed(self, lineage: tuple[str, ...], step: int) -> None:
         """The run found by itself what it began from: a step of the newest of these runs.
@@ -124,8 +139,9 @@ class KeptRecord:
         Raises:
             OSError: the record cannot be written.
         """
-        self._record = self._record._replace(lineage=lineage, resumed_step=step)
-        write(self._folder, self._record)
+        with self._lock:
+            self._record = self._record._replace(lineage=lineage, resumed_step=step)
+            write(self._folder, self._record)
 
 
 def _prune(folder: Path) -> None:
@@ -168,7 +184,7 @@ def read(folder: Path) -> Record | None:
     """The record in a run's own folder; ``None`` if there is none that can be read."""
     try:
         fields = json.loads((folder / RECORD).read_bytes())
-        for name in ("argv", "checkpoints", "lineage", "unrecorded"):
+        for name in ("argv", "checkpoints", "lineage", "unrecorded", "failed_devices"):
             fields[name] = tuple(fields.get(name, ()))
         return Record(**fields)
     except (OSError, ValueError, TypeError, KeyError):

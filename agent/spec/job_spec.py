@@ -11,6 +11,7 @@ from enum import Enum, IntFlag
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.spec.device_plan import DevicePlan
 from worker_hooks.contract.env import AUDIT_SHARE
 
 
@@ -192,6 +193,7 @@ class JobSpec(NamedTuple):
     replace: ReplaceSpec = ReplaceSpec()
     notify: NotifySpec = NotifySpec()
     virtual_local_rank: bool = False
+    devices: DevicePlan = DevicePlan()  # --spare-devices
     rank_table_file: str | None = None
     event_log_handler: str = "null"  # null | console
 

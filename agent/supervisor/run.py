@@ -20,7 +20,7 @@ from agent.launch import rank_plan
 from agent.launch.prepare import Prepared, StartedForkserver
 from agent.launch.unprotected import unprotected
 from agent.machine import open_files
-from agent.machine.oom_kills import read_counters
+from agent.machine.oom_kills import OomCounters, read_counters
 from agent.notify.notifier import Notifier
 from agent.records import run_record
 from agent.records.journal import Journal
@@ -57,12 +57,15 @@ def run(
     """Run a job whose forkserver is at work to its end; the exit code."""
     spec, layout, forkserver = prepared.spec, prepared.layout, ignited.forkserver
 
-    def plan(attempt: int, resumes: bool = False) -> tuple[WorkerOrder, ...]:
+    def plan(
+        attempt: int, resumes: bool = False, devices: tuple[str, ...] = ()
+    ) -> tuple[WorkerOrder, ...]:
+        bound = prepared.bindings
         return rank_plan.plan_ranks(
-            spec, layout, attempt, environ, prepared.bindings, resumes=resumes
+            spec, layout, attempt, environ, bound, resumes=resumes, devices=devices
         )
 
-    host = socket.gethostname()
+    host, began_s = socket.gethostname(), time.monotonic()
     facts = RunFacts(spec, layout, host, time.time(), unprotected(spec), plan)
     kept = None if spec.logs.disabled else layout
     journal = Journal(kept, console.say, _echo(spec, console))
@@ -76,10 +79,8 @@ def run(
     counters = read_counters()
 
     @cache
-    def post_mortem() -> PostMortem:  # 25 ms of imports that a job which succeeds does not need
-        from agent.failure.post_mortem import PostMortem
-
-        return PostMortem(facts, counters)
+    def post_mortem() -> PostMortem:
+        return _post_mortem(facts, counters, began_s)
 
     output = WorkerOutput(spec, layout, journal, console.progress)
     starter = Starter(forkserver, prepared.listener, journal, console.say, ignited.ordered)
@@ -106,8 +107,7 @@ def run(
     def attempt_ended(state: JobState, workers: tuple[Worker, ...]) -> None:
         if state is not JobState.SUCCEEDED:
             journal.log(post_mortem().examine(workers) or "no process failed by itself")
-        if state is JobState.REPLACING and post_mortem().memory_hint:
-            console.say(post_mortem().memory_hint)  # else only a report would tell
+            _say_of_failure(state, post_mortem(), console)
 
     supervisor = Supervisor(
         spec,
@@ -123,6 +123,8 @@ def run(
         changed=changed,
         attempt_ended=attempt_ended,
         last_words=lambda worker: _last_words(worker, plan, post_mortem),
+        device_fault=lambda worker: post_mortem().device_fault(worker),
+        give_up_devices=kept_record.give_up,
     )
     ending = supervisor.run()
     if not output.close(CONSOLE_PATIENCE_S):
@@ -139,6 +141,14 @@ def run(
     return ending.exit_code
 
 
+def _post_mortem(facts: RunFacts, counters: OomCounters, began_s: float) -> PostMortem:
+    """What examines failures: 25 ms of imports that a job which succeeds does not need."""
+    from agent.failure.post_mortem import PostMortem
+    from agent.machine.xid_log import XidLog
+
+    return PostMortem(facts, counters, XidLog(began_s))
+
+
 def _last_words(
     worker: Worker,
     plan: Callable[[int], tuple[WorkerOrder, ...]],
@@ -148,6 +158,14 @@ def _last_words(
     if worker.exit_code == -SIGKILL:
         return own_end_in(plan(worker.began)[worker.local_rank].stderr)
     return post_mortem().last_words(worker)
+
+
+def _say_of_failure(state: JobState, found: PostMortem, console: Console) -> None:
+    """What only a report would tell, if the job goes on without one."""
+    said = [found.memory_hint] if state is JobState.REPLACING else []
+    said += [found.driver_report] if state in {JobState.REPLACING, JobState.STARTING} else []
+    for sentence in filter(None, said):
+        console.say(sentence)
 
 
 def _close(prepared: Prepared, ignited: StartedForkserver) -> None:
@@ -222,6 +240,7 @@ def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> 
         lineage=spec.dump.lineage,
         resumed_step=spec.dump.resume_step if spec.dump.resume else None,
         unrecorded=unrecorded(environ),
+        failed_devices=spec.devices.given_up,
     )
 
 

@@ -44,6 +44,7 @@ from agent.workers.replacements import Replacements
 from agent.workers.starter import Starter
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
+from worker_hooks.contract.atomic_file import describe_os_error
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 KILLED_AT_EXIT = "was killed by SIGKILL on its way out, after the end of its script: all is done"
@@ -92,7 +93,7 @@ class Supervisor:
     def __init__(
         self,
         spec: JobSpec,
-        plan: Callable[[int, bool], tuple[protocol.WorkerOrder, ...]],
+        plan: Callable[[int, bool, tuple[str, ...]], tuple[protocol.WorkerOrder, ...]],
         starter: Starter,
         hooks: HooksBridge,
         requests: Requests,
@@ -104,12 +105,15 @@ class Supervisor:
         changed: Callable[[Job, tuple[Worker, ...], Account], None],
         attempt_ended: Callable[[JobState, tuple[Worker, ...]], None],
         last_words: Callable[[Worker], str],
+        device_fault: Callable[[Worker], str],
+        give_up_devices: Callable[[tuple[str, ...]], None],
     ) -> None:
         """Take the parts; nothing starts before :meth:`run`.
 
         Args:
             spec: the job.
-            plan: the orders of an attempt, by its number and whether it resumes from a checkpoint.
+            plan: the orders of an attempt, by its number, whether it resumes from a checkpoint,
+                and the devices that its ranks see.
             starter: its forkserver was started already, and imports while the agent does.
             hooks: receives the messages of the ranks' hooks.
             requests: receives the requests to end the job.
@@ -122,6 +126,8 @@ class Supervisor:
             attempt_ended: takes the workers of an attempt whose last process is gone, before the
                 next attempt begins.
             last_words: reads the last line that a worker which exited wrote about its failure.
+            device_fault: reads how the device of a worker which exited has failed, if it has.
+            give_up_devices: remembers devices that no resume is to use again; may raise OSError.
         """
         self._spec = spec
         self._plan = plan
@@ -136,6 +142,8 @@ class Supervisor:
         self._changed = changed
         self._attempt_ended = attempt_ended
         self._last_words = last_words
+        self._device_fault = device_fault
+        self._give_up_devices = give_up_devices
         self._job = first_job(spec)
         self._account = Account()
         self._workers: dict[int, Worker] = {}
@@ -222,12 +230,20 @@ class Supervisor:
         by_itself = code > 0 or code == -signal.SIGKILL
         is_own = by_itself and not worker.was_stopped and self._job.has_hooks
         error = self._last_words(worker) if is_own else ""
+        fault = self._device_fault(worker) if code and self._spec.devices.is_on else ""
         is_over = code == -signal.SIGKILL and self._hooks.has_finished(worker.rank)
         if is_over and self._job.state is JobState.RUNNING:
             self._say(f"rank {worker.rank} {KILLED_AT_EXIT}")
         self.post(
             ev.WorkerExited(
-                worker.rank, worker.attempt, code, step, error, worker.amid, is_over=is_over
+                worker.rank,
+                worker.attempt,
+                code,
+                step,
+                error,
+                worker.amid,
+                is_over=is_over,
+                fault=fault,
             )
         )
 
@@ -367,6 +383,8 @@ class Supervisor:
                     self._hooks.expect(action)
             case do.ReplaceRanks():
                 self._replace(action)
+            case do.GiveUpDevices():
+                self._give_up(action)
             case do.WarmUp():
                 self._starter.warm_up()
             case do.RemindReplaced():
@@ -382,7 +400,7 @@ class Supervisor:
                 self._hooks.act(action)
 
     def _start_attempt(self, action: do.StartAttempt) -> None:
-        orders = self._plan(action.attempt, action.resume is not None)
+        orders = self._plan(action.attempt, action.resume is not None, action.devices)
         self._hooks.begin(action.attempt, action.resume or "")
         self._workers = {
             order.rank: Worker(
@@ -393,6 +411,13 @@ class Supervisor:
         self._ended = 0
         self._output.begin(action.attempt, orders)
         self._starter.start(action.attempt, orders)
+
+    def _give_up(self, action: do.GiveUpDevices) -> None:
+        self._say(action.reason)
+        try:
+            self._give_up_devices(action.devices)
+        except OSError as error:
+            self._say(f"a resume of this run may use them again: {describe_os_error(error)}")
 
     def _replace(self, action: do.ReplaceRanks) -> None:
         """Survivors come first: they have more to do until all meet than newcomers have."""

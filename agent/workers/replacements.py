@@ -25,7 +25,7 @@ class Replacements:
 
     def __init__(
         self,
-        plan: Callable[[int, bool], tuple[protocol.WorkerOrder, ...]],
+        plan: Callable[[int, bool, tuple[str, ...]], tuple[protocol.WorkerOrder, ...]],
         starter: Starter,
         output: WorkerOutput,
     ) -> None:
@@ -48,7 +48,7 @@ class Replacements:
         port = self._starter.reserve(action.attempt)
         if not port:
             return False
-        orders = self._orders(action.attempt, action.ranks, port)
+        orders = self._orders(action, action.ranks, port)
         made = self._output.make_next(orders)
         self._attempt = action.attempt
         self._ordered = {order.rank: order for order in orders}
@@ -70,7 +70,7 @@ class Replacements:
             The replacements that exist already.
         """
         attempt = action.attempt
-        orders = self._orders(attempt, action.newcomers, self._starter.port)
+        orders = self._orders(action, action.newcomers, self._starter.port)
         waiting = {rank: self._take(rank, attempt) for rank in action.newcomers}
         self._dismiss()
         for rank, worker in waiting.items():
@@ -83,12 +83,12 @@ class Replacements:
         return [worker for worker in waiting.values() if worker is not None and worker.pid]
 
     def _orders(
-        self, attempt: int, ranks: Collection[int], port: int
+        self, action: do.PrepareRanks | do.ReplaceRanks, ranks: Collection[int], port: int
     ) -> tuple[protocol.WorkerOrder, ...]:
-        there = rejoined(attempt, port)
+        there = rejoined(action.attempt, port)
         return tuple(
             order._replace(environ=order.environ | there)
-            for order in self._plan(attempt, True)
+            for order in self._plan(action.attempt, True, action.devices)
             if order.rank in ranks
         )
 

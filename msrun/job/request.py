@@ -16,6 +16,7 @@ from msrun import __version__
 from msrun.job.resume_point import ResumeOrigin
 from msrun.options import dialects
 from msrun.options.argv import CommandLine, command_words, scan
+from msrun.options.devices import plan_devices
 from msrun.options.help import USAGE, help_text, short_help
 from msrun.options.logs import logs
 from msrun.options.notify import notify
@@ -73,9 +74,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
 
     resumed = resumed_command(name, line, layers.script, environ)
     environ = {**environ, **resumed.environ}
-    request = _request(_layers(resumed.line, environ), environ, command_words(resumed.line))
+    request = _request(
+        _layers(resumed.line, environ),
+        environ,
+        command_words(resumed.line),
+        resumed.failed_devices,
+    )
     job = request.job._replace(is_away=resumed.is_away)
-    warnings = request.warnings
+    warnings = (*request.warnings, *_of_failed_devices(job, resumed.failed_devices, environ))
     if resumed.lacking:
         options_first = sorted(resumed.lacking, key=lambda name: not name.startswith("PET_"))
         names = ", ".join(options_first[:SHOWN_VARIABLES])
@@ -90,6 +96,21 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     return request._replace(
         job=job, origin=resumed.origin, environ=resumed.environ, warnings=warnings
     )
+
+
+def _of_failed_devices(
+    job: JobSpec, failed: Sequence[str], environ: Mapping[str, str]
+) -> Sequence[str]:
+    """What becomes of devices that failed in the resumed run, if they are listed."""
+    listed = env.listed_devices(environ)
+    there = [device for device in failed if device in listed]
+    if not there:
+        return ()
+    which = f"device {there[0]}" if len(there) == 1 else f"devices {', '.join(there)}"
+    if job.devices.is_on:
+        again = "used again with --spare-devices=0"
+        return (f"{which} failed in the run that is resumed: not used here, {again}",)
+    return (f"{which} failed in the run that is resumed, and without --spare-devices used again",)
 
 
 def _names_origin(following: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -122,10 +143,24 @@ def _resumed_name(settings: Settings) -> str | None:
     return "" if settings.boolean("is_recover") else None
 
 
-def _request(layers: _Layers, environ: Mapping[str, str], argv: tuple[str, ...]) -> Request:
-    """The checked request; ``argv``: what a later resume repeats."""
+def _request(
+    layers: _Layers,
+    environ: Mapping[str, str],
+    argv: tuple[str, ...],
+    failed_devices: tuple[str, ...] = (),
+) -> Request:
+    """The checked request.
+
+    Args:
+        layers: what was asked for.
+        environ: msrun's environment.
+        argv: what a later resume repeats.
+        failed_devices: of the run that is resumed.
+    """
     settings, warnings = layers.settings, list[str]()
     job = _job(layers, environ, warnings)._replace(argv=argv)
+    spares = settings.integer("spare_devices") or 0
+    job = job._replace(devices=plan_devices(job.ranks_here, spares, environ, failed_devices))
     return Request(
         job=job,
         join=settings.boolean("join"),

@@ -44,6 +44,7 @@ class ResumedCommand(NamedTuple):
     is_away: bool = False  # the run's folder is not the one in which msrun was called
     lacking: tuple[str, ...] = ()  # variables that were set at the run's start, and are not now
     other_args: str = ""  # the run's, if the script gets other arguments now
+    failed_devices: tuple[str, ...] = ()  # of the run
 
 
 def names_origin(words: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -97,14 +98,16 @@ def resumed_command(
         is_run=folder is None,
         resumed_step=None if record is None else record.resumed_step,
     )
+    failed = () if record is None else record.failed_devices
     if script is not None:
-        return ResumedCommand(typed, origin, other_args=_other_args(record, line))
+        other_args = _other_args(record, line)
+        return ResumedCommand(typed, origin, other_args=other_args, failed_devices=failed)
     if record is None:
         raise UsageError(
             f"no recorded run has saved into {folder}: give the script as well, as in "
             f"msrun --resume {name} train.py"
         )
-    return _recorded(record, typed, origin, environ)
+    return _recorded(record, typed, origin, environ)._replace(failed_devices=failed)
 
 
 def _record(

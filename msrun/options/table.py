@@ -135,6 +135,10 @@ OPTIONS: tuple[Option, ...] = (
            "Modules that the warm interpreter imports in addition to those that the script needs.",
            metavar="MODULE,...", origin=_OUR),
     _flag("virtual-local-rank", _S.PROGRAM, "Show each worker only one device, with LOCAL_RANK 0."),
+    Option("spare-devices", _S.PROGRAM,
+           "Devices in CUDA_VISIBLE_DEVICES, behind the workers' own, that wait for successors of "
+           "ranks whose device failed.",
+           default="0", kind=_K.INT, metavar="N", low=0, high=1024, origin=_OUR),
     Option("rank-table-file", _S.PROGRAM,
            "An existing file; workers get its path as RANK_TABLE_FILE.",
            metavar="FILE", origin=_MS),

@@ -49,7 +49,12 @@ DOORS = {  # the modules that other packages may import; of a package that is no
 }
 PURE = {  # packages and modules without effects
     *("agent.controller", "agent.accounting", "agent.text", "agent.spec"),
-    *("agent.failure.root_cause", "agent.failure.report", "agent.launch.rank_plan"),
+    *(
+        "agent.failure.device_faults",
+        "agent.failure.root_cause",
+        "agent.failure.report",
+        "agent.launch.rank_plan",
+    ),
     *("agent.notify.notice", "agent.notify.metrics"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
     *(

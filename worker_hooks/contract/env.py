@@ -43,6 +43,7 @@ SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 PYTHON_EXEC = "PYTHON_EXEC"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+OVERRULING_DEVICES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # on ROCm
 NCCL_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _TRUE = frozenset({"1", "true", "y", "yes", "t"})  # as torch reads its switches
 _NCCL_BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
@@ -116,6 +117,8 @@ class WorkerEnv(NamedTuple):
     error_file: str
     visible_device: str | None = None
     """With ``--virtual-local-rank``: the one device this worker sees (LOCAL_RANK is then 0)."""
+    devices: tuple[str, ...] = ()
+    """The devices this worker sees, if they are not those that it inherits."""
 
     def environ(self) -> dict[str, str]:
         """Variables that differ between ranks or attempts."""
@@ -132,6 +135,8 @@ class WorkerEnv(NamedTuple):
         }
         if self.visible_device is not None:
             environ[CUDA_VISIBLE_DEVICES] = self.visible_device
+        elif self.devices:
+            environ[CUDA_VISIBLE_DEVICES] = ",".join(self.devices)
         return environ
 
 
@@ -233,20 +238,25 @@ def sets_omp_threads(local_world_size: int, inherited: Mapping[str, str]) -> boo
     return local_world_size > 1 and OMP_NUM_THREADS not in inherited
 
 
+def listed_devices(inherited: Mapping[str, str]) -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES lists; empty: it is not set, or lists none."""
+    listed = inherited.get(CUDA_VISIBLE_DEVICES)
+    return tuple(device.strip() for device in listed.split(",")) if listed else ()
+
+
 def visible_devices(local_world_size: int, inherited: Mapping[str, str]) -> tuple[str, ...]:
     """The device each local rank sees under ``--virtual-local-rank``.
 
     Raises:
         ValueError: CUDA_VISIBLE_DEVICES lists fewer devices than there are workers.
     """
-    listed = inherited.get(CUDA_VISIBLE_DEVICES)
-    if not listed:
+    devices = listed_devices(inherited)
+    if not devices:
         return tuple(str(rank) for rank in range(local_world_size))
-    devices = tuple(device.strip() for device in listed.split(","))
     if len(devices) < local_world_size:
         message = (
-            f"--virtual-local-rank needs one device a worker: CUDA_VISIBLE_DEVICES={listed} lists "
-            f"{len(devices)} for {local_world_size} workers"
+            f"--virtual-local-rank needs one device a worker: CUDA_VISIBLE_DEVICES="
+            f"{inherited[CUDA_VISIBLE_DEVICES]} lists {len(devices)} for {local_world_size} workers"
         )
         raise ValueError(message)
     return devices[:local_world_size]

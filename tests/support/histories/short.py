@@ -77,6 +77,8 @@ def short_of_replacement(action):
             return f"replace {attempt}: {named(newcomers)} beside {named(survivors)} from {to}"
         case do.PrepareRanks(attempt=attempt, ranks=ranks):
             return f"prepare {attempt}: {named(ranks)}"
+        case do.GiveUpDevices(devices=devices):
+            return f"give up {named(devices)}"
         case do.ForgetMemory():
             return "forget"
         case do.RemindReplaced(after_s=after_s):
