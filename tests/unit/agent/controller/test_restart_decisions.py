@@ -32,6 +32,7 @@ from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.job import Job, first_job
 from agent.controller.states import JobState
+from agent.spec.device_plan import DevicePlan
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_ids_of_dumps_are_never_used_again():
 
 def test_a_job_that_was_told_where_to_resume_knows_the_step():
     dump = SimpleNamespace(resume=Path("/old"), resume_step=7)
-    job = first_job(SimpleNamespace(dump=dump, policy=TWO))
+    job = first_job(SimpleNamespace(dump=dump, policy=TWO, devices=DevicePlan()))
     assert (job.resume, job.saved_step, job.policy) == ("/old", 7, TWO)
 
 

@@ -132,7 +132,9 @@ def test_of_an_exception_that_nobody_caught(tmp_path, prefix):
 
 
 def test_of_an_exception_that_led_to_another_one(tmp_path):
-    chain = f"{uncaught(ECC)}\nDuring handling of the above exception, another exception occurred:\n\n"
+    chain = (
+        f"{uncaught(ECC)}\nDuring handling of the above exception, another exception occurred:\n\n"
+    )
     last = 'Traceback (most recent call last):\n  File "t.py", line 9, in f\nValueError: no step\n'
     assert fault(tmp_path, chain + last) == ECC
 

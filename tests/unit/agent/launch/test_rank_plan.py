@@ -14,6 +14,7 @@ from agent.launch.rank_plan import (
     plan_ranks,
     streams,
 )
+from agent.spec.device_plan import DevicePlan
 from agent.spec.job_spec import DumpSpec, JobSpec, LogSpec, Program, ProgramKind, Std, UsageError
 from agent.workers.order_batches import order_bytes
 from worker_hooks.contract.layout import RunLayout
@@ -141,6 +142,33 @@ def test_with_a_virtual_local_rank_each_sees_its_own_device():
         for o in orders
     ]
     assert shown == [("0", "4", "0"), ("0", "6", "1")]
+
+
+def lists(devices=(), inherited="0, 1,2", **changes):
+    """What CUDA_VISIBLE_DEVICES each of two ranks is given; ``None``: it inherits msrun's."""
+    environ = {"CUDA_VISIBLE_DEVICES": inherited}
+    orders = plan_ranks(spec(**changes), layout(), 0, environ, (), devices=devices)
+    return [order.environ.get("CUDA_VISIBLE_DEVICES") for order in orders]
+
+
+def test_ranks_inherit_their_devices_as_long_as_none_has_failed():
+    assert set(lists()) == set(lists(("0", "1", "2"))) == {None}
+
+
+def test_ranks_that_start_later_see_the_list_that_was_decided():
+    assert set(lists(("0", "2"))) == {"0,2"}
+
+
+def test_ranks_of_a_resumed_run_begin_without_the_devices_that_failed():
+    plan = DevicePlan({0: "0", 1: "2"}, given_up=("1",))
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
+    orders = plan_ranks(spec()._replace(devices=plan), layout(), 0, environ, ())
+    assert {order.environ["CUDA_VISIBLE_DEVICES"] for order in orders} == {"0,2"}
+
+
+def test_with_a_virtual_local_rank_the_only_device_is_another_one():
+    assert lists(("0", "2"), virtual_local_rank=True)[:2] == ["0", "2"]
+    assert lists(virtual_local_rank=True)[:2] == ["0", "1"]
 
 
 def test_with_a_virtual_local_rank_the_arguments_still_tell_the_ranks_apart():

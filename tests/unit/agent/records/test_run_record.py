@@ -90,6 +90,28 @@ def test_a_record_is_read_as_it_was_written(environ):
     assert list(run_record.records(environ)) == [record("a", alive=True)]
 
 
+def test_devices_that_were_given_up_are_remembered_beside_all_else(environ):
+    first = record("r")._replace(failed_devices=("7",))
+    written(environ, first)
+    folder = run_record.writable_folder(environ)
+    kept = run_record.KeptRecord(folder, first)
+    kept.give_up(("1",))
+    kept.add_place("/ckpt")
+    kept.give_up(("0", "2"))
+    found = run_record.find(environ, "r")
+    assert found.failed_devices == ("7", "1", "0", "2")
+    assert found.checkpoints == ("/ckpt",)
+
+
+def test_a_record_of_an_older_version_names_no_devices(environ):
+    written(environ, record("r"))
+    path = next((run_record.writable_folder(environ) / "r").glob("*.json"))
+    fields = json.loads(path.read_text())
+    del fields["failed_devices"]
+    path.write_text(json.dumps(fields))
+    assert run_record.find(environ, "r").failed_devices == ()
+
+
 @pytest.mark.parametrize(
     ("name", "found"),
     [

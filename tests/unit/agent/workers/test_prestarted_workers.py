@@ -22,7 +22,7 @@ class Stage:
         self.workers = {rank: Worker(rank, rank, 0) for rank in range(3)}
         self.newcomers = Replacements(self.plan, self, self)
 
-    def plan(self, _attempt, _resumes):
+    def plan(self, _attempt, _resumes, _devices):
         return tuple(
             protocol.WorkerOrder(rank, (), {"RANK": str(rank)}, f"{rank}.log", f"{rank}.log")
             for rank in range(3)

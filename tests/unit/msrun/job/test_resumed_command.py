@@ -420,3 +420,54 @@ def test_a_run_whose_folder_holds_dumps_is_never_forgotten(environ, monkeypatch)
     remember(environ, "b")
     remember(environ, "c")
     assert {path.name for path in folder.iterdir()} == {"a", "c"}
+
+
+# --- devices that failed -------------------------------------------------------------------------
+
+TWO_AND_ONE = ("--worker_num=2", "--spare-devices=1", "train.py")
+
+
+def of_devices(request):
+    return [warning for warning in request.warnings if "failed" in warning]
+
+
+def test_a_device_that_failed_is_not_used_again_and_that_is_said(environ):
+    remember(environ, "a", *TWO_AND_ONE, failed_devices=("1",))
+    request = parse(["--resume"], environ | {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+    assert request.job.devices.visible == ("0", "2")
+    assert request.job.devices.given_up == ("1",)  # so a resume of this run knows it, too
+    assert of_devices(request) == [
+        "device 1 failed in the run that is resumed: not used here, used again with "
+        "--spare-devices=0"
+    ]
+
+
+@pytest.mark.parametrize(
+    "typed", [["--resume", "--spare-devices=0"], ["--resume", "a", "--worker_num=2", "train.py"]]
+)
+def test_without_the_option_it_is_used_again_and_that_is_said(environ, typed):
+    remember(environ, "a", *TWO_AND_ONE, failed_devices=("1", "2"))
+    request = parse(typed, environ | {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+    assert not request.job.devices.is_on
+    assert of_devices(request) == [
+        "devices 1, 2 failed in the run that is resumed, and without --spare-devices used again"
+    ]
+
+
+def test_a_script_that_is_typed_again_does_not_use_it_either(environ):
+    remember(environ, "a", *TWO_AND_ONE, failed_devices=("1",))
+    typed = ["--resume", "a", *TWO_AND_ONE]
+    request = parse(typed, environ | {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+    assert request.job.devices.visible == ("0", "2")
+
+
+def test_a_device_that_is_not_listed_any_more_is_not_spoken_of(environ):
+    remember(environ, "a", *TWO_AND_ONE, failed_devices=("1",))
+    request = parse(["--resume"], environ | {"CUDA_VISIBLE_DEVICES": "0,2"})
+    assert request.job.devices.visible == ("0", "2")
+    assert of_devices(request) == []
+
+
+def test_a_resume_without_the_list_of_devices_is_refused(environ):
+    remember(environ, "a", *TWO_AND_ONE, failed_devices=("1",))
+    assert "set CUDA_VISIBLE_DEVICES to 3 devices" in refused(["--resume"], environ)
