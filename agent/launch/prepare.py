@@ -115,7 +115,8 @@ def bindings(spec: JobSpec, environ: Mapping[str, str]) -> tuple[rank_plan.Bindi
     from agent.launch import cpu_binding
     from agent.machine import cpu_topology
 
-    machine = cpu_topology.read_topology(visible_devices=environ.get(CUDA_VISIBLE_DEVICES))
+    devices = ",".join(spec.devices.visible) or environ.get(CUDA_VISIBLE_DEVICES)
+    machine = cpu_topology.read_topology(visible_devices=devices)
     return cpu_binding.bindings(machine, spec.bind, spec.nproc)
 
 

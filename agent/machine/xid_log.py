@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _INITIAL_NAMESPACE = 0xEFFFFFFC  # its inode (PROC_PID_INIT_INO in the kernel's proc_ns.h)
 
 RECORD_BYTES = 8192  # the kernel's limit of one record (CONSOLE_EXT_LOG_MAX)
-MOST_RECORDS = 200_000  # reading as many takes 0.4 s; a log of the usual size has a few thousand
+MOST_RECORDS = 200_000  # takes 0.4 s; a log of the usual size has a few thousand
 SLACK_S = 2.0  # the log's clock and the monotonic one are not quite the same
 KERNEL_LEVELS = 8  # a record of a higher number was written by a program, not by the kernel
 
@@ -64,27 +65,20 @@ def parse(line: str) -> Xid | None:
     )
 
 
-def read_lines(path: Path = KMSG) -> list[str]:
-    """The lines that the log holds now; none if it cannot be read."""
+def read_present(log: int) -> bytes:
+    """What a log holds behind what was read of it before; nothing is waited for."""
     parts: list[bytes] = []
-    try:
-        log = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # no such file, or not for this user
-        return []
-    try:
-        for _ in range(MOST_RECORDS):
-            try:
-                part = os.read(log, RECORD_BYTES)  # of /dev/kmsg exactly one record
-            except BrokenPipeError:  # the next record was overwritten: reading goes on behind it
-                continue
-            if not part:
-                break
-            parts.append(part)
-    except OSError:  # BlockingIOError: that was all
-        pass
-    finally:
-        os.close(log)
-    return b"".join(parts).decode(errors="replace").splitlines()
+    for _ in range(MOST_RECORDS):
+        try:
+            part = os.read(log, RECORD_BYTES)  # of /dev/kmsg exactly one record
+        except BrokenPipeError:  # the next record was overwritten: reading goes on behind it
+            continue
+        except OSError:  # BlockingIOError: that was all
+            break
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts)
 
 
 def sees_host_pids() -> bool:
@@ -111,6 +105,9 @@ class XidLog:
         self._began_s = began_s
         self._path = path
         self._knows_pids = sees_host_pids() if knows_pids is None else knows_pids
+        self._log: int | None = None  # open from the first look on: many ranks may die at once
+        self._rest = b""  # the beginning of a line
+        self._found: list[Xid] = []
         self._told = -1  # the newest record that was examined
 
     def of_process(self, pid: int) -> tuple[Xid, ...]:
@@ -125,5 +122,14 @@ class XidLog:
         return tuple(xid for xid in news if xid.pid is None or not self._knows_pids)
 
     def _read(self) -> list[Xid]:
-        found = filter(None, map(parse, read_lines(self._path)))
-        return [xid for xid in found if xid.at_s >= self._began_s - SLACK_S]
+        """All reports of the run so far; only what is new is read."""
+        if self._log is None:
+            try:
+                self._log = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:  # no such file, or not for this user
+                return []
+            weakref.finalize(self, os.close, self._log)
+        *lines, self._rest = (self._rest + read_present(self._log)).split(b"\n")
+        found = filter(None, (parse(line.decode(errors="replace")) for line in lines))
+        self._found += (xid for xid in found if xid.at_s >= self._began_s - SLACK_S)
+        return self._found

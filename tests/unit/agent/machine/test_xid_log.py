@@ -6,7 +6,7 @@ import time
 import pytest
 
 from agent.machine import xid_log
-from agent.machine.xid_log import XidLog, parse, read_lines
+from agent.machine.xid_log import XidLog, parse, read_present
 
 TEXT = "GPU has fallen off the bus"
 
@@ -95,32 +95,41 @@ def test_a_pipe_that_nobody_closes_is_not_waited_for(tmp_path):
     os.mkfifo(path)
     keeper = os.open(path, os.O_RDWR)  # a writer that never closes it
     try:
-        assert read_lines(path) == []
-        os.write(keeper, line(xid()).encode())
-        assert read_lines(path) == [line(xid()).rstrip()]
+        found = XidLog(50.0, path, knows_pids=True)
+        assert found.of_process(1234) == ()
+        whole = (line("usb") + line(xid())).encode()
+        os.write(keeper, whole[:-20])
+        assert found.of_process(1234) == ()  # half a line
+        os.write(keeper, whole[-20:])
+        assert [one.text for one in found.of_process(1234)] == [TEXT]
+        assert [one.text for one in found.of_process(1234)] == [TEXT]
     finally:
         os.close(keeper)
 
 
-def test_records_that_were_overwritten_are_left_out(tmp_path, monkeypatch):
-    answers = [line("a").encode(), BrokenPipeError(), line("b").encode(), BlockingIOError()]
+def test_records_that_were_overwritten_are_left_out(monkeypatch):
+    answers = [b"a\n", BrokenPipeError(), b"b\n", BlockingIOError(), b"c\n"]
 
-    def read(_fd, _most):
+    def read(_log, _most):
         answer = answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
         return answer
 
-    (tmp_path / "kmsg").touch()
-    monkeypatch.setattr(xid_log.os, "read", read)
-    assert read_lines(tmp_path / "kmsg") == [line("a").rstrip(), line("b").rstrip()]
+    with monkeypatch.context() as patch:  # all that reads or opens a file would notice
+        patch.setattr(xid_log.os, "read", read)
+        read_so_far = read_present(5)
+    assert read_so_far == b"a\nb\n"
 
 
 def test_a_log_without_end_is_not_read_for_ever(monkeypatch):
-    from pathlib import Path
-
     monkeypatch.setattr(xid_log, "MOST_RECORDS", 10)
-    assert len("".join(read_lines(Path("/dev/zero")))) == 10 * xid_log.RECORD_BYTES
+    with open("/dev/zero", "rb") as endless:
+        assert len(read_present(endless.fileno())) == 10 * xid_log.RECORD_BYTES
+
+
+def forbid(*_args):
+    raise PermissionError(1, "Operation not permitted")
 
 
 @pytest.mark.parametrize("why", ["absent", "forbidden", "folder"])
@@ -128,14 +137,18 @@ def test_a_log_that_cannot_be_read_holds_nothing(tmp_path, monkeypatch, why):
     path = tmp_path / "kmsg"
     if why == "folder":
         path.mkdir()
-    if why == "forbidden":
+    found = XidLog(0.0, path, knows_pids=True)
+    with monkeypatch.context() as patch:
+        if why == "forbidden":
+            patch.setattr(xid_log.os, "open", forbid)
+        about, news = found.of_process(1), found.news_of_host()
+    assert about == news == ()
 
-        def refuse(*_args):
-            raise PermissionError(1, "Operation not permitted")
 
-        monkeypatch.setattr(xid_log.os, "open", refuse)
-    assert read_lines(path) == []
-    assert XidLog(0.0, path, knows_pids=True).of_process(1) == ()
+def test_nothing_is_opened_before_it_is_asked_for(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(xid_log.os, "open", forbid)
+        assert XidLog(0.0, tmp_path / "kmsg", knows_pids=True)._log is None
 
 
 @pytest.fixture

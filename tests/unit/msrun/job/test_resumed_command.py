@@ -436,10 +436,11 @@ def test_a_device_that_failed_is_not_used_again_and_that_is_said(environ):
     request = parse(["--resume"], environ | {"CUDA_VISIBLE_DEVICES": "0,1,2"})
     assert request.job.devices.visible == ("0", "2")
     assert request.job.devices.given_up == ("1",)  # so a resume of this run knows it, too
-    assert of_devices(request) == [
+    (said,) = of_devices(request)
+    assert said == (
         "device 1 failed in the run that is resumed: not used here, used again with "
         "--spare-devices=0"
-    ]
+    )
 
 
 @pytest.mark.parametrize(
