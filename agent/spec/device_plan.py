@@ -47,21 +47,23 @@ class DevicePlan(NamedTuple):
         plan, said = self, []
         for rank, fault in self.faults.items():
             if rank in ranks:
-                plan, sentence = plan._successor(rank, fault)
+                plan, sentence = _with_successor(plan, rank, fault)
                 said.append(sentence)
         faults = {rank: fault for rank, fault in self.faults.items() if rank not in ranks}
         return plan._replace(faults=faults), "; ".join(said)
 
-    def _successor(self, rank: int, fault: str) -> tuple[DevicePlan, str]:
-        failed = self.slots[rank]
-        how = f"device {failed} of rank {rank} failed ({fault})"
-        if not self.spare:
-            return self, f"{how}, and no spare device is left: its successor gets the same one"
-        new, *rest = self.spare
-        left = f"{len(rest)} spare left" if rest else "the last spare one"
-        plan = self._replace(
-            slots={**self.slots, rank: new},
-            spare=tuple(rest),
-            given_up=(*self.given_up, failed),
-        )
-        return plan, f"{how} and is not used again: its successor gets device {new}, {left}"
+
+def _with_successor(plan: DevicePlan, rank: int, fault: str) -> tuple[DevicePlan, str]:
+    """The plan once the rank's successor is ordered, and where it goes."""
+    failed = plan.slots[rank]
+    how = f"device {failed} of rank {rank} failed ({fault})"
+    if not plan.spare:
+        return plan, f"{how}, and no spare device is left: its successor gets the same one"
+    new, *rest = plan.spare
+    left = f"{len(rest)} spare left" if rest else "the last spare one"
+    plan = plan._replace(
+        slots={**plan.slots, rank: new},
+        spare=tuple(rest),
+        given_up=(*plan.given_up, failed),
+    )
+    return plan, f"{how} and is not used again: its successor gets device {new}, {left}"
