@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
@@ -81,3 +82,6 @@ def resumes(msrun: Launcher, before: Job) -> None:
     ended = job.wait()
     assert "device 1 failed in the run that is resumed: not used here" in ended.err
     assert before.folder != job.folder
+    records = (msrun.tmp / "state").rglob("record.json")
+    known = [json.loads(path.read_text())["failed_devices"] for path in records]
+    assert known == [["1"], ["1"]]  # so the next resume knows it, too

@@ -1,0 +1,51 @@
+"""What people hear of a device that failed while the job goes on."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from agent.controller import actions as do
+from agent.controller.states import JobState
+from agent.supervisor.run import _say_of_failure
+from agent.supervisor.supervisor import Supervisor
+
+MEMORY, XID = "rank 1 was killed for memory", "the driver reported Xid 79"
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (JobState.REPLACING, [MEMORY, XID]),
+        (JobState.STARTING, [XID]),  # all ranks start again, and the reason is said as well
+        (JobState.FAILED, []),  # the report tells it
+        (JobState.STOPPED, []),
+    ],
+)
+def test_what_only_a_report_would_tell_is_said_if_there_is_none(state, said):
+    heard = []
+    found = SimpleNamespace(memory_hint=MEMORY, driver_report=XID)
+    _say_of_failure(state, found, SimpleNamespace(say=heard.append))
+    assert heard == said
+
+
+def test_nothing_is_said_where_nothing_is_known():
+    heard = []
+    found = SimpleNamespace(memory_hint="", driver_report="")
+    _say_of_failure(JobState.REPLACING, found, SimpleNamespace(say=heard.append))
+    assert heard == []
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_devices_are_given_up_aloud_also_where_that_cannot_be_written_down(is_full):
+    heard, kept = [], []
+
+    def keep(devices):
+        if is_full:
+            raise OSError(28, "No space left on device", "/r/record.json")
+        kept.append(devices)
+
+    supervisor = SimpleNamespace(_say=heard.append, _give_up_devices=keep)
+    Supervisor._give_up(supervisor, do.GiveUpDevices(("1",), "device 1 failed"))
+    assert heard[0] == "device 1 failed"
+    assert (kept, len(heard)) == (([], 2) if is_full else ([("1",)], 1))
+    assert not is_full or heard[1].startswith("a resume of this run may use them again: No space")
