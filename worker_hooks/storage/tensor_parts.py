@@ -75,7 +75,11 @@ class _FilePart(NamedTuple):
 
 
 def joined(
-    files: Iterable[tuple[Path, Header]], *, has_replicas: bool, others: Collection[Path] = ()
+    files: Iterable[tuple[Path, Header]],
+    *,
+    has_replicas: bool,
+    others: Collection[Path] = (),
+    only: Collection[str] | None = None,
 ) -> dict[str, JoinedTensor]:
     """The tensors that several files hold together, by name.
 
@@ -84,6 +88,7 @@ def joined(
         has_replicas: the same part in two files is the same state, as a manifest promises; else
             it is an error.
         others: those of the files whose tensors belong to other ranks, but for distributed ones.
+        only: names of the tensors that are wanted; ``None``: all.
 
     Raises:
         ValueError: parts of the tensor that it names are missing or do not fit each other.
@@ -93,7 +98,8 @@ def joined(
         places = places_in(path, header)
         at, is_other = header.data_offset, path in others
         for entry in header.entries:
-            if not is_other or is_distributed(places, entry.name):
+            is_mine = not is_other or is_distributed(places, entry.name)
+            if is_mine and (only is None or entry.name in only):
                 found.setdefault(entry.name, []).append(_part(entry, path, at, places))
             at += entry.nbytes
     return {name: _whole(name, parts, has_replicas=has_replicas) for name, parts in found.items()}
