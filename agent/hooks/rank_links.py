@@ -40,6 +40,7 @@ Said = (
     | protocol.Progress
     | protocol.Rejoining
     | protocol.Stack
+    | protocol.VoteOpened
 )
 """What a training script may say; each names its rank and attempt."""
 

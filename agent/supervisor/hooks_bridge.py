@@ -19,6 +19,7 @@ from agent.hooks.exiting_ranks import ExitingRanks
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
+from agent.hooks.update_votes import UpdateVotes
 from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
@@ -103,6 +104,7 @@ class HooksBridge:
         self._exiting = ExitingRanks(self._links, self._pages, self._training, say)
         self._raised: set[int] = set()
         self._why_not_replicated = ""
+        self._votes = UpdateVotes(self._links, spec.ranks_here, journal)
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
         """Listen on ``loop``."""
@@ -180,20 +182,30 @@ class HooksBridge:
         self._exiting.clear()
         self._training.clear()
         self._raised.clear()
+        self._votes.close()
         if self._guarding is not None:
             self._guarding.health.forget()
             self._guarding.dumps.forget()
 
     def close(self) -> None:
         """The job is over."""
+        self._votes.close()
         if self._guarding is not None:
             self._guarding.dumps.forget()
         self._links.close()
         self._services.files.close(CLOSE_S)
 
-    def decided(self, state: JobState, why_not_replicated: str) -> None:
-        """The job is in this state now; why no rank may save the state of another one, if so."""
+    def decided(self, state: JobState, why_not_replicated: str, *, is_cut: bool) -> None:
+        """The job is in this state now.
+
+        Args:
+            state: the job's.
+            why_not_replicated: why not any rank may save the state of any other one; empty: it may.
+            is_cut: ranks hold different parts of the state.
+        """
         self._state = state
+        if is_cut and state is JobState.RUNNING:
+            self._votes.open()
         if why_not_replicated != self._why_not_replicated:
             self._why_not_replicated = why_not_replicated
             self._tell(tuple(self._steps), protocol.Replicated(why_not_replicated))
@@ -278,7 +290,9 @@ class HooksBridge:
 
     # --- what ranks say -------------------------------------------------------------------------
 
-    def _on_message(self, message: Said, fds: list[int]) -> None:  # noqa: C901  a row for each kind
+    def _on_message(  # noqa: C901, PLR0912  a row for each kind
+        self, message: Said, fds: list[int]
+    ) -> None:
         if isinstance(message, protocol.Registered):
             self._register(message, fds)
             return
@@ -286,6 +300,9 @@ class HooksBridge:
             os.close(fd)
         if isinstance(message, protocol.Unprotected):
             self._warn(message)
+            return
+        if isinstance(message, protocol.VoteOpened):
+            self._votes.hear(message)
             return
         match message:
             case protocol.Hello():

@@ -346,7 +346,8 @@ class Supervisor:
             self._journal.event("IncidentOver", **incident.facts())
         for notice in notices(before, event, decision, known, self._account):
             self._notifier.tell(notice)
-        self._hooks.decided(self._job.state, why_no_holder(self._job))
+        is_cut = bool(self._job.since_restart.comparison.groups)
+        self._hooks.decided(self._job.state, why_no_holder(self._job), is_cut=is_cut)
         if decision.say:
             after = "".join(f" after {one.lost_s:.1f} s" for one in over if one.lost_s is not None)
             self._tell(decision.say.replace(ELAPSED, after), decision.tone)

@@ -7,9 +7,9 @@ that import a forkserver is ready 20 ms earlier.
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
     hooks -> agent         Hello, Registered, Fingerprinted, Unprotected, Raised, Leaving,
                            ExitRequested, Standing, Frozen, Written, Digested, SaveFailed, Progress,
-                           Rejoining, Stack
+                           Rejoining, Stack, VoteOpened
     agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
-                           GoOn, Inspect, PeerPages, Replicated
+                           GoOn, Inspect, PeerPages, Replicated, OpenVote
 """
 
 from __future__ import annotations
@@ -338,6 +338,21 @@ class Replicated(NamedTuple):
     why_not: str
 
 
+class OpenVote(NamedTuple):
+    """Ranks hold different parts of the state: vote on each update.
+
+    The descriptor of :mod:`worker_hooks.contract.vote_board` travels beside this.
+    """
+
+
+class VoteOpened(NamedTuple):
+    """The rank votes from now on; ``step``: its newest commit."""
+
+    rank: int
+    attempt: int
+    step: int
+
+
 class Inspect(NamedTuple):
     """Write all threads' stacks to the rank's log, and answer Stack."""
 
@@ -390,6 +405,8 @@ Message = (
     | GoOn
     | PeerPages
     | Replicated
+    | OpenVote
+    | VoteOpened
     | Inspect
     | Stack
 )

@@ -17,6 +17,10 @@ the slow path, under the lock. If both do, they wait for different things: the m
 lock, which the listener does not hold while it waits. The algorithm needs the reads and writes of
 each thread to happen in their order, as they do under the GIL. In a Python without a GIL the main
 thread takes the slow path each time.
+
+Where ranks hold different parts of the state, the first update of a step is voted on. A vote is
+cast as an update begins, and is final: if all ranks have voted, this one makes its update though
+the gate is closed.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from worker_hooks.distributed.stacks import main_instruction
+from worker_hooks.guard.update_vote import UpdateVote
 
 STILL_S = 0.2  # a main thread that stays at one instruction for so long is blocked, not busy
 LOOK_S = 0.02  # between two looks at it
@@ -73,7 +78,9 @@ class Gate:
         "_torn",
         "_updates",
         "_updates_blocked",
+        "_voting",
         "needs_slow_path",
+        "vote",
     )
 
     def __init__(self, step: Callable[[], int] = lambda: 0) -> None:
@@ -104,6 +111,9 @@ class Gate:
         self._torn = False
         self._committing = False
         self._is_complete = False  # reported as UPDATED: what is torn is complete
+        self._voting = False  # the main thread is about to cast its vote
+        self.vote: UpdateVote | None = None
+        """On each update, if ranks hold different parts of the state."""
 
     # --- the main thread ------------------------------------------------------------------------
 
@@ -114,10 +124,34 @@ class Gate:
             EjectedError: the main thread must return from the training function.
         """
         was_torn = self._torn
+        if self.vote is not None and not was_torn:
+            self._hold_vote(self.vote)
         self._updates += 1  # first: torn without an update under way means that one has ended
         self._torn = True
         if self.needs_slow_path:
             self._begin_update_slowly(was_torn)
+
+    def _hold_vote(self, vote: UpdateVote) -> None:
+        """Cast this rank's vote unless the gate is closed, and wait for those of others."""
+        step = self._step() + 1
+        self._voting = True
+        if not self.needs_slow_path:
+            vote.cast(step)
+            self._voting = False
+        else:
+            self._voting = False
+            with self._changed:
+                self._changed.notify_all()
+                while not self._ejecting and (self._updates_blocked or self._is_closed()):
+                    self._changed.wait()
+                if self._ejecting:
+                    raise EjectedError
+                vote.cast(step)
+        vote.wait(step, self._must_not_wait)
+
+    def _must_not_wait(self) -> bool:
+        self.raise_if_ejected()
+        return self._exiting
 
     def _begin_update_slowly(self, was_torn: bool) -> None:
         with self._changed:
@@ -330,6 +364,8 @@ class Gate:
             self._open()
 
     def _open(self) -> None:
+        if self.vote is not None:
+            self.vote.shut(is_shut=False)
         self._closed = self._holding = self._is_complete = False
         self._hold_at = self._arrived = None
         self._changed.notify_all()
@@ -354,8 +390,11 @@ class Gate:
         with self._changed:
             self._closed = self.needs_slow_path = True
             self._arrived = None  # the freeze is answered instead
-            self._closed_at = newest if self._step() + 1 == newest else 0
-            self._catch_up(min(grace_s, CATCH_UP_S))
+            if self._is_voted(grace_s):
+                self._let_update(began + grace_s)
+            else:
+                self._closed_at = newest if self._step() + 1 == newest else 0
+                self._catch_up(min(grace_s, CATCH_UP_S))
             self._closed_at = 0
             main, has_waited = _MainThread(), False
             while self._committing or self._torn or is_touched():
@@ -369,6 +408,32 @@ class Gate:
                 self._changed.wait(LOOK_S)
                 has_waited = True
             return FreezeResult.WHOLE
+
+    def _is_voted(self, grace_s: float) -> bool:
+        """Whether all ranks make the update of the step under way. The lock is held."""
+        vote = self.vote
+        if vote is None or self._torn:
+            return False
+        while self._voting:  # it will not vote, or has
+            self._changed.wait(LOOK_S / 10)
+        vote.shut(is_shut=True)
+        step, until_s = self._step() + 1, time.monotonic() + min(grace_s, CATCH_UP_S)
+        while (result := vote.result(step)) is None and time.monotonic() < until_s:
+            self._changed.wait(LOOK_S / 10)
+        return result is True
+
+    def _let_update(self, until_s: float) -> None:
+        """Let the main thread make the update of its step, and commit it. The lock is held.
+
+        Returns as well if it has made the update, and is blocked before its commit.
+        """
+        self._closed_at, main = self._step() + 1, _MainThread()
+        self._changed.notify_all()  # it may have found the gate closed
+        while not (self._is_closed() or self._raised or time.monotonic() > until_s):
+            is_updated = self._torn and self._updates == 0 and not self._committing
+            if is_updated and main.still_s() > STILL_S:
+                return
+            self._changed.wait(LOOK_S)
 
     def _catch_up(self, within_s: float) -> None:
         """Let the main thread reach the commit at which the gate is closed. The lock is held.

@@ -12,12 +12,13 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypedDict
 
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import RankEnv, meeting_point
 from worker_hooks.contract.status_page import Page
+from worker_hooks.contract.vote_board import VoteBoard
 from worker_hooks.distributed import abort, communicators, stacks
 from worker_hooks.guard import exit_hooks
 from worker_hooks.guard import save as saving
@@ -25,6 +26,7 @@ from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, AgentLink
 from worker_hooks.guard.gate import FreezeResult, Gate
 from worker_hooks.guard.peers import KnownPeers
 from worker_hooks.guard.signal_wakeup import SignalWakeup
+from worker_hooks.guard.update_vote import UpdateVote
 from worker_hooks.state.device_state import DeviceState, HeldStep
 from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.memory_dump import HeldDump
@@ -413,12 +415,14 @@ class Guard:
         finally:
             self._stop_guarding("")
 
-    def _obey(self, message: protocol.Message, fds: list[int]) -> None:
+    def _obey(self, message: protocol.Message, fds: list[int]) -> None:  # noqa: C901  a row each
         match message:
             case protocol.Replicated():
                 self.why_not_replicated = message.why_not
             case protocol.PeerPages():
                 self.peers.learn(message.ranks, message.pids, fds)
+            case protocol.OpenVote():
+                self._open_vote(fds)
             case protocol.Freeze():
                 self._freeze(message)
             case protocol.Save():
@@ -438,6 +442,15 @@ class Guard:
                 self._obey_exit(message)
             case _:
                 log.warning("msrun sent what only a newer version understands: %s", message)
+
+    def _open_vote(self, fds: Sequence[int]) -> None:
+        """Vote on each update, but not on those of an accelerator: they begin when it likes."""
+        for fd in fds:
+            if self.source.device is None:
+                board, step = VoteBoard(fd), self.source.step
+                self.gate.vote = UpdateVote(board, self.env.rank, step, self.peers.gone)
+                self._send(protocol.VoteOpened(**self._sender, step=step))
+            os.close(fd)
 
     def _eject(self, order: protocol.Rejoin) -> None:
         """Take the main thread out of the training function; it will :meth:`rejoin`."""

@@ -56,6 +56,10 @@ class KnownPeers:
         looks = {rank: peer.look() for rank, peer in self._known.items()}
         return {rank for rank, one in looks.items() if one is not None and one.is_stopped}
 
+    def gone(self) -> set[int]:
+        """The peers whose processes have ended."""
+        return {rank for rank, peer in self._known.items() if peer.look() is None}
+
     @property
     def are_all_awake(self) -> bool:
         """Whether every peer may join a collective."""

@@ -98,7 +98,7 @@ class CommittedState:
         self._changes_behind, self._begun = False, 0
         self._registered = structures(self.pieces)
         self._structures = self._registered  # as seen last
-        self._parts: list[torch.Tensor] = []  # whose changes by updates torch does not count
+        self.parts: list[torch.Tensor] = []  # whose changes by updates torch does not count
         self.why_pending = ""
         """Why the newest commit is no place to resume from; empty: it is one."""
 
@@ -249,12 +249,11 @@ class CommittedState:
             self.changes.give_up(CAPTURED)
         if self.changes.is_open and self._commit is not None:
             self.changes.update_begins(self._commit.tensors)
-        torch.autograd.graph.increment_version(self._parts)
 
     def updated(self, index: int) -> None:
         """The optimizer of a piece has made an update."""
         self.updates[index] += 1
-        torch.autograd.graph.increment_version(self._parts)
+        torch.autograd.graph.increment_version(self.parts)
         if len(self._trained) > 1:
             self._used[index] = _gradients(self.pieces[index])
         self._after = self._read_marks()
@@ -288,7 +287,7 @@ class CommittedState:
         before, tensors = self._commit, self.changes.commit(self.step)
         if before is None or before.tensors.versions.tensors is not tensors.versions.tensors:
             marks = None  # those that were read are of other tensors
-            self._parts = distributed(updated_tensors(self.pieces)).parts
+            self.parts = distributed(updated_tensors(self.pieces)).parts
             pairs = zip(self.pieces, snapshots, strict=True)  # a module may have others inside
             snapshots = tuple(
                 self._snapshot(one) if isinstance(one, ModulePiece) else old for one, old in pairs

@@ -1,0 +1,58 @@
+"""Has the ranks vote on each update, where they hold different parts of the state.
+
+The agent only makes the board and hands it out: see :mod:`worker_hooks.contract.vote_board`. Ranks
+take it at different times. So no update waits for votes before all have it and some steps passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+
+from agent.hooks.rank_links import RankLinks
+from agent.records.journal import Journal
+from worker_hooks.contract import protocol, vote_board
+from worker_hooks.contract.vote_board import VoteBoard
+
+AHEAD = 8  # steps: so many are not begun while a few messages travel
+
+
+class UpdateVotes:
+    """The board of the present attempt, if there is one."""
+
+    def __init__(self, links: RankLinks, ranks: Sequence[int], journal: Journal) -> None:
+        """Nobody votes before :meth:`open`."""
+        self._links = links
+        self._ranks = ranks
+        self._journal = journal
+        self._board: VoteBoard | None = None
+        self._steps: dict[int, int] = {}  # by rank: its newest commit when it took the board
+
+    def open(self) -> None:
+        """Hand a board to all ranks, unless they have one; without memory there is no vote."""
+        if self._board is not None:
+            return
+        with contextlib.suppress(OSError):
+            fd = vote_board.create(max(self._ranks) + 1)
+            try:
+                self._board = VoteBoard(fd)
+                for rank in self._ranks:
+                    self._links.send(rank, protocol.OpenVote(), [fd])
+            finally:
+                os.close(fd)
+
+    def hear(self, message: protocol.VoteOpened) -> None:
+        """A rank has taken the board."""
+        self._steps[message.rank] = message.step
+        if self._board is not None and len(self._steps) == len(self._ranks):
+            first = max(self._steps.values()) + AHEAD
+            self._board.begin(first)
+            self._journal.event("VoteBegan", step=first)
+
+    def close(self) -> None:
+        """The attempt is over."""
+        self._steps.clear()
+        if self._board is not None:
+            self._board.close()
+            self._board = None

@@ -1,0 +1,99 @@
+"""A rank's part in the vote on each update: see :mod:`worker_hooks.contract.vote_board`.
+
+The main thread votes, and waits for all others. In a freeze the listener finds out how the vote
+ended: a rank whose gate is closed casts no vote, and says so. So a vote is lost once a rank that
+has not voted is shut, or dead; then nobody has begun the update, and nobody will. If all have
+voted, each one makes the update, also if its gate is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from worker_hooks.contract.vote_board import VoteBoard
+
+log = logging.getLogger("msrun")
+
+PATIENCE_S = 60.0
+"""A rank that makes no update in a step in which others do would let them wait for ever."""
+
+_YIELDS = 50  # looks, before the first nap
+_NAPS_S = (5e-5, 2e-3)  # the first one, and the longest
+
+OFF = (
+    "rank %d made its update without %s, which did not come to theirs within %g s: no vote is held "
+    "any more, and a rank that dies between two collectives of one backward may take the step along"
+)
+
+
+class UpdateVote:
+    """Of one rank. ``gone`` returns the ranks whose processes have ended."""
+
+    def __init__(
+        self, board: VoteBoard, rank: int, step: int, gone: Callable[[], set[int]]
+    ) -> None:
+        """Take part from now on; ``step``: the newest commit."""
+        self._board = board
+        self._rank = rank
+        self._gone = gone
+        self.is_waiting = False
+        """Whether the main thread waits for the votes of others."""
+        board.vote(rank, step)
+
+    # --- the main thread --------------------------------------------------------------------------
+
+    def cast(self, step: int) -> None:
+        """All gradients of the rank are there."""
+        self._board.vote(self._rank, step)
+
+    def wait(self, step: int, check: Callable[[], bool]) -> None:
+        """Wait until all have voted for the step, if it needs that.
+
+        Args:
+            step: the one under way.
+            check: whether to wait no longer; called between looks, and may raise.
+        """
+        board = self._board
+        if board.has_all(step) or not board.is_needed(step):
+            return
+        looks, nap_s, until_s = 0, _NAPS_S[0], time.monotonic() + PATIENCE_S
+        self.is_waiting = True
+        try:
+            while not board.has_all(step) and board.is_needed(step) and not check():
+                looks += 1
+                if looks < _YIELDS:
+                    os.sched_yield()
+                    continue
+                time.sleep(nap_s)
+                nap_s = min(2 * nap_s, _NAPS_S[1])
+                if board.is_shut(self._rank):
+                    until_s = time.monotonic() + PATIENCE_S  # a freeze has deadlines of its own
+                elif time.monotonic() > until_s:
+                    late = ", ".join(f"rank {rank}" for rank in board.lacking(step))
+                    log.warning(OFF, self._rank, late, PATIENCE_S)
+                    board.begin(0)
+        finally:
+            self.is_waiting = False
+
+    # --- the listener, once the main thread can cast no vote --------------------------------------
+
+    def shut(self, *, is_shut: bool) -> None:
+        """The gate is closed, or open again."""
+        self._board.shut(self._rank, is_shut=is_shut)
+
+    def result(self, step: int) -> bool | None:
+        """Whether all make the update of this step; ``None``: it is not decided yet."""
+        board = self._board
+        if not board.is_needed(step):
+            return False
+        lacking = board.lacking(step)
+        never = {rank for rank in lacking if board.is_shut(rank)}
+        never |= self._gone() & {*lacking} if lacking else set()
+        # such a rank may have voted after the first look, but not after it was seen to be shut
+        left = {*board.lacking(step)}
+        if left & never:
+            return False
+        return None if left else True
