@@ -84,6 +84,7 @@ class DumpDraft:
             OSError: the place cannot be written to, or lost what was written there.
             AbandonedError: the dump was abandoned.
             UnknownStateError: the state is not complete.
+            IncompleteStateError: parts of it were not written.
         """
         if self._failure is not None:
             raise self._failure

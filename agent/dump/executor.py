@@ -34,6 +34,7 @@ from worker_hooks.contract.layout import CheckpointLayout, DumpLayout
 from worker_hooks.contract.status_page import Page
 from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.late_randomness import UnknownStateError
+from worker_hooks.storage.one_state import IncompleteStateError
 
 T = TypeVar("T")
 
@@ -335,7 +336,7 @@ class DumpExecutor:
         if isinstance(done, Exception):
             is_place = isinstance(done, OSError)
             self._place_trouble = _describe(done)
-            is_state = isinstance(done, UnknownStateError)
+            is_state = isinstance(done, UnknownStateError | IncompleteStateError)
             self._post(ev.CommitFailed(action.dump_id, _describe(done), is_place, is_state))
             return
         if self._dump is dump:
@@ -409,5 +410,5 @@ def _place(action: do.SaveRanks) -> tuple[int, int, int]:
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError):
         return describe_os_error(error)
-    is_sentence = isinstance(error, AbandonedError | UnknownStateError)
+    is_sentence = isinstance(error, AbandonedError | UnknownStateError | IncompleteStateError)
     return str(error) if is_sentence else repr(error)

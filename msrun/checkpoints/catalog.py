@@ -110,12 +110,6 @@ def fact(item: CheckpointItem, name: str) -> int | None:
     return None
 
 
-def state_files(folder: Path, manifest: Manifest) -> list[Path]:
-    """A checkpoint's files with replicated state; other variants of it are left out."""
-    shards = (one for one in manifest.shards if one.kind == "replicated" and not one.variant)
-    return [folder / one.file for one in shards]
-
-
 def _checkpoint(path: Path, found: Manifest | str) -> CheckpointItem:
     if isinstance(found, Manifest):
         flaws = tuple(manifests.verify(path, found, quick=True))

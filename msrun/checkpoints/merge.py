@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from agent.spec.job_spec import UsageError
 from agent.text.wording import sized
@@ -19,18 +19,20 @@ from msrun.checkpoints.catalog import (
     bytes_to_read,
     checkpoints,
     damages,
-    state_files,
 )
 from msrun.terminal.progress import bar, counted, say
 from msrun.terminal.stdout import put
 from worker_hooks.contract.atomic_file import fsync_folder
 from worker_hooks.storage import safetensors_file
-from worker_hooks.storage.manifest import Manifest
-from worker_hooks.storage.safetensors_file import BITS, Header, read_header
+from worker_hooks.storage.manifest import Manifest, describe_dispute, files_by_group
+from worker_hooks.storage.one_state import why_not_one
+from worker_hooks.storage.safetensors_file import BITS, Header
 from worker_hooks.storage.shard_file import OBJECTS, REST, SHARDING
 from worker_hooks.storage.tensor_parts import JoinedTensor, joined, runs
 
 _PIECE = 4 << 20  # bytes
+_BUFFERS = 32 << 20  # bytes, of all files that are read side by side
+_LEAST_BUFFER = 64 << 10
 _EXTRA, _TRANSIENT = "extra", "transient"  # parts of a module that are no tensors in its state_dict
 
 
@@ -108,12 +110,15 @@ def _source(chosen: Sequence[CheckpointItem]) -> _Source:
     if not isinstance(first.content, Manifest):
         files = [(item.path, item.content) for item in chosen if isinstance(item.content, Header)]
         return _Source(first, joined(files, has_replicas=False), files[0][1].metadata)
-    if first.content.holders:
+    if first.content.is_disputed:
+        raise ValueError(f"{first.path} cannot be merged: {describe_dispute(first.content)}")
+    groups = files_by_group(first.path, first.content)
+    if first.content.holders and (why := why_not_one(groups)):
         raise ValueError(
-            f"{first.path} holds a state for each of {len(first.content.holders)} groups of ranks, "
-            "which are no parts of one: read their files one by one"
+            f"{first.path} holds a state for each of {len(groups)} groups of ranks, which are no "
+            f"parts of one: {why}; read their files one by one"
         )
-    files = [(path, read_header(path)) for path in state_files(first.path, first.content)]
+    files = [each for group in groups for each in group]
     tensors = joined(files, has_replicas=True)
     headers = [header for _, header in files]
     return _Source(first, tensors, max(headers, key=_own).metadata if headers else {})
@@ -236,6 +241,8 @@ def _metadata(source: _Source, only: str | None) -> dict[str, str]:
     for key in (SHARDING, "DCP_VERSION"):  # the file holds no parts any more
         kept.pop(key, None)
     if isinstance(manifest := source.item.content, Manifest):
+        if manifest.holders:  # they say which part of the state was their group's
+            kept = {key: text for key, text in kept.items() if key not in {REST, OBJECTS}}
         facts = ("kind", "step", "epoch", "batch", "world_size", "record_id", "digest")
         kept |= {name: str(getattr(manifest, name)) for name in facts}
     return kept | {"format": "pt"}
@@ -248,19 +255,27 @@ def _pieces(whole: JoinedTensor) -> Iterator[bytes]:
         OSError: a file cannot be read.
         ValueError: one has become shorter.
     """
+    # the runs of a part follow each other in its file, and may be shorter than a read is worth
+    room = max(_LEAST_BUFFER, min(_PIECE, _BUFFERS // len(whole.parts)))
     with contextlib.ExitStack() as stack:
-        files: dict[Path, int] = {}
+        files: dict[Path, BinaryIO] = {}
+        ends: dict[Path, int] = {}
         held, size_held = [], 0
         for path, start, nbytes in runs(whole):
             if path not in files:
-                files[path] = stack.enter_context(open(path, "rb", buffering=0)).fileno()
-            at, end = start, start + nbytes
-            while at < end:
-                held.append(os.pread(files[path], min(end - at, _PIECE - size_held), at))
-                if not held[-1]:
+                files[path] = open(path, "rb", buffering=room)
+                stack.callback(files[path].close)
+            file = files[path]
+            if ends.get(path) != start:
+                file.seek(start)
+            ends[path] = start + nbytes
+            left = nbytes
+            while left:
+                held.append(read := file.read(min(left, _PIECE - size_held)))
+                if not read:
                     raise ValueError(f"{path} ends too early")
-                at += len(held[-1])
-                size_held += len(held[-1])
+                left -= len(read)
+                size_held += len(read)
                 if size_held == _PIECE:
                     yield b"".join(held)
                     held, size_held = [], 0

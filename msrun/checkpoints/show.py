@@ -9,18 +9,27 @@ from typing import Any, NamedTuple
 
 from agent.text.sanitize import sanitized
 from agent.text.wording import duration, sized
-from msrun.checkpoints.catalog import CheckpointItem, checkpoints, state_files
+from msrun.checkpoints.catalog import CheckpointItem, checkpoints
 from msrun.terminal.progress import counted
 from msrun.terminal.stdout import put
 from msrun.terminal.table import UNKNOWN, moment, show_json, table
-from worker_hooks.storage.manifest import Manifest, Shard, describe_dispute
+from worker_hooks.storage.manifest import REPLICATED, Manifest, Shard, describe_dispute
+from worker_hooks.storage.one_state import Files, tensors_by_groups
 from worker_hooks.storage.safetensors_file import Header, read_header
 from worker_hooks.storage.tensor_parts import JoinedTensor, joined
 
 FILE_COLUMNS = ("file", "rank", "kind", "size", "sha256")
 TENSOR_COLUMNS = ("tensor", "dtype", "shape", "size", "parts")
+_GROUPS = "groups"  # one more column, where groups of ranks wrote what each of them holds
 _SHOWN_DIGITS = 12  # of a checksum
 _SHOWN_TEXT = 200  # characters of a header's metadata
+
+
+class ShownTensor(NamedTuple):
+    """A tensor, and from how many groups of ranks it comes."""
+
+    whole: JoinedTensor
+    groups: int
 
 
 class FolderView(NamedTuple):
@@ -29,7 +38,7 @@ class FolderView(NamedTuple):
     item: CheckpointItem
     shards: tuple[Shard, ...]
     metadata: Mapping[str, str]
-    tensors: Mapping[str, JoinedTensor]
+    tensors: tuple[ShownTensor, ...]
     flaws: tuple[str, ...]
 
 
@@ -60,36 +69,46 @@ def _chosen(items: Sequence[CheckpointItem]) -> Sequence[CheckpointItem]:
 def _opened(item: CheckpointItem) -> FolderView:
     match item.content:
         case Manifest() as manifest:
-            files, flaws = _headers(state_files(item.path, manifest))
+            groups, flaws = _headers(item.path, manifest)
             found = item.flaws or tuple(flaws)
-            return _view(item, manifest.shards, {}, files, found)
+            return _view(item, manifest.shards, {}, groups, found)
         case Header() as header:
-            return _view(item, (), header.metadata, [(item.path, header)], item.flaws)
-    return FolderView(item, (), {}, {}, item.flaws or ("it is not complete",))
+            return _view(item, (), header.metadata, [[(item.path, header)]], item.flaws)
+    return FolderView(item, (), {}, (), item.flaws or ("it is not complete",))
 
 
-def _headers(paths: Sequence[Path]) -> tuple[list[tuple[Path, Header]], list[str]]:
-    found, flaws = [], []
-    for path in paths:
-        try:
-            found.append((path, read_header(path)))
-        except (OSError, ValueError) as error:
-            flaws.append(str(error))
-    return found, flaws
+def _headers(folder: Path, manifest: Manifest) -> tuple[list[Files], list[str]]:
+    """The files of each group that holds a state, the first side's if they disagreed; and flaws."""
+    count = 1 if manifest.is_disputed else len(manifest.holders) or 1
+    found: list[list[tuple[Path, Header]]] = [[] for _ in range(count)]
+    flaws = []
+    for shard in manifest.shards:
+        if shard.kind == REPLICATED and shard.variant < count:
+            path = folder / shard.file
+            try:
+                found[shard.variant].append((path, read_header(path)))
+            except (OSError, ValueError) as error:
+                flaws.append(str(error))
+    return [*found], flaws
 
 
 def _view(
     item: CheckpointItem,
     shards: tuple[Shard, ...],
     metadata: Mapping[str, str],
-    files: Sequence[tuple[Path, Header]],
+    groups: Sequence[Files],
     flaws: tuple[str, ...],
 ) -> FolderView:
     try:
-        tensors = joined(files, has_replicas=bool(shards))
+        if len(groups) > 1:
+            tensors = [ShownTensor(*each) for each in tensors_by_groups(groups)]
+        else:
+            found = joined(groups[0], has_replicas=bool(shards))
+            tensors = [ShownTensor(whole, 1) for whole in found.values()]
     except ValueError as error:
-        return FolderView(item, shards, metadata, {}, flaws or (str(error),))
-    return FolderView(item, shards, metadata, dict(sorted(tensors.items())), flaws)
+        return FolderView(item, shards, metadata, (), flaws or (str(error),))
+    tensors.sort(key=lambda each: each.whole.entry)
+    return FolderView(item, shards, metadata, tuple(tensors), flaws)
 
 
 def _described(view: FolderView) -> dict[str, Any]:
@@ -103,7 +122,8 @@ def _described(view: FolderView) -> dict[str, Any]:
         "shards": [shard._asdict() for shard in view.shards],
         "metadata": dict(view.metadata),
         "tensors": [
-            {**whole.entry._asdict(), "parts": len(whole.parts)} for whole in view.tensors.values()
+            {**whole.entry._asdict(), "parts": len(whole.parts), _GROUPS: groups}
+            for whole, groups in view.tensors
         ],
         "damages": list(view.flaws),
     }
@@ -115,15 +135,20 @@ def _text(view: FolderView, others: int, now: float) -> str:
         (one.file, str(one.rank), _kind(one), sized(one.nbytes), one.sha256[:_SHOWN_DIGITS])
         for one in view.shards
     ]
+    of_groups = isinstance(view.item.content, Manifest) and bool(view.item.content.holders)
+    columns = (*TENSOR_COLUMNS, _GROUPS) if of_groups else TENSOR_COLUMNS
     tensors = [
-        (entry.name, entry.dtype, _shape(entry.shape), sized(entry.nbytes), str(len(parts)))
-        for entry, parts in view.tensors.values()
+        (
+            *(entry.name, entry.dtype, _shape(entry.shape), sized(entry.nbytes), str(len(parts))),
+            *([str(groups)] if of_groups else []),
+        )
+        for (entry, parts), groups in view.tensors
     ]
     text = facts
     if files:
         text += "\n" + table(FILE_COLUMNS, files, styled="kind")
     if tensors:
-        text += "\n" + table(TENSOR_COLUMNS, tensors, styled="dtype")
+        text += "\n" + table(columns, tensors, styled="dtype")
     return text
 
 
@@ -142,7 +167,7 @@ def _facts(view: FolderView, others: int, now: float) -> Iterator[tuple[str, str
         cut = text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]}... ({len(text)} in all)"
         yield "metadata", f"{name}={json.dumps(cut)}"
     if view.tensors:
-        nbytes = sum(whole.entry.nbytes for whole in view.tensors.values())
+        nbytes = sum(each.whole.entry.nbytes for each in view.tensors)
         yield "tensors", f"{len(view.tensors)}, {sized(nbytes)}"
     for flaw in view.flaws:
         yield "damaged", flaw
@@ -159,7 +184,7 @@ def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.is_disputed:
         yield "disputed", describe_dispute(manifest)
     elif manifest.holders:
-        yield "own parts", f"each of {len(manifest.holders)} groups of ranks has a state of its own"
+        yield "groups", f"each of {len(manifest.holders)} groups of ranks wrote what it holds"
     for name, ranks in (
         ("differing", manifest.odd),
         ("lost", manifest.without_private),

@@ -22,6 +22,7 @@ from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit, retention
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import CHECKPOINT_KIND, COPY, REPLICATED, Manifest, Shard
+from worker_hooks.storage.one_state import IncompleteStateError
 
 LOOK_S = 0.02  # between two looks for other ranks' files: not every file system reports changes
 SIGN_S = 0.5  # between two looks at the progress of other ranks
@@ -48,7 +49,7 @@ def finalize(order: SaveOrder, advance: Advance) -> WrittenParts:
     try:
         parts = _await_parts(order, advance)
         folder, warnings = _complete(order, parts)
-    except (OSError, CheckpointError) as error:
+    except (OSError, CheckpointError, IncompleteStateError) as error:
         shutil.rmtree(order.layout.unfinished, ignore_errors=True)
         if isinstance(error, CheckpointError):
             raise

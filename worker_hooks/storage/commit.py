@@ -18,6 +18,10 @@ from worker_hooks.contract.status_page import CommitRecord, Entry
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.manifest import PRIVATE, REPLICATED, Manifest, Shard
+from worker_hooks.storage.one_state import Files, why_not_one
+from worker_hooks.storage.tensor_parts import parts_in
+
+MOST_COMPARED = 256 << 20  # bytes, while the job waits
 
 EARLY_BUFFERS = "has_early_buffers"
 """Says in the file of a rank's private state that the buffers alone are from before the commit."""
@@ -97,10 +101,12 @@ def commit(layout: DumpLayout, manifest: Manifest, lineage: Collection[str] = ()
 
     Raises:
         OSError: nothing was completed.
+        IncompleteStateError: parts of the state are missing.
     """
     folder = layout.unfinished
+    manifests.check_whole(folder, manifest)
     _remove_others(folder, {shard.file for shard in manifest.shards})
-    for name, file in _links(manifest):
+    for name, file in _links(folder, manifest):
         # torch's reader of safetensors folders looks at one level only
         with contextlib.suppress(OSError):  # not every file system has links; we need none
             (folder / name).symlink_to(file)
@@ -159,15 +165,37 @@ def _owner(folder: Path) -> str | None:
         return None
 
 
-def _links(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def _links(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Links to the files of the state that training resumes from: their names and targets."""
-    if manifest.holders:
-        return  # no file has the state of all ranks
-    meant = [one for one in manifest.shards if one.kind == REPLICATED and one.variant == 0]
+    if manifest.holders and not _is_one(folder, manifest):
+        return  # who reads all files would mix states
+    meant = [one for one in manifest.shards if one.kind == REPLICATED]
+    meant = [one for one in meant if manifest.holders or one.variant == 0]
     count = Counter(Path(shard.file).name for shard in meant)
     for shard in meant:
         name = Path(shard.file).name
         yield (name if count[name] == 1 else shard.file.replace("/", "_")), shard.file
+
+
+def _is_one(folder: Path, manifest: Manifest) -> bool:
+    """Whether torch reads the files of several groups as one state."""
+    if manifest.is_disputed:
+        return False
+    try:
+        groups = manifests.files_by_group(folder, manifest)
+        return not why_not_one(groups, MOST_COMPARED) and _has_one_part_a_place(groups)
+    except ValueError:  # elements of half a byte, cut within one
+        return False
+
+
+def _has_one_part_a_place(groups: Sequence[Files]) -> bool:
+    """Whether parts that begin at the same place are equally large: torch knows them by that."""
+    shapes: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
+    return all(
+        shapes.setdefault((name, part.offsets), part.shape) == part.shape
+        for files in groups
+        for name, part in parts_in(files)
+    )
 
 
 def _remove_others(folder: Path, named: Collection[str]) -> None:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from worker_hooks.contract.atomic_file import read_small, write_atomic
 from worker_hooks.contract.layout import MANIFEST
-from worker_hooks.storage.safetensors_file import read_header, sha256_of
+from worker_hooks.storage.one_state import IncompleteStateError, check_complete
+from worker_hooks.storage.safetensors_file import Header, read_header, sha256_of
 
 FORMAT = 1
 _LINEAGE = 100  # runs of a long chain that are kept
@@ -259,7 +260,8 @@ def verify(
             damages.update({shard.file: one for shard, one in zip(whole, found, strict=True)})
         for shard in whole:
             damages[shard.file] = damages[shard.file] or _of_other_step(folder, shard, manifest)
-    return [damage for damage in damages.values() if damage is not None]
+    flaws = [damage for damage in damages.values() if damage is not None]
+    return flaws if quick or flaws else _holes(folder, manifest)
 
 
 def _misplaced(folder: Path, shard: Shard) -> str | None:
@@ -301,6 +303,52 @@ def _of_other_step(folder: Path, shard: Shard, manifest: Manifest) -> str | None
     if step in {"", str(manifest.step)}:
         return None
     return f"{shard.file} is of step {step}, but its {MANIFEST} says {manifest.step}"
+
+
+def _holes(folder: Path, manifest: Manifest) -> list[str]:
+    """What the state lacks, although each file is as it was written: a name was taken out here."""
+    try:
+        check_whole(folder, manifest)
+    except OSError as error:
+        return [f"{error.filename} cannot be read ({error.strerror})"]
+    except IncompleteStateError as error:
+        return [f"it does not hold a whole state: {error}"]
+    return []
+
+
+def check_whole(folder: Path, manifest: Manifest) -> None:
+    """Prove by the headers that the files hold every part of every tensor.
+
+    What the replicas disagreed about is not checked: nobody resumes from it.
+
+    Raises:
+        OSError: a file cannot be read.
+        IncompleteStateError: they do not; the message says what is missing.
+    """
+    if manifest.is_disputed:
+        return
+    try:
+        groups = files_by_group(folder, manifest)
+    except ValueError as error:
+        if manifest.holders:
+            raise IncompleteStateError(str(error)) from None
+        return  # one file has all, and is as it was written: of another version
+    check_complete(groups, manifest.holders)
+
+
+def files_by_group(folder: Path, manifest: Manifest) -> list[list[tuple[Path, Header]]]:
+    """The files of the state with their headers, for each of the holders; by default for one.
+
+    Raises:
+        OSError: one cannot be read.
+        ValueError: one is no safetensors file.
+    """
+    found: list[list[tuple[Path, Header]]] = [[] for _ in manifest.holders or [()]]
+    for shard in manifest.shards:
+        if shard.kind == REPLICATED and shard.variant < len(found):
+            path = folder / shard.file
+            found[shard.variant].append((path, read_header(path)))
+    return found
 
 
 def past(found: Manifest, known: Iterable[str] = (), own: str = "") -> tuple[str, ...]:

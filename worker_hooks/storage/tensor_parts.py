@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from operator import add, gt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,8 @@ from worker_hooks.storage.safetensors_file import BITS, Header
 from worker_hooks.storage.shard_file import DISTRIBUTED, GLOBAL_SHAPE, OFFSETS, SHARDING
 
 Shape = tuple[int, ...]
+
+_MOST_KEPT = 1024  # rows whose runs are kept
 
 
 class Block(NamedTuple):
@@ -93,6 +95,49 @@ def joined(
     Raises:
         ValueError: parts of the tensor that it names are missing or do not fit each other.
     """
+    found = _found(files, others, only)
+    return {name: _whole(name, parts, has_replicas=has_replicas) for name, parts in found.items()}
+
+
+def overlaps(
+    files: Sequence[tuple[Path, Header]],
+) -> Iterator[tuple[JoinedTensor, JoinedTensor, Block]]:
+    """What several of these files hold of a distributed tensor: two of its parts, and the block.
+
+    Each of more than two is there with the first one.
+
+    Raises:
+        ValueError: parts of a tensor are missing, or do not fit each other.
+    """
+    for name, found in _found(files, {path for path, _ in files}, None).items():
+        entry = _whole(name, found, has_replicas=True).entry
+        firsts: dict[tuple[Shape, Shape], TensorPart] = {}
+        for part in (each.part for each in found):
+            first = firsts.setdefault(part[:2], part)
+            if first is not part:
+                yield _of(entry, first), _of(entry, part), Block(part.offsets, part.shape)
+        if sum(math.prod(part.shape) for part in firsts.values()) <= math.prod(entry.shape):
+            continue  # they cover all of it, so that no two of them meet
+        for one, other in combinations(firsts.values(), 2):
+            if (clip := _clip(one, other.offsets, other.shape)) is not None:
+                at = tuple(map(add, clip[0].offsets, other.offsets))
+                yield _of(entry, one), _of(entry, other), Block(at, clip[0].shape)
+
+
+def nbytes_of(whole: JoinedTensor, block: Block) -> int:
+    """The size of a block of a tensor."""
+    return math.prod(block.shape) * BITS[whole.entry.dtype] // 8
+
+
+def _of(entry: Entry, part: TensorPart) -> JoinedTensor:
+    return JoinedTensor(entry, (part,))
+
+
+def _found(
+    files: Iterable[tuple[Path, Header]],
+    others: Collection[Path],
+    only: Collection[str] | None,
+) -> dict[str, list[_FilePart]]:
     found: dict[str, list[_FilePart]] = {}
     for path, header in files:
         places = places_in(path, header)
@@ -102,7 +147,17 @@ def joined(
             if is_mine and (only is None or entry.name in only):
                 found.setdefault(entry.name, []).append(_part(entry, path, at, places))
             at += entry.nbytes
-    return {name: _whole(name, parts, has_replicas=has_replicas) for name, parts in found.items()}
+    return found
+
+
+def parts_in(files: Iterable[tuple[Path, Header]]) -> Iterator[tuple[str, TensorPart]]:
+    """What the files hold, by the tensors' names.
+
+    Raises:
+        ValueError: a file does not say where its part belongs.
+    """
+    for name, found in _found(files, (), None).items():
+        yield from ((name, each.part) for each in found)
 
 
 def is_distributed(places: Mapping[str, Any], name: str) -> bool:
@@ -244,8 +299,16 @@ def _blocks(
         if full is not None:
             yield *full, (stop - start) * math.prod(shape[dim + 1 :])
             continue
-        for row in range(stop - start):
-            moved = [
-                (clip, index + row * math.prod(clip.stored[dim + 1 :])) for clip, index in inside
-            ]
-            yield from _blocks(shape, dim + 1, moved)
+        rows, steps = stop - start, [math.prod(clip.stored[dim + 1 :]) for clip, _ in inside]
+        if math.prod(shape[dim + 1 : -1]) > _MOST_KEPT:
+            for row in range(rows):
+                pairs = zip(inside, steps, strict=True)
+                moved = [(clip, index + row * step) for (clip, index), step in pairs]
+                yield from _blocks(shape, dim + 1, moved)
+            continue
+        # all rows are cut alike, and there may be millions
+        step_of = {id(clip): step for (clip, _), step in zip(inside, steps, strict=True)}
+        first = [(*one, step_of[id(one[0])]) for one in _blocks(shape, dim + 1, inside)]
+        for row in range(rows):
+            for clip, index, count, step in first:
+                yield clip, index + row * step, count

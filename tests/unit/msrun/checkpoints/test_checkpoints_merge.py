@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support.checkpoints import flipped
+from support.sharded_states import Held, begun, columns
 from support.stored_states import Net, stored, trained
 from torch import nn
 
@@ -247,6 +248,46 @@ def test_trouble_leaves_the_old_file_and_nothing_else(
     assert sorted(os.listdir(tmp_path)) == ["ckpt", "out.safetensors"]
 
 
+# --- groups of ranks ---------------------------------------------------------------------------
+
+
+def test_the_parts_of_all_groups_are_one_file(call, tmp_path):
+    bias = Held((3,), b"abc")
+    groups = [{"model.w": columns(at, 3, 700, 30), "model.b": bias} for at in range(3)]
+    folder = commit.commit(*begun(tmp_path / "ckpt", groups))
+    code, out, err = call("merge", "--only=model", folder, "-o", "all.safetensors")
+    assert (code, err) == (0, "")
+    assert out.startswith("all.safetensors: 2 tensors")
+    found = load_file("all.safetensors")
+    row = torch.arange(90, dtype=torch.uint8)
+    assert torch.equal(found["w"], row.expand(700, 90))
+    assert bytes(found["b"].tolist()) == b"abc"
+    assert call("merge", folder, "-o", "whole.safetensors")[0] == 0
+    with safe_open("whole.safetensors", framework="pt") as file:
+        assert file.keys() == ["model.b", "model.w"]
+        assert not {"rest", "objects", "DCP_SHARDING_INFO"} & file.metadata().keys()
+
+
+def test_states_of_a_pipeline_are_not_merged(call, tmp_path):
+    groups = [{"model.w": Held((3,), data)} for data in (b"abc", b"abd")]
+    folder = commit.commit(*begun(tmp_path / "ckpt", groups))
+    with pytest.raises(UsageError, match=r"no parts of one: model.w is not the same in all groups"):
+        call("merge", folder, "-o", "all.safetensors")
+    assert not os.path.exists("all.safetensors")
+
+
+def test_a_checkpoint_with_a_hole_is_named(call, tmp_path):
+    groups = [{"model.w": columns(at, 3, 700, 30)} for at in range(3)]
+    layout, made = begun(tmp_path / "ckpt", groups)
+    folder = commit.commit(layout, made)
+    edited = made._replace(shards=made.shards[:2], holders=made.holders[:2])
+    commit.manifests.write(folder, edited)
+    code, _, err = call("merge", folder, "-o", "all.safetensors")
+    assert (code, "parts of model.w are missing" in err) == (1, True)
+    code, out, _ = call("verify", folder)
+    assert (code, "does not hold a whole state: parts of model.w are missing" in out) == (1, True)
+
+
 MERGE = """
 import re
 from msrun.commands import run
@@ -259,25 +300,34 @@ print(code, peak() - before)
 """
 
 
-def test_a_large_state_takes_little_memory(tmp_path):
+@pytest.mark.parametrize(
+    ("parts", "rows", "columns"),
+    [
+        (2, 500, 48_000),  # long runs of bytes
+        (16, 94_000, 32),  # short ones, of many files, each of a group of its own
+    ],
+)
+def test_a_large_state_takes_little_memory(tmp_path, parts, rows, columns):
     """192 MB, cut along the second dimension: no two rows of a part follow each other."""
     folder = tmp_path / "ckpt" / "CKP-1_7"
     shards = []
-    rows, columns = 500, 48_000
-    for part in range(2):
-        place = {"t": {"saved_offsets": [0, part * columns], "global_shape": [rows, 2 * columns]}}
+    for part in range(parts):
+        place = {
+            "saved_offsets": [0, part * columns],
+            "global_shape": [rows, parts * columns],
+            "distributed": True,
+        }
         entry = safetensors_file.Entry("t", "F32", (rows, columns), rows * columns * 4)
-        head = safetensors_file.header([entry], {"DCP_SHARDING_INFO": json.dumps(place)})
+        head = safetensors_file.header([entry], {"DCP_SHARDING_INFO": json.dumps({"t": place})})
         file = folder / f"rank_{part}" / "CKP-1_7.safetensors"
         file.parent.mkdir(parents=True)
         file.write_bytes(head)
         os.truncate(file, len(head) + entry.nbytes)  # a hole: no disk is used
         name = str(file.relative_to(folder))
         sha256 = checksum.of_file(file, lambda _: None)
-        shards.append(Shard(name, part, "replicated", file.stat().st_size, sha256))
-    commit.manifests.write(
-        folder, Manifest("checkpoint", 7, 1, 7, 2, 0, "r", "", 1.0, tuple(shards), "d")
-    )
+        shards.append(Shard(name, part, "replicated", file.stat().st_size, sha256, part))
+    made = Manifest("checkpoint", 7, 1, 7, parts, 0, "r", "", 1.0, tuple(shards), "d")
+    commit.manifests.write(folder, made._replace(holders=tuple((one,) for one in range(parts))))
     done = subprocess.run(
         [sys.executable, "-c", MERGE], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=100, check=True,

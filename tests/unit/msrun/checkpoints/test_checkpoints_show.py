@@ -7,9 +7,11 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.sharded_states import Held, begun, columns
 from support.stored_states import Net, stored
 
 from msrun.commands import run
+from worker_hooks.storage import commit
 
 
 @pytest.fixture
@@ -83,3 +85,21 @@ def test_damage_that_headers_show_is_exit_code_1(call, tmp_path, net):
     (tmp_path / "CKP-1_9_tmp").mkdir()
     code, out, _ = call("show", tmp_path / "CKP-1_9_tmp")
     assert (code, "damaged    it is not complete\n" in out) == (1, True)
+
+
+def test_tensors_of_groups_are_shown_whole(call, tmp_path):
+    groups = [{"w": columns(at, 2, 10, 8), "b": Held((3,), b"abc")} for at in range(2)]
+    groups[1]["own"] = Held((2,), b"ab")
+    groups[1]["b"] = Held((3,), b"xyz")
+    folder = commit.commit(*begun(tmp_path / "ckpt", groups))
+    code, out, _ = call("show", folder)
+    assert code == 0
+    assert "groups     each of 2 groups of ranks wrote what it holds\n" in out
+    lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
+    assert lines["tensor"][-2:] == ["parts", "groups"]
+    assert lines["w"] == ["U8", "[10,", "16]", "160", "bytes", "2", "2"]
+    assert lines["b"] == ["U8", "[3]", "3", "bytes", "1", "2"]
+    assert lines["own"] == ["U8", "[2]", "2", "bytes", "1", "1"]
+    code, out, _ = call("show", "--json", folder)
+    told = {one["name"]: (one["parts"], one["groups"]) for one in json.loads(out)[0]["tensors"]}
+    assert told == {"w": (2, 2), "b": (1, 2), "own": (1, 1)}
