@@ -1,7 +1,4 @@
-"""``msrun checkpoints merge``: the tensors of a checkpoint as one safetensors file.
-
-It reads and writes in pieces, so that even the largest state needs little memory.
-"""
+"""``msrun checkpoints merge``: the tensors of a checkpoint as one safetensors file."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from agent.spec.job_spec import UsageError
 from agent.text.wording import sized
@@ -23,16 +20,13 @@ from msrun.checkpoints.catalog import (
 from msrun.terminal.progress import bar, counted, say
 from msrun.terminal.stdout import put
 from worker_hooks.contract.atomic_file import fsync_folder
-from worker_hooks.storage import safetensors_file
+from worker_hooks.storage import merged_file, safetensors_file
 from worker_hooks.storage.manifest import Manifest, describe_dispute, files_by_group
 from worker_hooks.storage.one_state import why_not_one
-from worker_hooks.storage.safetensors_file import BITS, Header
-from worker_hooks.storage.shard_file import OBJECTS, REST, SHARDING
-from worker_hooks.storage.tensor_parts import JoinedTensor, joined, runs
+from worker_hooks.storage.safetensors_file import Header
+from worker_hooks.storage.shard_file import OBJECTS, REST
+from worker_hooks.storage.tensor_parts import JoinedTensor, joined
 
-_PIECE = 4 << 20  # bytes
-_BUFFERS = 32 << 20  # bytes, of all files that are read side by side
-_LEAST_BUFFER = 64 << 10
 _EXTRA, _TRANSIENT = "extra", "transient"  # parts of a module that are no tensors in its state_dict
 
 
@@ -213,17 +207,14 @@ def _check(path: Path, source: _Source, order: MergeOrder) -> None:
 def _write(path: Path, source: _Source, names: Mapping[str, str], order: MergeOrder) -> int:
     """Write the file under a temporary name, then rename it; its size in bytes."""
     _check(path, source, order)
-    wholes = [(new, source.tensors[old]) for new, old in names.items()]
-    wholes.sort(key=lambda each: (-BITS[each[1].entry.dtype], each[0]))  # so that all are aligned
-    entries = [whole.entry._replace(name=name) for name, whole in wholes]
-    for entry in entries:
+    wholes = merged_file.in_order({new: source.tensors[old] for new, old in names.items()})
+    for entry in (whole.entry for whole in wholes):
         if (kept := safetensors_file.stored(entry)) != entry:
             say(f"safetensors has no {entry.dtype}: {entry.name} is written as {kept.dtype}")
-    head = safetensors_file.header(entries, _metadata(source, order.only))
     aside = path.parent / f".{path.name}.{os.getpid()}_tmp"
-    pieces = (piece for _, whole in wholes for piece in _pieces(whole))
-    with bar("merging", sum(entry.nbytes for entry in entries)) as advance:
-        done = safetensors_file.write(aside, head, pieces, advance)
+    told = _metadata(source, order.only)
+    with bar("merging", sum(whole.entry.nbytes for whole in wholes)) as advance:
+        done = merged_file.write(aside, wholes, told, advance)
     try:
         _check(path, source, order)  # again: the file may have appeared meanwhile
         os.replace(aside, path)
@@ -237,46 +228,6 @@ def _write(path: Path, source: _Source, names: Mapping[str, str], order: MergeOr
 
 def _metadata(source: _Source, only: str | None) -> dict[str, str]:
     """The file's metadata; other state than tensors is only in a file with all objects."""
-    kept = {} if only is not None and REST in source.metadata else dict(source.metadata)
-    for key in (SHARDING, "DCP_VERSION"):  # the file holds no parts any more
-        kept.pop(key, None)
-    if isinstance(manifest := source.item.content, Manifest):
-        if manifest.holders:  # they say which part of the state was their group's
-            kept = {key: text for key, text in kept.items() if key not in {REST, OBJECTS}}
-        facts = ("kind", "step", "epoch", "batch", "world_size", "record_id", "digest")
-        kept |= {name: str(getattr(manifest, name)) for name in facts}
-    return kept | {"format": "pt"}
-
-
-def _pieces(whole: JoinedTensor) -> Iterator[bytes]:
-    """A tensor's bytes.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: one has become shorter.
-    """
-    # the runs of a part follow each other in its file, and may be shorter than a read is worth
-    room = max(_LEAST_BUFFER, min(_PIECE, _BUFFERS // len(whole.parts)))
-    with contextlib.ExitStack() as stack:
-        files: dict[Path, BinaryIO] = {}
-        ends: dict[Path, int] = {}
-        held, size_held = [], 0
-        for path, start, nbytes in runs(whole):
-            if path not in files:
-                files[path] = open(path, "rb", buffering=room)
-                stack.callback(files[path].close)
-            file = files[path]
-            if ends.get(path) != start:
-                file.seek(start)
-            ends[path] = start + nbytes
-            left = nbytes
-            while left:
-                held.append(read := file.read(min(left, _PIECE - size_held)))
-                if not read:
-                    raise ValueError(f"{path} ends too early")
-                left -= len(read)
-                size_held += len(read)
-                if size_held == _PIECE:
-                    yield b"".join(held)
-                    held, size_held = [], 0
-        yield b"".join(held)
+    kept = {} if only is not None and REST in source.metadata else source.metadata
+    manifest = source.item.content
+    return merged_file.metadata(kept, manifest if isinstance(manifest, Manifest) else None)

@@ -125,6 +125,9 @@ def test_a_graceful_exit_saves_the_part_of_every_rank(
         frozenset({0, 2}),
         frozenset({1, 3}),
     }
+    assert not list(dump.glob("*.safetensors"))  # one name, two contents: nobody may mix them
+    with pytest.raises(UsageError, match=r"no parts of one: .* is not the same in all groups"):
+        run(["checkpoints", "merge", str(dump)])
     again = launcher.start(
         "--resume", log_dir=folder / "logs", cwd=folder, XDG_STATE_HOME=str(folder / "state")
     )

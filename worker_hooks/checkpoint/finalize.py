@@ -19,7 +19,7 @@ from worker_hooks.checkpoint import incarnation, rank_writer
 from worker_hooks.checkpoint.rank_writer import Advance, RankPart, describe_error
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, is_passing
 from worker_hooks.contract.layout import CheckpointLayout
-from worker_hooks.storage import commit, retention
+from worker_hooks.storage import commit, merged_file, retention
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import CHECKPOINT_KIND, COPY, REPLICATED, Manifest, Shard
 from worker_hooks.storage.one_state import IncompleteStateError
@@ -57,6 +57,8 @@ def finalize(order: SaveOrder, advance: Advance) -> WrittenParts:
         raise CheckpointError(
             f"{order.final.folder} cannot be saved: {why}", is_passing=is_passing(error)
         ) from error
+    if order.groups and order.is_merged:
+        warnings += _merge(folder, advance)
     try:
         warnings += prune(order, folder, advance)
     except OSError as error:
@@ -149,8 +151,8 @@ def _await_parts(order: SaveOrder, advance: Advance) -> dict[int, RankPart]:
 def _complete(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[str]]:
     """Complete the folder; return it, and a sentence for each thing that is wrong with it."""
     digests = {rank: part.digest for rank, part in parts.items() if part.digest}
-    if order.is_own:
-        return _complete_own(order, parts), []
+    if order.groups:
+        return _complete_groups(order, parts)
     (digest, count), *others = Counter(digests.values()).most_common()
     if others and 2 * count <= len(digests):
         return _complete_disputed(order, parts, digests)
@@ -199,15 +201,52 @@ def _complete_disputed(
     return folder, [f"{folder} is no place to resume from: {manifests.describe_dispute(made)}"]
 
 
-def _complete_own(order: SaveOrder, parts: dict[int, RankPart]) -> Path:
-    """Complete the folder in which each rank wrote a state of its own."""
-    shards = [
-        one._replace(kind=REPLICATED, variant=rank) if one.kind == COPY else one
-        for rank in sorted(parts)
-        for one in parts[rank].shards
-    ]
-    made = _manifest(order, shards, "")
-    return _commit(order, made._replace(holders=tuple((rank,) for rank in sorted(parts))))
+def _complete_groups(order: SaveOrder, parts: dict[int, RankPart]) -> tuple[Path, list[str]]:
+    """Complete the folder in which each replica group wrote what it holds."""
+    holders: list[tuple[int, ...]] = []
+    shards: list[Shard] = []
+    warnings = []
+    for group in order.groups:
+        sides: dict[str, list[int]] = {}
+        for rank in group:  # the first one has written, and stands for those that have not
+            digest = parts[rank].digest or parts[group[0]].digest
+            sides.setdefault(digest, []).append(rank)
+        if len(sides) > 1:
+            said = " against ".join(f"rank {', '.join(map(str, one))}" for one in sides.values())
+            if any(parts[rank].parts > 1 for rank in group):
+                raise CheckpointError(
+                    f"{order.layout.folder} cannot be saved: ranks that held the same state differ "
+                    f"now ({said}), so that their parts make up none"
+                )
+            warnings.append(f"ranks that held the same state differ now: {said}")
+        for ranks in sides.values():
+            shards += _files_of(ranks, parts, len(holders))
+            holders.append(tuple(ranks))
+    made = _manifest(order, shards, "")._replace(holders=tuple(holders))
+    return _commit(order, made), warnings
+
+
+def _files_of(ranks: list[int], parts: dict[int, RankPart], variant: int) -> Iterator[Shard]:
+    """The files of a replica group."""
+    has_all = False
+    for rank in ranks:
+        for one in parts[rank].shards:
+            if one.kind != COPY:
+                yield one
+                continue
+            kind = COPY if has_all else REPLICATED
+            has_all = parts[rank].parts == 1
+            yield one._replace(kind=kind, variant=variant)
+
+
+def _merge(folder: Path, advance: Advance) -> Iterator[str]:
+    """Write what the groups hold together into one file; yield why there is none."""
+    try:
+        why = merged_file.add_to(folder, manifests.read(folder), advance)
+    except (OSError, ValueError) as error:
+        why = describe_error(error)
+    if why:
+        yield f"checkpoints have no merged file (integrated_save): {why}"
 
 
 def _manifest(order: SaveOrder, shards: list[Shard], digest: str) -> Manifest:

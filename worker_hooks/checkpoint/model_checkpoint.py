@@ -70,7 +70,9 @@ class ModelCheckpoint:
         self._final_prefix: str | None = None  # the prefix with its number, once it is known
         self._step = 0  # saved, being saved, or resumed from
         self._is_short = False  # there is no memory for a copy
-        self._is_own: bool | None = None  # each rank's state is its own; None: not compared yet
+        self._warned: set[str] = set()
+        # of ranks that hold different states; none: all hold one; None: not compared yet
+        self._groups: tuple[tuple[int, ...], ...] | None = None
         self._failures = PassingFailures()
         self._context: CheckpointContext
         self._pid = os.getpid()
@@ -97,7 +99,7 @@ class ModelCheckpoint:
         # not memory_step: nobody has saved it, and all ranks must agree on what is saved
         self._step, self._pid = context.guard.resumed_step, os.getpid()
         self._schedule, self._incarnation, self._final_prefix = None, "", None
-        self._is_own = None
+        self._groups = None
         self._directory = Path(context.env.redirected(str(self._directory)))
         if context.env.world_size > 1:
             self._check_peers(context)
@@ -137,7 +139,7 @@ class ModelCheckpoint:
         self._context = state.checkpoint_context
         if self._schedule is not None:
             self._schedule.close()
-        self._schedule, self._incarnation, self._is_own = None, "", None
+        self._schedule, self._incarnation, self._groups = None, "", None
         if self._writer is not None and self._writer.is_busy:
             log.warning("the checkpoint of step %d is given up: a rank died meanwhile", self._step)
             self._writer.give_up()
@@ -244,7 +246,9 @@ class ModelCheckpoint:
 
     def _warn(self, done: WrittenParts | None) -> None:
         for warning in () if done is None else done.warnings:
-            log.warning("%s", warning)
+            if warning not in self._warned:
+                log.warning("%s", warning)
+            self._warned.add(warning)
 
     def _reason(self) -> str:
         steps = self._config.save_checkpoint_steps
@@ -281,10 +285,10 @@ class ModelCheckpoint:
         resumed = self._context.memory_step
         is_trial = 0 < resumed < step <= resumed + COMMITS
         self._failures.attempt(step)
-        if self._is_own is None or is_trial:
-            self._is_own = self._compare(step)
-        if is_trial and self._is_own:  # the agent is about to undo the replacement
-            self._is_own = None
+        if self._groups is None or is_trial:
+            self._groups = self._compare(step)
+        if is_trial and self._groups:  # the agent is about to undo the replacement
+            self._groups = None
             log.warning("step %d is not saved: the ranks differ since one was replaced", step)
             return
         # first: all ranks count a step as tried, whichever of them could not write
@@ -305,7 +309,7 @@ class ModelCheckpoint:
         if self._writer is None:
             return None
         env, config = self._context.env, self._config
-        is_each = self._is_own or config.remove_redundancy or not config.integrated_save
+        is_each = self._groups or config.remove_redundancy or not config.integrated_save
         # at the first save all ranks ask; one that replaces another asks alone
         is_alone = not is_each or self._context.memory_step
         ranks = 1 if is_alone else env.local_world_size - env.rank % env.local_world_size
@@ -318,11 +322,11 @@ class ModelCheckpoint:
         self._writer.reserve(nbytes)
         return self._writer
 
-    def _compare(self, step: int) -> bool:
-        """Whether each rank has to write a state of its own."""
+    def _compare(self, step: int) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that hold different states; none: all hold the same."""
         env = self._context.env
         if env.world_size == 1:
-            return False
+            return ()
         layout = self._layout(step)
         try:
             committed = self._context.committed
@@ -333,9 +337,12 @@ class ModelCheckpoint:
             raise CheckpointError(
                 f"{layout.folder} cannot be saved: {error}", is_passing=is_passing(error)
             ) from error
-        if found and env.rank == 0:
-            log.warning("each rank saves a state of its own, as ranks differ: %s", found)
-        return bool(found)
+        if not found.difference:
+            return ()
+        if env.rank == 0:
+            who = "rank" if len(found.groups) == env.world_size else "group of ranks"
+            log.warning("each %s saves a state of its own: %s", who, found.difference)
+        return found.groups
 
     def _write(self, order: SaveOrder, plan: PlannedCheckpoint) -> None:
         write_part(order, plan, self._check_ejected)
@@ -347,12 +354,13 @@ class ModelCheckpoint:
 
     def _plan(self, step: int) -> PlannedCheckpoint:
         env, committed = self._context.env, self._context.committed
+        everyone = tuple(range(env.world_size))
+        group = next((one for one in self._groups or () if env.rank in one), everyone)
+        at = group.index(env.rank)
         part: tuple[int, int] | None = 0, 1
-        if self._is_own:
-            part = 0, 1
-        elif self._config.remove_redundancy:
-            part = env.rank, env.world_size
-        elif self._config.integrated_save and env.rank:
+        if self._config.remove_redundancy:
+            part = at, len(group)
+        elif self._config.integrated_save and at:
             part = None
         epoch, _ = committed.position(step)
         return plan_checkpoint(committed, step, part, self._config.appended(epoch, step))
@@ -377,7 +385,8 @@ class ModelCheckpoint:
             lineage=self._context.lineage,
             resumed_step=self._context.resumed_step,
             reason=reason,
-            is_own=bool(self._is_own),
+            groups=self._groups or (),
+            is_merged=config.integrated_save,
             share=plan.share,
             own=plan.own,
             rules=SaveRules(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from worker_hooks.checkpoint.rank_writer import (
     describe_error,
@@ -18,11 +19,18 @@ from worker_hooks.checkpoint.rank_writer import (
 )
 from worker_hooks.checkpoint.save_plan import CheckpointError, is_passing
 from worker_hooks.contract.atomic_file import FOLDER_MODE, read_small, write_atomic
-from worker_hooks.contract.fingerprint import Fingerprint, describe, differences
+from worker_hooks.contract.fingerprint import Fingerprint, alike, describe, differences
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit
 
 LOOK_S = 0.02  # between two looks for other ranks' files
+
+
+class Compared(NamedTuple):
+    """What the ranks hold."""
+
+    difference: str  # empty: there is none
+    groups: tuple[tuple[int, ...], ...]  # of ranks that hold the same
 
 
 def compare_ranks(
@@ -31,8 +39,8 @@ def compare_ranks(
     texts: Mapping[str, str],
     check: Callable[[int], None],
     stall_s: float,
-) -> str:
-    """What differs between the ranks, as text; empty: nothing does.
+) -> Compared:
+    """What differs between the ranks, and which of them hold the same.
 
     Args:
         layout: of the checkpoint that all ranks are about to write.
@@ -64,7 +72,7 @@ def compare_ranks(
             except FileNotFoundError:
                 raise_reported(layout, other)
         if len(found) == count:
-            return describe(differences(found))
+            return Compared(describe(differences(found)), alike(found))
         check(0)
         if time.monotonic() > deadline:
             late = ", ".join(map(str, sorted(set(range(count)) - found.keys())))

@@ -50,6 +50,7 @@ class RankPart(NamedTuple):
     step: int
     shards: tuple[Shard, ...]
     digest: str  # of the replicated state; empty: this rank has not read it
+    parts: int = 1  # of how many its file is one
 
 
 def write_part(order: SaveOrder, content: Content, advance: Advance) -> None:
@@ -86,7 +87,7 @@ def read_part(layout: CheckpointLayout, rank: int) -> RankPart | None:
         raise_reported(layout, rank)
         return None
     shards = tuple(Shard(**shard) for shard in fields["shards"])
-    return RankPart(fields["step"], shards, fields["digest"])
+    return RankPart(fields["step"], shards, fields["digest"], fields["parts"])
 
 
 def failure_file(layout: CheckpointLayout, rank: int) -> Path:
@@ -174,7 +175,8 @@ def _write_files(order: SaveOrder, content: Content, advance: Advance) -> RankPa
     if order.rules.is_read_back:
         for shard in shards:
             _compare_with_disk(folder, shard, advance)
-    return RankPart(order.step, tuple(shards), digest)
+    parts = 1 if order.share is None else order.share.parts
+    return RankPart(order.step, tuple(shards), digest, parts)
 
 
 def _compare_with_disk(folder: Path, shard: Shard, advance: Advance) -> None:

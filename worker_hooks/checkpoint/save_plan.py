@@ -91,7 +91,8 @@ class SaveOrder(NamedTuple):
     lineage: str  # record ids of the runs that this one resumed, newest first, joined by ":"
     resumed_step: int  # of those runs, that this one began from
     reason: str
-    is_own: bool  # each rank holds a state of its own, and writes all of it
+    groups: tuple[tuple[int, ...], ...]  # of ranks that hold different states; none: all hold one
+    is_merged: bool  # the files of these groups become one, too
     share: Share | None
     own: OwnShare | None
     rules: SaveRules
@@ -116,7 +117,7 @@ def encode(order: SaveOrder) -> str:
 def decode(text: str) -> SaveOrder:
     """The order again."""
     fields: list[Any] = json.loads(text)
-    (directory, *names), *about, share, own, rules = fields
+    (directory, *names), *about, groups, is_merged, share, own, rules = fields
     if share is not None:
         parts, head, seed, spans, buffers = share
         spans = tuple((count, is_mine) for count, is_mine in spans)
@@ -125,5 +126,6 @@ def decode(text: str) -> SaveOrder:
         entries, *others = own
         own = OwnShare(tuple(Entry(n, d, tuple(s), b) for n, d, s, b in entries), *others)
     layout = CheckpointLayout(Path(directory), *names)
-    values: list[Any] = [layout, *about, share, own, SaveRules(*rules)]
+    groups = tuple(map(tuple, groups))
+    values: list[Any] = [layout, *about, groups, is_merged, share, own, SaveRules(*rules)]
     return SaveOrder(*values)

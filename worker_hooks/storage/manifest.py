@@ -367,9 +367,11 @@ def models(manifest: Manifest) -> list[Manifest]:
     """The manifest once for each complete model in it, without the others; mostly only itself."""
     copies = [shard for shard in manifest.shards if shard.kind == COPY]
     others = [shard for shard in manifest.shards if shard.kind != COPY]
-    own = [shard for shard in others if shard.kind != REPLICATED]
-    standing_in = [shard._replace(kind=REPLICATED) for shard in copies]
-    found = [others, *([*own, shard] for shard in standing_in)]
+    found = [others]
+    for copy in copies:
+        is_replaced = {(REPLICATED, copy.variant)}
+        left = [one for one in others if (one.kind, one.variant) not in is_replaced]
+        found.append([*left, copy._replace(kind=REPLICATED)])
     return [manifest._replace(shards=tuple(shards)) for shards in found]
 
 

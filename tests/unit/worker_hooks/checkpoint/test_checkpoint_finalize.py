@@ -6,9 +6,11 @@ import errno
 import os
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.checkpoints import newest
 from support.tensors import tensors_of
 
@@ -29,8 +31,10 @@ from worker_hooks.checkpoint.save_plan import (
 )
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.contract.status_page import Entry
+from worker_hooks.storage import merged_file
 from worker_hooks.storage.find import candidates
 from worker_hooks.storage.manifest import models, read, verify
+from worker_hooks.tensors.placements import Box
 from worker_hooks.tensors.shard import Replica, plan
 
 quiet = lambda _nbytes: None  # noqa: E731
@@ -47,7 +51,15 @@ class Rank:
 
     def __init__(self, directory, rank, world_size, *, part=(0, 1), step=7, life="r-0", **more):
         weight = torch.arange(300_000.0) + more.pop("odd", 0)
-        replica = Replica({"model.w": weight, "model.b": torch.ones(3)}, [], "{}", {})
+        half = more.pop("half", None)  # of a weight that is cut over two groups
+        boxes = {}
+        if half is not None:
+            weight = weight[:300_000].reshape(600, 500)[:, 250 * half : 250 * half + 250]
+            weight = weight.contiguous()
+            boxes["model.w"] = Box((600, 500), (0, 250 * half), (600, 250))
+        bias = torch.ones(3) * more.pop("bias", 1)
+        tensors = {"model.w": weight, "model.b": bias}
+        replica = Replica(tensors, [], "{}", {}, boxes=boxes)
         self.plan = None if part is None else plan(replica, *part)
         share = None
         if self.plan is not None:
@@ -69,7 +81,8 @@ class Rank:
             lineage=more.pop("lineage", "before"),
             resumed_step=more.pop("resumed_step", 10**9),
             reason="a test",
-            is_own=False,
+            groups=more.pop("groups", ()),
+            is_merged=more.pop("is_merged", False),
             share=share,
             own=own,
             rules=rules,
@@ -400,5 +413,107 @@ def test_a_file_that_shrank_is_no_checkpoint(tmp_path):
     first = Rank(tmp_path, 0, 1).write()
     os.truncate(first.order.layout.unfinished / "rank_0/CKP-1_7.safetensors", 100)
     with pytest.raises(CheckpointError, match="has 100 bytes instead"):
+        first.commit()
+    assert names(tmp_path) == []
+
+
+# --- groups of ranks that hold different states --------------------------------------------------
+
+GROUPS = ((0, 2), (1, 3))
+
+
+def grouped(tmp_path, parts, **more):
+    """Ranks 0 and 2 hold the left half of a weight, ranks 1 and 3 the right one."""
+    odd = more.pop("odd", {})
+    bias = more.pop("bias", {})
+    return [
+        Rank(tmp_path, rank, 4, part=part, half=rank % 2, groups=GROUPS, odd=odd.get(rank, 0),
+             bias=bias.get(rank, 1), **more).write()
+        for rank, part in enumerate(parts)
+    ]  # fmt: skip
+
+
+def links(folder):
+    return sorted(path.name for path in folder.glob("*.safetensors") if path.is_symlink())
+
+
+LOWEST = [(0, 1), (0, 1), None, None]
+WHOLE = [(0, 1)] * 4
+SPLIT = [(0, 2), (0, 2), (1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("parts", [LOWEST, WHOLE, SPLIT])
+def test_each_group_has_its_state_in_it_once(tmp_path, parts):
+    first, *_ = grouped(tmp_path, parts)
+    folder = Path(first.commit().folder)
+    made = read(folder)
+    assert made.holders == GROUPS
+    assert verify(folder, made) == []
+    state = [one for one in made.shards if one.kind == "replicated"]
+    writers = {0: 0, 1: 1} if parts is not SPLIT else {0: 0, 2: 0, 1: 1, 3: 1}
+    assert {one.rank: one.variant for one in state} == writers
+    assert len(links(folder)) == len(writers)
+    copies = [one.rank for one in made.shards if one.kind == "copy"]
+    assert copies == ([2, 3] if parts is WHOLE else [])
+
+
+def test_a_group_s_copy_stands_in_for_its_damaged_file(tmp_path):
+    first, *_ = grouped(tmp_path, WHOLE)
+    folder = Path(first.commit().folder)
+    (folder / "rank_1" / "CKP-1_7.safetensors").unlink()
+    sound = [one for one in models(read(folder)) if not verify(folder, one)]
+    assert [{one.rank for one in each.shards if one.kind != "private"} for each in sound] == [
+        {0, 3}
+    ]
+
+
+@pytest.mark.parametrize("parts", [LOWEST, SPLIT])
+def test_what_groups_hold_is_one_file_in_place_of_links(tmp_path, parts):
+    first, *_ = grouped(tmp_path, parts, is_merged=True)
+    done = first.commit()
+    folder = Path(done.folder)
+    assert (done.warnings, links(folder)) == ((), [])
+    found = load_file(folder / "CKP-1_7.safetensors")
+    assert torch.equal(found["model.w"], torch.arange(300_000.0).reshape(600, 500))
+    assert torch.equal(found["model.b"], torch.ones(3))
+    assert verify(folder, read(folder)) == []
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_what_is_no_single_state_has_no_merged_file(tmp_path):
+    first, *_ = grouped(tmp_path, LOWEST, is_merged=True, bias={1: 2})
+    done = first.commit()
+    (said,) = done.warnings
+    assert said.endswith("(integrated_save): model.b is not the same in all groups of ranks")
+    assert not list(Path(done.folder).glob("*.safetensors"))
+
+
+def test_a_full_disk_leaves_the_links(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    first, *_ = grouped(tmp_path, LOWEST, is_merged=True)
+    monkeypatch.setattr(merged_file, "write", full)
+    done = first.commit()
+    assert "no merged file (integrated_save): " in done.warnings[0]
+    assert len(links(Path(done.folder))) == 2
+
+
+def test_ranks_of_a_group_that_differ_keep_their_own(tmp_path):
+    first, *_ = grouped(tmp_path, WHOLE, odd={2: 1})
+    done = first.commit()
+    assert done.warnings == ("ranks that held the same state differ now: rank 0 against rank 2",)
+    assert read(Path(done.folder)).holders == ((0,), (2,), (1, 3))
+    assert links(Path(done.folder)) == []
+    first, *_ = grouped(tmp_path, SPLIT, odd={2: 1}, step=8)
+    with pytest.raises(CheckpointError, match=r"rank 0 against rank 2.*parts make up none"):
+        first.commit()
+
+
+def test_a_group_without_its_part_is_no_checkpoint(tmp_path):
+    grouped(tmp_path, LOWEST)
+    Rank(tmp_path, 1, 4, half=0, groups=GROUPS).write()
+    first = Rank(tmp_path, 0, 4, half=0, groups=GROUPS).write()
+    with pytest.raises(CheckpointError, match=r"cannot be saved: parts of model\.w are missing"):
         first.commit()
     assert names(tmp_path) == []

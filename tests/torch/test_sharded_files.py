@@ -1,0 +1,199 @@
+"""Files of ranks that hold parts of a state: torch reads them as one, and what lacks a part is refused."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from support.checkpoints import flipped
+from support.jobs import DEADLINE_S, WORKERS, Launcher
+from support.warm_python import WarmPython
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+from msrun.commands import run
+from worker_hooks.storage import manifest
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.warm,
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated"),
+]
+SCRIPT = WORKERS / "train_hsdp.py"
+STEPS = 9
+
+
+@pytest.fixture(scope="module")
+def resumed(launcher: Launcher) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The dump of a job of which one rank was killed, and the state that it resumed from."""
+    folder = launcher.tmp / "hsdp"
+    folder.mkdir()
+    job = launcher.start(
+        "--worker_num=4",
+        "--max-restarts=1",
+        SCRIPT,
+        STEPS,
+        "--die",
+        1,
+        5,
+        log_dir=folder / "logs",
+        cwd=folder,
+        XDG_STATE_HOME=str(folder / "state"),
+    )
+    ended = job.wait()
+    assert ended.code == 0, ended
+    (dump,) = (folder / "dumps").iterdir()
+    (whole,) = folder.glob("resumed-*.safetensors")
+    made = manifest.read(dump)
+    assert whole.name == f"resumed-{made.step}.safetensors"
+    assert {frozenset(each) for each in made.holders} == {frozenset({0, 2}), frozenset({1, 3})}
+    return dump, load_file(whole)
+
+
+@pytest.fixture
+def copied(resumed: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(resumed[0], tmp_path / "dump", symlinks=True))
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.dtype == other[name].dtype, name
+        assert torch.equal(tensor, other[name]), name
+
+
+def test_one_process_of_torch_loads_it(resumed: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    dump, wanted = resumed
+    found = {name: torch.full_like(each, 7.0) for name, each in wanted.items()}
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(str(dump)), no_dist=True)
+    same(found, wanted)
+
+
+RANK = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+folder, whole, store, rank, world = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+mesh, wanted = init_device_mesh("cpu", (world,)), load_file(whole)
+found = {
+    name: distribute_tensor(torch.zeros_like(each), mesh, [Shard(each.dim() - 1)])
+    if each.dim() else torch.zeros_like(each)
+    for name, each in wanted.items()
+}
+dcp.load(found, storage_reader=HuggingFaceStorageReader(folder))
+for name, tensor in found.items():
+    tensor = tensor.full_tensor() if tensor.dim() else tensor
+    assert torch.equal(tensor, wanted[name]), name
+dist.destroy_process_group()
+print("equal", rank)
+"""
+
+
+def test_three_ranks_of_torch_load_their_parts(
+    resumed: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path, warm_python: WarmPython
+) -> None:
+    dump, wanted = resumed
+    (whole,) = dump.parents[1].glob("resumed-*.safetensors")
+    words = [*warm_python.words, "-c", RANK, dump, whole, tmp_path / "store"]
+    ranks = [
+        subprocess.Popen(
+            [*words, str(rank), "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(3)
+    ]
+    try:
+        said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [out for out, _ in said] == [f"equal {rank}\n" for rank in range(3)], said
+    assert len(wanted) == 4 * 4
+
+
+def test_it_is_merged_into_one_file(
+    resumed: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    dump, wanted = resumed
+    assert run(["checkpoints", "merge", str(dump), "-o", str(tmp_path / "all")]) == 0
+    same(load_file(tmp_path / "all"), wanted)
+
+
+def test_a_lost_part_is_named(copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = manifest.read(copied)
+    file = next(one.file for one in made.shards if one.variant == 1)
+    (copied / file).unlink()
+    assert run(["checkpoints", "verify", str(copied)]) == 1
+    assert f"damaged: dump: {file} is missing" in capfd.readouterr().out
+    manifest.write(
+        copied,
+        made._replace(
+            shards=tuple(one for one in made.shards if one.file != file), holders=made.holders[:1]
+        ),
+    )
+    assert run(["checkpoints", "verify", str(copied)]) == 1
+    assert "it does not hold a whole state: parts of model.0." in capfd.readouterr().out
+
+
+def test_a_flipped_bit_is_named(copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = next(one.file for one in manifest.read(copied).shards if one.variant == 1)
+    flipped(copied / file)
+    assert run(["checkpoints", "verify", str(copied)]) == 1
+    assert f"{file} was altered (its checksum differs)" in capfd.readouterr().out
+    assert run(["checkpoints", "merge", str(copied), "-o", str(copied.parent / "all")]) == 1
+    assert not (copied.parent / "all").exists()
+
+
+@pytest.mark.parametrize("way", ["--integrated", "--split", "--async"])
+def test_checkpoints_of_groups_are_read_and_resumed_from(launcher: Launcher, way: str) -> None:
+    folder = launcher.tmp / f"periodic{way}"
+    folder.mkdir()
+
+    def train(*words: object) -> dict[str, torch.Tensor]:
+        job = launcher.start(
+            "--worker_num=4",
+            *words,
+            SCRIPT,
+            STEPS,
+            "--every=4",
+            way,
+            log_dir=folder / "logs",
+            cwd=folder,
+            XDG_STATE_HOME=str(folder / "state"),
+        )
+        ended = job.wait()
+        assert ended.code == 0, ended
+        assert "no merged file" not in ended.err
+        return load_file(folder / "end.safetensors")
+
+    wanted = train()
+    newest = folder / f"periodic/hsdp-1_{STEPS}"
+    made = manifest.read(newest)
+    assert made.holders == ((0, 2), (1, 3))
+    assert manifest.verify(newest, made) == []
+    writers = [one.rank for one in made.shards if one.kind == "replicated"]
+    assert writers == ([0, 1, 2, 3] if way == "--split" else [0, 1])
+    found = {name: torch.full_like(each, 7.0) for name, each in wanted.items()}
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(str(newest)), no_dist=True)
+    same(found, wanted)
+    merged = newest / f"{newest.name}.safetensors"
+    assert merged.is_file() == (way == "--integrated")
+    if way == "--integrated":
+        same(load_file(merged), wanted)
+    earlier = folder / "earlier"
+    earlier.mkdir()
+    (folder / "periodic/hsdp-1_4").rename(earlier / "hsdp-1_4")
+    (folder / "end.safetensors").unlink()
+    same(train(f"--resume={earlier}"), wanted)
+    assert (folder / "resumed-4.safetensors").exists()
