@@ -47,7 +47,9 @@ class CheckpointConfig:
             keep_checkpoint_max: keep this many of the newest; 0 or ``None``: see the next argument.
             keep_checkpoint_per_n_minutes: keep one for every n minutes; used only if
                 ``keep_checkpoint_max`` is 0 or ``None``. Without either, one is kept.
-            integrated_save: one rank writes the model for all. ``False``: every rank writes it.
+            integrated_save: one rank writes the model for all; where groups of ranks hold parts of
+                it, one of each group, and their files are merged into one. ``False``: every rank
+                writes what it holds.
             async_save: training continues as soon as the state is copied; "thread" and "process"
                 mean ``True``: the writer is always a process.
             saved_network: refused; register the module that is to be saved.
@@ -59,7 +61,8 @@ class CheckpointConfig:
                 name.
             crc_check: read back and compare what was written before it counts as saved. A
                 checksum is always saved.
-            kwargs: ``remove_redundancy=True``: each rank writes an equal part of the model, once;
+            kwargs: ``remove_redundancy=True``: each rank writes an equal part of the model, or of
+                what its group holds, once;
                 ``format``: "safetensors" only.
 
         Raises:

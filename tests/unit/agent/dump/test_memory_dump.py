@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import json
 import os
 from pathlib import Path
 
@@ -331,3 +332,22 @@ def test_the_next_checkpoint_replaces_the_last(desk):
         desk.saving.hear(written(desk.save()[0].folder, 0))
         desk.commit()
     assert files() == 4
+
+
+def test_a_dump_that_lacks_a_part_of_a_tensor_is_refused_for_what_it_lacks(desk, tmp_path):
+    desk.save(place=0)
+    desk.files.work()
+    place = {"w": {"saved_offsets": [0], "global_shape": [8], "distributed": True}}
+    head = safetensors_file.header(
+        [Entry("w", "U8", (4,), 4)], {"DCP_SHARDING_INFO": json.dumps(place)}
+    )
+    folder, file = Path(dict(desk.lines.sent)[0].folder), DumpLayout.shard(0, 1, 5)
+    (folder / file).parent.mkdir(exist_ok=True)
+    done = safetensors_file.write(folder / file, head, [bytes(4)], lambda _: None)
+    desk.saving.hear(protocol.Written(0, 0, 1, file, done.nbytes, done.sha256, "d"))
+    desk.posted.clear()
+    desk.saving.commit(do.CommitDump(1, STEP, 0, ((0,),), (), "why", holders=((0, 1, 2),)))
+    desk.files.work()
+    (event,) = desk.posted
+    assert event == ev.CommitFailed(1, "parts of w are missing", is_place=False, is_state=True)
+    assert [path.name for path in (tmp_path / "ckpt").iterdir()] == [folder.name]
