@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
-from operator import add, gt
+from operator import add, gt, sub
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,13 +89,16 @@ def joined(
         files: with their headers.
         has_replicas: the same part in two files is the same state, as a manifest promises; else
             it is an error.
-        others: those of the files whose tensors belong to other ranks, but for distributed ones.
+        others: those of the files whose tensors belong to other ranks, but for distributed ones;
+            of these what the other files have is taken from them.
         only: names of the tensors that are wanted; ``None``: all.
 
     Raises:
         ValueError: parts of the tensor that it names are missing or do not fit each other.
     """
-    found = _found(files, others, only)
+    found = _found(sorted(files, key=lambda each: each[0] in others), others, only)
+    if others:
+        found = {name: _without_other(parts, others) for name, parts in found.items()}
     return {name: _whole(name, parts, has_replicas=has_replicas) for name, parts in found.items()}
 
 
@@ -179,6 +182,25 @@ def places_in(path: Path, header: Header) -> Mapping[str, Any]:
     if not isinstance(places, dict):
         raise ValueError(f"the {SHARDING} of {path} is not a JSON object")  # noqa: TRY004
     return places
+
+
+def _without_other(found: Sequence[_FilePart], others: Collection[Path]) -> list[_FilePart]:
+    """Without parts of other ranks of what is there already: another tensor may have this name."""
+    mine = [each.part for each in found if each.part.path not in others]
+    if not mine or len({len(each.part.shape) for each in found}) > 1:
+        return list(found)
+    start = tuple(map(min, zip(*(part.offsets for part in mine), strict=True)))
+    ends = (map(add, part.offsets, part.shape) for part in mine)
+    shape = tuple(map(sub, map(max, zip(*ends, strict=True)), start))
+    if math.prod(shape) != sum(math.prod(part.shape) for part in mine):
+        return list(found)  # they are not all of a box
+    return [
+        each
+        for each in found
+        if each.part.path not in others
+        or (clip := _clip(each.part, start, shape)) is None
+        or clip[0].shape != each.part.shape
+    ]
 
 
 def _part(entry: Entry, path: Path, at: int, places: Mapping[str, Any]) -> _FilePart:

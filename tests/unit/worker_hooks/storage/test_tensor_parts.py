@@ -203,3 +203,26 @@ def test_the_rooms_need_no_torch():
         cwd=Path(__file__).parents[4],
     )  # fmt: skip
     assert done.stdout == "False False\n"
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_parts_of_another_tensor_of_that_name_are_not_taken(tmp_path, splits):
+    """As in two stages of a pipeline, each of which is cut over ranks."""
+
+    def part(name, at, data):
+        place = {"saved_offsets": [at], "global_shape": [4], "distributed": True}
+        told = {"DCP_SHARDING_INFO": json.dumps({"w": place})}
+        path = tmp_path / name
+        path.write_bytes(header([Entry("w", "U8", (len(data),), len(data))], told) + data)
+        return path, read_header(path)
+
+    stage = [part("0", 0, b"ab"), part("1", 2, b"cd")]
+    mine = [part("2", 2, b"CD")] if splits == 1 else [part("2", 2, b"C"), part("3", 3, b"D")]
+    other = part("4", 0, b"AB")
+    files = [*stage, *mine, other]
+    others = {path for path, _ in (*stage, other)}
+    whole = joined(files, has_replicas=True, others=others)["w"]
+    read = b""
+    for path, at, nbytes in runs(whole, Block((2,), (2,))):
+        read += path.read_bytes()[at : at + nbytes]
+    assert read == b"CD"
