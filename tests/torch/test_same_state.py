@@ -71,7 +71,7 @@ def undisturbed(launcher: Launcher, warm_python: WarmPython) -> Undisturbed:
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks"), [("tensor_parallel", 2), ("copies", 4), ("fsdp1", 2), ("fsdp1_orig", 4)]
+    ("kind", "ranks"), [("tensor_parallel", 2), ("fsdp1", 2), ("fsdp1_orig", 4)]
 )
 def test_parts_of_the_ranks_are_not_mixed_up(
     launcher: Launcher, undisturbed: Undisturbed, kind: str, ranks: int
@@ -86,6 +86,25 @@ def test_parts_of_the_ranks_are_not_mixed_up(
     assert "corrupts data" not in said
     (again,) = of(job, "StartAttempt")[1:]
     assert "resume" not in again or again["resume"] is None
+    assert not of(job, "ReplaceRanks")
+
+
+def test_parts_with_replicas_are_saved_by_one_rank_of_each_group(
+    launcher: Launcher, undisturbed: Undisturbed
+) -> None:
+    expected = undisturbed("copies", 4)
+    job, folder = started(launcher, "copies", 4, "copies", STEPS, faults=KILL)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert weights(folder, "copies", 4) == expected
+    said = ended.err
+    told = "partly protected: the state is cut into 2 parts, each held by a replica group (ranks 0, 2; "
+    assert said.index(told) < said.index("rank 1 was killed by SIGKILL"), said
+    (again,) = of(job, "StartAttempt")[1:]
+    assert again["resume"]
+    made = manifest.read(Path(again["resume"]))
+    assert made.holders == ((0, 2), (1, 3))
+    assert {one.rank for one in made.shards if one.variant == 1 and one.kind == "replicated"} == {3}
     assert not of(job, "ReplaceRanks")
 
 
@@ -200,20 +219,15 @@ def test_what_is_sharded_within_train_is_said_before_a_death(
     assert said.index("not protected: model.0.weight is replaced in the model") < said.index("SIGK")
     assert not of(job, "ReplaceRanks")
     assert "resume" not in (again := of(job, "StartAttempt")[-1]) or again["resume"] is None
-    if kind == "tp_inside":  # its checkpoint is refused
-        assert ended.code == 1, ended
-        assert "it is a DTensor, which keeps its elements elsewhere" in said
-        assert not [*folder.glob("periodic/*/manifest.json")]
-    else:
-        assert ended.code == 0, ended
-        trained = {"fsdp1_inside": "fsdp1"}.get(kind, kind)  # the same in the same place
-        assert weights(folder, kind, 2) == undisturbed(trained, 2)
+    assert ended.code == 0, ended
+    trained = {"fsdp1_inside": "fsdp1"}.get(kind, kind)  # the same in the same place
+    assert weights(folder, kind, 2) == undisturbed(trained, 2)
 
 
-def test_what_is_sharded_before_is_refused(launcher: Launcher, warm_python: WarmPython) -> None:
+def test_what_is_sharded_before_is_taken_but_for_odd_optimizers(
+    launcher: Launcher, warm_python: WarmPython
+) -> None:
     for said in warm_python.train(launcher.tmp / "before", 2, SCRIPT, "refused", 1):
         told = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
-        dtensor = "cannot be saved: it is a DTensor, which keeps its elements elsewhere"
-        for kind in ("fsdp2", "hsdp", "tp"):
-            assert told[kind] == f"tensor 'model.0.weight' {dtensor}"
+        assert told.keys().isdisjoint({"fsdp2", "hsdp", "tp"})
         assert told["zero"].startswith("optimizer cannot be saved: reading its state: ")
