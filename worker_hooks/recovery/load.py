@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from worker_hooks.state.mismatch import listed
-from worker_hooks.state.registry import Piece, boxes_of, restore_alike
+from worker_hooks.state.registry import Piece, boxes_of, cut_as_now, restore_alike
+from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.commit import EARLY_BUFFERS
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.memory_dump import HERE, HeldDump
+from worker_hooks.storage.one_state import why_not_one
 from worker_hooks.storage.shard_file import OBJECTS, REST
 from worker_hooks.storage.tensor_parts import Block, JoinedTensor, joined, runs
 from worker_hooks.tensors import state_json
@@ -85,6 +87,11 @@ class Tensors(Mapping[str, Tensor]):
     ) -> None:
         self._stored = stored
         self._boxes = boxes
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of the whole tensor; that of a number, if there is none."""
+        whole = self._stored.get(name)
+        return () if whole is None else whole.entry.shape
 
     def cut(self, boxes: Mapping[str, Box]) -> Tensors:
         """The same, but only these boxes of some of the tensors."""
@@ -207,6 +214,25 @@ def open_dump(folder: Path, manifest: Manifest, variant: int = 0) -> LoadedState
     return LoadedState(folder, manifest, Tensors(stored), values, metadata)
 
 
+def variant_for(folder: Path, manifest: Manifest, rank: int, world_size: int) -> int:
+    """Which variant of the state a rank resumes from.
+
+    Of groups that make up one state any one does: what is distributed is read from all of them.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: none is this rank's; the message says why.
+    """
+    if manifest.is_disputed or not manifest.holders or manifest.world_size == world_size:
+        return manifests.variant_of(manifest, rank, world_size)
+    if why := why_not_one(manifests.files_by_group(folder, manifest)):
+        raise ValueError(
+            f"each of {manifest.world_size} ranks saved its own part of the state, and {why}: "
+            f"{world_size} ranks cannot resume from it"
+        )
+    return 0
+
+
 def restore(
     pieces: Sequence[Piece],
     saved: LoadedState,
@@ -232,10 +258,7 @@ def restore(
         ValueError: it does not fit what is registered; the message names everything that does not.
     """
     names = {piece.name for piece in pieces}
-    boxes: dict[str, Box] = {}
-    for piece in pieces:
-        boxes |= boxes_of(piece, saved.values.get(piece.name))
-    saved = saved._replace(tensors=saved.tensors.cut(boxes))
+    saved = _cut_as_now(pieces, saved)
     found, unlike = [], dict[str, Mapping[str, Tensor]]()
     if missing := names - saved.values.keys():
         found.append(f"it has no {listed(missing)}")
@@ -259,6 +282,16 @@ def restore(
         live = piece.tensors() if is_live else {}
         piece.restore(_LiveOrSaved(live, saved.tensors), saved.values[piece.name])
     return frozenset(unlike)
+
+
+def _cut_as_now(pieces: Sequence[Piece], saved: LoadedState) -> LoadedState:
+    """The state with this rank's parts of distributed tensors."""
+    values, boxes = dict(saved.values), dict[str, Box]()
+    for piece in pieces:
+        if piece.name in values:
+            values[piece.name] = cut_as_now(piece, values[piece.name], saved.tensors.shape_of)
+        boxes |= boxes_of(piece, values.get(piece.name))
+    return saved._replace(tensors=saved.tensors.cut(boxes), values=values)
 
 
 class _LiveOrSaved(Mapping[str, Tensor]):

@@ -146,7 +146,7 @@ def restore_replicated(
     if manifests.is_in_memory(folder):
         saved = load.open_in_memory(folder.parent, manifest)
     else:
-        variant = manifests.variant_of(manifest, env.rank, env.world_size)
+        variant = load.variant_for(folder, manifest, env.rank, env.world_size)
         saved = load.open_dump(folder, _without_damaged_models(folder, manifest), variant)
     manifest = saved.manifest
     _forget_gradients(pieces)

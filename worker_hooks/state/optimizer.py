@@ -6,7 +6,7 @@ of the commit. Schedulers and scripts may change a group's values at any time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from worker_hooks.state.mismatch import missing
 from worker_hooks.state.snapshot import FIXED, copied, is_constant
 from worker_hooks.tensors import placements, state_json
-from worker_hooks.tensors.placements import Distributed, SavedPart
+from worker_hooks.tensors.placements import Distributed, SavedPart, SavedPlacements
 from worker_hooks.tensors.state_json import Json
 
 _PARAMS = itemgetter("params")
@@ -147,6 +147,34 @@ class OptimizerPiece:
         ``load_state_dict`` is not used because it casts the state to the parameters' dtype.
         """
         self._restore(tensors, value, state_json.decode(value["groups"], tensors))
+
+    def cut_as_now(self, value: Json, shape_of: Callable[[str], tuple[int, ...]]) -> Json:
+        """A saved value whose tensors are cut as the parameters are in this process.
+
+        Args:
+            value: of :meth:`encode`, perhaps on another mesh, or on none.
+            shape_of: returns the shape of a whole saved tensor.
+        """
+        parameters, of = self._parameters(), value["state"]["of"]
+        is_cut = any(map(placements.is_distributed, parameters))
+        if not is_cut and not state_json.boxes_in(of):
+            return value
+
+        def cut(text: str, held: Json) -> Json:
+            like = parameters[int(text)] if int(text) < len(parameters) else None
+
+            def place_of(name: str, was: SavedPlacements | None) -> SavedPlacements | None:
+                if not placements.is_distributed(like):
+                    return None
+                if was is not None and placements.is_of_mesh(was, like):
+                    return was
+                is_alike = shape_of(name) == tuple(getattr(like, "shape", ()))
+                return placements.save_placements(name, like) if is_alike else was
+
+            return state_json.with_places(held, place_of)
+
+        now = {text: cut(text, held) for text, held in of.items()}
+        return {**value, "state": {**value["state"], "of": now}}
 
     def _restore(
         self, tensors: Mapping[str, Tensor], value: Json, decoded: list[dict[str, Any]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -111,6 +111,17 @@ def live_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     and the tensors of large registered objects. Not modules' buffers, which are the rank's own.
     """
     return {name: each for piece in pieces for name, each in piece.tensors().items()}
+
+
+def cut_as_now(piece: Piece, value: Json, shape_of: Callable[[str], tuple[int, ...]]) -> Json:
+    """A piece's saved value, whose parts of distributed tensors are this rank's by now.
+
+    Args:
+        piece: one that is registered.
+        value: its state as JSON, as another rank saved it, perhaps.
+        shape_of: returns the shape of a whole saved tensor.
+    """
+    return piece.cut_as_now(value, shape_of) if isinstance(piece, OptimizerPiece) else value
 
 
 def scripts_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:

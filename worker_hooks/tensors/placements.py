@@ -222,6 +222,16 @@ def save_placements(name: str, tensor: Any) -> SavedPlacements:
     return SavedPlacements(whole, offset, size, list(tensor.stride()), kinds)
 
 
+def is_of_mesh(saved: SavedPlacements, like: Any) -> bool:
+    """Whether a saved part is what its placements give this rank on another tensor's mesh."""
+    mesh = like.device_mesh
+    if len(saved.placements) != mesh.ndim:
+        return False
+    spans = spans_of(saved.shape, mesh.shape, mesh.get_coordinate(), _placements(saved))
+    found = [(one[0][0], one[0][1] - one[0][0]) for one in spans]
+    return found == list(zip(saved.offset, saved.size, strict=True))
+
+
 def restored(part: SavedPart, like: Any) -> Tensor:
     """A distributed tensor again.
 
@@ -232,22 +242,28 @@ def restored(part: SavedPart, like: Any) -> Tensor:
     Raises:
         ValueError: this version of torch does not know these placements.
     """
-    from torch.distributed.tensor import DTensor, placement_types
+    from torch.distributed.tensor import DTensor
 
     tensor, saved = part
-    placements = []
-    for kind, dim, factor in saved.placements:
-        make = getattr(placement_types, kind, None)
-        if make is None:
-            raise ValueError(f"torch knows no placement {kind}")
-        named = {"dim": dim, "split_factor": factor}
-        placements.append(make(**{key: each for key, each in named.items() if each is not None}))
     whole: Tensor = DTensor.from_local(
         tensor,
         like.device_mesh,
-        placements,
+        _placements(saved),
         run_check=False,
         shape=torch.Size(saved.shape),
         stride=tuple(saved.stride),
     )
     return whole
+
+
+def _placements(saved: SavedPlacements) -> list[Any]:
+    from torch.distributed.tensor import placement_types
+
+    found = []
+    for kind, dim, factor in saved.placements:
+        make = getattr(placement_types, kind, None)
+        if make is None:
+            raise ValueError(f"torch knows no placement {kind}")
+        named = {"dim": dim, "split_factor": factor}
+        found.append(make(**{key: each for key, each in named.items() if each is not None}))
+    return found

@@ -285,6 +285,29 @@ def boxes_in(value: Json) -> dict[str, Box]:
     return {name: box for each in nested for name, box in boxes_in(each).items()}
 
 
+def with_places(
+    value: Json, place_of: Callable[[str, SavedPlacements | None], SavedPlacements | None]
+) -> Json:
+    """The same with other parts of distributed tensors.
+
+    Args:
+        value: encoded.
+        place_of: given a tensor's name and which part of it is named (``None``: it is whole),
+            returns which one is to be.
+    """
+    if isinstance(value, list):
+        return [with_places(each, place_of) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(_KIND)
+    if kind not in {"part", "tensor"}:
+        return {key: with_places(each, place_of) for key, each in value.items()}
+    tensor = value["v"] if kind == "part" else value
+    was = SavedPlacements(*value["of"]) if kind == "part" else None
+    place = place_of(tensor["v"], was)
+    return tensor if place is None else {_KIND: "part", "v": tensor, "of": list(place)}
+
+
 def without_places(value: Json) -> Json:
     """The same without what differs between ranks that hold parts of one distributed tensor."""
     if isinstance(value, list):
