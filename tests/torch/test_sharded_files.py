@@ -122,6 +122,28 @@ def test_three_ranks_of_torch_load_their_parts(
     assert len(wanted) == 4 * 4
 
 
+@pytest.mark.parametrize(("ranks", "copies"), [(4, 1), (3, 1), (2, 2), (1, 0)])
+def test_other_ranks_resume_from_it(
+    resumed: tuple[Path, dict[str, torch.Tensor]],
+    launcher: Launcher,
+    tmp_path: Path,
+    ranks: int,
+    copies: int,
+) -> None:
+    dump, wanted = resumed
+    job = launcher.start(
+        f"--worker_num={ranks}",
+        f"--resume={dump}",
+        *(SCRIPT, STEPS, f"--copies={copies}"),
+        cwd=tmp_path,
+        XDG_STATE_HOME=str(tmp_path / "state"),
+    )
+    ended = job.wait()
+    assert ended.code == 0, ended
+    (found,) = tmp_path.glob("resumed-*.safetensors")
+    same(load_file(found), wanted)
+
+
 def test_it_is_merged_into_one_file(
     resumed: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:

@@ -1,7 +1,8 @@
 """A training whose weights are cut over two ranks and held twice, by `fully_shard` over a mesh of 2 x 2.
 
 `train_hsdp.py STEPS`. `--die RANK STEP`: in that step of the first attempt this rank kills itself; `--every N`: a
-checkpoint, `--integrated`, `--split`, `--async`: how. Whenever it resumes, rank 0 writes the complete state to
+checkpoint, `--integrated`, `--split`, `--async`: how. `--copies N`: how often they are held; 0: each rank holds all,
+and trains by itself. Whenever it resumes, rank 0 writes the complete state to
 `resumed-{STEP}.safetensors`, as torch itself puts it together, and at its end to `end.safetensors`.
 """
 
@@ -24,6 +25,7 @@ parser.add_argument("--every", type=int, default=0)
 parser.add_argument("--integrated", action="store_true")
 parser.add_argument("--split", action="store_true")
 parser.add_argument("--async", action="store_true", dest="is_async")
+parser.add_argument("--copies", type=int)
 options, _ = parser.parse_known_args()
 ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
 
@@ -32,9 +34,12 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(1)
 net = nn.Sequential(nn.Linear(8, 17), nn.Tanh(), nn.Linear(17, 4))  # 17: not the same on all
-mesh = dist.init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("copies", "parts"))
-fully_shard(net[0], mesh=mesh)
-fully_shard(net, mesh=mesh)
+copies = world // 2 if options.copies is None else options.copies
+if copies:
+    shape = copies, world // copies
+    mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("copies", "parts"))
+    fully_shard(net[0], mesh=mesh)
+    fully_shard(net, mesh=mesh)
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 checkpoints = []
 if options.every:
