@@ -194,7 +194,7 @@ def pack(value: Any, name: str) -> Packed:
     if is_floats(value):
         return _packed_floats(value, name)
     if isinstance(value, Tensor):
-        _tensor_bytes(value)  # raises if it is large
+        _tensor_bytes(value, name)  # raises if it is large
     found, tensors = state_json.encode(value, name)
     if sum(tensor.nbytes for tensor in tensors.values()) > LARGE_BYTES:
         raise LargeValueError(f"{name} has large tensors")
@@ -272,7 +272,7 @@ def _tensors(entries: Iterable[Entry], content: bytes) -> dict[str, Tensor]:
     return found
 
 
-def _tensor_bytes(tensor: Tensor) -> bytes:
+def _tensor_bytes(tensor: Tensor, name: str = "value") -> bytes:
     """What version counters do not see is seen in a small tensor of host memory."""
     if tensor.nbytes > LARGE_BYTES:
         raise LargeValueError(f"{tensor.nbytes} bytes")
@@ -280,6 +280,7 @@ def _tensor_bytes(tensor: Tensor) -> bytes:
         return b""
     if type(tensor) is Tensor and tensor.is_contiguous() and not tensor.is_neg():  # faster
         return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+    entry_of(name, tensor)  # raises if it has no memory of its own, as a DTensor
     return bytes(to_bytes(tensor))
 
 

@@ -97,6 +97,27 @@ def test_what_is_no_value_is_refused_by_name(value):
         values.check_own(value, "state.own.it")
 
 
+class KeptElsewhere(torch.Tensor):
+    """As DTensor: its own memory is at address 0."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (), dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return cls() if "detach" in func.__name__ or "alias" in func.__name__ else NotImplemented
+
+
+@pytest.mark.parametrize("value", [KeptElsewhere(), [KeptElsewhere()]], ids=["bare", "in a list"])
+@pytest.mark.parametrize("look", [values.mark, lambda value: values.pack(value, "it")])
+def test_a_tensor_that_keeps_its_elements_elsewhere_is_refused_unread(look, value):
+    with pytest.raises(TypeError, match="keeps its elements elsewhere"):
+        look(value)
+
+
 def test_a_container_of_parameters_is_no_value():
     with pytest.raises(TypeError):
         values.check({"params": [torch.nn.Parameter(torch.zeros(1))]})
