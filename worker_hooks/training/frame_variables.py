@@ -394,11 +394,19 @@ def _kept_fixed(value: Any, kind: type) -> Kept | None:
 def _is_same(value: Any, kept: Kept) -> bool:
     """Whether a container holds what was kept of it."""
     try:
-        if value != kept.value:
+        if not _is_plain(value) or value != kept.value:
             return False
         return not isinstance(value, dict) or list(value) == list(kept.value)
-    except (RuntimeError, ValueError):  # there are arrays in it by now
+    except (RuntimeError, ValueError):  # a thread changes it; or it contains itself
         return False
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether there are no tensors in a container: to compare a DTensor may be a collective."""
+    inside = value.values() if type(value) in MAPPINGS else value
+    return all(
+        type(each) in FIXED or (type(each) in _CONTAINERS and _is_plain(each)) for each in inside
+    )
 
 
 def is_function(frame: FrameType) -> bool:

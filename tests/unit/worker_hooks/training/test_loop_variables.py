@@ -205,6 +205,30 @@ def test_of_a_loop_without_batches_all_that_is_carried_is_named():
     assert told[1] == []
 
 
+class Sum(torch.Tensor):
+    """As a DTensor that is a sum over ranks: to compare it is a collective."""
+
+    asked = 0
+
+    def __eq__(self, other):
+        Sum.asked += 1
+        return torch.tensor(False)
+
+    __hash__ = torch.Tensor.__hash__
+
+
+def test_a_tensor_that_takes_the_place_of_a_number_in_a_container_is_not_compared():
+    def train(variables):
+        norms, meters = [0.0], {"norm": {"last": 0.0}}
+        for number in around(variables):
+            norms[0] = torch.tensor(0.0).as_subclass(Sum) if number > 1 else number / 2
+            meters["norm"]["last"] = norms[0]
+        return norms, meters
+
+    train(LoopVariables(nothing_registered))
+    assert Sum.asked == 0
+
+
 def test_a_batch_that_is_fetched_ahead_is_kept():
     def train(variables, saved=None):
         x, mean = torch.zeros(64, 300), 0.0
