@@ -128,7 +128,13 @@ def scripts_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     """The same as the script has them: a distributed parameter, not this rank's part of it."""
     found: dict[str, Tensor] = {}
     for piece in pieces:
-        found |= piece.parameters() if isinstance(piece, ModulePiece) else piece.tensors()
+        match piece:
+            case ModulePiece():
+                found |= piece.parameters()
+            case TensorPiece():
+                found[piece.name] = piece.tensor
+            case _:
+                found |= piece.tensors()
     return found
 
 

@@ -7,12 +7,14 @@ import warnings
 
 import pytest
 import torch
+from support.meshes import mesh_seen_by
 from support.pieces import OPTIMIZERS, groups, move, net, put, same, saved, step, trained
 from torch import nn
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import lr_scheduler as lrs
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
-from worker_hooks.state.registry import pieces_of
+from worker_hooks.state.registry import boxes_of, pieces_of, scripts_tensors
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
@@ -268,6 +270,24 @@ def test_what_every_commit_costs():
     assert (
         min(timeit.repeat(commit, number=200, repeat=20)) / 200 < 60e-6
     )  # 8 us when nobody else runs
+
+
+def test_of_a_distributed_tensor_the_part_of_this_rank_comes_back():
+    """As of an average of distributed weights."""
+    with mesh_seen_by(1) as mesh:
+        ema, other = (
+            [DTensor.from_local(torch.full((2, 3), n), mesh, [Shard(0)], run_check=False)]
+            for n in (3.0, 0.0)
+        )
+        (piece,) = pieces_of({"ema": ema})
+        value, _ = piece.encode(piece.snapshot())
+        assert boxes_of(piece, value) == {"ema.0": ((4, 3), (2, 0), (2, 3))}
+        assert scripts_tensors([piece])["ema.0"] is ema[0]
+        before = piece.marks()
+        ema[0].mul_(2)
+        assert piece.marks() != before
+        move({"ema": ema}, {"ema": other})
+        assert other[0].to_local().eq(6).all()
 
 
 def test_an_average_of_the_model_comes_back():
