@@ -199,7 +199,7 @@ class ScriptValues:
         self._recent += changed
         names = {each.name for each in changed}
         if is_commit and self._is_under_way:
-            self.late |= names
+            self.late |= names - self.large  # nobody asks for what begins anew in any case
         if not is_commit and self._is_settled:
             self._is_settled, self._is_stale = False, True
         self._is_under_way, self._changed = not is_commit, names
@@ -487,7 +487,11 @@ class ScriptValues:
             variable.pack()
         if variable.is_large and variable.name not in self.large:
             self.large.add(variable.name)
-            log.warning(TOO_LARGE, variable.name, values.LARGE_BYTES >> 10, values.LARGE_TENSORS)
+            if variable.is_distributed:
+                log.warning(DISTRIBUTED, variable.name)
+            else:
+                sizes = values.LARGE_BYTES >> 10, values.LARGE_TENSORS
+                log.warning(TOO_LARGE, variable.name, *sizes)
 
 
 LACKS_CHANGE = (
@@ -506,6 +510,10 @@ TOO_LARGE = (
     "%s changes while training and is larger than %d KiB, or has more than %d tensors: it begins "
     "anew after a replacement or resume; give it to TrainState(...) as a tensor or with "
     "state_dict and load_state_dict"
+)
+DISTRIBUTED = (
+    "%s changes while training and is, or holds, a DTensor, of which nothing is kept: it begins anew "
+    "after a replacement or resume; give it to TrainState(...), or keep its full_tensor() or a number"
 )
 
 

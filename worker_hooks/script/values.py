@@ -23,6 +23,7 @@ from worker_hooks.rng.generators import stream_of
 from worker_hooks.script import growing
 from worker_hooks.script.growing import MAPPINGS, PLAIN
 from worker_hooks.tensors import state_json
+from worker_hooks.tensors.placements import is_distributed
 from worker_hooks.tensors.tensor_bytes import entry_of, from_bytes, to_bytes
 
 FIXED = growing.FIXED | {torch.dtype, torch.device}
@@ -37,6 +38,10 @@ _KIND = "$"  # beside state_json's kinds: values that are only bytes
 
 class LargeValueError(ValueError):
     """The value is too large to be saved at each commit."""
+
+
+class DistributedValueError(LargeValueError):
+    """There is a DTensor in the value: its elements are with other ranks, which nobody asks."""
 
 
 class Packed(NamedTuple):
@@ -194,7 +199,8 @@ def pack(value: Any, name: str) -> Packed:
     if is_floats(value):
         return _packed_floats(value, name)
     if isinstance(value, Tensor):
-        _tensor_bytes(value, name)  # raises if it is large
+        entry_of(name, value)  # raises if it cannot be saved, or, next, if it is large
+        _tensor_bytes(value)
     found, tensors = state_json.encode(value, name)
     if sum(tensor.nbytes for tensor in tensors.values()) > LARGE_BYTES:
         raise LargeValueError(f"{name} has large tensors")
@@ -272,15 +278,17 @@ def _tensors(entries: Iterable[Entry], content: bytes) -> dict[str, Tensor]:
     return found
 
 
-def _tensor_bytes(tensor: Tensor, name: str = "value") -> bytes:
+def _tensor_bytes(tensor: Tensor) -> bytes:
     """What version counters do not see is seen in a small tensor of host memory."""
+    if is_distributed(tensor):
+        raise DistributedValueError("a DTensor")
     if tensor.nbytes > LARGE_BYTES:
         raise LargeValueError(f"{tensor.nbytes} bytes")
     if not tensor.is_cpu:
         return b""
     if type(tensor) is Tensor and tensor.is_contiguous() and not tensor.is_neg():  # faster
         return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
-    entry_of(name, tensor)  # raises if it has no memory of its own, as a DTensor
+    entry_of("value", tensor)  # raises if it has no memory of its own
     return bytes(to_bytes(tensor))
 
 

@@ -32,7 +32,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from worker_hooks.script import values
 from worker_hooks.script.growing import GrowingText, is_growing
 from worker_hooks.script.library import is_library
-from worker_hooks.script.values import LargeValueError, Packed
+from worker_hooks.script.values import DistributedValueError, LargeValueError, Packed
 
 _OURS = {"worker_hooks", "msrun", "agent"}
 _DEPTH = 3  # objects within objects
@@ -40,7 +40,7 @@ TOUCHED = 1
 """The checksum of a value that has changed and is not saved; 0: it has not."""
 
 _NONE: Any = object()  # no value
-_OUTLINED = 1000  # items of a large dict that are looked at
+_OUTLINED = 1000  # items of a large dict, or tensors of a list, that are looked at
 CONTENTS = attrgetter("cell_contents")
 _CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, torch.nn.Module)
 
@@ -107,6 +107,7 @@ class Variable:
         "growing",
         "holder",
         "initial",
+        "is_distributed",
         "is_fixed",
         "is_large",
         "key",
@@ -123,6 +124,7 @@ class Variable:
         self.mark: Any = None  # None: not a value that can be saved
         self.is_fixed = True  # no change without another object
         self.is_large = False
+        self.is_distributed = False  # that is why it is taken as large
         self.packed: Packed | None = None
         self.growing: GrowingText | None = None  # what packs it, if it is long
         self.checksum = 0  # of that
@@ -154,8 +156,9 @@ class Variable:
             if not is_same:
                 values.check(value, excluded)
             self.mark = values.mark(value)
-        except LargeValueError:
+        except LargeValueError as error:
             self.mark, self.is_large = _outline(value), True
+            self.is_distributed = isinstance(error, DistributedValueError)
         self.is_fixed = values.is_fixed(value)
         return bool(self.mark != old or self.is_large != was_large)
 
@@ -451,4 +454,7 @@ def _outline(value: Any) -> Any:
         return id(value), 0 if value.is_inference() else value._version  # noqa: SLF001
     if isinstance(value, dict) and len(value) < _OUTLINED:
         return len(value), tuple(map(_outline, value.values()))
+    is_list = type(value) in {list, tuple} and 0 < len(value) < _OUTLINED
+    if is_list and isinstance(value[0], torch.Tensor):  # an average of the weights, say
+        return id(value), tuple(map(_outline, value))
     return (id(value), len(value)) if hasattr(value, "__len__") else id(value)

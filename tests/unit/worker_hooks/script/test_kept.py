@@ -5,6 +5,8 @@ from types import ModuleType
 
 import pytest
 import torch
+from support.meshes import mesh_seen_by
+from torch.distributed.tensor import DTensor, Shard
 
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.script.values import Script
@@ -177,6 +179,24 @@ def test_what_changes_and_is_large_is_said_once(rank, caplog):
         one.shadow.add_(1)
         assert one.commit().record.values == {}
     assert caplog.text.count("shadow changes while training and is larger than 64 KiB") == 1
+
+
+@pytest.mark.parametrize("held", ["bare", "list", "dict"])
+def test_that_a_distributed_value_changes_is_said_once_and_no_step_is_refused_for_it(
+    rank, caplog, held
+):
+    with mesh_seen_by(0) as mesh:
+        norm = DTensor.from_local(torch.zeros(1), mesh, [Shard(0)])
+        one = rank(norm={"bare": norm, "list": [norm], "dict": {"a": norm}}[held])
+        one.under_way()
+        assert one.commit().record.values == {}
+        assert caplog.text == ""
+        for _ in range(3):
+            one.under_way()
+            norm.add_(1)
+            assert one.commit().record.values == {}
+    assert caplog.text.count("norm changes while training and is, or holds, a DTensor") == 1
+    assert one.values.settle()
 
 
 def test_a_name_that_is_ignored_is_left_alone(rank):
