@@ -50,7 +50,10 @@ class Difference(NamedTuple):
             values = ", ".join(f"{text[1:]} on {_listed(ranks)}" for text, ranks in in_order)
             return f"{self.name} differs: {values}"
         if all(text.startswith(PART) for text in self.by_text):
-            return f"{self.name} is cut over " + " and ".join(_listed(one) for _, one in in_order)
+            parts = sorted(self.by_text.values())  # none of them is odd
+            if all(len(part) == 1 for part in parts):
+                return f"{self.name} is cut over {_listed([rank for part in parts for rank in part])}"
+            return f"{self.name} is cut over " + " and ".join(map(_listed, parts))
         if "" in self.by_text:
             lacking = _listed(self.by_text[""])
             return f"{self.name} is not registered on {lacking}"

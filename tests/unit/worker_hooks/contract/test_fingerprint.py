@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker_hooks.contract.fingerprint import MOST, bundled, describe, differences
+from worker_hooks.contract.fingerprint import MOST, PART, bundled, describe, differences
 from worker_hooks.contract.protocol import Fingerprinted
 from worker_hooks.contract.wire import PACKET_BYTES, encode
 
@@ -36,6 +36,14 @@ def test_values_are_said_before_digests_and_suspects_first():
     assert describe(differences(of), {3}).startswith(
         "lr differs: 0.1 on ranks 0, 2, 3, 0.2 on rank 1"
     )
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"), [("0123", "ranks 0, 1, 2, 3"), ("0101", "ranks 0, 2 and ranks 1, 3")]
+)
+def test_of_what_is_cut_the_ranks_are_in_order_as_none_of_them_is_odd(parts, said):
+    of = {rank: {"w": f"{PART}{part}"} for rank, part in enumerate(parts)}
+    assert describe(differences(of)) == f"w is cut over {said}"
 
 
 def test_what_a_rank_lacks_is_said():
