@@ -1,0 +1,92 @@
+"""Weights that are cut over ranks: after a death, or an exit, they are bitwise those of an undisturbed training."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.jobs import WORKERS, Ended, Job, Launcher
+from support.warm_python import WarmPython
+
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
+SCRIPT = WORKERS / "train_sharded.py"
+STEPS, DEATH = 30, 20  # by then the ranks vote on each update
+STYLES = ["hsdp", "tpdp", "fsdp"]
+IN_PAIRS = "partly protected: the state is cut into 2 parts, each held by a replica group (ranks 0, 2; ranks 1, 3)"
+
+Undisturbed = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(launcher: Launcher, warm_python: WarmPython) -> Undisturbed:
+    """The digest of a training of this style that nobody guards or disturbs, which runs once."""
+
+    @functools.cache
+    def digest(style: str) -> str:
+        folder = launcher.tmp / f"{style}-undisturbed"
+        warm_python.train(folder, 4, SCRIPT, style, STEPS)
+        return (folder / f"{style}.sha").read_text()
+
+    return digest
+
+
+def started(launcher: Launcher, name: str, *words: object) -> tuple[Job, Path]:
+    folder = launcher.tmp / name
+    folder.mkdir(exist_ok=True)
+    state = str(folder / "state")
+    return (
+        launcher.start(*words, log_dir=folder / "logs", cwd=folder, XDG_STATE_HOME=state),
+        folder,
+    )
+
+
+def killed(launcher: Launcher, style: str, where: str) -> tuple[Ended, Path]:
+    words = "--worker_num=4", "--max-restarts=1", SCRIPT, style, STEPS
+    job, folder = started(launcher, f"{style}-{where}", *words, "--die", 1, DEATH, where)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    return ended, folder
+
+
+@pytest.mark.parametrize(("where", "saved"), [("backward", DEATH - 1), ("update", DEATH)])
+@pytest.mark.parametrize("style", ["hsdp", "tpdp"])
+def test_where_each_part_is_held_twice_a_death_costs_no_step(
+    launcher: Launcher, undisturbed: Undisturbed, style: str, where: str, saved: int
+) -> None:
+    ended, folder = killed(launcher, style, where)
+    said = ended.err
+    assert said.index(IN_PAIRS) < said.index("rank 1 was killed by SIGKILL"), said
+    assert f"step {saved} saved by ranks " in said
+    assert "1 restart, 0 steps and " in said
+    assert (folder / f"{style}.sha").read_text() == undisturbed(style)
+
+
+def test_where_each_part_is_held_once_a_death_costs_what_was_said_before(
+    launcher: Launcher, undisturbed: Undisturbed
+) -> None:
+    ended, folder = killed(launcher, "fsdp", "backward")
+    said = ended.err
+    warning = said.index("not protected: ")
+    assert warning < said.index(" is cut over ranks 0, 1, 2, 3") < said.index("SIGKILL"), said
+    assert said.index("if a rank dies, training resumes from the newest") < said.index("SIGKILL")
+    assert f"step {DEATH - 1} is not saved: " in said
+    assert (folder / "fsdp.sha").read_text() == undisturbed("fsdp")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_graceful_exit_is_resumed_bitwise(
+    launcher: Launcher, undisturbed: Undisturbed, style: str
+) -> None:
+    words = "--worker_num=4", SCRIPT, style, STEPS, "--pause=0.05"
+    job, folder = started(launcher, f"{style}-left", *words)
+    job.await_lines("step 2\n", 4)
+    job.signal(signal.SIGTERM)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert " saved by ranks " in ended.err
+    ended = started(launcher, f"{style}-left", "--resume")[0].wait()
+    assert ended.code == 0, ended
+    assert (folder / f"{style}.sha").read_text() == undisturbed(style)

@@ -1,0 +1,128 @@
+"""A training whose weights are cut over ranks, with an average of them, as its STYLE says.
+
+`train_sharded.py STYLE STEPS`: `hsdp` and `fsdp`, by `fully_shard` over a mesh of 2 x 2 and of one dimension; `tpdp`,
+two ranks share each layer, and two such pairs the data. `--die RANK STEP WHERE`: in that step of the first attempt
+this rank kills itself, where backward begins or after the first weights of the update; `--pause SECONDS`: in each step.
+At its end rank 0 writes to `STYLE.sha` a digest of the whole weights, of their average and of the sum of all norms.
+"""
+
+import argparse
+import hashlib
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from worker_hooks import TrainState, run
+
+parser = argparse.ArgumentParser()
+parser.add_argument("style", choices=["hsdp", "fsdp", "tpdp"])
+parser.add_argument("steps", type=int)
+parser.add_argument("--die", nargs=3, default=("", "", ""))
+parser.add_argument("--pause", type=float, default=0.0)
+options, _ = parser.parse_known_args()
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(1)
+net = nn.Sequential(nn.Linear(8, 18), nn.Tanh(), nn.Linear(18, 4))
+match options.style:
+    case "hsdp":
+        mesh = dist.init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("copies", "parts"))
+    case "fsdp":
+        mesh = dist.init_device_mesh("cpu", (world,))
+    case "tpdp":
+        mesh = dist.init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("data", "tensor"))
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(net, mesh["tensor"], plan)
+if options.style != "tpdp":
+    fully_shard(net[0], mesh=mesh)
+    fully_shard(net, mesh=mesh)
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=False)
+ema = [each.detach().clone() for each in net.parameters()]
+state = TrainState(model=net, optimizer=optimizer, ema=ema, ckpt_save_path="dumps")
+total_norm = None  # a global that is a DTensor
+
+
+class DeadlyUpdate(TorchDispatchMode):
+    """The process ends when the first weight is another one."""
+
+    changes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        self.changes += function._schema.is_mutable
+        if self.changes == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+
+def dies(where):
+    is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+    return is_first and tuple(options.die) == (str(rank), str(state.step + 1), where)
+
+
+def die_in_backward(gradient):
+    if dies("backward"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return gradient
+
+
+class Steps:
+    """Batches by their number; ranks that share a layer have the same."""
+
+    def __len__(self):
+        return options.steps
+
+    def __iter__(self):
+        for step in range(options.steps):
+            share = mesh.get_local_rank("data") if options.style == "tpdp" else rank
+            generator = torch.Generator().manual_seed(100 * step + share)
+            yield torch.randn(16, 8, generator=generator)
+
+
+def train(state):
+    global total_norm  # noqa: PLW0603
+    norms = 0.0
+    for x in state.batches(Steps()):
+        out = net(x)
+        out.register_hook(die_in_backward)
+        (out - x[:, :4]).square().mean().backward()
+        if options.style == "tpdp":
+            for each in net.parameters():
+                dist.all_reduce(each.grad._local_tensor if isinstance(each.grad, DTensor) else each.grad,
+                                group=mesh.get_group("data"))  # fmt: skip
+        else:
+            total_norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            norms += total_norm.full_tensor().item()
+        if dies("update"):
+            with DeadlyUpdate():
+                optimizer.step()
+        optimizer.step()
+        with torch.no_grad():
+            for mean, each in zip(ema, net.parameters(), strict=True):
+                mean.lerp_(each, 0.1)
+        optimizer.zero_grad()
+        print(f"step {state.step + 1}", flush=True)
+        time.sleep(options.pause)
+    state.finish()
+    return norms
+
+
+norms = run(train, state)
+digest = hashlib.sha256(norms.hex().encode())
+for each in (*net.parameters(), *ema):
+    whole = each.full_tensor() if isinstance(each, DTensor) else each
+    digest.update(whole.detach().contiguous().numpy().tobytes())
+if rank == 0:
+    with open(f"{options.style}.sha", "w") as file:
+        file.write(digest.hexdigest())
+dist.destroy_process_group()
