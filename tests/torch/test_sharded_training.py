@@ -43,9 +43,10 @@ def started(launcher: Launcher, name: str, *words: object) -> tuple[Job, Path]:
     )
 
 
-def killed(launcher: Launcher, style: str, where: str) -> tuple[Ended, Path]:
-    words = "--worker_num=4", "--max-restarts=1", SCRIPT, style, STEPS
-    job, folder = started(launcher, f"{style}-{where}", *words, "--die", 1, DEATH, where)
+def killed(launcher: Launcher, style: str, where: str, *more: str) -> tuple[Ended, Path]:
+    words = "--worker_num=4", "--max-restarts=1", SCRIPT, style, STEPS, *more
+    name = "".join([style, where, *more])
+    job, folder = started(launcher, name, *words, "--die", 1, DEATH, where)
     ended = job.wait()
     assert ended.code == 0, ended
     return ended, folder
@@ -62,6 +63,16 @@ def test_where_each_part_is_held_twice_a_death_costs_no_step(
     assert f"step {saved} saved by ranks " in said
     assert "1 restart, 0 steps and " in said
     assert (folder / f"{style}.sha").read_text() == undisturbed(style)
+
+
+def test_weights_that_change_outside_of_updates_are_saved_as_of_the_commit(
+    launcher: Launcher, warm_python: WarmPython
+) -> None:
+    shrink = f"--shrink={DEATH - 3}"
+    warm_python.train(launcher.tmp / "shrunk", 4, SCRIPT, "hsdp", STEPS, shrink)
+    ended, folder = killed(launcher, "hsdp", "backward", shrink)
+    assert f"step {DEATH - 1} saved by ranks " in ended.err
+    assert (folder / "hsdp.sha").read_text() == (launcher.tmp / "shrunk/hsdp.sha").read_text()
 
 
 def test_where_each_part_is_held_once_a_death_costs_what_was_said_before(

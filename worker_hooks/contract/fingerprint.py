@@ -52,7 +52,7 @@ class Difference(NamedTuple):
         if all(text.startswith(PART) for text in self.by_text):
             parts = sorted(self.by_text.values())  # none of them is odd
             if all(len(part) == 1 for part in parts):
-                return f"{self.name} is cut over {_listed([rank for part in parts for rank in part])}"
+                return f"{self.name} is cut over {_listed(rank for part in parts for rank in part)}"
             return f"{self.name} is cut over " + " and ".join(map(_listed, parts))
         if "" in self.by_text:
             lacking = _listed(self.by_text[""])

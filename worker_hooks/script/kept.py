@@ -512,8 +512,9 @@ TOO_LARGE = (
     "state_dict and load_state_dict"
 )
 DISTRIBUTED = (
-    "%s changes while training and is, or holds, a DTensor, of which nothing is kept: it begins anew "
-    "after a replacement or resume; give it to TrainState(...), or keep its full_tensor() or a number"
+    "%s changes while training and is, or holds, a DTensor, of which nothing is kept: it begins "
+    "anew after a replacement or resume; give it to TrainState(...), or keep its full_tensor() or "
+    "a number"
 )
 
 

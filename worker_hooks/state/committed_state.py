@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import call, ge
 from typing import Any, NamedTuple
 
@@ -28,11 +28,11 @@ from worker_hooks.state.mismatch import listed
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.private import Position, PrivateSource, PrivateState
-from worker_hooks.state.registry import Piece, live_tensors, structures, updated_tensors
+from worker_hooks.state.registry import Piece, cut_of, gradients_of, live_tensors, structures
 from worker_hooks.state.replica import UnreadableState, replica_of
 from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
-from worker_hooks.tensors.placements import distributed, part_of
+from worker_hooks.tensors.placements import part_of
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.shard import Replica, digest
 
@@ -76,7 +76,7 @@ class CommittedState:
         self._readers = [piece.tensors for piece in self.pieces]
         self._markers = [piece.marks for piece in self.pieces]
         self._copiers = [piece.snapshot for piece in self.pieces]
-        self.changes = ChangeObserver(lambda: list(map(call, self._readers)))
+        self.changes = ChangeObserver(self._read_tensors)
         self.settled_position: Callable[[], Position | None] | None = None
         """Returns where in the data a blocked step will be committed; ``None``: something in the
         script has yet to change."""
@@ -98,7 +98,7 @@ class CommittedState:
         self._changes_behind, self._begun = False, 0
         self._registered = structures(self.pieces)
         self._structures = self._registered  # as seen last
-        self.parts: list[torch.Tensor] = []  # whose changes by updates torch does not count
+        self.parts, self._cut = cut_of(())  # torch counts no changes of parts
         self.why_pending = ""
         """Why the newest commit is no place to resume from; empty: it is one."""
 
@@ -193,9 +193,9 @@ class CommittedState:
 
     def commit(self, position: Position) -> None:
         """The step is complete: the state is whole again."""
+        marks = self._read_marks()
         if self.changes.is_open or self.changes.baseline is not None:
             self.changes.step_ends(self._committed_tensors, is_step=bool(position.batch))
-        marks = self._read_marks()
         if position.batch:  # else the changes are not those of a batch's step
             changed = self._changes(marks)
             self._look_behind(marks)
@@ -227,7 +227,7 @@ class CommittedState:
         self.why_pending = ""
         for index in self._trained:
             piece, used = self.pieces[index], self._used.get(index, [])
-            if not self.updates[index] and (now := _gradients(piece)) and now != used:
+            if not self.updates[index] and (now := gradients_of(piece)) and now != used:
                 self.why_pending = PENDING.format(piece.name)
                 if PENDING not in self._warned:
                     self._warned.add(PENDING)
@@ -248,6 +248,7 @@ class CommittedState:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             self.changes.give_up(CAPTURED)
         if self.changes.is_open and self._commit is not None:
+            self._cut.count_on()
             self.changes.update_begins(self._commit.tensors)
 
     def updated(self, index: int) -> None:
@@ -255,7 +256,7 @@ class CommittedState:
         self.updates[index] += 1
         torch.autograd.graph.increment_version(self.parts)
         if len(self._trained) > 1:
-            self._used[index] = _gradients(self.pieces[index])
+            self._used[index] = gradients_of(self.pieces[index])
         self._after = self._read_marks()
         if self.changes.baseline is not None:
             self.changes.updated()
@@ -287,7 +288,7 @@ class CommittedState:
         before, tensors = self._commit, self.changes.commit(self.step)
         if before is None or before.tensors.versions.tensors is not tensors.versions.tensors:
             marks = None  # those that were read are of other tensors
-            self.parts = distributed(updated_tensors(self.pieces)).parts
+            self.parts, self._cut = cut_of(self.pieces)
             pairs = zip(self.pieces, snapshots, strict=True)  # a module may have others inside
             snapshots = tuple(
                 self._snapshot(one) if isinstance(one, ModulePiece) else old for one, old in pairs
@@ -301,7 +302,12 @@ class CommittedState:
             is_as_updated &= not self.private.may_have_late_buffers()
             self.device.committed(self.step, is_as_updated=is_as_updated)
 
+    def _read_tensors(self) -> list[Mapping[str, torch.Tensor]]:
+        self._cut.count_on()  # before their versions are read
+        return list(map(call, self._readers))
+
     def _read_marks(self) -> tuple[Any, ...]:
+        self._cut.count_on()
         try:
             return tuple(map(call, self._markers))
         except Exception:  # noqa: BLE001  the script's own code; find out in which piece
@@ -434,7 +440,7 @@ class CommittedState:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        moved, now = commit.tensors.versions.moved(), self._read_marks()
+        now, moved = self._read_marks(), commit.tensors.versions.moved()
         for index, piece in enumerate(self.pieces):
             if piece.optimizers:
                 is_still = not self.updates[index]
@@ -454,8 +460,8 @@ class CommittedState:
         """Whether weights were changed since the commit, by an optimizer or by the script."""
         if self._marks is None:
             return False
-        pairs = zip(self.pieces, self._marks, self._live, strict=True)
-        return any(is_live and piece.marks() != old for piece, old, is_live in pairs)
+        trios = zip(self._read_marks(), self._marks, self._live, strict=True)
+        return any(is_live and now != old for now, old, is_live in trios)
 
     def why_changed(self) -> str:
         """What is not as of the commit any more, and has no copy, as text; empty: all is."""
@@ -581,17 +587,6 @@ class CommittedState:
             return octets
         access = self.reading.passed(self.device, self.step + 1, MarkKind.END)
         return memoryview(b"".join(Reader(access).pieces(tensor)))
-
-
-def _gradients(piece: Piece) -> list[int]:
-    """What differs once a backward has added to the gradients that a piece's optimizer uses."""
-    found: list[int] = []
-    for optimizer in piece.optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    found += id(parameter.grad), version(part_of(parameter.grad))
-    return found
 
 
 def _moved(new: Any, old: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -14,11 +14,11 @@ from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.scaler import ScalerPiece
 from worker_hooks.state.scheduler import SchedulerPiece
-from worker_hooks.state.snapshot import tensors_in
+from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.stateful import ObjectPiece
 from worker_hooks.state.tensor import TensorPiece
-from worker_hooks.tensors import state_json
-from worker_hooks.tensors.placements import Box
+from worker_hooks.tensors import placements, state_json
+from worker_hooks.tensors.placements import Box, Distributed, part_of
 from worker_hooks.tensors.state_json import Json
 
 
@@ -160,12 +160,30 @@ def updated_tensors(pieces: Iterable[Piece]) -> Iterator[Tensor]:
         yield from tensors_in(list(optimizer.state.values()))
 
 
+def cut_of(pieces: Sequence[Piece]) -> tuple[list[Tensor], Distributed]:
+    """The parts of distributed tensors that updates change, and all registered such tensors."""
+    updated = list(updated_tensors(pieces))
+    every = [*scripts_tensors(pieces).values(), *updated]
+    return placements.distributed(updated).parts, placements.distributed(every)
+
+
 def named_objects(pieces: Iterable[Piece]) -> Iterator[tuple[str, object]]:
     """All registered modules and optimizers, with the names of their pieces."""
     for piece in pieces:
         found = [*piece.modules, *piece.optimizers]
         for number, each in enumerate(found):
             yield (f"{piece.name}.{number}" if len(found) > 1 else piece.name), each
+
+
+def gradients_of(piece: Piece) -> list[int]:
+    """What differs once a backward has added to the gradients that a piece's optimizer uses."""
+    found: list[int] = []
+    for optimizer in piece.optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    found += id(parameter.grad), version(part_of(parameter.grad))
+    return found
 
 
 def _pieces(name: str, thing: object) -> Iterator[Piece]:

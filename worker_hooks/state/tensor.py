@@ -45,8 +45,8 @@ class TensorPiece:
         """Nothing: all of it is live state."""
 
     def marks(self) -> Any:
-        """Its version; torch counts on the distributed tensor what changes its part."""
-        return version(self.tensor) + version(part_of(self.tensor))
+        """Its version."""
+        return version(part_of(self.tensor))
 
     def encode(self, snapshot: Any) -> tuple[Json, dict[str, Tensor]]:  # noqa: ARG002
         """Nothing besides the tensor, but which part of a distributed one it is.

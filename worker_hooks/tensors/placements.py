@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 _LOCAL = attrgetter("_local_tensor")
+_VERSION = attrgetter("_version")
 
 Spans = list[tuple[int, int]]
 """Indices of one dimension: of each consecutive part the first, and the one behind the last."""
@@ -35,6 +36,21 @@ class Distributed(NamedTuple):
 
     tensors: list[Any]
     parts: list[Tensor]
+    counts: list[int]  # how often torch says the tensors were changed; see :meth:`count_on`
+
+    def count_on(self) -> None:
+        """Count changes of the tensors on their parts, too, where torch leaves them out.
+
+        Those by ``_foreach`` functions it counts nowhere.
+        """
+        now = list(map(_VERSION, self.tensors))
+        if now == self.counts:
+            return
+        trios = list(zip(self.parts, now, self.counts, strict=True))
+        self.counts[:] = now
+        torch.autograd.graph.increment_version(
+            [part for part, new, old in trios for _ in range(new - old)]
+        )
 
     def are_same(self) -> bool:
         """Whether each of them still keeps its part in the same tensor: FSDP may pad it anew."""
@@ -71,8 +87,9 @@ def part_of(tensor: Tensor) -> Tensor:
 
 def distributed(values: Iterable[object]) -> Distributed:
     """Those of some tensors and other values that are distributed."""
-    found = [each for each in values if is_distributed(each)]
-    return Distributed(found, list(map(_LOCAL, found)))
+    every: list[Any] = [each for each in values if is_distributed(each)]
+    found = [each for each in every if not each.is_inference()]  # the others have no version
+    return Distributed(found, list(map(_LOCAL, found)), list(map(_VERSION, found)))
 
 
 def box_of(name: str, tensor: Tensor) -> Box | None:
