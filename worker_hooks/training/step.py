@@ -159,7 +159,8 @@ class StepTracker:
             self._gate.wait_until(device.timeline.may_update)
         self._committed.update_begins()
         self._gate.begin_update()
-        torch.autograd.graph.increment_version(self._committed.parts)
+        if self._committed.parts:
+            torch.autograd.graph.increment_version(self._committed.parts)
         if (device := self._committed.device) is not None:  # what the gate stops is not queued
             device.update_begins(self._committed.step, self._committed.why_changed)
         self.enter(Phase.UPDATE)
