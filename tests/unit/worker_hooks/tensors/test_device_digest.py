@@ -11,6 +11,7 @@ from worker_hooks.device import side_stream
 from worker_hooks.device.side_stream import DeviceAccess
 from worker_hooks.state.registry import pieces_of
 from worker_hooks.state.replication import fingerprint
+from worker_hooks.tensors import shard
 from worker_hooks.tensors.device_digest import add_tensor, is_summed_there, side_streams
 from worker_hooks.tensors.fast_digest import ROW, SMALL, FastDigest
 from worker_hooks.tensors.reader import PIECE, Reader
@@ -185,6 +186,25 @@ def test_a_part_is_the_same_file_and_little_else_is_read(far, side, tmp_path, pa
         own_of_all += own
     assert own_of_all == sum(each.nbytes for each in summed)
     assert far.made == []
+    assert far.elsewhere == []
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_dump_to_disk_reads_the_own_part_alone(far, side, tmp_path, parts):
+    state = {"w": STATE["w"], "m": STATE["m"], "b": noise((64 << 10,), torch.float32, 9)}
+    host, device = of_host(state), of_device(far, side, state)
+    read = 0
+    for part in range(parts):
+        far.copied = 0
+        done = shard.write(tmp_path / "device", device, part, parts, lambda _: None)
+        read += far.copied
+        assert done.digest == quick_digest(host) == shard.digest(device, lambda _: None)
+        expected = shard.write(tmp_path / "host", host, part, parts, lambda _: None)
+        assert (tmp_path / "device").read_bytes() == (tmp_path / "host").read_bytes()
+        assert (done.nbytes, done.sha256) == (expected.nbytes, expected.sha256)
+        assert expected.digest == shard.digest(host, lambda _: None) != done.digest
+    sums = sum(row_sums(each.nbytes) + each.nbytes % ROW for each in state.values())
+    assert read == sum(each.nbytes for each in state.values()) + parts * sums
     assert far.elsewhere == []
 
 
