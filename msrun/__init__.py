@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         TimeMonitor,
         TrainFaultTolerance,
         TrainState,
+        restore_group_info_list,
         run,
     )
 
@@ -44,6 +45,7 @@ __all__ = [
     "TrainFaultTolerance",
     "TrainState",
     "launch",
+    "restore_group_info_list",
     "run",
 ]
 __version__ = "0.1.0"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from worker_hooks.checkpoint.config import CheckpointConfig
     from worker_hooks.checkpoint.model_checkpoint import ModelCheckpoint
     from worker_hooks.checkpoint.save_plan import CheckpointError
+    from worker_hooks.storage.group_info import restore_group_info_list
     from worker_hooks.training.run import run
     from worker_hooks.training.train_state import TrainState
 
@@ -40,6 +41,7 @@ __all__ = [
     "TimeMonitor",
     "TrainFaultTolerance",
     "TrainState",
+    "restore_group_info_list",
     "run",
 ]
 
@@ -56,6 +58,7 @@ _HOMES = {
     "TimeMonitor": "callbacks.monitors",
     "TrainFaultTolerance": "adapters.mindspore",
     "TrainState": "training.train_state",
+    "restore_group_info_list": "storage.group_info",
     "run": "training.run",
 }
 

@@ -152,6 +152,11 @@ class DumpLayout(NamedTuple):
         """A rank's private state, relative to the folder."""
         return f"rank_{rank}/private_rank_{rank}.safetensors"
 
+    @staticmethod
+    def group_info(rank: int) -> str:
+        """Which ranks hold what this one holds, under MindSpore's name, relative to the folder."""
+        return f"rank_{rank}/group_info.pb"
+
 
 class CheckpointLayout(NamedTuple):
     """Every path of one periodic checkpoint, under MindSpore's name of its file.

@@ -16,7 +16,7 @@ from worker_hooks.contract.atomic_file import FOLDER_MODE, UNABLE, fsync_folder,
 from worker_hooks.contract.layout import BESIDE, MANIFEST, REPLACED, DumpLayout
 from worker_hooks.contract.status_page import CommitRecord, Entry
 from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage import safetensors_file
+from worker_hooks.storage import group_info, safetensors_file
 from worker_hooks.storage.manifest import PRIVATE, REPLICATED, Manifest, Shard
 from worker_hooks.storage.one_state import Files, why_not_one
 from worker_hooks.storage.tensor_parts import parts_in
@@ -90,7 +90,8 @@ def private_head(entries: Sequence[Entry], record: CommitRecord) -> bytes:
 def commit(layout: DumpLayout, manifest: Manifest, lineage: Collection[str] = ()) -> Path:
     """Make an unfinished folder complete, with its manifest, under its final name: its path.
 
-    Files that the manifest does not name are removed. An existing folder of the final name is
+    Files that the manifest does not name are removed; each rank of replica groups gets a
+    ``group_info.pb``. An existing folder of the final name is
     renamed, not deleted. If another run saved that, which may resume from it, it stays as it is,
     and the new folder gets a number.
 
@@ -106,6 +107,8 @@ def commit(layout: DumpLayout, manifest: Manifest, lineage: Collection[str] = ()
     folder = layout.unfinished
     manifests.check_whole(folder, manifest)
     _remove_others(folder, {shard.file for shard in manifest.shards})
+    if not manifest.is_disputed:
+        group_info.write_all(folder, manifest.holders)
     for name, file in _links(folder, manifest):
         # torch's reader of safetensors folders looks at one level only
         with contextlib.suppress(OSError):  # not every file system has links; we need none
