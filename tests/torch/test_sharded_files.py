@@ -16,6 +16,7 @@ from support.warm_python import WarmPython
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from msrun.commands import run
+from worker_hooks import restore_group_info_list
 from worker_hooks.storage import manifest
 
 pytestmark = [
@@ -177,29 +178,56 @@ def test_a_flipped_bit_is_named(copied: Path, capfd: pytest.CaptureFixture[str])
     assert not (copied.parent / "all").exists()
 
 
+def trained(
+    launcher: Launcher, folder: Path, *words: object, way: str = ""
+) -> tuple[dict[str, torch.Tensor], str]:
+    """What a training that saves every four steps ends with, and what msrun says."""
+    folder.mkdir(exist_ok=True)
+    (folder / "end.safetensors").unlink(missing_ok=True)
+    job = launcher.start(
+        "--worker_num=4",
+        *words,
+        SCRIPT,
+        STEPS,
+        "--every=4",
+        *([way] if way else []),
+        log_dir=folder / "logs",
+        cwd=folder,
+        XDG_STATE_HOME=str(folder / "state"),
+    )
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert "no merged file" not in ended.err
+    return load_file(folder / "end.safetensors"), ended.err
+
+
+def test_lost_files_of_ranks_are_resumed_from_their_groups(launcher: Launcher) -> None:
+    """MindSpore's fault recovery, in which a person copies the file of rank 2 for rank 0."""
+    folder = launcher.tmp / "each"
+    wanted, _ = trained(launcher, folder)
+    newest, earlier = folder / f"periodic/hsdp-1_{STEPS}", folder / "earlier"
+    earlier.mkdir()
+    old = (folder / "periodic/hsdp-1_4").rename(earlier / "hsdp-1_4")
+    for rank, ranks in enumerate([[0, 2], [1, 3], [0, 2], [1, 3]]):
+        assert restore_group_info_list(str(newest / f"rank_{rank}/group_info.pb")) == ranks
+
+    # as it is done there
+    shutil.copy(newest / "rank_2" / f"{newest.name}.safetensors", newest / "rank_0")
+    assert manifest.verify(newest, manifest.read(newest)) == []
+
+    # and without that
+    for rank in (0, 1):
+        (old / f"rank_{rank}/hsdp-1_4.safetensors").unlink()
+    found, said = trained(launcher, folder, f"--resume={earlier}")
+    same(found, wanted)
+    assert (folder / "resumed-4.safetensors").exists()
+    assert "is whole without damaged files that others equal" in said
+
+
 @pytest.mark.parametrize("way", ["--integrated", "--split", "--async"])
 def test_checkpoints_of_groups_are_read_and_resumed_from(launcher: Launcher, way: str) -> None:
     folder = launcher.tmp / f"periodic{way}"
-    folder.mkdir()
-
-    def train(*words: object) -> dict[str, torch.Tensor]:
-        job = launcher.start(
-            "--worker_num=4",
-            *words,
-            SCRIPT,
-            STEPS,
-            "--every=4",
-            way,
-            log_dir=folder / "logs",
-            cwd=folder,
-            XDG_STATE_HOME=str(folder / "state"),
-        )
-        ended = job.wait()
-        assert ended.code == 0, ended
-        assert "no merged file" not in ended.err
-        return load_file(folder / "end.safetensors")
-
-    wanted = train()
+    wanted, _ = trained(launcher, folder, way=way)
     newest = folder / f"periodic/hsdp-1_{STEPS}"
     made = manifest.read(newest)
     assert made.holders == ((0, 2), (1, 3))
@@ -216,6 +244,5 @@ def test_checkpoints_of_groups_are_read_and_resumed_from(launcher: Launcher, way
     earlier = folder / "earlier"
     earlier.mkdir()
     (folder / "periodic/hsdp-1_4").rename(earlier / "hsdp-1_4")
-    (folder / "end.safetensors").unlink()
-    same(train(f"--resume={earlier}"), wanted)
+    same(trained(launcher, folder, f"--resume={earlier}", way=way)[0], wanted)
     assert (folder / "resumed-4.safetensors").exists()

@@ -215,11 +215,10 @@ def _variables(
 
 
 def _without_damaged_models(folder: Path, manifest: Manifest) -> Manifest:
-    """The manifest with the first model that is not damaged, if there are several."""
-    models = manifests.models(manifest)
-    if len(models) == 1:
+    """The manifest with a whole model, if there are copies that can replace a damaged one."""
+    if all(shard.kind != manifests.COPY for shard in manifest.shards):
         return manifest
-    return next((one for one in models if not manifests.verify(folder, one)), manifest)
+    return manifests.sound_model(folder, manifest) or manifest
 
 
 def _forget_gradients(pieces: Sequence[Piece]) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from worker_hooks.contract.atomic_file import FOLDER_MODE, UNABLE, fsync_folder, tell_once
 from worker_hooks.contract.layout import BESIDE, MANIFEST, REPLACED, DumpLayout
 from worker_hooks.contract.status_page import CommitRecord, Entry
-from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import group_info, safetensors_file
+from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import PRIVATE, REPLICATED, Manifest, Shard
 from worker_hooks.storage.one_state import Files, why_not_one
 from worker_hooks.storage.tensor_parts import parts_in

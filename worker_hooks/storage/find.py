@@ -120,12 +120,13 @@ def _sound_part(path: Path, manifest: Manifest, verify: Verify) -> tuple[Manifes
     damages = manifests.verify(path, manifest, quick=verify is Verify.QUICK)
     if not damages:
         return manifest, ""
-    if verify is Verify.FULL:  # a quick look is no reason to trust the rest of a damaged one
-        for model in manifests.models(manifest):
-            if not manifests.verify(path, model):
-                return model, f"{path} is whole without one of its models: {damages[0]}"
     more = f" and {len(damages) - _SHOWN} more" if len(damages) > _SHOWN else ""
-    return None, f"{path} is skipped: {'; '.join(damages[:_SHOWN])}{more}"
+    said = "; ".join(damages[:_SHOWN]) + more
+    if verify is Verify.FULL:  # a quick look is no reason to trust the rest of a damaged one
+        model = manifests.sound_model(path, manifest)
+        if model is not None:
+            return model, f"{path} is whole without damaged files that others equal: {said}"
+    return None, f"{path} is skipped: {said}"
 
 
 def candidates(*folders: Path) -> list[Candidate]:

@@ -243,11 +243,22 @@ def verify(
         advance: called with the number of bytes read, by several threads.
         quick: check existence and sizes only.
     """
+    flaws = list(_damages(folder, manifest, advance, quick).values())
+    return flaws if quick or flaws else _holes(folder, manifest)
+
+
+def _damages(
+    folder: Path,
+    manifest: Manifest,
+    advance: Callable[[int], None] | None = None,
+    quick: bool = False,
+) -> dict[str, str]:
+    """What is wrong with each damaged file; without a name: with the list of them."""
     if not manifest.shards:
-        return ["its manifest names no file"]
+        return {"": "its manifest names no file"}
     files = [shard.file for shard in manifest.shards]
     if len({os.path.normpath(file) for file in files}) < len(files):
-        return ["its manifest names a file twice"]
+        return {"": "its manifest names a file twice"}
     damages = {shard.file: _misplaced(folder, shard) for shard in manifest.shards}
     if not quick:
         from concurrent.futures import ThreadPoolExecutor  # hashing releases the GIL
@@ -256,12 +267,11 @@ def verify(
         whole.sort(key=lambda shard: -shard.nbytes)
         threads = max(1, min(_THREADS, len(whole), os.cpu_count() or 1))
         with ThreadPoolExecutor(threads, "msrun-verify") as pool:
-            found = pool.map(lambda shard: _altered(folder, shard, advance), whole)
+            found = pool.map(lambda shard: _altered(folder, shard, manifest, advance), whole)
             damages.update({shard.file: one for shard, one in zip(whole, found, strict=True)})
         for shard in whole:
             damages[shard.file] = damages[shard.file] or _of_other_step(folder, shard, manifest)
-    flaws = [damage for damage in damages.values() if damage is not None]
-    return flaws if quick or flaws else _holes(folder, manifest)
+    return {file: damage for file, damage in damages.items() if damage is not None}
 
 
 def _misplaced(folder: Path, shard: Shard) -> str | None:
@@ -283,13 +293,20 @@ def _misplaced(folder: Path, shard: Shard) -> str | None:
     return None
 
 
-def _altered(folder: Path, shard: Shard, advance: Callable[[int], None] | None) -> str | None:
+def _altered(
+    folder: Path, shard: Shard, manifest: Manifest, advance: Callable[[int], None] | None
+) -> str | None:
     """Why the bytes are not those that were written."""
     try:
         digest = sha256_of(folder / shard.file, advance or (lambda _nbytes: None))
     except OSError as error:
         return f"{shard.file} cannot be read ({error.strerror})"
-    return None if digest == shard.sha256 else f"{shard.file} was altered (its checksum differs)"
+    if digest == shard.sha256:
+        return None
+    other = next((one.file for one in manifest.shards if one.sha256 == digest), None)
+    if other is not None:
+        return f"{shard.file} is a copy of {other}, which never had the same content"
+    return f"{shard.file} was altered (its checksum differs)"
 
 
 def _of_other_step(folder: Path, shard: Shard, manifest: Manifest) -> str | None:
@@ -363,16 +380,27 @@ def past(found: Manifest, known: Iterable[str] = (), own: str = "") -> tuple[str
     return tuple(run for run in runs if run not in {"", own})[:_LINEAGE]
 
 
-def models(manifest: Manifest) -> list[Manifest]:
-    """The manifest once for each complete model in it, without the others; mostly only itself."""
+def sound_model(folder: Path, manifest: Manifest) -> Manifest | None:
+    """The manifest of a whole model without its copies; ``None``: too much is damaged.
+
+    Where replica groups hold different states, any one undamaged file of each group is enough.
+    """
     copies = [shard for shard in manifest.shards if shard.kind == COPY]
-    others = [shard for shard in manifest.shards if shard.kind != COPY]
-    found = [others]
-    for copy in copies:
-        is_replaced = {(REPLICATED, copy.variant)}
-        left = [one for one in others if (one.kind, one.variant) not in is_replaced]
-        found.append([*left, copy._replace(kind=REPLICATED)])
-    return [manifest._replace(shards=tuple(shards)) for shards in found]
+    first = manifest._replace(shards=tuple(one for one in manifest.shards if one.kind != COPY))
+    damages = _damages(folder, first)
+    shards = list(first.shards)
+    damaged = [one for one in shards if one.file in damages]
+    if len(damaged) < len(damages) or any(one.kind != REPLICATED for one in damaged):
+        return None
+    for variant in sorted({shard.variant for shard in damaged}):
+        of_group = (one for one in copies if one.variant == variant)
+        sound = (one for one in of_group if not _damages(folder, manifest._replace(shards=(one,))))
+        if (copy := next(sound, None)) is None:
+            return None
+        shards = [one for one in shards if (one.kind, one.variant) != (REPLICATED, variant)]
+        shards.append(copy._replace(kind=REPLICATED))
+    made = manifest._replace(shards=tuple(shards))
+    return None if _holes(folder, made) else made
 
 
 def variant_of(manifest: Manifest, rank: int, world_size: int) -> int:

@@ -33,7 +33,8 @@ from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage import merged_file
 from worker_hooks.storage.find import candidates
-from worker_hooks.storage.manifest import models, read, verify
+from worker_hooks.storage.group_info import restore_group_info_list
+from worker_hooks.storage.manifest import read, sound_model, verify
 from worker_hooks.tensors.placements import Box
 from worker_hooks.tensors.shard import Replica, plan
 
@@ -151,7 +152,6 @@ def test_copies_stand_in_for_a_damaged_model(tmp_path):
     assert sorted(kinds(folder).values()) == ["copy", "copy", *["private"] * 3, "replicated"]
     assert [path.name for path in folder.glob("*.safetensors")] == ["CKP-1_7.safetensors"]
     assert os.readlink(folder / "CKP-1_7.safetensors") == "rank_0/CKP-1_7.safetensors"
-    assert len(models(read(folder))) == 3
     for rank in range(3):
         with open(folder / f"rank_{rank}/CKP-1_7.safetensors", "r+b") as file:
             said = []
@@ -172,8 +172,8 @@ def test_a_replica_that_differs_is_no_copy(tmp_path):
     assert found.odd == (0,) and "rank 0 differs" in done.warnings[0]
     assert [shard.rank for shard in found.shards if shard.kind == "replicated"] == [1]
     # nor does it stand in for a model that is damaged later
-    held = [{one.rank for one in model.shards if one.kind != "private"} for model in models(found)]
-    assert held == [{1}, {2}]
+    held = {one.rank: one.kind for one in found.shards if one.kind != "private"}
+    assert held == {1: "replicated", 2: "copy"}
 
 
 def test_parts_of_replicas_that_differ_make_up_nothing(tmp_path):
@@ -461,10 +461,9 @@ def test_a_group_s_copy_stands_in_for_its_damaged_file(tmp_path):
     first, *_ = grouped(tmp_path, WHOLE)
     folder = Path(first.commit().folder)
     (folder / "rank_1" / "CKP-1_7.safetensors").unlink()
-    sound = [one for one in models(read(folder)) if not verify(folder, one)]
-    assert [{one.rank for one in each.shards if one.kind != "private"} for each in sound] == [
-        {0, 3}
-    ]
+    sound = sound_model(folder, read(folder))
+    assert {one.rank for one in sound.shards if one.kind != "private"} == {0, 3}
+    assert restore_group_info_list(str(folder / "rank_1" / "group_info.pb")) == [1, 3]
 
 
 @pytest.mark.parametrize("parts", [LOWEST, SPLIT])
