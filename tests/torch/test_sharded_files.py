@@ -53,6 +53,7 @@ def resumed(launcher: Launcher) -> tuple[Path, dict[str, torch.Tensor]]:
     made = manifest.read(dump)
     assert whole.name == f"resumed-{made.step}.safetensors"
     assert {frozenset(each) for each in made.holders} == {frozenset({0, 2}), frozenset({1, 3})}
+    assert restore_group_info_list(str(dump / "rank_1/group_info.pb")) == [1, 3]  # the dead one's
     return dump, load_file(whole)
 
 
