@@ -148,6 +148,8 @@ def boxes_of(piece: Piece, value: Json) -> dict[str, Box]:
     Raises:
         TypeError: such a part cannot be saved.
     """
+    if isinstance(piece, TensorPiece):
+        return piece.boxes()
     parameters = piece.boxes() if isinstance(piece, ModulePiece) else {}
     return parameters | state_json.boxes_in(value)
 

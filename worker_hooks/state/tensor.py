@@ -11,7 +11,7 @@ from torch import Tensor
 from worker_hooks.state.mismatch import compared
 from worker_hooks.state.snapshot import version
 from worker_hooks.tensors import state_json
-from worker_hooks.tensors.placements import is_distributed, part_of
+from worker_hooks.tensors.placements import Box, box_of, is_distributed, part_of
 from worker_hooks.tensors.state_json import Json
 from worker_hooks.tensors.tensor_bytes import entry_of
 
@@ -40,6 +40,15 @@ class TensorPiece:
         if part is not self._tensors[self.name]:
             self._tensors = {self.name: part}
         return self._tensors
+
+    def boxes(self) -> dict[str, Box]:
+        """Which part of the tensor this rank has, by the tensor's name; none: it has all of it.
+
+        Raises:
+            TypeError: the part cannot be saved.
+        """
+        box = box_of(self.name, self.tensor)
+        return {} if box is None else {self.name: box}
 
     def snapshot(self) -> Any:
         """Nothing: all of it is live state."""
