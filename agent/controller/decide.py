@@ -118,6 +118,7 @@ def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901  a row for each 
             | ev.RankExiting()
             | protocol.Registered()
             | protocol.Fingerprinted()
+            | protocol.VoteOpened()
             | protocol.Raised()
             | protocol.ExitRequested()
         ):
@@ -171,6 +172,8 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
             return Decision(replacement.with_registered(job, event))
         case protocol.Fingerprinted():
             return _fingerprinted(job, event)
+        case protocol.VoteOpened():
+            return Decision(replication.note_vote(job, event))
         case protocol.Raised():
             return _rank_raised(job, event)
         case protocol.Rejoining():  # for a replacement that is over

@@ -193,6 +193,7 @@ class ReplacementAged:
 RankMessage = (
     protocol.Registered
     | protocol.Fingerprinted
+    | protocol.VoteOpened
     | protocol.Raised
     | protocol.ExitRequested
     | protocol.Standing

@@ -80,6 +80,7 @@ class Comparison(NamedTuple):
     unprotected: str = ""  # why no rank can save the state of another one
     groups: tuple[tuple[int, ...], ...] = ()  # ranks that hold the same; none: all do, or unknown
     difference: str = ""  # what they do not hold the same, as text
+    voting: Mapping[int, str] = _EMPTY  # rank that was asked to vote on updates -> why it does not
     uncounted: str = ""  # why no step is committed; empty again once ranks register their state
     holds: str = ""  # what was compared, as text: ``3 modules, 1 optimizer``
 

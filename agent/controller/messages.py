@@ -121,7 +121,9 @@ def _of_replacement(before: Job, after: Job) -> str:
 def _of_protection(before: Job, after: Job) -> str:
     """It is known now what a rank's death costs, or that it costs more than it did."""
     was, now = protection(before).level, protection(after)
-    is_first = before.since_restart.comparison.compared == NEVER and was is Level.UNKNOWN
+    known = before.since_restart.comparison
+    # with groups only their votes were missing
+    is_first = was is Level.UNKNOWN and (known.compared == NEVER or bool(known.groups))
     is_new = after.restarts == 0 or after.best_step == 0  # else it was said before the restart
     is_known = is_first and is_new and now.level is not Level.UNKNOWN
     is_lost = now.level is Level.NOT_PROTECTED and was is not Level.NOT_PROTECTED

@@ -58,6 +58,8 @@ def protection(job: Job) -> Protection:
         return Protection(Level.UNKNOWN)
     if lone_ranks(job):
         return Protection(Level.NOT_PROTECTED, f"{why_no_holder(job)}; {LOST}")
+    if known.groups and len(known.voting) < len(job.ranks):
+        return Protection(Level.UNKNOWN)  # a death could still leave parts of two steps
     checked = f" (checked: {known.holds})" if known.holds else ""
     if not (why := _why_not_replaced(job)):
         return Protection(
@@ -88,7 +90,9 @@ def _why_not_replaced(job: Job) -> str:
     if job.diverged:
         return job.diverged
     if why := why_no_holder(job):
-        return f"{why}, and no rank of such a job is replaced alone"
+        doubts = dict.fromkeys(filter(None, job.since_restart.comparison.voting.values()))
+        said = "".join(f" ({doubt})" for doubt in doubts)
+        return f"{why}, and no rank of such a job is replaced alone{said}"
     return of_script(job)
 
 

@@ -63,6 +63,13 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     return job
 
 
+def note_vote(job: Job, event: protocol.VoteOpened) -> Job:
+    """A rank votes on each update from now on, or said why it does not."""
+    known = job.since_restart.comparison
+    voting = {**known.voting, event.rank: event.why_not}
+    return _with(job, known._replace(voting=voting))
+
+
 def _failed(job: Job, trial: UnconfirmedReplacement, what: str) -> Job:
     if trial.failed:
         return job
@@ -191,7 +198,9 @@ def why_not_covered(job: Job, dump: DumpProgress) -> str:
     if len(set(steps.values())) > 1:
         return f"{described(steps.items())}, and no step is held by every replica group; {why}"
     if len(lost[0]) > 1:
-        return f"every rank of a replica group is lost ({'; '.join(map(listed, lost))}); {why}"
+        return (
+            f"no rank is left that can save the part of {' or of '.join(map(listed, lost))}; {why}"
+        )
     return why
 
 

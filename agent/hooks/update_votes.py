@@ -1,7 +1,7 @@
 """Has the ranks vote on each update, where they hold different parts of the state.
 
 The agent only makes the board and hands it out: see :mod:`worker_hooks.contract.vote_board`. Ranks
-take it at different times. So no update waits for votes before all have it and some steps passed.
+take it at different times. So no update waits for votes before all have it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent.records.journal import Journal
 from worker_hooks.contract import protocol, vote_board
 from worker_hooks.contract.vote_board import VoteBoard
 
-AHEAD = 8  # steps: so many are not begun while a few messages travel
+AHEAD = 2  # steps: a rank that takes the board may have begun the next update unseen
 
 
 class UpdateVotes:
@@ -43,7 +43,9 @@ class UpdateVotes:
                 os.close(fd)
 
     def hear(self, message: protocol.VoteOpened) -> None:
-        """A rank has taken the board."""
+        """A rank has taken the board, or votes on nothing."""
+        if message.why_not:
+            return
         self._steps[message.rank] = message.step
         if self._board is not None and len(self._steps) == len(self._ranks):
             first = max(self._steps.values()) + AHEAD

@@ -303,6 +303,7 @@ class HooksBridge:
             return
         if isinstance(message, protocol.VoteOpened):
             self._votes.hear(message)
+            self._agent.post(message._replace(why_not=encodable(message.why_not)))
             return
         match message:
             case protocol.Hello():

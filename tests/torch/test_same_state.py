@@ -93,7 +93,9 @@ def test_parts_with_replicas_are_saved_by_one_rank_of_each_group(
     launcher: Launcher, undisturbed: Undisturbed
 ) -> None:
     expected = undisturbed("copies", 4)
-    job, folder = started(launcher, "copies", 4, "copies", STEPS, faults=KILL)
+    late = KILL.replace("step=5", "step=7")  # once all vote
+    words = ("copies", STEPS, "--pause=0.2")
+    job, folder = started(launcher, "copies", 4, *words, faults=late)
     ended = job.wait()
     assert ended.code == 0, ended
     assert weights(folder, "copies", 4) == expected

@@ -346,11 +346,15 @@ class OpenVote(NamedTuple):
 
 
 class VoteOpened(NamedTuple):
-    """The rank votes from now on; ``step``: its newest commit."""
+    """The rank votes from now on; ``step``: its newest commit.
+
+    ``why_not``: it does not, and begins its updates by itself; empty: it does.
+    """
 
     rank: int
     attempt: int
     step: int
+    why_not: str = ""
 
 
 class Inspect(NamedTuple):

@@ -95,6 +95,11 @@ class StartupOptions(NamedTuple):
     breakpoints: str = ""  # prefix of an exception's dump in the first of those folders
 
 
+NO_VOTE = (
+    "on an accelerator a death between two collectives of one backward may take its step along"
+)
+
+
 class Guard:
     """One rank's guard; without a connection it guards nothing and costs nothing.
 
@@ -445,11 +450,12 @@ class Guard:
 
     def _open_vote(self, fds: Sequence[int]) -> None:
         """Vote on each update, but not on those of an accelerator: they begin when it likes."""
+        why_not = "" if self.source.device is None else NO_VOTE
         for fd in fds:
-            if self.source.device is None:
-                board, step = VoteBoard(fd), self.source.step
-                self.gate.vote = UpdateVote(board, self.env.rank, step, self.peers.gone)
-                self._send(protocol.VoteOpened(**self._sender, step=step))
+            step = self.source.step
+            if not why_not:
+                self.gate.vote = UpdateVote(VoteBoard(fd), self.env.rank, step, self.peers.gone)
+            self._send(protocol.VoteOpened(**self._sender, step=step, why_not=why_not))
             os.close(fd)
 
     def _eject(self, order: protocol.Rejoin) -> None:

@@ -132,8 +132,8 @@ class TensorCut(NamedTuple):
 def digest(replica: Replica, advance: Callable[[int], None]) -> str:
     """A text that is equal on two replicas if their whole state is.
 
-    Of host memory a checksum; of accelerators what :func:`quick_digest` finds, as each device sums up
-    what it holds: all of it would go over the link otherwise.
+    Of host memory a checksum; of accelerators what :func:`quick_digest` finds, as each device sums
+    up what it holds: all of it would go over the link otherwise.
 
     Args:
         replica: does not change meanwhile.

@@ -7,6 +7,7 @@ from support.histories.dumps import done, froze, full, holds, moved, running, un
 from support.histories.plain import gone, rules
 from support.histories.replacements import PROGRESS, STOP
 from support.histories.same import compares, says
+from worker_hooks.contract import protocol
 
 FOUR = rules(ranks=(0, 1, 2, 3))
 MEMORY_TOO = rules(ranks=(0, 1, 2, 3), is_on=True)
@@ -19,7 +20,11 @@ def cut(step=1):
     ]
 
 
-TRAINING = [*running(4), *cut()]
+TRAINING = [
+    *running(4),
+    *cut(),
+    *((protocol.VoteOpened(rank, 0, 1), "running") for rank in range(4)),
+]
 DIED = (
     gone(1, -9),
     "freezing",
@@ -32,7 +37,7 @@ DUMPING = [
     (froze(3), "dumping", f"save 5 by 0/3 digest 2; {PROGRESS}", "step 5 is the newest"),
 ]
 COMMIT = "commit 5 by 0/3; deadline committing 20"
-ALL_OF_THE_OTHERS = "every rank of a replica group is lost (ranks 1, 3)"
+ALL_OF_THE_OTHERS = "no rank is left that can save the part of ranks 1, 3; the state is cut"
 
 HISTORIES = [
     (

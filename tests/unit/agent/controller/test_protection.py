@@ -30,12 +30,19 @@ def test_nothing_is_promised_before_all_have_shown_what_they_hold():
 
 
 def test_parts_that_replica_groups_hold_are_partly_protected():
+    assert protection(play(groups.MEMORY_TOO, groups.TRAINING[:-1])).level is Level.UNKNOWN
     job = play(groups.MEMORY_TOO, groups.TRAINING)
     said = str(protection(job))
     assert said.startswith(
         "partly protected: the state is cut into 2 parts, each held by a replica group (ranks 0, 2; "
         "ranks 1, 3), and no rank of such a job is replaced alone; a death means save, and the end"
     )
+
+
+def test_ranks_that_do_not_vote_say_what_that_costs():
+    job = play(groups.MEMORY_TOO, groups.TRAINING[:-1])
+    said = str(protection(decide(job, protocol.VoteOpened(3, 0, 1, "parts may be lost")).job))
+    assert "no rank of such a job is replaced alone (parts may be lost); a death means" in said
 
 
 def test_parts_of_the_ranks_own_are_not_protected():

@@ -75,7 +75,7 @@ MESSAGES = [
     protocol.PeerPages([0, 3], [4711, 4712]),
     protocol.Replicated("the ranks hold different state"),
     protocol.OpenVote(),
-    protocol.VoteOpened(3, 1, 41),
+    protocol.VoteOpened(3, 1, 41, "it has an accelerator"),
     protocol.Inspect(1),
     protocol.Stack(3, 2, 1, is_in_collective=True, text="all_reduce"),
 ]
