@@ -26,7 +26,7 @@ from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, AgentLink
 from worker_hooks.guard.gate import FreezeResult, Gate
 from worker_hooks.guard.peers import KnownPeers
 from worker_hooks.guard.signal_wakeup import SignalWakeup
-from worker_hooks.guard.update_vote import UpdateVote
+from worker_hooks.guard.update_vote import NOT_ON_DEVICES, UpdateVote
 from worker_hooks.state.device_state import DeviceState, HeldStep
 from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.memory_dump import HeldDump
@@ -93,11 +93,6 @@ class StartupOptions(NamedTuple):
     exit_signals: tuple[int, ...] = ()  # signals to this process that request a graceful exit
     checkpoints: tuple[str, ...] = ()  # where periodic checkpoints are saved
     breakpoints: str = ""  # prefix of an exception's dump in the first of those folders
-
-
-NO_VOTE = (
-    "on an accelerator a death between two collectives of one backward may take its step along"
-)
 
 
 class Guard:
@@ -450,7 +445,7 @@ class Guard:
 
     def _open_vote(self, fds: Sequence[int]) -> None:
         """Vote on each update, but not on those of an accelerator: they begin when it likes."""
-        why_not = "" if self.source.device is None else NO_VOTE
+        why_not = "" if self.source.device is None else NOT_ON_DEVICES
         for fd in fds:
             step = self.source.step
             if not why_not:

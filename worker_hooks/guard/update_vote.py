@@ -23,6 +23,11 @@ PATIENCE_S = 60.0
 _YIELDS = 50  # looks, before the first nap
 _NAPS_S = (5e-5, 2e-3)  # the first one, and the longest
 
+NOT_ON_DEVICES = (
+    "on an accelerator a death between two collectives of one backward may take its step along"
+)
+"""Why no vote is held there: the host's updates do not say when a device has its gradients."""
+
 OFF = (
     "rank %d made its update without %s, which did not come to theirs within %g s: no vote is held "
     "any more, and a rank that dies between two collectives of one backward may take the step along"
