@@ -248,7 +248,8 @@ class CommittedState:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             self.changes.give_up(CAPTURED)
         if self.changes.is_open and self._commit is not None:
-            self._cut.count_on()
+            if self._cut.tensors:
+                self._cut.count_on()
             self.changes.update_begins(self._commit.tensors)
 
     def updated(self, index: int) -> None:
@@ -304,11 +305,13 @@ class CommittedState:
             self.device.committed(self.step, is_as_updated=is_as_updated)
 
     def _read_tensors(self) -> list[Mapping[str, torch.Tensor]]:
-        self._cut.count_on()  # before their versions are read
+        if self._cut.tensors:  # before their versions are read
+            self._cut.count_on()
         return list(map(call, self._readers))
 
     def _read_marks(self) -> tuple[Any, ...]:
-        self._cut.count_on()
+        if self._cut.tensors:
+            self._cut.count_on()
         try:
             return tuple(map(call, self._markers))
         except Exception:  # noqa: BLE001  the script's own code; find out in which piece
