@@ -135,11 +135,13 @@ class Gate:
         """Cast this rank's vote unless the gate is closed, and wait for those of others."""
         step = self._step() + 1
         self._voting = True
-        if not self.needs_slow_path:
-            vote.cast(step)
+        try:  # a signal may raise anywhere here, and the listener waits for the end of it
+            may_vote = not self.needs_slow_path
+            if may_vote:
+                vote.cast(step)
+        finally:
             self._voting = False
-        else:
-            self._voting = False
+        if not may_vote:
             with self._changed:
                 self._changed.notify_all()
                 while not self._ejecting and (self._updates_blocked or self._is_closed()):
@@ -414,7 +416,8 @@ class Gate:
         vote = self.vote
         if vote is None or self._torn:
             return False
-        while self._voting:  # it will not vote, or has
+        began = time.monotonic()
+        while self._voting and time.monotonic() < began + grace_s:  # it will not vote, or has
             self._changed.wait(LOOK_S / 10)
         vote.shut(is_shut=True)
         step, until_s = self._step() + 1, time.monotonic() + min(grace_s, CATCH_UP_S)
