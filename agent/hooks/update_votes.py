@@ -27,20 +27,21 @@ class UpdateVotes:
         self._ranks = ranks
         self._journal = journal
         self._board: VoteBoard | None = None
+        self._fd = -1
+        self._owed: list[int] = []  # ranks that could not be sent the board yet
         self._steps: dict[int, int] = {}  # by rank: its newest commit when it took the board
 
     def open(self) -> None:
-        """Hand a board to all ranks, unless they have one; without memory there is no vote."""
-        if self._board is not None:
-            return
-        with contextlib.suppress(OSError):
-            fd = vote_board.create(max(self._ranks) + 1)
-            try:
-                self._board = VoteBoard(fd)
-                for rank in self._ranks:
-                    self._links.send(rank, protocol.OpenVote(), [fd])
-            finally:
-                os.close(fd)
+        """Hand a board to all ranks that have none; without memory there is no vote.
+
+        Called again and again: the kernel may not take so many descriptors at once.
+        """
+        if self._board is None:
+            with contextlib.suppress(OSError):
+                self._fd = vote_board.create(max(self._ranks) + 1)
+                self._board, self._owed = VoteBoard(self._fd), [*self._ranks]
+        vote = protocol.OpenVote()
+        self._owed = [rank for rank in self._owed if not self._links.send(rank, vote, [self._fd])]
 
     def hear(self, message: protocol.VoteOpened) -> None:
         """A rank has taken the board, or votes on nothing."""
@@ -57,4 +58,5 @@ class UpdateVotes:
         self._steps.clear()
         if self._board is not None:
             self._board.close()
-            self._board = None
+            os.close(self._fd)
+            self._board, self._owed = None, []
