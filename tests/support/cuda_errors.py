@@ -2,13 +2,18 @@
 
 ECC = "uncorrectable ECC error encountered"
 
-ERROR = f"""CUDA error: {ECC}
-Search for `cudaErrorECCUncorrectable' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.
+
+def torchs(reason: str, symbol: str = "cudaErrorECCUncorrectable") -> str:
+    """The text of an error of CUDA as torch 2.13 makes it."""
+    return f"""CUDA error: {reason}
+Search for `{symbol}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.
 CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
 For debugging consider passing CUDA_LAUNCH_BLOCKING=1
 Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 """
 
+
+ERROR = torchs(ECC)
 FRAMES = "\n".join(
     f"frame #{n}: c10d::ProcessGroupNCCL::watchdogHandler() + 0x{n}9 (0x7f{n:02} in /lib/libtorch_cuda.so)"
     for n in range(30)

@@ -317,3 +317,22 @@ def shell(
         check=False,
     )
     return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def side_by_side(words: Sequence[object], count: int) -> list[str]:
+    """What so many processes print; each gets its number and their count as its last words."""
+    ranks = [
+        subprocess.Popen(
+            [*map(str, words), str(rank), str(count)], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(count)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert all(not rank.returncode for rank in ranks), said
+    return [out for out, _ in said]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from support.jobs import DEADLINE_S
+from support.jobs import side_by_side
 from support.tensors import tensors_of
 from support.warm_python import WarmPython
 from torch.distributed.checkpoint import HuggingFaceStorageReader
@@ -112,17 +111,6 @@ def test_another_number_of_ranks_loads_its_shards(
     tmp_path: Path, warm_python: WarmPython, parts: int
 ) -> None:
     folder = dumped(tmp_path / "dump", parts)
-    run = [*warm_python.words, "-c", RANK, folder, tmp_path / "store"]
-    ranks = [
-        subprocess.Popen(
-            [*run, str(rank), "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [out for out, _ in said] == ["equal 0\n", "equal 1\n"], said
+    words = [*warm_python.words, "-c", RANK, folder, tmp_path / "store"]
+    said = side_by_side(words, 2)
+    assert said == ["equal 0\n", "equal 1\n"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from support.checkpoints import flipped
-from support.jobs import DEADLINE_S, WORKERS, Launcher
+from support.jobs import WORKERS, Launcher, side_by_side
 from support.warm_python import WarmPython
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
@@ -108,19 +107,8 @@ def test_three_ranks_of_torch_load_their_parts(
     dump, wanted = resumed
     (whole,) = dump.parents[1].glob("resumed-*.safetensors")
     words = [*warm_python.words, "-c", RANK, dump, whole, tmp_path / "store"]
-    ranks = [
-        subprocess.Popen(
-            [*words, str(rank), "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(3)
-    ]
-    try:
-        said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [out for out, _ in said] == [f"equal {rank}\n" for rank in range(3)], said
+    said = side_by_side(words, 3)
+    assert said == [f"equal {rank}\n" for rank in range(3)]
     assert len(wanted) == 4 * 4
 
 

@@ -6,11 +6,9 @@ only.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from worker_hooks.contract.atomic_file import fsync_folder
 from worker_hooks.storage import safetensors_file
@@ -18,7 +16,7 @@ from worker_hooks.storage.manifest import Manifest, files_by_group
 from worker_hooks.storage.one_state import why_not_one
 from worker_hooks.storage.safetensors_file import BITS, WrittenFile
 from worker_hooks.storage.shard_file import OBJECTS, REST, SHARDING
-from worker_hooks.storage.tensor_parts import JoinedTensor, joined, runs
+from worker_hooks.storage.tensor_parts import JoinedTensor, joined, pieces, runs
 
 _PIECE = 4 << 20  # bytes
 _BUFFERS = 32 << 20  # bytes, of all files that are read side by side
@@ -107,33 +105,6 @@ def write(
 
 
 def _pieces(whole: JoinedTensor) -> Iterator[bytes]:
-    """A tensor's bytes.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: one has become shorter.
-    """
     # the runs of a part follow each other in its file, and may be shorter than a read is worth
     room = max(_LEAST_BUFFER, min(_PIECE, _BUFFERS // len(whole.parts)))
-    with contextlib.ExitStack() as stack:
-        files: dict[Path, BinaryIO] = {}
-        ends: dict[Path, int] = {}
-        held, size_held = [], 0
-        for path, start, nbytes in runs(whole):
-            if path not in files:
-                files[path] = stack.enter_context(open(path, "rb", buffering=room))
-            file = files[path]
-            if ends.get(path) != start:
-                file.seek(start)
-            ends[path] = start + nbytes
-            left = nbytes
-            while left:
-                held.append(read := file.read(min(left, _PIECE - size_held)))
-                if not read:
-                    raise ValueError(f"{path} ends too early")
-                left -= len(read)
-                size_held += len(read)
-                if size_held == _PIECE:
-                    yield b"".join(held)
-                    held, size_held = [], 0
-        yield b"".join(held)
+    return pieces(runs(whole), _PIECE, room)

@@ -7,8 +7,7 @@ seen. Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from worker_hooks.contract.status_page import Entry
@@ -20,6 +19,7 @@ from worker_hooks.storage.tensor_parts import (
     joined,
     nbytes_of,
     overlaps,
+    pieces,
     places_in,
     runs,
 )
@@ -132,19 +132,5 @@ def _undistributed(files: Files) -> Mapping[str, JoinedTensor]:
 
 
 def _are_equal(one: Iterable[Run], other: Iterable[Run]) -> bool:
-    return all(pair[0] == pair[1] for pair in zip(_pieces(one), _pieces(other), strict=True))
-
-
-def _pieces(found: Iterable[Run]) -> Iterator[bytes]:
-    """The bytes of these runs in order, in pieces of one size but for the last one."""
-    left = b""
-    for path, at, nbytes in found:
-        with open(path, "rb") as file:
-            file.seek(at)
-            for start, stop in pairwise([*range(0, nbytes, _PIECE), nbytes]):
-                left += file.read(stop - start)
-                while len(left) >= _PIECE:
-                    yield left[:_PIECE]
-                    left = left[_PIECE:]
-    if left:
-        yield left
+    pairs = zip(pieces(one, _PIECE, _PIECE), pieces(other, _PIECE, _PIECE), strict=True)
+    return all(mine == theirs for mine, theirs in pairs)

@@ -7,13 +7,14 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from operator import add, gt, sub
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage.safetensors_file import BITS, Header
@@ -334,3 +335,40 @@ def _blocks(
         for row in range(rows):
             for clip, index, count, step in first:
                 yield clip, index + row * step, count
+
+
+def pieces(found: Iterable[Run], size: int, room: int) -> Iterator[bytes]:
+    """The bytes of these runs in order, joined.
+
+    Args:
+        found: of one tensor, for example.
+        size: bytes of each piece but the last one.
+        room: bytes that are read ahead of each file.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: one has become shorter.
+    """
+    with contextlib.ExitStack() as stack:
+        files: dict[Path, BinaryIO] = {}
+        ends: dict[Path, int] = {}
+        held, size_held = list[bytes](), 0
+        for path, start, nbytes in found:
+            if path not in files:
+                files[path] = stack.enter_context(open(path, "rb", buffering=room))
+            file = files[path]
+            if ends.get(path) != start:
+                file.seek(start)
+            ends[path] = start + nbytes
+            left = nbytes
+            while left:
+                held.append(read := file.read(min(left, size - size_held)))
+                if not read:
+                    raise ValueError(f"{path} ends too early")
+                left -= len(read)
+                size_held += len(read)
+                if size_held == size:
+                    yield b"".join(held)
+                    held, size_held = [], 0
+        if held:
+            yield b"".join(held)

@@ -4,6 +4,7 @@ import json
 import signal
 
 import pytest
+from support.cuda_errors import ECC, FRAMES, RAISED, torchs
 
 from agent.failure.device_faults import XID_ACTIONS, cuda_fault, describe_xid, is_fault, worst
 from agent.failure.evidence import WorkerEnd, gather
@@ -11,25 +12,7 @@ from agent.failure.hints import hint
 from agent.machine.xid_log import Xid
 from worker_hooks.contract.rank_lines import ENDS_ITSELF
 
-ECC = "uncorrectable ECC error encountered"
 NVLINK = "uncorrectable NVLink error detected during the execution"
-
-
-def torchs(reason, symbol="cudaErrorECCUncorrectable"):
-    """The text of an error of CUDA as torch 2.13 makes it."""
-    return f"""CUDA error: {reason}
-Search for `{symbol}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.
-CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
-For debugging consider passing CUDA_LAUNCH_BLOCKING=1
-Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
-"""
-
-
-FRAMES = "\n".join(
-    f"frame #{n}: c10d::ProcessGroupNCCL::watchdogHandler() + 0x{n}9 (0x7f{n:02} in /lib/libtorch_cuda.so)"
-    for n in range(30)
-)
-RAISED = "Exception raised from c10_cuda_check_implementation at CUDAException.cpp:43 (most recent call first):"
 
 
 def watchdogs(reason):
