@@ -7,9 +7,9 @@ that import a forkserver is ready 20 ms earlier.
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
     hooks -> agent         Hello, Registered, Fingerprinted, Unprotected, Raised, Leaving,
                            ExitRequested, Standing, Frozen, Written, Digested, SaveFailed, Progress,
-                           Rejoining, Stack, VoteOpened
+                           Rejoining, Stack, VoteOpened, Copied
     agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
-                           GoOn, Inspect, PeerPages, Replicated, OpenVote
+                           GoOn, Inspect, PeerPages, Replicated, OpenVote, Copy
 """
 
 from __future__ import annotations
@@ -357,6 +357,40 @@ class VoteOpened(NamedTuple):
     why_not: str = ""
 
 
+class Copy(NamedTuple):
+    """Copy the state as of the commit of ``step`` into the agent's memory, before the next update.
+
+    Part ``part`` of ``parts`` of what replicas hold the same goes to the file ``state``, private
+    state to ``private``. Both may hold an older and longer copy. Answered by Copied.
+    """
+
+    step: int
+    state: str
+    private: str
+    part: int
+    parts: int
+
+
+class Copied(NamedTuple):
+    """The state as of ``step`` is in the agent's memory, or is not because of ``why_not``.
+
+    ``digest``: of the whole replicated state, like that of a quick dump. ``is_final``: this rank's
+    state can never be copied.
+    """
+
+    rank: int
+    attempt: int
+    step: int
+    nbytes: int = 0
+    private_nbytes: int = 0
+    digest: str = ""
+    epoch: int = 0  # from 1
+    batch: int = 0
+    cpu_s: float = 0.0  # of the processor; how long it kept an update waiting is not known
+    why_not: str = ""
+    is_final: bool = False
+
+
 class Inspect(NamedTuple):
     """Write all threads' stacks to the rank's log, and answer Stack."""
 
@@ -411,6 +445,8 @@ Message = (
     | Replicated
     | OpenVote
     | VoteOpened
+    | Copy
+    | Copied
     | Inspect
     | Stack
 )
