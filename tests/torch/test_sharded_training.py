@@ -65,14 +65,29 @@ def test_where_each_part_is_held_twice_a_death_costs_no_step(
     assert (folder / f"{style}.sha").read_text() == undisturbed(style)
 
 
+@pytest.mark.parametrize(
+    ("style", "where", "saved", "more"),
+    [
+        ("hsdp", "backward", DEATH - 1, ()),
+        ("hsdp", "backward", DEATH - 1, ("--foreach",)),
+        ("hsdp", "update", DEATH, ("--foreach",)),
+        ("tpdp", "backward", DEATH - 1, ("--foreach",)),
+    ],
+)
 def test_weights_that_change_outside_of_updates_are_saved_as_of_the_commit(
-    launcher: Launcher, warm_python: WarmPython
+    launcher: Launcher,
+    warm_python: WarmPython,
+    style: str,
+    where: str,
+    saved: int,
+    more: tuple[str, ...],
 ) -> None:
-    shrink = f"--shrink={DEATH - 3}"
-    warm_python.train(launcher.tmp / "shrunk", 4, SCRIPT, "hsdp", STEPS, shrink)
-    ended, folder = killed(launcher, "hsdp", "backward", shrink)
-    assert f"step {DEATH - 1} saved by ranks " in ended.err
-    assert (folder / "hsdp.sha").read_text() == (launcher.tmp / "shrunk/hsdp.sha").read_text()
+    more = f"--shrink={DEATH - 3}", *more
+    undisturbed = launcher.tmp / f"{style}{where}-shrunk"
+    warm_python.train(undisturbed, 4, SCRIPT, style, STEPS, *more)
+    ended, folder = killed(launcher, style, where, *more)
+    assert f"step {saved} saved by ranks " in ended.err
+    assert (folder / f"{style}.sha").read_text() == (undisturbed / f"{style}.sha").read_text()
 
 
 def test_where_each_part_is_held_once_a_death_costs_what_was_said_before(

@@ -3,7 +3,7 @@
 `train_sharded.py STYLE STEPS`: `hsdp` and `fsdp`, by `fully_shard` over a mesh of 2 x 2 and of one dimension; `tpdp`,
 two ranks share each layer, and two such pairs the data. `--die RANK STEP WHERE`: in that step of the first attempt
 this rank kills itself, where backward begins or after the first weights of the update; `--shrink STEP`: from then on
-each step begins with smaller weights; `--pause SECONDS`: in each step.
+each step begins with smaller weights, which `--foreach` makes all at once; `--pause SECONDS`: in each step.
 At its end rank 0 writes to `STYLE.sha` a digest of the whole weights, of their average and of the sum of all norms.
 """
 
@@ -28,6 +28,7 @@ parser.add_argument("style", choices=["hsdp", "fsdp", "tpdp"])
 parser.add_argument("steps", type=int)
 parser.add_argument("--die", nargs=3, default=("", "", ""))
 parser.add_argument("--shrink", type=int)
+parser.add_argument("--foreach", action="store_true")
 parser.add_argument("--pause", type=float, default=0.0)
 options, _ = parser.parse_known_args()
 
@@ -97,8 +98,12 @@ def train(state):
     for x in state.batches(Steps()):
         if options.shrink is not None and state.step >= options.shrink:
             with torch.no_grad():
-                for each in net.parameters():
-                    each.mul_(0.99)  # torch counts it on the DTensor, not on the part
+                if options.foreach:  # on those of one kind, as torch mixes them with no others
+                    cut = [each for each in net.parameters() if isinstance(each, DTensor)]
+                    torch._foreach_mul_(cut, 0.99)  # torch counts it nowhere
+                else:
+                    for each in net.parameters():
+                        each.mul_(0.99)  # torch counts it on the DTensor, not on the part
         out = net(x)
         out.register_hook(die_in_backward)
         (out - x[:, :4]).square().mean().backward()

@@ -18,7 +18,8 @@ from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.stateful import ObjectPiece
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors import placements, state_json
-from worker_hooks.tensors.placements import Box, Distributed, part_of
+from worker_hooks.tensors.part_versions import PartVersions
+from worker_hooks.tensors.placements import Box, part_of
 from worker_hooks.tensors.state_json import Json
 
 
@@ -162,11 +163,11 @@ def updated_tensors(pieces: Iterable[Piece]) -> Iterator[Tensor]:
         yield from tensors_in(list(optimizer.state.values()))
 
 
-def cut_of(pieces: Sequence[Piece]) -> tuple[list[Tensor], Distributed]:
+def cut_of(pieces: Sequence[Piece]) -> tuple[list[Tensor], PartVersions]:
     """The parts of distributed tensors that updates change, and all registered such tensors."""
     updated = list(updated_tensors(pieces))
     every = [*scripts_tensors(pieces).values(), *updated]
-    return placements.distributed(updated).parts, placements.distributed(every)
+    return placements.distributed(updated).parts, PartVersions(placements.distributed(every))
 
 
 def named_objects(pieces: Iterable[Piece]) -> Iterator[tuple[str, object]]:

@@ -1,5 +1,6 @@
 """Where a rank's part of a distributed tensor lies in the whole one: what torch's DTensor and FSDP
-know of it. Nothing else in this package knows them.
+know of it. Nothing else in this package knows them, but how DTensor is told to count changes
+(:mod:`part_versions`).
 
 A rank's part is a *box*: consecutive indices in each dimension. It follows from the tensor's
 placements, so nobody is asked.
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 _LOCAL = attrgetter("_local_tensor")
-_VERSION = attrgetter("_version")
 
 Spans = list[tuple[int, int]]
 """Indices of one dimension: of each consecutive part the first, and the one behind the last."""
@@ -36,21 +36,6 @@ class Distributed(NamedTuple):
 
     tensors: list[Any]
     parts: list[Tensor]
-    counts: list[int]  # how often torch says the tensors were changed; see :meth:`count_on`
-
-    def count_on(self) -> None:
-        """Count changes of the tensors on their parts, too, where torch leaves them out.
-
-        Those by ``_foreach`` functions it counts nowhere.
-        """
-        now = list(map(_VERSION, self.tensors))
-        if now == self.counts:
-            return
-        trios = list(zip(self.parts, now, self.counts, strict=True))
-        self.counts[:] = now
-        torch.autograd.graph.increment_version(
-            [part for part, new, old in trios for _ in range(new - old)]
-        )
 
     def are_same(self) -> bool:
         """Whether each of them still keeps its part in the same tensor: FSDP may pad it anew."""
@@ -89,7 +74,7 @@ def distributed(values: Iterable[object]) -> Distributed:
     """Those of some tensors and other values that are distributed."""
     every: list[Any] = [each for each in values if is_distributed(each)]
     found = [each for each in every if not each.is_inference()]  # the others have no version
-    return Distributed(found, list(map(_LOCAL, found)), list(map(_VERSION, found)))
+    return Distributed(found, list(map(_LOCAL, found)))
 
 
 def box_of(name: str, tensor: Tensor) -> Box | None:

@@ -244,21 +244,6 @@ def test_an_ordinary_tensor_is_whole(world):
     assert part_of(tensor) is tensor
 
 
-def test_what_torch_counts_on_a_distributed_tensor_alone_is_counted_on_its_part(world):
-    mesh = world(0)["tp"]
-    one, other = (
-        DTensor.from_local(torch.zeros(2), mesh, [Shard(0)], run_check=False) for _ in range(2)
-    )
-    found = distributed([one, torch.zeros(1), other])
-    before = [part._version for part in found.parts]
-    one.add_(1)
-    one.mul_(2)
-    assert [part._version for part in found.parts] == before
-    for _ in range(2):
-        found.count_on()
-        assert [part._version for part in found.parts] == [before[0] + 2, before[1]]
-
-
 def test_a_distributed_tensor_is_made_again(world):
     mesh = world(5)
     for placements in ([Replicate(), Shard(0), Shard(0)], [Replicate(), Shard(1), Shard(0)]):

@@ -39,6 +39,11 @@ REPLACED = {  # what has a fall-back where it is used, and what that is
         ("_get_fsdp_state", "_fsdp_param_groups", "_module_info"),
         "a module that FSDP has cut is refused",
     ),
+    **dict.fromkeys(
+        ("_op_dispatcher", "_custom_op_handlers", "_dispatch_get_all_op_names", "_schema"),
+        "changes by _foreach functions are found by the audit alone; the log says so",
+    ),
+    "_foreach_add_": "the same",
     "_step_count": "a scheduler is known by its epoch alone",
 }
 LISTED = {name for names in NEEDED.values() for name in names.split()} | REPLACED.keys()
