@@ -112,19 +112,23 @@ def test_three_ranks_of_torch_load_their_parts(
     assert len(wanted) == 4 * 4
 
 
-@pytest.mark.parametrize(("ranks", "copies"), [(4, 1), (3, 1), (2, 2), (1, 0)])
+@pytest.mark.parametrize(
+    ("ranks", "copies", "more"),
+    [(4, 1, ()), (3, 1, ("--backwards",)), (2, 2, ()), (1, 0, ("--backwards",))],
+)
 def test_other_ranks_resume_from_it(
     resumed: tuple[Path, dict[str, torch.Tensor]],
     launcher: Launcher,
     tmp_path: Path,
     ranks: int,
     copies: int,
+    more: tuple[str, ...],
 ) -> None:
     dump, wanted = resumed
     job = launcher.start(
         f"--worker_num={ranks}",
         f"--resume={dump}",
-        *(SCRIPT, STEPS, f"--copies={copies}"),
+        *(SCRIPT, STEPS, f"--copies={copies}", *more),
         cwd=tmp_path,
         XDG_STATE_HOME=str(tmp_path / "state"),
     )

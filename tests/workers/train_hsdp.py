@@ -2,8 +2,9 @@
 
 `train_hsdp.py STEPS`. `--die RANK STEP`: in that step of the first attempt this rank kills itself; `--every N`: a
 checkpoint, `--integrated`, `--split`, `--async`: how. `--copies N`: how often they are held; 0: each rank holds all,
-and trains by itself. Whenever it resumes, rank 0 writes the complete state to
-`resumed-{STEP}.safetensors`, as torch itself puts it together, and at its end to `end.safetensors`.
+and trains by itself. `--backwards`: the optimizer has the parameters in that order. Whenever it resumes, rank 0
+writes the complete state to `resumed-{STEP}.safetensors`, as torch itself puts it together, and at its end to
+`end.safetensors`.
 """
 
 import argparse
@@ -26,6 +27,7 @@ parser.add_argument("--integrated", action="store_true")
 parser.add_argument("--split", action="store_true")
 parser.add_argument("--async", action="store_true", dest="is_async")
 parser.add_argument("--copies", type=int)
+parser.add_argument("--backwards", action="store_true")
 options, _ = parser.parse_known_args()
 ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
 
@@ -40,7 +42,8 @@ if copies:
     mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("copies", "parts"))
     fully_shard(net[0], mesh=mesh)
     fully_shard(net, mesh=mesh)
-optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+parameters = list(net.parameters())
+optimizer = torch.optim.AdamW(parameters[:: -1 if options.backwards else 1], lr=0.01)
 checkpoints = []
 if options.every:
     config = CheckpointConfig(
@@ -57,7 +60,7 @@ state = TrainState(model=net, optimizer=optimizer, ckpt_save_path="dumps", callb
 def keep(file):
     """All ranks: rank 0 writes what they hold together."""
     found = {f"model.{name}": each for name, each in net.named_parameters()}
-    for number, each in enumerate(optimizer.param_groups[0]["params"]):
+    for number, each in enumerate(parameters):
         found |= {
             f"optimizer.state.{number}.{name}": one for name, one in optimizer.state[each].items()
         }

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from worker_hooks.state.mismatch import listed
-from worker_hooks.state.registry import Piece, boxes_of, cut_as_now, restore_alike
+from worker_hooks.state.registry import Piece, as_now, boxes_of, restore_alike
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.commit import EARLY_BUFFERS
@@ -258,7 +258,7 @@ def restore(
         ValueError: it does not fit what is registered; the message names everything that does not.
     """
     names = {piece.name for piece in pieces}
-    saved = _cut_as_now(pieces, saved)
+    saved = _as_now(pieces, saved)
     found, unlike = [], dict[str, Mapping[str, Tensor]]()
     if missing := names - saved.values.keys():
         found.append(f"it has no {listed(missing)}")
@@ -284,12 +284,12 @@ def restore(
     return frozenset(unlike)
 
 
-def _cut_as_now(pieces: Sequence[Piece], saved: LoadedState) -> LoadedState:
-    """The state with this rank's parts of distributed tensors."""
+def _as_now(pieces: Sequence[Piece], saved: LoadedState) -> LoadedState:
+    """The state with this rank's parts of distributed tensors, and its order of parameters."""
     values, boxes = dict(saved.values), dict[str, Box]()
     for piece in pieces:
         if piece.name in values:
-            values[piece.name] = cut_as_now(piece, values[piece.name], saved.tensors.shape_of)
+            values[piece.name] = as_now(piece, values[piece.name], saved.tensors.shape_of)
         boxes |= boxes_of(piece, values.get(piece.name))
     return saved._replace(tensors=saved.tensors.cut(boxes), values=values)
 

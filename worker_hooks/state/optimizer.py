@@ -6,8 +6,9 @@ of the commit. Schedulers and scripts may change a group's values at any time.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from itertools import chain
+from itertools import accumulate, chain
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
@@ -15,11 +16,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from worker_hooks.state.mismatch import missing
+from worker_hooks.state.mismatch import listed, missing
 from worker_hooks.state.snapshot import FIXED, copied, is_constant
 from worker_hooks.tensors import placements, state_json
 from worker_hooks.tensors.placements import Distributed, SavedPart, SavedPlacements
 from worker_hooks.tensors.state_json import Json
+
+log = logging.getLogger("msrun")
+
+MOVED = "%s: the parameters were in another order, and are known by their names"
 
 _PARAMS = itemgetter("params")
 _OWN = ("params", "param_names")  # of a group: not saved, as they belong to the process
@@ -46,7 +51,8 @@ class OptimizerPiece:
     """An optimizer that keeps its state as torch's optimizers do.
 
     Tensors are named ``{name}.state.{index}.{key}``; the index counts over all groups, as in
-    ``state_dict()``.
+    ``state_dict()``. The parameters' names are saved beside them: an index alone does not tell
+    which parameter it was, if a script gives them in another order.
     """
 
     is_compared = True
@@ -54,6 +60,9 @@ class OptimizerPiece:
 
     def __init__(self, name: str, optimizer: Optimizer) -> None:
         self.name = name
+        self.name_parameters: Callable[[], Mapping[int, str]] = dict
+        """Returns the names of all parameters that have one, by their ``id``."""
+        self._named: tuple[list[int], list[str]] = [], []  # parameters, and their names
         self.optimizers = (optimizer,)
         self._optimizer = optimizer
         trained = (each for each in self._parameters() if each.requires_grad)
@@ -105,6 +114,17 @@ class OptimizerPiece:
         """How many parameters each group has."""
         return tuple([len(group["params"]) for group in self._optimizer.param_groups])
 
+    def names(self) -> list[str]:
+        """The name of each parameter, by its index; empty: it is in no registered module.
+
+        They are looked up once for the same parameters: inside a step a module may hold others.
+        """
+        now = list(map(id, self._parameters()))
+        if now != self._named[0]:
+            found = self.name_parameters()
+            self._named = now, [found.get(each, "") for each in now]
+        return self._named[1]
+
     @property
     def is_all_tensors(self) -> bool:
         """Whether the state of its parameters holds nothing but tensors."""
@@ -127,6 +147,7 @@ class OptimizerPiece:
         value = {
             "groups": groups,
             "sizes": list(snapshot.sizes),
+            "names": self.names()[: sum(snapshot.sizes)],  # groups may have been added since
             "state": state,
             "device": self._first.device.type if self._first is not None else "cpu",
             "grads": snapshot.has_grads,
@@ -138,7 +159,8 @@ class OptimizerPiece:
         sizes = list(self.structure())
         if sizes != value["sizes"]:
             return [f"{self.name} had groups of {value['sizes']} parameters and has {sizes}"]
-        return missing(value, like)
+        places = self._places(value)
+        return [f"{self.name} {places}"] if isinstance(places, str) else missing(value, like)
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
@@ -148,13 +170,14 @@ class OptimizerPiece:
         """
         self._restore(tensors, value, state_json.decode(value["groups"], tensors))
 
-    def cut_as_now(self, value: Json, shape_of: Callable[[str], tuple[int, ...]]) -> Json:
-        """A saved value whose tensors are cut as the parameters are in this process.
+    def as_now(self, value: Json, shape_of: Callable[[str], tuple[int, ...]]) -> Json:
+        """A saved value in the parameters' order, and cut as they are, in this process.
 
         Args:
             value: of :meth:`encode`, perhaps on another mesh, or on none.
             shape_of: returns the shape of a whole saved tensor.
         """
+        value = self._in_order(value)
         parameters, of = self._parameters(), value["state"]["of"]
         is_cut = any(map(placements.is_distributed, parameters))
         if not is_cut and not state_json.boxes_in(of):
@@ -175,6 +198,39 @@ class OptimizerPiece:
 
         now = {text: cut(text, held) for text, held in of.items()}
         return {**value, "state": {**value["state"], "of": now}}
+
+    def _in_order(self, value: Json) -> Json:
+        """With the state of each parameter under its present index; unchanged, if nobody knows."""
+        places = self._places(value)
+        if isinstance(places, str) or places == list(range(len(places))):
+            return value
+        log.info(
+            "%s: the parameters were in another order, and are known by their names", self.name
+        )
+        state = value["state"]
+        moved = sorted((places[int(text)], held) for text, held in state["of"].items())
+        of = {str(index): held for index, held in moved}
+        return {**value, "names": self.names(), "state": {**state, "of": of}}
+
+    def _places(self, value: Json) -> list[int] | str:
+        """The present index of each saved parameter, or why that is not known, as text."""
+        now, sizes = self.names(), value["sizes"]
+        then = value.get("names", now)  # older files have none
+        if _may_be_same(then, now):
+            return list(range(len(then)))
+        lost = {*then} ^ {*now}
+        if "" in {*then, *now}:
+            why = "some are in no registered module"
+        elif lost:
+            return f"had other parameters; on one side only: {listed(lost)}"
+        elif sizes != list(self.structure()) or _grouped(then, sizes) != _grouped(now, sizes):
+            why = "in other groups"
+        elif value["state"]["other"] or len(value["state"]["of"]) == 1:
+            why = "it may have state of all of them together"
+        else:
+            index_of = {name: index for index, name in enumerate(now)}
+            return [index_of[name] for name in then]
+        return f"had its parameters in another order, and {why}"
 
     def _restore(
         self, tensors: Mapping[str, Tensor], value: Json, decoded: list[dict[str, Any]]
@@ -205,9 +261,12 @@ class OptimizerPiece:
     def restore_alike(self, tensors: Mapping[str, Tensor], value: Json) -> None:
         """Put back the groups that are there already; the script has yet to add the others."""
         sizes = list(self.structure())
-        if sizes != value["sizes"][: len(sizes)]:
-            return  # an index does not tell which parameter it was
         count, state = sum(sizes), value["state"]
+        names = value.get("names", [])[:count]  # of all; older files have none
+        if sizes != value["sizes"][: len(sizes)] or (
+            names and not _may_be_same(names, self.names())
+        ):
+            return  # an index does not tell which parameter it was
         of = {text: held for text, held in state["of"].items() if int(text) < count}
         groups = state_json.decode(value["groups"], tensors)[: len(sizes)]
         self._restore(tensors, {**value, "state": {**state, "of": of}}, groups)
@@ -232,6 +291,18 @@ class OptimizerPiece:
         of_json, tensors = state_json.encode(in_order, f"{self.name}.state", takes_parts=True)
         other_json, more = state_json.encode(other, f"{self.name}.other")
         return {"of": of_json, "other": other_json}, tensors | more
+
+
+def _may_be_same(then: list[str], now: list[str]) -> bool:
+    """Whether no name says that these are other parameters, or in another order."""
+    return len(then) == len(now) and all(
+        one == other or not one or not other for one, other in zip(then, now, strict=True)
+    )
+
+
+def _grouped(names: list[str], sizes: list[int]) -> list[set[str]]:
+    ends = list(accumulate(sizes))
+    return [set(names[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _are_same(new: list[Any], old: list[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -72,6 +73,9 @@ def pieces_of(objects: Mapping[str, object]) -> tuple[Piece, ...]:
         ValueError: two objects would be saved under one name.
     """
     pieces = tuple(piece for name, thing in objects.items() for piece in _pieces(name, thing))
+    for each in pieces:
+        if isinstance(each, OptimizerPiece):
+            each.name_parameters = functools.partial(_parameter_names, pieces)
     seen: set[str] = set()
     for piece in pieces:
         names = {piece.name, *_tried(piece)}
@@ -114,15 +118,16 @@ def live_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     return {name: each for piece in pieces for name, each in piece.tensors().items()}
 
 
-def cut_as_now(piece: Piece, value: Json, shape_of: Callable[[str], tuple[int, ...]]) -> Json:
-    """A piece's saved value, whose parts of distributed tensors are this rank's by now.
+def as_now(piece: Piece, value: Json, shape_of: Callable[[str], tuple[int, ...]]) -> Json:
+    """A piece's saved value: an optimizer's with its parameters in the order of this process, and
+    with this rank's parts of distributed tensors.
 
     Args:
         piece: one that is registered.
         value: its state as JSON, as another rank saved it, perhaps.
         shape_of: returns the shape of a whole saved tensor.
     """
-    return piece.cut_as_now(value, shape_of) if isinstance(piece, OptimizerPiece) else value
+    return piece.as_now(value, shape_of) if isinstance(piece, OptimizerPiece) else value
 
 
 def scripts_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
@@ -186,6 +191,15 @@ def gradients_of(piece: Piece) -> list[int]:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     found += id(parameter.grad), version(part_of(parameter.grad))
+    return found
+
+
+def _parameter_names(pieces: Iterable[Piece]) -> dict[int, str]:
+    """The names of registered parameters and tensors by their ``id``; of a shared one the first."""
+    found: dict[int, str] = {}
+    named = (each for each in pieces if isinstance(each, ModulePiece | TensorPiece))
+    for name, tensor in scripts_tensors(named).items():
+        found.setdefault(id(tensor), name)
     return found
 
 
