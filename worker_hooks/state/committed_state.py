@@ -255,8 +255,8 @@ class CommittedState:
     def updated(self, index: int) -> None:
         """The optimizer of a piece has made an update."""
         self.updates[index] += 1
-        if self.parts:
-            torch.autograd.graph.increment_version(self.parts)
+        if parts := self.parts.get(index):
+            torch.autograd.graph.increment_version(parts)
         if len(self._trained) > 1:
             self._used[index] = gradients_of(self.pieces[index])
         self._after = self._read_marks()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -168,11 +169,15 @@ def updated_tensors(pieces: Iterable[Piece]) -> Iterator[Tensor]:
         yield from tensors_in(list(optimizer.state.values()))
 
 
-def cut_of(pieces: Sequence[Piece]) -> tuple[list[Tensor], PartVersions]:
-    """The parts of distributed tensors that updates change, and all registered such tensors."""
-    updated = list(updated_tensors(pieces))
-    every = [*scripts_tensors(pieces).values(), *updated]
-    return placements.distributed(updated).parts, PartVersions(placements.distributed(every))
+def cut_of(pieces: Sequence[Piece]) -> tuple[dict[int, list[Tensor]], PartVersions]:
+    """The parts of distributed tensors that updates change, by the index of the piece that makes
+    these, and all registered such tensors.
+    """
+    updated = [list(updated_tensors([piece])) for piece in pieces]
+    every = [*scripts_tensors(pieces).values(), *chain.from_iterable(updated)]
+    parts = {index: placements.distributed(each).parts for index, each in enumerate(updated)}
+    found = {index: each for index, each in parts.items() if each}
+    return found, PartVersions(placements.distributed(every))
 
 
 def named_objects(pieces: Iterable[Piece]) -> Iterator[tuple[str, object]]:

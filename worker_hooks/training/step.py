@@ -153,14 +153,14 @@ class StepTracker:
             self._committed.under_way(self._position())
             self.enter(Phase.BACKWARD)
 
-    def update_begins(self) -> None:
-        """An optimizer is about to change weights."""
+    def update_begins(self, index: int) -> None:
+        """The optimizer of this piece is about to change weights."""
         if (device := self._committed.device) is not None:
             self._gate.wait_until(device.timeline.may_update)
         self._committed.update_begins()
         self._gate.begin_update()
-        if self._committed.parts:
-            torch.autograd.graph.increment_version(self._committed.parts)
+        if parts := self._committed.parts.get(index):  # of others autograd may have need yet
+            torch.autograd.graph.increment_version(parts)
         if (device := self._committed.device) is not None:  # what the gate stops is not queued
             device.update_begins(self._committed.step, self._committed.why_changed)
         self.enter(Phase.UPDATE)

@@ -26,11 +26,11 @@ _THREAD = "{}.step() runs in the thread {}; only steps of the main thread can be
 class UpdateListener(Protocol):
     """What is told of updates."""
 
-    def update_begins(self) -> None:
-        """Weights are about to change."""
+    def update_begins(self, index: int) -> None:
+        """Weights are about to change; ``index`` is the optimizer's piece."""
 
     def update_ended(self, index: int) -> None:
-        """They have changed; ``index`` is the optimizer's piece."""
+        """They have changed."""
 
     def update_is_elsewhere(self, why: str) -> None:
         """They change in another thread, at any time."""
@@ -71,7 +71,7 @@ class UpdateWatch:
         self._has_begun, self._calls = False, 0
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            self._listener.update_begins()
+            self._listener.update_begins(self._index)
             self._has_begun = True
             return None
         if not self._asks_first:
@@ -108,7 +108,7 @@ class UpdateWatch:
 
     def _begin(self) -> None:
         if not self._has_begun:
-            self._listener.update_begins()
+            self._listener.update_begins(self._index)
             self._has_begun = True
 
     def _version(self) -> int:

@@ -1,0 +1,43 @@
+"""Weights of which this rank has a part: an update counts its own parts, and autograd goes on with the others."""
+
+from __future__ import annotations
+
+import torch
+from support.meshes import mesh_seen_by
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from worker_hooks import TrainState
+
+
+class Layer(nn.Module):
+    """Backward needs its part of the weight as it was."""
+
+    def __init__(self, mesh):
+        super().__init__()
+        whole = DTensor.from_local(torch.eye(3), mesh, [Shard(0)], run_check=False)
+        self.weight = nn.Parameter(whole)
+
+    def forward(self, x):
+        return (x @ self.weight.to_local()).tanh()
+
+
+def test_each_weight_may_have_an_optimizer_that_updates_it_within_backward():
+    with mesh_seen_by(0, size=1) as mesh:
+        net = nn.Sequential(*[Layer(mesh) for _ in range(3)])
+        optimizers = {each: torch.optim.SGD([each], 0.1, foreach=True) for each in net.parameters()}
+        hooks = [
+            each.register_post_accumulate_grad_hook(lambda one: optimizers[one].step())
+            for each in optimizers
+        ]
+        state = TrainState(model=net, optimizer=list(optimizers.values()))
+        for batch in state.batches(torch.ones(4, 3)):
+            before = [part._version for part in state._committed._cut._parts[:3]]
+            net(batch).sum().backward()
+            after = [part._version for part in state._committed._cut._parts[:3]]
+            assert all(new > old for new, old in zip(after, before, strict=True))
+            for each in net.parameters():
+                each.grad = None
+        assert state.step == 4
+        for each in hooks:
+            each.remove()
