@@ -142,6 +142,7 @@ class CommitDump:
     holders: tuple[tuple[int, ...], ...] = ()
     is_disputed: bool = False
     from_memory: bool = False  # no rank writes: the agent writes the checkpoint in memory to disk
+    is_copy: bool = False  # that one is the newest copy which was taken while training went on
 
 
 @dataclass(frozen=True, slots=True)

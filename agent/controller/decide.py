@@ -35,7 +35,14 @@ from agent.controller.attempts import (
     stop,
     succeed,
 )
-from agent.controller.drain import DRAINING, apply, hear_of_dump, interrupt_hold, rank_lost
+from agent.controller.drain import (
+    DRAINING,
+    apply,
+    give_up,
+    hear_of_dump,
+    interrupt_hold,
+    rank_lost,
+)
 from agent.controller.job import Job
 from agent.controller.messages import sentence, tone
 from agent.controller.replaceable import blame_left_amid, note_own_failure
@@ -132,6 +139,8 @@ def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901  a row for each 
             return is_older or job.state in {*DRAINING, JobState.REPLACING}
         case ev.StartRefused():
             return job.state not in {JobState.STARTING, JobState.RUNNING}
+        case ev.StateCopied():
+            return job.state is not JobState.RUNNING
 
 
 def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as above
@@ -159,6 +168,8 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
             return Decision(job._replace(replaced=max(job.replaced - 1, 0)))
         case ev.CheckpointFound():
             return Decision(job.resuming(event.path, event.step))
+        case ev.StateCopied():
+            return Decision(replication.note_copy(job, event))
         case ev.StartRefused():
             return _start_refused(job, event)
         case ev.RankHung():
@@ -274,6 +285,8 @@ def _rank_failed(
         return apply(event, dump.freeze(job, reason))
     if job.state is JobState.RUNNING and job.has_news():
         job = dump.note_lost_step(job)
+        if job.unsaved_copy() is not None:
+            return give_up(job, event)
     if job.alive():
         return stop(move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
     return all_gone(job, event)

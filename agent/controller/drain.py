@@ -95,14 +95,22 @@ def interrupt_hold(job: Job, event: ev.Event, why: str) -> Decision:
     job = graceful_exit.mark_interrupted(job, why)
     if job.has_news():
         job = dump.note_lost_step(job)
-    return drained(job, event, Condition.GIVEN_UP)
+    return give_up(job, event)
 
 
 def apply(event: ev.Event, turn: Turn) -> Decision:
     """Move the job by the result of its dump, exit or replacement."""
     if turn.condition is Condition.GIVEN_UP:
-        return drained(turn.job, event, turn.condition, turn.actions)
+        return give_up(turn.job, event, turn.actions)
     return Decision(move(turn.job, event, turn.condition), turn.actions)
+
+
+def give_up(job: Job, event: ev.Event, actions: tuple[do.Action, ...] = ()) -> Decision:
+    """No rank can save the newest step: the newest copy in memory is saved, if there is one."""
+    turn = dump.write_copy(job)
+    if turn is None or job.state is JobState.COMMITTING:  # no better place is known
+        return drained(job, event, Condition.GIVEN_UP, actions)
+    return Decision(move(turn.job, event, turn.condition), actions + turn.actions)
 
 
 def drained(

@@ -497,7 +497,14 @@ def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
     """Have what is in memory written to disk, for which no rank needs to be alive."""
     dump = dump._replace(place=place, is_ordered=True, is_committed=False)
     commit = do.CommitDump(
-        dump.id, dump.step, place, dump.variants, dump.odd, why, from_memory=True
+        dump.id,
+        dump.step,
+        place,
+        dump.variants,
+        dump.odd,
+        why,
+        from_memory=True,
+        is_copy=dump.is_copy,
     )
     actions = (commit, extend_deadline(job, JobState.COMMITTING))
     return Turn(job._replace(dump=dump), Condition.IN_MEMORY, actions)
@@ -514,6 +521,24 @@ def flush_memory(job: Job, why: str) -> Turn:
     if not job.saves():
         return give_up(job, dump, UNSAVED)
     return commit_memory(job, dump, 0, why)
+
+
+def write_copy(job: Job) -> Turn | None:
+    """Have the newest copy of the state go to disk; ``None``: there is none, or it cannot be."""
+    copy, dump = job.unsaved_copy(), job.dump
+    if copy is None or (dump is not None and dump.is_copy):
+        return None
+    lost = job.now.outcome.removesuffix(f"; {job.kept()}")
+    lost = lost or f"step {job.newest_step()} is not saved"
+    dump = new_dump(job)._replace(
+        step=copy.step,
+        memory=copy.path,
+        variants=copy.variants,
+        is_copy=True,
+        remark=f", from a copy in memory ({lost})",
+    )
+    job = job._replace(memory=copy, remembers=True)
+    return commit_memory(job, dump, 0, f"{lost}; step {copy.step} is the newest copy in memory")
 
 
 def undo_replacement(job: Job) -> Turn:

@@ -186,6 +186,22 @@ class RankHung:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCopied:
+    """Every rank's state as of ``step`` is in the agent's memory, or will never be there.
+
+    The next copy is due ``every`` so many steps. ``variants``: the ranks that wrote each replica
+    group's part. ``why_not``: the state of this job cannot be copied.
+    """
+
+    attempt: int
+    step: int
+    every: int = 1
+    variants: tuple[tuple[int, ...], ...] = ()
+    nbytes: int = 0
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplacementAged:
     """One replacement is so old that it no longer counts against the budget."""
 
@@ -209,7 +225,7 @@ AgentEvent = (
     LaunchRequested | WorkerStarted | StartFailed | WorkerExited | StopRequested
     | ExitRequestedByFile | SignalReceived | DeadlinePassed | CheckpointFound | StartRefused
     | RankUnreachable | RankExiting | DumpProgressed | DumpCommitted | CommitFailed | RankHung
-    | ReplacementAged
+    | ReplacementAged | StateCopied
 )
 # fmt: on
 Event = AgentEvent | RankMessage

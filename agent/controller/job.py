@@ -45,6 +45,7 @@ class DumpProgress(NamedTuple):
     odd: tuple[int, ...] = ()  # ranks that differ from it
     since: int = 0  # digests of earlier rounds are of another kind
     memory: str = ""  # its path in memory
+    is_copy: bool = False  # what is written is the newest copy in memory, which no rank is asked for
     remark: str = ""  # about replicas that differ
     is_disputed: bool = False  # they do so without a majority
 
@@ -68,6 +69,14 @@ class MemoryState(NamedTuple):
     step: int
     variants: tuple[tuple[int, ...], ...] = ()  # who wrote it
     odd: tuple[int, ...] = ()  # ranks that differed from it
+
+
+class Copies(NamedTuple):
+    """Copies of the state that are taken while training goes on."""
+
+    newest: MemoryState | None = None
+    every: int = 0  # steps from one to the next
+    why_not: str = ""  # this job's state cannot be copied
 
 
 class Comparison(NamedTuple):
@@ -145,6 +154,7 @@ class SinceRestart(NamedTuple):
     replacement: Replacement | None = None  # the one under way
     comparison: Comparison = Comparison()
     trial: UnconfirmedReplacement | None = None  # of the last replacement, until it is confirmed
+    copies: Copies = Copies()
 
 
 class StopRequests(NamedTuple):
@@ -254,6 +264,12 @@ class Job(NamedTuple):
         """The graceful exit; there must be one."""
         assert self.now.exit is not None
         return self.now.exit
+
+    def unsaved_copy(self) -> MemoryState | None:
+        """The newest copy of the state in memory, if no checkpoint is as new, and if that counts."""
+        copy = self.since_restart.copies.newest
+        is_new = copy is not None and not self.is_saved(copy.step)
+        return copy if is_new and self.saves() else None
 
     def present_replacement(self) -> Replacement:
         """The replacement under way; there must be one."""

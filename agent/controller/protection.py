@@ -14,6 +14,13 @@ from agent.text.wording import listed
 
 LOST = "if a rank dies, training resumes from the newest ModelCheckpoint, else from its beginning"
 
+ONE_RANK = "there is one rank only, and no other holds its state"
+ONE_RANK_LOST = (
+    "if it is killed, training resumes from the newest ModelCheckpoint; a stop by a signal saves "
+    "the step"
+)
+HINT = "--protect-memory=copy keeps copies of it in memory"
+
 CURES = (
     ("wraps its model in DDP outside", "move DDP(...) into train(state)"),
     ("does not train inside run", "put the loop into train(state), and call run(train, state)"),
@@ -49,15 +56,11 @@ def protection(job: Job) -> Protection:
     if why := known.unprotected or known.uncounted:
         return Protection(Level.NOT_PROTECTED, f"{why}; {LOST}")
     if len(job.ranks) == 1 and job.has_hooks:
-        return Protection(
-            Level.NOT_PROTECTED,
-            "there is one rank only, and no other holds its state: if it is killed, training "
-            "resumes from the newest ModelCheckpoint; a stop by a signal saves the step",
-        )
+        return _of_copies(job, ONE_RANK, ONE_RANK_LOST)
     if known.compared == NEVER or (why_no_holder(job) and not known.groups):
         return Protection(Level.UNKNOWN)
     if lone_ranks(job):
-        return Protection(Level.NOT_PROTECTED, f"{why_no_holder(job)}; {LOST}")
+        return _of_copies(job, why_no_holder(job), LOST)
     if known.groups and len(known.voting) < len(job.ranks):
         return Protection(Level.UNKNOWN)  # a death could still leave parts of two steps
     checked = f" (checked: {known.holds})" if known.holds else ""
@@ -75,6 +78,30 @@ def protection(job: Job) -> Protection:
     cure = cure_of(why)
     cure = f". {cure[0].upper()}{cure[1:]}" if cure else ""
     return Protection(Level.PARTLY, f"{why}; a death means {follows}{checked}{cure}")
+
+
+def _of_copies(job: Job, why: str, lost: str) -> Protection:
+    """What it costs if no other rank holds the state, because of ``why``."""
+    copies, dump = job.since_restart.copies, job.policy.dump
+    if not dump.copies:
+        return Protection(Level.NOT_PROTECTED, f"{why}; {lost}; {HINT}")
+    if not dump.after_failure:
+        return Protection(
+            Level.NOT_PROTECTED, f"{why}, and nothing is saved after a failure (--on-failure)"
+        )
+    if copies.why_not:
+        return Protection(
+            Level.NOT_PROTECTED, f"{why}, and it is not copied: {copies.why_not}; {lost}"
+        )
+    if copies.newest is None:
+        return Protection(Level.UNKNOWN)
+    often = "every step" if copies.every == 1 else f"every {copies.every} steps"
+    follows = "a restart from it"
+    if not job.policy.max_restarts:
+        follows = "the end of the job, once it is saved (--max-restarts=1 restarts it)"
+    return Protection(
+        Level.PARTLY, f"{why}; {often} it is copied to msrun's memory, and a death means {follows}"
+    )
 
 
 def cure_of(why: str) -> str:

@@ -20,7 +20,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from agent.controller.job import NEVER, Comparison, DumpProgress, Job, UnconfirmedReplacement
+from agent.controller import events as ev
+from agent.controller.job import (
+    NEVER,
+    Comparison,
+    Copies,
+    DumpProgress,
+    Job,
+    MemoryState,
+    UnconfirmedReplacement,
+)
 from agent.text.wording import described, listed, ranged
 from worker_hooks.contract import protocol
 from worker_hooks.contract.fingerprint import alike, describe, differences, is_own_value
@@ -68,6 +77,28 @@ def note_vote(job: Job, event: protocol.VoteOpened) -> Job:
     known = job.since_restart.comparison
     voting = {**known.voting, event.rank: event.why_not}
     return _with(job, known._replace(voting=voting))
+
+
+def note_copy(job: Job, event: ev.StateCopied) -> Job:
+    """A copy of the state is complete in memory, or none can ever be."""
+    known = Copies(job.since_restart.copies.newest, event.every, event.why_not)
+    if not event.why_not:
+        known = known._replace(newest=MemoryState("", event.step, event.variants))
+    return job._replace(since_restart=job.since_restart._replace(copies=known))
+
+
+def groups_to_copy(job: Job) -> Groups:
+    """The replica groups of which each is to keep copies of its part in memory; none: no copies.
+
+    None are taken before ranks have shown what they share, nor while a replacement is on trial: its
+    state may be wrong.
+    """
+    known, since = job.since_restart.comparison, job.since_restart
+    is_known = known.compared != NEVER or (len(job.ranks) == 1 and not known.awaited)
+    is_wrong = bool(known.unprotected or known.uncounted or since.trial or since.copies.why_not)
+    if not job.policy.dump.copies or not is_known or is_wrong or _why_not_compared(known):
+        return ()
+    return replica_groups(job)
 
 
 def _failed(job: Job, trial: UnconfirmedReplacement, what: str) -> Job:

@@ -108,19 +108,27 @@ _UNDONE = {  # the last replacement: its checkpoint is still in memory
     _C.IN_MEMORY: _S.COMMITTING,
     _C.GIVEN_UP: _S.STOPPING,
 }
+_FAILED = {
+    _C.RANK_FAILED: _S.STOPPING,
+    _C.STATE_HELD: _S.FREEZING,
+    _C.IN_MEMORY: _S.COMMITTING,
+}
 _HELD = {
     _C.ANSWERS_AWAITED: _S.HOLDING,
     _C.WHOLE: _S.DUMPING,
+    _C.IN_MEMORY: _S.COMMITTING,
     _C.GIVEN_UP: _S.STOPPING,
 }
 _FROZEN = {
     _C.ANSWERS_AWAITED: _S.FREEZING,
     _C.WHOLE: _S.DUMPING,
+    _C.IN_MEMORY: _S.COMMITTING,
     _C.GIVEN_UP: _S.STOPPING,
 }
 _SAVED = {
     _C.ANSWERS_AWAITED: _S.DUMPING,
     _C.WRITTEN: _S.COMMITTING,
+    _C.IN_MEMORY: _S.COMMITTING,
     _C.GIVEN_UP: _S.STOPPING,
 }
 _REPLACED = {
@@ -160,12 +168,13 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
             _C.ALL_SUCCEEDED: _S.SUCCEEDED,
             _C.RANK_FAILED: _S.STOPPING,
             _C.STATE_HELD: _S.FREEZING,
+            _C.IN_MEMORY: _S.COMMITTING,
             _C.BUDGET_LEFT: _S.STARTING,
             _C.BUDGET_SPENT: _S.FAILED,
             _C.HOPELESS: _S.FAILED,
         },
-        "Raised": {_C.RANK_FAILED: _S.STOPPING, _C.STATE_HELD: _S.FREEZING},
-        "RankHung": {_C.RANK_FAILED: _S.STOPPING, _C.STATE_HELD: _S.FREEZING},
+        "Raised": _FAILED,
+        "RankHung": _FAILED,
         "Fingerprinted": _UNDONE,
         "StartRefused": {_C.ALWAYS: _S.STOPPING},
         "StopRequested": {**_ASKED, _C.NOW: _S.KILLING},
@@ -204,7 +213,11 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         "StopRequested": {_C.NOTED: _S.FREEZING, _C.NOW: _S.KILLING},
         "ExitRequested": {_C.ALWAYS: _S.FREEZING},
         "SignalReceived": {_C.ALWAYS: _S.FREEZING},
-        "DeadlinePassed": {_C.WHOLE: _S.DUMPING, _C.GIVEN_UP: _S.STOPPING},
+        "DeadlinePassed": {
+            _C.WHOLE: _S.DUMPING,
+            _C.IN_MEMORY: _S.COMMITTING,
+            _C.GIVEN_UP: _S.STOPPING,
+        },
     },
     _S.DUMPING: {
         "Written": _SAVED,
