@@ -45,7 +45,7 @@ class DumpProgress(NamedTuple):
     odd: tuple[int, ...] = ()  # ranks that differ from it
     since: int = 0  # digests of earlier rounds are of another kind
     memory: str = ""  # its path in memory
-    is_copy: bool = False  # what is written is the newest copy in memory, which no rank is asked for
+    is_copy: bool = False  # the newest copy in memory is written, without any rank
     remark: str = ""  # about replicas that differ
     is_disputed: bool = False  # they do so without a majority
 
@@ -266,7 +266,7 @@ class Job(NamedTuple):
         return self.now.exit
 
     def unsaved_copy(self) -> MemoryState | None:
-        """The newest copy of the state in memory, if no checkpoint is as new, and if that counts."""
+        """The newest copy in memory, if no checkpoint is as new, and what is whole is saved."""
         copy = self.since_restart.copies.newest
         is_new = copy is not None and not self.is_saved(copy.step)
         return copy if is_new and self.saves() else None

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from agent.controller import actions as do
 from agent.controller import events as ev
+from agent.dump.copies import MemoryCopies
 from agent.dump.draft import DumpDraft, DumpOrder, private_nbytes
 from agent.dump.flush import MemoryFlush
 from agent.dump.folder import FolderTarget
@@ -34,6 +35,7 @@ from worker_hooks.contract.layout import CheckpointLayout, DumpLayout
 from worker_hooks.contract.status_page import Page
 from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.late_randomness import UnknownStateError
+from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.one_state import IncompleteStateError
 
 T = TypeVar("T")
@@ -48,6 +50,14 @@ class _Dump(NamedTuple):
     target: Target
     draft: DumpDraft | None  # None: nobody writes, a dump in memory goes to a folder
     began_s: float  # monotonic
+
+
+class _InMemory(NamedTuple):
+    """A complete checkpoint in memory that is to go to a folder."""
+
+    action: do.SaveRanks  # that it is of
+    manifest: Manifest
+    position: tuple[int, int] | None
 
 
 class DumpExecutor:
@@ -78,6 +88,7 @@ class DumpExecutor:
         self._pages = pages
         self._handshake = handshake
         self._services = services
+        self.copies = MemoryCopies(spec, links, pages, services)
         self._post = services.post
         self._file_thread = services.files
         self._attempt = 0
@@ -95,6 +106,7 @@ class DumpExecutor:
     def begin(self, attempt: int) -> None:
         """An attempt begins."""
         self._attempt = attempt
+        self.copies.begin(attempt)
 
     # --- what is decided ------------------------------------------------------------------------
 
@@ -303,18 +315,18 @@ class DumpExecutor:
     def _flush(self, action: do.CommitDump) -> None:
         """Write the dump in memory to a folder: no rank is needed."""
         self.abandon()
-        kept = self._kept
-        if kept is None or kept.draft is None or kept.draft.manifest is None:
+        kept = self._copied(action) if action.is_copy else self._remembered()
+        if kept is None:
             why = "there is no checkpoint in memory"
             self._post(ev.CommitFailed(action.dump_id, why, is_place=False))
             return
-        target = self._folder(kept.action, action.place, kept.draft.position)
+        target = self._folder(kept.action, action.place, kept.position)
         if target is None:
             self._place_trouble = NO_PLACE
             self._post(ev.CommitFailed(action.dump_id, NO_PLACE, is_place=True))
             return
         try:
-            flush = MemoryFlush(kept.draft.manifest, target)
+            flush = MemoryFlush(kept.manifest, target)
         except OSError as error:
             self._post(ev.CommitFailed(action.dump_id, _describe(error), is_place=False))
             return
@@ -327,6 +339,24 @@ class DumpExecutor:
             lambda: flush.write(progress),
             lambda done: self._on_committed(dump, action, began_s, done),
         )
+
+    def _remembered(self) -> _InMemory | None:
+        """The dump in memory."""
+        kept = self._kept
+        if kept is None or kept.draft is None or kept.draft.manifest is None:
+            return None
+        return _InMemory(kept.action, kept.draft.manifest, kept.draft.position)
+
+    def _copied(self, action: do.CommitDump) -> _InMemory | None:
+        """The newest copy."""
+        manifest = self.copies.manifest(action.step, self._failure)
+        if manifest is None:
+            return None
+        self._frozen_s = self._frozen_s or time.monotonic()
+        save = do.SaveRanks(
+            action.dump_id, action.step, action.variants[0], (), action.place, action.reason
+        )
+        return _InMemory(save, manifest, (manifest.epoch + 1, manifest.batch))
 
     def _on_committed(
         self, dump: _Dump, action: do.CommitDump, began_s: float, done: SavedDump | Exception

@@ -41,6 +41,7 @@ Said = (
     | protocol.Rejoining
     | protocol.Stack
     | protocol.VoteOpened
+    | protocol.Copied
 )
 """What a training script may say; each names its rank and attempt."""
 

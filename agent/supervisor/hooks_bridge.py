@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from agent.controller import actions as do
 from agent.controller import events as ev
+from agent.controller.replication import Groups
 from agent.controller.states import JobState
 from agent.hooks.exiting_ranks import ExitingRanks
 from agent.hooks.rank_links import Loop, RankLinks, Said
@@ -185,23 +186,28 @@ class HooksBridge:
         self._votes.close()
         if self._guarding is not None:
             self._guarding.health.forget()
+            self._guarding.dumps.copies.forget()
             self._guarding.dumps.forget()
 
     def close(self) -> None:
         """The job is over."""
         self._votes.close()
         if self._guarding is not None:
+            self._guarding.dumps.copies.forget()
             self._guarding.dumps.forget()
         self._links.close()
         self._services.files.close(CLOSE_S)
 
-    def decided(self, state: JobState, why_not_replicated: str, *, is_cut: bool) -> None:
+    def decided(
+        self, state: JobState, why_not_replicated: str, *, is_cut: bool, to_copy: Groups
+    ) -> None:
         """The job is in this state now.
 
         Args:
             state: the job's.
             why_not_replicated: why not any rank may save the state of any other one; empty: it may.
             is_cut: ranks hold different parts of the state.
+            to_copy: the replica groups of which each keeps copies of its part in memory.
         """
         self._state = state
         if is_cut and state is JobState.RUNNING:
@@ -209,6 +215,8 @@ class HooksBridge:
         if why_not_replicated != self._why_not_replicated:
             self._why_not_replicated = why_not_replicated
             self._tell(tuple(self._steps), protocol.Replicated(why_not_replicated))
+        if self._guarding is not None:
+            self._guarding.dumps.copies.decided(state, to_copy)
         self._exiting.decided(state)
         self._watch()
 
@@ -329,6 +337,8 @@ class HooksBridge:
             case protocol.Leaving(rank, _, is_done):
                 self._leave(rank, is_done=is_done)
                 self._watch()
+            case protocol.Copied():
+                self._load().dumps.copies.hear(message)
             case protocol.Stack():
                 self._load().health.hear(message)
             case _:

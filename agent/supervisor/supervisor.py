@@ -25,7 +25,7 @@ from agent.controller.decide import decide
 from agent.controller.events import renewed
 from agent.controller.job import Job, first_job
 from agent.controller.messages import ELAPSED
-from agent.controller.replication import why_no_holder
+from agent.controller.replication import groups_to_copy, why_no_holder
 from agent.controller.restart_policy import why_not_saved
 from agent.controller.states import JobState, RankState
 from agent.notify.notice import notices
@@ -347,7 +347,12 @@ class Supervisor:
         for notice in notices(before, event, decision, known, self._account):
             self._notifier.tell(notice)
         is_cut = bool(self._job.since_restart.comparison.groups)
-        self._hooks.decided(self._job.state, why_no_holder(self._job), is_cut=is_cut)
+        self._hooks.decided(
+            self._job.state,
+            why_no_holder(self._job),
+            is_cut=is_cut,
+            to_copy=groups_to_copy(self._job),
+        )
         if decision.say:
             after = "".join(f" after {one.lost_s:.1f} s" for one in over if one.lost_s is not None)
             self._tell(decision.say.replace(ELAPSED, after), decision.tone)

@@ -96,6 +96,8 @@ def _dump(settings: Settings, ladder: TimeoutLadder, environ: Mapping[str, str])
         is_strict=settings.boolean("strict"),
         restarts_explicit="max_restarts" in settings.given,
         ttp=_ttp(environ),
+        copies=settings.of("protect_memory").text == "copy",
+        copy_every=settings.integer("protect_every") or 0,
     )
 
 

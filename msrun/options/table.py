@@ -214,6 +214,13 @@ OPTIONS: tuple[Option, ...] = (
            "Share of the training's time in which ranks look whether their state changes in ways "
            "that torch does not count; 0 never looks.",
            default="0.5%", metavar="PERCENT", origin=_OUR),
+    Option("protect-memory", _S.RECOVERY,
+           "copy: each rank copies its state, or its part of what replicas share, to msrun's "
+           "memory again and again; if no rank can save it any more, the newest copy is saved.",
+           default="off", metavar="copy|off", choices=("copy", "off"), origin=_OUR),
+    Option("protect-every", _S.RECOVERY,
+           "Steps from one such copy to the next; 0: as often as takes 1 % of the time.",
+           default="0", kind=_K.INT, metavar="N", low=0, origin=_OUR),
     Option("dump-timeout", _S.RECOVERY,
            "Seconds without a byte of progress after which msrun gives up a rank's part of a dump.",
            unset="20, less with a short --shutdown-timeout", kind=_K.FLOAT, metavar="SECONDS",

@@ -1,0 +1,299 @@
+"""Copies of every rank's state in the agent's memory, taken while training goes on.
+
+Two sets of files: one holds the newest complete copy, the other receives the next one. A copy is of
+one step. All ranks are ordered ahead of it, copy behind their commit, and answer. Of a replica
+group each rank writes its part of what they hold the same, and the digests of all must be equal. So
+a copy is never trusted that is of two steps, or of replicas that differ.
+
+When a copy is taken is decided here, by how long steps and copies take; what it is good for is
+decided by the controller.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from statistics import median
+from typing import NamedTuple
+
+from agent.controller import events as ev
+from agent.controller.states import JobState
+from agent.hooks.rank_links import RankLinks
+from agent.hooks.services import Services
+from agent.hooks.status_pages import StatusPages
+from agent.spec.job_spec import JobSpec
+from agent.text.sanitize import encodable
+from worker_hooks.contract import protocol
+from worker_hooks.contract.layout import held
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Manifest, Shard
+
+SHARE = 0.01  # of the training's processor time that copies may take
+NOTICE_S = 0.05  # before a commit all ranks are told that it is copied
+MOST_AHEAD = 64  # steps
+LOOK_S = 0.2  # a copy that is due so much later, or more, is not ordered yet
+UNKNOWN_STEP_S = 0.01
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+def ahead(step_s: float, misses: int) -> int:
+    """How many steps before its commit a copy is ordered.
+
+    Args:
+        step_s: seconds that a step takes.
+        misses: how many orders in a row came too late.
+    """
+    return min(MOST_AHEAD, (2 + math.ceil(NOTICE_S / step_s)) << min(misses, 6))
+
+
+def interval(step_s: float, cpu_s: float, every: int) -> int:
+    """How many steps lie between two copies.
+
+    Args:
+        step_s: seconds that a step takes.
+        cpu_s: seconds of processor time that a copy takes on the slowest rank; 0: unknown.
+        every: what the user wants; 0: as often as costs :data:`SHARE` of the time.
+    """
+    return every or max(1, math.ceil(cpu_s / (SHARE * step_s)))
+
+
+class _Files(NamedTuple):
+    """What one rank writes to: descriptors."""
+
+    state: int
+    private: int
+
+
+class _Copy(NamedTuple):
+    """One copy, complete or not."""
+
+    step: int
+    groups: Groups
+    files: Mapping[int, _Files]  # by rank
+    answers: Mapping[int, protocol.Copied]
+    attempt: int
+
+
+class MemoryCopies:
+    """The newest complete copy, and the next one on its way."""
+
+    def __init__(
+        self, spec: JobSpec, links: RankLinks, pages: StatusPages, services: Services
+    ) -> None:
+        """Nothing is copied before :meth:`decided`."""
+        self._spec = spec
+        self._links = links
+        self._pages = pages
+        self._services = services
+        self._attempt = 0
+        self._groups: Groups = ()
+        self._newest: _Copy | None = None
+        self._next: _Copy | None = None
+        self._spare: Mapping[int, _Files] = {}  # files that nobody writes to, and nobody needs
+        self._misses = 0
+        self._cpu_s = 0.0
+        self._is_refused = False
+        self._wakes = 0  # of these the newest counts
+        self._epoch = 0
+
+    def begin(self, attempt: int) -> None:
+        """An attempt begins; of the one before it a copy may be complete, or still be written."""
+        self._attempt = attempt
+        self._give_up()
+
+    def decided(self, state: JobState, groups: Groups) -> None:
+        """The job is in this state now.
+
+        Args:
+            state: the job's.
+            groups: the replica groups of which each is to keep copies; none: nothing is copied.
+        """
+        self._groups = groups if state is JobState.RUNNING and not self._is_refused else ()
+        if not self._groups:
+            self._give_up()
+        elif self._next is None and not self._wakes:
+            self._look()
+
+    def _give_up(self) -> None:
+        """Whoever was to write may do so later: it gets files that nobody looks at any more."""
+        self._wakes = 0
+        if self._next is not None:
+            _close(self._next.files)
+            self._next = None
+
+    # --- ordering -------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Order the next copy if it is due soon, else look again."""
+        self._wakes = 0
+        if not self._groups or self._next is not None:
+            return
+        steps = [self._pages.newest_step(rank) for rank in self._spec.ranks_here]
+        newest, step_s = max(step or 0 for step in steps), self._step_s()
+        soonest = newest + ahead(step_s, self._misses)
+        last = 0 if self._newest is None else self._newest.step
+        step = max(last + interval(step_s, self._cpu_s, self._spec.dump.copy_every), soonest)
+        if self._newest is None and not any(steps):
+            self._wait(LOOK_S)
+        elif (wait_s := (step - soonest) * step_s) > LOOK_S:
+            self._wait(wait_s / 2)
+        else:
+            self._order(step)
+
+    def _wait(self, seconds: float) -> None:
+        self._epoch += 1
+        self._wakes = self._epoch
+        self._services.loop.call_later(seconds, self._wake, self._epoch)
+
+    def _wake(self, number: int) -> None:
+        if number == self._wakes:
+            self._look()
+
+    def _step_s(self) -> float:
+        paces = self._pages.paces(self._spec.ranks_here).values()
+        found = [pace.step_ns for each in paces for pace in each[-8:]]
+        return max(median(found) / 1e9, 1e-5) if found else UNKNOWN_STEP_S
+
+    def _order(self, step: int) -> None:
+        try:
+            files = self._spare or self._open()
+        except OSError:  # no descriptor is left
+            self._refuse(step, "the agent has no descriptor left")
+            return
+        self._spare = {}
+        self._next = _Copy(step, self._groups, files, {}, self._attempt)
+        for group in self._groups:
+            for part, rank in enumerate(group):
+                state, private = map(held, files[rank])
+                order = protocol.Copy(step, state, private, part, len(group))
+                self._links.send(rank, order)
+
+    def _open(self) -> Mapping[int, _Files]:
+        found: dict[int, _Files] = {}
+        try:
+            for rank in self._spec.ranks_here:
+                state = os.memfd_create(f"msrun-copy-{rank}", os.MFD_CLOEXEC)
+                found[rank] = _Files(state, -1)
+                private = os.memfd_create(f"msrun-copy-{rank}-private", os.MFD_CLOEXEC)
+                found[rank] = _Files(state, private)
+        except OSError:
+            _close(found)
+            raise
+        return found
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def hear(self, answer: protocol.Copied) -> None:
+        """A rank has copied its state, or has not."""
+        coming = self._next
+        if coming is None or answer.step != coming.step or answer.attempt != coming.attempt:
+            return
+        if why := _unsound(answer, coming.files[answer.rank]):
+            self._links.drop(answer.rank, why)
+            return
+        if answer.is_final:
+            self._refuse(answer.step, encodable(answer.why_not))
+            return
+        coming = coming._replace(answers={**coming.answers, answer.rank: answer})
+        self._next = coming
+        if len(coming.answers) < len(self._spec.ranks_here):
+            return
+        self._next = None
+        why = next((each.why_not for each in coming.answers.values() if each.why_not), "")
+        why = encodable(why) or _why_unequal(coming)
+        if why:
+            self._misses += 1
+            self._spare = coming.files
+            self._services.journal.event("CopyMissed", step=coming.step, why=why)
+        else:
+            self._complete(coming)
+        self._look()
+
+    def _refuse(self, step: int, why: str) -> None:
+        self._is_refused, self._groups = True, ()
+        self._give_up()
+        self._services.post(ev.StateCopied(self._attempt, step, why_not=why))
+
+    def _complete(self, copy: _Copy) -> None:
+        self._misses = 0
+        if self._newest is not None:
+            self._spare = self._newest.files
+        self._newest = copy
+        answers = copy.answers.values()
+        self._cpu_s = max(each.cpu_s for each in answers)
+        every = interval(self._step_s(), self._cpu_s, self._spec.dump.copy_every)
+        nbytes = sum(each.nbytes + each.private_nbytes for each in answers)
+        self._services.post(ev.StateCopied(self._attempt, copy.step, every, copy.groups, nbytes))
+
+    # --- what is kept ---------------------------------------------------------------------------
+
+    def manifest(self, step: int, reason: str) -> Manifest | None:
+        """The newest copy as a checkpoint in memory; ``None``: it is not of this step.
+
+        Args:
+            step: whose copy is wanted.
+            reason: the failure that it is saved for.
+        """
+        copy = self._newest
+        if copy is None or copy.step != step:
+            return None
+        first = copy.answers[copy.groups[0][0]]
+        shards = [
+            Shard(str(files.private), rank, PRIVATE, copy.answers[rank].private_nbytes, "")
+            for rank, files in copy.files.items()
+        ]
+        for variant, group in enumerate(copy.groups):
+            for rank in group:
+                file, nbytes = copy.files[rank].state, copy.answers[rank].nbytes
+                shards.append(Shard(str(file), rank, REPLICATED, nbytes, "", variant))
+        return manifests.new(
+            MEMORY_KIND,
+            step=step,
+            epoch=max(0, first.epoch - 1),
+            batch=first.batch,
+            world_size=self._spec.world_size,
+            attempt=copy.attempt,
+            record_id=self._spec.record_id,
+            reason=reason,
+            shards=shards,
+            ranks=self._spec.ranks_here,
+            digest=first.digest,
+            holders=copy.groups if len(copy.groups) > 1 else (),
+        )
+
+    def forget(self) -> None:
+        """Free the memory: the attempt is over, and what is written to a disk holds its files."""
+        self._give_up()
+        self._groups, self._misses, self._cpu_s, self._is_refused = (), 0, 0.0, False
+        _close(self._spare)
+        self._spare = {}
+        if self._newest is not None:
+            _close(self._newest.files)
+            self._newest = None
+
+
+def _unsound(answer: protocol.Copied, files: _Files) -> str:
+    """Why a rank cannot have written what it says; empty: it may have."""
+    if answer.why_not:
+        return ""
+    for fd, nbytes in ((files.state, answer.nbytes), (files.private, answer.private_nbytes)):
+        if nbytes < 0 or os.fstat(fd).st_size != nbytes:
+            return f"it copied {os.fstat(fd).st_size} bytes and says {nbytes}"
+    return ""
+
+
+def _why_unequal(copy: _Copy) -> str:
+    """Which replicas hold different state; empty: none."""
+    for group in copy.groups:
+        if len({copy.answers[rank].digest for rank in group}) > 1:
+            return f"the replicas {', '.join(map(str, group))} differ"
+    return ""
+
+
+def _close(files: Mapping[int, _Files]) -> None:
+    for each in files.values():
+        for fd in each:
+            if fd >= 0:
+                os.close(fd)
