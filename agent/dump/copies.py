@@ -92,6 +92,7 @@ class MemoryCopies:
         self._newest: _Copy | None = None
         self._next: _Copy | None = None
         self._spare: Mapping[int, _Files] = {}  # files that nobody writes to, and nobody needs
+        self._abandoned: list[Mapping[int, _Files]] = []
         self._misses = 0
         self._cpu_s = 0.0
         self._is_refused = False
@@ -110,17 +111,21 @@ class MemoryCopies:
             state: the job's.
             groups: the replica groups of which each is to keep copies; none: nothing is copied.
         """
-        self._groups = groups if state is JobState.RUNNING and not self._is_refused else ()
-        if not self._groups:
+        is_running = state is JobState.RUNNING
+        self._groups = groups if is_running and not self._is_refused else ()
+        if not is_running:
             self._give_up()
-        elif self._next is None and not self._wakes:
+        elif self._groups and self._next is None and not self._wakes:
             self._look()
 
     def _give_up(self) -> None:
-        """Whoever was to write may do so later: it gets files that nobody looks at any more."""
+        """Some ranks may have an order, and look for its files by their numbers: these stay taken.
+
+        When the next copy is ordered, all that are alive have answered to something later.
+        """
         self._wakes = 0
         if self._next is not None:
-            _close(self._next.files)
+            self._abandoned.append(self._next.files)
             self._next = None
 
     # --- ordering -------------------------------------------------------------------------------
@@ -163,6 +168,7 @@ class MemoryCopies:
             self._refuse(step, "the agent has no descriptor left")
             return
         self._spare = {}
+        self._close_abandoned()
         self._next = _Copy(step, self._groups, files, {}, self._attempt)
         for group in self._groups:
             for part, rank in enumerate(group):
@@ -182,6 +188,10 @@ class MemoryCopies:
             _close(found)
             raise
         return found
+
+    def _close_abandoned(self) -> None:
+        while self._abandoned:
+            _close(self._abandoned.pop())
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -203,6 +213,8 @@ class MemoryCopies:
         self._next = None
         why = next((each.why_not for each in coming.answers.values() if each.why_not), "")
         why = encodable(why) or _why_unequal(coming)
+        if not why and coming.groups != self._groups:
+            why = "who holds the same is not known any more"
         if why:
             self._misses += 1
             self._spare = coming.files
@@ -269,6 +281,7 @@ class MemoryCopies:
         self._groups, self._misses, self._cpu_s, self._is_refused = (), 0, 0.0, False
         _close(self._spare)
         self._spare = {}
+        self._close_abandoned()
         if self._newest is not None:
             _close(self._newest.files)
             self._newest = None
