@@ -13,21 +13,21 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypedDict
+from typing import NamedTuple, TypedDict
 
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import RankEnv, meeting_point
-from worker_hooks.contract.status_page import Page
 from worker_hooks.contract.vote_board import VoteBoard
 from worker_hooks.distributed import abort, communicators, stacks
 from worker_hooks.guard import exit_hooks
 from worker_hooks.guard import save as saving
 from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, AgentLink
-from worker_hooks.guard.gate import FreezeResult, Gate
+from worker_hooks.guard.frozen_state import FrozenState
+from worker_hooks.guard.gate import Gate
 from worker_hooks.guard.peers import KnownPeers
 from worker_hooks.guard.signal_wakeup import SignalWakeup
+from worker_hooks.guard.state_source import StateSource
 from worker_hooks.guard.update_vote import NOT_ON_DEVICES, UpdateVote
-from worker_hooks.state.device_state import DeviceState, HeldStep
 from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.memory_dump import HeldDump
 
@@ -42,40 +42,6 @@ NOTHING_PROMISED = (
     "could get other weights; use a torch that msrun was tested with"
 )
 _guarded: set[int] = set()  # this process, once the agent has welcomed it
-
-
-class StateSource(saving.SaveSource, Protocol):
-    """The state that is guarded."""
-
-    @property
-    def step(self) -> int:
-        """The newest commit."""
-
-    @property
-    def page(self) -> Page | None:
-        """Its status page."""
-
-    def is_complete(self) -> bool:
-        """Whether the update after the commit changed all that a step usually changes."""
-
-    def is_copied(self) -> bool:
-        """Whether the commit can be saved in spite of an update that has begun since."""
-
-    def why_changed(self) -> str:
-        """What is not as of the commit any more and cannot be saved; empty: all can."""
-
-    def nbytes(self) -> tuple[int, int]:
-        """About how large the replicated state is, and what part of it is in host memory."""
-
-    def forget(self) -> None:
-        """Write to no page any more."""
-
-    @property
-    def device(self) -> DeviceState | None:
-        """Of accelerators that hold some of the state; ``None``: none does."""
-
-    def settle_devices(self, grace_s: float, *, is_updated: bool) -> HeldStep:
-        """Which step they hold, and why it cannot be saved."""
 
 
 class _Sender(TypedDict):
@@ -149,8 +115,7 @@ class Guard:
         self._aborting: threading.Thread | None = None  # communicators, as was ordered
         self._is_out = threading.Event()  # the main thread has obeyed the last order to rejoin
         self._pid = os.getpid()
-        self._device_error = ""  # of an accelerator, at the last freeze
-        self._frozen_version: int | None = None  # of the state, if it was torn but complete
+        self._frozen = FrozenState(self.gate, source)
 
     @property
     def is_on(self) -> bool:
@@ -358,7 +323,7 @@ class Guard:
             was_torn = self.gate.is_torn
             self.gate.reenter()
         communicators.await_abort(aborting)  # the lock is free: the listener hears another order
-        self.is_done, self._frozen_version = False, None
+        self.is_done, self._frozen.version = False, None
         self._send(protocol.Rejoining(**self._sender))
         return order, was_torn
 
@@ -514,7 +479,7 @@ class Guard:
             )
             self._send(frozen)
 
-        self._frozen_version = None
+        self._frozen.version = None
         self.gate.hold_at(order.step, arrived)
         is_there = self.is_done and self.source.step == order.step
         if is_there and self.gate.claim_arrival():  # it may never come to a boundary again
@@ -526,37 +491,12 @@ class Guard:
                 self._link.send(message)
 
     def freeze(self, grace_s: float, newest: int = 0) -> tuple[int, bool, str]:
-        """Close the gate.
-
-        Returns:
-            The step that the state is whole as of, whether it is whole, and why it is not.
-        """
-        source = self.source
-        result = self.gate.close(
-            grace_s, source.is_complete, lambda: bool(source.why_changed()), newest
-        )
-        is_updated = result is FreezeResult.UPDATED
-        step, why = source.step + is_updated, self._unsafe_why
-        if source.device is not None:
-            held = source.settle_devices(grace_s, is_updated=is_updated)
-            is_updated, step = held.step > source.step, held.step
-            why = why or held.why_not
-            self._device_error = held.why_not if held.is_failed else ""
-        self._frozen_version = source.version(step) if is_updated else None
-        if source.device is not None:
-            return step, not why, why
-        if not why and result is FreezeResult.TORN and not source.is_copied():
-            changed = source.why_changed() or "the script itself began to update"
-            if self.gate.is_torn:
-                changed = f"an optimizer began to update after step {step}"
-            why = f"{changed} and did not reach its commit"
-        elif not why and result is FreezeResult.WHOLE:
-            why = source.why_unknown()
-        return step, not why, why
+        """Close the gate, as :meth:`worker_hooks.guard.frozen_state.FrozenState.freeze` says."""
+        return self._frozen.freeze(grace_s, newest, self._unsafe_why)
 
     def _freeze(self, order: protocol.Freeze) -> None:
         step, is_whole, why = self.freeze(order.update_grace_s, order.step)
-        if self._device_error:  # the error stays: this process could not enter the script again
+        if self._frozen.device_error:  # it stays: this process could not enter the script again
             stacks.end_process(why)  # a new process may use the device
         nbytes, host_nbytes = self.source.nbytes() if is_whole else (0, 0)
         frozen = protocol.Frozen(
@@ -586,12 +526,7 @@ class Guard:
         self, order: protocol.Save, advance: Callable[[int], None]
     ) -> protocol.Written | protocol.Digested:
         """As :func:`worker_hooks.guard.save.save`, of this rank."""
-        device = self.source.device
-        if device is not None and not device.is_settled:  # held at a boundary, with living peers
-            grace_s = VERIFY_S if self.welcome is None else self.welcome.update_grace_s
-            held = self.source.settle_devices(grace_s, is_updated=False)
-            if held.why_not or held.step != order.step:
-                raise RuntimeError(held.why_not or f"its device holds step {held.step}")
-        answer = saving.save(self.source, self.env, order, self._frozen_version, advance)
+        grace_s = VERIFY_S if self.welcome is None else self.welcome.update_grace_s
+        answer = self._frozen.save(self.env, order, grace_s, advance)
         self.digest = answer.digest
         return answer

@@ -6,13 +6,14 @@ import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import TypedDict
 
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import FOLDER_MODE, describe_os_error
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import DumpLayout
-from worker_hooks.tensors.shard import Replica, digest, quick_digest, write, write_quick
+from worker_hooks.guard.state_source import SaveSource
+from worker_hooks.tensors.shard import digest, quick_digest, write, write_quick
 
 log = logging.getLogger("msrun")
 
@@ -30,25 +31,6 @@ _PLACE_ERRORS = {
     errno.ENXIO,
     errno.ENOMEM,
 }
-
-
-class SaveSource(Protocol):
-    """The state that is saved."""
-
-    def replica(self, step: int) -> Replica:
-        """The replicated state as of the newest commit or, if torn but complete, of the next."""
-
-    def position(self, step: int) -> tuple[int, int]:
-        """Epoch and batch of that step, as file names count them."""
-
-    def version(self, step: int) -> int:
-        """A number that changes whenever a tensor is changed that is read for this step."""
-
-    def why_moved(self) -> str:
-        """Why what was read of accelerators may be of two steps; empty: it is of one."""
-
-    def why_unknown(self) -> str:
-        """Why the state of the newest commit is not known, whatever has changed; empty: it is."""
 
 
 class _Answer(TypedDict):

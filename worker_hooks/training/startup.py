@@ -12,7 +12,8 @@ from worker_hooks.contract.env import ENABLE_TFT, RankEnv, tft_features
 from worker_hooks.distributed import communicators
 from worker_hooks.drill.observer import StepObserver
 from worker_hooks.drill.plan import DrillPlan
-from worker_hooks.guard.guard import Guard, StartupOptions, StateSource
+from worker_hooks.guard.guard import Guard, StartupOptions
+from worker_hooks.guard.state_source import StateSource
 from worker_hooks.recovery import agent_lost, resume
 from worker_hooks.training import torch_names
 
