@@ -21,6 +21,9 @@ thread takes the slow path each time.
 Where ranks hold different parts of the state, the first update of a step is voted on. A vote is
 cast as an update begins, and is final: if all ranks have voted, this one makes its update though
 the gate is closed.
+
+While the state is copied no update begins, and no vote is cast; everything else goes on. The copy
+begins at the first pass of the gate behind its commit.
 """
 
 from __future__ import annotations
@@ -67,6 +70,8 @@ class Gate:
         "_closed",
         "_closed_at",
         "_committing",
+        "_copy",
+        "_copying",
         "_ejecting",
         "_exiting",
         "_held",
@@ -105,6 +110,8 @@ class Gate:
         self._exiting = False
         self._ejecting = False
         self._updates_blocked = False
+        self._copy: tuple[int, Callable[[bool], None]] | None = None  # its step, and what begins it
+        self._copying = False  # no update begins
         self._held = False
         self._raised = False
         self._updates = 0  # under way
@@ -144,7 +151,7 @@ class Gate:
         if not may_vote:
             with self._changed:
                 self._changed.notify_all()
-                while not self._ejecting and (self._updates_blocked or self._is_closed()):
+                while self._is_update_blocked(was_torn=False, has_voted=False):
                     self._changed.wait()
                 if self._ejecting:
                     raise EjectedError
@@ -160,15 +167,37 @@ class Gate:
             self._updates -= 1
             self._torn = was_torn
             self._changed.notify_all()
-            # the second optimizer of a step may pass, unless the step was reported as complete
-            while not self._ejecting and (
-                self._updates_blocked or (self._is_closed() and (self._is_complete or not was_torn))
-            ):
+            while self._is_update_blocked(was_torn=was_torn, has_voted=self.vote is not None):
                 self._changed.wait()
             if self._ejecting:
                 raise EjectedError
             self._updates += 1
             self._torn = True
+
+    def _is_update_blocked(self, *, was_torn: bool, has_voted: bool) -> bool:
+        """Whether the main thread, in front of an update, is to wait. The lock is held."""
+        self._look_at_copy(is_late=was_torn or has_voted)
+        if self._ejecting:
+            return False
+        # the second optimizer of a step may pass, unless the step was reported as complete
+        is_closed = self._is_closed() and (self._is_complete or not was_torn)
+        return self._updates_blocked or self._copying or is_closed
+
+    def _look_at_copy(self, *, is_late: bool) -> None:
+        """In the main thread: begin the copy that was ordered, if it is time. The lock is held.
+
+        Args:
+            is_late: the update after the newest commit has begun, or this rank has voted for it.
+        """
+        if self._copy is None or self._step() < self._copy[0]:
+            return
+        step, begin = self._copy
+        is_there = self._step() == step and not is_late
+        # if a signal raises in the middle, the next pass does all of this again
+        self._copying = is_there
+        begin(is_there)
+        self._copy = None
+        self._lower()
 
     def end_update(self) -> None:
         """Call after an optimizer's update."""
@@ -222,6 +251,7 @@ class Gate:
     def _wait(self) -> Callable[[], None] | None:
         """Wait until the main thread may continue, or is where it was awaited: whom to call."""
         with self._changed:
+            self._look_at_copy(is_late=self._torn)
             while not (self._exiting or self._ejecting) and (
                 self._holding or self._is_closed() or self._has_arrived()
             ):
@@ -231,6 +261,7 @@ class Gate:
                 self._held = True
                 self._changed.notify_all()
                 self._changed.wait()
+                self._look_at_copy(is_late=self._torn)
             self._held = False
             return None
 
@@ -267,9 +298,7 @@ class Gate:
         with self._changed:
             self._ejecting = self._raised = self._torn = False
             self._updates = 0
-            self.needs_slow_path = (
-                self._updates_blocked or self._exiting or self._closed or _IS_FREE_THREADED
-            )
+            self._lower()
             self._changed.notify_all()
 
     def note_raised(self) -> None:
@@ -362,8 +391,8 @@ class Gate:
         """Let the main thread continue; an order to exit still counts."""
         with self._changed:
             self._updates_blocked = False
-            self.needs_slow_path = self._exiting or self._ejecting or _IS_FREE_THREADED
             self._open()
+            self._lower()
 
     def _open(self) -> None:
         if self.vote is not None:
@@ -371,6 +400,58 @@ class Gate:
         self._closed = self._holding = self._is_complete = False
         self._hold_at = self._arrived = None
         self._changed.notify_all()
+
+    def _lower(self) -> None:
+        """Spare the main thread the slow path, if nothing needs it any more. The lock is held."""
+        self.needs_slow_path = (
+            self._closed
+            or self._holding
+            or self._hold_at is not None
+            or self._exiting
+            or self._ejecting
+            or self._updates_blocked
+            or self._copy is not None
+            or self._copying
+            or _IS_FREE_THREADED
+        )
+
+    def copy_at(self, step: int, begin: Callable[[bool], None]) -> bool:
+        """Have the state copied as of this commit, before the next update.
+
+        Args:
+            step: the commit.
+            begin: called once by the main thread, under the gate's lock, with whether it is there;
+                then no update begins before :meth:`end_copy`. Otherwise it has passed the commit.
+                A signal that raises there may have it called again.
+
+        Returns:
+            Whether the main thread has yet to pass; else ``begin`` is not called.
+        """
+        with self._changed:
+            self._copy, self._copying, self.needs_slow_path = (step, begin), False, True
+            # in this order: with the commit over, it is the next update that tears the state
+            now = self._step()
+            has_begun = now == step and not self._committing and self._torn
+            if now > step or has_begun:
+                self._copy = None
+                self._lower()
+            self._changed.notify_all()
+            return self._copy is not None
+
+    def end_copy(self, step: int | None = None) -> bool:
+        """The copy is done, or given up: updates may begin. Any thread may call this.
+
+        Args:
+            step: the one that was copied, if any.
+
+        Returns:
+            Whether no other step was committed meanwhile.
+        """
+        with self._changed:
+            self._copy, self._copying = None, False
+            self._lower()
+            self._changed.notify_all()
+            return self._step() == step
 
     def close(
         self,

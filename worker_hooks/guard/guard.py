@@ -26,6 +26,7 @@ from worker_hooks.guard.frozen_state import FrozenState
 from worker_hooks.guard.gate import Gate
 from worker_hooks.guard.peers import KnownPeers
 from worker_hooks.guard.signal_wakeup import SignalWakeup
+from worker_hooks.guard.state_copier import StateCopier
 from worker_hooks.guard.state_source import StateSource
 from worker_hooks.guard.update_vote import NOT_ON_DEVICES, UpdateVote
 from worker_hooks.storage.durable_file import ThrottledProgress
@@ -116,6 +117,7 @@ class Guard:
         self._is_out = threading.Event()  # the main thread has obeyed the last order to rejoin
         self._pid = os.getpid()
         self._frozen = FrozenState(self.gate, source)
+        self._copier = StateCopier(self.gate, source, self._send, lambda: self._unsafe_why)
 
     @property
     def is_on(self) -> bool:
@@ -333,8 +335,10 @@ class Guard:
             self.gate.note_raised()
             self._send(protocol.Leaving(**self._sender, is_done=self.is_done))
             self._await_release()
-        if self._is_guarding() and self._wakeup is not None:
-            self._wakeup.restore()  # soon nobody reads the pipe
+        if self._is_guarding():
+            self._copier.await_end()
+            if self._wakeup is not None:
+                self._wakeup.restore()  # soon nobody reads the pipe
 
     @property
     def _sender(self) -> _Sender:
@@ -359,6 +363,7 @@ class Guard:
             self.memory.close()
         self.source.forget()  # the page is the parent's
         self.gate.reset()
+        self._copier.forget()
 
     # --- the listener ---------------------------------------------------------------------------
 
@@ -372,6 +377,7 @@ class Guard:
                 if message is None:
                     break
                 self._obey(message, fds)
+            self._copier.give_up("msrun is gone")
             if self.exit_order is None and self._link.is_agent_dead(DYING_S):
                 self._is_out.set()  # else a main thread that is stuck would end the process
                 self._when_agent_died(self)
@@ -388,13 +394,18 @@ class Guard:
                 self.peers.learn(message.ranks, message.pids, fds)
             case protocol.OpenVote():
                 self._open_vote(fds)
+            case protocol.Copy():
+                self._copier.copy(message, self.env, is_done=self.is_done)
             case protocol.Freeze():
+                self._copier.give_up("the ranks were frozen")
                 self._freeze(message)
             case protocol.Save():
                 self._save(message)
             case protocol.Release():
+                self._copier.give_up("the process exits")
                 self._released.set()
             case protocol.Rejoin():
+                self._copier.give_up("the rank joins another process group")
                 self._eject(message)
             case protocol.GoOn():
                 self.memory = None  # first: the state is what this rank holds from now on
@@ -448,16 +459,19 @@ class Guard:
             case protocol.Proceed():
                 self._proceed(order)
             case protocol.Leave():
+                self._copier.give_up("the job exits")
                 self.exit_order = order
                 self._released.set()
                 self.gate.exit()
             case protocol.Dismiss():
+                self._copier.give_up("the job is being stopped")
                 if self._wakeup is not None:
                     self._wakeup.give_way(self._last_signal)
 
     def _stop_guarding(self, why: str) -> None:
         if why:
             log.warning("nothing guards rank %d any more: %s", self.env.rank, why)
+        self._copier.give_up("nothing guards the rank any more")
         self._released.set()
         self.gate.open()
         if self._wakeup is not None:
