@@ -243,7 +243,12 @@ class ChangeObserver:
         """The first update of a step begins: what changed since the commit, changed elsewhere."""
         if not self.is_open or held is None:
             return
-        self.is_open = False
+        try:
+            self._find_changed(held)
+        finally:
+            self.is_open = False  # last: a reader in another thread looks itself until then
+
+    def _find_changed(self, held: CommittedTensors) -> None:
         versions = held.versions
         found = versions.moved() if versions.has_moved else set()
         self._still = 0 if found else self._still + 1

@@ -116,6 +116,23 @@ def test_without_an_audit_only_counted_changes_are_seen():
     assert steps.train(CHANGES["in place"]).copies.keys() == {"second"}
 
 
+def test_a_reader_meanwhile_is_told_of_an_uncounted_change(monkeypatch):
+    """Another thread may read the state until the update begins, also while changes are looked for."""
+    monkeypatch.setattr(observer, "COPIED_AT_FIRST", 0)
+    steps, found = Steps(), []
+    hidden = steps.changes._hidden
+
+    def looking(held):
+        found.append(steps.changes.changed(held))
+        return hidden(held)
+
+    monkeypatch.setattr(steps.changes, "_hidden", looking)
+    CHANGES["numpy"](steps.tensors)
+    steps.changes.update_begins(steps.held)
+    assert found == [{"second"}]
+    assert not steps.changes.is_open
+
+
 def test_what_changes_uncounted_behind_the_update_is_no_complete_step():
     steps = Steps()
     steps.train(after=CHANGES["in place"], count=audit.FIRST_STEPS)
