@@ -152,6 +152,7 @@ def test_whatever_ends_the_attempt_ends_its_copy(
         rank.step()
         assert is_there.wait(LONG_S)
     agent.tell(message)
+    until(lambda: rank.gate._copy is None and not rank.gate._copying)  # before it is done
     may_go_on.set()
     found = agent.hear()
     assert (found.step, found.attempt) == (1, 1)
@@ -179,6 +180,7 @@ def test_the_end_of_the_process_waits_for_the_copier(agent, rank, guard, in_the_
     assert is_there.wait(LONG_S)
     copier = guard._copier._thread
     agent.tell(protocol.Release("over"))
+    assert guard._released.wait(LONG_S)
     threading.Timer(0.1, may_go_on.set).start()
     guard.hold_exit()
     assert not copier.is_alive()
