@@ -535,7 +535,7 @@ def write_copy(job: Job) -> Turn | None:
         memory=copy.path,
         variants=copy.variants,
         is_copy=True,
-        remark=f", from a copy in memory ({lost})",
+        remark=", from a copy in memory" + f" ({lost})" * (copy.step < job.newest_step()),
     )
     job = job._replace(memory=copy, remembers=True)
     return commit_memory(job, dump, 0, f"{lost}; step {copy.step} is the newest copy in memory")

@@ -32,6 +32,7 @@ from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Mani
 SHARE = 0.01  # of the training's processor time that copies may take
 NOTICE_S = 0.05  # before a commit all ranks are told that it is copied
 MOST_AHEAD = 64  # steps
+MISSED_S = (0.02, 10.0)  # until the next order, after the first miss and at most
 LOOK_S = 0.2  # a copy that is due so much later, or more, is not ordered yet
 UNKNOWN_STEP_S = 0.01
 
@@ -219,9 +220,10 @@ class MemoryCopies:
             self._misses += 1
             self._spare = coming.files
             self._services.journal.event("CopyMissed", step=coming.step, why=why)
+            self._wait(min(MISSED_S[0] * 2**self._misses, MISSED_S[1]))
         else:
             self._complete(coming)
-        self._look()
+            self._look()
 
     def _refuse(self, step: int, why: str) -> None:
         self._is_refused, self._groups = True, ()

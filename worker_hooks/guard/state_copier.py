@@ -24,6 +24,7 @@ from worker_hooks.contract.status_page import CommitRecord, Entry
 from worker_hooks.guard.gate import Gate
 from worker_hooks.guard.save import save
 from worker_hooks.guard.state_source import StateSource
+from worker_hooks.machine.free_memory import free_bytes
 from worker_hooks.storage.commit import private_head
 
 log = logging.getLogger("msrun")
@@ -219,6 +220,8 @@ class StateCopier:
         source, order = self._source, task.order
         entries, record = self._private(order.step)
         epoch, batch = source.position(order.step)
+        if why := _why_no_room(task, source.nbytes()[0] // order.parts):
+            raise RuntimeError(why)
         written = save(
             source,
             task.env,
@@ -272,6 +275,20 @@ class StateCopier:
                 return False
             self._task = None
             return self._gate.end_copy(task.order.step)
+
+
+def _why_no_room(task: _Task, nbytes: int) -> str:
+    """Why what all ranks are about to copy, twice, does not fit into memory; empty: it does.
+
+    The kernel would kill processes to make room, and say no word before.
+    """
+    growth = nbytes - os.fstat(task.state).st_size
+    if growth <= 0:
+        return ""
+    wanted, free = 2 * growth * task.env.world_size, free_bytes()
+    if free is None or wanted <= free:
+        return ""
+    return f"there is no room for copies: {wanted >> 20} MiB needed, {free >> 20} MiB free"
 
 
 def _put(file: int, *contents: bytes) -> int:

@@ -154,6 +154,8 @@ def test_a_copy_that_one_rank_could_not_make_is_none_and_the_next_is_ordered_ear
     assert room.posted == []
     room.copies.hear(protocol.Copied(1, 0, 8, why_not="it had passed step 8"))
     assert room.noted == [("CopyMissed", {"step": 8, "why": "it had passed step 8"})]
+    assert room.orders() == {}
+    room.wake()
     (step,) = {one.step for one in room.orders().values()}
     assert step == 5 + 2 * 3
 
@@ -187,6 +189,7 @@ def test_what_is_copied_while_it_becomes_unknown_who_holds_the_same_is_no_copy(r
     assert room.posted == []
     assert room.orders() == {}
     room.run()
+    room.wake()
     assert len(room.orders()) == 2
 
 
