@@ -54,7 +54,8 @@ from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
 from worker_hooks.contract.peer_lost import says_peer_lost, with_consequence
 
-_UNDOABLE = frozenset({JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING})
+# what the ranks hold may still become another step that is saved
+_OPEN = frozenset({JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING})
 
 
 def decide(job: Job, event: ev.Event) -> Decision:
@@ -100,7 +101,7 @@ def _warm_up(before: Job, event: ev.Event, job: Job) -> tuple[Job, tuple[do.Acti
     return job._replace(since_restart=warm), (do.WarmUp(reason),)
 
 
-def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901, PLR0912  a row for each
+def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901, PLR0912  a row for each kind
     """Whether an event is about what is over: an attempt, a rank that ended, another dump."""
     if isinstance(
         event, dump.DumpEvent
@@ -140,7 +141,7 @@ def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901, PLR0912  a row 
         case ev.StartRefused():
             return job.state not in {JobState.STARTING, JobState.RUNNING}
         case ev.StateCopied():
-            return job.state is not JobState.RUNNING
+            return job.state not in _OPEN or not replication.is_newer_copy(job, event)
 
 
 def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as above
@@ -285,7 +286,7 @@ def _rank_failed(
         return apply(event, dump.freeze(job, reason))
     if job.state is JobState.RUNNING and job.has_news():
         job = dump.note_lost_step(job)
-        if job.unsaved_copy() is not None:
+        if replication.unsaved_copy(job) is not None:
             return give_up(job, event)
     if job.alive():
         return stop(move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
@@ -324,8 +325,8 @@ def _rank_raised(job: Job, event: protocol.Raised) -> Decision:
 
 def _fingerprinted(job: Job, event: protocol.Fingerprinted) -> Decision:
     after = replication.note(job, event)
-    if replication.has_just_failed(job, after) and job.state in _UNDOABLE:
-        return apply(event, dump.undo_replacement(after))
+    if replication.has_just_failed(job, after) and job.state in _OPEN:
+        return apply(event, replacement.undo(after))
     return Decision(after)
 
 

@@ -12,8 +12,9 @@ from agent.controller import dump, graceful_exit, replacement
 from agent.controller import events as ev
 from agent.controller.attempts import Decision, all_gone, leave, move, stop, succeed
 from agent.controller.dump import Turn, extend_deadline
-from agent.controller.job import Job
+from agent.controller.job import Job, MemoryState
 from agent.controller.replaceable import blame_left_amid
+from agent.controller.replication import unsaved_copy
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState
 from agent.text.wording import describe_exit
@@ -107,10 +108,26 @@ def apply(event: ev.Event, turn: Turn) -> Decision:
 
 def give_up(job: Job, event: ev.Event, actions: tuple[do.Action, ...] = ()) -> Decision:
     """No rank can save the newest step: the newest copy in memory is saved, if there is one."""
-    turn = dump.write_copy(job)
-    if turn is None or job.state is JobState.COMMITTING:  # no better place is known
+    copy = unsaved_copy(job)
+    if copy is None or job.state is JobState.COMMITTING:  # no better place is known
         return drained(job, event, Condition.GIVEN_UP, actions)
+    turn = write_copy(job, copy)
     return Decision(move(turn.job, event, turn.condition), actions + turn.actions)
+
+
+def write_copy(job: Job, copy: MemoryState) -> Turn:
+    """Have it written to disk, for which no rank is asked."""
+    lost = job.now.outcome.removesuffix(f"; {job.kept()}")
+    saved = dump.new_dump(job)._replace(
+        asked=(),
+        step=copy.step,
+        memory=copy.path,
+        variants=copy.variants,
+        is_copy=True,
+        remark=f", from a copy in memory ({lost})",
+    )
+    why = f"{lost}; step {copy.step} is the newest copy in memory"
+    return dump.commit_memory(job._replace(memory=copy, remembers=True), saved, 0, why)
 
 
 def drained(

@@ -34,6 +34,7 @@ from agent.controller.replication import (
     said_by,
     shared_out,
     sides_of,
+    sides_of_copy,
     why_no_holder,
     why_not_covered,
 )
@@ -496,6 +497,7 @@ def _commit(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
 def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
     """Have what is in memory written to disk, for which no rank needs to be alive."""
     dump = dump._replace(place=place, is_ordered=True, is_committed=False)
+    sides = sides_of_copy(job, dump.variants)
     commit = do.CommitDump(
         dump.id,
         dump.step,
@@ -503,53 +505,12 @@ def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
         dump.variants,
         dump.odd,
         why,
+        sides if len(sides) > 1 else (),
         from_memory=True,
         is_copy=dump.is_copy,
     )
     actions = (commit, extend_deadline(job, JobState.COMMITTING))
     return Turn(job._replace(dump=dump), Condition.IN_MEMORY, actions)
-
-
-def flush_memory(job: Job, why: str) -> Turn:
-    """The checkpoint in memory goes to disk, unless it is there already, and all ranks stop."""
-    memory = job.present_memory()
-    if job.is_saved(memory.step):
-        return Turn(job._replace(now=job.now._replace(outcome=job.kept())), Condition.GIVEN_UP)
-    dump = job.present_dump()._replace(
-        step=memory.step, memory=memory.path, variants=memory.variants, odd=memory.odd, remark=""
-    )
-    if not job.saves():
-        return give_up(job, dump, UNSAVED)
-    return commit_memory(job, dump, 0, why)
-
-
-def write_copy(job: Job) -> Turn | None:
-    """Have the newest copy of the state go to disk; ``None``: there is none, or it cannot be."""
-    copy, dump = job.unsaved_copy(), job.dump
-    if copy is None or (dump is not None and dump.is_copy):
-        return None
-    lost = job.now.outcome.removesuffix(f"; {job.kept()}")
-    lost = lost or f"step {job.newest_step()} is not saved"
-    dump = new_dump(job)._replace(
-        step=copy.step,
-        memory=copy.path,
-        variants=copy.variants,
-        is_copy=True,
-        remark=", from a copy in memory" + f" ({lost})" * (copy.step < job.newest_step()),
-    )
-    job = job._replace(memory=copy, remembers=True)
-    return commit_memory(job, dump, 0, f"{lost}; step {copy.step} is the newest copy in memory")
-
-
-def undo_replacement(job: Job) -> Turn:
-    """The ranks differ after a replacement: all return to the checkpoint that it began from."""
-    job = job.with_failure(job.diverged)
-    job = not_replacing(job, "it was tried, and the ranks differed")
-    turn = flush_memory(job, job.diverged)
-    is_open = job.state in {JobState.FREEZING, JobState.DUMPING}
-    if turn.condition is Condition.GIVEN_UP and is_open and not turn.actions:
-        return close_dump(turn.job, job.present_dump(), turn.job.now.outcome)
-    return turn
 
 
 def note_commit(job: Job, event: ev.DumpCommitted) -> Job:
@@ -589,6 +550,8 @@ def give_up_commit(job: Job) -> Turn:
 
 def give_up(job: Job, dump: DumpProgress, why: str) -> Turn:
     """The newest step is lost, for the reason in ``why``."""
+    if dump.is_copy:
+        why = f"nor is the copy of step {dump.step} ({why})"
     return close_dump(job, dump, describe_loss(job, max(dump.step, job.newest_step()), why))
 
 

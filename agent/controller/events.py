@@ -190,7 +190,7 @@ class StateCopied:
     """Every rank's state as of ``step`` is in the agent's memory, or will never be there.
 
     The next copy is due ``every`` so many steps. ``variants``: the ranks that wrote each replica
-    group's part. ``why_not``: the state of this job cannot be copied.
+    group's part; without all parts it is no copy. ``why_not``: this job's state cannot be copied.
     """
 
     attempt: int

@@ -45,7 +45,7 @@ class DumpProgress(NamedTuple):
     odd: tuple[int, ...] = ()  # ranks that differ from it
     since: int = 0  # digests of earlier rounds are of another kind
     memory: str = ""  # its path in memory
-    is_copy: bool = False  # the newest copy in memory is written, without any rank
+    is_copy: bool = False  # the newest copy in memory is written, and no rank is asked
     remark: str = ""  # about replicas that differ
     is_disputed: bool = False  # they do so without a majority
 
@@ -149,7 +149,7 @@ class SinceRestart(NamedTuple):
     """What survives a replacement, but no restart of all ranks."""
 
     not_replaceable: Mapping[int, str] = _EMPTY  # rank -> why it can join no new process group
-    reached: int = NEVER  # the newest commit before the last replacement
+    reached: int = NEVER  # the newest commit before the last replacement, or that is in a copy
     is_warm: bool = False  # the forkserver was ordered to import what others will need
     replacement: Replacement | None = None  # the one under way
     comparison: Comparison = Comparison()
@@ -264,12 +264,6 @@ class Job(NamedTuple):
         """The graceful exit; there must be one."""
         assert self.now.exit is not None
         return self.now.exit
-
-    def unsaved_copy(self) -> MemoryState | None:
-        """The newest copy in memory, if no checkpoint is as new, and what is whole is saved."""
-        copy = self.since_restart.copies.newest
-        is_new = copy is not None and not self.is_saved(copy.step)
-        return copy if is_new and self.saves() else None
 
     def present_replacement(self) -> Replacement:
         """The replacement under way; there must be one."""

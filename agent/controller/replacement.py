@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.attempts import give_up_devices, release, signal_ranks
-from agent.controller.dump import Turn, flush_memory
+from agent.controller.dump import UNSAVED, Turn, close_dump, commit_memory, give_up
 from agent.controller.job import Attempt, Job, MemoryState, Replacement
 from agent.controller.replaceable import (
     not_replacing,
@@ -370,7 +370,31 @@ def fall_back_to_disk(job: Job, why: str) -> Turn:
     failure = job.now.failure if replacement is None else replacement.why
     job = not_replacing(job, why).with_replacement(None)
     job = job._replace(now=job.now._replace(failure=failure, is_failure_raised=False))
-    return flush_memory(job, f"no rank is replaced: {why}")
+    return _flush_memory(job, f"no rank is replaced: {why}")
+
+
+def undo(job: Job) -> Turn:
+    """The ranks differ after a replacement: all return to the checkpoint that it began from."""
+    job = job.with_failure(job.diverged)
+    job = not_replacing(job, "it was tried, and the ranks differed")
+    turn = _flush_memory(job, job.diverged)
+    is_open = job.state in {JobState.FREEZING, JobState.DUMPING}
+    if turn.condition is Condition.GIVEN_UP and is_open and not turn.actions:
+        return close_dump(turn.job, job.present_dump(), turn.job.now.outcome)
+    return turn
+
+
+def _flush_memory(job: Job, why: str) -> Turn:
+    """The checkpoint in memory goes to disk, unless it is there already, and all ranks stop."""
+    memory = job.present_memory()
+    if job.is_saved(memory.step):
+        return Turn(job._replace(now=job.now._replace(outcome=job.kept())), Condition.GIVEN_UP)
+    dump = job.present_dump()._replace(
+        step=memory.step, memory=memory.path, variants=memory.variants, odd=memory.odd, remark=""
+    )
+    if not job.saves():
+        return give_up(job, dump, UNSAVED)
+    return commit_memory(job, dump, 0, why)
 
 
 def _note_gone(job: Job, rank: int) -> Turn:

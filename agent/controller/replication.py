@@ -81,22 +81,55 @@ def note_vote(job: Job, event: protocol.VoteOpened) -> Job:
 
 def note_copy(job: Job, event: ev.StateCopied) -> Job:
     """A copy of the state is complete in memory, or none can ever be."""
-    known = Copies(job.since_restart.copies.newest, event.every, event.why_not)
-    if not event.why_not:
-        known = known._replace(newest=MemoryState("", event.step, event.variants))
-    return job._replace(since_restart=job.since_restart._replace(copies=known))
+    since = job.since_restart
+    if event.why_not:
+        return _with_copies(job, since.copies._replace(why_not=event.why_not))
+    newest = MemoryState("", event.step, event.variants)
+    job = job._replace(since_restart=since._replace(reached=max(since.reached, event.step)))
+    return _with_copies(job, since.copies._replace(newest=newest, every=event.every))
+
+
+def is_newer_copy(job: Job, event: ev.StateCopied) -> bool:
+    """Whether it is news: of a copy, or that there will be none."""
+    newest = job.since_restart.copies.newest
+    return bool(event.why_not) or newest is None or event.step > newest.step
+
+
+def _with_copies(job: Job, copies: Copies) -> Job:
+    return job._replace(since_restart=job.since_restart._replace(copies=copies))
+
+
+def unsaved_copy(job: Job) -> MemoryState | None:
+    """The newest copy of the state in memory, if no checkpoint is as new, and if it may be saved.
+
+    One that was taken before ranks turned out to differ lacks what some of them hold, and so may
+    one that has what was added to the state and is not compared yet.
+    """
+    copy, known = job.since_restart.copies.newest, job.since_restart.comparison
+    if copy is None or job.is_saved(copy.step) or not job.saves():
+        return None
+    is_doubtful = known.unprotected or any(step <= copy.step for step in known.late)
+    parts = sides_of_copy(job, copy.variants)
+    return None if is_doubtful or {*parts} != {*pools_of(job)} else copy
+
+
+def sides_of_copy(job: Job, variants: Groups) -> Groups:
+    """Of each part that these wrote, the ranks that hold it."""
+    pools = pools_of(job)
+    return tuple(pool for each in variants for pool in pools if {*each} <= {*pool})
 
 
 def groups_to_copy(job: Job) -> Groups:
     """The replica groups of which each is to keep copies of its part in memory; none: no copies.
 
     None are taken before ranks have shown what they share, nor while a replacement is on trial: its
-    state may be wrong.
+    state may be wrong; nor if they would not be saved after a failure.
     """
     known, since = job.since_restart.comparison, job.since_restart
     is_known = known.compared != NEVER or (len(job.ranks) == 1 and not known.awaited)
     is_wrong = bool(known.unprotected or known.uncounted or since.trial or since.copies.why_not)
-    if not job.policy.dump.copies or not is_known or is_wrong or _why_not_compared(known):
+    is_wanted = job.policy.dump.copies and job.policy.dump.after_failure
+    if not is_wanted or not is_known or is_wrong or _why_not_compared(known):
         return ()
     return replica_groups(job)
 

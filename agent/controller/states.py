@@ -193,7 +193,11 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
         },
         "Raised": {_C.DISTURBED: _S.FREEZING},
         "RankHung": {_C.DISTURBED: _S.FREEZING},
-        "RankUnreachable": {_C.DISTURBED: _S.FREEZING, _C.GIVEN_UP: _S.STOPPING},
+        "RankUnreachable": {
+            _C.DISTURBED: _S.FREEZING,
+            _C.IN_MEMORY: _S.COMMITTING,
+            _C.GIVEN_UP: _S.STOPPING,
+        },
         "StopRequested": {
             _C.NOTED: _S.HOLDING,
             _C.DISTURBED: _S.FREEZING,

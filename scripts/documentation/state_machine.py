@@ -94,7 +94,8 @@ class Move(NamedTuple):
     def is_in_ring(self) -> bool:
         """Whether it belongs into the first picture."""
         is_asked = self.event in {"StopRequested", "ExitRequested", "Fingerprinted"}
-        return {self.at, self.to} <= {*RING} and not (is_asked or self.is_last_rank)
+        is_copy = self.condition is Condition.IN_MEMORY and self.at is not _S.REPLACING
+        return {self.at, self.to} <= {*RING} and not (is_asked or is_copy or self.is_last_rank)
 
     @property
     def arrow(self) -> tuple[str, str, str]:

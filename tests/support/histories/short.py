@@ -61,6 +61,7 @@ def short_of_dump(action):
         case do.CommitDump(step=step, variants=variants, odd=odd, place=place):
             by = "/".join(map(named, variants)) + (f" odd {named(odd)}" if odd else "")
             memory = " from memory" if action.from_memory else ""
+            memory = " from a copy" if action.is_copy else memory
             return f"commit {step} by {by}{PLACES[place]}{memory}"
         case do.AbandonDump():
             return "abandon"
