@@ -328,6 +328,9 @@ class DumpWatch:
         self.step = action.step
 
     def check_commit(self, action: do.CommitDump) -> None:
+        if action.is_copy:
+            self.watch.copies.check(action)
+            return
         if action.from_memory:
             check_fall(self, action)
             return

@@ -135,6 +135,7 @@ class Node:
             rejoin_s=rng.choice((0.5, 2.0)),
             memory_writers=(1, 2, 8)[seed % 3],
             join_s=rng.choice((3.0, 10.0)),
+            copies=self.replicas.copies.are_taken,
         )
         self.story = Story(seed, self.policy)
         self.job = Job(self.policy)
@@ -164,8 +165,9 @@ class Node:
     def take_apart(self) -> None:
         """The parts know each other: they are freed at once, where the collector would search them."""
         watch, replicas = self.watch, self.replicas
-        watches = watch.dump, watch.stop, watch.replacing, watch.same, watch
-        for part in (*watches, replicas.exits, replicas.rejoins, replicas.reports, replicas, self):
+        watches = watch.dump, watch.stop, watch.replacing, watch.same, watch.copies, watch
+        parts = replicas.exits, replicas.rejoins, replicas.reports, replicas.copies, replicas
+        for part in (*watches, *parts, self):
             vars(part).clear()
 
     def after(self, delay_s: float, happens: Callable[..., None], *told: Any) -> None:
@@ -392,6 +394,7 @@ def _count(story: Story, seen: Counter[str]) -> None:
                 seen["left"] += 1
             case do.CommitDump(from_memory=True):
                 seen["from memory"] += 1
+                seen["from a copy"] += each.is_copy
             case do.CommitDump(variants=variants, odd=odd):
                 seen["no majority"] += len(variants) > 1
                 seen["odd"] += bool(odd)

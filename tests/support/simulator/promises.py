@@ -14,6 +14,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import Job
 from agent.controller.states import JobState
+from support.simulator.copies import CopyWatch
 from support.simulator.dump_promises import BUSY, DumpWatch
 from support.simulator.exit_promises import ExitWatch
 from support.simulator.kinds import is_order
@@ -57,6 +58,7 @@ class Watch:
         self.stop = ExitWatch(self)
         self.replacing = ReplaceWatch(self)
         self.same = SameWatch(self)
+        self.copies = CopyWatch(self)
         self.event: ev.Event | None = None
 
     def broken(self, promise: str) -> NoReturn:
@@ -81,6 +83,7 @@ class Watch:
         self.same.heard(before, event, actions)
         self.stop.heard(before, event, actions)
         self.replacing.heard(before, event, actions)
+        self.copies.heard(before, event)
         completed(self.dump, event)
         self.moved(before.state, self.node.job.state)
         self.left_out(before, event, actions)
@@ -193,6 +196,7 @@ class Watch:
         self.attempt = action.attempt
         self.replacing.begin()
         self.same.begin()
+        self.copies.begin()
         self.told_to_stop = self.was_frozen = False
         self.first_failed = None
         self.is_first_raised = False

@@ -41,6 +41,7 @@ class Rejoins:
                 if training.stalled_at is None:
                     training.began_at = node.now
                     self.replicas.reports.began(training)
+                    self.replicas.copies.began(training)
             case do.ForgetMemory():
                 self.replicas.disk.memory = None
             case do.RemindReplaced():

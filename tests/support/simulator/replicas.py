@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from agent.controller import actions as do
 from agent.controller import events as ev
 from support.simulator.climate import climate
+from support.simulator.copies import Copies
 from support.simulator.exits import Exits
 from support.simulator.rejoins import Rejoins
 from support.simulator.same import Reports
@@ -79,6 +80,7 @@ class Replicas:
         self.exits = Exits(self)
         self.rejoins = Rejoins(self)
         self.reports = Reports(self)
+        self.copies = Copies(self)
 
     def begin(self, action: do.StartAttempt) -> None:
         base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
@@ -126,6 +128,7 @@ class Replicas:
         if not training.missing and training.stalled_at is None:
             training.began_at = node.now
             self.reports.began(training)
+            self.copies.began(training)
 
     def searched(self, attempt: int) -> None:
         """Whoever asked is told what to go on from; the controller hears of it before."""

@@ -150,7 +150,7 @@ def giving_one_for_all(job, event):
 
 
 BROKEN = [
-    (seeing(taking_all_for_one), "nobody holds|can be replaced|is due|nobody wrote"),
+    (seeing(taking_all_for_one), "nobody holds|can be replaced|is due|nobody wrote|newest copy"),
     (forgetting_who_holds_it, "its holders are"),
     (splitting_over_groups, "without coverage"),
     (seeing(trusting), "do not hold the same|nobody holds|the other is due|can be replaced"),
@@ -158,7 +158,7 @@ BROKEN = [
     (seeing(forgiving), "do not hold the same|can be replaced|the other is due"),
     (
         believing(protocol.Fingerprinted, texts={"w": "same"}),
-        "nobody holds|train on|hold the same|is due",
+        "nobody holds|train on|hold the same|is due|newest copy",
     ),
     (going_on, "train on|the memory is kept|could be saved|is due"),
     (giving_one_for_all, "part is its own"),

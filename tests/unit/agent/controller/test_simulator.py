@@ -30,6 +30,8 @@ LIMIT = 2_500  # of the cost of a schedule: about twice the present one
 SEEN = {
     100: ("no majority", "odd", "elsewhere", "crash loop", "CommitFailed", "replaced"),
     300: (
+        "from a copy",
+        "StateCopied",
         "PrepareRanks",
         "ReplaceRanks",
         "Rejoining",
