@@ -1,10 +1,14 @@
 """What a rank's death would cost: said when it is known, from the reasons that the ranks gave."""
 
+from dataclasses import replace
+
 import pytest
-from support.histories import groups
+from support.histories import copies, groups
 from support.histories.dumps import reg, running
+from support.histories.plain import up
 from support.histories.replacements import THREE, play
 from support.histories.same import EQUAL, OWN, compares, says
+from support.policies import altered_policy
 
 from agent.controller.decide import decide
 from agent.controller.protection import CURES, Level, protection
@@ -86,7 +90,11 @@ def test_a_rank_alone_has_nobody_who_holds_its_state():
     policy = THREE._replace(ranks=(0,))
     job = play(policy, running(1)[:2])
     decision = decide(job, reg(0, 0))
-    assert decision.say.startswith("not protected: there is one rank only")
+    assert decision.say == (
+        "not protected: there is one rank only, and no other holds its state; if it is killed, "
+        "training resumes from the newest ModelCheckpoint; a stop by a signal saves the step; "
+        "--protect-memory=copy keeps copies of it in memory"
+    )
 
 
 def test_it_is_said_once_though_later_state_is_compared_again():
@@ -99,3 +107,85 @@ def test_it_is_said_once_though_later_state_is_compared_again():
         heard.append((decision.say.partition(":")[0], decision.tone))
     assert heard == [("protected", Tone.GOOD), *[("", Tone.PLAIN)] * 3]
     assert protection(job).level is Level.PROTECTED
+
+
+ALONE = "there is one rank only, and no other holds its state"
+OF_THEIR_OWN = "model.w differs: rank 2 against rank 0 against rank 1 (no other rank holds what"
+JOBS = [
+    (copies.ONE, running(1), ((0,),), ALONE),
+    (copies.THREE, OWN, ((0,), (1,), (2,)), OF_THEIR_OWN),
+]
+of_each = pytest.mark.parametrize(
+    ("rules_", "steps", "parts", "why"), JOBS, ids=["one rank", "parts of their own"]
+)
+
+
+@of_each
+def test_copies_are_promised_once_there_is_one_and_that_is_said_once(rules_, steps, parts, why):
+    job = play(rules_, steps)
+    assert protection(job).level is Level.UNKNOWN
+    decision = decide(job, copies.copied(3, *parts))
+    assert decision.say.startswith(f"partly protected: {why}")
+    follows = "; every step it is copied to msrun's memory, and a death means a restart from it"
+    assert decision.say.endswith(follows)
+    assert decision.tone is Tone.PLAIN
+    assert decide(decision.job, copies.copied(4, *parts)).say == ""
+
+
+@of_each
+def test_copies_that_are_never_taken_are_not_promised(rules_, steps, parts, why):
+    never = copies.copied(-1, *parts, why_not="it is on no device")
+    decision = decide(play(rules_, steps), never)
+    assert decision.say.startswith(f"not protected: {why}")
+    assert ", and it is not copied: it is on no device; if " in decision.say
+    assert decision.tone is Tone.BAD
+    assert decide(decision.job, never).say == ""
+
+
+@of_each
+def test_copies_that_end_are_not_promised_any_more(rules_, steps, parts, why):
+    job = decide(play(rules_, steps), copies.copied(3, *parts)).job
+    decision = decide(job, copies.copied(-1, why_not="no memory is left"))
+    assert decision.say.startswith(f"not protected: {why}")
+    assert "it is not copied: no memory is left" in decision.say
+
+
+@of_each
+@pytest.mark.parametrize(
+    ("change", "level", "words"),
+    [
+        ({"max_restarts": 0}, Level.PARTLY, "a death means the end of the job, once it is saved (--max-restarts=1 restarts it)"),
+        ({"after_failure": False}, Level.NOT_PROTECTED, ", and nothing is saved after a failure (--on-failure)"),
+        ({"copies": False}, Level.NOT_PROTECTED, "; --protect-memory=copy keeps copies of it in memory"),
+    ],
+    ids=["no restart", "nothing is saved", "no copies"],
+)  # fmt: skip
+def test_what_copies_are_worth_depends_on_the_rules(
+    rules_, steps, parts, why, change, level, words
+):
+    job = decide(play(altered_policy(rules_, **change), steps), copies.copied(3, *parts)).job
+    said = protection(job)
+    assert (said.level, said.why.startswith(why), said.why.endswith(words)) == (level, True, True)
+
+
+def test_how_often_copies_are_taken():
+    job = play(copies.ONE, running(1))
+    job = decide(job, replace(copies.copied(8), every=8)).job
+    assert "; every 8 steps it is copied to msrun's memory" in str(protection(job))
+
+
+def test_copies_change_nothing_for_ranks_that_replace_each_other():
+    job = decide(play(altered_policy(THREE, copies=True), EQUAL), copies.copied(3)).job
+    assert protection(job).level is Level.PROTECTED
+
+
+def test_what_is_protected_after_a_restart_is_not_said_again():
+    job = play(
+        copies.ONE,
+        [*copies.KILLED, (copies.saved(1), "starting", f"forget; {copies.AGAIN_FROM}", "")],
+    )
+    for event in (up(0, 1), reg(0, 5, 1), copies.copied(6, attempt=1)):
+        decision = decide(job, event)
+        job = decision.job
+        assert decision.say == ""
+    assert protection(job).level is Level.PARTLY
