@@ -124,7 +124,7 @@ def write_copy(job: Job, copy: MemoryState) -> Turn:
         memory=copy.path,
         variants=copy.variants,
         is_copy=True,
-        remark=f", from a copy in memory ({lost})",
+        remark=", from a copy in memory" + f" ({lost})" * (copy.step < job.newest_step()),
     )
     why = f"{lost}; step {copy.step} is the newest copy in memory"
     return dump.commit_memory(job._replace(memory=copy, remembers=True), saved, 0, why)
