@@ -9,7 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from agent.controller.job import NEVER, Job
-from agent.controller.replication import lone_ranks, why_no_holder
+from agent.controller.replication import lone_ranks, why_no_holder, why_not_held
 from agent.text.wording import listed
 
 LOST = "if a rank dies, training resumes from the newest ModelCheckpoint, else from its beginning"
@@ -116,11 +116,12 @@ def _why_not_replaced(job: Job) -> str:
         return replace.why_off or "replacing is off"
     if job.diverged:
         return job.diverged
-    if why := why_no_holder(job):
-        doubts = dict.fromkeys(filter(None, job.since_restart.comparison.voting.values()))
-        said = "".join(f" ({doubt})" for doubt in doubts)
-        return f"{why}, and no rank of such a job is replaced alone{said}"
-    return of_script(job)
+    doubts = dict.fromkeys(filter(None, job.since_restart.comparison.voting.values()))
+    said = "".join(f" ({doubt})" for doubt in doubts)
+    never = why_not_held(job) or of_script(job)
+    if (never or said) and (why := why_no_holder(job)):
+        return f"{why}, and no rank of such a job is replaced alone: {never}{said}"
+    return never
 
 
 def of_script(job: Job) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from agent.controller import events as ev
 from agent.controller.job import NEVER, Job, Repeated
 from agent.controller.protection import of_script
-from agent.controller.replication import why_no_holder
+from agent.controller.replication import why_not_held
 from agent.controller.states import RankState
 from agent.text.wording import describe_exit, described, listed, times
 from worker_hooks.contract import protocol
@@ -109,8 +109,8 @@ def _why_never(job: Job) -> str:
         return "replacing is off"
     if job.diverged:
         return job.diverged
-    if no_holder := why_no_holder(job):
-        return no_holder
+    if not_held := why_not_held(job):
+        return not_held
     known = job.since_restart.not_replaceable
     silent = [rank for rank in job.ranks if rank not in known]
     if silent:

@@ -32,7 +32,14 @@ from agent.controller.job import (
 )
 from agent.text.wording import described, listed, ranged
 from worker_hooks.contract import protocol
-from worker_hooks.contract.fingerprint import alike, describe, differences, is_own_value
+from worker_hooks.contract.fingerprint import (
+    Difference,
+    Fingerprint,
+    alike,
+    describe,
+    differences,
+    is_own_value,
+)
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -50,12 +57,13 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     reports = {**known.reports, step: {**known.reports.get(step, {}), event.rank: event.texts}}
     known = known._replace(reports=reports, late=late)
     are_all, trial = len(reports[step]) == len(job.ranks), job.since_restart.trial
-    every = differences(reports[step]) if are_all or trial is not None else []
-    found = [each for each in every if not is_own_value(each.name)]
-    if trial is not None and found:  # the others may be dead before they report
-        return _failed(_with(job, known), trial, describe(found, trial.lost))
+    if trial is not None and (wrong := _unlike(reports[step], known.groups)):
+        # the others may be dead before they report
+        return _failed(_with(job, known), trial, describe(wrong, trial.lost))
     if not are_all:
         return _with(job, known)
+    every = differences(reports[step])
+    found = [each for each in every if not is_own_value(each.name)]
     if found:
         groups = _divided(known.groups or (tuple(job.ranks),), alike(reports[step]))
         known = known._replace(groups=groups, difference=known.difference or describe(found))
@@ -72,10 +80,24 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     return job
 
 
+def _unlike(reports: Mapping[int, Fingerprint], groups: Groups) -> list[Difference]:
+    """What ranks of one replica group do not hold the same."""
+    of = groups or (tuple(reports),)
+    found = [
+        each
+        for group in of
+        for each in differences({rank: reports[rank] for rank in group if rank in reports})
+    ]
+    return [each for each in found if not is_own_value(each.name)]
+
+
 def note_vote(job: Job, event: protocol.VoteOpened) -> Job:
     """A rank votes on each update from now on, or said why it does not."""
-    known = job.since_restart.comparison
+    known, since = job.since_restart.comparison, job.since_restart
     voting = {**known.voting, event.rank: event.why_not}
+    if event.why_cut_inside:
+        never = {**since.not_replaceable, event.rank: event.why_cut_inside}
+        job = job._replace(since_restart=since._replace(not_replaceable=never))
     return _with(job, known._replace(voting=voting))
 
 
@@ -193,6 +215,14 @@ def why_no_holder(job: Job) -> str:
         has = "has" if len(few) == 1 else "have"
         return f"{known.difference} (no other rank holds what {listed(few)} {has})"
     return _why_not_compared(known)
+
+
+def why_not_held(job: Job) -> str:
+    """Why what some rank holds dies with it; empty: each has a replica."""
+    known = job.since_restart.comparison
+    if not known.unprotected and known.groups and not lone_ranks(job):
+        return ""
+    return why_no_holder(job)
 
 
 def _why_not_compared(known: Comparison) -> str:

@@ -15,7 +15,7 @@ from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.protocol import Written
 from worker_hooks.contract.status_page import CommitRecord, Page
 from worker_hooks.storage import commit, manifest
-from worker_hooks.storage.manifest import PRIVATE, Manifest, Shard
+from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, Manifest, Shard
 from worker_hooks.storage.private_records import completed, record
 
 
@@ -90,6 +90,7 @@ class DumpDraft:
             raise self._failure
         shards = (*self._private, *self._replicated(order))
         first_writer = order.variants[0][0]
+        digests = [order.written[writers[0]].digest for writers in order.variants]
         found = record(self._pages.get(first_writer), self.step)
         about = manifest.new(
             self._target.kind,
@@ -102,7 +103,7 @@ class DumpDraft:
             reason=order.reason,
             shards=shards,
             ranks=self._ranks,
-            digest=order.written[first_writer].digest,
+            digest=",".join(digests) if self._target.kind == MEMORY_KIND else digests[0],
             odd=order.odd,
             stale_private=sorted(self._stale),
             holders=order.holders,

@@ -169,7 +169,9 @@ class DumpExecutor:
         """Where a dump goes; ``None``: the script names no folder."""
         if _is_quick(action):
             sizes, private = self._replies.frozen, private_nbytes(pages)
-            state, host = max(sizes.values(), default=(0, 0))
+            _, host = max(sizes.values(), default=(0, 0))
+            of = action.groups or (tuple(sizes),)  # each writes its part
+            state = sum(max((sizes.get(rank, (0, 0))[0] for rank in one), default=0) for one in of)
             gone = len(self._spec.ranks_here) - len(sizes)
             wanted = needed(state=state, host=host, private=private, gone=gone)
             return MemoryTarget(action.step, private_nbytes=private, needed_nbytes=wanted)

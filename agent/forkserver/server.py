@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from agent.forkserver import (
     adoption,
+    after_import,
     child,
     fast_exit,
     preload_imports,
@@ -30,7 +31,7 @@ from agent.forkserver import (
 from agent.forkserver.orphans import end_orphans, live_sessions
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.atomic_file import describe_os_error
-from worker_hooks.distributed import ddp_release
+from worker_hooks.distributed import ddp_release, rehearsal
 
 # Ignored: a batch system may signal every process of a job, but ranks need the store to save.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -90,9 +91,19 @@ def serve_warm(text: str, root: str) -> None:
     if not os.environ.get("LD_PRELOAD"):  # a profiler there reports when it is unloaded
         fast_exit.arm(set(sys.modules) - before)
     child.adopt(order)
+    if rehearsal.is_wanted(os.environ):
+        _rehearse()
     if order.stdout or order.stderr:
         tolerant_streams.make_tolerant()
     unload.unload_ours(root, orders.preload)
+
+
+def _rehearse() -> None:
+    """A new rank's groups only pretend; torch may be imported by now, or later by the script."""
+    if rehearsal.C10D in sys.modules:
+        rehearsal.install()
+    else:
+        after_import.call_after_import(rehearsal.C10D, rehearsal.install)
 
 
 def _before_us() -> set[str]:

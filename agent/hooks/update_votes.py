@@ -54,7 +54,7 @@ class UpdateVotes:
             self._journal.event("VoteBegan", step=first)
 
     def close(self) -> None:
-        """The attempt is over."""
+        """The attempt is over, or some of its ranks are replaced: they get a new board."""
         self._steps.clear()
         if self._board is not None:
             self._board.close()

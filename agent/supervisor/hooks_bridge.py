@@ -104,6 +104,8 @@ class HooksBridge:
         self._training: set[int] = set()  # registered, and neither gone nor about to exit
         self._exiting = ExitingRanks(self._links, self._pages, self._training, say)
         self._raised: set[int] = set()
+        self.rehearses = False
+        """Whether new ranks have to run their script alone, up to ``run``."""
         self._why_not_replicated = ""
         self._votes = UpdateVotes(self._links, spec.ranks_here, journal)
 
@@ -160,6 +162,7 @@ class HooksBridge:
         self._links.renew(action.attempt, action.survivors)
         guarding.handshake.renew(action.attempt, action.path, action.newcomers)
         guarding.dumps.begin(action.attempt)
+        self._votes.close()
         self._exiting.stop_looking()
         for rank in action.newcomers:
             self._pages.drop(rank)
@@ -367,6 +370,7 @@ class HooksBridge:
             return
         self._agent.announce()  # the start comes before this message, the death after it
         self._steps[rank] = message.step
+        self.rehearses = message.rehearses
         self._training.add(rank)
         self._agent.protect(self._links.pid(rank))
         self._share_pages()

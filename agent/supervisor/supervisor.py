@@ -153,7 +153,7 @@ class Supervisor:
         self._deadline: asyncio.TimerHandle | None = None
         self._ended = 0
         self._lost: list[Worker] = []  # ranks whose replacements have not all joined
-        self._replacements = Replacements(plan, starter, output)
+        self._replacements = Replacements(plan, starter, output, lambda: hooks.rehearses)
         self._unwanted: set[int] = set()  # pids forked for a finished attempt
         self._reminders: list[asyncio.TimerHandle] = []
         self._ending: RunEnding | None = None

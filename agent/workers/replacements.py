@@ -17,7 +17,7 @@ from agent.workers import processes
 from agent.workers.starter import Starter
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
-from worker_hooks.contract.env import rejoined
+from worker_hooks.contract.env import REHEARSE, rejoined
 
 
 class Replacements:
@@ -28,8 +28,17 @@ class Replacements:
         plan: Callable[[int, bool, tuple[str, ...]], tuple[protocol.WorkerOrder, ...]],
         starter: Starter,
         output: WorkerOutput,
+        rehearse: Callable[[], bool],
     ) -> None:
-        """Nothing is prestarted yet."""
+        """Nothing is prestarted yet.
+
+        Args:
+            plan: orders for all ranks of an attempt.
+            starter: starts processes.
+            output: makes their logs.
+            rehearse: whether a replacement has to run its script alone, up to ``run``.
+        """
+        self._rehearse = rehearse
         self._plan = plan
         self._starter = starter
         self._output = output
@@ -86,6 +95,8 @@ class Replacements:
         self, action: do.PrepareRanks | do.ReplaceRanks, ranks: Collection[int], port: int
     ) -> tuple[protocol.WorkerOrder, ...]:
         there = rejoined(action.attempt, port)
+        if self._rehearse():
+            there[REHEARSE] = "1"
         return tuple(
             order._replace(environ=order.environ | there)
             for order in self._plan(action.attempt, True, action.devices)

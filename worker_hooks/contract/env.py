@@ -28,6 +28,9 @@ AUDIT_SHARE = 0.005
 STRICT = "MSRUN_STRICT"
 """``1``: a script does not train if some of its variables cannot be restored."""
 
+REHEARSE = "MSRUN_REHEARSE"
+"""``1``: a new rank whose peers live on; its groups only pretend until it calls ``run``."""
+
 ENABLE_TFT = "MS_ENABLE_TFT"
 """MindSpore's switches of fault tolerance.
 

@@ -126,6 +126,7 @@ class Registered(NamedTuple):
     step: int
     not_replaceable_why: str = ""  # why this rank cannot join a new process group; empty: it can
     compares: bool = False  # it says Fingerprinted at its first commits
+    rehearses: bool = False  # a new rank in its place has to run its script alone, up to run()
 
 
 class Fingerprinted(NamedTuple):
@@ -348,13 +349,15 @@ class OpenVote(NamedTuple):
 class VoteOpened(NamedTuple):
     """The rank votes from now on; ``step``: its newest commit.
 
-    ``why_not``: it does not, and begins its updates by itself; empty: it does.
+    ``why_not``: it does not, and begins its updates by itself; empty: it does. ``why_cut_inside``:
+    why it can join no new process group, as only its training has shown; empty: it can.
     """
 
     rank: int
     attempt: int
     step: int
     why_not: str = ""
+    why_cut_inside: str = ""
 
 
 class Copy(NamedTuple):

@@ -19,12 +19,13 @@ import torch.distributed as dist
 from torch import nn
 
 from worker_hooks.contract.env import RankEnv, meeting_point
-from worker_hooks.distributed import ddp_bucket_order
+from worker_hooks.distributed import ddp_bucket_order, rehearsal
 from worker_hooks.distributed.communicators import device_types
 from worker_hooks.distributed.gloo_sockets import gloo_sockets
+from worker_hooks.tensors import placements
 
 OUTSIDE = "does not train inside run(train, state)"
-GROUPS = "makes process groups outside of the training function"
+CUT_INSIDE = "shards its model inside of the training function, which cannot be done twice"
 STORE = "gives init_process_group a store or an address of its own"
 EARLY = "runs collectives before run(), which a new rank could not repeat alone"
 WRAPPED = "wraps its model in DDP outside of the training function"
@@ -53,17 +54,29 @@ def not_replaceable_why(env: RankEnv, modules: Callable[[], Iterable[nn.Module]]
     """
     if env.world_size == 1 or not dist.is_available() or not dist.is_initialized():
         return ""
+    if rehearsal.is_on():  # its peers were asked, and nothing here is real
+        return ""
     world = _world()
-    if len(world.pg_map) > 1:
-        return GROUPS
     store = world.pg_map[dist.group.WORLD][1]
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     if (getattr(store, "host", ""), getattr(store, "port", 0)) != meeting_point(os.environ):
         return STORE
-    if not _has_communicated():
-        return ""
-    return WRAPPED if ddp_bucket_order.find_all(modules()) else EARLY
+    is_early = _has_communicated()
+    if (is_early or len(world.pg_map) > 1) and ddp_bucket_order.find_all(modules()):
+        return WRAPPED
+    return EARLY if is_early else ""
+
+
+def are_to_stay(modules: Iterable[nn.Module]) -> bool:
+    """Whether the present groups are to be kept: others than the default group, or FSDP's, refer
+    to them.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    if len(_world().pg_map) > 1:
+        return True
+    return any(placements.is_distributed(one) for each in modules for one in each.parameters())
 
 
 def _has_communicated() -> bool:
@@ -79,9 +92,11 @@ def collectives() -> int:
     if not dist.is_available() or not dist.is_initialized():
         return 0
     count = 0
+    host = torch.device("cpu")
     for group in _world().pg_map:
-        with contextlib.suppress(RuntimeError):  # this backend does not count
-            count += group._get_sequence_number_for_group()  # noqa: SLF001  torch has no other count
+        with contextlib.suppress(RuntimeError, AttributeError):  # this backend does not count
+            backend = group._get_backend(host)  # noqa: SLF001  the group itself asks its first one
+            count += backend._get_sequence_number_for_group()  # noqa: SLF001  torch has no other
     return count
 
 

@@ -297,6 +297,7 @@ class Gate:
         """The main thread has returned from the training function; no update is under way."""
         with self._changed:
             self._ejecting = self._raised = self._torn = False
+            self.vote = None  # the new peers have a board of their own
             self._updates = 0
             self._lower()
             self._changed.notify_all()

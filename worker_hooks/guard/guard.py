@@ -96,6 +96,8 @@ class Guard:
         self.resumed_step = 0  # the step of the checkpoint on disk that this attempt began from
         self.exit_order: protocol.Leave | None = None  # the order that ends a graceful exit
         self.not_replaceable_why = ""  # why this rank can join no other group; empty: it can
+        self.rehearses = False  # a new rank in this place has to run the script alone, up to run()
+        self.why_cut_inside: Callable[[], str] = str  # as not_replaceable_why, once it has trained
         self._unsafe_why = ""  # why no moment of this training is known to be whole
         self.peers = KnownPeers()
         self.memory: HeldDump | None = None
@@ -203,7 +205,11 @@ class Guard:
         try:
             self._link.send(
                 protocol.Registered(
-                    **self._sender, step=step, not_replaceable_why=why, compares=self.compares
+                    **self._sender,
+                    step=step,
+                    not_replaceable_why=why,
+                    compares=self.compares,
+                    rehearses=self.rehearses,
                 ),
                 [page],
             )
@@ -426,7 +432,10 @@ class Guard:
             step = self.source.step
             if not why_not:
                 self.gate.vote = UpdateVote(VoteBoard(fd), self.env.rank, step, self.peers.gone)
-            self._send(protocol.VoteOpened(**self._sender, step=step, why_not=why_not))
+            opened = protocol.VoteOpened(
+                **self._sender, step=step, why_not=why_not, why_cut_inside=self.why_cut_inside()
+            )
+            self._send(opened)
             os.close(fd)
 
     def _eject(self, order: protocol.Rejoin) -> None:

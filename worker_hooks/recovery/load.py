@@ -142,6 +142,12 @@ class LoadedState(NamedTuple):
     values: dict[str, Json]  # the pieces' values without tensors, by the pieces' names
     metadata: dict[str, str]  # of the file that holds most of what its writer alone had
     held: HeldDump | None = None  # keeps the files open
+    variant: int = 0  # of the states, if there are several
+
+    @property
+    def digest(self) -> str:
+        """Of a checkpoint in memory: what the replicas of this rank say they hold."""
+        return self.manifest.digest.split(",")[self.variant]
 
     def private(self, rank: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """A rank's private state; ``None``: the dump has none.
@@ -160,16 +166,22 @@ class LoadedState(NamedTuple):
         return None
 
 
-def open_in_memory(folder: Path, manifest: Manifest) -> LoadedState:
+def open_in_memory(folder: Path, manifest: Manifest, rank: int) -> LoadedState:
     """Open a checkpoint in the agent's memory; it stays readable if the agent drops it.
+
+    Args:
+        folder: in which its files are.
+        manifest: its own.
+        rank: that resumes from it.
 
     Raises:
         OSError: the agent has dropped it already.
-        ValueError: the files do not make up a state; the message says why.
+        ValueError: the files do not make up a state of this rank; the message says why.
     """
     held = HeldDump(folder, manifest)
-    saved = open_dump(HERE, held.manifest)
-    return saved._replace(held=held)
+    variant = manifests.variant_of(manifest, rank, manifest.world_size)
+    saved = open_dump(HERE, held.manifest, variant)
+    return saved._replace(held=held, variant=variant)
 
 
 def open_dump(folder: Path, manifest: Manifest, variant: int = 0) -> LoadedState:

@@ -13,8 +13,16 @@ from torch import nn
 
 from worker_hooks.contract.env import rejoined
 from worker_hooks.contract.protocol import Rejoin
-from worker_hooks.distributed import ddp_release, process_group, store_connection
+from worker_hooks.distributed import (
+    ddp_release,
+    kept_groups,
+    process_group,
+    rehearsal,
+    store_connection,
+)
+from worker_hooks.distributed.kept_groups import KeptGroups
 from worker_hooks.guard.guard import Guard
+from worker_hooks.tensors import placements
 
 
 class Membership:
@@ -26,7 +34,9 @@ class Membership:
         self._modules = modules
         self._left: list[tuple[Sequence[ref[Any]], list[Any]]] = []  # and still referred to
         self._flags: ModuleFlags | None = None
-        self._group: process_group.GroupRecord | None = None  # made by the script before run()
+        # made by the script before run(): one group is made again, several are kept
+        self._group: process_group.GroupRecord | None = None
+        self._kept: KeptGroups | None = None
         guard.not_replaceable_why = process_group.OUTSIDE
         if guard.is_on:
             ddp_release.install()  # where the worker's own start could not: behind a shell script
@@ -35,11 +45,25 @@ class Membership:
         """``run`` is about to enter the training function for the first time."""
         guard = self._guard
         self._flags = ModuleFlags(self._modules())
-        self._group = process_group.present()
         why = process_group.not_replaceable_why(guard.env, self._modules)
-        guard.not_replaceable_why = why
+        if process_group.are_to_stay(self._modules()):
+            self._kept = kept_groups.present()
+            why = why or kept_groups.why_not() or placements.why_no_iteration_drop()
+        else:
+            self._group = process_group.present()
+        guard.not_replaceable_why, guard.rehearses = why, self._kept is not None
+        guard.why_cut_inside = self._why_cut_inside
         if guard.is_on and not why:
             store_connection.connect_in_short_tries(self._raise_if_ejected)
+        if self._kept is not None and rehearsal.is_on():
+            rehearsal.end()
+            kept_groups.join(self._kept, is_first=True)
+
+    def _why_cut_inside(self) -> str:
+        """Why the training function cannot be entered again; empty: it can."""
+        if self._kept is None and process_group.are_to_stay(self._modules()):
+            return process_group.CUT_INSIDE
+        return ""
 
     def _raise_if_ejected(self) -> None:
         self._guard.gate.raise_if_ejected()
@@ -55,7 +79,7 @@ class Membership:
         """
         order, was_torn = self._guard.rejoin()
         os.environ.update(rejoined(order.attempt, order.port))
-        left = process_group.leave()
+        left = self._leave_groups()
         if self._flags is not None:
             self._flags.restore()
         is_collected = _are_held(users, left) or self._uses_accelerators()
@@ -68,19 +92,27 @@ class Membership:
             gc.collect()
         return order, was_torn
 
+    def _leave_groups(self) -> list[Any]:
+        if self._kept is None:
+            return process_group.leave()
+        placements.drop_iteration(self._modules())
+        return kept_groups.leave(self._kept)
+
     def _uses_accelerators(self) -> bool:
         """Whether garbage of the interrupted step may occupy memory of a device."""
         parameters = (each for module in self._modules() for each in module.parameters())
         return any(each.device.type != "cpu" for each in parameters)
 
     def join(self) -> None:
-        """Make the group again that the script had made before ``run``. A collective.
+        """Make the groups again that the script had made before ``run``. A collective.
 
         Raises:
             EjectedError: a peer is gone again.
             RuntimeError: the same, or a peer never came.
         """
-        if self._group is not None:
+        if self._kept is not None:
+            kept_groups.join(self._kept, is_first=False)
+        elif self._group is not None:
             process_group.join(self._group)
 
 

@@ -144,7 +144,7 @@ def restore_replicated(
     """
     manifest = manifests.read(folder)
     if manifests.is_in_memory(folder):
-        saved = load.open_in_memory(folder.parent, manifest)
+        saved = load.open_in_memory(folder.parent, manifest, env.rank)
     else:
         variant = load.variant_for(folder, manifest, env.rank, env.world_size)
         saved = load.open_dump(folder, _without_damaged_models(folder, manifest), variant)
@@ -154,7 +154,7 @@ def restore_replicated(
     deferred = load.restore(
         pieces,
         saved,
-        is_live=live == (manifest.step, manifest.digest),
+        is_live=live == (manifest.step, saved.digest),
         may_follow=facts.get("reshaped", ()) if is_new else (),
     )
     own = _private(saved, env.rank)
@@ -191,7 +191,7 @@ def restore_replicated(
         changing=frozenset(facts.get("changing", ())),
         ready_orders=facts.get("ready_orders", ()),
         saved=saved,
-        quick_digest=manifest.digest if manifest.kind == manifests.MEMORY_KIND else "",
+        quick_digest=saved.digest if manifest.kind == manifests.MEMORY_KIND else "",
         fingerprints=tuple(map(_fingerprint, pieces)),
         deferred=deferred,
         peer=next((one for one in peers if one.step == step and _is_settled(one)), None),

@@ -208,6 +208,31 @@ def _taken_by(inside: Any) -> Iterator[tuple[tuple[int, str], ManagedParameter]]
                 yield (id(owner), key), one
 
 
+def why_no_iteration_drop() -> str:
+    """Why FSDP cannot be made to forget a step; empty: it can, or is not used."""
+    api = sys.modules.get("torch.distributed.fsdp")
+    if api is None or hasattr(api.FSDPModule, "reset_iter_state"):
+        return ""
+    return f"uses FSDP, which in torch {torch.__version__} cannot forget an interrupted step"
+
+
+def drop_iteration(modules: Iterable[nn.Module]) -> None:
+    """Have FSDP forget a step that was interrupted, and whatever gradients it has kept of it."""
+    api = sys.modules.get("torch.distributed.fsdp")
+    if api is None:
+        return
+    inside = [each for module in modules for each in module.modules()]
+    for each in dict.fromkeys(one for one in inside if isinstance(one, api.FSDPModule)):
+        state = each._get_fsdp_state()  # noqa: SLF001  torch has no public ones
+        if state._is_root:  # noqa: SLF001  the only ones that can be asked
+            each.reset_iter_state()
+        for group in state._fsdp_param_groups:  # noqa: SLF001
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                if (whole := getattr(parameter, "_unsharded_param", None)) is not None:
+                    whole.grad = None
+
+
 def save_placements(name: str, tensor: Any) -> SavedPlacements:
     """What :func:`restored` needs besides the rank's part.
 
