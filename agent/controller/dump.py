@@ -262,6 +262,8 @@ def drop_writers(job: Job, dump: DumpProgress, ranks: Iterable[int], why: str) -
 def reassign(job: Job, dump: DumpProgress) -> Turn:
     """A write order has failed: its other writers write everything, or else other holders do."""
     pools, able = pools_of(job), holders(job, dump)
+    if len(pools) > 1:  # who has written is not asked again: that would replace its file
+        able = tuple(rank for rank in able if dump.digests.get(rank) not in dump.written)
     writers: list[int] = []
     left_of = shared_out((rank for rank in dump.writers if rank in {*able}), pools)
     for pool, left, others in zip(pools, left_of, shared_out(able, pools), strict=True):
@@ -439,6 +441,8 @@ def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
         return give_up(job, dump, UNSAVED)
     if not holders(job, dump):
         return give_up(job, dump, f"{why}; no rank is left to write")
+    if lost := why_not_covered(job, dump):
+        return give_up(job, dump, f"{why}; {lost}")
     return order_all(job, dump, why)
 
 

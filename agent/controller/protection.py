@@ -24,7 +24,8 @@ HINT = "--protect-memory=copy keeps copies of it in memory"
 CURES = (
     ("wraps its model in DDP outside", "move DDP(...) into train(state)"),
     ("does not train inside run", "put the loop into train(state), and call run(train, state)"),
-    ("makes process groups outside", "make them in train(state)"),
+    ("makes process groups", "make them in train(state)"),
+    ("shards its model inside", "shard it before run(train, state)"),
     ("runs collectives before run()", "move them into train(state)"),
 )
 """What to change in the script, by a part of the reason why no rank is replaced."""
@@ -120,7 +121,8 @@ def _why_not_replaced(job: Job) -> str:
     said = "".join(f" ({doubt})" for doubt in doubts)
     never = why_not_held(job) or of_script(job)
     if (never or said) and (why := why_no_holder(job)):
-        return f"{why}, and no rank of such a job is replaced alone: {never}{said}"
+        said = f": {never}{said}" if never else said
+        return f"{why}, and no rank of such a job is replaced alone{said}"
     return never
 
 

@@ -42,7 +42,7 @@ ALL_OF_THE_OTHERS = "no rank is left that can save the part of ranks 1, 3; the s
 HISTORIES = [
     (
         "each group writes its part, and no rank is replaced alone",
-        MEMORY_TOO,
+        FOUR,
         [
             *DUMPING,
             (wrote(0, "a"), "dumping", PROGRESS),

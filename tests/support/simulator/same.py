@@ -37,6 +37,7 @@ class Reports:
         kinds = (*[SILENT] * 7, *[EQUAL] * 6, OWN, CUT, CUT, *[FORGETFUL] * 4)
         self.kind = self.rng.choice(kinds)
         self.parts = self.rng.randint(2, 3)  # if they share them
+        self.is_cut = self.kind == CUT or (self.kind == FORGETFUL and self.rng.random() < 0.3)
         self.newcomers: set[int] = set()
 
     @property
@@ -45,7 +46,7 @@ class Reports:
 
     def part(self, rank: int) -> int:
         """Which part of the state this rank holds."""
-        if self.kind == CUT:
+        if self.is_cut:
             return rank % self.parts
         return rank if self.kind == OWN else 0
 
@@ -114,7 +115,8 @@ class SameWatch:
         return all(ranks & group for group in self.replicas())
 
     def can_replace(self) -> bool:
-        return not self.no_holder() and not self.has_diverged
+        has_replicas = bool(self.groups) and all(len(group) > 1 for group in self.groups)
+        return (has_replicas or not self.no_holder()) and not self.has_diverged
 
     def keeps_memory(self) -> bool:
         return self.trial is not None and self.node.job.state in TRAINING
@@ -141,15 +143,24 @@ class SameWatch:
             if are_all and differ:
                 found = [{r for r in said if said[r] == text} for text in {*said.values()}]
                 self.groups = [a & b for a in self.sharing() for b in found if a & b]
-        elif differ and not self.has_diverged:
+        elif self.differ_inside(said) and not self.has_diverged:
             self.has_diverged = True
             if before.state in TRAINING:
                 self.undo(event)
-        elif are_all and not differ and event.step >= self.trial.step + max(COMMITS):
+        elif (
+            are_all
+            and not self.differ_inside(said)
+            and event.step >= self.trial.step + max(COMMITS)
+        ):
             self.trial = None
             freed = [each for each in actions if is_order(each, do.ForgetMemory)]
             if before.state is JobState.RUNNING and not freed:
                 self.broken(f"{event}: all hold the same, and the memory is kept")
+
+    def differ_inside(self, said: dict[int, object]) -> bool:
+        """Whether two of a replica group said something different."""
+        of = ({said[rank] for rank in group if rank in said} for group in self.sharing())
+        return any(len(each) > 1 for each in of)
 
     def undo(self, event: protocol.Fingerprinted) -> None:
         """Nobody goes on with replicas that differ."""

@@ -33,14 +33,21 @@ def test_nothing_is_promised_before_all_have_shown_what_they_hold():
     assert protection(play(THREE, EQUAL)).level is Level.PROTECTED
 
 
-def test_parts_that_replica_groups_hold_are_partly_protected():
+def test_parts_that_replica_groups_hold_are_protected_once_all_vote():
     assert protection(play(groups.MEMORY_TOO, groups.TRAINING[:-1])).level is Level.UNKNOWN
     job = play(groups.MEMORY_TOO, groups.TRAINING)
-    said = str(protection(job))
+    assert protection(job).level is Level.PROTECTED
+
+
+def test_a_model_that_was_sharded_inside_of_training_is_partly_protected():
+    job = play(groups.MEMORY_TOO, groups.TRAINING[:-1])
+    why = process_group.CUT_INSIDE
+    said = str(protection(decide(job, protocol.VoteOpened(3, 0, 1, "", why)).job))
     assert said.startswith(
         "partly protected: the state is cut into 2 parts, each held by a replica group (ranks 0, 2; "
-        "ranks 1, 3), and no rank of such a job is replaced alone; a death means save, and the end"
+        f"ranks 1, 3), and no rank of such a job is replaced alone: rank 3: {why}; a death means"
     )
+    assert said.endswith(". Shard it before run(train, state)")
 
 
 def test_ranks_that_do_not_vote_say_what_that_costs():
@@ -61,7 +68,8 @@ def test_state_that_came_later_is_not_promised_before_it_was_compared():
 
 
 @pytest.mark.parametrize(
-    "why", [process_group.WRAPPED, process_group.OUTSIDE, process_group.GROUPS, process_group.EARLY]
+    "why",
+    [process_group.WRAPPED, process_group.OUTSIDE, process_group.CUT_INSIDE, process_group.EARLY],
 )
 def test_a_script_that_cannot_be_entered_again_is_partly_protected_and_told_the_cure(why):
     decision = registered(why)
