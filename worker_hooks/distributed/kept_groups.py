@@ -10,6 +10,7 @@ any more keeps idle threads. So there is a limit, after which all ranks are star
 
 from __future__ import annotations
 
+import functools
 import sys
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -52,8 +53,29 @@ def present() -> KeptGroups:
     return KeptGroups(groups, world.group_count)
 
 
+@functools.cache
+def _takes_new_backends() -> bool:
+    """Whether this torch's groups do, tried with a group of this process alone."""
+    api: Any = dist
+    host = torch.device("cpu")
+    try:
+        group = api.ProcessGroup(api.HashStore(), 0, 1)
+        for number in (LAST - 1, LAST):
+            store = api.PrefixStore(str(number), api.HashStore())
+            backend = api.ProcessGroupGloo(store, 0, 1, timeout=timedelta(seconds=5))
+            group._register_backend(host, api.ProcessGroup.BackendType(number), backend)  # noqa: SLF001
+            if group._get_backend(host) is not backend or not group._device_types:  # noqa: SLF001
+                return False
+            backend._set_sequence_number_for_group()  # noqa: SLF001
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
 def why_not() -> str:
     """Why the present groups cannot be given new backends; empty: they can."""
+    if not _takes_new_backends():
+        return f"makes process groups, which torch {torch.__version__} ties to their connections"
     if [*communicators.device_types()] != ["cpu"]:
         return "makes process groups for accelerators outside of the training function"
     for group in _world().pg_map:

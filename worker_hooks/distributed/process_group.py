@@ -22,7 +22,6 @@ from worker_hooks.contract.env import RankEnv, meeting_point
 from worker_hooks.distributed import ddp_bucket_order, rehearsal
 from worker_hooks.distributed.communicators import device_types
 from worker_hooks.distributed.gloo_sockets import gloo_sockets
-from worker_hooks.tensors import placements
 
 OUTSIDE = "does not train inside run(train, state)"
 CUT_INSIDE = "shards its model inside of the training function, which cannot be done twice"
@@ -68,15 +67,9 @@ def not_replaceable_why(env: RankEnv, modules: Callable[[], Iterable[nn.Module]]
     return EARLY if is_early else ""
 
 
-def are_to_stay(modules: Iterable[nn.Module]) -> bool:
-    """Whether the present groups are to be kept: others than the default group, or FSDP's, refer
-    to them.
-    """
-    if not dist.is_available() or not dist.is_initialized():
-        return False
-    if len(_world().pg_map) > 1:
-        return True
-    return any(placements.is_distributed(one) for each in modules for one in each.parameters())
+def count() -> int:
+    """How many groups this process is a member of."""
+    return len(_world().pg_map) if dist.is_available() and dist.is_initialized() else 0
 
 
 def _has_communicated() -> bool:

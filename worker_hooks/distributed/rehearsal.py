@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableMapping
+from importlib import import_module
 from typing import Any
 
 from worker_hooks.contract.env import REHEARSE
@@ -28,11 +29,21 @@ _OF_OBJECTS = (
     "scatter_object_list",
 )
 _PRETEND = "fake"  # torch's own backend for this
+_FAKES = "torch.testing._internal.distributed.fake_pg"  # which registers it
 
 
 def is_wanted(environ: MutableMapping[str, str]) -> bool:
     """Whether this process is to rehearse; it is asked once."""
     return environ.pop(REHEARSE, "") == "1"
+
+
+def why_not() -> str:
+    """Why a new rank could not rehearse with this version of torch; empty: it could."""
+    c10d = sys.modules.get(C10D)
+    needed = ("_new_process_group_helper", "_store_based_barrier", "rendezvous")
+    if not all(hasattr(c10d, name) for name in needed):
+        return "makes process groups in a way that a new rank cannot repeat alone with this torch"
+    return ""
 
 
 def install() -> None:
@@ -51,8 +62,7 @@ def install() -> None:
     def pretend(
         size: int, rank: int, ranks: Any, backend: Any, _: Any, *args: Any, **options: Any
     ) -> Any:
-        from torch.testing._internal.distributed import fake_pg  # registers it
-
+        fake_pg = import_module(_FAKES)
         options.pop("backend_options", None)
         name = c10d.Backend(_PRETEND)
         made = make(size, rank, ranks, name, fake_pg.FakeStore(), *args, **options)
@@ -64,8 +74,7 @@ def install() -> None:
         return made
 
     def meet(_: str, rank: int = -1, world_size: int = -1, **__: Any) -> Any:
-        from torch.testing._internal.distributed import fake_pg
-
+        fake_pg = import_module(_FAKES)
         rank = rank if rank >= 0 else int(os.environ["RANK"])
         size = world_size if world_size >= 0 else int(os.environ["WORLD_SIZE"])
         yield fake_pg.FakeStore(), rank, size

@@ -46,9 +46,10 @@ class Membership:
         guard = self._guard
         self._flags = ModuleFlags(self._modules())
         why = process_group.not_replaceable_why(guard.env, self._modules)
-        if process_group.are_to_stay(self._modules()):
+        if self._are_groups_held():
             self._kept = kept_groups.present()
-            why = why or kept_groups.why_not() or placements.why_no_iteration_drop()
+            why = why or kept_groups.why_not() or rehearsal.why_not()
+            why = why or placements.why_no_iteration_drop(self._modules())
         else:
             self._group = process_group.present()
         guard.not_replaceable_why, guard.rehearses = why, self._kept is not None
@@ -61,9 +62,19 @@ class Membership:
 
     def _why_cut_inside(self) -> str:
         """Why the training function cannot be entered again; empty: it can."""
-        if self._kept is None and process_group.are_to_stay(self._modules()):
-            return process_group.CUT_INSIDE
-        return ""
+        return process_group.CUT_INSIDE if self._kept is None and self._are_groups_held() else ""
+
+    def _are_groups_held(self) -> bool:
+        """Whether others refer to the groups that there are: FSDP and meshes, or the script."""
+        count = process_group.count()
+        return count > 1 or (
+            count == 1
+            and any(
+                placements.is_distributed(one)
+                for module in self._modules()
+                for one in module.parameters()
+            )
+        )
 
     def _raise_if_ejected(self) -> None:
         self._guard.gate.raise_if_ejected()

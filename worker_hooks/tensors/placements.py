@@ -208,12 +208,20 @@ def _taken_by(inside: Any) -> Iterator[tuple[tuple[int, str], ManagedParameter]]
                 yield (id(owner), key), one
 
 
-def why_no_iteration_drop() -> str:
-    """Why FSDP cannot be made to forget a step; empty: it can, or is not used."""
+def why_no_iteration_drop(modules: Iterable[nn.Module]) -> str:
+    """Why :func:`drop_iteration` cannot be called; empty: it can."""
     api = sys.modules.get("torch.distributed.fsdp")
-    if api is None or hasattr(api.FSDPModule, "reset_iter_state"):
+    if api is None:
         return ""
-    return f"uses FSDP, which in torch {torch.__version__} cannot forget an interrupted step"
+    for module in modules:
+        for each in module.modules():
+            if isinstance(each, api.FSDPModule):
+                state = each._get_fsdp_state()  # noqa: SLF001  torch has no public ones
+                is_known = hasattr(state, "_is_root") and hasattr(state, "_fsdp_param_groups")
+                if is_known and hasattr(each, "reset_iter_state"):
+                    continue
+                return f"uses FSDP of torch {torch.__version__}, which cannot forget a step"
+    return ""
 
 
 def drop_iteration(modules: Iterable[nn.Module]) -> None:

@@ -44,6 +44,14 @@ REPLACED = {  # what has a fall-back where it is used, and what that is
         "changes by _foreach functions are found by the audit alone; the log says so",
     ),
     "_foreach_add_": "the same",
+    **dict.fromkeys(
+        (
+            *("_register_backend", "_device_types", "_set_default_backend", "_is_root"),
+            *("_set_sequence_number_for_group", "_new_process_group_helper"),
+            *("_store_based_barrier", "_unsharded_param"),
+        ),
+        "no rank is replaced alone beside groups of the script's own; the first line says so",
+    ),
     "_step_count": "a scheduler is known by its epoch alone",
 }
 LISTED = {name for names in NEEDED.values() for name in names.split()} | REPLACED.keys()
