@@ -32,7 +32,9 @@ def test_a_rank_tells_why_it_could_not_join_others():
         "none": "",
         "store": process_group.STORE,
         "plain": "",
-        "groups": process_group.GROUPS,
+        "groups": "",
+        "kept": "",
+        "debugged": "makes process groups of _ProcessGroupWrapper outside of the training function",
         "early": process_group.EARLY,
         "wrapped": process_group.WRAPPED,
     }

@@ -36,6 +36,7 @@ def resumed(launcher: Launcher) -> tuple[Path, dict[str, torch.Tensor]]:
     job = launcher.start(
         "--worker_num=4",
         "--max-restarts=1",
+        "--max_replacements=0",
         SCRIPT,
         STEPS,
         "--die",

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPT = WORKERS / "train_sharded.py"
 STEPS, DEATH = 30, 20  # by then the ranks vote on each update
 STYLES = ["hsdp", "tpdp", "fsdp"]
-IN_PAIRS = "partly protected: the state is cut into 2 parts, each held by a replica group (ranks 0, 2; ranks 1, 3)"
+NOT_ALONE = "--max_replacements=0"
 
 Undisturbed = Callable[[str], str]
 
@@ -43,9 +43,11 @@ def started(launcher: Launcher, name: str, *words: object) -> tuple[Job, Path]:
     )
 
 
-def killed(launcher: Launcher, style: str, where: str, *more: str) -> tuple[Ended, Path]:
-    words = "--worker_num=4", "--max-restarts=1", SCRIPT, style, STEPS, *more
-    name = "".join([style, where, *more])
+def killed(
+    launcher: Launcher, style: str, where: str, *more: str, option: str = NOT_ALONE
+) -> tuple[Ended, Path]:
+    words = "--worker_num=4", "--max-restarts=1", option, SCRIPT, style, STEPS, *more
+    name = "".join([style, where, *more, option])
     job, folder = started(launcher, name, *words, "--die", 1, DEATH, where)
     ended = job.wait()
     assert ended.code == 0, ended
@@ -59,9 +61,24 @@ def test_where_each_part_is_held_twice_a_death_costs_no_step(
 ) -> None:
     ended, folder = killed(launcher, style, where)
     said = ended.err
-    assert said.index(IN_PAIRS) < said.index("rank 1 was killed by SIGKILL"), said
+    promise = said.index(f"partly protected: replacing is off ({NOT_ALONE}); a death means save")
+    assert promise < said.index("rank 1 was killed by SIGKILL"), said
     assert f"step {saved} saved by ranks " in said
     assert "1 restart, 0 steps and " in said
+    assert (folder / f"{style}.sha").read_text() == undisturbed(style)
+
+
+@pytest.mark.parametrize("where", ["backward", "update"])
+@pytest.mark.parametrize("style", ["hsdp", "tpdp"])
+def test_where_each_part_is_held_twice_the_dead_rank_alone_is_replaced(
+    launcher: Launcher, undisturbed: Undisturbed, style: str, where: str
+) -> None:
+    ended, folder = killed(launcher, style, where, option="--max_replacements=1")
+    said = ended.err
+    promise = said.index("protected: a rank that dies is replaced, no step is lost")
+    assert promise < said.index("rank 1 was killed by SIGKILL"), said
+    assert "replacing it, ranks 0,2-3 keep running" in said
+    assert "1 rank replaced, 0 steps and " in said
     assert (folder / f"{style}.sha").read_text() == undisturbed(style)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from worker_hooks.contract.env import RankEnv
+from worker_hooks.distributed import kept_groups
 from worker_hooks.distributed.process_group import not_replaceable_why
 
 server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -35,6 +36,11 @@ dist.init_process_group("gloo")
 told["plain"] = why()
 dist.new_group([0])
 told["groups"] = why()
+told["kept"] = kept_groups.why_not()
+dist.set_debug_level(dist.DebugLevel.DETAIL)
+dist.new_group([0])
+told["debugged"] = kept_groups.why_not()
+dist.set_debug_level(dist.DebugLevel.OFF)
 dist.destroy_process_group()
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))

@@ -99,7 +99,7 @@ class Membership:
         if is_collected:
             gc.collect()
         self._left = [(users, left) for users, left in self._left if any(user() for user in users)]
-        if not is_collected and process_group.have_threads():
+        if self._kept is None and not is_collected and process_group.have_threads():
             gc.collect()
         return order, was_torn
 
