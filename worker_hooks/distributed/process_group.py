@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -41,12 +41,18 @@ class GroupRecord(NamedTuple):
     device: torch.device | None
 
 
-def not_replaceable_why(env: RankEnv, modules: Callable[[], Iterable[nn.Module]]) -> str:
+def not_replaceable_why(
+    env: RankEnv,
+    modules: Callable[[], Iterable[nn.Module]],
+    sharding: Callable[[], Collection[str]] = tuple,
+) -> str:
     """Why the group that exists when training begins could not be left and made again.
 
     Args:
         env: who this process is.
         modules: returns the registered ones, to find DDPs around them.
+        sharding: returns the names of the groups over which these are sharded. What was sent there
+            was parts of them, which a new rank gets otherwise.
 
     Returns:
         What the script did, as the end of a sentence. Empty: it can, or there is no group yet.
@@ -61,7 +67,7 @@ def not_replaceable_why(env: RankEnv, modules: Callable[[], Iterable[nn.Module]]
         store = store.underlying_store
     if (getattr(store, "host", ""), getattr(store, "port", 0)) != meeting_point(os.environ):
         return STORE
-    is_early = _has_communicated()
+    is_early = _have_communicated(sharding)
     if (is_early or len(world.pg_map) > 1) and ddp_bucket_order.find_all(modules()):
         return WRAPPED
     return EARLY if is_early else ""
@@ -72,25 +78,30 @@ def count() -> int:
     return len(_world().pg_map) if dist.is_available() and dist.is_initialized() else 0
 
 
-def _has_communicated() -> bool:
-    group: Any = dist.group.WORLD
-    try:
-        return bool(group._get_sequence_number_for_group())  # noqa: SLF001  torch has no other count
-    except RuntimeError:  # this backend does not count
-        return False
+def _have_communicated(sharding: Callable[[], Collection[str]]) -> bool:
+    """Whether something was sent by collectives that a new rank may not know."""
+    world = _world()
+    busy = {world.pg_names[group]: group for group in world.pg_map if _collectives_in(group)}
+    if not busy or busy.get(world.pg_names[dist.group.WORLD]) is not None:
+        return bool(busy)
+    return not busy.keys() <= {*sharding()}
 
 
 def collectives() -> int:
     """How many collectives this process has begun in its present groups, as far as they count."""
     if not dist.is_available() or not dist.is_initialized():
         return 0
-    count = 0
-    host = torch.device("cpu")
-    for group in _world().pg_map:
-        with contextlib.suppress(RuntimeError, AttributeError):  # this backend does not count
-            backend = group._get_backend(host)  # noqa: SLF001  the group itself asks its first one
-            count += backend._get_sequence_number_for_group()  # noqa: SLF001  torch has no other
-    return count
+    return sum(map(_collectives_in, _world().pg_map))
+
+
+def _collectives_in(group: Any) -> int:
+    """How many have begun in a group since it got its backend; 0 if that does not count."""
+    for device in device_types():
+        # the group itself asks the backend that it had first
+        with contextlib.suppress(RuntimeError, AttributeError):
+            backend = group._get_backend(torch.device(device))  # noqa: SLF001
+            return int(backend._get_sequence_number_for_group())  # noqa: SLF001  no other count
+    return 0
 
 
 def present() -> GroupRecord | None:
