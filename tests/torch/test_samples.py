@@ -89,3 +89,17 @@ def test_overhead_refuses_what_cannot_be_measured(tmp_path, warm_python):
     ended = ran(warm_python, "benchmarks/overhead.py", "--step-ms=0", cwd=tmp_path)
     assert ended.returncode == 2
     assert "--step-ms above 0" in ended.stderr
+
+
+def test_the_transformer_that_is_cut_over_ranks_outlives_one_of_them(tmp_path, warm_python):
+    script = str(SCRIPTS / "samples/hsdp_transformer/train.py")
+    told = {name: value for name, value in os.environ.items() if not name.startswith("MSRUN_")}
+    told |= {"PYTHONPATH": str(SCRIPTS.parent), "XDG_STATE_HOME": str(tmp_path / "state")}
+    job = ("--worker_num=4", script, "--epochs=1")
+    command = [*warm_python.words, "-m", "msrun", "drill", "--kill", "rank=1,step=20", "--", *job]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=told, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = [line for line in ended.stdout.splitlines() if line.startswith("kill -9 rank 1")]
+    assert row.endswith("1 replaced  yes            nothing lost"), ended.stdout
