@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from worker_hooks.contract.status_page import Phase
+from worker_hooks.distributed import process_group
 from worker_hooks.drill.observer import StepObserver
 from worker_hooks.guard.gate import Gate
 from worker_hooks.state.committed_state import CommittedState, Position
@@ -20,6 +21,11 @@ BETWEEN = (
     "backward runs between two updates of one step: a step in which a rank dies there cannot be "
     "saved, and training resumes from the checkpoint before"
 )
+COMMUNICATES = (
+    "an optimizer communicates while it changes weights: a step in which a rank dies there cannot "
+    "be saved, and training resumes from the checkpoint before"
+)
+LOOKS = 8  # updates that are looked at for that
 
 
 class StepTracker:
@@ -54,6 +60,7 @@ class StepTracker:
         self._observers = observers
         self._unsafe, self._say = unsafe, say
         self._said: set[str] = set()
+        self._looks, self._begun = LOOKS, 0  # collectives that had begun before the update
         self.gradients = KeptGradients(committed.pieces)
         self._loss: torch.Tensor | float | None = None
         self._is_loss_set = False  # by the script, for this step
@@ -164,9 +171,15 @@ class StepTracker:
         if (device := self._committed.device) is not None:  # what the gate stops is not queued
             device.update_begins(self._committed.step, self._committed.why_changed)
         self.enter(Phase.UPDATE)
+        if self._looks:
+            self._begun = process_group.collectives()
 
     def update_ended(self, index: int) -> None:
         """The optimizer of this piece has changed its weights."""
+        if self._looks:
+            self._looks -= 1
+            if process_group.collectives() > self._begun:
+                self.say(COMMUNICATES)
         self._committed.updated(index)
         self.has_updated, self.has_gradients = True, False
         self._gate.end_update()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from support.meshes import mesh_seen_by
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from worker_hooks import TrainState
+from worker_hooks.distributed import process_group
+from worker_hooks.training.step import COMMUNICATES
 
 
 class Layer(nn.Module):
@@ -41,3 +44,24 @@ def test_each_weight_may_have_an_optimizer_that_updates_it_within_backward():
         assert state.step == 4
         for each in hooks:
             each.remove()
+
+
+@pytest.mark.parametrize("where", ["update", "backward"])
+def test_an_optimizer_that_communicates_is_named(monkeypatch, where):
+    begun = [0]
+    monkeypatch.setattr(process_group, "collectives", lambda: begun[0])
+
+    class Muon(torch.optim.SGD):
+        def step(self, closure=None):
+            begun[0] += where == "update"
+            return super().step(closure)
+
+    net = nn.Linear(2, 2)
+    optimizer = Muon(net.parameters(), 0.1)
+    state = TrainState(model=net, optimizer=optimizer)
+    for batch in state.batches(torch.ones(4, 2)):
+        net(batch).sum().backward()
+        begun[0] += where == "backward"
+        optimizer.step()
+        optimizer.zero_grad()
+    assert (COMMUNICATES in state._loop.tracker._said) == (where == "update")
