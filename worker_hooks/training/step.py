@@ -170,9 +170,9 @@ class StepTracker:
             torch.autograd.graph.increment_version(parts)
         if (device := self._committed.device) is not None:  # what the gate stops is not queued
             device.update_begins(self._committed.step, self._committed.why_changed)
-        self.enter(Phase.UPDATE)
-        if self._looks:
+        if self._looks and self.phase is not Phase.UPDATE:  # else a class calls that above it
             self._begun = process_group.collectives()
+        self.enter(Phase.UPDATE)
 
     def update_ended(self, index: int) -> None:
         """The optimizer of this piece has changed its weights."""
