@@ -25,7 +25,7 @@ class FrozenState:
 
         Args:
             grace_s: how long an update under way may take to reach its commit.
-            newest: the newest commit of any rank; a rank that is one behind may reach it, too.
+            newest: the newest commit of any rank; a rank that is behind it may reach it, too.
             unsafe_why: why no moment of this training is known to be whole; empty: some are.
 
         Returns:

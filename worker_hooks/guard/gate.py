@@ -34,12 +34,12 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
-from worker_hooks.distributed.stacks import main_instruction
+from worker_hooks.distributed.stacks import main_instruction, waits_for_peers
 from worker_hooks.guard.update_vote import UpdateVote
 
 STILL_S = 0.2  # a main thread that stays at one instruction for so long is blocked, not busy
 LOOK_S = 0.02  # between two looks at it
-CATCH_UP_S = 1.0  # for what takes milliseconds where processors are free
+CATCH_UP_S = 1.0  # for a rank that waits for peers: what it needs is on its way, or is lost
 
 _DEVICE_LOOK_S = 0.0002  # a device has a whole forward and backward to do meanwhile
 
@@ -151,7 +151,9 @@ class Gate:
         if not may_vote:
             with self._changed:
                 self._changed.notify_all()
-                while self._is_update_blocked(was_torn=False, has_voted=False):
+                while self._is_update_blocked(
+                    was_torn=False, has_voted=False
+                ) or self._must_not_vote(vote, step):
                     self._changed.wait()
                 if self._ejecting:
                     raise EjectedError
@@ -182,6 +184,10 @@ class Gate:
         # the second optimizer of a step may pass, unless the step was reported as complete
         is_closed = self._is_closed() and (self._is_complete or not was_torn)
         return self._updates_blocked or self._copying or is_closed
+
+    def _must_not_vote(self, vote: UpdateVote, step: int) -> bool:
+        """Whether peers count on no vote: a rank that has not voted as its gate closes will not."""
+        return self._closed and not self._ejecting and vote.is_needed(step)
 
     def _look_at_copy(self, *, is_late: bool) -> None:
         """In the main thread: begin the copy that was ordered, if it is time. The lock is held.
@@ -463,35 +469,59 @@ class Gate:
     ) -> FreezeResult:
         """Let no update begin; let one that is under way reach its commit, if it can.
 
+        May be called again while the gate is closed: the main thread may then go on to ``newest``.
+
         Args:
             grace_s: how long to wait for that.
             is_complete: whether all that a step usually changes has changed; called when the main
                 thread is blocked after an update, in a collective that a dead rank never joins.
             is_touched: whether the script itself has changed the state since the commit.
-            newest: the newest commit of any rank; a rank that is one behind may reach it, too.
+            newest: the newest commit of any rank, which this one may reach, too. Who reached it
+                had all it needed of the others. There may be several in between: one that only
+                the script made, at the end of an epoch, needs nothing of others.
         """
         began = time.monotonic()
         with self._changed:
             self._closed = self.needs_slow_path = True
             self._arrived = None  # the freeze is answered instead
-            if self._is_voted(grace_s):
-                self._let_update(began + grace_s)
-            else:
-                self._closed_at = newest if self._step() + 1 == newest else 0
-                self._catch_up(min(grace_s, CATCH_UP_S))
-            self._closed_at = 0
-            main, has_waited = _MainThread(), False
-            while self._committing or self._torn or is_touched():
-                is_still = main.still_s() > STILL_S or self._raised
-                if is_still and not self._committing and self._updates == 0 and is_complete():
-                    self._is_complete = True
-                    return FreezeResult.UPDATED
-                # a main thread that found the gate closed needs the lock to take its update back
-                if self._raised or (time.monotonic() > began + grace_s and has_waited):
-                    return FreezeResult.TORN
-                self._changed.wait(LOOK_S)
-                has_waited = True
-            return FreezeResult.WHOLE
+            is_voted, step = self._is_voted(grace_s), self._step()
+            # a commit that no rank has reached may be one that a dead rank had no part in
+            self._let_on(max(newest, step + 1 if is_voted else 0))
+            try:
+                if is_voted:
+                    self._let_update(step + 1, began + grace_s)
+                self._catch_up(newest, began, grace_s)
+                return self._settled(began + grace_s, is_complete, is_touched)
+            finally:
+                self._closed_at = 0
+
+    def _let_on(self, newest: int) -> None:
+        """Let the main thread go on to this commit, if it is behind it. The lock is held."""
+        self._closed_at = newest
+        if self._step() >= newest:
+            return
+        if self._hold_at is not None:  # for a graceful exit, which this interrupts
+            self._hold_at = max(self._hold_at, newest)
+        self._held = self._is_complete = False
+        self._changed.notify_all()  # it may have found the gate closed
+
+    def _settled(
+        self, until_s: float, is_complete: Callable[[], bool], is_touched: Callable[[], bool]
+    ) -> FreezeResult:
+        """Wait until no update is under way, or can be seen to stay so. The lock is held."""
+        main, has_waited = _MainThread(), False
+        while self._committing or self._torn or is_touched():
+            is_still = main.still_s() > STILL_S or self._raised
+            if is_still and not self._committing and self._updates == 0 and is_complete():
+                self._is_complete = True
+                return FreezeResult.UPDATED
+            # a main thread that found the gate closed needs the lock to take its update back
+            is_vain = self._held or time.monotonic() > until_s
+            if self._raised or (is_vain and has_waited):
+                return FreezeResult.TORN
+            self._changed.wait(LOOK_S)
+            has_waited = True
+        return FreezeResult.WHOLE
 
     def _is_voted(self, grace_s: float) -> bool:
         """Whether all ranks make the update of the step under way. The lock is held."""
@@ -507,29 +537,31 @@ class Gate:
             self._changed.wait(LOOK_S / 10)
         return result is True
 
-    def _let_update(self, until_s: float) -> None:
-        """Let the main thread make the update of its step, and commit it. The lock is held.
+    def _let_update(self, step: int, until_s: float) -> None:
+        """Let the main thread make the update of this step, and commit it. The lock is held.
 
         Returns as well if it has made the update, and is blocked before its commit.
         """
-        self._closed_at, main = self._step() + 1, _MainThread()
-        self._changed.notify_all()  # it may have found the gate closed
-        while not (self._is_closed() or self._raised or time.monotonic() > until_s):
+        main = _MainThread()
+        while not (self._step() >= step or self._raised or time.monotonic() > until_s):
             is_updated = self._torn and self._updates == 0 and not self._committing
             if is_updated and main.still_s() > STILL_S:
                 return
             self._changed.wait(LOOK_S)
 
-    def _catch_up(self, within_s: float) -> None:
-        """Let the main thread reach the commit at which the gate is closed. The lock is held.
+    def _catch_up(self, newest: int, began_s: float, grace_s: float) -> None:
+        """Let the main thread reach a commit that a peer has reached. The lock is held.
 
-        A peer reached it, so that peer had all it needs of the others. The same was sent to this
-        rank; or the peer is gone, and this rank raises. If it does not get there, the job repeats
-        one step more.
+        That peer had all it needs of the others. The same was sent to this rank; or a peer is gone,
+        and this rank raises, or waits for it in vain. A main thread that waits for nobody is on its
+        way, be it in a validation or asleep: else the rank would resume with the randomness and
+        the buffers of a step before, so it has the whole grace.
         """
-        main, deadline = _MainThread(), time.monotonic() + within_s
-        while not (self._is_closed() or self._raised or self._held or self._updates_blocked):
-            if main.still_s() > STILL_S or time.monotonic() > deadline:
+        main = _MainThread()
+        while not (self._step() >= newest or self._raised or self._held or self._updates_blocked):
+            took_s = time.monotonic() - began_s
+            is_doubtful = main.still_s() > STILL_S or took_s > CATCH_UP_S
+            if took_s > grace_s or (is_doubtful and waits_for_peers()):
                 return
             self._changed.wait(LOOK_S)
 

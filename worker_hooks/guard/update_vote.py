@@ -89,6 +89,10 @@ class UpdateVote:
         """The gate is closed, or open again."""
         self._board.shut(self._rank, is_shut=is_shut)
 
+    def is_needed(self, step: int) -> bool:
+        """Whether the update of this step needs all votes."""
+        return self._board.is_needed(step)
+
     def result(self, step: int) -> bool | None:
         """Whether all make the update of this step; ``None``: it is not decided yet."""
         board = self._board

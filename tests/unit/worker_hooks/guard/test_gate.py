@@ -288,33 +288,42 @@ def test_a_gate_that_closed_meanwhile_is_closed_for_who_enters_again(gate):
 # --- a commit that a peer came to -----------------------------------------------------------------
 
 
-def behind(monkeypatch, still_s):
-    """A rank whose last commit is step 4."""
+def behind(monkeypatch, still_s=LONG_S, *, waits=True):
+    """A rank whose last commit is step 4, and that waits for its peers or for nobody."""
     monkeypatch.setattr(gates, "CATCH_UP_S", LONG_S)
     monkeypatch.setattr(gates, "STILL_S", still_s)
+    monkeypatch.setattr(gates, "waits_for_peers", lambda: waits)
     rank = Rank()
     rank.step = 4
     return rank
 
 
-def test_who_is_one_commit_behind_may_come_to_it(monkeypatch):
-    rank, found = behind(monkeypatch, LONG_S), []
-    close = partial(rank.gate.close, LONG_S, never, newest=5)
+def closing(rank, grace_s=LONG_S, newest=5, touched=never):
+    """Close its gate in a thread; returns what that found, and the thread."""
+    found = []
+    close = partial(rank.gate.close, grace_s, never, touched, newest)
     listener = threading.Thread(target=lambda: found.append(close()))
     listener.start()
     until(lambda: rank.gate.needs_slow_path)
-    _, thread = training(rank.update, rank.commit, rank.update)
+    return found, listener
+
+
+@pytest.mark.parametrize("newest", [5, 6, 9])
+def test_who_is_behind_may_come_to_the_newest_commit_and_no_further(monkeypatch, newest):
+    rank = behind(monkeypatch)
+    found, listener = closing(rank, newest=newest)
+    _, thread = training(*[rank.update, rank.commit] * (newest - 4), rank.update)
     listener.join(LONG_S)
     assert found == [FreezeResult.WHOLE]
-    assert rank.look() == (1, 1, 5, 1)
+    assert rank.look() == (newest - 4, newest - 4, newest, newest - 4)
     rank.gate.open()
     thread.join(LONG_S)
-    assert rank.half == 2
+    assert rank.half == newest - 3
 
 
-@pytest.mark.parametrize(("newest", "has_raised"), [(0, False), (4, False), (6, False), (5, True)])
+@pytest.mark.parametrize(("newest", "has_raised"), [(0, False), (4, False), (6, True), (5, True)])
 def test_nobody_else_is_waited_for(monkeypatch, newest, has_raised):
-    rank, began = behind(monkeypatch, LONG_S), time.monotonic()
+    rank, began = behind(monkeypatch), time.monotonic()
     if has_raised:
         rank.gate.note_raised()
     assert rank.gate.close(LONG_S, never, newest=newest) is FreezeResult.WHOLE
@@ -322,16 +331,87 @@ def test_nobody_else_is_waited_for(monkeypatch, newest, has_raised):
     assert rank.step == 4
 
 
-@pytest.mark.parametrize(("grace_s", "still_s"), [(LONG_S, 0.01), (0.01, LONG_S)])
-def test_who_does_not_come_to_it_stays_behind(monkeypatch, grace_s, still_s):
-    rank, found = behind(monkeypatch, still_s), []
-    close = partial(rank.gate.close, grace_s, never, newest=5)
-    listener = threading.Thread(target=lambda: found.append(close()))
-    listener.start()
+@pytest.mark.parametrize(
+    ("grace_s", "still_s", "waits"),
+    [(LONG_S, 0.01, True), (0.05, LONG_S, True), (0.05, 0.01, False)],
+)
+def test_who_does_not_come_to_it_stays_behind(monkeypatch, grace_s, still_s, waits):
+    rank = behind(monkeypatch, still_s, waits=waits)
+    found, listener = closing(rank, grace_s)
     listener.join(LONG_S / 2)  # here the main thread stands still
     assert found == [FreezeResult.WHOLE]
     done, thread = training(rank.update)
     thread.join(0.05)
     assert (done, rank.step) == ([], 4)  # its update would come too late
+    rank.gate.open()
+    thread.join(LONG_S)
+
+
+def test_who_stands_still_but_waits_for_no_peer_is_on_its_way(monkeypatch):
+    rank = behind(monkeypatch, 0.01, waits=False)
+    found, listener = closing(rank)
+    listener.join(0.2)  # it is asleep, say
+    assert found == []
+    _, thread = training(rank.update, rank.commit)
+    listener.join(LONG_S)
+    assert (found, rank.step) == ([FreezeResult.WHOLE], 5)
+    rank.gate.open()
+    thread.join(LONG_S)
+
+
+@pytest.mark.parametrize("where", ["update", "pause"])
+def test_who_waits_in_a_closed_gate_goes_on_to_a_commit_that_is_known_later(monkeypatch, where):
+    rank = behind(monkeypatch)
+    calls = [rank.update, rank.commit, rank.update, rank.commit, rank.update]
+    assert rank.gate.close(LONG_S, never, newest=4) is FreezeResult.WHOLE
+    _, thread = training(*[rank.gate.pause] * (where == "pause"), *calls)
+    thread.join(0.05)
+    assert rank.step == 4
+    found, listener = closing(rank, newest=6)
+    listener.join(LONG_S)
+    assert (found, rank.step) == ([FreezeResult.WHOLE], 6)
+    thread.join(0.05)
+    assert rank.half == 2  # it is closed again
+    rank.gate.open()
+    thread.join(LONG_S)
+    assert rank.half == 3
+
+
+def test_who_stays_for_a_graceful_exit_goes_on_to_what_a_peer_came_to(monkeypatch):
+    rank = behind(monkeypatch)
+    rank.gate.hold_at(4)
+    _, thread = training(rank.gate.pause, rank.update, rank.commit)
+    until(lambda: rank.gate.is_held)
+    found, listener = closing(rank)
+    listener.join(LONG_S)
+    assert (found, rank.step) == ([FreezeResult.WHOLE], 5)
+    rank.gate.open()
+    thread.join(LONG_S)
+
+
+@pytest.mark.parametrize(("newest", "is_reached"), [(4, False), (5, True)])
+def test_what_the_script_has_begun_to_change_comes_to_a_commit_that_a_peer_came_to(
+    monkeypatch, newest, is_reached
+):
+    """At the end of an epoch, say. What nobody reached is not waited for, behind a closed gate."""
+    rank, began = behind(monkeypatch), time.monotonic()
+    found, listener = closing(rank, newest=newest, touched=lambda: rank.step == 4)
+    _, thread = training(rank.gate.pause, rank.commit, rank.update)
+    listener.join(LONG_S)
+    assert found == [FreezeResult.WHOLE if is_reached else FreezeResult.TORN]
+    assert time.monotonic() < began + LONG_S / 2
+    assert rank.step == 4 + is_reached
+    rank.gate.open()
+    thread.join(LONG_S)
+
+
+def test_a_commit_is_not_awaited_from_who_is_held(monkeypatch):
+    rank = behind(monkeypatch)
+    rank.gate.hold()
+    _, thread = training(rank.gate.pause)
+    until(lambda: rank.gate.is_held)
+    found, listener = closing(rank, touched=lambda: True)
+    listener.join(LONG_S / 2)
+    assert found == [FreezeResult.TORN]
     rank.gate.open()
     thread.join(LONG_S)

@@ -107,6 +107,51 @@ def test_a_vote_that_is_won_is_obeyed_behind_a_closed_gate(board):
     thread.join(LONG_S)
 
 
+def test_who_is_behind_goes_on_behind_an_update_that_all_voted_for(board):
+    """A peer has made the update and, in step 2, what its script does at the end of an epoch."""
+    one = voting(board, 0)
+    thread = threading.Thread(target=lambda: (one.update(), one.commit(), one.commit()))
+    thread.start()
+    until(lambda: one.gate.vote.is_waiting)
+    for rank in range(1, RANKS):
+        board.vote(rank, 1)
+    assert one.gate.close(LONG_S, lambda: False, newest=2) is FreezeResult.WHOLE
+    assert (one.step, one.half) == (2, 1)
+    one.gate.open()
+    thread.join(LONG_S)
+
+
+def test_who_is_behind_casts_no_vote_on_its_way(board):
+    """Its peers count on that: they have seen it shut."""
+    one = voting(board, 0)
+    assert one.gate.close(LONG_S, lambda: False) is FreezeResult.WHOLE
+    thread = threading.Thread(target=one.update)
+    thread.start()
+    thread.join(0.05)
+    assert one.gate.close(0.2, lambda: False, newest=1) is FreezeResult.WHOLE
+    assert not board.has_voted(0, 1)
+    board.begin(0)
+    one.gate.open()
+    thread.join(LONG_S)
+
+
+def test_a_vote_that_is_won_late_is_obeyed_at_a_second_order(board):
+    """Rank 3 had not voted at the first one, and its gate was open."""
+    one = voting(board, 0)
+    thread = threading.Thread(target=lambda: (one.update(), one.commit()))
+    thread.start()
+    until(lambda: one.gate.vote.is_waiting)
+    board.vote(1, 1)
+    board.vote(2, 1)
+    assert one.gate.close(0.05, lambda: False) is FreezeResult.WHOLE
+    assert one.step == 0
+    board.vote(3, 1)
+    assert one.gate.close(LONG_S, lambda: False, newest=1) is FreezeResult.WHOLE
+    assert (one.step, one.half) == (1, 1)
+    one.gate.open()
+    thread.join(LONG_S)
+
+
 def test_a_rank_that_is_shut_casts_no_vote(board):
     one = voting(board, 0)
     assert one.gate.close(LONG_S, lambda: False) is FreezeResult.WHOLE
