@@ -95,11 +95,15 @@ class HoldRanks:
 
 @dataclass(frozen=True, slots=True)
 class FreezeRanks:
-    """Order ``ranks`` to begin no update; each answers Frozen."""
+    """Order ``ranks`` to begin no update; each answers Frozen.
+
+    ``step``: one that other ranks hold; those that froze before it may reach it, and answer again.
+    """
 
     ranks: tuple[int, ...]
     dump_id: int
     reason: str
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,21 @@ Pure, like the controller, which asks here and moves the job by the answer. Theo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.controller.job import DumpProgress, Job
+from agent.controller.job import NEVER, DumpProgress, Job
 from agent.controller.replaceable import not_replacing, ranks_to_replace, why_not, with_deaths
 from agent.controller.replication import (
     Said,
+    enough,
     has_all,
     has_written,
+    held_too_early,
     holders,
+    is_stuck,
     newest_covered,
     pools_of,
     replica_groups,
@@ -37,15 +40,15 @@ from agent.controller.replication import (
     sides_of_copy,
     why_no_holder,
     why_not_covered,
+    why_not_whole,
 )
-from agent.controller.states import Condition, JobState, RankState
+from agent.controller.states import Condition, JobState
 from agent.text.wording import described, listed
 from worker_hooks.contract import protocol
 
 CHANGED = "said two different things about one step"
 NOTHING = "no step was committed yet, there is nothing to save"
 UNSAVED = "saving after a failure is off"
-WRITER_BYTES = 64 << 20  # of a state for each rank that writes to memory: 30 ms of a core's time
 
 
 class Turn(NamedTuple):
@@ -86,9 +89,8 @@ def is_stale(job: Job, event: DumpEvent) -> bool:  # noqa: C901  a row for each 
         case protocol.Standing(rank=rank):
             is_known = job.now.exit is None or rank in job.now.exit.standing
             is_due = state is JobState.HOLDING and rank in dump.asked and not is_known
-        case protocol.Frozen(rank=rank):  # a late one may still stand in for another
-            is_open = state in {JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
-            is_due = is_open and rank in dump.asked and rank not in dump.answers
+        case protocol.Frozen():
+            is_due = _is_awaited(dump, state, event)
         case ev.DumpProgressed() if state is JobState.COMMITTING:
             is_due = True
         case protocol.Progress() if state is JobState.COMMITTING:
@@ -105,6 +107,15 @@ def is_stale(job: Job, event: DumpEvent) -> bool:  # noqa: C901  a row for each 
         case protocol.Written():
             pass
     return not is_due
+
+
+def _is_awaited(dump: DumpProgress, state: JobState, event: protocol.Frozen) -> bool:
+    """Whether a rank says so for the first time, or once more because it was let go on."""
+    if event.rank in dump.behind:
+        return state is JobState.FREEZING and event.limit >= dump.reach
+    # a late one may still stand in for another
+    is_open = state in {JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
+    return is_open and event.rank in dump.asked and event.rank not in dump.answers
 
 
 # --- freezing -------------------------------------------------------------------------------------
@@ -129,13 +140,15 @@ def freeze(job: Job, reason: str, freeze_s: float | None = None) -> Turn:
 def note_frozen(job: Job, event: protocol.Frozen) -> Job:
     """A rank is frozen. One that says so late may still stand in for another."""
     job, dump = job.with_step(event.rank, event.step), job.present_dump()
-    return job._replace(dump=dump._replace(answers={**dump.answers, event.rank: event}))
+    answers, behind = {**dump.answers, event.rank: event}, dump.behind - {event.rank}
+    return job._replace(dump=dump._replace(answers=answers, behind=behind))
 
 
 def choose(job: Job, *, is_late: bool = False) -> Turn:
     """While freezing: once all have answered, or it is too late, the newest whole step."""
     dump, reachable = job.present_dump(), job.reachable()
-    if not is_late and any(rank in reachable and rank not in dump.answers for rank in dump.asked):
+    owing = dump.behind if dump.reach != NEVER else {*dump.asked} - dump.answers.keys()
+    if not is_late and not owing.isdisjoint(reachable):
         return Turn(job, Condition.ANSWERS_AWAITED)
     answers = [dump.answers[rank] for rank in reachable if rank in dump.answers]
     whole = [answer.step for answer in answers if answer.is_whole]
@@ -143,6 +156,9 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
         return give_up(job, dump, f"no rank holds it whole: {why_not_whole(job, dump)}")
     covered = newest_covered(job, dump)
     step = max(whole) if covered is None else covered
+    is_first = dump.reach == NEVER and not is_late
+    if is_first and (behind := held_too_early(job, answers, step)):
+        return _let_on(job, dump._replace(reach=step, behind=frozenset(behind)))
     dump = dump._replace(step=step)
     if why := why_not_covered(job, dump):
         return give_up(job, dump, why)
@@ -161,6 +177,22 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     return turn if not_replaced else _prepare(turn, gone)
 
 
+def _let_on(job: Job, dump: DumpProgress) -> Turn:
+    """Let the ranks that are behind go on to the step that others hold.
+
+    Nothing waits for them longer than for a first answer, which stands if there is no second one:
+    others save the step. Where none is covered, a rank that has moved refuses to save what it held.
+    """
+    within_s = dump.freeze_s if job.now.exit is None else dump.freeze_s / 2  # time to write is left
+    behind = tuple(rank for rank in dump.asked if rank in dump.behind)
+    why = f"other ranks hold step {dump.reach}, so {listed(behind)} may reach it, too"
+    actions = (
+        do.FreezeRanks(behind, dump.id, why, dump.reach),
+        do.SetDeadline(JobState.FREEZING, job.attempt, within_s),
+    )
+    return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, actions)
+
+
 def _prepare(turn: Turn, gone: Iterable[int]) -> Turn:
     """Start replacements of the dead early: they need not wait until the memory is complete."""
     dead = tuple(rank for rank in gone if not turn.job.ranks[rank].is_alive)
@@ -177,25 +209,6 @@ def note_lost_step(job: Job) -> Job:
     why = f"no rank can be asked: {why_not_whole(job)}"
     outcome = describe_loss(job, job.newest_step(), why)
     return job._replace(now=job.now._replace(outcome=outcome))
-
-
-def why_not_whole(job: Job, dump: DumpProgress | None = None) -> str:
-    """Every rank with the reason why it cannot save the state; ``dump``: the answers it got."""
-
-    def fact(rank: int) -> str:
-        answer = None if dump is None else dump.answers.get(rank)
-        if job.ranks[rank] is not RankState.RUNNING:
-            return "ended"
-        if rank not in job.now.registered:
-            return "registered no state"
-        if rank in job.now.unreachable:
-            return "let go of its state"
-        if answer is None:
-            within_s = job.policy.dump.answer_s if dump is None else dump.freeze_s
-            return f"did not answer within {within_s:.3g} s"
-        return f"cannot save it ({answer.why or 'torn'})"
-
-    return described((rank, fact(rank)) for rank in job.ranks)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -270,7 +283,7 @@ def reassign(job: Job, dump: DumpProgress) -> Turn:
         if has_written(dump, pool) and dump.writing.isdisjoint(pool):
             continue
         # with several pools those of the others go on meanwhile
-        again = left or (_enough(job, dump, others) if len(pools) > 1 else ())
+        again = left or (enough(job, dump, others) if len(pools) > 1 else ())
         if not again:
             return advance(job, dump._replace(writers=(), writing=frozenset()))
         writers += again
@@ -300,17 +313,9 @@ def _compare(job: Job, dump: DumpProgress) -> Turn:
 def _settle(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
     """What the ranks hold is known: have written what is not, or commit."""
     able = {rank: place for place, rank in enumerate(holders(job, dump))}
-    writers, why = list[int](), ""
-    for said in found:
-        for digest in said.wanted:
-            ranks = said.by_digest[digest]
-            alike = tuple(sorted(able.keys() & ranks, key=able.__getitem__))
-            if alike and digest not in dump.written:
-                writers += _enough(job, dump, alike) if said.is_settled else alike[:1]
-                why = why or f"what {listed(ranks)} said to hold is not written yet"
-                break
+    writers, why = _next_writers(job, dump, found, able)
     if writers:
-        return order(job, dump, tuple(writers), why)
+        return order(job, dump, writers, why)
     is_disputed = any(said.ranked and not said.is_settled for said in found)
     if dump.place == do.MEMORY and is_disputed:
         return leave_memory(job, dump, "the replicas differ without a majority")
@@ -322,15 +327,34 @@ def _settle(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
     parts = dict(zip(groups, shared_out(silent, groups), strict=True))
     unknown = [parts[said.ranks] for said in lost]
     if all(unknown):
-        most = None if _is_stuck(job, dump) else 1
-        writers = [rank for ranks in unknown for rank in ranks[:most]]
-        return order(job, dump, tuple(writers), problems(dump))
+        most = None if is_stuck(job, dump) else 1
+        writers = tuple(rank for ranks in unknown for rank in ranks[:most])
+        return order(job, dump, writers, problems(dump))
     if dump.place == do.MEMORY:
         return leave_memory(job, dump, problems(dump))
     if len(found) > 1:
         return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
     before = "those that held the majority's state are gone; " if dump.written else ""
     return give_up(job, dump, f"{before}{problems(dump)}")
+
+
+def _next_writers(
+    job: Job, dump: DumpProgress, found: Sequence[Said], able: Mapping[int, int]
+) -> tuple[tuple[int, ...], str]:
+    """Those that write what is not written yet, one state in each pool; and why."""
+    writers, why = list[int](), ""
+    is_one_pool = len(pools_of(job)) == 1
+    for said in found:
+        if writers and is_one_pool:  # together they would write parts of one state
+            break
+        for digest in said.wanted:
+            ranks = said.by_digest[digest]
+            alike = tuple(sorted(able.keys() & ranks, key=able.__getitem__))
+            if alike and digest not in dump.written:
+                writers += enough(job, dump, alike) if said.is_settled else alike[:1]
+                why = why or f"what {listed(ranks)} said to hold is not written yet"
+                break
+    return tuple(writers), why
 
 
 def order_all(job: Job, dump: DumpProgress, why: str) -> Turn:
@@ -345,7 +369,7 @@ def _first_writers(job: Job, dump: DumpProgress) -> tuple[int, ...]:
     pools = pools_of(job)
     of = list(zip(pools, shared_out(holders(job, dump), pools), strict=True))
     left = [able for pool, able in of if not has_written(dump, pool)] or [able for _, able in of]
-    return tuple(rank for able in left for rank in _enough(job, dump, able))
+    return tuple(rank for able in left for rank in enough(job, dump, able))
 
 
 def order(
@@ -377,21 +401,6 @@ def order(
     )
     begun = job._replace(dump=dump, remembers=job.remembers or dump.place == do.MEMORY)
     return Turn(begun, Condition.ANSWERS_AWAITED, (save, extend_deadline(job)))
-
-
-def _enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ...]:
-    """Of those that are able, the ones that write."""
-    if job.policy.dump.split or _is_stuck(job, dump):
-        return able
-    if dump.place != do.MEMORY:
-        return able[:1]
-    nbytes = max((answer.nbytes for answer in dump.answers.values()), default=0)
-    return able[: min(job.policy.dump.memory_writers, 1 + nbytes // WRITER_BYTES)]
-
-
-def _is_stuck(job: Job, dump: DumpProgress) -> bool:
-    """Whether a writer was stuck in the last place: then all try, not hundreds one by one."""
-    return dump.is_slow and not has_all(job, dump) and dump.place + 1 == job.policy.dump.places
 
 
 def problems(dump: DumpProgress) -> str:

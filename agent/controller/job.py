@@ -27,6 +27,8 @@ class DumpProgress(NamedTuple):
     asked: tuple[int, ...]
     freeze_s: float = 0.0  # how long answers are awaited
     answers: Mapping[int, protocol.Frozen] = _EMPTY  # the quickest first
+    reach: int = NEVER  # that ranks behind it were let go on to, once
+    behind: frozenset[int] = frozenset()  # those that have not answered again
     step: int = NEVER  # that is saved
     place: int = 0
     round: int = -1  # of the newest order to write

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import (
     NEVER,
@@ -30,6 +31,7 @@ from agent.controller.job import (
     MemoryState,
     UnconfirmedReplacement,
 )
+from agent.controller.states import RankState
 from agent.text.wording import described, listed, ranged
 from worker_hooks.contract import protocol
 from worker_hooks.contract.fingerprint import (
@@ -43,6 +45,7 @@ from worker_hooks.contract.fingerprint import (
 
 Groups = tuple[tuple[int, ...], ...]
 
+WRITER_BYTES = 64 << 20  # of a state for each rank that writes to memory: 30 ms of a core's time
 TRIAL_COMMITS = 2  # of all ranks, after which a replacement is confirmed
 
 
@@ -277,6 +280,21 @@ def newest_covered(job: Job, dump: DumpProgress) -> int | None:
     return max(set.intersection(*held), default=None)
 
 
+def held_too_early(job: Job, answers: Iterable[protocol.Frozen], step: int) -> tuple[int, ...]:
+    """The ranks that did not know that there is this step when they froze before it.
+
+    A commit may come about while the order to freeze is under way. A rank that resumes with the
+    weights of a step and the randomness and the buffers of the one before trains something else.
+    """
+    return tuple(
+        answer.rank
+        for answer in answers
+        if answer.is_whole
+        and max(answer.step, answer.limit) < step
+        and answer.rank not in job.now.raised  # it cannot go on
+    )
+
+
 def why_not_covered(job: Job, dump: DumpProgress) -> str:
     """Why the ranks that hold the dump's step cannot save it for all; empty: they can."""
     able, groups = holders(job, dump), replica_groups(job)
@@ -298,6 +316,25 @@ def why_not_covered(job: Job, dump: DumpProgress) -> str:
     return why
 
 
+def why_not_whole(job: Job, dump: DumpProgress | None = None) -> str:
+    """Every rank with the reason why it cannot save the state; ``dump``: the answers it got."""
+
+    def fact(rank: int) -> str:
+        answer = None if dump is None else dump.answers.get(rank)
+        if job.ranks[rank] is not RankState.RUNNING:
+            return "ended"
+        if rank not in job.now.registered:
+            return "registered no state"
+        if rank in job.now.unreachable:
+            return "let go of its state"
+        if answer is None:
+            within_s = job.policy.dump.answer_s if dump is None else dump.freeze_s
+            return f"did not answer within {within_s:.3g} s"
+        return f"cannot save it ({answer.why or 'torn'})"
+
+    return described((rank, fact(rank)) for rank in job.ranks)
+
+
 def pools_of(job: Job) -> Groups:
     """The ranks that share the writing: a replica group, or all while none is known."""
     return job.since_restart.comparison.groups or (tuple(job.ranks),)
@@ -311,6 +348,21 @@ def has_written(dump: DumpProgress, pool: Iterable[int]) -> bool:
 def has_all(job: Job, dump: DumpProgress) -> bool:
     """Whether a whole state is complete, be it that of a minority."""
     return all(has_written(dump, pool) for pool in pools_of(job))
+
+
+def enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ...]:
+    """Of those that are able, the ones that write."""
+    if job.policy.dump.split or is_stuck(job, dump):
+        return able
+    if dump.place != do.MEMORY:
+        return able[:1]
+    nbytes = max((answer.nbytes for answer in dump.answers.values()), default=0)
+    return able[: min(job.policy.dump.memory_writers, 1 + nbytes // WRITER_BYTES)]
+
+
+def is_stuck(job: Job, dump: DumpProgress) -> bool:
+    """Whether a writer was stuck in the last place: then all try, not hundreds one by one."""
+    return dump.is_slow and not has_all(job, dump) and dump.place + 1 == job.policy.dump.places
 
 
 class Said(NamedTuple):

@@ -128,9 +128,10 @@ class DumpExecutor:
             self._replies.begin(action.dump_id)
 
     def freeze(self, action: do.FreezeRanks) -> None:
-        """Order ranks to begin no update."""
+        """Order ranks to begin no update; those that froze too early may go on a little."""
         self._open(action)
-        newest = max(self._pages.newest_step(rank) or 0 for rank in self._spec.ranks_here)
+        committed = [self._pages.newest_step(rank) or 0 for rank in self._spec.ranks_here]
+        newest = max(*committed, action.step)  # a step that lacks only its commit is on no page
         order = protocol.Freeze(action.dump_id, self._spec.dump.update_grace_s, newest)
         for rank in action.ranks:
             self._links.send(rank, order)

@@ -65,7 +65,9 @@ def msrun_of(launcher: Launcher, *words: object) -> tuple[object, ...]:
     return (*launcher.python, "-m", "msrun", "--log_dir=logs", *words)
 
 
-def killed(launcher: Launcher, kind: str, fault: str, *options: str, name: str = "") -> Run:
+def killed(
+    launcher: Launcher, kind: str, fault: str, *options: str, name: str = "", **environ: str
+) -> Run:
     """A job with these faults, that may replace one rank and restart once."""
     folder = launcher.tmp / (name or kind)
     faults = read_words(fault, "kill").faults if fault else ()
@@ -73,5 +75,5 @@ def killed(launcher: Launcher, kind: str, fault: str, *options: str, name: str =
     told = (f"--worker_num={RANKS}", "--max-restarts=1", "--max_replacements=1")
     words = msrun_of(launcher, *told, *options, SCRIPT, "out", f"--kind={kind}")
     prelude = 'mkdir traces ckpt && exec "$@"'
-    environ = {"MSRUN_DRILL": plan.encode()}
+    environ = {"MSRUN_DRILL": plan.encode(), **environ}
     return run(launcher, folder, "sh", "-c", prelude, "sh", *words, **environ)

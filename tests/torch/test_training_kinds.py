@@ -142,3 +142,27 @@ def test_a_script_that_answers_a_failure_itself_is_held_until_all_is_saved(
     logs = [path.read_text() for path in runs["catches"].folder.glob("logs/**/worker_*.log")]
     # the other survivor may be stopped before its collective fails: all is saved by then
     assert 1 <= sum("caught" in log for log in logs) <= RANKS - 1
+
+
+@pytest.mark.parametrize(
+    ("apart", "phase", "replacements", "again"),
+    [("end", "forward", 0, []), ("update", "update", 1, [([2], 6)])],
+)
+def test_a_rank_that_is_behind_comes_to_the_commit_of_the_others(
+    launcher: Launcher, plain: Run, apart: str, phase: str, replacements: int, again: list
+) -> None:
+    """Rank 1 dies in step 6; step 5 is the end of an epoch, with a commit but no collective.
+
+    end: rank 2 has yet to make the update of step 4. update: it has yet to make that of step 6, and
+    rank 0 has only just made it, so no page tells of its commit when the ranks are frozen.
+    """
+    kind, told = "weights_by_epoch", f"--max_replacements={replacements}"
+    fault = f"rank=1,step=6,phase={phase}"
+    done = killed(launcher, kind, fault, told, name=f"apart-{apart}", APART=apart)
+    assert done.ended.code == 0, done.ended.out
+    history = read(done.folder)
+    assert steps_lost(history) == 0
+    orders = [each for each in history.events if each["event"] == "FreezeRanks"]
+    assert [(each["ranks"], each["step"]) for each in orders[1:]] == again
+    assert "are of a step before" not in done.ended.out
+    assert done.results(kind) == plain.results(kind)

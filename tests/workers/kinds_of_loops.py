@@ -285,7 +285,13 @@ def weights_by_epoch(job):
         for _ in state.epochs(EPOCHS):
             for x, y in state.batches(loader):
                 learn(job, model, x, y)
+                if (state.epoch, state.batch) == (0, 4):
+                    job.lag("end", 2, 0.5)
+                if (state.epoch, state.batch) == (1, 1):
+                    job.lag("update", 2, 0.5)
                 optimizer.step()
+                if (state.epoch, state.batch) == (1, 1):
+                    job.lag("update", 0, 1.0)
                 optimizer.zero_grad()
             swa.update_parameters(net)
         update_bn(DataLoader(samples(), 8), swa)

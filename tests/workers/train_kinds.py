@@ -104,6 +104,12 @@ class Job:
         if self.rank == 1 and is_first and "MSRUN_DRILL" in os.environ:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def lag(self, why, rank, lag_s):
+        """Let a rank come late, in a job whose ranks are to be apart for this reason."""
+        is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        if self.rank == rank and is_first and os.environ.get("APART") == why:
+            time.sleep(lag_s)
+
     def run(self, train):
         if self.told.plain:
             train(self.made)

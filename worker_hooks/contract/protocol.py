@@ -212,11 +212,14 @@ class Dismiss(NamedTuple):
 
 
 class Freeze(NamedTuple):
-    """Begin no update; one in progress may reach its commit within the grace time."""
+    """Begin no update; one in progress may reach its commit within the grace time.
+
+    It may come again with a newer ``step``, for a rank that is frozen before that.
+    """
 
     dump_id: int
     update_grace_s: float
-    step: int = 0  # the newest that any rank committed: a rank one step behind may reach it
+    step: int = 0  # the newest that any rank committed: a rank behind it may reach it
 
 
 class Frozen(NamedTuple):
@@ -230,6 +233,7 @@ class Frozen(NamedTuple):
     why: str = ""
     nbytes: int = 0  # of the replicated state, about; 0: unknown
     host_nbytes: int = 0  # of those, how many are not on an accelerator
+    limit: int = 0  # the order's newest step, which this rank might reach
 
 
 class Save(NamedTuple):

@@ -530,6 +530,7 @@ class Guard:
             why=why,
             nbytes=nbytes,
             host_nbytes=host_nbytes,
+            limit=order.step,
         )
         self._send(frozen)
 

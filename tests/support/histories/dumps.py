@@ -40,8 +40,9 @@ def cut(rank, attempt=0):
     return ev.RankUnreachable(rank, attempt)
 
 
-def froze(rank, step=5, why=None, dump=1, nbytes=0):
-    return protocol.Frozen(rank, 0, dump, step, is_whole=why is None, why=why or "", nbytes=nbytes)
+def froze(rank, step=5, why=None, dump=1, nbytes=0, limit=0):
+    about = protocol.Frozen(rank, 0, dump, step, is_whole=why is None, why=why or "", limit=limit)
+    return about._replace(nbytes=nbytes)
 
 
 def wrote(rank, digest="a", number=0, dump=1):
@@ -121,6 +122,14 @@ SAVED = [
 ONLY_COMMITTING = [*COMMITTING, (gone(0, -9), "committing"), (gone(2, -9), "committing")]
 ONE_LEFT = [*running(2), (gone(1, -9), "freezing", "freeze 1: 0; deadline freezing 15", "SIGKILL")]
 ONE_DUMPING = [*ONE_LEFT, (froze(0), "dumping", f"save 5 by 0; {PROGRESS}", "step 5")]
+FROZEN_2 = [
+    *running(4),
+    (gone(1, -9), "freezing", "freeze 1: 0,2,3; deadline freezing 15", "SIGKILL"),
+    (froze(0, 4), "freezing"),
+    (froze(3, 5), "freezing"),
+]
+LET_ON = "freeze 1: 0 to 5; deadline freezing 15"
+BEHIND = [*FROZEN_2, (froze(2, 5), "freezing", LET_ON, "other ranks hold step 5, so rank 0 may")]
 AGAIN = "sweep; start 1; deadline starting 600"
 AGAIN_FROM = "sweep; start 1 from /d; deadline starting 600"
 
@@ -149,8 +158,28 @@ HISTORIES = [
         (froze(2), "dumping", f"save 5 by 2; {PROGRESS}", "step 5"), (wrote(2), "committing", "commit 5 by 2; deadline committing 20", "by rank 2"),
         (done(), "stopping", STOP_02, "step 5 is saved in /d")]),
     ("the quickest writes, the newest step wins", FOUR, [
-        *running(4), (gone(1, -9), "freezing", "freeze 1: 0,2,3; deadline freezing 15", "SIGKILL"), (froze(0, 4), "freezing"), (froze(3, 5), "freezing"),
+        *running(4), (gone(1, -9), "freezing", "freeze 1: 0,2,3; deadline freezing 15", "SIGKILL"), (froze(0, 4, limit=5), "freezing"), (froze(3, 5), "freezing"),
         (froze(2, 5), "dumping", f"save 5 by 3 digest 2; {PROGRESS}", "step 5 is the newest")]),
+    # --- those that froze before they could know of the newest step
+    ("who was held too early may reach the step of the others", FOUR, [
+        *BEHIND, (froze(0, 4), "freezing"), (froze(0, 5, limit=5), "dumping", f"save 5 by 0 digest 3,2; {PROGRESS}", "step 5 is the newest")]),
+    ("nobody is let go on twice", FOUR, [
+        *BEHIND, (froze(0, 4, limit=6), "dumping", f"save 5 by 3 digest 2; {PROGRESS}", "step 5"), (froze(0, 5, limit=6), "dumping")]),
+    ("who came further than it had to is behind nobody", FOUR, [
+        *BEHIND, (froze(0, 6, limit=6), "dumping", f"save 6 by 0; {PROGRESS}", "step 6 is the newest")]),
+    ("on its way it is torn: its first answer does not count", FOUR, [
+        *BEHIND, (froze(0, 5, "torn", limit=5), "dumping", f"save 5 by 3 digest 2; {PROGRESS}", "step 5"), (unable(3), "dumping", f"save 5 by 2; {PROGRESS}", "rank 3 failed"),
+        (unable(2, number=1), "stopping", "abandon; TERM 0,2,3; deadline stopping 30", "ranks 3, 2 failed")]),
+    *((f"who {what} on its way is not awaited", FOUR, [
+        *BEHIND, (event, "dumping", f"save 5 by 3 digest 2; {PROGRESS}", "step 5")])
+      for what, event in (("dies", gone(0, -9)), ("lets go", cut(0)), ("is silent", late("freezing")))),
+    ("the only one at that step dies: the others are frozen as they were", THREE, [
+        *FREEZING, (froze(0, 4), "freezing"), (froze(2, 5), "freezing", "freeze 1: 0 to 5; deadline freezing 15", "rank 0 may reach it"),
+        (gone(2, -9), "freezing"), (late("freezing"), "dumping", f"save 4 by 0; {PROGRESS}", "step 4")]),
+    ("who has raised cannot go on", FOUR, [
+        *FROZEN_2, (threw(0), "freezing"), (froze(2, 5), "dumping", f"save 5 by 3 digest 2; {PROGRESS}", "step 5")]),
+    ("one that does not answer leaves no time for that", FOUR, [
+        *FROZEN_2, (late("freezing"), "dumping", f"save 5 by 3; {PROGRESS}", "step 5")]),
     ("nobody is left to be asked", THREE, [
         *STARTED_3, (reg(0, 3), "running"), (cut(0), "running"), (gone(1, -9), "stopping", STOP_02, "rank 1 was killed by SIGKILL"),
         (gone(0, -15), "stopping"), (gone(2, -15), "failed", "sweep; finish failed 1", "step 3 is not saved: no rank can be asked: rank 0 let go of its state; rank 1 ended; rank 2 registered no state")]),

@@ -107,12 +107,25 @@ HISTORIES = [
             DIED,
             (froze(0, 6), "freezing"),
             (froze(2, 6), "freezing"),
+            (froze(3, 5), "freezing", "freeze 1: 3 to 6; deadline freezing 15", "may reach it"),
             (
-                froze(3, 5),
+                froze(3, 5, limit=6),
                 "stopping",
                 f"abandon; TERM 0,2,3; {STOP}",
                 "ranks 0, 2 held step 6; rank 3 held step 5, and no step is held by every",
             ),
+        ],
+    ),
+    (
+        "unless that one reaches the step, too",
+        FOUR,
+        [
+            *TRAINING,
+            DIED,
+            (froze(0, 6), "freezing"),
+            (froze(2, 6), "freezing"),
+            (froze(3, 5), "freezing", "freeze 1: 3 to 6; deadline freezing 15", "may reach it"),
+            (froze(3, 6, limit=6), "dumping", f"save 6 by 0/3 digest 2; {PROGRESS}", "step 6"),
         ],
     ),
     (

@@ -151,6 +151,23 @@ HISTORIES = [
         ],
     ),
     (
+        "three ranks that are not compared yet write their states one after the other",
+        THREE,
+        [
+            *running(3),
+            *((compares(rank), "running") for rank in range(3)),
+            (threw(1), "freezing", "freeze 1: 0,1,2; deadline freezing 15", "rank 1 raised"),
+            (froze(0), "freezing"),
+            (froze(1), "freezing"),
+            (froze(2), "dumping", f"save 5 by 0 digest 1,2; {PROGRESS}", "step 5"),
+            (holds(1, "b"), "dumping", PROGRESS),
+            (holds(2, "c"), "dumping", PROGRESS),
+            (wrote(0, "a"), "dumping", f"save 5 by 1; {PROGRESS}", "what rank 1 said to hold"),
+            (wrote(1, "b", 1), "dumping", f"save 5 by 2; {PROGRESS}", "what rank 2 said to hold"),
+            (wrote(2, "c", 2), "committing", "commit 5 by 0/1/2; deadline committing 20", "step 5"),
+        ],
+    ),
+    (
         "what differs from the beginning is each rank's own, and dies with it",
         THREE,
         [*OWN, *refused("no other rank holds what rank 2 has")],

@@ -52,8 +52,8 @@ def short_of_dump(action):
     match action:
         case do.HoldRanks(ranks=ranks, dump_id=dump_id):
             return f"hold {dump_id}: {named(ranks)}"
-        case do.FreezeRanks(ranks=ranks, dump_id=dump_id):
-            return f"freeze {dump_id}: {named(ranks)}"
+        case do.FreezeRanks(ranks=ranks, dump_id=dump_id, step=step):
+            return f"freeze {dump_id}: {named(ranks)}" + (f" to {step}" if step else "")
         case do.SaveRanks(step=step, writers=writers, digesters=digesters, place=place):
             asked = f" digest {named(digesters)}" if digesters else ""
             by = "/".join(map(named, action.groups or (writers,)))

@@ -49,6 +49,9 @@ class DumpWatch:
         self.had: do.CommitDump | None = None  # its order
         self.is_fall = False  # it goes to disk
         self.frozen: dict[int, protocol.Frozen] = {}
+        self.again: do.FreezeRanks | None = None  # those that were behind, and may go on
+        self.behind: set[int] = set()  # those that have not answered to that
+        self.is_late = False  # nobody is awaited to freeze any more
         self.orders: list[do.SaveRanks] = []
         self.asked: set[int] = set()  # for a digest or a part
         self.digests: dict[int, str] = {}
@@ -151,8 +154,7 @@ class DumpWatch:
     def answered(self, before: Job, event: ev.Event, rank: int | None) -> None:
         match event:
             case protocol.Frozen() if before.state in ASKED and rank in self.watch.running:
-                self.frozen.setdefault(event.rank, event)
-                self.reached(event.step)
+                self.froze(before, event)
             case protocol.Written() if self.is_awaited(before, event.rank, event.round):
                 self.digests[event.rank] = event.digest
                 self.written[event.rank, event.round] = event.digest
@@ -167,6 +169,16 @@ class DumpWatch:
                 else:
                     self.gave_up_commit = True
                 self.commit = None
+
+    def froze(self, before: Job, event: protocol.Frozen) -> None:
+        """The first answer counts, and the one to a second order."""
+        is_again = event.rank in self.behind and before.state is JobState.FREEZING
+        if is_again and self.again is not None and event.limit >= self.again.step:
+            self.behind.discard(event.rank)
+            self.frozen[event.rank] = event
+        elif event.rank not in self.frozen:
+            self.frozen[event.rank] = event
+        self.reached(event.step)
 
     def said_to_fail(self, event: protocol.SaveFailed) -> None:
         order = self.orders[-1] if self.orders else self.broken(f"{event}: nobody was asked")
@@ -184,7 +196,9 @@ class DumpWatch:
         return before.state is JobState.DUMPING and is_due
 
     def out_of_patience(self, state: JobState) -> None:
-        if state is JobState.DUMPING and not self.orders:
+        if state is JobState.FREEZING:
+            self.is_late = True
+        elif state is JobState.DUMPING and not self.orders:
             self.broken("nobody was asked to write")
         elif state is JobState.DUMPING:
             order = self.orders[-1]
@@ -265,6 +279,9 @@ class DumpWatch:
         self.registered, self.cut, self.held = set(), set(), set()
 
     def freeze(self, action: do.FreezeRanks) -> None:
+        if action.step:
+            self.freeze_again(action)
+            return
         if self.open or action.dump_id <= self.last_id:
             self.broken(f"{action} while dump {self.last_id} is open or known")
         if not action.ranks or set(action.ranks) != self.reachable():
@@ -272,8 +289,28 @@ class DumpWatch:
         self.begin(action.dump_id)
         self.open = True
 
+    def freeze_again(self, action: do.FreezeRanks) -> None:
+        """Once, to a step that others hold, and only those that did not know of it."""
+        if not self.open or action.dump_id != self.last_id or self.again or self.orders:
+            self.broken(f"{action}, but nobody is to be frozen once more")
+        if not action.ranks or {*action.ranks} != self.left_behind():
+            self.broken(f"{action}, but {sorted(self.left_behind())} are behind")
+        if action.step != self.newest_covered():
+            self.broken(f"{action}, but others hold {self.newest_covered()}")
+        self.again, self.behind = action, {*action.ranks}
+
+    def left_behind(self) -> set[int]:
+        """Who was held before the step that is saved, and did not know of it."""
+        step, able = self.newest_covered(), self.reachable() - self.held
+        return {
+            rank
+            for rank, each in self.frozen.items()
+            if rank in able and each.is_whole and max(each.step, each.limit) < step
+        }
+
     def begin(self, dump_id: int) -> None:
         self.last_id, self.is_held = dump_id, False
+        self.again, self.behind, self.is_late = None, set(), False
         self.frozen, self.orders, self.digests, self.written = {}, [], {}, {}
         self.stuck.clear()
         self.asked, self.failed, self.full = set(), set(), set()
@@ -285,6 +322,11 @@ class DumpWatch:
         if self.orders and self.orders[-1].place == do.MEMORY != action.place:
             check_leaving(self, action)
         first = not self.orders
+        was_frozen = first and not self.is_held
+        if was_frozen and not (self.again or self.is_late) and self.left_behind():
+            self.broken(f"{action}, but {sorted(self.left_behind())} could go on to it")
+        if was_frozen and not self.is_late and self.behind & self.reachable():
+            self.broken(f"{action}, but {sorted(self.behind)} are on their way to it")
         if self.is_held:  # all stay at one step, and it is saved now
             self.open, self.is_held = True, False
         if not self.open or self.commit is not None or action.dump_id != self.last_id:

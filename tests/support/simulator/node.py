@@ -390,6 +390,8 @@ def _count(story: Story, seen: Counter[str]) -> None:
                 seen["written again"] += number > 0
                 seen["elsewhere"] += place > 0
                 seen["to memory"] += place == do.MEMORY
+            case do.FreezeRanks(step=step):
+                seen["let on"] += step > 0
             case do.Tell(message=protocol.Leave()):
                 seen["left"] += 1
             case do.CommitDump(from_memory=True):

@@ -144,7 +144,8 @@ class Watch:
         if old is new:
             return
         waited_s = self.node.now - self.state_since
-        if old is JobState.FREEZING and waited_s > self.node.policy.dump.answer_s + 1e-6:
+        orders = 1 + (self.dump.again is not None)
+        if old is JobState.FREEZING and waited_s > orders * self.node.policy.dump.answer_s + 1e-6:
             self.broken(f"frozen for {waited_s} s")
         self.was_frozen = self.was_frozen or new in BUSY
         if new in ENDING:
@@ -269,7 +270,7 @@ class Watch:
             self.broken(f"the job waits for ever in {self.node.job.state}")
             return
         self.dump.over()
-        dump_s = policy.dump.answer_s + LONGEST_DUMP * len(policy.ranks) * policy.dump.stall_s
+        dump_s = 2 * policy.dump.answer_s + LONGEST_DUMP * len(policy.ranks) * policy.dump.stall_s
         exit_s = 2 * max(policy.timeouts.exit_s, policy.timeouts.asked_exit_s)
         attempt_s = (
             LONGEST_ATTEMPT_S + dump_s + exit_s + policy.timeouts.grace_s + policy.timeouts.kill_s

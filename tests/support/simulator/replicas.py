@@ -261,7 +261,7 @@ class Replicas:
                 self.rejoins.perform(action)
             case do.FreezeRanks():
                 for rank in action.ranks:
-                    self.freeze(node.processes[rank], action.dump_id)
+                    self.freeze(node.processes[rank], action)
             case do.SaveRanks(writers=writers):
                 groups = action.groups or (writers,)
                 parts = {rank: len(group) for group in groups for rank in group}
@@ -282,23 +282,35 @@ class Replicas:
             if process.is_held or process in self.asking:
                 self.node.after(self.rng.random(), self.node.die, process, exit_code)
 
-    def freeze(self, process: Process, dump_id: int) -> None:
+    def freeze(self, process: Process, order: do.FreezeRanks) -> None:
+        rng, node = self.rng, self.node
         if process.alive and process.is_linked:
             self.stall(process)
-            if self.rng.random() >= self.climate.mute and not process.is_hung:
+            if rng.random() >= self.climate.mute and not process.is_hung:
                 longest_s = 0.3
-                if self.rng.random() < self.climate.late:
-                    longest_s = 2.0 * self.node.policy.dump.answer_s
-                self.node.after(self.rng.random() * longest_s, self.frozen, process, dump_id)
+                if rng.random() < self.climate.late:
+                    longest_s = 2.0 * node.policy.dump.answer_s
+                # as the pages show while the order is sent: all of what is true, or nothing yet
+                steps = [each.step or 0 for each in node.processes.values()]
+                limit = order.step or (max(steps) if node.seed % 3 == 0 else 0)
+                if order.step:
+                    node.after(rng.random() * longest_s / 2, self.go_on, process, limit)
+                node.after(rng.random() * longest_s, self.frozen, process, order.dump_id, limit)
 
-    def frozen(self, process: Process, dump_id: int) -> None:
+    def go_on(self, process: Process, step: int) -> None:
+        """A rank that was held too early comes to the commit of others, or is torn on its way."""
+        is_free = process.alive and not process.is_held and process.step is not None
+        if is_free and process.step < step and self.rng.random() < 0.7:
+            process.step, process.is_torn = step, self.rng.random() < self.climate.torn
+
+    def frozen(self, process: Process, dump_id: int, limit: int) -> None:
         is_here = process.alive and process.is_linked and not process.is_hung
         if is_here and process.step is not None:
             why = "the update did not end" if process.is_torn else ""
             whole = not process.is_torn
             nbytes = (self.node.story.seed % 2) << 30
-            about = process.rank, process.knows, dump_id, process.step, whole, why, nbytes
-            self.say(process, protocol.Frozen(*about))
+            about = process.rank, process.knows, dump_id, process.step, whole, why, nbytes, 0
+            self.say(process, protocol.Frozen(*about, limit))
 
     def save(self, process: Process, order: do.SaveRanks, parts: int) -> None:
         """One order after the other: what the last one writes is what the file is."""

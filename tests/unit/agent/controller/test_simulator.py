@@ -20,6 +20,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
+from agent.controller.job import NEVER
 from agent.controller.states import JobState, RankState
 from worker_hooks.contract import protocol
 
@@ -28,7 +29,7 @@ LIMIT = 2_500  # of the cost of a schedule: about twice the present one
 
 # the weather is such that nothing of this is rare: at least so many times in a part
 SEEN = {
-    100: ("no majority", "odd", "elsewhere", "crash loop", "CommitFailed", "replaced"),
+    100: ("no majority", "odd", "elsewhere", "crash loop", "CommitFailed", "replaced", "let on"),
     300: (
         "from a copy",
         "StateCopied",
@@ -181,6 +182,20 @@ def asking_again_who_failed(job, event):
     return decide(job, event)
 
 
+def not_waiting_for_who_may_go_on(job, event):
+    if job.state is JobState.FREEZING and job.dump.behind:
+        job = job._replace(dump=job.dump._replace(behind=frozenset()))
+    return decide(job, event)
+
+
+def letting_go_on_twice(job, event):
+    decision = decide(job, event)
+    if decision.job.state is JobState.FREEZING:
+        dump = decision.job.dump._replace(reach=NEVER, behind=frozenset())
+        return decision._replace(job=decision.job._replace(dump=dump))
+    return decision
+
+
 BROKEN = [
     (without_finish, "waits for ever"),
     (forgetting_the_request, "after a stop was asked for|what happened is"),
@@ -205,6 +220,11 @@ BROKEN = [
     (believing(protocol.SaveFailed, is_place=False), "be saved|the holders are|are full"),
     (believing(protocol.Digested, digest="1:0"), "simulate"),
     (believing_answers_to_old_orders, "without coverage"),
+    (believing(protocol.Frozen, limit=1_000), "could go on to it"),
+    (changing(do.FreezeRanks, step=0), "is open or known"),
+    (changing(do.FreezeRanks, step=1_000), "nobody is to be|are behind|others hold"),
+    (not_waiting_for_who_may_go_on, "are on their way to it|the holders are"),
+    (letting_go_on_twice, "frozen once more"),
     (taking_the_oldest_step, "the newest step|a crash loop|could be saved"),
     (not_comparing, "have not said"),
     (not_waiting_for_all_parts, "without coverage"),

@@ -351,3 +351,11 @@ def test_a_dump_that_lacks_a_part_of_a_tensor_is_refused_for_what_it_lacks(desk,
     (event,) = desk.posted
     assert event == ev.CommitFailed(1, "parts of w are missing", is_place=False, is_state=True)
     assert [path.name for path in (tmp_path / "ckpt").iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize(("step", "newest"), [(0, STEP), (STEP + 1, STEP + 1)])
+def test_ranks_hear_of_the_newest_step_when_they_are_frozen(tmp_path, pages, step, newest):
+    """Of the pages; or of one that a rank has made and not committed, and another may reach."""
+    desk = Desk(pages, tmp_path)
+    desk.saving.freeze(do.FreezeRanks((1,), 1, "", step))
+    assert desk.lines.sent == [(1, protocol.Freeze(1, 10.0, newest))]

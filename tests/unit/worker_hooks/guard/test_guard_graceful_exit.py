@@ -151,12 +151,15 @@ def test_a_death_elsewhere_is_answered_as_ever(agent, guard, is_late):
     if is_late:
         agent.tell(protocol.Proceed(1, 2))
         until(lambda: not guard.gate.is_held)
-    agent.tell(protocol.Freeze(2, LONG_S))
-    assert agent.hear() == protocol.Frozen(*WHO, 2, 1, True, "", 5, 4)
+    agent.tell(protocol.Freeze(2, LONG_S, 1))
+    assert agent.hear() == protocol.Frozen(*WHO, 2, 1, True, "", 5, 4, 1)
     training.step()
     agent.hears_nothing()
     assert guard.source.step == 1
-    agent.tell(protocol.Leave(2, 1, ""))
+    agent.tell(protocol.Freeze(2, LONG_S, 2))  # a peer had an update under way, and has made it
+    assert agent.hear() == protocol.Frozen(*WHO, 2, 2, True, "", 5, 4, 2)
+    assert guard.source.step == 2
+    agent.tell(protocol.Leave(2, 2, ""))
     training.thread.join(LONG_S)
 
 
