@@ -91,6 +91,7 @@ class DumpDraft:
         shards = (*self._private, *self._replicated(order))
         first_writer = order.variants[0][0]
         digests = [order.written[writers[0]].digest for writers in order.variants]
+        is_of_groups = bool(order.holders) and self._target.kind == MEMORY_KIND
         found = record(self._pages.get(first_writer), self.step)
         about = manifest.new(
             self._target.kind,
@@ -103,7 +104,7 @@ class DumpDraft:
             reason=order.reason,
             shards=shards,
             ranks=self._ranks,
-            digest=",".join(digests) if self._target.kind == MEMORY_KIND else digests[0],
+            digest=",".join(digests) if is_of_groups else digests[0],
             odd=order.odd,
             stale_private=sorted(self._stale),
             holders=order.holders,

@@ -39,11 +39,11 @@ def dump_summary(
         )
     if saved.without_private:
         sentences.append(
-            f"the random numbers and data position of {listed(saved.without_private)} are lost"
+            f"the random numbers, buffers and data position of {listed(saved.without_private)} are lost"
         )
     if saved.stale_private:
         sentences.append(
-            f"the random numbers and data position of {listed(saved.stale_private)} are of a step "
+            f"the random numbers, buffers and data position of {listed(saved.stale_private)} are of a step "
             f"before {action.step}"
         )
     if action.place == do.MEMORY:

@@ -61,7 +61,7 @@ def resume_origin(
         (manifest.stale_private, f"are of a step before {manifest.step}"),
     ):
         if ranks:
-            say(f"the random numbers and data position of {listed(ranks)} {what}")
+            say(f"the random numbers, buffers and data position of {listed(ranks)} {what}")
     if manifest.world_size != world_size:
         say(
             f"{manifest.world_size} ranks saved it, now there are {world_size}: training "

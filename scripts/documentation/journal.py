@@ -50,6 +50,10 @@ NOTES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "A worker's process exists and could not become what was ordered; its exit follows.",
         {"rank": int, "why": str},
     ),
+    "CopyMissed": (
+        "No copy of the state of this step came to be in memory (`--protect-memory`).",
+        {"step": int, "why": str},
+    ),
     "VoteBegan": (
         "Ranks hold parts of the state: from this step on all begin an update, or nobody does.",
         {"step": int},

@@ -325,7 +325,7 @@ class _DumpWithoutAgent:
             (about.stale_private, f"are of a step before {about.step}"),
         ):
             if ranks:
-                whose = f"the random numbers and data position of rank {_listed(ranks)}"
+                whose = f"the random numbers, buffers and data position of rank {_listed(ranks)}"
                 log.error("step %d: %s %s", about.step, whose, what)
 
     def _await_answers(self, folder: str) -> dict[int, PeerNote]:

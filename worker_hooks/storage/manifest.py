@@ -60,7 +60,7 @@ class Manifest(NamedTuple):
     reason: str
     saved_at: float
     shards: tuple[Shard, ...]
-    digest: str = ""
+    digest: str = ""  # in memory, of replica groups: one for each variant, joined by ","
     odd: tuple[int, ...] = ()
     without_private: tuple[int, ...] = ()  # ranks whose private state is lost
     stale_private: tuple[int, ...] = ()  # ranks whose private state is of an earlier step

@@ -23,8 +23,8 @@ def test_what_the_checkpoint_lacks_is_said(tmp_path):
     said = []
     dump(ResumeOrigin((tmp_path,)), said)
     assert said[1:] == [
-        "the random numbers and data position of rank 1 were not saved, and begin anew",
-        "the random numbers and data position of rank 0 are of a step before 7",
+        "the random numbers, buffers and data position of rank 1 were not saved, and begin anew",
+        "the random numbers, buffers and data position of rank 0 are of a step before 7",
     ]
 
 
