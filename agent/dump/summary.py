@@ -39,12 +39,13 @@ def dump_summary(
         )
     if saved.without_private:
         sentences.append(
-            f"the random numbers, buffers and data position of {listed(saved.without_private)} are lost"
+            "the random numbers, buffers and data position of "
+            f"{listed(saved.without_private)} are lost"
         )
     if saved.stale_private:
         sentences.append(
-            f"the random numbers, buffers and data position of {listed(saved.stale_private)} are of a step "
-            f"before {action.step}"
+            "the random numbers, buffers and data position of "
+            f"{listed(saved.stale_private)} are of a step before {action.step}"
         )
     if action.place == do.MEMORY:
         return sentences  # the job resumes from it at once; it is not a place to look at
