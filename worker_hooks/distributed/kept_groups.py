@@ -123,6 +123,7 @@ def join(kept: KeptGroups, *, is_first: bool) -> None:
     world: Any = _world()
     api: Any = dist
     for group, name, ranks, timeout in kept.groups:
+        described = group.group_desc
         prefixed = api.PrefixStore(f"{name}/", store)
         backend = dist.ProcessGroupGloo(
             api.PrefixStore("kept/", prefixed), ranks.index(rank), len(ranks), timeout=timeout
@@ -132,6 +133,9 @@ def join(kept: KeptGroups, *, is_first: bool) -> None:
         backend._set_sequence_number_for_group()  # noqa: SLF001  as torch does
         for device in group._device_types:  # noqa: SLF001  no public one
             group._register_backend(device, kind, backend)  # noqa: SLF001  the same
+        # a group has neither by itself: it asks a backend, and functional collectives find it by name
+        group._set_group_name(name)  # noqa: SLF001  as torch does
+        group._set_group_desc(described)  # noqa: SLF001  the same
         if is_first:
             group._set_default_backend(kind)  # noqa: SLF001  whose name it says
         world.pg_map[group] = world.pg_map[group][0], prefixed

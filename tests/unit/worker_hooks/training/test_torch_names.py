@@ -48,6 +48,7 @@ REPLACED = {  # what has a fall-back where it is used, and what that is
         (
             *("_register_backend", "_device_types", "_set_default_backend", "_is_root"),
             *("_set_sequence_number_for_group", "_new_process_group_helper"),
+            *("_set_group_name", "_set_group_desc"),
             *("_store_based_barrier", "_unsharded_param"),
         ),
         "no rank is replaced alone beside groups of the script's own; the first line says so",
