@@ -251,7 +251,7 @@ def blame_stuck(job: Job) -> Turn:
     """
     dump = job.present_dump()
     if not dump.writing and not dump.digesting:  # all is known but why the ranks differ
-        return _compare(job, dump._replace(is_slow=True))
+        return _compare(job, dump._replace(has_waited=True))
     if dump.writing:
         is_second = dump.is_slow and not has_all(job, dump)
         if is_second and dump.place == do.MEMORY:
@@ -284,10 +284,19 @@ def reassign(job: Job, dump: DumpProgress) -> Turn:
             continue
         # with several pools those of the others go on meanwhile
         again = left or (enough(job, dump, others) if len(pools) > 1 else ())
-        if not again:
-            return advance(job, dump._replace(writers=(), writing=frozenset()))
+        if not again and len(pools) > 1 and not has_written(dump, pool):
+            return _lose(job, dump)
         writers += again
+    if not writers:
+        return advance(job, dump._replace(writers=(), writing=frozenset()))
     return order(job, dump, tuple(writers), problems(dump))
+
+
+def _lose(job: Job, dump: DumpProgress) -> Turn:
+    """Nobody is left to write the part of a replica group here: what others write is no use."""
+    if dump.place == do.MEMORY:
+        return leave_memory(job, dump, problems(dump))
+    return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
 
 
 def advance(job: Job, dump: DumpProgress) -> Turn:
@@ -303,7 +312,7 @@ def advance(job: Job, dump: DumpProgress) -> Turn:
 def _compare(job: Job, dump: DumpProgress) -> Turn:
     """All digests are known: what those of a group agree on must be written, else all of it."""
     found = [said_by(dump, group) for group in replica_groups(job)]
-    is_trial = job.since_restart.trial is not None and job.alive() and not dump.is_slow
+    is_trial = job.since_restart.trial is not None and job.alive() and not dump.has_waited
     if any(len(each.ranked) > 1 for each in found) and is_trial:
         # those that were replaced may be the majority, and be wrong: the ranks' fingerprints tell
         return Turn(job._replace(dump=dump), Condition.ANSWERS_AWAITED, (extend_deadline(job),))
@@ -328,12 +337,10 @@ def _settle(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
     unknown = [parts[said.ranks] for said in lost]
     if all(unknown):
         most = None if is_stuck(job, dump) else 1
-        writers = tuple(rank for ranks in unknown for rank in ranks[:most])
-        return order(job, dump, writers, problems(dump))
-    if dump.place == do.MEMORY:
-        return leave_memory(job, dump, problems(dump))
-    if len(found) > 1:
-        return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
+        writers = [rank for ranks in unknown for rank in ranks[:most]]
+        return order(job, dump, tuple(writers), problems(dump))
+    if dump.place == do.MEMORY or len(found) > 1:
+        return _lose(job, dump)
     before = "those that held the majority's state are gone; " if dump.written else ""
     return give_up(job, dump, f"{before}{problems(dump)}")
 

@@ -40,6 +40,7 @@ class DumpProgress(NamedTuple):
     written: Mapping[str, tuple[int, ...]] = _EMPTY  # in this place, by digest
     failed: Mapping[int, str] = _EMPTY  # never asked again; why
     is_slow: bool = False  # a writer was stuck in this place
+    has_waited: bool = False  # for the ranks to report why replicas differ
     full: tuple[str, ...] = ()  # why places could not be written
     is_ordered: bool = False  # everything is written and its commit was ordered
     is_committed: bool = False

@@ -58,7 +58,7 @@ def protection(job: Job) -> Protection:
         return Protection(Level.NOT_PROTECTED, f"{why}; {LOST}")
     if len(job.ranks) == 1 and job.has_hooks:
         return _of_copies(job, ONE_RANK, ONE_RANK_LOST)
-    if known.compared == NEVER or (why_no_holder(job) and not known.groups):
+    if known.compared == NEVER or (known.late and not lone_ranks(job)):
         return Protection(Level.UNKNOWN)
     if lone_ranks(job):
         return _of_copies(job, why_no_holder(job), LOST)

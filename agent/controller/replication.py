@@ -208,24 +208,21 @@ def why_no_holder(job: Job) -> str:
     known = job.since_restart.comparison
     if known.unprotected:
         return known.unprotected
-    if known.groups and not lone_ranks(job):
+    if alone := lone_ranks(job):
+        return f"{known.difference} (no other rank holds what rank {alone[-1]} has)"
+    if known.groups and not known.late:
         return (
             f"the state is cut into {len(known.groups)} parts, each held by a replica group "
             f"({'; '.join(map(listed, known.groups))})"
         )
-    if known.groups:
-        few = min(known.groups, key=lambda group: (len(group), -group[-1]))
-        has = "has" if len(few) == 1 else "have"
-        return f"{known.difference} (no other rank holds what {listed(few)} {has})"
     return _why_not_compared(known)
 
 
 def why_not_held(job: Job) -> str:
     """Why what some rank holds dies with it; empty: each has a replica."""
     known = job.since_restart.comparison
-    if not known.unprotected and known.groups and not lone_ranks(job):
-        return ""
-    return why_no_holder(job)
+    is_certain = not (known.unprotected or known.late)
+    return "" if is_certain and known.groups and not lone_ranks(job) else why_no_holder(job)
 
 
 def _why_not_compared(known: Comparison) -> str:

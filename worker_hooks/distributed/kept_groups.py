@@ -133,7 +133,7 @@ def join(kept: KeptGroups, *, is_first: bool) -> None:
         backend._set_sequence_number_for_group()  # noqa: SLF001  as torch does
         for device in group._device_types:  # noqa: SLF001  no public one
             group._register_backend(device, kind, backend)  # noqa: SLF001  the same
-        # a group has neither by itself: it asks a backend, and functional collectives find it by name
+        # a group asks its backend for both, and functional collectives find it by its name
         group._set_group_name(name)  # noqa: SLF001  as torch does
         group._set_group_desc(described)  # noqa: SLF001  the same
         if is_first:

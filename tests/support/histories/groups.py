@@ -3,11 +3,23 @@
 Rows as in `replacements.py`.
 """
 
-from support.histories.dumps import done, froze, full, holds, moved, running, unable, wrote
-from support.histories.plain import gone, rules
-from support.histories.replacements import PROGRESS, STOP
+from support.histories.dumps import (
+    done,
+    froze,
+    full,
+    holds,
+    moved,
+    reg,
+    running,
+    threw,
+    unable,
+    wrote,
+)
+from support.histories.plain import gone, late, no_start, rules, up
+from support.histories.replacements import JOIN, KILL_S, MEMORY, PROGRESS, STOP, rejoins, starts
 from support.histories.same import compares, says
 from worker_hooks.contract import protocol
+from worker_hooks.distributed.process_group import CUT_INSIDE
 
 FOUR = rules(ranks=(0, 1, 2, 3))
 MEMORY_TOO = rules(ranks=(0, 1, 2, 3), is_on=True)
@@ -37,7 +49,41 @@ DUMPING = [
     (froze(3), "dumping", f"save 5 by 0/3 digest 2; {PROGRESS}", "step 5 is the newest"),
 ]
 COMMIT = "commit 5 by 0/3; deadline committing 20"
+COMMIT_TO_MEMORY = "commit 5 by 0/3 memory; deadline committing 20"
+REPLACING = [
+    *FROZEN,
+    (
+        froze(3),
+        "dumping",
+        f"save 5 by 0/3 digest 2 memory; {PROGRESS}; prepare 1: 1",
+        "step 5 is the newest",
+    ),
+    (wrote(0, "a"), "dumping", PROGRESS),
+    (holds(2, "a"), "dumping", PROGRESS),
+    (wrote(3, "b"), "committing", COMMIT_TO_MEMORY, "rank 0 and rank 3"),
+    (
+        done(MEMORY),
+        "replacing",
+        starts(1, "0,2,3", "1"),
+        "rank 1 was killed by SIGKILL in step 6; replacing it, ranks 0,2-3 keep running",
+    ),
+]
+REPLACED = [
+    *REPLACING,
+    (up(1, 1), "replacing"),
+    (rejoins(2), "replacing"),
+    (rejoins(3), "replacing"),
+    (rejoins(0), "replacing", JOIN),
+    *((reg(rank, 5, 1), "replacing") for rank in (1, 0, 3)),
+    (reg(2, 5, 1), "running", "deadline running -; go on 1: 0,1,2,3", "every rank has joined"),
+]
 ALL_OF_THE_OTHERS = "no rank is left that can save the part of ranks 1, 3; the state is cut"
+
+
+def reports(step):
+    """After the replacement each group holds its own part."""
+    return [(says(rank, step, {"model.w": f"{rank % 2}"}, 1), "running") for rank in range(4)]
+
 
 HISTORIES = [
     (
@@ -163,6 +209,122 @@ HISTORIES = [
             *DUMPING,
             (wrote(0, "a"), "dumping", PROGRESS),
             (full(3), "dumping", f"save 5 by 0/3 place 1; {PROGRESS}", "no space left"),
+        ],
+    ),
+    (
+        "one whose last rank is stuck ends it at once, though the other group has more to write",
+        FOUR,
+        [
+            *DUMPING,
+            (wrote(0, "a"), "dumping", PROGRESS),
+            (
+                late("dumping"),
+                "stopping",
+                f"abandon; TERM 0,2,3; {STOP}",
+                "rank 3 made no progress in 20 s; the state is cut into 2 parts",
+            ),
+        ],
+    ),
+    (
+        "a rank that dies is replaced, and the memory is kept until each group is alike",
+        MEMORY_TOO,
+        [
+            *REPLACED,
+            *(one for step in (6, 7) for one in reports(step)[:-1]),
+            (says(3, 6, {"model.w": "1"}, 1), "running"),
+            (says(3, 7, {"model.w": "1"}, 1), "running", "forget", "no rank resumes from memory"),
+        ],
+    ),
+    (
+        "a newcomer that differs inside of its group is undone, before the others report",
+        MEMORY_TOO,
+        [
+            *REPLACED,
+            (says(3, 6, {"model.w": "1"}, 1), "running"),
+            (
+                says(1, 6, {"model.w": "0"}, 1),
+                "committing",
+                "commit 5 by 0/3 from memory; deadline committing 20",
+                "after the replacement of rank 1 model.w differs",
+            ),
+            (done("/d"), "stopping", f"forget; TERM 0,1,2,3; {STOP}", "not replaced: it was tried"),
+        ],
+    ),
+    (
+        "what is in memory goes to disk if the newcomer does not join, each group's part",
+        MEMORY_TOO,
+        [
+            *REPLACING,
+            (
+                no_start(1, 1),
+                "committing",
+                "commit 5 by 0/3 from memory; deadline committing 20",
+                "rank 1 could not be started",
+            ),
+        ],
+    ),
+    (
+        "once all is in memory, a group may lose its last rank and be replaced as a whole",
+        MEMORY_TOO,
+        [
+            *REPLACING,
+            (up(1, 1), "replacing"),
+            (gone(3, -9, 1), "replacing", f"KILL 1; {KILL_S}", "rank 1 cannot join then"),
+            (gone(1, -9, 1), "replacing", starts(2, "0,2", "1,3"), "replacing ranks 1,3"),
+        ],
+    ),
+    (
+        "the last two of a group die: nobody is replaced, and nothing saved",
+        MEMORY_TOO,
+        [
+            *TRAINING,
+            DIED,
+            (gone(3, -9), "freezing"),
+            (froze(0), "freezing"),
+            (froze(2), "stopping", f"abandon; TERM 0,2; {STOP}", ALL_OF_THE_OTHERS),
+        ],
+    ),
+    (
+        "so it is if the second one dies while it writes to memory",
+        MEMORY_TOO,
+        [
+            *REPLACING[:-4],
+            (holds(2, "a"), "dumping", PROGRESS),
+            (
+                gone(3, -9),
+                "stopping",
+                f"abandon; TERM 0,2; {STOP}",
+                "no checkpoint in memory (rank 3 was killed by SIGKILL); no rank is left",
+            ),
+        ],
+    ),
+    (
+        "a model that was cut inside of training is saved to disk, and no rank is replaced",
+        MEMORY_TOO,
+        [
+            *TRAINING[:-1],
+            (protocol.VoteOpened(3, 0, 1, "", CUT_INSIDE), "running"),
+            *DUMPING[len(TRAINING) :],
+            (wrote(0, "a"), "dumping", PROGRESS),
+            (holds(2, "a"), "dumping", PROGRESS),
+            (wrote(3, "b"), "committing", COMMIT, "rank 0 and rank 3"),
+            (
+                done(),
+                "stopping",
+                f"TERM 0,2,3; {STOP}",
+                f"step 5 is saved in /d; not replaced: rank 3: {CUT_INSIDE}",
+            ),
+        ],
+    ),
+    (
+        "who raised is not replaced before what came later is compared, also of groups",
+        MEMORY_TOO,
+        [
+            *TRAINING,
+            (says(0, 4, {"optimizer.m": "1"}, late=True), "running"),
+            (threw(1), "freezing", "freeze 1: 0,1,2,3; deadline freezing 15", "ValueError"),
+            *((froze(rank), "freezing") for rank in range(3)),
+            (froze(3), "dumping", f"save 5 by 0/1 digest 2,3; {PROGRESS}", "step 5"),
         ],
     ),
 ]

@@ -339,6 +339,7 @@ class DumpWatch:
         if ranks - self.holders() or (first and ranks != self.holders()):
             self.broken(f"{action}, but the holders are {sorted(self.holders())}")
         self.check_count(action, is_first=first)
+        self.check_again(action)
         last = self.orders[-1].round if self.orders else self.since - 1
         place = min({0, 1, 2} - self.full)
         is_there = action.place == (place if place < self.node.policy.dump.places else -2)
@@ -358,6 +359,14 @@ class DumpWatch:
         most = max(len(group & {*action.writers}) for group in same.sharing())
         if most > enough and not (rules.split or is_stuck or is_each):
             self.broken(f"{action}: {enough} are enough")
+
+    def check_again(self, action: do.SaveRanks) -> None:
+        """A file that is part of something complete is not replaced."""
+        for each in self.orders if self.watch.same.groups else ():
+            for group in (each.groups or (each.writers,)) if each.place == action.place else ():
+                wrote = {self.written.get((rank, each.round)) for rank in group}
+                if None not in wrote and len(wrote) == 1 and {*group} & {*action.writers}:
+                    self.broken(f"{action}: ranks {sorted(group)} have written it")
 
     def check_step(self, action: do.SaveRanks) -> None:
         """The newest, on disk only if it is not there; and all of a dump is of one."""

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 def check_leaving(dump: DumpWatch, action: do.SaveRanks) -> None:
     """For a reason; then all are asked again, as if for the first time."""
-    votes = Counter(dump.digests.values()).most_common(1)
-    differ = bool(votes) and 2 * votes[0][1] <= len(dump.digests)
+    differ = False  # without a majority, in a replica group
+    for group in dump.watch.same.replicas():
+        votes = Counter(dump.digests[rank] for rank in group if rank in dump.digests)
+        differ |= bool(votes) and 2 * max(votes.values()) <= votes.total()
     if not (dump.full or dump.failed or differ or len(dump.asked - dump.reachable())):
         dump.broken(f"{action}: nothing is wrong with the memory")
     dump.since, dump.orders = action.round, []

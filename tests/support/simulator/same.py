@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SILENT, EQUAL, OWN, CUT, FORGETFUL = "silent", "equal", "own", "cut", "forgetful"
 TRAINING = {JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
 COMMITS = (1, 2)  # that are reported
+WIDE = 3  # with more ranks there can be replica groups of which none is alone
 
 
 class Reports:
@@ -36,8 +37,9 @@ class Reports:
         self.rng = Random(f"same {replicas.node.seed}")
         kinds = (*[SILENT] * 7, *[EQUAL] * 6, OWN, CUT, CUT, *[FORGETFUL] * 4)
         self.kind = self.rng.choice(kinds)
-        self.parts = self.rng.randint(2, 3)  # if they share them
-        self.is_cut = self.kind == CUT or (self.kind == FORGETFUL and self.rng.random() < 0.3)
+        self.parts = self.rng.choice((2, 2, 2, 3))  # if they share them
+        # a job of many ranks shares them in any case
+        self.is_wide = self.kind in {EQUAL, FORGETFUL} and self.rng.random() < 0.3
         self.newcomers: set[int] = set()
 
     @property
@@ -46,7 +48,8 @@ class Reports:
 
     def part(self, rank: int) -> int:
         """Which part of the state this rank holds."""
-        if self.is_cut:
+        is_wide = self.is_wide and len(self.node.policy.ranks) > WIDE
+        if self.kind == CUT or is_wide:
             return rank % self.parts
         return rank if self.kind == OWN else 0
 
@@ -156,6 +159,8 @@ class SameWatch:
             freed = [each for each in actions if is_order(each, do.ForgetMemory)]
             if before.state is JobState.RUNNING and not freed:
                 self.broken(f"{event}: all hold the same, and the memory is kept")
+        if self.node.job.diverged and not self.has_diverged:
+            self.broken(f"{event}: undone, but every replica group is alike")
 
     def differ_inside(self, said: dict[int, object]) -> bool:
         """Whether two of a replica group said something different."""

@@ -15,6 +15,7 @@ from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.events import fields
 from agent.controller.job import Comparison
+from agent.controller.states import JobState
 from worker_hooks.contract import protocol
 from worker_hooks.contract.fingerprint import LATE, RESULT
 
@@ -121,6 +122,30 @@ def splitting_over_groups(job, event):
     return decision._replace(actions=actions)
 
 
+def comparing_across_groups(job):
+    """After a replacement all ranks have to hold the same, whatever their parts are."""
+    return job if job.since_restart.trial is None else taking_all_for_one(job)
+
+
+def replacing_the_lone(job):
+    """Somebody is believed to hold the part of a rank that is alone in its group."""
+    known = job.since_restart.comparison
+    alone = [group for group in known.groups if len(group) == 1]
+    if not alone or len(known.groups) == len(job.ranks):
+        return job
+    others = [group for group in known.groups if len(group) > 1]
+    groups = (tuple(sorted((*alone[0], *others[0]))), *others[1:], *alone[1:])
+    known = known._replace(groups=groups)
+    return job._replace(since_restart=job.since_restart._replace(comparison=known))
+
+
+def writing_again(job, event):
+    """A group that is complete is ordered to write again when a writer of another one fails."""
+    if isinstance(event, protocol.SaveFailed) and job.state is JobState.DUMPING:
+        job = job._replace(dump=job.dump._replace(written={}))
+    return decide(job, event)
+
+
 def confirming_at_once(job):
     return job._replace(since_restart=job.since_restart._replace(trial=None))
 
@@ -162,6 +187,9 @@ BROKEN = [
     ),
     (going_on, "train on|the memory is kept|could be saved|is due"),
     (giving_one_for_all, "part is its own"),
+    (seeing(comparing_across_groups), "is alike|nobody wrote|nobody holds|they said"),
+    (seeing(replacing_the_lone), "is due|do not hold the same"),
+    (writing_again, "have written it"),
 ]
 
 

@@ -29,7 +29,7 @@ LIMIT = 2_500  # of the cost of a schedule: about twice the present one
 
 # the weather is such that nothing of this is rare: at least so many times in a part
 SEEN = {
-    100: ("no majority", "odd", "elsewhere", "crash loop", "CommitFailed", "replaced", "let on"),
+    100: ("no majority", "elsewhere", "crash loop", "CommitFailed", "replaced", "let on"),
     300: (
         "from a copy",
         "StateCopied",
@@ -49,7 +49,7 @@ SEEN = {
         "Digested",
         "RankUnreachable",
     ),
-    50: ("gracefully",),
+    50: ("gracefully", "odd"),
     150: ("Leave", "Dismiss"),
     200: ("Progress",),
     600: ("to memory", "ForgetMemory"),
