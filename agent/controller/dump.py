@@ -337,8 +337,8 @@ def _settle(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
     unknown = [parts[said.ranks] for said in lost]
     if all(unknown):
         most = None if is_stuck(job, dump) else 1
-        writers = [rank for ranks in unknown for rank in ranks[:most]]
-        return order(job, dump, tuple(writers), problems(dump))
+        writers = tuple(rank for ranks in unknown for rank in ranks[:most])
+        return order(job, dump, writers, problems(dump))
     if dump.place == do.MEMORY or len(found) > 1:
         return _lose(job, dump)
     before = "those that held the majority's state are gone; " if dump.written else ""
