@@ -10,8 +10,9 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -44,15 +45,14 @@ class GroupRecord(NamedTuple):
 def not_replaceable_why(
     env: RankEnv,
     modules: Callable[[], Iterable[nn.Module]],
-    sharding: Callable[[], Collection[str]] = tuple,
+    repeatable: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
     """Why the group that exists when training begins could not be left and made again.
 
     Args:
         env: who this process is.
         modules: returns the registered ones, to find DDPs around them.
-        sharding: returns the names of the groups over which these are sharded. What was sent there
-            was parts of them, which a new rank gets otherwise.
+        repeatable: how many collectives a new rank could repeat alone, by the name of their group.
 
     Returns:
         What the script did, as the end of a sentence. Empty: it can, or there is no group yet.
@@ -67,7 +67,7 @@ def not_replaceable_why(
         store = store.underlying_store
     if (getattr(store, "host", ""), getattr(store, "port", 0)) != meeting_point(os.environ):
         return STORE
-    is_early = _have_communicated(sharding)
+    is_early = _have_communicated(repeatable)
     if (is_early or len(world.pg_map) > 1) and ddp_bucket_order.find_all(modules()):
         return WRAPPED
     return EARLY if is_early else ""
@@ -78,13 +78,12 @@ def count() -> int:
     return len(_world().pg_map) if dist.is_available() and dist.is_initialized() else 0
 
 
-def _have_communicated(sharding: Callable[[], Collection[str]]) -> bool:
+def _have_communicated(repeatable: Mapping[str, int]) -> bool:
     """Whether something was sent by collectives that a new rank may not know."""
     world = _world()
-    busy = {world.pg_names[group]: group for group in world.pg_map if _collectives_in(group)}
-    if not busy or busy.get(world.pg_names[dist.group.WORLD]) is not None:
-        return bool(busy)
-    return not busy.keys() <= {*sharding()}
+    return any(
+        _collectives_in(group) > repeatable.get(world.pg_names[group], 0) for group in world.pg_map
+    )
 
 
 def collectives() -> int:

@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -15,6 +14,7 @@ from torch import nn
 from worker_hooks.contract.env import rejoined
 from worker_hooks.contract.protocol import Rejoin
 from worker_hooks.distributed import (
+    cut_tensors,
     ddp_release,
     kept_groups,
     process_group,
@@ -46,8 +46,8 @@ class Membership:
         """``run`` is about to enter the training function for the first time."""
         guard = self._guard
         self._flags = ModuleFlags(self._modules())
-        sharding = partial(placements.group_names, self._modules)
-        why = process_group.not_replaceable_why(guard.env, self._modules, sharding)
+        repeatable = cut_tensors.end()
+        why = process_group.not_replaceable_why(guard.env, self._modules, repeatable)
         if self._are_groups_held():
             self._kept = kept_groups.present()
             why = why or kept_groups.why_not() or rehearsal.why_not()

@@ -9,7 +9,7 @@ placements, so nobody is asked.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -206,17 +206,6 @@ def _taken_by(inside: Any) -> Iterator[tuple[tuple[int, str], ManagedParameter]]
             keys = [info.param_name, *info.shared_param_names]
             for owner, key in zip(owners, keys, strict=True):
                 yield (id(owner), key), one
-
-
-def group_names(modules: Callable[[], Iterable[nn.Module]]) -> set[str]:
-    """The names of the process groups over which the modules' parameters are distributed."""
-    every = (each for module in modules() for each in module.parameters())
-    meshes: dict[int, Any] = {}
-    for one in every:
-        if is_distributed(one):
-            mesh: Any = getattr(one, "device_mesh")  # noqa: B009  no plain tensor has one
-            meshes[id(mesh)] = mesh
-    return {mesh.get_group(dim).group_name for mesh in meshes.values() for dim in range(mesh.ndim)}
 
 
 def why_no_iteration_drop(modules: Iterable[nn.Module]) -> str:
