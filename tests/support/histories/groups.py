@@ -77,6 +77,15 @@ REPLACED = [
     *((reg(rank, 5, 1), "replacing") for rank in (1, 0, 3)),
     (reg(2, 5, 1), "running", "deadline running -; go on 1: 0,1,2,3", "every rank has joined"),
 ]
+SPLIT_ORDER = f"save 5 by 0,2/3 memory; {PROGRESS}; prepare 1: 1"
+PARTS_REPLACED = [  # the same, and all of a group write
+    *FROZEN,
+    (froze(3), "dumping", SPLIT_ORDER, "step 5 is the newest"),
+    (wrote(0, "a"), "dumping", PROGRESS),
+    (wrote(2, "a"), "dumping", PROGRESS),
+    (wrote(3, "b"), "committing", COMMIT_TO_MEMORY.replace("0/3", "0,2/3"), "ranks 0, 2 and rank"),
+    *REPLACED[len(REPLACING) - 1 :],
+]
 ALL_OF_THE_OTHERS = "no rank is left that can save the part of ranks 1, 3; the state is cut"
 
 
@@ -325,6 +334,27 @@ HISTORIES = [
             (threw(1), "freezing", "freeze 1: 0,1,2,3; deadline freezing 15", "ValueError"),
             *((froze(rank), "freezing") for rank in range(3)),
             (froze(3), "dumping", f"save 5 by 0/1 digest 2,3; {PROGRESS}", "step 5"),
+        ],
+    ),
+    (
+        "to have waited for why a group differs is no stuck writer: the place is not left for one",
+        rules(ranks=(0, 1, 2, 3), is_on=True, split=True),
+        [
+            *PARTS_REPLACED,
+            (gone(3, -9, 1), "freezing", "freeze 2: 1,0,2; deadline freezing 15", "rank 3"),
+            (froze(0, 6, dump=2), "freezing"),
+            (froze(1, 6, dump=2), "freezing"),
+            (
+                froze(2, 6, dump=2),
+                "dumping",
+                f"save 6 by 0,2/1 memory; {PROGRESS}; prepare 2: 3",
+                "step 6",
+            ),
+            (wrote(0, "a", dump=2), "dumping", PROGRESS),
+            (wrote(1, "b", dump=2), "dumping", PROGRESS),
+            (wrote(2, "odd", dump=2), "dumping", PROGRESS),
+            (late("dumping", 1), "dumping", f"save 6 by 0 memory; {PROGRESS}", "what rank 0 said"),
+            (late("dumping", 1), "dumping", f"save 6 by 2 memory; {PROGRESS}", "rank 0 made no"),
         ],
     ),
 ]

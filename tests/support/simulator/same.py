@@ -39,7 +39,7 @@ class Reports:
         self.kind = self.rng.choice(kinds)
         self.parts = self.rng.choice((2, 2, 2, 3))  # if they share them
         # a job of many ranks shares them in any case
-        self.is_wide = self.kind in {EQUAL, FORGETFUL} and self.rng.random() < 0.3
+        self.is_wide = self.kind in {EQUAL, FORGETFUL} and self.rng.random() < 0.5
         self.newcomers: set[int] = set()
 
     @property
