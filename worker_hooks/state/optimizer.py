@@ -36,6 +36,7 @@ class Groups(NamedTuple):
     values: list[dict[str, Any]]  # of each group
     has_grads: bool  # the script keeps gradients from one step to the next, zeroed or stale
     sizes: tuple[int, ...]  # how many parameters each group has
+    names: list[str]  # of the parameters; a layer that is inserted later gives them others
 
 
 class _Found(NamedTuple):
@@ -63,6 +64,7 @@ class OptimizerPiece:
         self.name_parameters: Callable[[], Mapping[int, str]] = dict
         """Returns the names of all parameters that have one, by their ``id``."""
         self._named: tuple[list[int], list[str]] = [], []  # parameters, and their names
+        self._sizes: tuple[int, ...] | None = None  # of the groups, when they were looked up
         self.optimizers = (optimizer,)
         self._optimizer = optimizer
         trained = (each for each in self._parameters() if each.requires_grad)
@@ -108,7 +110,12 @@ class OptimizerPiece:
             self._seen = now * is_fixed
         # a parameter with state has had a gradient: without one now, the script sets them to None
         probe = next(iter(optimizer.state), self._first)
-        return Groups(self._values, getattr(probe, "grad", None) is not None, self.structure())
+        sizes = self.structure()
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self.names()
+        has_grads = getattr(probe, "grad", None) is not None
+        return Groups(self._values, has_grads, sizes, self._named[1])
 
     def structure(self) -> tuple[int, ...]:
         """How many parameters each group has."""
@@ -147,7 +154,7 @@ class OptimizerPiece:
         value = {
             "groups": groups,
             "sizes": list(snapshot.sizes),
-            "names": self.names()[: sum(snapshot.sizes)],  # groups may have been added since
+            "names": snapshot.names,
             "state": state,
             "device": self._first.device.type if self._first is not None else "cpu",
             "grads": snapshot.has_grads,
