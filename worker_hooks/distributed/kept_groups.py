@@ -11,6 +11,8 @@ any more keeps idle threads. So there is a limit, after which all ranks are star
 from __future__ import annotations
 
 import functools
+import os
+import resource
 import sys
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -23,8 +25,10 @@ from worker_hooks.distributed import communicators
 FIRST, LAST = 16, 255  # numbers of backends; torch's own kinds are below
 
 USED_UP = "has joined so many groups that torch can number no more of them"
+NO_DESCRIPTORS = "has few file descriptors left (ulimit -n), and each replacement takes some"
 
 _used = FIRST - 1
+_growth = 0  # descriptors that a join has taken
 
 
 class KeptGroup(NamedTuple):
@@ -109,7 +113,8 @@ def join(kept: KeptGroups, *, is_first: bool) -> None:
     Raises:
         RuntimeError: a peer is gone again, or never came; or there were too many backends.
     """
-    global _used  # noqa: PLW0603  as the groups, of which a process has one set
+    global _used, _growth  # noqa: PLW0603  as the groups, of which a process has one set
+    before = _descriptors()
     kinds = dist.ProcessGroup.BackendType
     if not is_first:
         _used += 1
@@ -139,6 +144,19 @@ def join(kept: KeptGroups, *, is_first: bool) -> None:
         if is_first:
             group._set_default_backend(kind)  # noqa: SLF001  whose name it says
         world.pg_map[group] = world.pg_map[group][0], prefixed
+    _growth = max(_growth, _descriptors() - before)
+
+
+def why_no_more() -> str:
+    """Why there cannot be another join; empty: there can."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and _descriptors() + 2 * _growth > soft:
+        return NO_DESCRIPTORS
+    return USED_UP if _used >= LAST else ""
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def _timeout(group: Any) -> timedelta:

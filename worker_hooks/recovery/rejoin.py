@@ -125,6 +125,7 @@ class Membership:
         """
         if self._kept is not None:
             kept_groups.join(self._kept, is_first=False)
+            self._guard.not_replaceable_why = kept_groups.why_no_more()
         elif self._group is not None:
             process_group.join(self._group)
 
