@@ -69,4 +69,5 @@ def __getattr__(name: str) -> Any:
     found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     if name in {"TrainState", "TrainFaultTolerance"}:  # now: a group may be made soon
         import_module(f"{__name__}.distributed.communicators").outlive_peers(os.environ)
+        import_module(f"{__name__}.distributed.cut_tensors").install()
     return found

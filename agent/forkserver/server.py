@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agent.forkserver import (
@@ -31,7 +31,7 @@ from agent.forkserver import (
 from agent.forkserver.orphans import end_orphans, live_sessions
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.atomic_file import describe_os_error
-from worker_hooks.distributed import cut_tensors, ddp_release, rehearsal
+from worker_hooks.distributed import ddp_release, rehearsal
 
 # Ignored: a batch system may signal every process of a job, but ranks need the store to save.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -91,20 +91,19 @@ def serve_warm(text: str, root: str) -> None:
     if not os.environ.get("LD_PRELOAD"):  # a profiler there reports when it is unloaded
         fast_exit.arm(set(sys.modules) - before)
     child.adopt(order)
-    _after_import(cut_tensors.MODULE, cut_tensors.install)
     if rehearsal.is_wanted(os.environ):
-        _after_import(rehearsal.C10D, rehearsal.install)
+        _rehearse()
     if order.stdout or order.stderr:
         tolerant_streams.make_tolerant()
     unload.unload_ours(root, orders.preload)
 
 
-def _after_import(module: str, install: Callable[[], None]) -> None:
-    """Call this now if the module is imported, else as soon as the script imports it."""
-    if module in sys.modules:
-        install()
+def _rehearse() -> None:
+    """A new rank's groups only pretend; torch may be imported by now, or later by the script."""
+    if rehearsal.C10D in sys.modules:
+        rehearsal.install()
     else:
-        after_import.call_after_import(module, install)
+        after_import.call_after_import(rehearsal.C10D, rehearsal.install)
 
 
 def _before_us() -> set[str]:

@@ -40,11 +40,10 @@ def _start_cold(pythonpath: str) -> None:
     else:
         del os.environ["PYTHONPATH"]
     from agent.forkserver import after_import, tolerant_streams, unload
-    from worker_hooks.distributed import cut_tensors, ddp_release, rehearsal
+    from worker_hooks.distributed import ddp_release, rehearsal
 
     tolerant_streams.make_tolerant()
     after_import.call_after_import(ddp_release.DDP_MODULE, ddp_release.install)
-    after_import.call_after_import(cut_tensors.MODULE, cut_tensors.install)
     if rehearsal.is_wanted(os.environ):
         after_import.call_after_import(rehearsal.C10D, rehearsal.install)
     sys.path.remove(_ROOT)

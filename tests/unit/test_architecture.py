@@ -77,7 +77,6 @@ SHARED = (
     "worker_hooks.machine",
     "worker_hooks.storage",
     "worker_hooks.drill.plan",
-    "worker_hooks.distributed.cut_tensors",
     "worker_hooks.distributed.ddp_release",
     "worker_hooks.distributed.rehearsal",
 )

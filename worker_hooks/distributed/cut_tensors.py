@@ -7,7 +7,8 @@ is compared as it comes. A new rank takes it from its own.
 Whatever else is sent in front of ``run`` may stay in a variable of the script, and nobody knows
 what a new rank would have to put there.
 
-A worker does this before its script begins; nothing here imports torch.
+This is done as a script imports the hooks, before it cuts anything. Where torch's module is
+imported later, nothing is compared, and so nothing is taken to be repeatable.
 """
 
 from __future__ import annotations
