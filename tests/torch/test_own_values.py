@@ -55,7 +55,8 @@ def test_values_outside_of_the_state_survive_replacement_restart_and_resume(
     assert killed.ended.code == 0, killed.ended.out
     history = read(folder)
     assert [each.step for each in history.strikes] == [3, 6, 9]
-    assert [each["step"] for each in history.events if each["event"] == "ReplaceRanks"] == [3]
+    (replaced,) = (each["step"] for each in history.events if each["event"] == "ReplaceRanks")
+    assert replaced in {2, 3}  # what the dead rank has sent last may be lost with its connections
     assert "differs between ranks" not in killed.ended.out
     assert values(folder) == values(plain)
 
