@@ -202,7 +202,8 @@ class DumpWatch:
             self.broken("nobody was asked to write")
         elif state is JobState.DUMPING:
             order = self.orders[-1]
-            writing = {rank for rank in order.writers if (rank, order.round) not in self.written}
+            wrote = {rank for rank, number in self.written if number == order.round}
+            writing = {*order.writers} - wrote - self.failed  # nobody is stuck twice
             self.failed |= writing or self.asked - self.digests.keys()
             if writing and not self.complete(order.place):
                 self.stuck[order.place] += 1
