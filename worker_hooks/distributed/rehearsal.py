@@ -63,7 +63,10 @@ def install() -> None:
         size: int, rank: int, ranks: Any, backend: Any, _: Any, *args: Any, **options: Any
     ) -> Any:
         fake_pg = import_module(_FAKES)
-        options.pop("backend_options", None)
+        told = fake_pg.FakeProcessGroup.Options()
+        if options.get("timeout") is not None:
+            told._timeout = options["timeout"]  # noqa: SLF001  the real backend takes it over
+        options["backend_options"] = told
         name = c10d.Backend(_PRETEND)
         made = make(size, rank, ranks, name, fake_pg.FakeStore(), *args, **options)
         group, prefixed = made

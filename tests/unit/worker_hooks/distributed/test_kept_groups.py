@@ -33,11 +33,33 @@ for attempt in (1, 2):
 print(json.dumps(told, default=float))
 """
 
+PRETENDED = """
+import json, os
+from datetime import timedelta
+import torch.distributed as dist
+from worker_hooks.distributed import kept_groups, rehearsal
+
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", RANK="1", WORLD_SIZE="2")
+rehearsal.install()
+dist.init_process_group("gloo", timeout=timedelta(seconds=77))
+dist.new_group([0, 1], timeout=timedelta(seconds=55))
+dist.new_group([0, 1])
+print(json.dumps([group.timeout.total_seconds() for group in kept_groups.present().groups]))
+"""
+
+
+def told(script):
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    return json.loads(found.stdout)
+
+
+def test_a_new_ranks_groups_wait_as_long_as_its_peers_do():
+    assert told(PRETENDED) == [77, 55, 1800]
+
 
 def test_a_group_has_its_names_after_it_got_new_backends():
-    found = subprocess.run(
-        [sys.executable, "-c", KEPT], capture_output=True, text=True, timeout=60, check=True
-    )
-    before, *later = json.loads(found.stdout)
+    before, *later = told(KEPT)
     assert before[1] == "of my own"
     assert later == [before, before]
