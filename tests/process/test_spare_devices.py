@@ -11,7 +11,12 @@ import os, sys, time
 rank, attempt = os.environ["RANK"], int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 print("devices", os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"], flush=True)
 failing = attempt < int(sys.argv[2])
+has_said = sys.argv[0] + str(attempt)
+if rank == "0":
+    open(has_said, "w").close()
 if rank == "1" and failing:
+    while not os.path.exists(has_said):
+        time.sleep(0.01)
     if sys.argv[1] == "raise":
         raise RuntimeError({ERROR!r})
     os.write(2, {watchdogs().encode()!r})
