@@ -19,6 +19,7 @@ ONE_RANK_LOST = (
     "if it is killed, training resumes from the newest ModelCheckpoint; a stop by a signal saves "
     "the step"
 )
+NOTHING_SAVED = "and nothing is saved after a failure (--on-failure)"
 HINT = "--protect-memory=copy keeps copies of it in memory"
 
 CURES = (
@@ -70,9 +71,7 @@ def protection(job: Job) -> Protection:
             Level.PROTECTED, f"a rank that dies is replaced, no step is lost{checked}"
         )
     if not job.policy.dump.after_failure:
-        return Protection(
-            Level.NOT_PROTECTED, f"{why}, and nothing is saved after a failure (--on-failure)"
-        )
+        return Protection(Level.NOT_PROTECTED, f"{why}, {NOTHING_SAVED}")
     follows = "save and restart"
     if not job.policy.max_restarts:
         follows = "save, and the end of the job (--max-restarts=1 restarts it)"
@@ -87,9 +86,7 @@ def _of_copies(job: Job, why: str, lost: str) -> Protection:
     if not dump.copies:
         return Protection(Level.NOT_PROTECTED, f"{why}; {lost}; {HINT}")
     if not dump.after_failure:
-        return Protection(
-            Level.NOT_PROTECTED, f"{why}, and nothing is saved after a failure (--on-failure)"
-        )
+        return Protection(Level.NOT_PROTECTED, f"{why}, {NOTHING_SAVED}")
     if copies.why_not:
         return Protection(
             Level.NOT_PROTECTED, f"{why}, and it is not copied: {copies.why_not}; {lost}"

@@ -97,8 +97,7 @@ class MemoryCopies:
         self._misses = 0
         self._cpu_s = 0.0
         self._is_refused = False
-        self._wakes = 0  # of these the newest counts
-        self._epoch = 0
+        self._waiting: object | None = None  # who looks again; of these the newest counts
 
     def begin(self, attempt: int) -> None:
         """An attempt begins; of the one before it a copy may be complete, or still be written."""
@@ -116,7 +115,7 @@ class MemoryCopies:
         self._groups = groups if is_running and not self._is_refused else ()
         if not is_running:
             self._give_up()
-        elif self._groups and self._next is None and not self._wakes:
+        elif self._groups and self._next is None and self._waiting is None:
             self._look()
 
     def _give_up(self) -> None:
@@ -124,7 +123,7 @@ class MemoryCopies:
 
         When the next copy is ordered, all that are alive have answered to something later.
         """
-        self._wakes = 0
+        self._waiting = None
         if self._next is not None:
             self._abandoned.append(self._next.files)
             self._next = None
@@ -133,7 +132,7 @@ class MemoryCopies:
 
     def _look(self) -> None:
         """Order the next copy if it is due soon, else look again."""
-        self._wakes = 0
+        self._waiting = None
         if not self._groups or self._next is not None:
             return
         steps = [self._pages.newest_step(rank) for rank in self._spec.ranks_here]
@@ -149,12 +148,11 @@ class MemoryCopies:
             self._order(step)
 
     def _wait(self, seconds: float) -> None:
-        self._epoch += 1
-        self._wakes = self._epoch
-        self._services.loop.call_later(seconds, self._wake, self._epoch)
+        self._waiting = object()
+        self._services.loop.call_later(seconds, self._wake, self._waiting)
 
-    def _wake(self, number: int) -> None:
-        if number == self._wakes:
+    def _wake(self, waiting: object) -> None:
+        if waiting is self._waiting:
             self._look()
 
     def _step_s(self) -> float:

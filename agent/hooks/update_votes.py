@@ -38,10 +38,17 @@ class UpdateVotes:
         """
         if self._board is None:
             with contextlib.suppress(OSError):
-                self._fd = vote_board.create(max(self._ranks) + 1)
-                self._board, self._owed = VoteBoard(self._fd), [*self._ranks]
+                self._board, self._owed = self._create(), [*self._ranks]
         vote = protocol.OpenVote()
         self._owed = [rank for rank in self._owed if not self._links.send(rank, vote, [self._fd])]
+
+    def _create(self) -> VoteBoard:
+        self._fd = vote_board.create(max(self._ranks) + 1)
+        try:
+            return VoteBoard(self._fd)
+        except OSError:
+            os.close(self._fd)
+            raise
 
     def hear(self, message: protocol.VoteOpened) -> None:
         """A rank has taken the board, or votes on nothing."""

@@ -51,3 +51,35 @@ class Rank:
 
     def look(self):
         return self.half, self.other, self.step, self.noted
+
+
+class Watched(Gate):
+    """Calls something right after the main thread has looked whether the gate is shut."""
+
+    looked = staticmethod(lambda: None)
+
+    @property
+    def needs_slow_path(self):
+        shut, looked = self.shut, self.looked
+        if threading.current_thread() is threading.main_thread():
+            self.looked = lambda: None
+            looked()
+        return shut
+
+    @needs_slow_path.setter
+    def needs_slow_path(self, shut):
+        self.shut = shut
+
+
+def training(*calls):
+    """Run calls one after the other in a thread; returns what is over so far, and the thread."""
+    done = []
+
+    def run():
+        for call in calls:
+            call()
+            done.append(call)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return done, thread

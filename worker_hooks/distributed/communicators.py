@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -121,10 +122,27 @@ def _groups() -> list[tuple[Any, str]]:
     """Every group with the name of its backend, the one that was made last first."""
     if not (dist.is_available() and dist.is_initialized()):
         return []
+    known = group_register().pg_map
+    return [(group, about[0]) for group, about in reversed([*known.items()])]
+
+
+def group_register() -> Any:
+    """Torch's register of groups; there is no public one."""
     from torch.distributed import distributed_c10d
 
-    known = distributed_c10d._world.pg_map  # noqa: SLF001  torch has no public list
-    return [(group, about[0]) for group, about in reversed([*known.items()])]
+    return distributed_c10d._world  # noqa: SLF001
+
+
+def timeout_of(group: Any) -> timedelta:
+    """How long a collective of the group waits for its ranks."""
+    for device in device_types():
+        try:
+            found = group._get_backend(torch.device(device)).options._timeout  # noqa: SLF001
+        except (RuntimeError, AttributeError):
+            continue
+        if isinstance(found, timedelta):
+            return found
+    return timedelta(minutes=30)  # torch's default for gloo
 
 
 def _of_kind(groups: Iterable[Any], kind: str) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from worker_hooks.distributed import communicators
+from worker_hooks.distributed.communicators import device_types, group_register, timeout_of
 
 FIRST, LAST = 16, 255  # numbers of backends; torch's own kinds are below
 
@@ -49,9 +49,11 @@ class KeptGroups(NamedTuple):
 
 def present() -> KeptGroups:
     """The groups that there are now."""
-    world = _world()
+    world = group_register()
     groups = tuple(
-        KeptGroup(group, world.pg_names[group], tuple(world.pg_group_ranks[group]), _timeout(group))
+        KeptGroup(
+            group, world.pg_names[group], tuple(world.pg_group_ranks[group]), timeout_of(group)
+        )
         for group in world.pg_map
     )
     return KeptGroups(groups, world.group_count)
@@ -80,9 +82,9 @@ def why_not() -> str:
     """Why the present groups cannot be given new backends; empty: they can."""
     if not _takes_new_backends():
         return f"makes process groups, which torch {torch.__version__} ties to their connections"
-    if [*communicators.device_types()] != ["cpu"]:
+    if [*device_types()] != ["cpu"]:
         return "makes process groups for accelerators outside of the training function"
-    for group in _world().pg_map:
+    for group in group_register().pg_map:
         kind = type(group._get_backend(torch.device("cpu"))).__name__  # noqa: SLF001  no public one
         if kind not in {"ProcessGroupGloo", "FakeProcessGroup"}:
             return f"makes process groups of {kind} outside of the training function"
@@ -95,7 +97,7 @@ def leave(kept: KeptGroups) -> list[Any]:
     Returns:
         Those groups, to be dropped after all DDPs.
     """
-    world, known = _world(), {id(each.group) for each in kept.groups}
+    world, known = group_register(), {id(each.group) for each in kept.groups}
     later = [group for group in world.pg_map if id(group) not in known]
     for group in reversed(later):
         dist.destroy_process_group(group)
@@ -125,7 +127,7 @@ def join(kept: KeptGroups, *, is_first: bool) -> None:
     meet: Any = sys.modules["torch.distributed.rendezvous"]
     store, rank, _ = next(meet.rendezvous("env://", timeout=kept.groups[0].timeout))
     store.set_timeout(kept.groups[0].timeout)
-    world: Any = _world()
+    world = group_register()
     api: Any = dist
     for group, name, ranks, timeout in kept.groups:
         described = group.group_desc
@@ -157,14 +159,3 @@ def why_no_more() -> str:
 
 def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def _timeout(group: Any) -> timedelta:
-    backend = group._get_backend(torch.device("cpu"))  # noqa: SLF001  no public one
-    found = getattr(backend.options, "_timeout", None)
-    return found if isinstance(found, timedelta) else timedelta(minutes=30)
-
-
-def _world() -> Any:
-    """Torch's register of groups; there is no public one."""
-    return sys.modules["torch.distributed.distributed_c10d"]._world  # noqa: SLF001

@@ -21,7 +21,7 @@ from torch import nn
 
 from worker_hooks.contract.env import RankEnv, meeting_point
 from worker_hooks.distributed import ddp_bucket_order, rehearsal
-from worker_hooks.distributed.communicators import device_types
+from worker_hooks.distributed.communicators import device_types, group_register, timeout_of
 from worker_hooks.distributed.gloo_sockets import gloo_sockets
 
 OUTSIDE = "does not train inside run(train, state)"
@@ -61,7 +61,7 @@ def not_replaceable_why(
         return ""
     if rehearsal.is_on():  # its peers were asked, and nothing here is real
         return ""
-    world = _world()
+    world = group_register()
     store = world.pg_map[dist.group.WORLD][1]
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
@@ -75,12 +75,12 @@ def not_replaceable_why(
 
 def count() -> int:
     """How many groups this process is a member of."""
-    return len(_world().pg_map) if dist.is_available() and dist.is_initialized() else 0
+    return len(group_register().pg_map) if dist.is_available() and dist.is_initialized() else 0
 
 
 def _have_communicated(repeatable: Mapping[str, int]) -> bool:
     """Whether something was sent by collectives that a new rank may not know."""
-    world = _world()
+    world = group_register()
     return any(
         _collectives_in(group) > repeatable.get(world.pg_names[group], 0) for group in world.pg_map
     )
@@ -90,7 +90,7 @@ def collectives() -> int:
     """How many collectives this process has begun in its present groups, as far as they count."""
     if not dist.is_available() or not dist.is_initialized():
         return 0
-    return sum(map(_collectives_in, _world().pg_map))
+    return sum(map(_collectives_in, group_register().pg_map))
 
 
 def _collectives_in(group: Any) -> int:
@@ -107,12 +107,12 @@ def present() -> GroupRecord | None:
     """The present default group; ``None``: there is none."""
     if not dist.is_available() or not dist.is_initialized():
         return None
-    world = _world()
+    world = group_register()
     group: Any = dist.group.WORLD
     name = world.pg_map[group][0]
     is_plain = name in dist.Backend.backend_list and name != dist.Backend.UNDEFINED
     backend = name if is_plain else world.pg_backend_config[group]
-    return GroupRecord(str(backend), _timeout(group), group.bound_device_id)
+    return GroupRecord(str(backend), timeout_of(group), group.bound_device_id)
 
 
 def leave() -> list[Any]:
@@ -125,12 +125,12 @@ def leave() -> list[Any]:
     """
     if not dist.is_available():
         return []
-    groups = list(_world().pg_map)
+    groups = list(group_register().pg_map)
     if dist.is_initialized():
         dist.destroy_process_group()
     _take_prefix_away()
     # the next group's name is a number; new ranks begin with 0, and failed groups count, too
-    _world().group_count = 0
+    group_register().group_count = 0
     return groups
 
 
@@ -166,21 +166,3 @@ def join(group: GroupRecord) -> None:
         RuntimeError: a peer is gone again, or never came.
     """
     dist.init_process_group(group.backend, timeout=group.timeout, device_id=group.device)
-
-
-def _timeout(group: Any) -> timedelta:
-    for device in device_types():
-        try:
-            found = group._get_backend(torch.device(device)).options._timeout  # noqa: SLF001
-        except (RuntimeError, AttributeError):
-            continue
-        if isinstance(found, timedelta):
-            return found
-    return timedelta(minutes=30)  # torch's default for gloo
-
-
-def _world() -> Any:
-    """Torch's register of groups; there is no public one."""
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._world  # noqa: SLF001

@@ -211,9 +211,7 @@ class OptimizerPiece:
         places = self._places(value)
         if isinstance(places, str) or places == list(range(len(places))):
             return value
-        log.info(
-            "%s: the parameters were in another order, and are known by their names", self.name
-        )
+        log.info(MOVED, self.name)
         state = value["state"]
         moved = sorted((places[int(text)], held) for text, held in state["of"].items())
         of = {str(index): held for index, held in moved}

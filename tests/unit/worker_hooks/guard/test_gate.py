@@ -5,7 +5,7 @@ import time
 from functools import partial
 
 import pytest
-from support.gates import LONG_S, Rank, closed, never, until
+from support.gates import LONG_S, Rank, closed, never, training, until
 
 from worker_hooks.guard import gate as gates
 from worker_hooks.guard.gate import EjectedError, FreezeResult, Gate
@@ -16,20 +16,6 @@ def gate():
     gate = Gate()
     yield gate
     gate.open()
-
-
-def training(*calls):
-    """Run calls one after the other in a thread; returns what is over so far, and the thread."""
-    done = []
-
-    def run():
-        for call in calls:
-            call()
-            done.append(call)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return done, thread
 
 
 def commit(gate):

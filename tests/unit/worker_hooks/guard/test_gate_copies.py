@@ -9,11 +9,11 @@ import time
 from queue import SimpleQueue
 
 import pytest
-from support.gates import LONG_S, Rank, never, until
+from support.gates import LONG_S, Rank, Watched, never, training, until
 
 from worker_hooks.contract import vote_board
 from worker_hooks.contract.vote_board import VoteBoard
-from worker_hooks.guard.gate import EjectedError, FreezeResult, Gate
+from worker_hooks.guard.gate import EjectedError, FreezeResult
 from worker_hooks.guard.update_vote import UpdateVote
 
 
@@ -39,22 +39,8 @@ def rank():
     one.gate.open()
 
 
-def main(*calls):
-    """Run calls one after the other in a thread; what is over so far, and the thread."""
-    done = []
-
-    def run():
-        for call in calls:
-            call()
-            done.append(call)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return done, thread
-
-
 def stepping(rank, count):
-    return main(*[call for _ in range(count) for call in (rank.update, rank.commit)])
+    return training(*[call for _ in range(count) for call in (rank.update, rank.commit)])
 
 
 def test_it_begins_right_behind_its_commit_and_no_update_begins_before_its_end(rank):
@@ -79,7 +65,7 @@ def test_ordered_behind_the_boundary_it_begins_in_front_of_the_next_update(rank)
     rank.commit()
     assert rank.gate.copy_at(1, begun)
     assert begun.told == []
-    _, thread = main(rank.update)
+    _, thread = training(rank.update)
     until(lambda: begun.told)
     thread.join(0.05)
     assert (begun.steps, rank.half) == ([(True, 1)], 1)
@@ -90,7 +76,7 @@ def test_ordered_behind_the_boundary_it_begins_in_front_of_the_next_update(rank)
 
 def test_what_the_main_thread_does_between_two_updates_goes_on(rank):
     rank.gate.copy_at(0, Begun(rank))
-    _, thread = main(rank.gate.pause, rank.gate.pause, rank.gate.pause)
+    _, thread = training(rank.gate.pause, rank.gate.pause, rank.gate.pause)
     thread.join(LONG_S)
     assert not thread.is_alive()
 
@@ -161,7 +147,7 @@ def test_opening_and_entering_again_drop_no_copy(rank):
     rank.gate.eject()
     rank.gate.reenter()
     rank.gate.open()
-    _, thread = main(rank.update)
+    _, thread = training(rank.update)
     thread.join(0.05)
     assert (begun.steps, rank.half) == ([(True, 1)], 1)
     rank.gate.end_copy(1)
@@ -170,7 +156,7 @@ def test_opening_and_entering_again_drop_no_copy(rank):
 
 def test_a_freeze_sees_it_whole(rank):
     rank.gate.copy_at(0, Begun(rank))
-    _, thread = main(rank.gate.pause, rank.update)
+    _, thread = training(rank.gate.pause, rank.update)
     thread.join(0.05)
     began = time.monotonic()
     assert rank.gate.close(LONG_S, never) is FreezeResult.WHOLE
@@ -192,7 +178,7 @@ def test_the_wait_for_a_copy_is_left_for_another_attempt(rank):
             rank.update()
         left.append(True)
 
-    _, thread = main(update)
+    _, thread = training(update)
     thread.join(0.05)
     assert not left
     rank.gate.eject()
@@ -268,7 +254,7 @@ def test_no_vote_is_cast_before_the_copy_is_done(board, rank):
     voting(board, rank)
     begun = Begun(rank)
     rank.gate.copy_at(0, begun)
-    _, thread = main(rank.update)
+    _, thread = training(rank.update)
     until(lambda: begun.told)
     thread.join(0.05)
     assert not board.has_voted(0, 1)
@@ -276,24 +262,6 @@ def test_no_vote_is_cast_before_the_copy_is_done(board, rank):
     thread.join(LONG_S)
     assert board.has_voted(0, 1)
     assert rank.half == 1
-
-
-class Watched(Gate):
-    """Calls something right after the main thread has looked whether the gate is shut."""
-
-    looked = staticmethod(lambda: None)
-
-    @property
-    def needs_slow_path(self):
-        shut, looked = self.shut, self.looked
-        if threading.current_thread() is threading.main_thread():
-            self.looked = lambda: None
-            looked()
-        return shut
-
-    @needs_slow_path.setter
-    def needs_slow_path(self, shut):
-        self.shut = shut
 
 
 def listening(call):

@@ -6,28 +6,10 @@ import sys
 import threading
 
 import pytest
-from support.gates import LONG_S, Rank, closed, never, until
+from support.gates import LONG_S, Rank, Watched, closed, never, until
 
 from worker_hooks.guard import gate as gates
-from worker_hooks.guard.gate import FreezeResult, Gate
-
-
-class Watched(Gate):
-    """Calls something right after the main thread has looked whether the gate is shut."""
-
-    looked = staticmethod(lambda: None)
-
-    @property
-    def needs_slow_path(self):
-        shut, looked = self.shut, self.looked
-        if threading.current_thread() is threading.main_thread():
-            self.looked = lambda: None
-            looked()
-        return shut
-
-    @needs_slow_path.setter
-    def needs_slow_path(self, shut):
-        self.shut = shut
+from worker_hooks.guard.gate import FreezeResult
 
 
 def test_who_closes_right_behind_the_main_threads_look_sees_its_update():

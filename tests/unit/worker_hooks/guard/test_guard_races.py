@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.played_agent import Source
 from torch import nn
 
 from worker_hooks.contract import protocol
@@ -214,30 +215,15 @@ def test_nobody_watches_a_main_thread_any_more_once_it_has_rejoined(tmp_path, mo
 # --- without msrun ----------------------------------------------------------------------------
 
 
-class Complete:
+class Complete(Source):
     """A state whose update is done, with its rank in a collective that nobody will finish."""
 
-    step = 4
+    def __init__(self):
+        super().__init__()
+        self.step = 4
 
     def is_complete(self):
         return True
-
-    def is_copied(self):
-        return False
-
-    device = None
-
-    def why_moved(self):
-        return ""
-
-    def why_unknown(self):
-        return ""
-
-    def why_changed(self):
-        return ""
-
-    def version(self, _step):
-        return 0
 
 
 def guard_of(source, folder, world_size=2):
@@ -272,6 +258,7 @@ class OnDevice(Complete):
     device = True
 
     def __init__(self, held: HeldStep) -> None:
+        super().__init__()
         self.held = held
 
     def settle_devices(self, _grace_s, *, is_updated):  # noqa: ARG002
